@@ -98,7 +98,7 @@ def train(
         Show the job's output; by default where this process has a terminal or is a notebook.
     reading : mapping, optional
         How a file or folder is read: the fields of
-        :class:`dglkge.partition.readers.options.ReadingOptions`, for example
+        :class:`dglkge.partition.options.ReadingOptions`, for example
         ``{"types_from": "rdf:type", "literals": "numeric"}``.
 
     Returns
@@ -185,10 +185,8 @@ def _dataset(
     With ``overwrite`` the folder's run is removed, but only once the triples have proved to be good.
     """
     from dglkge.data.text_format import parse_columns
-    from dglkge.partition.inputs import Options
     from dglkge.partition.make_dataset import partition_dataframe, partition_files
-    from dglkge.partition.readers.options import ReadingOptions
-    from dglkge.partition.splits import parse_fractions
+    from dglkge.partition.options import Options, ReadingOptions, parse_fractions
 
     is_path = isinstance(triples, (str, os.PathLike))
     is_dataset = is_path and (Path(triples) / DESCRIPTION).is_file()

@@ -202,11 +202,9 @@ def make(arguments: argparse.Namespace) -> None:
     from dglkge.data.dataset_files import Field
     from dglkge.data.text_format import parse_columns, parse_delimiter
     from dglkge.errors import DglkgeError, InputError
-    from dglkge.partition.inputs import parse_memory
     from dglkge.partition.make_dataset import Options, partition_files
-    from dglkge.partition.readers.options import ReadingOptions, parse_prefixes
+    from dglkge.partition.options import ReadingOptions, parse_fractions, parse_memory, parse_prefixes
     from dglkge.partition.report import print_figures, print_quality
-    from dglkge.partition.splits import parse_fractions
 
     has_map = bool(arguments.entity_map or arguments.relation_map)
     if has_map and arguments.ids == "names":

@@ -10,7 +10,9 @@ import bz2
 import csv
 import gzip
 import math
-from collections.abc import Iterable
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import BinaryIO, cast
@@ -140,16 +142,78 @@ class TextFormat:
 
 
 _CODECS = {".gz": "gzip", ".bz2": "bz2"}
+_BZIP2_BLOCKS = (b"1AY&SY", b"\x17rE8P\x90")
+"""First bytes of a block of bzip2, and of the end of an empty file, behind four bytes of header."""
 
 
-def codec(path: Path) -> str | None:
-    """Return Arrow's name of the compression that a file's name says, or None."""
-    return _CODECS.get(path.suffix.lower())
+def bare_path(path: Path) -> Path:
+    """Return a path without the extension of a compression."""
+    return path.with_suffix("") if path.suffix.lower() in _CODECS else path
 
 
 def extension(path: Path) -> str:
     """Return the extension without ``.gz`` or ``.bz2``, in lower case."""
-    return (path.with_suffix("") if codec(path) else path).suffix.lower()
+    return bare_path(path).suffix.lower()
+
+
+def compression(path: Path) -> str | None:
+    """Return Arrow's ``"gzip"`` or ``"bz2"`` by the first bytes of a file, else by its name; or None."""
+    with open(path, "rb") as file:
+        start = file.read(10)
+    if start.startswith(b"\x1f\x8b"):
+        return "gzip"
+    if start.startswith(b"BZh") and start[4:] in _BZIP2_BLOCKS:
+        return "bz2"
+    return _CODECS.get(path.suffix.lower())
+
+
+@contextmanager
+def open_stream(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
+    """Open a file for reading, compressed or not.
+
+    Yields
+    ------
+    raw : binary file
+        The file as it is; its position tells progress.
+    stream : binary file
+        The uncompressed bytes.
+    """
+    kind = compression(path)
+    with open(path, "rb") as raw:
+        if kind == "bz2":
+            yield raw, cast(BinaryIO, bz2.BZ2File(raw))
+        else:
+            yield raw, cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if kind else raw
+
+
+@contextmanager
+def read_errors(
+    path: Path, kind: type[Exception] = OSError, action: str = "cannot be read"
+) -> Iterator[None]:
+    """Raise InputError with the file's name if it cannot be read or is damaged; also at errors of a kind."""
+    try:
+        yield
+    except (OSError, EOFError, zlib.error, kind) as error:
+        raise InputError(f"{path}: {action}: {error}") from error
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """Yield number, from 1, and text of each line of a UTF-8 file, compressed or not; for small files.
+
+    Raises
+    ------
+    InputError
+        If the file is missing, empty, damaged or not UTF-8.
+    """
+    number = 0
+    try:
+        with read_errors(path), open_stream(path) as (_, stream):
+            for number, line in enumerate(stream, start=1):
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path}:{number}: byte {error.start + 1} of the line is not UTF-8") from error
+    if number == 0:
+        raise InputError(f"{path}: the file is empty")
 
 
 def parse_delimiter(text: str) -> str:
@@ -211,13 +275,6 @@ def text_format(path: Path, delimiter: str | None, suffix: str | None = None) ->
     """
     quoted = (suffix or extension(path)) == ".csv"
     return TextFormat(delimiter or ("," if quoted else "\t"), quoted)
-
-
-def open_binary(raw: BinaryIO, path: Path) -> BinaryIO:
-    """Return the uncompressed bytes of an open file."""
-    if codec(path) == "bz2":
-        return cast(BinaryIO, bz2.BZ2File(raw))
-    return cast(BinaryIO, gzip.GzipFile(fileobj=raw)) if codec(path) == "gzip" else raw
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ the distinct names of a chunk become Python strings.
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +18,6 @@ import pyarrow as pa
 import pyarrow.csv
 import pyarrow.parquet
 
-from dglkge.data.name_list import string_buffers
 from dglkge.data.text_format import (
     EXTENSIONS,
     ROLES,
@@ -27,11 +25,12 @@ from dglkge.data.text_format import (
     Columns,
     RowRules,
     TextFormat,
-    codec,
+    compression,
     edge_list_header,
     extension,
     first_bad_line,
-    open_binary,
+    open_stream,
+    read_errors,
     text_format,
 )
 from dglkge.errors import InputError
@@ -40,14 +39,22 @@ from dglkge.errors import InputError
 BLOCK_BYTES = 16 << 20
 CHUNK_ROWS = 1 << 18
 _BYTE_ORDER_MARK = "\ufeff".encode()
-_READ_ERRORS = (OSError, EOFError, zlib.error, pa.ArrowException)
+
+
+def string_buffers(names: pa.StringArray | pa.LargeStringArray) -> tuple[np.ndarray, np.ndarray]:
+    """Return offsets (n + 1,) and bytes of an array of strings without nulls, as views."""
+    dtype = np.int64 if pa.types.is_large_string(names.type) else np.int32
+    _, offsets, data = names.buffers()
+    if len(names) == 0 or offsets is None:
+        return np.zeros(1, dtype), np.zeros(0, np.uint8)
+    ends = np.frombuffer(offsets, dtype)[names.offset : names.offset + len(names) + 1]
+    return ends, np.zeros(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)
 
 
 @dataclass(frozen=True)
 class _TextFile:
     """A text file, its fields, and the name of each role's field."""
 
-    path: Path
     text: TextFormat
     field_names: list[str]
     has_header: bool
@@ -155,7 +162,7 @@ class TripleFile:
         self._read_bytes = min(read_bytes or block_bytes, block_bytes)
         self._kind = kind
         self._skip_first = skip_first
-        self._text: _TextFile | None = None
+        self._text: _TextFile  # of a text file, once its first block was asked for
 
     def blocks(self) -> Iterator[Block]:
         """Read the file.
@@ -204,53 +211,38 @@ class TripleFile:
 
     def _parquet_blocks(self) -> Iterator[Block]:
         path, names = self.path, self._columns.names_or_roles
-        try:
-            with pyarrow.parquet.ParquetFile(path) as file:
-                for column in names.values():
-                    if column not in file.schema_arrow.names:
-                        known = ", ".join(file.schema_arrow.names)
-                        raise InputError(
-                            f"{path}: no column {column!r}; the file has {known} (see --columns)"
-                        )
-                num_rows = 0
-                # Parquet has no byte position of a row, so progress is estimated from the number of rows.
-                for batch in file.iter_batches(CHUNK_ROWS, columns=list(names.values())):
-                    first, num_rows = num_rows, num_rows + len(batch)
-                    position = path.stat().st_size * num_rows // max(file.metadata.num_rows, 1)
-                    if len(batch):
-                        yield Block(batch, position, first)
-        except _READ_ERRORS as error:
-            raise InputError(f"{path}: cannot be read as Parquet: {error}") from error
+        with (
+            read_errors(path, pa.ArrowException, action="cannot be read as Parquet"),
+            pyarrow.parquet.ParquetFile(path) as file,
+        ):
+            for column in names.values():
+                if column not in file.schema_arrow.names:
+                    known = ", ".join(file.schema_arrow.names)
+                    raise InputError(f"{path}: no column {column!r}; the file has {known} (see --columns)")
+            num_rows = 0
+            # Parquet has no byte position of a row, so progress is estimated from the number of rows.
+            for batch in file.iter_batches(CHUNK_ROWS, columns=list(names.values())):
+                first, num_rows = num_rows, num_rows + len(batch)
+                position = path.stat().st_size * num_rows // max(file.metadata.num_rows, 1)
+                if len(batch):
+                    yield Block(batch, position, first)
 
     def _text_blocks(self, suffix: str) -> Iterator[Block]:
         path = self.path
-        text = text_format(path, self._delimiter, suffix)
+        self._text = _look_at(path, self._columns, self._delimiter, suffix, self._skip_first)
+        codec = compression(path)
         try:
-            self._text = _look_at(path, self._columns, text, self._skip_first)
-        except _READ_ERRORS as error:
-            raise InputError(f"{path}: cannot be read: {error}") from error
-        try:
-            with pa.OSFile(str(path)) as raw:
-                stream = pa.CompressedInputStream(raw, codec(path)) if codec(path) else raw
-                for content in self._whole_lines(stream):
+            with read_errors(path), pa.OSFile(str(path)) as raw:
+                for content in self._whole_lines(pa.CompressedInputStream(raw, codec) if codec else raw):
                     # Arrow calls nothing but empty lines an error.
                     if content.strip(b"\r\n"):
                         yield Block(content, raw.tell())
-        except pa.ArrowInvalid as error:
+        except pa.ArrowException as error:
             raise self._bad_line(str(error)) from error
-        except _READ_ERRORS as error:
-            raise InputError(f"{path}: cannot be read: {error}") from error
-
-    @property
-    def _text_file(self) -> _TextFile:
-        """The format of the file, once its first block was asked for."""
-        if self._text is None:
-            raise RuntimeError(f"no block of {self.path} was read yet")
-        return self._text
 
     def _whole_lines(self, stream: pa.NativeFile) -> Iterator[bytes]:
         """Yield the content behind the header, cut behind ends of lines."""
-        skips, rest = self._text_file.has_header, b""
+        skips, rest = self._text.has_header, b""
         is_first = not skips
         while read := stream.read(self._read_bytes):
             content = rest + read
@@ -273,7 +265,7 @@ class TripleFile:
             yield _unmarked(rest, is_first)
 
     def _parsed(self, content: bytes) -> dict[str, pa.Array]:
-        file = self._text_file
+        file = self._text
         try:
             table = _parse_csv(file, content, self._rules)
         except pa.ArrowInvalid as error:
@@ -285,8 +277,18 @@ class TripleFile:
         return arrays
 
     def _bad_line(self, otherwise: str) -> InputError:
-        file = self._text_file
-        return _bad_line(file, file.names, self._rules, otherwise)
+        file = self._text
+        places = {role: file.field_names.index(name) for role, name in file.names.items()}
+        try:
+            with read_errors(self.path), open_stream(self.path) as (_, lines):
+                bad = first_bad_line(
+                    lines, file.text, places, len(file.field_names), file.has_header, self._rules
+                )
+        except InputError as error:
+            return error
+        if bad is None:
+            return InputError(f"{self.path}: cannot be read: {otherwise}")
+        return InputError(f"{self.path}:{bad[0]}: {bad[1]}")
 
 
 def _unmarked(content: bytes, is_first: bool) -> bytes:
@@ -297,11 +299,14 @@ def _unmarked(content: bytes, is_first: bool) -> bytes:
 
 
 def _one_array(column: pa.ChunkedArray) -> pa.Array:
+    # Arrow would copy a single chunk.
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
 
-def frame_chunks(frame: pd.DataFrame, columns: Columns, rules: RowRules, name: str) -> Iterator[pd.DataFrame]:
-    """Read triples from a data frame, in the same form as :func:`read_chunks` for a file.
+def frame_chunks(
+    frame: pd.DataFrame, columns: Columns, rules: RowRules, name: str
+) -> Iterator[dict[str, pa.Array]]:
+    """Read triples from a data frame: for each role strings, int64 with integer ids, or floats of weight.
 
     Raises
     ------
@@ -320,7 +325,7 @@ def frame_chunks(frame: pd.DataFrame, columns: Columns, rules: RowRules, name: s
             arrays = {role: pa.array(part[column], from_pandas=True) for role, column in names.items()}
         except pa.ArrowException as error:
             raise InputError(f"{name}: a column mixes several types: {error}") from error
-        yield _frame(_checked(arrays, rules, name, start))
+        yield _checked(arrays, rules, name, start)
 
 
 def place_of_row(path: Path, row: int, columns: Columns | None = None, delimiter: str | None = None) -> str:
@@ -343,12 +348,12 @@ def places_of_rows(
     places = {row: f"{path}: row {row + 1}" for row in rows}
     if extension(path) == ".parquet" or not places:
         return places
-    file = _look_at(path, columns or Columns(), text_format(path, delimiter))
+    file = _look_at(path, columns or Columns(), delimiter)
     last = max(places)
-    with open(path, "rb") as raw:
+    with open_stream(path) as (_, lines):
         # Arrow skips empty lines, so a row's number is not that of its line.
         row = -1 - int(file.has_header)
-        for number, line in enumerate(open_binary(raw, path), start=1):
+        for number, line in enumerate(lines, start=1):
             if line.rstrip(b"\n") in (b"", b"\r"):
                 continue
             row += 1
@@ -411,28 +416,31 @@ def _bad_rows(columns: dict[str, pa.Array], rules: RowRules) -> np.ndarray:
     return np.flatnonzero(bad)
 
 
-def _look_at(path: Path, columns: Columns, text: TextFormat, skip_first: bool = False) -> _TextFile:
+def _look_at(
+    path: Path, columns: Columns, delimiter: str | None, suffix: str | None = None, skip_first: bool = False
+) -> _TextFile:
     """Read the first line: find out whether it is a header, and the column of each part."""
-    with open(path, "rb") as raw:
+    text = text_format(path, delimiter, suffix)
+    with read_errors(path), open_stream(path) as (_, stream):
         # Errors in the encoding are replaced here; the parser reports them with a line number.
-        line = open_binary(raw, path).readline().decode("utf-8-sig", errors="replace").rstrip("\r\n")
+        line = stream.readline().decode("utf-8-sig", errors="replace").rstrip("\r\n")
     try:
         fields = text.split(line)
     except ValueError as error:
         raise InputError(f"{path}:1: {error}") from error
     by_place = {role: role for role in columns.order}
     if skip_first:
-        return _TextFile(path, text, list(columns.order), True, by_place)
+        return _TextFile(text, list(columns.order), True, by_place)
     names = columns.names_or_roles if columns.names else _header_names(fields, columns, text)
     if not names:
-        return _TextFile(path, text, list(columns.order), False, by_place)
+        return _TextFile(text, list(columns.order), False, by_place)
     for column in names.values():
         if fields.count(column) != 1:
             found = "no" if column not in fields else "more than one"
             raise InputError(
                 f"{path}:1: {found} column {column!r}; the header has {', '.join(fields)} (see --columns)"
             )
-    return _TextFile(path, text, fields, True, names)
+    return _TextFile(text, fields, True, names)
 
 
 def _header_names(fields: list[str], columns: Columns, text: TextFormat) -> dict[str, str]:
@@ -453,10 +461,7 @@ def header_of(path: Path, columns: Columns, delimiter: str | None, kind: str) ->
     InputError
         If the file cannot be read.
     """
-    try:
-        file = _look_at(path, columns, text_format(path, delimiter, f".{kind}"))
-    except _READ_ERRORS as error:
-        raise InputError(f"{path}: cannot be read: {error}") from error
+    file = _look_at(path, columns, delimiter, f".{kind}")
     return file.names if file.has_header else {}
 
 
@@ -478,16 +483,3 @@ def _parse_csv(file: _TextFile, content: bytes, rules: RowRules) -> pa.Table:
             strings_can_be_null=False,
         ),
     )
-
-
-def _bad_line(file: _TextFile, names: dict[str, str], rules: RowRules, otherwise: str) -> InputError:
-    places = {role: file.field_names.index(name) for role, name in names.items()}
-    try:
-        with open(file.path, "rb") as raw:
-            lines = open_binary(raw, file.path)
-            found = first_bad_line(lines, file.text, places, len(file.field_names), file.has_header, rules)
-    except _READ_ERRORS as error:
-        return InputError(f"{file.path}: cannot be read: {error}")
-    if found is None:
-        return InputError(f"{file.path}: cannot be read: {otherwise}")
-    return InputError(f"{file.path}:{found[0]}: {found[1]}")

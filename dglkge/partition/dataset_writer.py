@@ -8,22 +8,23 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 
 from dglkge.data import dataset_files
 from dglkge.data.checksums import file_checksums
+from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import DESCRIPTION, PENDING_DESCRIPTION, TRAIN, Field, read_description
-from dglkge.data.name_list import NameList
-from dglkge.data.vocabulary import Vocabulary
+from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import DglkgeError, InputError, StorageError
-from dglkge.partition.ingest import IdTriples, TypedIds
+from dglkge.partition.name_index import NameList
+from dglkge.partition.report import partition_figures
 from dglkge.partition.rows import pieces
-from dglkge.partition.run_build import NO_ROOM
+from dglkge.partition.run_build import NO_ROOM, GraphJob, run_build
 
 _LOCK = ".lock"
 
@@ -43,34 +44,27 @@ def check_output(output: Path, overwrite: bool) -> None:
     InputError
         If the output exists and must stay, or its parent folder cannot be made or is not writable.
     """
-    try:
-        _check_target(output, overwrite)
-    except OSError as error:
-        raise InputError(f"the output {output} cannot be used: {error.strerror}") from error
     parent = output.absolute().parent
+    problem = f"the output {output} cannot be used"
     try:
+        exists = os.path.lexists(output)
+        if exists and not stat.S_ISDIR(output.lstat().st_mode):
+            raise InputError(f"the output {output} exists and is no folder")
+        if exists and any(output.iterdir()):
+            if not overwrite:
+                raise InputError(f"the output {output} exists; choose another, or give --overwrite")
+            try:
+                read_description(output)
+            except InputError as error:
+                raise InputError(
+                    f"--overwrite replaces only a dataset, and {output} is none: {error}"
+                ) from error
+        problem = f"the output's parent folder {parent} cannot be made"
         parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"the output's parent folder {parent} cannot be made: {error.strerror}") from error
+        raise InputError(f"{problem}: {error.strerror}") from error
     if not os.access(parent, os.W_OK | os.X_OK):
         raise InputError(f"the output's parent folder {parent} is not writable")
-
-
-def _check_target(output: Path, overwrite: bool) -> None:
-    """Check the output itself."""
-    try:
-        mode = output.lstat().st_mode
-    except (FileNotFoundError, NotADirectoryError):
-        return
-    if not stat.S_ISDIR(mode):
-        raise InputError(f"the output {output} exists and is no folder")
-    if any(output.iterdir()):
-        if not overwrite:
-            raise InputError(f"the output {output} exists; choose another, or give --overwrite")
-        try:
-            read_description(output)
-        except InputError as error:
-            raise InputError(f"--overwrite replaces only a dataset, and {output} is none: {error}") from error
 
 
 @contextmanager
@@ -186,17 +180,44 @@ def _replace(output: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-def write_triples(folder: Path, triples: IdTriples, ids: TypedIds) -> dict[str, Any]:
+class OriginalIds(Protocol):
+    """Original ids of triples that are given in other ids, or in these."""
+
+    relations: RelationVocabulary
+
+    def num_entities(self) -> dict[str, int]:
+        """Return the number of entities of each type."""
+        ...
+
+    def relation_ids(self, triples: np.ndarray) -> np.ndarray:
+        """Return the relation of each triple, (n,) int64."""
+        ...
+
+    def original_ids(self, triples: np.ndarray) -> np.ndarray:
+        """Return head, relation and tail, (n, 3) int64."""
+        ...
+
+
+def write_triples(
+    folder: Path,
+    names: Iterable[tuple[str, Vocabulary | NameList]],
+    ids: OriginalIds,
+    splits: Mapping[str, np.ndarray],
+    columns: Mapping[str, np.ndarray],
+) -> dict[str, Any]:
     """Write all files but the partitions and the description.
 
     Parameters
     ----------
     folder : Path
         The empty folder of the new data set.
-    triples : IdTriples
-        All splits.
-    ids : TypedIds
-        The plan of the original ids.
+    names : iterable of (str, Vocabulary or NameList)
+        The names of each entity type.
+    ids : OriginalIds
+        Of these triples.
+    splits : mapping of str to (n, 3) integer array
+    columns : mapping of str to (n,) array
+        Values of the training triples by the file's name, for instance weights.
 
     Returns
     -------
@@ -204,48 +225,128 @@ def write_triples(folder: Path, triples: IdTriples, ids: TypedIds) -> dict[str, 
         Fields of ``dataset.json`` that describe them.
     """
     paths = []
-    for index, type_ in enumerate(ids.types):
+    for type_, vocabulary in names:
         path = dataset_files.vocabulary_path(folder, type_)
         path.parent.mkdir(exist_ok=True)
-        _save_names(triples.entities, ids.entities_of(index), path)
+        vocabulary.save(path)
         paths.append(path)
     ids.relations.save(folder / dataset_files.RELATIONS)
     paths.append(folder / dataset_files.RELATIONS)
-    splits = {split: triples.splits.get(split, np.zeros((0, 3), np.int32)) for split in dataset_files.SPLITS}
-    ranks = ids.pair_ranks()
-    counts = np.zeros(int(ranks.max()) + 1, np.int64)
-    if len(counts) == 1:
+    splits = {split: splits.get(split, np.zeros((0, 3), np.int32)) for split in dataset_files.SPLITS}
+    pairs, ranks = pairs_of_types(ids.relations)
+    counts = np.zeros(len(pairs), np.int64)
+    if len(pairs) == 1:
         counts[0] = len(splits[TRAIN])
     else:
         for _, (rows,) in pieces(splits[TRAIN]):
             counts += np.bincount(ranks[ids.relation_ids(rows)], minlength=len(counts))
-    weights = triples.weights.get(TRAIN)
-    weight_path = folder / dataset_files.TRAIN_WEIGHTS
+    extra = {folder / name: column for name, column in columns.items()}
     for split, rows in splits.items():
         path = dataset_files.split_path(folder, split)
-        if split == TRAIN:
-            _write_train(path, rows, weight_path, weights, ids, counts)
-        else:
-            _write_split(path, rows, ids)
         paths.append(path)
-    if weights is not None:
-        paths.append(weight_path)
+        if split == TRAIN:
+            _write_split({path: rows, **extra}, ids, counts, ranks)
+        else:
+            _write_split({path: rows}, ids, np.array([len(rows)]), None)
+    ends = np.cumsum(counts).tolist()
     return {
         Field.ENTITY_TYPES: ids.num_entities(),
         Field.NUM_RELATIONS: len(ids.relations),
         Field.SPLITS: {split: len(rows) for split, rows in splits.items()},
-        Field.EDGE_TYPES: _edge_types(ids, counts),
-        Field.HAS_WEIGHTS: weights is not None,
-        Field.FINGERPRINT: dataset_files.fingerprint(paths),
+        Field.EDGE_TYPES: [
+            [*pair, end - count, end] for pair, count, end in zip(pairs, counts.tolist(), ends) if count
+        ],
+        Field.HAS_WEIGHTS: dataset_files.TRAIN_WEIGHTS in columns,
+        Field.FINGERPRINT: dataset_files.fingerprint([*paths, *extra]),
     }
 
 
-def _save_names(names: Sequence[str], places: np.ndarray, path: Path) -> None:
-    """Write the names at some places of a list."""
-    if isinstance(names, NameList):
-        (names if len(places) == len(names) else names.take(places)).save(path)
-    else:
-        Vocabulary([names[place] for place in places.tolist()], "entity").save(path)
+def pairs_of_types(relations: RelationVocabulary) -> tuple[list[tuple[str, str]], np.ndarray]:
+    """Return the pairs of entity types that relations join, and the pair's number of each, (R,) int64.
+
+    Pairs follow the relations, so the order of edge types does not depend on the order of the triples.
+    """
+    numbers: dict[tuple[str, str], int] = {}
+    ranks = [
+        numbers.setdefault((relation.lhs, relation.rhs), len(numbers)) for relation in relations.relations
+    ]
+    return list(numbers), np.array(ranks, np.int64)
+
+
+def _write_split(
+    arrays: Mapping[Path, np.ndarray], ids: OriginalIds, counts: np.ndarray, ranks: np.ndarray | None
+) -> None:
+    """Write the triples of a split, and then further values of them.
+
+    With the rank of each relation's pair of types, the triples of a pair are one range; ``counts`` has their
+    numbers. Within a pair they keep the order of the input.
+    """
+    places = np.cumsum(counts) - counts
+    with contextlib.ExitStack() as stack:
+        targets: list[tuple[BinaryIO, int]] = []
+        for path, array in arrays.items():
+            file: BinaryIO = stack.enter_context(open(path, "wb"))
+            dtype = array.dtype.str if targets else "<i8"
+            header = {"descr": dtype, "fortran_order": False, "shape": array.shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            file.flush()
+            targets.append((file, file.tell()))
+        # In pieces: the 64-bit ids of a large split may not fit into memory beside the 32-bit ones. Written,
+        # not mapped: on a full disk a write fails with an error, but a store to a mapped page is a SIGBUS.
+        for _, (some, *values) in pieces(*arrays.values()):
+            blocks = [np.ascontiguousarray(ids.original_ids(some), "<i8"), *values]
+            runs: dict[int, slice | np.ndarray] = {0: slice(None)}
+            if ranks is not None and len(counts) > 1:
+                pairs = ranks[blocks[0][:, 1]]
+                runs = {pair: np.flatnonzero(pairs == pair) for pair in np.unique(pairs).tolist()}
+            for pair, rows in runs.items():
+                for block, (file, start) in zip(blocks, targets):
+                    run = np.ascontiguousarray(block[rows])
+                    _write_at(file, run, start + int(places[pair]) * run[:1].nbytes)
+                places[pair] += len(run)
+
+
+def _write_at(file: BinaryIO, array: np.ndarray, place: int) -> None:
+    """Write an array at a place of a file, all of it."""
+    content = array.data.cast("B")
+    while content:
+        written = os.pwrite(file.fileno(), content, place)
+        content, place = content[written:], place + written
+
+
+def finish_dataset(
+    folder: Path, description: dict[str, Any], quality: dict[str, Any], facts: Mapping[str, Any], **job: Any
+) -> dict[str, Any]:
+    """Partition the graph of a folder of :func:`write_triples`, and write report and description.
+
+    Parameters
+    ----------
+    folder : Path
+    description : dict
+        Fields of ``dataset.json``.
+    quality : dict
+        Figures of the triples' quality.
+    facts : mapping
+        Further fields of the report.
+    **job
+        As of :meth:`dglkge.partition.run_build.GraphJob.of`.
+
+    Returns
+    -------
+    dict
+        The content of ``partitions/report.json``.
+    """
+    run_build(folder, GraphJob.of(description, **job))
+    description = {
+        **description,
+        Field.UNSEEN: quality["unseen"],
+        Field.DUPLICATES: quality["duplicates"],
+    }
+    figures = {**partition_figures(Dataset(folder, description)), **facts, Field.QUALITY: quality}
+    report = folder / dataset_files.PARTITIONS / dataset_files.REPORT
+    report.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    write_description(folder, description)
+    return figures
 
 
 def write_description(folder: Path, description: dict[str, Any]) -> None:
@@ -260,71 +361,3 @@ def write_description(folder: Path, description: dict[str, Any]) -> None:
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())
-
-
-def _start_array(file: BinaryIO, dtype: str, shape: tuple[int, ...]) -> int:
-    """Write the header of a ``.npy`` file; returns its length in bytes."""
-    np.lib.format.write_array_header_1_0(file, {"descr": dtype, "fortran_order": False, "shape": shape})
-    file.flush()
-    return file.tell()
-
-
-def _write_split(path: Path, rows: np.ndarray, ids: TypedIds) -> None:
-    # In pieces: the 64-bit ids of a large split may not fit into memory beside the 32-bit ones. Written, not
-    # mapped: on a full disk a write fails with an error, but a store to a mapped page is a SIGBUS.
-    with open(path, "wb") as file:
-        _start_array(file, "<i8", (len(rows), 3))
-        for _, (piece,) in pieces(rows):
-            file.write(np.ascontiguousarray(ids.original_ids(piece), dtype="<i8").tobytes())
-
-
-def _write_train(
-    path: Path,
-    rows: np.ndarray,
-    weight_path: Path,
-    weights: np.ndarray | None,
-    ids: TypedIds,
-    counts: np.ndarray,
-) -> None:
-    """Write training triples and their weights: those of one pair of types are one range of triple ids.
-
-    Within a pair they keep the order of the input. ``counts`` are the triples of each pair.
-    """
-    ranks, places = ids.pair_ranks(), np.cumsum(counts) - counts
-    with contextlib.ExitStack() as stack:
-        file = stack.enter_context(open(path, "wb"))
-        start = _start_array(file, "<i8", (len(rows), 3))
-        if weights is not None:
-            weight_file = stack.enter_context(open(weight_path, "wb"))
-            weight_start = _start_array(weight_file, weights.dtype.str, weights.shape)
-        for piece, (some,) in pieces(rows):
-            found = np.ascontiguousarray(ids.original_ids(some), dtype="<i8")
-            pairs = ranks[found[:, 1]] if len(counts) > 1 else np.zeros(len(found), np.int64)
-            of_pair = np.bincount(pairs)
-            for pair in np.flatnonzero(of_pair).tolist():
-                mine = slice(None) if len(counts) == 1 else np.flatnonzero(pairs == pair)
-                _write_at(file, found[mine], start + int(places[pair]) * found.itemsize * 3)
-                if weights is not None:
-                    place = weight_start + int(places[pair]) * weights.itemsize
-                    _write_at(weight_file, np.ascontiguousarray(weights[piece][mine]), place)
-                places[pair] += of_pair[pair]
-
-
-def _write_at(file: BinaryIO, array: np.ndarray, place: int) -> None:
-    """Write an array at a place of a file, all of it."""
-    content = array.data.cast("B")
-    while content:
-        written = os.pwrite(file.fileno(), content, place)
-        content, place = content[written:], place + written
-
-
-def _edge_types(ids: TypedIds, counts: np.ndarray) -> list[list[Any]]:
-    """Return lhs, rhs, first and end triple id of each pair of types that occurs in training triples."""
-    ranks = ids.pair_ranks()
-    ends = np.cumsum(counts)
-    edge_types = []
-    for rank, (count, end) in enumerate(zip(counts.tolist(), ends.tolist())):
-        relation = ids.relations[int(np.flatnonzero(ranks == rank)[0])]
-        if count:
-            edge_types.append([relation.lhs, relation.rhs, end - count, end])
-    return edge_types

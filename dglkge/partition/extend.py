@@ -7,10 +7,8 @@ DGL's node ids, which are contiguous in a partition, are drawn anew; nothing out
 
 from __future__ import annotations
 
-import json
-import logging
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,20 +18,16 @@ import numpy as np
 from dglkge import __version__
 from dglkge.data import dataset_files
 from dglkge.data.dataset import Dataset
-from dglkge.data.dataset_files import REPORT, SPLITS, TRAIN, Field
+from dglkge.data.dataset_files import EDGE_SETS, NUMERIC_LITERALS, SPLITS, TRAIN, TRAIN_WEIGHTS, Field
 from dglkge.data.quality import measure_quality
 from dglkge.data.text_format import Columns
-from dglkge.data.triples import read_chunks
+from dglkge.data.triples import TripleFile
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import InputError
-from dglkge.partition.dataset_writer import check_output, staged, write_description
-from dglkge.partition.ingest import IdTriples, ingest_names
-from dglkge.partition.inputs import read_pairs
-from dglkge.partition.report import partition_figures
-from dglkge.partition.run_build import GraphJob, run_build
+from dglkge.partition.dataset_writer import check_output, finish_dataset, staged, write_triples
+from dglkge.partition.ingest import IdTriples, SplitFiles, ingest_names
+from dglkge.partition.readers.id_folders import read_pairs
 from dglkge.typing import RELATION, Relation
-
-logger = logging.getLogger(__name__)
 
 SLACK = 1.05
 """Largest partition over the mean, of entities, that placing new ones beside their neighbours may lead to."""
@@ -47,16 +41,25 @@ class _Extension:
     ----------
     names : dict of str to list of str
         Of each entity type: the old ones, then the new ones.
-    relations : list of Relation
+    relations : RelationVocabulary
         The old ones, then the new ones.
     triples : (n, 3) int64
     weights : (n,) float32 or None
     """
 
     names: dict[str, list[str]]
-    relations: list[Relation]
+    relations: RelationVocabulary
     triples: np.ndarray
     weights: np.ndarray | None
+
+    def num_entities(self) -> dict[str, int]:
+        return {type_: len(names) for type_, names in self.names.items()}
+
+    def relation_ids(self, triples: np.ndarray) -> np.ndarray:
+        return triples[:, 1]
+
+    def original_ids(self, triples: np.ndarray) -> np.ndarray:
+        return triples
 
 
 def extend_dataset(
@@ -108,47 +111,29 @@ def extend_dataset(
         raise InputError(
             f"the data set has an edge set {name!r} already (it has {known}); give another --name"
         )
-    read = [chunk for path in inputs for chunk in read_chunks(path, columns, delimiter)]
-    new = _resolve(dataset, ingest_names({TRAIN: read}), entity_types)
+    files = {TRAIN: [TripleFile(path, columns, delimiter) for path in inputs]}
+    new = _resolve(dataset, ingest_names(SplitFiles(files, lambda path: lambda position: None)), entity_types)
     if new.weights is not None and not dataset.has_weights:
         raise InputError("the input has weights, and the triples of the data set have none; leave them out")
     with staged(output, overwrite) as folder:
         description = _write(folder, dataset, new, name)
-        counts = {type_: len(names) for type_, names in new.names.items()}
         parts = _assign(dataset, new)
         flat = np.concatenate([parts[ntype] for ntype in (*dataset.entity_types, RELATION)])
         np.save(folder / dataset_files.GIVEN_PARTS, flat)
-        job = GraphJob(
-            dataset.graph_name,
-            dataset.num_parts,
-            dataset.part_method,
-            int(dataset.description.get(Field.SEED, 0)),
-            counts,
-            description[Field.EDGE_TYPES],
-            len(new.relations),
-            dataset.has_weights,
-            has_parts=True,
-        )
-        run_build(folder, job)
-        made = Dataset(folder, description)
-        quality = measure_quality(made.numbered()).report
-        description |= {Field.UNSEEN: quality["unseen"], Field.DUPLICATES: quality["duplicates"]}
+        quality = measure_quality(Dataset(folder, description).numbered()).report
         added = {
             "edge_set": name,
             "triples": len(new.triples),
-            "entities": sum(counts.values()) - sum(map(dataset.num_entities, dataset.entity_types)),
+            "entities": sum(new.num_entities().values())
+            - sum(map(dataset.num_entities, dataset.entity_types)),
             "relations": len(new.relations) - dataset.num_relations,
         }
-        figures = {
-            **partition_figures(Dataset(folder, description)),
+        facts = {
             Field.INPUT: {"extends": str(source), "added": added},
             "warnings": [],
             "dropped_leaks": {},
-            Field.QUALITY: quality,
         }
-        path = folder / dataset_files.PARTITIONS / REPORT
-        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-        write_description(folder, description)
+        figures = finish_dataset(folder, description, quality, facts, has_parts=True)
     return {**figures, "added": added}
 
 
@@ -159,15 +144,16 @@ def _resolve(dataset: Dataset, triples: IdTriples, entity_types: Path | None) ->
     type_of = np.full(len(triples.entities), -1, np.int64)
     ids = np.full(len(triples.entities), -1, np.int64)
     for number, type_ in enumerate(types):
-        found = dataset.vocabulary(type_).find(triples.entities)
-        type_of[found >= 0], ids[found >= 0] = number, found[found >= 0]
+        known_ids = dataset.vocabulary(type_).find(triples.entities)
+        is_known = known_ids >= 0
+        type_of[is_known], ids[is_known] = number, known_ids[is_known]
     old = dataset.relations.relations
     _find_types(type_of, triples, types, old, entity_types)
     names = {type_: list(dataset.vocabulary(type_).names) for type_ in types}
     for place in np.flatnonzero(ids < 0).tolist():
-        of_type = names[types[type_of[place]]]
-        ids[place] = len(of_type)
-        of_type.append(triples.entities[place])
+        names_of_type = names[types[type_of[place]]]
+        ids[place] = len(names_of_type)
+        names_of_type.append(triples.entities[place])
     relations = list(old)
     number_of = {relation: number for number, relation in enumerate(relations)}
     # Each distinct (name, lhs, rhs) once: the rows are mapped by numpy.
@@ -182,8 +168,8 @@ def _resolve(dataset: Dataset, triples: IdTriples, entity_types: Path | None) ->
             number_of[relation] = len(relations)
             relations.append(relation)
         relation_ids[place] = number_of[relation]
-    found = np.stack([ids[rows[:, 0]], relation_ids[place_of], ids[rows[:, 2]]], axis=1)
-    return _Extension(names, relations, found, triples.weights.get(TRAIN))
+    resolved = np.stack([ids[rows[:, 0]], relation_ids[place_of], ids[rows[:, 2]]], axis=1)
+    return _Extension(names, RelationVocabulary(relations), resolved, triples.weights.get(TRAIN))
 
 
 def _find_types(
@@ -204,11 +190,10 @@ def _find_types(
         type_of[:] = 0
         return
     if path is not None:
-        given: Mapping[str, str] = {
-            entity: type_ for _, entity, type_ in read_pairs(path, ("entity", "type"), more_columns=True)
-        }
+        pairs_of_file = read_pairs(path, ("entity", "type"), more_columns=True)
+        type_by_name = {entity: type_ for _, entity, type_ in pairs_of_file}
         for place in np.flatnonzero(type_of < 0).tolist():
-            type_ = given.get(triples.entities[place])
+            type_ = type_by_name.get(triples.entities[place])
             if type_ is not None:
                 if type_ not in types:
                     raise InputError(
@@ -238,56 +223,28 @@ def _find_types(
 
 
 def _write(folder: Path, dataset: Dataset, new: _Extension, set_name: str) -> dict[str, Any]:
-    """Write all files but the partitions; return the description without what measuring the data adds."""
-    paths = []
-    for type_, names in new.names.items():
-        path = dataset_files.vocabulary_path(folder, type_)
-        path.parent.mkdir(exist_ok=True)
-        Vocabulary(names, "entity").save(path)
-        paths.append(path)
-    RelationVocabulary(new.relations).save(folder / dataset_files.RELATIONS)
-    paths.append(folder / dataset_files.RELATIONS)
-    old = dataset.split(TRAIN)
-    ranks: dict[tuple[str, str], int] = {}
-    rank_of = np.array([ranks.setdefault((one.lhs, one.rhs), len(ranks)) for one in new.relations], np.int64)
-    train = np.concatenate([old, new.triples])
-    # The triples of a pair of types stay together, in their order: the old ones, then the new ones.
-    order = np.argsort(rank_of[train[:, 1]], kind="stable")
-    train = np.ascontiguousarray(train[order])
-    before = dataset.edge_set_of_triples()
-    sets = np.zeros(len(old), np.int32) if before is None else before
-    names = [*dataset.edge_set_names, set_name]
-    sets = np.concatenate([sets, np.full(len(new.triples), len(names) - 1, np.int32)])[order]
-    for split in SPLITS:
-        path = dataset_files.split_path(folder, split)
-        if split == TRAIN:
-            np.save(path, train)
-        else:
-            shutil.copyfile(dataset_files.split_path(dataset.path, split), path)
-        paths.append(path)
+    """Write all files but the partitions; return the fields of the description."""
+    sets = dataset.edge_set_of_triples()
+    if sets is None:
+        sets = np.zeros(len(dataset.split(TRAIN)), np.int32)
+    set_names = [*dataset.edge_set_names, set_name]
+    new_sets = np.full(len(new.triples), len(set_names) - 1, np.int32)
+    columns = {EDGE_SETS: np.concatenate([sets, new_sets])}
     weights = dataset.train_weights()
     if weights is not None:
-        added = np.ones(len(new.triples), np.float32) if new.weights is None else new.weights
-        path = folder / dataset_files.TRAIN_WEIGHTS
-        np.save(path, np.concatenate([weights, added])[order])
-        paths.append(path)
-    np.save(folder / dataset_files.EDGE_SETS, sets)
-    paths.append(folder / dataset_files.EDGE_SETS)
-    numeric = dataset.path / dataset_files.NUMERIC_LITERALS
-    if numeric.is_file():
-        shutil.copyfile(numeric, folder / numeric.name)
-    ends = np.cumsum(np.bincount(rank_of[train[:, 1]], minlength=len(ranks))).tolist()
-    edge_types = [
-        [*pair, first, end] for pair, first, end in zip(ranks, [0, *ends[:-1]], ends) if end > first
-    ]
+        new_weights = np.ones(len(new.triples), np.float32) if new.weights is None else new.weights
+        columns = {TRAIN_WEIGHTS: np.concatenate([weights, new_weights]), **columns}
+    splits = {split: dataset.split(split) for split in SPLITS}
+    splits[TRAIN] = np.concatenate([splits[TRAIN], new.triples])
+    names = ((type_, Vocabulary(names, "entity")) for type_, names in new.names.items())
+    written = write_triples(folder, names, new, splits, columns)
+    numbers = dataset.path / NUMERIC_LITERALS
+    if numbers.is_file():
+        shutil.copyfile(numbers, folder / NUMERIC_LITERALS)
     return {
         **dataset.description,
-        Field.ENTITY_TYPES: {type_: len(names) for type_, names in new.names.items()},
-        Field.NUM_RELATIONS: len(new.relations),
-        Field.SPLITS: {**dataset.description[Field.SPLITS], TRAIN: len(train)},
-        Field.EDGE_TYPES: edge_types,
-        Field.EDGE_SET_NAMES: names,
-        Field.FINGERPRINT: dataset_files.fingerprint(paths),
+        **written,
+        Field.EDGE_SET_NAMES: set_names,
         Field.CREATED_BY: f"dglkge {__version__}",
     }
 

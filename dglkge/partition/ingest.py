@@ -1,25 +1,55 @@
-"""Converts chunks of triples to arrays of ids: ids follow the order of the names within each type."""
+"""Reads the triples of all splits as arrays of ids, which follow the order of the names.
+
+Files are read side by side: blocks are parsed and numbered on all cores, in any order. Rows are collected in
+the order of the files, so the result does not depend on the number of threads. Arrow and the compiled loops
+run without Python's lock, so threads do, and names need no copies between processes.
+"""
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
+from threading import BoundedSemaphore, Event
 from typing import Any
 
 import numpy as np
-import pandas as pd
+import pyarrow as pa
 
-from dglkge.data.name_list import NameList
 from dglkge.data.text_format import ROLES, WEIGHT, Columns
-from dglkge.data.vocabulary import RelationVocabulary
+from dglkge.data.triples import BLOCK_BYTES, Block, TripleFile
 from dglkge.errors import InputError
 from dglkge.kernels.triple_rows import renumber
 from dglkge.partition.column_order import column_order_advice
-from dglkge.partition.name_index import NameIndex
-from dglkge.partition.read_files import SplitFiles
-from dglkge.partition.rows import CollectedRows, map_in_order, pieces
-from dglkge.typing import Relation
+from dglkge.partition.name_index import NameIndex, NameList
+from dglkge.partition.rows import CollectedRows, distinct_below, map_in_order, pieces
+
+CHUNK_ROWS = 1 << 16
+"""Triples of a chunk of formats other than tables: bounds the strings that are in memory at a time."""
+
+Chunks = Mapping[str, Iterable[Mapping[str, Any]]]
+"""Pieces of the triples of each split: for each role a column of Arrow's strings, or of integers."""
+
+IdsOf = Callable[[str, Any], np.ndarray]
+"""Returns the ids (n,) of the column of a role; several threads call it."""
+
+Numbered = tuple[np.ndarray, np.ndarray | None]
+"""Ids (n, 3) int32 of a block, and weights (n,) float32 if it has any."""
+
+Place = Callable[[str, int], str]
+"""Returns where a row of a split is, for messages."""
+
+Watch = Callable[[Path], Callable[[int], None]]
+"""Returns, for a file, the function to call with the number of its bytes read so far."""
+
+_MIN_BLOCK_BYTES = 1 << 20
+_BLOCKS_A_WORKER = 2
+_POLL_SECONDS = 0.2
+_BYTES_A_BYTE = 4
+"""Memory for each byte of a block of text: the text, Arrow's arrays and the ids."""
 
 
 @dataclass
@@ -42,10 +72,35 @@ class IdTriples:
     weights: dict[str, np.ndarray] = field(default_factory=dict)
 
 
-_DENSE_KEYS = 1 << 26
+@dataclass
+class Reading:
+    """The triples of an input, and what goes into the data set with them.
 
-Chunks = Mapping[str, Iterable[pd.DataFrame]]
-"""Data frames with categorical columns, or columns of integers, for each split."""
+    Attributes
+    ----------
+    triples : IdTriples
+        All splits.
+    types : (list of str, (n,) int32), optional
+        The entity types, and the index of each entity's type.
+    columns : Columns, optional
+        The columns that were read, if the input is a table.
+    place : callable, optional
+        Returns where a triple is in the input, given its split and row.
+    write_side_files : callable
+        Writes files into the data set's folder, given the names of its entities.
+    figures : dict
+        Counts and the prefixes, for the report.
+    notes : list of str
+        Lines about them for people.
+    """
+
+    triples: IdTriples
+    types: tuple[list[str], np.ndarray] | None = None
+    columns: Columns | None = None
+    place: Place | None = None
+    write_side_files: Callable[[Path, Sequence[str]], None] = lambda folder, entities: None
+    figures: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
 
 def ingest_names(source: Chunks | SplitFiles, folder: Path | None = None) -> IdTriples:
@@ -53,8 +108,7 @@ def ingest_names(source: Chunks | SplitFiles, folder: Path | None = None) -> IdT
 
     Parameters
     ----------
-    source : mapping of str to iterable of DataFrame, or SplitFiles
-        For each split its chunks, as ``dglkge.data.triples`` yields them, or files.
+    source : mapping of str to chunks, or SplitFiles
     folder : Path, optional
         Folder for temporary files of the ids, 12 bytes a triple; by default they are in memory.
 
@@ -94,8 +148,7 @@ def ingest_ids(
 
     Parameters
     ----------
-    source : mapping of str to iterable of DataFrame, or SplitFiles
-        For each split its chunks of integers, or files.
+    source : mapping of str to chunks, or SplitFiles
     entity_names, relation_names : list of str, optional
         The id maps. Without one, the names are the integers, and every integer up to the largest must occur.
     columns : Columns, optional
@@ -124,29 +177,26 @@ def ingest_ids(
 
 
 def _collect(
-    source: Chunks | SplitFiles,
-    ids_of: Callable[[str, Any], np.ndarray],
-    folder: Path | None,
+    source: Chunks | SplitFiles, ids_of: IdsOf, folder: Path | None
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Return the ids and the weights of each split; ``ids_of`` turns a role's column into ids."""
+    """Return the ids (n, 3) int32 and the weights (n,) float32 of each split; without weights no entry."""
     if isinstance(source, SplitFiles):
-        return source.collect(ids_of, folder)
-    splits, weights = {}, {}
-    for split, chunks in source.items():
-        parts, weight_parts = CollectedRows(folder, (3,), np.int32), CollectedRows(folder, (), np.float32)
-        has_weights = False
-        for chunk in chunks:
-            triples = np.empty((len(chunk), 3), dtype=np.int32)
-            for column, role in enumerate(ROLES):
-                triples[:, column] = ids_of(role, chunk[role])
-            parts.append(triples)
-            if WEIGHT in chunk:
-                has_weights = True
-                weight_parts.append(chunk[WEIGHT].to_numpy(dtype=np.float32))
-        splits[split] = parts.array()
-        if has_weights:
-            weights[split] = weight_parts.array()
-    return splits, weights
+        splits = source.collect(ids_of, folder)
+    else:
+        splits = {split: _FileRows(folder) for split in source}
+        for split, chunks in source.items():
+            for chunk in chunks:
+                splits[split].append(*_numbered(chunk, ids_of))
+    weights = {split: rows.weights.array() for split, rows in splits.items() if rows.has_weights}
+    return {split: rows.triples.array() for split, rows in splits.items()}, weights
+
+
+def _numbered(columns: Mapping[str, Any], ids_of: IdsOf) -> Numbered:
+    triples = np.empty((len(columns[ROLES[0]]), 3), np.int32)
+    for place, role in enumerate(ROLES):
+        triples[:, place] = ids_of(role, columns[role])
+    weights = columns[WEIGHT].to_numpy().astype(np.float32) if WEIGHT in columns else None
+    return triples, weights
 
 
 def check_names(names: Sequence[str], noun: str, forbidden: str) -> None:
@@ -162,150 +212,211 @@ def check_names(names: Sequence[str], noun: str, forbidden: str) -> None:
 
 
 def _dense_names(splits: Mapping[str, np.ndarray], columns: tuple[int, ...], noun: str) -> list[str]:
-    largest, num_fields = -1, 0
-    for rows in splits.values():
-        num_fields += len(rows) * len(columns)
-        for _, (piece,) in pieces(rows):
-            largest = max(largest, *(int(piece[:, column].max()) for column in columns))
-    num_ids = 1 + largest
+    ids = distinct_below(list(splits.values()), *columns)
+    num_ids = int(ids[-1]) + 1
     advice = f"give --{noun}-map if there are more than occur, or --ids names if these are names"
-    # Refused before the array below is allocated: one large id must not need gigabytes.
-    if num_ids > num_fields:
+    if num_ids > len(columns) * sum(map(len, splits.values())):
         raise InputError(
             f"the {noun} ids reach {num_ids - 1}, more than there are fields to hold them: {advice}"
         )
-    occurs = np.zeros(num_ids, dtype=bool)
-    for rows in splits.values():
-        for _, (piece,) in pieces(rows):
-            for column in columns:
-                occurs[piece[:, column]] = True
-    missing = np.flatnonzero(~occurs)
-    if len(missing):
+    if len(ids) < num_ids:
+        first = int(np.flatnonzero(ids != np.arange(len(ids)))[0])
         raise InputError(
-            f"{len(missing)} of the {noun} ids 0 to {num_ids - 1} never occur, "
-            f"the first is {missing[0]}: {advice}"
+            f"{num_ids - len(ids)} of the {noun} ids 0 to {num_ids - 1} never occur, "
+            f"the first is {first}: {advice}"
         )
     return [str(id_) for id_ in range(num_ids)]
 
 
-@dataclass
-class TypedIds:
-    """Map from ids without types to original ids.
-
-    Attributes
-    ----------
-    types : list of str
-        The entity types.
-    type_of : (num_entities,) int32
-        Index of the type of each entity.
-    id_in_type : (num_entities,) int32
-        Original id of each entity, counted within its type.
-    relations : RelationVocabulary
-        The relations, sorted by name, lhs and rhs (with integer ids: by integer, lhs and rhs).
-    relation_keys : (num_relations,) int64
-        Name and types of each relation as one ascending number.
-    """
-
-    types: list[str]
-    type_of: np.ndarray
-    id_in_type: np.ndarray
-    relations: RelationVocabulary
-    relation_keys: np.ndarray
-
-    def num_entities(self) -> dict[str, int]:
-        """Return the number of entities of each type."""
-        counts = np.bincount(self.type_of, minlength=len(self.types))
-        return {type_: int(count) for type_, count in zip(self.types, counts)}
-
-    def entities_of(self, type_index: int) -> np.ndarray:
-        """Return the entities of a type by original id."""
-        return np.flatnonzero(self.type_of == type_index)
-
-    def relation_ids(self, triples: np.ndarray) -> np.ndarray:
-        """Return the original relation id of each triple, (n,) int64."""
-        if len(self.types) == 1:
-            # Each relation id has its one key, those that no triple has too: ids are places.
-            found: np.ndarray = triples[:, 1].astype(np.int64)
-            return found
-        return np.searchsorted(self.relation_keys, _keys(triples, self.type_of, len(self.types)))
-
-    def original_ids(self, triples: np.ndarray) -> np.ndarray:
-        """Return head, relation and tail as original ids, (n, 3) int64."""
-        if len(self.types) == 1:
-            # Ids within the one type are the ids.
-            return triples.astype(np.int64)
-        ids = np.empty((len(triples), 3), dtype=np.int64)
-        ids[:, 0] = self.id_in_type[triples[:, 0]]
-        ids[:, 1] = self.relation_ids(triples)
-        ids[:, 2] = self.id_in_type[triples[:, 2]]
-        return ids
-
-    def pair_ranks(self) -> np.ndarray:
-        """Return the rank of each relation's pair of types, by its first relation; (num_relations,) int64."""
-        # Ranks follow the sorted relations, so the order of edge types does not depend on the order of the
-        # triples.
-        rank: dict[tuple[str, str], int] = {}
-        pairs = [(relation.lhs, relation.rhs) for relation in self.relations.relations]
-        return np.array([rank.setdefault(pair, len(rank)) for pair in pairs], dtype=np.int64)
+def name_chunk(columns: Sequence[Sequence[str]]) -> dict[str, pa.Array]:
+    """Return heads, relations and tails as a chunk."""
+    return {role: pa.array(column, pa.string()) for role, column in zip(ROLES, columns)}
 
 
-def assign_ids(
-    splits: dict[str, np.ndarray], relation_names: Sequence[str], types: list[str], type_of: np.ndarray
-) -> TypedIds:
-    """Plan the original ids.
+def renamed(triples: IdTriples, entities: Sequence[str], relations: Sequence[str]) -> IdTriples:
+    """Return the triples with other names: ids follow the order of the new ones.
 
     Parameters
     ----------
-    splits : dict of str to (n, 3) int32
-        The triples, in ids without types.
-    relation_names : list of str
-        Name of each relation id without types.
-    types : list of str
-        The entity types.
-    type_of : (num_entities,) int32
-        Index of each entity's type.
-
-    Notes
-    -----
-    A relation id that no triple has (an id map may list some) becomes a relation between the first types, so
-    that it keeps its place.
+    triples : IdTriples
+        Its arrays are changed in place.
+    entities, relations : sequence of str
+        The new name of each id, all different.
     """
-    id_in_type = np.empty(len(type_of), dtype=np.int32)
-    for index in range(len(types)):
-        members = np.flatnonzero(type_of == index)
-        id_in_type[members] = np.arange(len(members), dtype=np.int32)
-    keys = _distinct_keys(splits, type_of, len(types), len(relation_names))
-    # A key is (name * types + lhs) * types + rhs; dividing by types squared gives the name back.
-    unused = np.setdiff1d(np.arange(len(relation_names)), keys // len(types) ** 2)
-    keys = np.union1d(keys, unused * len(types) ** 2)
-    relations = []
-    for key in keys.tolist():
-        rest, rhs = divmod(key, len(types))
-        name, lhs = divmod(rest, len(types))
-        relations.append(Relation(relation_names[name], types[lhs], types[rhs]))
-    return TypedIds(types, type_of, id_in_type, RelationVocabulary(relations), keys)
+    entity_names, entity_places = _in_order(entities)
+    relation_names, relation_places = _in_order(relations)
+    for rows in triples.splits.values():
+        rows[:, 0] = entity_places[rows[:, 0]]
+        rows[:, 1] = relation_places[rows[:, 1]]
+        rows[:, 2] = entity_places[rows[:, 2]]
+    return IdTriples(entity_names, relation_names, triples.splits, triples.weights)
 
 
-def _distinct_keys(
-    splits: dict[str, np.ndarray], type_of: np.ndarray, num_types: int, num_names: int
-) -> np.ndarray:
-    """Return the keys that occur, ascending."""
-    num_keys = num_names * num_types**2
-    occurs = np.zeros(num_keys if num_keys <= _DENSE_KEYS else 0, bool)
-    keys = np.empty(0, np.int64)
-    for triples in splits.values():
-        for _, (piece,) in pieces(triples):
-            found = _keys(piece, type_of, num_types)
-            if num_keys <= _DENSE_KEYS:
-                occurs[found] = True
-            else:
-                keys = np.union1d(keys, found)
-    return np.flatnonzero(occurs) if num_keys <= _DENSE_KEYS else keys
+def _in_order(names: Sequence[str]) -> tuple[list[str], np.ndarray]:
+    order = sorted(range(len(names)), key=names.__getitem__)
+    places = np.empty(len(names), dtype=np.int32)
+    places[order] = np.arange(len(names), dtype=np.int32)
+    return [names[id_] for id_ in order], places
 
 
-def _keys(triples: np.ndarray, type_of: np.ndarray, num_types: int) -> np.ndarray:
-    keys = triples[:, 1].astype(np.int64)
-    if num_types == 1:
-        return keys
-    keys = keys * num_types + type_of[triples[:, 0]]
-    return keys * num_types + type_of[triples[:, 2]]
+def available_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def bytes_at_a_time(max_memory: int, num_workers: int) -> int:
+    """Return the size of a block for which all that are in memory take a quarter of the limit, if possible.
+
+    Parameters
+    ----------
+    max_memory : int
+        In bytes.
+    num_workers : int
+    """
+    wanted = max_memory // (4 * _BYTES_A_BYTE * _BLOCKS_A_WORKER * num_workers)
+    return min(max(wanted, _MIN_BLOCK_BYTES), BLOCK_BYTES)
+
+
+@dataclass(frozen=True)
+class SplitFiles:
+    """The files of all splits.
+
+    Attributes
+    ----------
+    files : mapping of str to sequence of TripleFile
+        For each split.
+    watch : callable
+        Returns, for a file, the function to call with the number of its bytes read so far.
+    num_workers : int
+        Number of blocks that are parsed at a time.
+    """
+
+    files: Mapping[str, Sequence[TripleFile]]
+    watch: Watch
+    num_workers: int = 1
+
+    def collect(self, ids_of: IdsOf, folder: Path | None) -> dict[str, _FileRows]:
+        """Return the rows of each split.
+
+        Parameters
+        ----------
+        ids_of : callable
+        folder : Path or None
+            Folder for temporary files; None: in memory.
+
+        Raises
+        ------
+        InputError
+            If a file is wrong: that of the first wrong file.
+        """
+        num_files = sum(map(len, self.files.values()))
+        num_readers = max(1, min(num_files, self.num_workers))
+        reader = _Reader(self, ids_of, folder)
+        splits = {}
+        with ThreadPoolExecutor(num_readers) as readers:
+            try:
+                waiting = [(split, file) for split, files in self.files.items() for file in files]
+                # Few files ahead: each has temporary files open.
+                started: deque[Future[_FileRows]] = deque()
+                for split, files in self.files.items():
+                    rows = _FileRows(folder)
+                    for _ in files:
+                        while waiting and len(started) <= 2 * num_readers:
+                            started.append(readers.submit(reader.read, waiting.pop(0)[1]))
+                        found = started.popleft().result()
+                        if len(files) == 1:
+                            rows = found
+                        else:
+                            rows.extend(found)
+                    splits[split] = rows
+            finally:
+                # After an error, or Ctrl-C in result() above, the threads end at their next block.
+                reader.stop()
+                readers.shutdown(cancel_futures=True)
+        return splits
+
+
+class _FileRows:
+    """Ids and weights of a file, or of a split."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self.triples = CollectedRows(folder, (3,), np.int32)
+        self.weights = CollectedRows(folder, (), np.float32)
+        self.has_weights = False
+
+    def append(self, triples: np.ndarray, weights: np.ndarray | None) -> None:
+        self.triples.append(triples)
+        if weights is not None:
+            self.has_weights = True
+            self.weights.append(weights)
+
+    def extend(self, other: _FileRows) -> None:
+        triples = other.triples.array()
+        weights = other.weights.array() if other.has_weights else None
+        for rows, (piece,) in pieces(triples):
+            self.append(piece, None if weights is None else weights[rows])
+
+
+class _Reader:
+    """Reads files, each in a thread of its own, and has their blocks parsed by common threads."""
+
+    def __init__(self, files: SplitFiles, ids_of: IdsOf, folder: Path | None) -> None:
+        self._files = files
+        self._ids_of = ids_of
+        self._folder = folder
+        self._parsers = ThreadPoolExecutor(files.num_workers)
+        # Blocks of all files that are in memory.
+        self._room = BoundedSemaphore(_BLOCKS_A_WORKER * files.num_workers)
+        self._stopped = Event()
+
+    def stop(self) -> None:
+        """End all threads at their next block."""
+        self._stopped.set()
+        self._parsers.shutdown(cancel_futures=True)
+
+    def read(self, file: TripleFile) -> _FileRows:
+        """Return the rows of a file."""
+        rows, report = _FileRows(self._folder), self._files.watch(file.path)
+        pending: deque[tuple[int, Future[Numbered]]] = deque()
+
+        def take_one() -> None:
+            position, future = pending.popleft()
+            try:
+                rows.append(*future.result())
+            finally:
+                self._room.release()
+            report(position)
+
+        try:
+            blocks = file.blocks()
+            while not self._stopped.is_set():
+                # Room comes of the oldest block of this file, or else of another file's.
+                if not self._room.acquire(timeout=0 if pending else _POLL_SECONDS):
+                    if pending:
+                        take_one()
+                    continue
+                try:
+                    block = next(blocks, None)
+                except BaseException:
+                    self._room.release()
+                    # Of two errors in a file, the one that stands first counts.
+                    while pending:
+                        take_one()
+                    raise
+                if block is None:
+                    self._room.release()
+                    break
+                pending.append((block.position, self._parsers.submit(self._number, file, block)))
+            while pending and not self._stopped.is_set():
+                take_one()
+            # Empty lines at the end are in no block.
+            report(file.path.stat().st_size)
+        finally:
+            # The readers of earlier files need the room that an error leaves.
+            for _, future in pending:
+                future.cancel()
+                self._room.release()
+        return rows
+
+    def _number(self, file: TripleFile, block: Block) -> Numbered:
+        return _numbered(file.arrays(block), self._ids_of)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections.abc import Sequence
@@ -13,35 +12,41 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 
 from dglkge import __version__
-from dglkge.data.dataset import Dataset
-from dglkge.data.dataset_files import PARTITIONS, REPORT, SPLITS, TRAIN, Field
+from dglkge.data.dataset_files import SPLITS, TRAIN, TRAIN_WEIGHTS, Field
 from dglkge.data.quality import BUCKET_BYTES
 from dglkge.data.text_format import EXTENSIONS, Columns, RowRules, extension, parse_columns
 from dglkge.data.triples import TripleFile, frame_chunks, header_of, place_of_row
 from dglkge.errors import InputError
 from dglkge.partition.column_order import column_order_advice
-from dglkge.partition.dataset_writer import check_output, staged, write_description, write_triples
-from dglkge.partition.ingest import Chunks, IdTriples, assign_ids, check_names, ingest_ids, ingest_names
-from dglkge.partition.inputs import (
-    Options,
-    check_metis_memory,
-    check_num_parts,
-    check_options,
-    read_id_map,
-    types_of_entities,
+from dglkge.partition.dataset_writer import check_output, finish_dataset, staged, write_triples
+from dglkge.partition.entity_types import assign_ids, take_types, types_of_entities
+from dglkge.partition.ingest import (
+    Chunks,
+    IdTriples,
+    Reading,
+    SplitFiles,
+    Watch,
+    available_cores,
+    bytes_at_a_time,
+    check_names,
+    ingest_ids,
+    ingest_names,
 )
-from dglkge.partition.leaks import check_leaks, drop_leaks, measure_triples
 from dglkge.partition.name_index import MAX_NAMES
-from dglkge.partition.read_files import SplitFiles, available_cores, bytes_at_a_time
-from dglkge.partition.readers.find import Source, find_input, read_input, take_types
+from dglkge.partition.options import Options, check_options
+from dglkge.partition.readers.find import Source, find_input, read_input
 from dglkge.partition.readers.formats import TABLE, Format
-from dglkge.partition.readers.reading import Reading, Watch
-from dglkge.partition.report import partition_figures, reading_progress, show_line
-from dglkge.partition.run_build import GraphJob, run_build
-from dglkge.partition.splits import split_by_hash
+from dglkge.partition.readers.id_folders import read_id_map
+from dglkge.partition.report import reading_progress, show_line
+from dglkge.partition.splits import check_leaks, drop_leaks, measure_triples, split_by_hash
 from dglkge.typing import RELATION
+
+METIS_TRIPLE_BYTES = 250
+"""Peak of METIS for each triple. Measured were 240 with 10^6 triples and 230 with 10^7, in four partitions:
+``growth.py partition --partition_options "--num_parts 4"`` less the same with ``--method random``."""
 
 logger = logging.getLogger(__name__)
 
@@ -207,9 +212,46 @@ class _IdMaps:
         return ingest_names(source, folder)
 
 
+def metis_memory(num_triples: int, max_memory: int | None) -> int:
+    """Return the bytes that METIS needs.
+
+    Raises
+    ------
+    InputError
+        If that is more than the limit, or without a limit more than the machine has free.
+    """
+    needed = METIS_TRIPLE_BYTES * num_triples
+    limit, where = max_memory, "--max-memory is"
+    if limit is None:
+        limit, where = psutil.virtual_memory().available, "the machine's free memory is"
+    if needed > limit:
+        raise InputError(
+            f"METIS needs about {needed / 1e9:.1f} GB for {num_triples:,} triples, "
+            f"{where} {limit / 1e9:.1f} GB: give --method ldg or random"
+        )
+    return needed
+
+
+def check_num_parts(num_parts: int, counts: dict[str, int]) -> None:
+    """Check that every partition can own a node of every type; DGL cannot store one that does not.
+
+    Raises
+    ------
+    InputError
+        If there are fewer entities of some type, or relations, than partitions.
+    """
+    for noun, count in counts.items():
+        if num_parts > count:
+            what = "relations" if noun == RELATION else f"entities of type {noun!r}"
+            raise InputError(
+                f"{num_parts} partitions are more than there are {what} ({count}): "
+                "every partition must own at least one"
+            )
+
+
 def _make(reading: Reading, output: Path, options: Options) -> dict[str, Any]:
     """Split, type and number the triples, check them, and build the dataset folder."""
-    triples, types_found, columns, place = reading.triples, reading.types, reading.columns, reading.place
+    triples, typing, columns, place = reading.triples, reading.types, reading.columns, reading.place
     input_figures, write_side_files = reading.figures, reading.write_side_files
     del reading
     advice = None
@@ -222,15 +264,13 @@ def _make(reading: Reading, output: Path, options: Options) -> dict[str, Any]:
         if set(triples.splits) != {TRAIN}:
             raise InputError(f"--split needs one set of triples, got {', '.join(triples.splits)}")
         triples = split_by_hash(triples, options.split, options.seed, output.absolute().parent)
-    types, type_of = types_found or types_of_entities(
-        options.entity_types, triples.entities, options.integer_ids
-    )
+    types, type_of = typing or types_of_entities(options.entity_types, triples.entities, options.integer_ids)
     ids = assign_ids(triples.splits, triples.relations, types, type_of)
     check_num_parts(options.num_parts, {**ids.num_entities(), RELATION: len(ids.relations)})
     num_workers = options.num_workers or available_cores()
     bucket_bytes = BUCKET_BYTES if options.max_memory is None else options.max_memory // 2
     if options.num_parts > 1 and options.method == "metis":
-        needed = check_metis_memory(len(triples.splits[TRAIN]), options.max_memory)
+        needed = metis_memory(len(triples.splits[TRAIN]), options.max_memory)
         show_line(options.progress, f"METIS will need about {needed / 1e9:.1f} GB")
     show_line(options.progress, "measuring the quality of the data")
     measure = partial(measure_triples, ids=ids, bucket_bytes=bucket_bytes, num_workers=num_workers)
@@ -245,47 +285,27 @@ def _make(reading: Reading, output: Path, options: Options) -> dict[str, Any]:
             in_order = not (options.split or options.drop_leaks)
             check_leaks(triples, quality.result(), options.strict_splits, place if in_order else None)
         # Beside the measurement, which leaves cores idle in parts.
-        description = write_triples(folder, triples, ids)
+        weights = {TRAIN_WEIGHTS: triples.weights[TRAIN]} if TRAIN in triples.weights else {}
+        description = write_triples(folder, ids.vocabularies(triples.entities), ids, triples.splits, weights)
         write_side_files(folder, triples.entities)
         measured = quality.result().report
         # The child needs the memory. It reads the triples from the files that were written.
-        del triples, ids, type_of, measure, quality
-        # DGL makes file names of the graph's name.
-        graph_name = re.sub(r"[^A-Za-z0-9_-]", "_", name)
+        del triples, ids, type_of, typing, measure, quality, weights
         show_line(options.progress, f"partitioning into {options.num_parts} ({options.method})")
-        run_build(
-            folder,
-            GraphJob(
-                graph_name,
-                options.num_parts,
-                options.method,
-                options.seed,
-                description[Field.ENTITY_TYPES],
-                description[Field.EDGE_TYPES],
-                description[Field.NUM_RELATIONS],
-                description[Field.HAS_WEIGHTS],
-                num_workers=num_workers,
-            ),
-        )
         description |= {
             Field.NAME: name,
-            Field.GRAPH_NAME: graph_name,
+            # DGL makes file names of the graph's name.
+            Field.GRAPH_NAME: re.sub(r"[^A-Za-z0-9_-]", "_", name),
             Field.NUM_PARTS: options.num_parts,
             Field.PART_METHOD: options.method,
             Field.SEED: options.seed,
             Field.IDS: "integers" if options.integer_ids else "names",
             Field.CREATED_BY: f"dglkge {__version__}",
             Field.INPUT: input_figures,
-            Field.UNSEEN: measured["unseen"],
-            Field.DUPLICATES: measured["duplicates"],
         }
-        figures = {
-            **partition_figures(Dataset(folder, description)),
+        facts = {
             Field.INPUT: input_figures,
             "warnings": [advice] if advice else [],
             "dropped_leaks": dropped,
-            Field.QUALITY: measured,
         }
-        (folder / PARTITIONS / REPORT).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-        write_description(folder, description)
-    return figures
+        return finish_dataset(folder, description, measured, facts, num_workers=num_workers)

@@ -1,16 +1,18 @@
-"""Names to ids: hash tables over bytes, filled by several threads, and the order of the names."""
+"""Names to ids: hash tables over bytes, filled by several threads, and the sorted names as a compact list."""
 
 from __future__ import annotations
 
 import os
+import typing
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from threading import Lock
 
 import numpy as np
-import pandas as pd
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from dglkge.data.name_list import NameList, Strings, string_buffers
+from dglkge.data.triples import string_buffers
 from dglkge.errors import InputError
 from dglkge.kernels.names import (
     fill_slots,
@@ -29,6 +31,71 @@ SHARD_BITS = 4
 
 MAX_ROUNDS = 32
 """Rounds of sorting by eight bytes each; Arrow compares what is still equal then."""
+
+_NAMES_AT_A_TIME = 1 << 18
+
+Strings: typing.TypeAlias = pa.StringArray | pa.LargeStringArray
+
+
+class NameList(Sequence[str]):
+    """A list of names in Arrow's layout: 8 bytes each and those of the names, a sixth of Python's strings.
+
+    Parameters
+    ----------
+    array : pyarrow.LargeStringArray
+        Without nulls.
+    """
+
+    def __init__(self, array: pa.LargeStringArray) -> None:
+        self.array = array
+
+    def __len__(self) -> int:
+        return len(self.array)
+
+    @typing.overload
+    def __getitem__(self, place: int) -> str: ...
+
+    @typing.overload
+    def __getitem__(self, place: slice) -> NameList: ...
+
+    def __getitem__(self, place: int | slice) -> str | NameList:
+        if isinstance(place, slice):
+            return NameList(self.array[place])
+        name: str = self.array[place].as_py()
+        return name
+
+    def __iter__(self) -> Iterator[str]:
+        for start in range(0, len(self.array), _NAMES_AT_A_TIME):
+            yield from self.array[start : start + _NAMES_AT_A_TIME].to_pylist()
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, NameList):
+            return bool(self.array.equals(other.array))
+        return isinstance(other, Sequence) and len(self) == len(other) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def take(self, places: np.ndarray) -> NameList:
+        """Return the names at some places."""
+        return NameList(self.array.take(pa.array(places)))
+
+    def has_byte(self, byte: int) -> bool:
+        """Return whether a byte occurs in a name."""
+        offsets, data = string_buffers(self.array)
+        return bool((data[offsets[0] : offsets[-1]] == byte).any())
+
+    def save(self, path: Path) -> None:
+        """Write one name per line, as :meth:`dglkge.data.vocabulary.Vocabulary.save` does."""
+        with open(path, "wb") as file:
+            file.writelines(self._lines())
+
+    def _lines(self) -> Iterator[bytes]:
+        for start in range(0, len(self.array), _NAMES_AT_A_TIME):
+            names = self.array[start : start + _NAMES_AT_A_TIME]
+            ends = pa.scalar("\n", names.type)
+            joined = pc.binary_join_element_wise(names, ends, pa.scalar("", names.type))
+            offsets, data = string_buffers(joined)
+            yield data[offsets[0] : offsets[-1]].tobytes()
 
 
 class NameIndex:
@@ -53,21 +120,14 @@ class NameIndex:
     def _make_tables(self) -> list[_Table]:
         return [_Table(self._bits, self._keys) for _ in range(1 << self._bits)]
 
-    def add(self, names: pd.Series | Strings) -> np.ndarray:
+    def add(self, names: Strings) -> np.ndarray:
         """Return the ids of names, (n,) int32; new names get new ids.
-
-        Parameters
-        ----------
-        names : Series or Array
-            A categorical column, or strings.
 
         Raises
         ------
         InputError
             If there are too many names.
         """
-        if isinstance(names, pd.Series):
-            return self.add(pa.array(names.cat.categories, pa.string()))[names.cat.codes.to_numpy()]
         offsets, data = string_buffers(names)
         hashes = hash_names(offsets, data, self._keys)
         rows, starts, num_bytes = group_by_low_bits(hashes, offsets, self._bits)

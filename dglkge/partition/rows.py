@@ -18,7 +18,7 @@ ROWS_AT_A_TIME = 1 << 20
 _DENSE = 1 << 26
 
 Item = TypeVar("Item")
-Found = TypeVar("Found")
+Result = TypeVar("Result")
 
 
 class CollectedRows:
@@ -79,8 +79,8 @@ def pieces(*arrays: np.ndarray) -> Iterator[tuple[slice, tuple[np.ndarray, ...]]
 
 
 def map_in_order(
-    function: Callable[[Item], Found], items: Iterable[Item], num_workers: int
-) -> Iterator[Found]:
+    function: Callable[[Item], Result], items: Iterable[Item], num_workers: int
+) -> Iterator[Result]:
     """Yield the result of each item in order; threads compute a bounded number ahead.
 
     An exception of the function is raised when its turn comes; then, and if the caller stops, the threads
@@ -89,7 +89,7 @@ def map_in_order(
     if num_workers == 1:
         yield from map(function, items)
         return
-    pending: deque[Future[Found]] = deque()
+    pending: deque[Future[Result]] = deque()
     with ThreadPoolExecutor(num_workers) as threads:
         try:
             for item in items:
@@ -112,21 +112,29 @@ def release(array: np.ndarray) -> None:
         base = base.base  # type: ignore[assignment]
 
 
-def distinct_below(arrays: Sequence[np.ndarray], column: int) -> np.ndarray:
-    """Return the distinct numbers of a column of arrays of rows, ascending; they are from 0 on."""
-    largest = -1
+def distinct_below(arrays: Sequence[np.ndarray], *columns: int) -> np.ndarray:
+    """Return the distinct numbers of some columns of arrays of rows, ascending; they are from 0 on."""
+    largest = max((int(numbers.max()) for numbers in _numbers(arrays, columns)), default=-1)
+    max_dense = max(_DENSE, 4 * sum(map(len, arrays)))
+    return distinct_numbers(_numbers(arrays, columns), largest + 1, max_dense)
+
+
+def _numbers(arrays: Sequence[np.ndarray], columns: tuple[int, ...]) -> Iterator[np.ndarray]:
     for rows in arrays:
         for _, (piece,) in pieces(rows):
-            largest = max(largest, int(piece[:, column].max()))
-    if largest > max(_DENSE, 4 * sum(map(len, arrays))):
+            for column in columns:
+                yield piece[:, column]
+
+
+def distinct_numbers(numbers: Iterable[np.ndarray], end: int, max_dense: int = _DENSE) -> np.ndarray:
+    """Return the distinct numbers of some arrays, ascending; they are from 0 to below the end."""
+    if end > max_dense:
         # Few numbers of a large range: one byte for each number of it would be gigabytes.
-        found = np.empty(0, np.int64)
-        for rows in arrays:
-            for _, (piece,) in pieces(rows):
-                found = np.union1d(found, piece[:, column])
-        return found
-    occurs = np.zeros(largest + 1, bool)
-    for rows in arrays:
-        for _, (piece,) in pieces(rows):
-            occurs[piece[:, column]] = True
+        distinct = np.empty(0, np.int64)
+        for piece in numbers:
+            distinct = np.union1d(distinct, piece)
+        return distinct
+    occurs = np.zeros(end, bool)
+    for piece in numbers:
+        occurs[piece] = True
     return np.flatnonzero(occurs)

@@ -12,12 +12,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from dglkge.data.dataset_files import GRAPH_JOB, PARTITION_LOG, PARTITIONS, load_json
+from dglkge.data.dataset_files import GRAPH_JOB, PARTITION_LOG, PARTITIONS, Field, load_json
 from dglkge.errors import JobError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -61,6 +61,22 @@ class GraphJob:
     has_weights: bool
     has_parts: bool = False
     num_workers: int = 1
+
+    @classmethod
+    def of(cls, description: Mapping[str, Any], num_workers: int = 1, has_parts: bool = False) -> GraphJob:
+        """Return the job for a data set with the fields of a description."""
+        return cls(
+            description[Field.GRAPH_NAME],
+            description[Field.NUM_PARTS],
+            description[Field.PART_METHOD],
+            int(description.get(Field.SEED, 0)),
+            description[Field.ENTITY_TYPES],
+            description[Field.EDGE_TYPES],
+            description[Field.NUM_RELATIONS],
+            description[Field.HAS_WEIGHTS],
+            has_parts,
+            num_workers,
+        )
 
     def save(self, dataset: Path) -> None:
         """Write the job into a data set folder that is being built."""

@@ -1,40 +1,20 @@
-"""Splits by a hash of each triple."""
+"""Splits of triples: made by a hash of each triple, and what train gives away of valid and test."""
 
 from __future__ import annotations
 
-import math
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
 
-from dglkge.data.dataset_files import SPLITS, TRAIN
+from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
+from dglkge.data.quality import BUCKET_BYTES, Leaks, NumberedTriples, Quality, measure_quality
 from dglkge.errors import InputError
 from dglkge.kernels.hashing import GOLDEN_GAMMA, split_mix
-from dglkge.partition.ingest import IdTriples
+from dglkge.partition.entity_types import TypedIds
+from dglkge.partition.ingest import IdTriples, Place
+from dglkge.partition.options import IMPLIED
 from dglkge.partition.rows import CollectedRows, pieces
-
-
-def parse_fractions(text: str) -> tuple[float, float, float]:
-    """Parse the ``--split`` option: three fractions, or the one of train (the rest is halved).
-
-    Raises
-    ------
-    InputError
-        If they are no fractions, that of train is 0, or they do not add up to 1.
-    """
-    try:
-        numbers = [float(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if len(numbers) == 1:
-        rest = (1 - numbers[0]) / 2
-        numbers = [numbers[0], rest, rest]
-    if len(numbers) != 3 or not all(0 <= x <= 1 for x in numbers) or numbers[0] == 0:
-        raise InputError(f"--split {text!r} is not allowed; give one or three fractions, e.g. 0.9,0.05,0.05")
-    # Decimal fractions such as 0.9 + 0.05 + 0.05 are not exact in binary.
-    if not math.isclose(sum(numbers), 1, abs_tol=1e-6):
-        raise InputError(f"--split {text!r}: the fractions add up to {sum(numbers):g}, not 1")
-    return numbers[0], numbers[1], numbers[2]
 
 
 def split_by_hash(
@@ -58,11 +38,11 @@ def split_by_hash(
     InputError
         If no triple falls into train.
     """
-    rows = triples.splits[TRAIN]
+    all_rows = triples.splits[TRAIN]
     bounds = np.cumsum(fractions)[:2]
     kept = {split: CollectedRows(folder, (3,), np.int32) for split in SPLITS}
     kept_weights = {split: CollectedRows(folder, (), np.float32) for split in SPLITS if triples.weights}
-    for piece, (some,) in pieces(rows):
+    for piece, (some,) in pieces(all_rows):
         # The upper 53 bits, which float64 represents exactly: a uniform number in [0, 1).
         position = (hash_triples(some, seed) >> np.uint64(11)).astype(np.float64) / 2.0**53
         # By hash and not by drawing: the split does not depend on the order of the triples, and duplicates
@@ -72,10 +52,10 @@ def split_by_hash(
             kept[split].append(some[split_of == place])
             if kept_weights:
                 kept_weights[split].append(triples.weights[TRAIN][piece][split_of == place])
-    splits = {split: found.array() for split, found in kept.items()}
-    weights = {split: found.array() for split, found in kept_weights.items()}
+    splits = {split: rows.array() for split, rows in kept.items()}
+    weights = {split: rows.array() for split, rows in kept_weights.items()}
     if len(splits[TRAIN]) == 0:
-        raise InputError(f"--split {fractions}: no triple is left to train on out of {len(rows)}")
+        raise InputError(f"--split {fractions}: no triple is left to train on out of {len(all_rows)}")
     return IdTriples(triples.entities, triples.relations, splits, weights)
 
 
@@ -85,3 +65,114 @@ def hash_triples(triples: np.ndarray, seed: int) -> np.ndarray:
     for column in range(3):
         state = split_mix((state ^ triples[:, column].astype(np.uint64)) + GOLDEN_GAMMA)
     return state
+
+
+def measure_triples(
+    triples: IdTriples, ids: TypedIds, bucket_bytes: int = BUCKET_BYTES, num_workers: int = 1
+) -> Quality:
+    """Measure the quality of triples that are not written yet, with so much memory and so many threads."""
+    splits = {}
+    for split in SPLITS:
+        rows = triples.splits.get(split, np.zeros((0, 3), dtype=np.int32))
+        # With one type the ids stay: relation_ids would copy what may be larger than memory.
+        relations = rows[:, 1] if len(ids.types) == 1 else ids.relation_ids(rows)
+        splits[split] = (rows[:, 0], relations, rows[:, 2])
+    return measure_quality(
+        NumberedTriples(
+            splits,
+            len(triples.entities),
+            len(ids.relations),
+            triples.entities.__getitem__,
+            ids.relations.labels.__getitem__,
+        ),
+        bucket_bytes,
+        num_workers,
+    )
+
+
+def drop_leaks(
+    triples: IdTriples, leaks: Mapping[str, Leaks], which: str
+) -> tuple[IdTriples, dict[str, int]]:
+    """Drop the triples of valid and test that train gives away.
+
+    Parameters
+    ----------
+    triples : IdTriples
+        All splits.
+    leaks : mapping of str to Leaks
+        Of valid and test.
+    which : str
+        ``"exact"``: triples that stand in train; ``"implied"``: also those that train implies.
+
+    Returns
+    -------
+    IdTriples
+        The triples that are left.
+    dict of str to int
+        Number of dropped triples of valid and test.
+    """
+    splits, weights, dropped = dict(triples.splits), dict(triples.weights), {}
+    for split, found in leaks.items():
+        keep = ~(found.in_train | found.implied) if which == IMPLIED else ~found.in_train
+        dropped[split] = len(keep) - int(keep.sum())
+        for arrays in (splits, weights):
+            if split in arrays:
+                arrays[split] = arrays[split][keep]
+    return IdTriples(triples.entities, triples.relations, splits, weights), dropped
+
+
+def check_leaks(triples: IdTriples, quality: Quality, max_implied: float, place: Place | None) -> None:
+    """Check that train gives away no triple of valid and test, and implies few.
+
+    Parameters
+    ----------
+    triples : IdTriples
+        All splits.
+    quality : Quality
+        What was measured of them.
+    max_implied : float
+        Share of a split's triples that train may imply by inverse, symmetric or duplicate relations.
+    place : callable or None
+        Where a row of a split stands in the input; None if that is not known.
+
+    Raises
+    ------
+    InputError
+        If there are leaks: their numbers and an example.
+    """
+    figures = quality.report["leaks"]
+    leaking = [split for split in (VALID, TEST) if figures[split]["in_train"]["triples"]]
+    if leaking:
+        counts = _counts(quality, "in_train", leaking)
+        first = int(np.flatnonzero(quality.leaks[leaking[0]].in_train)[0])
+        row = triples.splits[leaking[0]][first]
+        again = int(np.flatnonzero((triples.splits[TRAIN] == row).all(axis=1))[0])
+        also = f", also {place(TRAIN, again)}" if place else ""
+        raise InputError(
+            f"{counts} stand in train too, e.g. {_show(triples, leaking[0], first, place)}{also}: "
+            "--strict-splits refuses this; --drop-leaks exact leaves them out"
+        )
+    leaking = [split for split in (VALID, TEST) if figures[split]["implied"]["share"] > max_implied]
+    if leaking:
+        counts = _counts(quality, "implied", leaking)
+        first = int(np.flatnonzero(quality.leaks[leaking[0]].implied)[0])
+        raise InputError(
+            f"{counts} follow from train by an inverse, symmetric or duplicate relation, "
+            f"e.g. {_show(triples, leaking[0], first, place)}: --strict-splits allows a share of "
+            f"{max_implied:g}; --drop-leaks implied leaves them out"
+        )
+
+
+def _counts(quality: Quality, leak: str, splits: list[str]) -> str:
+    figures = quality.report["leaks"]
+    return " and ".join(
+        f"{figures[split][leak]['triples']:,} of {quality.report['triples'][split]:,} {split} triples "
+        f"({figures[split][leak]['share']:.1%})"
+        for split in splits
+    )
+
+
+def _show(triples: IdTriples, split: str, row: int, place: Place | None) -> str:
+    head, relation, tail = triples.splits[split][row].tolist()
+    names = (triples.entities[head], triples.relations[relation], triples.entities[tail])
+    return f"{place(split, row) if place else split}: {' '.join(map(repr, names))}"

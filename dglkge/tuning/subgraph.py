@@ -11,8 +11,9 @@ from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import TRAIN, VALID
 from dglkge.data.text_format import ROLES, WEIGHT
 from dglkge.errors import InputError
-from dglkge.partition.inputs import DEFAULT_TYPE, Options
+from dglkge.partition.entity_types import DEFAULT_TYPE
 from dglkge.partition.make_dataset import partition_dataframe
+from dglkge.partition.options import Options
 from dglkge.tuning.kcore import core_numbers, triple_cores
 
 FEWEST_VALID = 500

@@ -37,8 +37,8 @@ from dglkge.config import Config, load_config
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
-from dglkge.partition.inputs import Options
 from dglkge.partition.make_dataset import partition_dataframe
+from dglkge.partition.options import Options
 from dglkge.training.build import check_training
 from dglkge.training.epochs import JOB
 

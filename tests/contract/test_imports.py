@@ -15,7 +15,7 @@ from tests.contract.source_tree import ROOT, SourceFile, sources
 OPTIM_MAY_IMPORT = {"torch", "dgl", "numpy"}
 ONLY_FOR_PEOPLE = {
     "rich": ("dglkge.cli", "dglkge.partition", "partition_tools"),
-    "psutil": ("dglkge.launch",),
+    "psutil": ("dglkge.launch", "dglkge.partition"),
     "fastapi": ("dglkge.serving", "dglkge.cli.serve"),
     "uvicorn": ("dglkge.serving", "dglkge.cli.serve"),
     "faiss": ("dglkge.serving", "dglkge.inference"),

@@ -9,7 +9,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from dglkge.partition import make_dataset
+from dglkge.partition import dataset_writer
 from dglkge.partition.run_build import GraphJob
 from tests.toy_kg import ring_triples, typed_triples
 
@@ -24,7 +24,7 @@ def build_here(monkeypatch: pytest.MonkeyPatch) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             build_partitions(dataset, GraphJob.take(dataset))
 
-    monkeypatch.setattr(make_dataset, "run_build", run_build)
+    monkeypatch.setattr(dataset_writer, "run_build", run_build)
 
 
 @pytest.fixture

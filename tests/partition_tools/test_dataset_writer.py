@@ -10,7 +10,7 @@ import pytest
 from dglkge.data.vocabulary import RelationVocabulary
 from dglkge.partition import rows
 from dglkge.partition.dataset_writer import PENDING_DESCRIPTION, write_description, write_triples
-from dglkge.partition.ingest import IdTriples, assign_ids
+from dglkge.partition.entity_types import assign_ids
 from tests.partition_tools.reading_back import lines, named_triples
 
 ENTITIES = ["Ada", "Bob", "Po", "Rome"]
@@ -21,10 +21,10 @@ TEST = np.array([[3, 0, 0]], dtype=np.int32)
 
 def write(folder, weights: bool = False):
     """Write two types, with ``in`` between two pairs and ``meets`` in test between a third."""
-    given = {"train": np.arange(6, dtype=np.float32)} if weights else {}
-    triples = IdTriples(ENTITIES, ["meets", "in"], {"train": TRAIN, "test": TEST}, given)
-    ids = assign_ids(triples.splits, triples.relations, ["person", "place"], TYPE_OF)
-    return write_triples(folder, triples, ids)
+    columns = {"train_weights.npy": np.arange(6, dtype=np.float32)} if weights else {}
+    splits = {"train": TRAIN, "test": TEST}
+    ids = assign_ids(splits, ["meets", "in"], ["person", "place"], TYPE_OF)
+    return write_triples(folder, ids.vocabularies(ENTITIES), ids, splits, columns)
 
 
 @pytest.fixture(params=[1, 2, 100])

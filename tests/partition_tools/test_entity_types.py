@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dglkge.errors import InputError
-from dglkge.partition.inputs import type_name_fault, types_of_entities
+from dglkge.partition.entity_types import type_name_fault, types_of_entities
 
 
 def write(folder, text):

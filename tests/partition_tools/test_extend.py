@@ -19,13 +19,7 @@ from dglkge.partition import extend
 from dglkge.typing import RELATION
 from tests.toy_kg import REPOSITORY, toy_dataset
 
-
-@pytest.fixture(autouse=True)
-def here(build_here, monkeypatch):
-    """Partition in this process."""
-    from dglkge.partition import make_dataset
-
-    monkeypatch.setattr(extend, "run_build", make_dataset.run_build)
+pytestmark = pytest.mark.usefixtures("build_here")
 
 
 def write(path: Path, *rows: tuple[str, ...]) -> Path:

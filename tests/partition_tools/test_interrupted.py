@@ -29,7 +29,7 @@ sys.exit(partition.main(sys.argv[1:]))
 
 POINTS = [
     ("make_dataset", "write_triples"),
-    ("make_dataset", "run_build"),
+    ("dataset_writer", "run_build"),
     ("dataset_writer", "_replace"),
 ]
 """Where the run is stopped: instead of calling this function."""

@@ -10,8 +10,8 @@ import pytest
 
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
-from dglkge.partition.inputs import Options
 from dglkge.partition.make_dataset import partition_dataframe
+from dglkge.partition.options import Options
 from partition_tools import partition
 from tests.partition_tools.reading_back import named_triples
 from tests.toy_kg import typed_triples

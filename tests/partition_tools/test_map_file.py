@@ -7,7 +7,7 @@ import gzip
 import pytest
 
 from dglkge.errors import InputError
-from dglkge.partition.inputs import read_id_map, read_pairs
+from dglkge.partition.readers.id_folders import read_id_map, read_pairs
 
 
 def write(path, content: bytes):

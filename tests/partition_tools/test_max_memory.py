@@ -10,10 +10,11 @@ import pandas as pd
 import pytest
 
 from dglkge.data.quality import NumberedTriples, measure_quality
+from dglkge.data.text_format import Columns
 from dglkge.errors import InputError, StorageError
-from dglkge.partition import inputs, make_dataset, rows
-from dglkge.partition.inputs import Options, check_metis_memory, parse_memory
-from dglkge.partition.make_dataset import partition_files
+from dglkge.partition import make_dataset, rows
+from dglkge.partition.make_dataset import METIS_TRIPLE_BYTES, metis_memory, partition_files
+from dglkge.partition.options import Options, parse_memory
 from dglkge.partition.rows import CollectedRows, distinct_below, pieces
 
 
@@ -32,13 +33,13 @@ def test_what_is_no_size(text: str) -> None:
 
 
 def test_metis_is_refused_where_it_does_not_fit() -> None:
-    assert check_metis_memory(1000, 10**9) == 1000 * inputs.METIS_TRIPLE_BYTES
+    assert metis_memory(1000, 10**9) == 1000 * METIS_TRIPLE_BYTES
     with pytest.raises(
         InputError, match=r"METIS needs about .* GB for 100,000,000 triples, --max-memory is 1.0 GB: "
     ):
-        check_metis_memory(10**8, 10**9)
+        metis_memory(10**8, 10**9)
     with pytest.raises(InputError, match="the machine's free memory is .* GB: give --method ldg or random"):
-        check_metis_memory(10**12, None)
+        metis_memory(10**12, None)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -74,7 +75,7 @@ def test_any_limit_and_number_of_workers_give_the_same_data_set(
         options = Options(
             num_parts=2,
             method=method,
-            columns=inputs.Columns(order=("head", "relation", "tail", "weight")),
+            columns=Columns(order=("head", "relation", "tail", "weight")),
             entity_types=tmp_path / "types.tsv" if typed else None,
             split=(0.8, 0.1, 0.1),
             name="same",

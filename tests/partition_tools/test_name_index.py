@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dglkge.data.name_list import NameList, string_buffers
+from dglkge.data.triples import string_buffers
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import InputError
 from dglkge.kernels.names import hash_names
 from dglkge.partition import name_index
-from dglkge.partition.name_index import NameIndex, sorted_order
+from dglkge.partition.name_index import NameIndex, NameList, sorted_order
 
 # Zeros, names that begin alike, and letters of several bytes.
 NAME = st.text("ab\0é語😀", max_size=20).map("http://example.org/".__add__) | st.text(min_size=1, max_size=12)

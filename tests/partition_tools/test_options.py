@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dglkge.errors import InputError
-from dglkge.partition.inputs import Options, check_num_parts, check_options
+from dglkge.partition.make_dataset import check_num_parts
+from dglkge.partition.options import Options, check_options
 from dglkge.partition.report import reading_progress, show_line
 
 

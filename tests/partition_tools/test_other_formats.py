@@ -9,10 +9,10 @@ import pytest
 
 from dglkge.data.text_format import edge_list_header
 from dglkge.errors import InputError
-from dglkge.partition.inputs import Options
+from dglkge.partition.entity_types import take_types
 from dglkge.partition.make_dataset import partition_files
-from dglkge.partition.readers.find import find_input, read_input, take_types
-from dglkge.partition.readers.options import ReadingOptions
+from dglkge.partition.options import Options, ReadingOptions
+from dglkge.partition.readers.find import find_input, read_input
 from tests.partition_tools.reading_back import lines, named_triples
 
 ENTITIES = ["Rome", "New York", "Italy"]

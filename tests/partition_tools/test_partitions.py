@@ -11,8 +11,8 @@ import pytest
 
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
-from dglkge.partition.inputs import Options
 from dglkge.partition.make_dataset import partition_dataframe, partition_files
+from dglkge.partition.options import Options
 from tests.partition_tools.reading_back import named_triples, owned_triples
 
 pytestmark = pytest.mark.usefixtures("build_here")

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dglkge.errors import InputError
-from dglkge.partition.readers.entity_types import type_names
-from dglkge.partition.readers.options import parse_prefixes
-from dglkge.partition.readers.prefixes import WELL_KNOWN, PrefixTable
+from dglkge.partition.entity_types import type_names
+from dglkge.partition.options import parse_prefixes
+from dglkge.partition.readers.rdf import WELL_KNOWN, PrefixTable
 
 # Few characters, so that IRIs begin with one another and schemes are prefixes.
 STEMS = st.text("ab:/#", max_size=4).map(lambda text: "a:" + text)

@@ -11,10 +11,10 @@ import pytest
 
 from dglkge.data.dataset_files import NUMERIC_LITERALS
 from dglkge.errors import InputError
-from dglkge.partition.inputs import Options
+from dglkge.partition.entity_types import take_types
 from dglkge.partition.make_dataset import partition_files
-from dglkge.partition.readers.find import find_input, read_input, take_types
-from dglkge.partition.readers.options import ReadingOptions
+from dglkge.partition.options import Options, ReadingOptions
+from dglkge.partition.readers.find import find_input, read_input
 from tests.partition_tools.reading_back import named_triples
 
 pytest.importorskip("pyoxigraph", reason="RDF is read by pyoxigraph, the extra rdf")

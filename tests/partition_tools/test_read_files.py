@@ -14,8 +14,14 @@ import pytest
 from dglkge.data.text_format import Columns, RowRules
 from dglkge.data.triples import TripleFile
 from dglkge.errors import InputError
-from dglkge.partition.ingest import IdTriples, ingest_ids, ingest_names
-from dglkge.partition.read_files import BLOCK_BYTES, SplitFiles, bytes_at_a_time
+from dglkge.partition.ingest import (
+    BLOCK_BYTES,
+    IdTriples,
+    SplitFiles,
+    bytes_at_a_time,
+    ingest_ids,
+    ingest_names,
+)
 
 NUM_FILES = 7
 

@@ -19,9 +19,8 @@ import pandas as pd
 import pytest
 
 from dglkge.data.text_format import parse_columns
-from dglkge.partition.inputs import Options
 from dglkge.partition.make_dataset import partition_files
-from dglkge.partition.readers.options import ReadingOptions
+from dglkge.partition.options import Options, ReadingOptions
 
 Row = tuple[str, str, str]
 NAMES = [

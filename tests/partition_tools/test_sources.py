@@ -5,7 +5,12 @@ from __future__ import annotations
 import pytest
 
 from dglkge.errors import InputError
-from dglkge.partition.inputs import find_sources, split_of
+from dglkge.partition.options import Options
+from dglkge.partition.readers.find import find_input, split_of
+
+
+def find_sources(inputs):
+    return {split: path for split, ((path, _),) in find_input(inputs, Options()).files.items()}
 
 
 def touch(folder, *names):
@@ -42,7 +47,9 @@ def test_folder(tmp_path):
 
 def test_folder_without_train(tmp_path):
     touch(tmp_path, "test.tsv", "train.json")
-    with pytest.raises(InputError, match="has no file called train with one of the extensions .tsv, .txt"):
+    with pytest.raises(
+        InputError, match="has no file called train with one of the extensions .csv, .graphml"
+    ):
         find_sources([tmp_path])
 
 

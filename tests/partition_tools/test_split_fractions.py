@@ -7,7 +7,8 @@ import pytest
 
 from dglkge.errors import InputError
 from dglkge.partition.ingest import IdTriples
-from dglkge.partition.splits import hash_triples, parse_fractions, split_by_hash
+from dglkge.partition.options import parse_fractions
+from dglkge.partition.splits import hash_triples, split_by_hash
 
 
 def triples(num: int, seed: int = 0) -> IdTriples:

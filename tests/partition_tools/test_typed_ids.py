@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dglkge.partition.ingest import assign_ids
+from dglkge.partition.dataset_writer import pairs_of_types
+from dglkge.partition.entity_types import assign_ids
 
 TYPES = ["person", "town"]
 TYPE_OF = np.array([1, 0, 1, 0, 0], dtype=np.int32)
@@ -22,7 +23,8 @@ def ids():
 def test_ids_count_within_types(ids):
     assert ids.id_in_type.tolist() == [0, 0, 1, 1, 2]
     assert ids.num_entities() == {"person": 3, "town": 2}
-    assert ids.entities_of(0).tolist() == [1, 3, 4] and ids.entities_of(1).tolist() == [0, 2]
+    names = {type_: list(names.names) for type_, names in ids.vocabularies("abcde")}
+    assert names == {"person": ["b", "d", "e"], "town": ["a", "c"]}
 
 
 def test_a_name_that_joins_several_pairs_is_several_relations(ids):
@@ -48,7 +50,9 @@ def test_original_ids(ids):
 
 
 def test_ranks_of_pairs_follow_first_relations(ids):
-    assert ids.pair_ranks().tolist() == [0, 0, 1, 2]
+    pairs, ranks = pairs_of_types(ids.relations)
+    assert pairs == [("person", "person"), ("person", "town"), ("town", "town")]
+    assert ranks.tolist() == [0, 0, 1, 2]
 
 
 def test_relation_that_no_triple_has_keeps_its_place():

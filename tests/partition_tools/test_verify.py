@@ -11,8 +11,8 @@ import pytest
 
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
-from dglkge.partition.inputs import Options
 from dglkge.partition.make_dataset import partition_dataframe
+from dglkge.partition.options import Options
 from dglkge.partition.verify import VerificationError, verify_partitions
 from tests.toy_kg import typed_triples
 

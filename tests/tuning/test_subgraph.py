@@ -8,8 +8,8 @@ import pytest
 
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
-from dglkge.partition.inputs import Options
 from dglkge.partition.make_dataset import partition_dataframe
+from dglkge.partition.options import Options
 from dglkge.tuning.subgraph import Cores
 from tests.partition_tools.conftest import build_here  # noqa: F401
 from tests.toy_kg import toy_dataset

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from dglkge.data.dataset_files import SPLITS, TRAIN
-from dglkge.data.text_format import Columns
-from dglkge.errors import InputError, unknown_name
-from dglkge.partition.ingest import IdTriples
-from dglkge.partition.inputs import Options, find_sources, one_each, split_of
-from dglkge.partition.readers.entity_types import too_general, types_from_triples
+from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
+from dglkge.data.text_format import Columns, bare_path, compression
+from dglkge.errors import InputError
+from dglkge.partition.ingest import Reading, Watch
+from dglkge.partition.options import Options
 from dglkge.partition.readers.formats import (
     FOLDER,
     FORMATS,
@@ -23,12 +21,10 @@ from dglkge.partition.readers.formats import (
     RDF,
     TABLE,
     Format,
-    compression,
     find_format,
     format_by_name,
-    format_named,
 )
-from dglkge.partition.readers.graphml import TYPE_RELATION, read_graphml
+from dglkge.partition.readers.graphml import read_graphml
 from dglkge.partition.readers.id_folders import (
     PYKEEN_TRIPLES,
     IdFolder,
@@ -37,10 +33,10 @@ from dglkge.partition.readers.id_folders import (
     find_pykeen,
     pykeen_folder,
 )
-from dglkge.partition.readers.options import ReadingOptions
-from dglkge.partition.readers.prefixes import WELL_KNOWN, PrefixTable
 from dglkge.partition.readers.rdf import read_rdf
-from dglkge.partition.readers.reading import Reading, Watch
+
+_WORDS = {TRAIN: TRAIN, "training": TRAIN, VALID: VALID, "validation": VALID, "val": VALID, "dev": VALID}
+_WORDS |= {TEST: TEST, "testing": TEST}
 
 _FOLDERS = {"pykeen": find_pykeen, "openke": find_openke, "dglke": find_dglke}
 _OPTIONS_OF = {
@@ -87,8 +83,12 @@ class Source:
         """The format for people: ``N-Triples, gzip``."""
         if self.folder is not None:
             return self.folder.layout
-        kinds = [_title(path, format_) for files in self.files.values() for path, format_ in files]
-        return " and ".join(dict.fromkeys(kinds))
+        titles = []
+        for files in self.files.values():
+            for path, kind in files:
+                packing = {"gzip": ", gzip", "bz2": ", bzip2"}.get(compression(path) or "", "")
+                titles.append(kind.title + packing)
+        return " and ".join(dict.fromkeys(titles))
 
     @property
     def line(self) -> str:
@@ -110,9 +110,30 @@ class Source:
         return {"format": self.title, "found_by": self.how, "files": files}
 
 
-def _title(path: Path, format_: Format) -> str:
-    kind = compression(path)
-    return f"{format_.title}, {kind}" if kind else format_.title
+def split_of(path: Path) -> str | None:
+    """Return the split in a file's name (``train.tsv``, ``dev.txt.gz``, ``wiki-test.txt``), or None."""
+    # The last word before the extension counts: "train-2020-test.txt" is a test split.
+    return _WORDS.get(re.split(r"[-_.]", bare_path(path).stem.lower())[-1])
+
+
+def one_each(files: list[Path], place: str) -> dict[str, Path]:
+    """Return the file of each split, by their names.
+
+    Raises
+    ------
+    InputError
+        If two files claim the same split.
+    """
+    by_split: dict[str, Path] = {}
+    for path in files:
+        split = split_of(path)
+        if split in by_split:
+            raise InputError(
+                f"{place}: the {split} split is ambiguous: {by_split[split].name} and {path.name}; give files"
+            )
+        if split:
+            by_split[split] = path
+    return {split: by_split[split] for split in SPLITS if split in by_split}
 
 
 def find_input(inputs: Sequence[Path], options: Options) -> Source:
@@ -121,21 +142,22 @@ def find_input(inputs: Sequence[Path], options: Options) -> Source:
     Parameters
     ----------
     inputs : sequence of Path
-        A folder, or files. With ``options.split`` the files are one set of triples, unless their names say
-        train, valid and test.
+        A folder with files named train, valid and test, or up to three files. Files with other names are
+        taken as train, valid and test in their order. With ``options.split`` the files are one set of
+        triples, unless their names say train, valid and test.
     options : Options
 
     Raises
     ------
     InputError
-        If something is missing, a format cannot be found out, or formats or options do not go together.
+        If something is missing, two files claim the same split, a format cannot be found out, or formats or
+        options do not go together.
     """
-    reading = options.reading
-    wanted = None if reading.format is None else format_named(reading.format)
+    kind = None if options.reading.format is None else FORMATS[options.reading.format]
     for path in inputs:
         if not path.exists():
             raise InputError(f"{path}: there is no such file or folder")
-    source = _find(inputs, options, wanted)
+    source = _id_folder(inputs, kind) or _source(inputs, kind, is_one_set=options.split is not None)
     families = {format_.family: path for files in source.files.values() for path, format_ in files}
     if len(families) > 1:
         some = ", ".join(f"{path.name} ({find_format(path)[0].title})" for path in families.values())
@@ -144,44 +166,31 @@ def find_input(inputs: Sequence[Path], options: Options) -> Source:
     return source
 
 
-def _find(inputs: Sequence[Path], options: Options, wanted: Format | None) -> Source:
-    if all(path.is_dir() for path in inputs):
-        found = _id_folder(inputs, wanted)
-        if found is not None:
-            return found
-        if wanted is not None and wanted.family == FOLDER:
-            raise InputError(
-                f"{inputs[0]}: its files are not those of {wanted.title} (--format {wanted.name})"
-            )
-    elif wanted is not None and wanted.family == FOLDER:
-        raise InputError(f"--format {wanted.name} is for a folder, got the file {inputs[0]}")
-    files = list(inputs)
-    if len(inputs) == 1 and inputs[0].is_dir():
-        files = _in_folder(inputs[0], wanted, all_of_them=options.split is not None)
-    is_one_set = options.split is not None and not any(map(split_of, files))
-    by_split: dict[str, list[Path]] = {TRAIN: files}
-    if not is_one_set or any(path.is_dir() for path in files):
-        by_split = {split: [path] for split, path in find_sources(files).items()}
-    formats = {path: (wanted, "format") if wanted else find_format(path) for path in files}
-    how = "content" if any(how == "content" for _, how in formats.values()) else formats[files[0]][1]
-    return Source({split: [(p, formats[p][0]) for p in paths] for split, paths in by_split.items()}, how)
-
-
-def _id_folder(folders: Sequence[Path], wanted: Format | None) -> Source | None:
+def _id_folder(inputs: Sequence[Path], kind: Format | None) -> Source | None:
     """Return the folder of another project, or PyKEEN's folders, if they are one."""
-    names = _FOLDERS if wanted is None else [wanted.name]
-    for name in names:
-        found = None
-        if len(folders) == 1 and name in _FOLDERS:
+    if not all(path.is_dir() for path in inputs):
+        if kind is not None and kind.family == FOLDER:
+            raise InputError(f"--format {kind.name} is for a folder, got the file {inputs[0]}")
+        return None
+    for name in _FOLDERS if kind is None else [kind.name]:
+        folder = None
+        if len(inputs) == 1 and name in _FOLDERS:
             # A table called train is read, as it always was; DGL-KE's own is one.
-            if wanted is None and name != "dglke" and _has_train_table(folders[0]):
+            if kind is None and name != "dglke" and _has_train_table(inputs[0]):
                 continue
-            found = _FOLDERS[name](folders[0])
-        elif name == "pykeen" and all((folder / PYKEEN_TRIPLES).is_file() for folder in folders):
-            found = pykeen_folder(_splits_of_folders(folders))
-        if found is not None:
-            files = {split: [(path, FORMATS[name])] for split, path in found.files.items()}
-            return Source(files, "files" if wanted is None else "format", found)
+            folder = _FOLDERS[name](inputs[0])
+        elif name == "pykeen" and all((path / PYKEEN_TRIPLES).is_file() for path in inputs):
+            if len(inputs) > len(SPLITS):
+                raise InputError(f"--input takes up to three folders of PyKEEN, got {len(inputs)}")
+            is_named = all(map(split_of, inputs))
+            folder = pykeen_folder(
+                one_each(list(inputs), "the folders given") if is_named else dict(zip(SPLITS, inputs))
+            )
+        if folder is not None:
+            files = {split: [(path, FORMATS[name])] for split, path in folder.files.items()}
+            return Source(files, "files" if kind is None else "format", folder)
+    if kind is not None and kind.family == FOLDER:
+        raise InputError(f"{inputs[0]}: its files are not those of {kind.title} (--format {kind.name})")
     return None
 
 
@@ -190,32 +199,51 @@ def _has_train_table(folder: Path) -> bool:
     return any(kind is not None and kind.family == TABLE for kind in kinds)
 
 
-def _splits_of_folders(folders: Sequence[Path]) -> dict[str, Path]:
-    if len(folders) > len(SPLITS):
-        raise InputError(f"--input takes up to three folders of PyKEEN, got {len(folders)}")
-    if all(map(split_of, folders)):
-        return one_each(list(folders), "the folders given")
-    return dict(zip(SPLITS, folders))
+def _source(inputs: Sequence[Path], kind: Format | None, is_one_set: bool) -> Source:
+    """Return files, or those of a folder, by split."""
+    files = list(inputs)
+    if len(inputs) == 1 and inputs[0].is_dir():
+        files = _in_folder(inputs[0], kind, is_one_set)
+    folder = next((path for path in files if path.is_dir()), None)
+    if folder is not None:
+        raise InputError(
+            f"--input takes one folder or up to three files; got the folder {folder} among others"
+        )
+    words = [split_of(path) for path in files]
+    if (is_one_set and not any(words)) or len(files) == 1:
+        by_split = {TRAIN: files}
+    elif len(files) > len(SPLITS):
+        raise InputError(f"--input takes up to three files (train, valid, test), got {len(files)}")
+    elif not any(words):
+        by_split = {split: [path] for split, path in zip(SPLITS, files)}
+    elif not all(words):
+        unclear = files[words.index(None)]
+        raise InputError(f"{unclear}: its name does not say which of train, valid and test it is, others' do")
+    else:
+        by_split = {split: [path] for split, path in one_each(files, "the files given").items()}
+    formats = {path: (kind, "format") if kind else find_format(path) for path in files}
+    how = "content" if any(how == "content" for _, how in formats.values()) else formats[files[0]][1]
+    return Source({split: [(p, formats[p][0]) for p in paths] for split, paths in by_split.items()}, how)
 
 
-def _in_folder(folder: Path, wanted: Format | None, all_of_them: bool) -> list[Path]:
+def _in_folder(folder: Path, kind: Format | None, is_one_set: bool) -> list[Path]:
     """Return the files of a folder named train, valid and test, or all those of RDF or GraphML."""
     formats = {path: format_by_name(path) for path in sorted(folder.iterdir()) if path.is_file()}
     known = {path: format_ for path, format_ in formats.items() if format_ is not None}
     # Tables first: the folders that were always read are read as before.
     for family in (TABLE, RDF, GRAPHML):
-        mine = [path for path, kind in known.items() if kind.family == family and wanted in (None, kind)]
+        mine = [path for path, found in known.items() if found.family == family and kind in (None, found)]
         named = [path for path in mine if split_of(path)]
         if TRAIN in map(split_of, named):
             return list(one_each(named, str(folder)).values())
         if mine and family != TABLE and not named:
-            if not all_of_them and len(mine) > 1:
+            if not is_one_set and len(mine) > 1:
                 raise InputError(
                     f"{folder} has {len(mine)} files of {known[mine[0]].title}, none called train; "
                     "--split 0.9 takes them as one set of triples"
                 )
             return mine
-    kinds = sorted({suffix for kind in FORMATS.values() for suffix in kind.extensions})
+    kinds = sorted({suffix for format_ in FORMATS.values() for suffix in format_.extensions})
     raise InputError(
         f"{folder} has no file called train with one of the extensions {', '.join(kinds)}, most of them "
         "also with .gz or .bz2, and no data set of DGL-KE, OpenKE or PyKEEN"
@@ -261,61 +289,3 @@ def read_input(source: Source, options: Options, watch: Watch, temporary: Path) 
         paths = {split: [path for path, _ in files] for split, files in source.files.items()}
         return read_graphml(paths, options.reading, watch)
     return read_rdf(source.files, options.reading, watch, temporary)
-
-
-def take_types(reading: Reading, options: Options, family: str) -> None:
-    """Turn the triples of the relation ``types_from`` into entity types.
-
-    Raises
-    ------
-    InputError
-        If there is no such relation, or nothing else.
-    """
-    wanted = options.reading.types_from
-    if wanted is None:
-        return
-    triples = reading.triples
-    relation, general = _type_relation(triples, reading, options.reading, family)
-    before = len(triples.entities)
-    rows_before = sum(map(len, triples.splits.values()))
-    triples, types, classes = types_from_triples(
-        triples, relation, general, options.reading.max_types, options.num_parts
-    )
-    if len(triples.splits[TRAIN]) == 0:
-        raise InputError(f"--types-from {wanted}: no triple is left to train on")
-    reading.triples, reading.types = triples, types
-    num_rows = rows_before - sum(map(len, triples.splits.values()))
-    left_out = before - len(triples.entities)
-    reading.figures["types"] = {
-        "from": wanted,
-        "triples": num_rows,
-        "entities_left_out": left_out,
-        "classes": classes,
-    }
-    reading.notes.append(
-        f"{num_rows:,} triples of {wanted} became {len(types[0])} entity types; "
-        f"{left_out:,} entities and classes without other triples are left out"
-    )
-
-
-def _type_relation(
-    triples: IdTriples, reading: Reading, options: ReadingOptions, family: str
-) -> tuple[int, np.ndarray]:
-    """Return the id of the relation, and which entities are classes that say nothing."""
-    wanted = options.types_from or ""
-    no_class = np.zeros(len(triples.entities), dtype=bool)
-    if family == GRAPHML:
-        if TYPE_RELATION not in triples.relations:
-            raise InputError(f"--types-from: no node has the attribute {wanted!r}")
-        return triples.relations.index(TYPE_RELATION), no_class
-    name = wanted
-    if family == RDF:
-        table = PrefixTable(reading.figures["prefixes"])
-        iri = PrefixTable(options.prefixes, reading.figures["prefixes"], WELL_KNOWN).expand(wanted)
-        name = table.shorten(iri)
-        for id_, entity in enumerate(triples.entities):
-            # Classes of literals and blank nodes (restrictions of OWL) have no name to use.
-            no_class[id_] = entity[0] in '"_' or too_general(table.expand(entity))
-    if name not in triples.relations:
-        raise unknown_name("relation of --types-from", wanted, triples.relations)
-    return triples.relations.index(name), no_class

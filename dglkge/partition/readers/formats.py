@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-import bz2
-import gzip
-import io
 import re
-import zlib
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
 
-from dglkge.data.text_format import codec, extension
-from dglkge.errors import InputError, unknown_name
+from dglkge.data.text_format import extension, open_stream, read_errors
+from dglkge.errors import InputError
 
 TABLE, RDF, GRAPHML, FOLDER = "table", "rdf", "graphml", "folder"
 """Families of formats: files of one family go together."""
-
-READ_ERRORS = (OSError, EOFError, zlib.error)
-"""Errors of a file that cannot be read or is damaged in its compression."""
 
 _SAMPLE_BYTES = 1 << 16
 
@@ -66,62 +56,9 @@ FORMATS = {
 _BY_EXTENSION = {extension: entry for entry in FORMATS.values() for extension in entry.extensions}
 
 
-def format_named(name: str) -> Format:
-    """Return the format with a name.
-
-    Raises
-    ------
-    InputError
-        If there is none.
-    """
-    if name not in FORMATS:
-        raise unknown_name("format", name, FORMATS)
-    return FORMATS[name]
-
-
-def bare_name(path: Path) -> str:
-    """Return a file's name without the extension of a compression."""
-    return path.stem if codec(path) else path.name
-
-
 def format_by_name(path: Path) -> Format | None:
     """Return the format that the extension of a file stands for, or None."""
     return _BY_EXTENSION.get(extension(path))
-
-
-def compression(path: Path) -> str | None:
-    """Return ``"gzip"`` or ``"bzip2"`` by the first bytes of a file, or None."""
-    with open(path, "rb") as file:
-        return _compression_of(file.read(3))
-
-
-def _compression_of(start: bytes) -> str | None:
-    if start.startswith(b"\x1f\x8b"):
-        return "gzip"
-    return "bzip2" if start.startswith(b"BZh") else None
-
-
-@contextmanager
-def open_stream(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
-    """Open a file for reading, uncompressed by its content.
-
-    Yields
-    ------
-    raw : binary file
-        The file as it is; its position tells progress.
-    stream : binary file
-        The uncompressed bytes.
-    """
-    with open(path, "rb") as raw:
-        start = raw.read(3)
-        raw.seek(0)
-        kind = _compression_of(start)
-        if kind == "gzip":
-            yield raw, cast(BinaryIO, gzip.GzipFile(fileobj=raw))
-        elif kind == "bzip2":
-            yield raw, cast(BinaryIO, bz2.BZ2File(raw))
-        else:
-            yield raw, raw
 
 
 def find_format(path: Path) -> tuple[Format, str]:
@@ -159,11 +96,8 @@ def format_by_content(path: Path) -> Format | None:
     InputError
         If the file is empty or cannot be read.
     """
-    try:
-        with open_stream(path) as (_, stream):
-            sample = stream.read(_SAMPLE_BYTES)
-    except READ_ERRORS as error:
-        raise InputError(f"{path}: cannot be read: {error}") from error
+    with read_errors(path), open_stream(path) as (_, stream):
+        sample = stream.read(_SAMPLE_BYTES)
     if not sample:
         raise InputError(f"{path}: the file is empty")
     if sample.startswith(b"PAR1"):
@@ -211,9 +145,3 @@ def _is_quad(line: str) -> bool:
 def _turtle_or_trig(text: str) -> str:
     # TriG puts the triples of a graph in braces, which Turtle has in literals and comments only.
     return "trig" if "{" in _NOT_SYNTAX.sub("", text) else "turtle"
-
-
-def text_lines(stream: BinaryIO) -> Iterator[str]:
-    """Yield the lines of a UTF-8 stream without their ends, for files that are small."""
-    for line in io.TextIOWrapper(stream, encoding="utf-8-sig", newline="\n"):
-        yield line.rstrip("\r\n")

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from xml.parsers import expat
 
-import pandas as pd
-
+from dglkge.data.text_format import open_stream, read_errors
 from dglkge.errors import InputError
-from dglkge.partition.ingest import ingest_names
-from dglkge.partition.readers.formats import READ_ERRORS, open_stream
-from dglkge.partition.readers.options import ReadingOptions
-from dglkge.partition.readers.reading import CHUNK_ROWS, Reading, Watch, name_chunk, renamed
+from dglkge.partition.ingest import CHUNK_ROWS, Reading, Watch, ingest_names, name_chunk, renamed
+from dglkge.partition.options import ReadingOptions
 
 RELATION_ATTRIBUTES = ("relation", "predicate", "label", "labelE", "type")
 """Attributes of edges that are taken as the relation; the first one that the file declares."""
@@ -77,21 +75,18 @@ class _Counts:
 
 def _split_chunks(
     paths: Sequence[Path], options: ReadingOptions, watch: Watch, counts: _Counts
-) -> Iterator[pd.DataFrame]:
+) -> Iterator[Mapping[str, Any]]:
     for path in paths:
         before = counts.edges
         parser = _Parser(path, options, counts)
         on_bytes = watch(path)
-        try:
-            with open_stream(path) as (raw, stream):
-                while block := stream.read(_BLOCK_BYTES):
-                    parser.feed(block, is_last=False)
-                    on_bytes(raw.tell())
-                    if len(parser.rows[0]) >= CHUNK_ROWS:
-                        yield parser.take()
-                parser.feed(b"", is_last=True)
-        except READ_ERRORS as error:
-            raise InputError(f"{path}: cannot be read: {error}") from error
+        with read_errors(path), open_stream(path) as (raw, stream):
+            while block := stream.read(_BLOCK_BYTES):
+                parser.feed(block, is_last=False)
+                on_bytes(raw.tell())
+                if len(parser.rows[0]) >= CHUNK_ROWS:
+                    yield parser.take()
+            parser.feed(b"", is_last=True)
         if parser.rows[0]:
             yield parser.take()
         if counts.edges == before:
@@ -139,7 +134,7 @@ class _Parser:
                 f"{self._path}:{error.lineno}: column {error.offset + 1}: {reason} (read as GraphML)"
             ) from error
 
-    def take(self) -> pd.DataFrame:
+    def take(self) -> Mapping[str, Any]:
         """Return the rows so far as a chunk."""
         chunk = name_chunk(self.rows)
         for column in self.rows:

@@ -1,24 +1,36 @@
-"""Reads data set folders of DGL-KE, OpenKE and PyKEEN, which give every name an id; the ids are kept."""
+"""Reads files of id and name, and the data set folders of DGL-KE, OpenKE and PyKEEN; the ids are kept."""
 
 from __future__ import annotations
 
 import csv
-import gzip
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 
 from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
-from dglkge.data.text_format import ROLES, Columns, RowRules
-from dglkge.data.triples import place_of_row, read_chunks
+from dglkge.data.text_format import (
+    MAX_ID_DIGITS,
+    ROLES,
+    Columns,
+    RowRules,
+    numbered_lines,
+    read_errors,
+    text_format,
+)
+from dglkge.data.triples import TripleFile, place_of_row
 from dglkge.errors import InputError, unknown_name
-from dglkge.partition.ingest import check_names, ingest_ids
-from dglkge.partition.inputs import id_map, read_id_map
-from dglkge.partition.readers.formats import READ_ERRORS, open_stream, text_lines
-from dglkge.partition.readers.reading import Reading, Watch
+from dglkge.partition.ingest import (
+    IdTriples,
+    Reading,
+    SplitFiles,
+    Watch,
+    check_names,
+    ingest_ids,
+    ingest_names,
+)
 
 PYKEEN_TRIPLES = "numeric_triples.tsv.gz"
 _PYKEEN_FOLDERS = {"training": TRAIN, "validation": VALID, "testing": TEST}
@@ -99,6 +111,85 @@ def _has(folder: Path, *names: str) -> bool:
     return all((folder / name).is_file() for name in names)
 
 
+def read_pairs(
+    path: Path, nouns: tuple[str, str], more_columns: bool = False
+) -> Iterator[tuple[int, str, str]]:
+    """Read lines of two fields, separated by a tab, or by a comma in a ``.csv`` file; also compressed.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    nouns : (str, str)
+        Names of the two fields, for error messages.
+    more_columns : bool
+        Whether a line may have more fields, which are ignored.
+
+    Yields
+    ------
+    line_number, first, second
+
+    Raises
+    ------
+    InputError
+        If the file is missing, empty, not UTF-8 or has a line with another number of columns.
+    """
+    text = text_format(path, None)
+    # Line by line and not by Arrow: these files are small, and errors need the line number.
+    for number, line in numbered_lines(path):
+        if line == "":
+            continue
+        try:
+            fields = text.split(line)
+        except ValueError as error:
+            raise InputError(f"{path}:{number}: {error}") from error
+        if len(fields) < 2 or (len(fields) > 2 and not more_columns):
+            raise InputError(f"{path}:{number}: got {len(fields)} columns, expected {' and '.join(nouns)}")
+        if "" in fields[:2]:
+            raise InputError(f"{path}:{number}: the {nouns[fields.index('')]} is empty")
+        yield number, fields[0], fields[1]
+
+
+def read_id_map(path: Path, noun: str) -> list[str]:
+    """Read lines of integer id and name, in any order, and return the names by id.
+
+    Raises
+    ------
+    InputError
+        If the ids are not 0 to n - 1, each once, or two have the same name.
+    """
+    return id_map(read_pairs(path, (f"{noun} id", f"{noun} name")), path, noun)
+
+
+def id_map(rows: Iterable[tuple[int, str, str]], path: Path, noun: str) -> list[str]:
+    """Return the names by id of rows of line number, integer id and name.
+
+    Raises
+    ------
+    InputError
+        As :func:`read_id_map`.
+    """
+    names: dict[int, str] = {}
+    line_of_name: dict[str, int] = {}
+    for line, id_text, name in rows:
+        if not (id_text.isascii() and id_text.isdigit() and len(id_text) <= MAX_ID_DIGITS):
+            raise InputError(f"{path}:{line}: the {noun} id is {id_text!r}, expected an integer from 0")
+        if int(id_text) in names:
+            raise InputError(f"{path}:{line}: the {noun} id {int(id_text)} stands here a second time")
+        if name in line_of_name:
+            raise InputError(
+                f"{path}:{line}: the {noun} name {name!r} stands here and in line {line_of_name[name]}"
+            )
+        names[int(id_text)] = name
+        line_of_name[name] = line
+    if not names:
+        raise InputError(f"{path}: the file is empty")
+    missing = next((id_ for id_ in range(len(names)) if id_ not in names), None)
+    if missing is not None:
+        raise InputError(f"{path}: {len(names)} {noun} ids reach {max(names)}, but {missing} is missing")
+    return [names[id_] for id_ in range(len(names))]
+
+
 def _first_line(path: Path) -> list[str]:
     """Return the fields of the first line, an empty list if it cannot be read."""
     try:
@@ -112,97 +203,71 @@ def _all_integers(fields: list[str]) -> bool:
     return len(fields) == 3 and all(text.isascii() and text.isdigit() for text in fields)
 
 
+def _reading(
+    names: tuple[list[str], list[str]], files: Mapping[str, TripleFile], watch: Watch, layout: str
+) -> Reading:
+    check_names(names[0], "entity", "\n")
+    check_names(names[1], "relation", "\n\t")
+    triples = ingest_ids(SplitFiles({split: [file] for split, file in files.items()}, watch), *names)
+    return Reading(triples, figures={"layout": layout})
+
+
 def _limits(entities: list[str], relations: list[str]) -> RowRules:
     return RowRules({"head": len(entities), "relation": len(relations), "tail": len(entities)})
 
 
-def _reading(
-    entities: list[str], relations: list[str], chunks: Mapping[str, Iterator[pd.DataFrame]], layout: str
-) -> Reading:
-    check_names(entities, "entity", "\n")
-    check_names(relations, "relation", "\n\t")
-    return Reading(ingest_ids(chunks, entities, relations), figures={"layout": layout})
-
-
 def _read_dicts(folder: Path, files: Mapping[str, Path], watch: Watch) -> Reading:
     """Read ``entities.dict`` (id, name), ``relations.dict`` and triples of names, or of ids."""
-    entities = read_id_map(folder / "entities.dict", "entity")
-    relations = read_id_map(folder / "relations.dict", "relation")
-    ids = {"head": _index(entities), "relation": _index(relations)}
-    ids["tail"] = ids["head"]
+    names = (
+        read_id_map(folder / "entities.dict", "entity"),
+        read_id_map(folder / "relations.dict", "relation"),
+    )
+    layout = "entities.dict, relations.dict and triples of"
     first = _first_line(files[TRAIN])
     # A name may be a number: ids only if the first triple cannot be one of names.
-    is_named = not _all_integers(first) or all(name in ids[role] for name, role in zip(first, ROLES))
-    rules = RowRules() if is_named else _limits(entities, relations)
-    chunks = {}
-    for split, path in files.items():
-        rows = read_chunks(path, rules=rules, on_bytes=watch(path))
-        chunks[split] = _numbered(rows, path, ids) if is_named else rows
-    layout = f"entities.dict, relations.dict and triples of {'names' if is_named else 'ids'}"
-    return _reading(entities, relations, chunks, layout)
-
-
-def _index(names: list[str]) -> dict[str, int]:
-    return {name: id_ for id_, name in enumerate(names)}
-
-
-def _numbered(
-    chunks: Iterator[pd.DataFrame], path: Path, ids: Mapping[str, Mapping[str, int]]
-) -> Iterator[pd.DataFrame]:
-    """Replace the names of each chunk by their ids."""
-    num_rows = 0
-    for chunk in chunks:
-        numbers = {}
-        for role in ROLES:
-            column = chunk[role]
-            names = column.cat.categories.tolist()
-            of_category = np.array([ids[role].get(name, -1) for name in names], dtype=np.int64)
-            numbers[role] = of_category[column.cat.codes.to_numpy()]
-            unknown = np.flatnonzero(numbers[role] < 0)
+    if _all_integers(first) and not (first[1] in names[1] and {first[0], first[2]} <= set(names[0])):
+        rules = _limits(*names)
+        tables = {split: TripleFile(path, rules=rules) for split, path in files.items()}
+        return _reading(names, tables, watch, f"{layout} ids")
+    check_names(names[0], "entity", "\n")
+    check_names(names[1], "relation", "\n\t")
+    triples = ingest_names(SplitFiles({split: [TripleFile(path)] for split, path in files.items()}, watch))
+    known = [{name: id_ for id_, name in enumerate(column)} for column in (names[0], names[1], names[0])]
+    read = (triples.entities, triples.relations, triples.entities)
+    ids = [np.array([known[i].get(name, -1) for name in read[i]], np.int32) for i in range(3)]
+    for split, rows in triples.splits.items():
+        for column, noun in enumerate(("entity", "relation", "entity")):
+            numbers = ids[column][rows[:, column]]
+            unknown = np.flatnonzero(numbers < 0)
             if len(unknown):
                 row = int(unknown[0])
-                noun = "relation" if role == "relation" else "entity"
-                error = unknown_name(noun, column.iloc[row], ids[role])
-                raise InputError(f"{place_of_row(path, num_rows + row)}: {error}")
-        num_rows += len(chunk)
-        yield pd.DataFrame(numbers)
+                error = unknown_name(noun, read[column][int(rows[row, column])], known[column])
+                raise InputError(f"{place_of_row(files[split], row)}: {error}")
+            rows[:, column] = numbers
+    return Reading(IdTriples(*names, triples.splits), figures={"layout": f"{layout} names"})
 
 
 def _read_openke(folder: Path, files: Mapping[str, Path], watch: Watch, counted: bool) -> Reading:
-    """Read ``entity2id.txt``, ``relation2id.txt`` and files of head, tail and relation ids.
-
-    Parameters
-    ----------
-    counted : bool
-        Whether the files of triples begin with a line that has their number.
-    """
-    entities = _counted_names(folder / "entity2id.txt", "entity")
-    relations = _counted_names(folder / "relation2id.txt", "relation")
-    rules = _limits(entities, relations)
-    chunks = {split: _id_lines(path, rules, watch, counted) for split, path in files.items()}
-    return _reading(entities, relations, chunks, "entity2id.txt, relation2id.txt, head tail relation")
-
-
-def _id_lines(path: Path, rules: RowRules, watch: Watch, counted: bool) -> Iterator[pd.DataFrame]:
-    """Read lines of head, tail and relation, separated by spaces or tabs."""
-    try:
-        with open_stream(path) as (_, stream):
-            lines = text_lines(stream)
-            expected = _count_in(path, next(lines, "")) if counted else None
-            line = next(lines, "")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: is not UTF-8: {error.reason}") from error
-    except READ_ERRORS as error:
-        raise InputError(f"{path}: cannot be read: {error}") from error
-    if expected == 0:
-        raise InputError(f"{path}: the file is empty: it has no triples")
-    delimiter = "\t" if "\t" in line else " "
-    num_rows = 0
-    for chunk in read_chunks(path, _HTR, delimiter, rules, watch(path), skip_first=counted):
-        num_rows += len(chunk)
-        yield chunk
-    if expected not in (None, num_rows):
-        raise InputError(f"{path}:1: it says {expected} triples, the file has {num_rows}")
+    """Read ``entity2id.txt``, ``relation2id.txt`` and lines of head, tail and relation ids, after a count."""
+    names = (
+        _counted_names(folder / "entity2id.txt", "entity"),
+        _counted_names(folder / "relation2id.txt", "relation"),
+    )
+    counts, tables = {}, {}
+    for split, path in files.items():
+        lines = [line for _, line in islice(numbered_lines(path), 1 + counted)]
+        if counted:
+            counts[split] = _count_in(path, lines[0])
+            if counts[split] == 0:
+                raise InputError(f"{path}: the file is empty: it has no triples")
+        delimiter = "\t" if "\t" in lines[-1] else " "
+        tables[split] = TripleFile(path, _HTR, delimiter, _limits(*names), skip_first=counted)
+    reading = _reading(names, tables, watch, "entity2id.txt, relation2id.txt, head tail relation")
+    for split, count in counts.items():
+        rows = len(reading.triples.splits[split])
+        if rows != count:
+            raise InputError(f"{files[split]}:1: it says {count} triples, the file has {rows}")
+    return reading
 
 
 def _count_in(path: Path, line: str) -> int:
@@ -214,9 +279,11 @@ def _count_in(path: Path, line: str) -> int:
 
 def _counted_names(path: Path, noun: str) -> list[str]:
     """Read a file of a count line and lines of name and id; return the names by id."""
+    lines = numbered_lines(path)
+    count = _count_in(path, next(lines)[1])
 
     def rows() -> Iterator[tuple[int, str, str]]:
-        for number, line in enumerate(lines, start=2):
+        for number, line in lines:
             if line:
                 # A name may have spaces, an id has none.
                 name, space, id_text = line.rstrip().rpartition("\t" if "\t" in line else " ")
@@ -224,17 +291,9 @@ def _counted_names(path: Path, noun: str) -> list[str]:
                     raise InputError(f"{path}:{number}: got {line[:80]!r}, expected {noun} name and id")
                 yield number, id_text, name.rstrip()
 
-    try:
-        with open_stream(path) as (_, stream):
-            lines = text_lines(stream)
-            expected = _count_in(path, next(lines, ""))
-            names = id_map(rows(), path, noun)
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}: is not UTF-8: {error.reason}") from error
-    except READ_ERRORS as error:
-        raise InputError(f"{path}: cannot be read: {error}") from error
-    if len(names) != expected:
-        raise InputError(f"{path}:1: it says {expected} names, the file has {len(names)}")
+    names = id_map(rows(), path, noun)
+    if len(names) != count:
+        raise InputError(f"{path}:1: it says {count} names, the file has {len(names)}")
     return names
 
 
@@ -248,28 +307,23 @@ def _read_pykeen(factories: Mapping[str, Path], files: Mapping[str, Path], watch
             raise InputError(
                 f"{folder}: its ids are not those of {factories[TRAIN]} (an inductive data set?)"
             )
-    entities, relations = maps[TRAIN]
-    columns = Columns(ROLES, {role: role for role in ROLES})
-    rules = _limits(entities, relations)
-    chunks = {split: read_chunks(path, columns, None, rules, watch(path)) for split, path in files.items()}
-    return _reading(entities, relations, chunks, "numeric_triples.tsv.gz, entity_to_id, relation_to_id")
+    columns, rules = Columns(ROLES, {role: role for role in ROLES}), _limits(*maps[TRAIN])
+    tables = {split: TripleFile(path, columns, rules=rules) for split, path in files.items()}
+    return _reading(maps[TRAIN], tables, watch, "numeric_triples.tsv.gz, entity_to_id, relation_to_id")
 
 
 def _pykeen_names(path: Path, noun: str) -> list[str]:
+    # Its writer quotes fields, unlike the text of other files with tabs.
+    reader = csv.reader((f"{line}\n" for _, line in numbered_lines(path)), delimiter="\t")
+
     def rows() -> Iterator[tuple[int, str, str]]:
         for row in reader:
             if len(row) != 2:
                 raise InputError(f"{path}:{reader.line_num}: got {len(row)} columns, expected id and label")
             yield reader.line_num, row[0], row[1]
 
-    try:
-        with gzip.open(path, "rt", encoding="utf-8", newline="") as file:
-            reader = csv.reader(file, delimiter="\t")
-            header = next(reader, [])
-            if header != ["id", "label"]:
-                raise InputError(f"{path}:1: the header is {header}, expected id and label")
-            return id_map(rows(), path, noun)
-    except (UnicodeDecodeError, csv.Error) as error:
-        raise InputError(f"{path}: cannot be read: {error}") from error
-    except READ_ERRORS as error:
-        raise InputError(f"{path}: cannot be read: {error}") from error
+    with read_errors(path, csv.Error):
+        header = next(reader, [])
+        if header != ["id", "label"]:
+            raise InputError(f"{path}:1: the header is {header}, expected id and label")
+        return id_map(rows(), path, noun)

@@ -4,38 +4,140 @@ from __future__ import annotations
 
 import re
 import tempfile
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import IO, Any
 
-import pandas as pd
-
 from dglkge.data.dataset_files import NUMERIC_LITERALS
-from dglkge.data.text_format import ROLES
+from dglkge.data.text_format import ROLES, bare_path, open_stream, read_errors
 from dglkge.errors import InputError, StorageError, missing_package
-from dglkge.partition.ingest import IdTriples, ingest_names
-from dglkge.partition.readers.formats import READ_ERRORS, Format, bare_name, format_by_content, open_stream
-from dglkge.partition.readers.options import DEFAULT_GRAPH, ReadingOptions
-from dglkge.partition.readers.prefixes import WELL_KNOWN, PrefixTable
-from dglkge.partition.readers.reading import CHUNK_ROWS, Reading, Watch, name_chunk, renamed
+from dglkge.partition.ingest import CHUNK_ROWS, IdTriples, Reading, Watch, ingest_names, name_chunk, renamed
+from dglkge.partition.options import DEFAULT_GRAPH, ReadingOptions
+from dglkge.partition.readers.formats import Format, format_by_content
 
 MAX_GRAPHS = 100_000
 """Named graphs are counted up to here: some collections have one for each triple."""
 
-_XSD = "http://www.w3.org/2001/XMLSchema#"
+_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
+# Names that pyoxigraph draws for "[]" in Turtle; a label of the file that looks so is numbered as well.
+_DRAWN = re.compile(r"[0-9a-f]{24,32}")
+_POSITION = re.compile(r"^Parser error [^:]*: ")
+
+
+WELL_KNOWN = {
+    "bibo": "http://purl.org/ontology/bibo/",
+    "cc": "http://creativecommons.org/ns#",
+    "chebi": "http://purl.obolibrary.org/obo/CHEBI_",
+    "dbc": "http://dbpedia.org/resource/Category:",
+    "dbo": "http://dbpedia.org/ontology/",
+    "dbp": "http://dbpedia.org/property/",
+    "dbr": "http://dbpedia.org/resource/",
+    "dc": "http://purl.org/dc/elements/1.1/",
+    "dcat": "http://www.w3.org/ns/dcat#",
+    "dcterms": "http://purl.org/dc/terms/",
+    "doap": "http://usefulinc.com/ns/doap#",
+    "fb": "http://rdf.freebase.com/ns/",
+    "foaf": "http://xmlns.com/foaf/0.1/",
+    "geo": "http://www.w3.org/2003/01/geo/wgs84_pos#",
+    "gn": "http://www.geonames.org/ontology#",
+    "go": "http://purl.obolibrary.org/obo/GO_",
+    "obo": "http://purl.obolibrary.org/obo/",
+    "org": "http://www.w3.org/ns/org#",
+    "owl": "http://www.w3.org/2002/07/owl#",
+    "prov": "http://www.w3.org/ns/prov#",
+    "qb": "http://purl.org/linked-data/cube#",
+    "rdf": "http://www.w3.org/1999/02/22-rdf-syntax-ns#",
+    "rdfs": "http://www.w3.org/2000/01/rdf-schema#",
+    "schema": "http://schema.org/",
+    "sdo": "https://schema.org/",
+    "sh": "http://www.w3.org/ns/shacl#",
+    "sioc": "http://rdfs.org/sioc/ns#",
+    "skos": "http://www.w3.org/2004/02/skos/core#",
+    "sosa": "http://www.w3.org/ns/sosa/",
+    "time": "http://www.w3.org/2006/time#",
+    "up": "http://purl.uniprot.org/core/",
+    "vcard": "http://www.w3.org/2006/vcard/ns#",
+    "void": "http://rdfs.org/ns/void#",
+    "wd": "http://www.wikidata.org/entity/",
+    "wdt": "http://www.wikidata.org/prop/direct/",
+    "wikibase": "http://wikiba.se/ontology#",
+    "xsd": "http://www.w3.org/2001/XMLSchema#",
+    "yago": "http://yago-knowledge.org/resource/",
+}
+"""Prefixes that are used without being declared. A declared one of the same name replaces it."""
+
+
+class PrefixTable:
+    """A table of prefixes in which every name and every IRI stands once.
+
+    The name of an IRI is ``prefix:rest`` for the longest IRI of the table that it begins with. An IRI without
+    a prefix is its own name, or ``<IRI>`` if it could be taken for a name with a prefix. So two IRIs never
+    have the same name, and :meth:`expand` gives the IRI back.
+
+    Parameters
+    ----------
+    tables : mappings of str to str
+        The IRI of each prefix. An earlier table wins, within a table the earlier entry: a later prefix of the
+        same name, or for the same IRI, is not used.
+
+    Examples
+    --------
+    >>> table = PrefixTable({"ex": "http://example.org/"})
+    >>> table.shorten("http://example.org/Rome"), table.expand("ex:Rome"), table.shorten("ex:Rome")
+    ('ex:Rome', 'http://example.org/Rome', '<ex:Rome>')
+    """
+
+    def __init__(self, *tables: Mapping[str, str]) -> None:
+        self.iris: dict[str, str] = {}
+        names: dict[str, str] = {}
+        for table in tables:
+            for name, iri in table.items():
+                if iri and name not in self.iris and iri not in names:
+                    self.iris[name] = iri
+                    names[iri] = name
+        self._names = names
+        self._sorted = sorted(names)
+        # For each IRI of the table the longest other one that it begins with, or -1.
+        self._parents: list[int] = []
+        for place, iri in enumerate(self._sorted):
+            self._parents.append(self._longest(iri, place - 1))
+        self.used: dict[str, str] = {}
+
+    def shorten(self, iri: str) -> str:
+        """Return the name of an IRI."""
+        place = self._longest(iri, bisect_right(self._sorted, iri) - 1)
+        if place >= 0:
+            stem = self._sorted[place]
+            name = self._names[stem]
+            self.used[name] = stem
+            return f"{name}:{iri[len(stem) :]}"
+        return f"<{iri}>" if iri.partition(":")[0] in self.iris else iri
+
+    def expand(self, name: str) -> str:
+        """Return the IRI of a name; a text that is no name of the table is returned as it is."""
+        if name.startswith("<") and name.endswith(">"):
+            return name[1:-1]
+        prefix, colon, rest = name.partition(":")
+        return self.iris[prefix] + rest if colon and prefix in self.iris else name
+
+    def _longest(self, iri: str, place: int) -> int:
+        # In sorted order, an IRI that another one begins with is its predecessor or one of the predecessor's
+        # own beginnings.
+        while place >= 0 and not iri.startswith(self._sorted[place]):
+            place = self._parents[place]
+        return place
+
+
 _NUMERIC = {
-    _XSD + name
+    WELL_KNOWN["xsd"] + name
     for name in (
         "integer decimal float double long int short byte nonNegativeInteger positiveInteger "
         "nonPositiveInteger negativeInteger unsignedLong unsignedInt unsignedShort unsignedByte"
     ).split()
 }
-_NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?", re.ASCII)
-# Names that pyoxigraph draws for "[]" in Turtle; a label of the file that looks so is numbered as well.
-_DRAWN = re.compile(r"[0-9a-f]{24,32}")
-_POSITION = re.compile(r"^Parser error [^:]*: ")
 
 
 def read_rdf(
@@ -116,13 +218,15 @@ class _RdfReader:
             else None
         )
 
-    def split(self, split: str, files: Sequence[tuple[Path, Format]], watch: Watch) -> Iterator[pd.DataFrame]:
+    def split(
+        self, split: str, files: Sequence[tuple[Path, Format]], watch: Watch
+    ) -> Iterator[Mapping[str, Any]]:
         """Yield the triples of the files of a split."""
         num_rows = 0
         before = self._counts.copy()
         for path, format_ in files:
             for chunk in self._chunks(path, format_, watch(path)):
-                num_rows += len(chunk)
+                num_rows += len(chunk["head"])
                 yield chunk
         if num_rows == 0:
             self._refuse_empty(split, [path for path, _ in files], self._counts - before)
@@ -155,27 +259,25 @@ class _RdfReader:
             reading.write_side_files = write
         return reading
 
-    def _chunks(self, path: Path, format_: Format, on_bytes: Any) -> Iterator[pd.DataFrame]:
+    def _chunks(self, path: Path, format_: Format, on_bytes: Any) -> Iterator[Mapping[str, Any]]:
         names = _BlankNames(self._tag(path))
         num_rows = 0
         try:
-            with open_stream(path) as (raw, stream):
+            with read_errors(path), open_stream(path) as (raw, stream):
                 parser = self._rdf.parse(
                     stream,
                     getattr(self._rdf.RdfFormat, _PARSERS[format_.name]),
                     base_iri=self._options.base_iri,
                 )
                 for chunk in self._rows(parser, names):
-                    num_rows += len(chunk)
+                    num_rows += len(chunk["head"])
                     yield chunk
                     on_bytes(raw.tell())
         except SyntaxError as error:
             raise self._syntax_error(path, format_, error, num_rows == 0) from error
-        except READ_ERRORS as error:
-            raise InputError(f"{path}: cannot be read: {error}") from error
         self._prefixes.append(dict(parser.prefixes))
 
-    def _rows(self, parser: Any, names: _BlankNames) -> Iterator[pd.DataFrame]:
+    def _rows(self, parser: Any, names: _BlankNames) -> Iterator[Mapping[str, Any]]:
         counts, wanted = self._counts, self._wanted
         # Local names: this loop is most of the time of reading.
         default_graph, iri, blank = self._rdf.DefaultGraph, self._rdf.NamedNode, self._rdf.BlankNode
@@ -238,7 +340,7 @@ class _RdfReader:
 
     def _tag(self, path: Path) -> str:
         """Return a word for a file that no other file of the input has."""
-        stem = re.sub(r"[^A-Za-z0-9_-]", "_", Path(bare_name(path)).stem)
+        stem = re.sub(r"[^A-Za-z0-9_-]", "_", bare_path(path).stem)
         tag, number = stem, 2
         while tag in self._tags:
             tag, number = f"{stem}-{number}", number + 1

@@ -1,0 +1,265 @@
+"""Options of a data set: of its partitions, of reading its input, and the texts of the command line."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from dglkge.data.text_format import Columns
+from dglkge.errors import InputError, unknown_name
+from dglkge.partition.readers.formats import FORMATS
+
+METHODS = ("metis", "ldg", "random")
+
+EXACT, IMPLIED = DROPPED_LEAKS = ("exact", "implied")
+"""Values of ``--drop-leaks``."""
+
+MIN_MEMORY = 64 * 10**6
+"""Least value of ``--max-memory``: pieces of triples take tens of MB however few are read at a time."""
+
+_UNITS = {"": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+
+LITERALS = ("drop", "entities", "numeric")
+DEFAULT_GRAPH = "default"
+"""Value of ``--graph`` for the triples that are in no named graph."""
+
+_PREFIX_NAME = re.compile(r"[^\W\d_][\w.-]*|")
+_IRI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:[^\s<>\"{}|\\^`]*")
+
+
+@dataclass(frozen=True)
+class ReadingOptions:
+    """Options of reading files and folders of triples.
+
+    Attributes
+    ----------
+    format : str, optional
+        Name of the input's format; by default it is found out.
+    prefixes : mapping of str to str
+        IRI of each prefix, before those of the files and the well-known ones.
+    full_iris : bool
+        Whether IRIs stay as they are.
+    base_iri : str, optional
+        What relative IRIs are relative to.
+    literals : str
+        ``"drop"``, ``"entities"``, or ``"numeric"`` for a side file of numbers.
+    graphs : tuple of str
+        Named graphs to read, as IRI, or ``"default"``. Empty: all.
+    types_from : str, optional
+        Relation whose triples give the entity types; with GraphML, an attribute of the nodes.
+    max_types : int
+        Number of entity types made of it, besides ``untyped``.
+    relation_attribute, name_attribute : str, optional
+        Attributes of GraphML's edges and nodes.
+    """
+
+    format: str | None = None
+    prefixes: Mapping[str, str] = field(default_factory=dict)
+    full_iris: bool = False
+    base_iri: str | None = None
+    literals: str = "drop"
+    graphs: tuple[str, ...] = ()
+    types_from: str | None = None
+    max_types: int = 20
+    relation_attribute: str | None = None
+    name_attribute: str | None = None
+
+    @classmethod
+    def from_mapping(cls, values: Mapping[str, Any]) -> ReadingOptions:
+        """Build the options from a user's mapping.
+
+        Raises
+        ------
+        InputError
+            If there is no such option.
+        """
+        known = [option.name for option in fields(cls)]
+        for name in values:
+            if name not in known:
+                raise unknown_name("reading option", name, known)
+        graphs = values.get("graphs", ())
+        return cls(**{**values, "graphs": (graphs,) if isinstance(graphs, str) else tuple(graphs)})
+
+    def given(self) -> set[str]:
+        """Return the names of the options that differ from their default."""
+        default = ReadingOptions()
+        return {o.name for o in fields(self) if getattr(self, o.name) != getattr(default, o.name)}
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a data set and its partitions.
+
+    Attributes
+    ----------
+    num_parts : int
+        Number of partitions.
+    method : str
+        ``"metis"``, ``"ldg"`` or ``"random"``.
+    seed : int
+        Of ``ldg`` and ``random``, of the relations' owners, of a split by fractions. METIS itself takes none.
+    columns : Columns
+        Where the parts of a triple stand.
+    entity_types : Path, optional
+        File of entity and type.
+    integer_ids : bool
+        Whether the triples are of integers from 0 instead of names.
+    entity_map, relation_map : Path, optional
+        Files of integer id and name.
+    split : (float, float, float), optional
+        Fractions of train, valid and test to split one set of triples into.
+    overwrite : bool
+        Whether to replace an existing data set.
+    name : str, optional
+        Name of the dataset; by default the output folder's.
+    progress : bool, optional
+        Whether to show progress on stderr; by default where that is a terminal.
+    reading : ReadingOptions
+        Options of formats other than tables, and of the format itself.
+    strict_splits : float, optional
+        Refuse triples of valid and test that stand in train, and more than this share that train implies.
+    max_memory : int, optional
+        Bytes that the triples may take in memory; names of entities and node ids come on top. By default as
+        much as is free for METIS, and 512 MiB for anything else.
+    drop_leaks : str, optional
+        Leave out triples of valid and test that stand in train (``"exact"``), or also those that train
+        implies (``"implied"``).
+    num_workers : int, optional
+        Threads that read and check triples; by default one for each core.
+    """
+
+    num_parts: int = 1
+    method: str = "metis"
+    seed: int = 0
+    columns: Columns = Columns()
+    entity_types: Path | None = None
+    integer_ids: bool = False
+    entity_map: Path | None = None
+    relation_map: Path | None = None
+    split: tuple[float, float, float] | None = None
+    overwrite: bool = False
+    name: str | None = None
+    progress: bool | None = None
+    reading: ReadingOptions = ReadingOptions()
+    strict_splits: float | None = None
+    drop_leaks: str | None = None
+    max_memory: int | None = None
+    num_workers: int | None = None
+
+
+def check_options(options: Options) -> None:
+    """Check the options before any triple is read.
+
+    Raises
+    ------
+    InputError
+        If a value is not allowed or a file is missing.
+    """
+    reading = options.reading
+    for noun, value, allowed in (
+        ("partition method", options.method, METHODS),
+        ("kind of leaks to drop", options.drop_leaks, (None, *DROPPED_LEAKS)),
+        ("policy for literals", reading.literals, LITERALS),
+        ("format", reading.format, (None, *FORMATS)),
+    ):
+        if value not in allowed:
+            raise unknown_name(noun, str(value), [name for name in allowed if name is not None])
+    for what, number, least, most, expected in (
+        ("the number of partitions", options.num_parts, 1, math.inf, "1 or more"),
+        ("the seed", options.seed, 0, 2**63 - 1, "0 to 2**63 - 1"),
+        ("--strict-splits", options.strict_splits, 0, 1, "a share from 0 to 1"),
+        ("--max-memory", options.max_memory, MIN_MEMORY, math.inf, f"{MIN_MEMORY} bytes (64MB) or more"),
+        ("--num-workers", options.num_workers, 1, math.inf, "1 or more"),
+        ("max_types", reading.max_types, 1, math.inf, "1 or more"),
+    ):
+        if number is not None and not least <= number <= most:
+            raise InputError(f"{what} is {number}, expected {expected}")
+    if (options.entity_map or options.relation_map) and not options.integer_ids:
+        raise InputError("an entity or relation map was given, but the ids are not said to be integers")
+    if options.entity_types is not None and reading.types_from is not None:
+        raise InputError("entity types come from a file or from triples: give --entity-types or --types-from")
+    for name in reading.prefixes:
+        if not _PREFIX_NAME.fullmatch(name):
+            raise InputError(
+                f"the prefix {name!r} is not allowed: a letter first, then letters, digits, . _ -"
+            )
+    iris = {f"the IRI of prefix {name!r}": iri for name, iri in reading.prefixes.items()}
+    for what, iri in {**iris, "the base IRI": reading.base_iri}.items():
+        if iri is not None and not _IRI.fullmatch(iri):
+            raise InputError(f"{what} is {iri!r}, expected an absolute IRI such as http://example.org/")
+    for path in (options.entity_types, options.entity_map, options.relation_map):
+        if path is not None and not path.is_file():
+            raise InputError(f"{path}: there is no such file")
+
+
+def parse_memory(text: str) -> int:
+    """Parse the ``--max-memory`` option: a number of bytes with a unit.
+
+    Raises
+    ------
+    InputError
+        If it is none.
+
+    Examples
+    --------
+    >>> parse_memory("1.5GB"), parse_memory("512 MiB")
+    (1500000000, 536870912)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*", text)
+    if match is None or match[2].upper() not in _UNITS:
+        raise InputError(
+            f"--max-memory is {text!r}, expected bytes with KB, MB, GB, KiB, MiB or GiB, e.g. 2GB"
+        )
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+def parse_fractions(text: str) -> tuple[float, float, float]:
+    """Parse the ``--split`` option: three fractions, or the one of train (the rest is halved).
+
+    Raises
+    ------
+    InputError
+        If they are no fractions, that of train is 0, or they do not add up to 1.
+    """
+    try:
+        numbers = [float(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if len(numbers) == 1:
+        rest = (1 - numbers[0]) / 2
+        numbers = [numbers[0], rest, rest]
+    if len(numbers) != 3 or not all(0 <= x <= 1 for x in numbers) or numbers[0] == 0:
+        raise InputError(f"--split {text!r} is not allowed; give one or three fractions, e.g. 0.9,0.05,0.05")
+    # Decimal fractions such as 0.9 + 0.05 + 0.05 are not exact in binary.
+    if not math.isclose(sum(numbers), 1, abs_tol=1e-6):
+        raise InputError(f"--split {text!r}: the fractions add up to {sum(numbers):g}, not 1")
+    return numbers[0], numbers[1], numbers[2]
+
+
+def parse_prefixes(texts: list[str]) -> dict[str, str]:
+    """Parse the ``--prefix`` options.
+
+    Raises
+    ------
+    InputError
+        If one has no "=", or two give one prefix different IRIs.
+
+    Examples
+    --------
+    >>> parse_prefixes(["ex=http://example.org/"])
+    {'ex': 'http://example.org/'}
+    """
+    prefixes: dict[str, str] = {}
+    for text in texts:
+        name, equals, iri = text.partition("=")
+        if not equals:
+            raise InputError(f"--prefix {text!r} is not allowed; give name=IRI, e.g. ex=http://example.org/")
+        # As in Turtle, people write "ex:".
+        name = name[:-1] if name.endswith(":") else name
+        if prefixes.setdefault(name, iri) != iri:
+            raise InputError(f"--prefix {name!r} is given twice: {prefixes[name]} and {iri}")
+    return prefixes
