@@ -34,7 +34,7 @@ OF_OTHERS = {
     "examples/benchmarks/quality.py": {"partition.log"},
     "dglkge/cli/inspect_run.py": {"num_parts"},
     "dglkge/report/page.py": {"finished_epochs", "has_weights", "num_parts", "num_relations"},
-    "dglkge/training/stats.py": {"epoch_loss"},
+    "dglkge/training/stats.py": {"batches_done", "epoch_loss"},
 }
 """Names of ours that stand for something else in a file: DGL-KE's and PyTorch-BigGraph's files, a log that a
 benchmark writes, figures of a report."""

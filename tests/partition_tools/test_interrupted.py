@@ -83,21 +83,21 @@ def test_killed_run_leaves_nothing_that_loads(tmp_path, source, module, function
 )
 @pytest.mark.usefixtures("in_foreground")
 def test_signal_leaves_nothing_at_all(tmp_path, source, number, status, message):
-    done = run(source, tmp_path / "out", "make_dataset", "run_build", number)
+    done = run(source, tmp_path / "out", "dataset_writer", "run_build", number)
     assert (done.returncode, done.stderr) == (status, message)
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
 
 
 def test_killed_overwrite_keeps_the_old_dataset(tmp_path, source):
     output = write_toy_folder(tmp_path / "out")
-    done = run(source, output, "make_dataset", "run_build", signal.SIGKILL, "--overwrite")
+    done = run(source, output, "dataset_writer", "run_build", signal.SIGKILL, "--overwrite")
     assert done.returncode == -signal.SIGKILL
     assert loadable(tmp_path) == [output] and Dataset.open(output).name == "toy"
 
 
 def test_next_run_clears_up_and_succeeds(tmp_path, source):
     output = tmp_path / "out"
-    assert run(source, output, "make_dataset", "run_build", signal.SIGKILL).returncode == -signal.SIGKILL
+    assert run(source, output, "dataset_writer", "run_build", signal.SIGKILL).returncode == -signal.SIGKILL
     assert (tmp_path / ".out.partial" / "train.npy").exists()
     command = [*warm.python(), str(REPOSITORY / "partition_tools" / "partition.py"), "--num-parts", "2"]
     subprocess.run(

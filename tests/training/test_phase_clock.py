@@ -12,7 +12,7 @@ import dglkge
 from dglkge.config import load_config
 from dglkge.training import stats as phase_clock
 from dglkge.training.epochs import JOB
-from dglkge.training.stats import PHASES, PhaseClock, as_array
+from dglkge.step.clock import PHASES, PhaseClock, as_array
 from tests.toy_kg import toy_dataset
 
 
