@@ -10,9 +10,9 @@ import pytest
 
 import dglkge
 from dglkge.config import load_config
+from dglkge.step.clock import PHASES, PhaseClock, as_array
 from dglkge.training import stats as phase_clock
 from dglkge.training.epochs import JOB
-from dglkge.step.clock import PHASES, PhaseClock, as_array
 from tests.toy_kg import toy_dataset
 
 
