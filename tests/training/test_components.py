@@ -112,8 +112,8 @@ REFUSED = [
     ),
     (
         ["training.objective=k_vs_all", "loss.adversarial_weights=true"],
-        "loss.adversarial_weights is true and training.objective is k_vs_all, which does not "
-        "take it; allowed: false, or another value of training.objective",
+        "loss.adversarial_weights is true and training.objective is k_vs_all, where softmax weighs all "
+        "candidates alike; allowed: false, or another value of training.objective",
     ),
     (
         ["loss.confidences=true"],
