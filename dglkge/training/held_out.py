@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dglkge.config.schema import HeldOutConfig
 from dglkge.data.dataset_files import TRAIN
 from dglkge.kernels.hashing import column_bits, in_range, stream_key
 from dglkge.sampling.triple_order import TripleOrder
@@ -37,6 +38,7 @@ class HeldOutEvaluator:
     ----------
     job : Job
         Its trainers take turns with batches.
+    settings : HeldOutConfig
     order : TripleOrder
         It names the triples.
     gather : callable
@@ -44,7 +46,11 @@ class HeldOutEvaluator:
     """
 
     def __init__(
-        self, job: Job, order: TripleOrder, gather: Callable[[str, torch.Tensor], torch.Tensor]
+        self,
+        job: Job,
+        settings: HeldOutConfig,
+        order: TripleOrder,
+        gather: Callable[[str, torch.Tensor], torch.Tensor],
     ) -> None:
         config, dataset, world = job.config, job.dataset, job.cluster.world
         self._order, self._num_chunks = order, config.training.edge_chunks
@@ -56,8 +62,7 @@ class HeldOutEvaluator:
         self._pair_of_relation = np.array([self._pairs.index(pair) for pair in pairs], np.int64)
         self._num_entities = {name: dataset.num_entities(name) for name in dataset.entity_types}
         self._turn, self._seed = (world.rank, world.world_size), config.seed
-        self._batch_size = config.evaluation.eval_num_batch_negs
-        self._num_uniform = config.evaluation.eval_num_uniform_negs
+        self._batch_size, self._num_uniform = settings.batch_negatives, settings.uniform_negatives
 
     @torch.no_grad()
     def evaluate(self, edge_set: int, chunk: int) -> dict[str, Any]:

@@ -45,7 +45,10 @@ def triples():
 
 def job_of(triples, turn=(0, 1), reduce=lambda values: values, seed=9, settings=()):
     """A job of which a quarter of the triples is held out."""
-    sizes = [f"evaluation.eval_num_batch_negs={BATCH}", f"evaluation.eval_num_uniform_negs={UNIFORM}"]
+    sizes = [
+        f"evaluation.held_out.batch_negatives={BATCH}",
+        f"evaluation.held_out.uniform_negatives={UNIFORM}",
+    ]
     dataset = SimpleNamespace(
         split=lambda name: triples,
         relations=SimpleNamespace(relations=RELATIONS),
@@ -54,7 +57,7 @@ def job_of(triples, turn=(0, 1), reduce=lambda values: values, seed=9, settings=
     )
     return SimpleNamespace(
         config=load_config(
-            None, ["dataset=x", f"seed={seed}", "evaluation.eval_fraction=0.25", *sizes, *settings]
+            None, ["dataset=x", f"seed={seed}", "evaluation.held_out.fraction=0.25", *sizes, *settings]
         ),
         dataset=dataset,
         model=build_model("distmult", DIM, False),
@@ -65,7 +68,8 @@ def job_of(triples, turn=(0, 1), reduce=lambda values: values, seed=9, settings=
 def evaluator(tables, triples, *job):
     """An evaluator of a quarter of the triples."""
     order = TripleOrder([EdgeSet("train", range(60))], seed=3, held_out=0.25)
-    return HeldOutEvaluator(job_of(triples, *job), order, lambda name, ids: tables[name][ids])
+    made = job_of(triples, *job)
+    return HeldOutEvaluator(made, made.config.evaluation.held_out, order, lambda name, ids: tables[name][ids])
 
 
 def softmax(positive, negatives):
@@ -181,9 +185,9 @@ def test_queries_are_compared_block_by_block(tables, triples, limit, monkeypatch
 def test_the_plan_has_the_block():
     """At the defaults the scores of 1,000 queries by 2,000 candidates are planned, not their differences."""
     assert memory.HELD_OUT_NUMBERS == held_out.BLOCK_NUMBERS
-    config = load_config(None, ["dataset=x", "evaluation.eval_fraction=0.1", "model.dimension=400"])
-    chosen = config.evaluation
-    num_scores = chosen.eval_num_batch_negs * (chosen.eval_num_batch_negs + chosen.eval_num_uniform_negs)
+    config = load_config(None, ["dataset=x", "evaluation.held_out.fraction=0.1", "model.dimension=400"])
+    chosen = config.evaluation.held_out
+    num_scores = chosen.batch_negatives * (chosen.batch_negatives + chosen.uniform_negatives)
     assert (
         4 * (num_scores + memory.HELD_OUT_NUMBERS) < memory.held_out_bytes(config) < 4 * 400 * num_scores / 10
     )
@@ -210,10 +214,12 @@ def test_equal_scores_count_against_the_truth(triples):
 
 def test_fields_that_queries_have_not():
     with pytest.raises(
-        InputError, match="evaluation.eval_fraction is 0.1 and training.objective is k_vs_all"
+        InputError, match="evaluation.held_out.fraction is 0.1 and training.objective is k_vs_all"
     ):
         refuse(
-            load_config(None, ["dataset=x", "training.objective=k_vs_all", "evaluation.eval_fraction=0.1"])
+            load_config(
+                None, ["dataset=x", "training.objective=k_vs_all", "evaluation.held_out.fraction=0.1"]
+            )
         )
     with pytest.raises(InputError, match="training.edge_sets is .*; allowed: each name once"):
         load_config(None, ["dataset=x", "training.edge_sets=[a, a]"])

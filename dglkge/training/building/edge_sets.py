@@ -44,7 +44,7 @@ def configured_order(config: Config, dataset: Dataset) -> TripleOrder:
     sets = [EdgeSet(TRAIN, range(len(dataset.split(TRAIN))))]
     if wanted and numbers is not None:
         sets = [_edge_set(name, numbers, known.index(name)) for name in wanted]
-    return TripleOrder(sets, config.seed, config.evaluation.eval_fraction)
+    return TripleOrder(sets, config.seed, config.evaluation.held_out_fraction)
 
 
 def _edge_set(name: str, numbers: np.ndarray, number: int) -> EdgeSet:
@@ -102,22 +102,17 @@ def build_passes(
         If everything is held out.
     """
     config, size = job.config, job.config.training.batch_size
-    num_chunks, share = config.training.edge_chunks, config.evaluation.eval_fraction
+    num_chunks, settings = config.training.edge_chunks, config.evaluation.held_out
     if not isinstance(batches, EdgeBatches):
-        if config.training.edge_sets or share:
-            raise InputError(
-                "training.edge_sets and evaluation.eval_fraction take batches of triples in the order of "
-                f"sets, and these are {type(batches).__name__}: leave both out, or train in that order"
-            )
         return Passes(plan_passes([(0, len(batches) * size)], num_chunks, size))
     order = batches.order
     if not order.num_positions:
         raise InputError(
-            f"evaluation.eval_fraction is {share:g}, and no triple is left to train; expected a smaller "
-            "share, or larger edge sets"
+            f"evaluation.held_out.fraction is {config.evaluation.held_out_fraction:g}, and no triple is left "
+            "to train; expected a smaller share, or larger edge sets"
         )
     ranges = [order.range_of(number) for number in range(len(order.sets))]
-    held_out = HeldOutEvaluator(job, order, gather) if share else None
+    held_out = None if settings is None else HeldOutEvaluator(job, settings, order, gather)
     return Passes(plan_passes(ranges, num_chunks, size), held_out)
 
 
