@@ -83,15 +83,19 @@ class HeldOutEvaluator:
                 (number, of_pair[start : start + self._batch_size])
                 for start in range(0, len(of_pair), self._batch_size)
             ]
+        # Rows are in the host's memory, and a module perhaps on a device.
+        model = self._model.on_device(torch.device("cpu"))
         sums = np.zeros(len(_NAMES))
         for place, (number, batch) in enumerate(batches):
             if place % self._turn[1] == self._turn[0]:
-                sums += self._sums(self._pairs[number], batch, (edge_set, chunk, place))
+                sums += self._sums(model, self._pairs[number], batch, (edge_set, chunk, place))
         sums = self._reduce(sums)
         count = len(triples)
         return {"count": count, "metrics": dict(zip(_NAMES, (sums / max(count, 1)).tolist()))}
 
-    def _sums(self, pair: tuple[str, str], batch: np.ndarray, key: tuple[int, int, int]) -> np.ndarray:
+    def _sums(
+        self, model: KgeModel, pair: tuple[str, str], batch: np.ndarray, key: tuple[int, int, int]
+    ) -> np.ndarray:
         """Return the sums of the metrics over a batch of triples of one pair of entity types."""
         heads, relations, tails = (torch.from_numpy(np.ascontiguousarray(column)) for column in batch.T)
         rows = {
@@ -104,10 +108,10 @@ class HeldOutEvaluator:
             entity_type = pair[side is Side.TAIL]
             drawn = self._uniform(entity_type, side, key)
             candidates = torch.cat([rows[side], self._gather(entity_type, drawn)])
-            query = self._model.query(rows[anchor_side], relation_rows, side, relations)
+            query = model.query(rows[anchor_side], relation_rows, side, relations)
             block = max(1, BLOCK_NUMBERS // max(1, len(candidates) * query.shape[1]))
-            scores = torch.cat([self._model.compare_plainly(one, candidates) for one in query.split(block)])
-            positive = self._model.compare_pairs(query, rows[side])
+            scores = torch.cat([model.compare_plainly(one, candidates) for one in query.split(block)])
+            positive = model.compare_pairs(query, rows[side])
             # A candidate that is the true answer is none of its negatives.
             ignored = answers[:, None] == torch.cat([answers, drawn])[None, :]
             counts = (~ignored).sum(1)

@@ -14,6 +14,8 @@ import torch
 from dglkge.config import Config
 from dglkge.data.dataset import Dataset
 from dglkge.data.partition_layout import PartitionLayout
+from dglkge.distributed.device_groups import DeviceGroups
+from dglkge.distributed.dgl_compat import request_timeout_seconds
 from dglkge.distributed.lease import Lease
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
@@ -175,10 +177,10 @@ def open_job(config: Config, cluster: Cluster, lease: Lease) -> Job:
     optimizer = open_optimizer(config, tables, world.num_machines)
     choose_lookup(config, tables, world.num_machines)
     device_tables = build_device_tables(config, tables, optimizer, world, device)
-    computing = model.copied_to(device.device) if device.is_staged else model
+    model = computing = model.on_device(device.device)
     precision = build_precision(config, computing, device, cluster)
     loss_scale = None if precision is None else precision.loss_scale
-    dense = _build_dense(config, model, computing, features, cluster, loss_scale)
+    dense = _build_dense(config, model, features, cluster, loss_scale)
     if precision is not None:
         computing = computing.in_precision(precision)
     global_vectors: GlobalVectors | None = None
@@ -204,19 +206,17 @@ def open_job(config: Config, cluster: Cluster, lease: Lease) -> Job:
 def _build_dense(
     config: Config,
     model: KgeModel,
-    computing: KgeModel,
     features: RunFeatures | None,
     cluster: Cluster,
     loss_scale: LossScale | None,
 ) -> DenseParameters | None:
     """Return the dense parameters of the score function's module and of the projections of features.
 
-    None where there are none. A collective. `computing` is the model of the batches: this one, or a copy on a
-    device.
+    None where there are none. A collective.
     """
     others: Any = (
-        functools.partial(dense_optimizer, config.dense), cluster.sum, cluster.world.rank == 0,
-        config.optimizer.clip_value, None if computing is model else computing.module,
+        functools.partial(dense_optimizer, config.dense), DeviceGroups(request_timeout_seconds()),
+        cluster.world.rank == 0, config.optimizer.clip_value,
         # One trainer has all of them in any case.
         Path(config.output) if config.dense.sharding == "fsdp" and cluster.world.world_size > 1 else None,
         loss_scale,

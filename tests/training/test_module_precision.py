@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import h5py
 import numpy as np
@@ -153,16 +155,17 @@ def test_an_overflow_on_one_of_two_trainers_skips_on_both(of_rows: bool) -> None
     barrier, given = threading.Barrier(2, timeout=20), {}
 
     def run(rank: int) -> tuple[bool, DenseParameters, torch.nn.Linear]:
-        def sum_over_trainers(values: np.ndarray) -> np.ndarray:
-            given[rank] = values.copy()
+        def sum_over_trainers(values: torch.Tensor) -> torch.Tensor:
+            given[rank] = values.clone()
             barrier.wait()
             total = given[0] + given[1]
             barrier.wait()
             return total
 
         layer = torch.nn.Linear(2, 1)
+        groups: Any = SimpleNamespace(sum=sum_over_trainers)
         dense = DenseParameters(
-            layer, lambda some: torch.optim.Adam(some, lr=1.0), sum_over_trainers, rank == 0,
+            layer, lambda some: torch.optim.Adam(some, lr=1.0), groups, rank == 0,
             loss_scale=LossScale(), scaled=["weight"],
         )  # fmt: skip
         before = layer.weight.detach().clone()
