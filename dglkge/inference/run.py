@@ -619,7 +619,7 @@ class Run:
         """
         checkpoint = self.checkpoint
         texts = [one if "=" in one else f"{self._type_with_features(None)}={one}" for one in files]
-        chosen = checkpoint.config.get("features", {})
+        chosen = checkpoint.config.get("features") or {}
         columns = (chosen.get("entity_column", "name"), chosen.get("vector_column", "embedding"))
         new = {}
         for file in feature_files(texts, checkpoint.entity_types, "--features"):

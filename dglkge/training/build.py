@@ -84,12 +84,12 @@ def build(job: Job, mirror: Mirror | None) -> Trainer:
     mirror : Mirror or None
         The run's copy at a URL.
     """
-    config, cluster = job.config, job.cluster
+    config = job.config
     batches = build_batches(job)
     step, ahead = build_step(job, batches)
     checkpoints = open_checkpoints(job, mirror)
     evaluator = LiveEvaluator(job, _protocol(config))
-    passes = build_passes(config, job.dataset, batches, job.model, evaluator.gather, cluster)
+    passes = build_passes(job, batches, evaluator.gather)
     trainer = Trainer(
         job, ahead, step, evaluator, checkpoints, describe_run(config, job.dataset), JOB, passes
     )

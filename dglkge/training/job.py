@@ -108,6 +108,14 @@ class Job:
         return [(lhs, rhs) for lhs, rhs, _, _ in self.dataset.edge_types]
 
     @property
+    def untrained_types(self) -> list[str]:
+        """Entity types without trained rows, or whose rows stay as they are."""
+        init_from = self.config.model.init_from
+        if init_from is not None and init_from.frozen:
+            return self.tables.entity_types
+        return [] if self.features is None else self.features.untrained_types
+
+    @property
     def has_loops(self) -> bool:
         """Whether compiled loops may compute: they read rows in the host's memory."""
         return not (self.computation.is_reference or self.computation.device.is_staged)

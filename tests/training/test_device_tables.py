@@ -115,7 +115,10 @@ REFUSED = [
         "model.global_vectors=true model.reciprocal_relations=false",
         "model.global_vectors is true; allowed: false",
     ),
-    ("features.files=[entity=vectors.npy]", "features.files is entity=vectors.npy; allowed: empty"),
+    (
+        "features.files=[entity=vectors.npy]",
+        "features.files is entity=vectors.npy; allowed: null for features",
+    ),
     ("sampling.num_ranges=2", "sampling.num_ranges is 2; allowed: 1"),
 ]
 

@@ -25,7 +25,6 @@ from dglkge.training.building.components import (
     configured_regularizer,
 )
 from dglkge.training.building.edge_sets import touched_rows
-from dglkge.training.building.features import frozen_types
 from dglkge.training.building.negatives import build_known, build_negatives, build_range_offset
 from dglkge.training.job import Job
 from dglkge.typing import RELATION
@@ -49,9 +48,8 @@ def build_step(job: Job, batches: TrainingBatches) -> tuple[TrainStep, LookAhead
         store = HostStore(tables, transforms, objective.reads_in_place)
     optimizer = job.optimizer if job.device_tables is None else job.device_tables
     optimizer.when_phase(clock.enter)
-    frozen = frozen_types(config, job.features, tables.entity_types)
     touched = touched_rows(config, job.dataset, job.layout, batches)
-    updates = RowUpdates(tables, optimizer, frozen, touched)
+    updates = RowUpdates(tables, optimizer, job.untrained_types, touched)
     parameters = [one for one in (job.dense, job.global_vectors) if one is not None]
     ahead = LookAhead(batches, objective, store, clock)
     return TrainStep(objective, store, transforms, parameters, updates, ahead, clock), ahead

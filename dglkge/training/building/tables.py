@@ -50,10 +50,9 @@ def fill_tables(
     Rows are keyed by original id, so a table starts the same however it is partitioned.
     """
     world = cluster.world
-    alone = features.entity_types if features is not None and config.features.use == "alone" else ()
     for name, table in tables.items():
-        if name in alone:  # its rows are f(x) alone: zeros, as the servers have made them
-            continue
+        if features is not None and name in features.untrained_types:
+            continue  # its rows are f(x) alone: zeros, as the servers have made them
         shard = table.shard(world.local_rank, world.trainers_per_machine)
         scale = config.model.init_scale
         # In blocks: the rows are drawn in private memory before they are copied to the table.
