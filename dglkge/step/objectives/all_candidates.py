@@ -172,7 +172,7 @@ class AllCandidates:
         return loss, self._exchange.return_gradients(parts), row_gradients
 
     def _answer_scores(self, scored: Sequence[_Scored]) -> list[AnswerScores]:
-        """Return the scores of the answers on all shards, for a loss that reads them; blocks have one loss."""
+        """Return the scores of the answers on all shards, for a loss that reads them."""
         if not scored or not scored[0].candidates.shard.objective.loss.reads_answers:
             return [NO_ANSWERS] * len(scored)
         pairs = []
