@@ -14,6 +14,7 @@ import torch
 from dglkge.config.schema import HeldOutConfig
 from dglkge.data.dataset_files import TRAIN
 from dglkge.kernels.hashing import column_bits, in_range, stream_key
+from dglkge.model.kge_model import KgeModel
 from dglkge.sampling.triple_order import TripleOrder
 from dglkge.training.building.components import configured_loss
 from dglkge.training.job import Job
