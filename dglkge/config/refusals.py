@@ -13,7 +13,7 @@ from typing import Any
 from dglkge.config.schema import Config, DenseConfig
 from dglkge.errors import InputErrors
 from dglkge.model.choices import K_VS_ALL, NEGATIVE_SAMPLING
-from dglkge.model.losses import LOSSES
+from dglkge.model.losses import LOSSES, PairwiseLoss
 from dglkge.model.regularizers import REGULARIZERS, chosen_regularizer
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS
 from dglkge.settings import ComponentSettings
@@ -181,10 +181,10 @@ ROWS: tuple[Row, ...] = (
     # Objectives
     row("training.batch_statistics", only(False), "which has no sampled negatives to count", over_all),
     row(
-        OBJECTIVE,
-        only(NEGATIVE_SAMPLING),
-        "which has no form over all candidates",
-        component("loss", lambda member: not member.candidate_kind),
+        "training.objective.label_smoothing",
+        only(0),
+        "which compares pairs of answers and has no labels",
+        component("loss", lambda member: issubclass(member, PairwiseLoss)),
     ),
     row(SYNCHRONOUS, only(True), "where every trainer scores the queries of all", over_all),
     row(
@@ -193,10 +193,9 @@ ROWS: tuple[Row, ...] = (
         "where every trainer scores the queries of all",
         given("training.relation_prediction"),
     ),
-    *(
-        row(f"loss.{name}", only(value), "which does not take it", over_all)
-        for name, value in (("reduction", "mean"), ("adversarial_weights", False), ("confidences", False))
-    ),
+    row("loss.reduction", only("mean"), "which adds the terms of all candidates", over_all),
+    row("loss.confidences", only(False), "which does not take it", over_all),
+    row("loss.adversarial_weights", only(False), "over all candidates", of("loss", "softmax"), over_all),
     row("loss.relation_weights", only({}), "which takes no weights", of(OBJECTIVE, K_VS_ALL)),
     row(
         "training.relation_prediction",

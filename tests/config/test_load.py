@@ -477,17 +477,17 @@ def test_the_schema_that_ships_is_that_of_the_code() -> None:
 
 PLUGIN = """
 from pydantic import Field
-from dglkge.model.losses import Loss, LossSettings
+from dglkge.model.losses import LossSettings, PairwiseLoss
 
 
-class Steep(Loss):
+class Steep(PairwiseLoss):
     help = "the difference times a slope"
 
     class Settings(LossSettings):
         slope: float = Field(2.0, gt=0)
 
-    def __call__(self, positive, negative, ignored=None):
-        return self.settings.slope * (negative.mean(1) - positive)
+    def pairs(self, positive, negative):
+        return self.settings.slope * (negative - positive)
 """
 
 
