@@ -372,13 +372,14 @@ def refuse(config: Config, num_machines: int = 1, num_disks: int = 1) -> None:
     InputErrors
         Naming the field, its value, the field that it does not fit, the reason and what is allowed.
     """
-    problems = list(dict.fromkeys(_problems(config, {MACHINES: num_machines, DISKS: num_disks})))
+    problems = list(dict.fromkeys(problems_of(config, num_machines, num_disks)))
     if problems:
         raise InputErrors(problems)
 
 
-def _problems(config: Config, facts: Mapping[str, int]) -> Iterator[str]:
+def problems_of(config: Config, num_machines: int, num_disks: int) -> Iterator[str]:
     """Yield a line for each row that refuses something."""
+    facts = {MACHINES: num_machines, DISKS: num_disks}
     for one in ROWS:
         value = _value(config, one.field, facts)
         if value is _ABSENT or one.allowed.test(value):

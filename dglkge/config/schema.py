@@ -377,7 +377,7 @@ class TrainingConfig(Settings):
         "rows that are trained: all, or touched, which are those in the triples that are trained; others "
         "stay as they are and serve as negatives (see checkpoint.init_path)",
     )
-    loggers: tuple[str, ...] = setting(
+    loggers: Annotated[tuple[str, ...], AfterValidator(_distinct)] = setting(
         (),
         "a list of trackers of experiments, which get loss, learning rate, speed and metrics; known",
         resume=FREE,

@@ -26,7 +26,7 @@ from dglkge.errors import CheckpointError, InputError
 from dglkge.evaluation.protocol import Protocol
 from dglkge.model.projections import ProjectedFeatures
 from dglkge.planning.memory import plan_memory
-from dglkge.training import build
+from dglkge.training.building.checks import check_config
 from dglkge.training.epochs import JOB
 from dglkge.training.trainer import Trainer
 from dglkge.typing import RELATION
@@ -432,7 +432,7 @@ def test_refusals(tmp_path: Path, files: dict[str, Path], sets: list[str], words
     given = [one.replace("PEOPLE", str(files["person"])) for one in sets]
     with pytest.raises(InputError, match=words) as caught:
         config = load_config(None, settings(files, tmp_path / "run", *given))
-        build.check_training(config, World())
+        check_config(config, World())
         with dglkge.join_cluster(config) as cluster:
             dglkge.build_trainer(config, cluster)
     assert "\n" not in str(caught.value)

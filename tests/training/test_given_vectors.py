@@ -18,7 +18,7 @@ from dglkge.embeddings.embedding_table import TableShard
 from dglkge.errors import InputError
 from dglkge.model.initializers import normal_rows
 from dglkge.training.building import given_vectors
-from dglkge.training.building.components import check_config
+from dglkge.training.building.checks import check_config
 from dglkge.training.building.given_vectors import fill_from_vectors, principal_axes
 from tests.toy_kg import toy_dataset
 
