@@ -29,10 +29,9 @@ from dglkge.step.computation import Computation
 from dglkge.step.parameters.dense_parameters import DenseParameters
 from dglkge.step.transforms.global_vectors import GlobalVectors
 from dglkge.training.building.components import REFERENCE, configured_model
+from dglkge.training.building.computing import choose_device, with_matmul_dtype
 from dglkge.training.building.dense_optimizer import dense_optimizer
-from dglkge.training.building.device import choose_device
 from dglkge.training.building.features import DenseWithFeatures, RunFeatures, build_features
-from dglkge.training.building.matmul_dtype import with_matmul_dtype
 from dglkge.training.building.module_precision import build_precision
 from dglkge.training.building.tables import (
     build_device_tables,
@@ -106,6 +105,14 @@ class Job:
     def pairs(self) -> list[tuple[str, str]]:
         """Entity types of the heads and tails of each edge type."""
         return [(lhs, rhs) for lhs, rhs, _, _ in self.dataset.edge_types]
+
+    @property
+    def untrained_types(self) -> list[str]:
+        """Entity types without trained rows, or whose rows stay as they are."""
+        init_from = self.config.model.init_from
+        if init_from is not None and init_from.frozen:
+            return self.tables.entity_types
+        return [] if self.features is None else self.features.untrained_types
 
     @property
     def has_loops(self) -> bool:

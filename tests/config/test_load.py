@@ -241,7 +241,7 @@ DOCUMENTED = {
                 "progress",
             )
         ),
-        *(f"training.early_stopping_{name}" for name in ("patience", "min_gain")),
+        *(f"training.early_stopping.{name}" for name in ("patience", "min_gain")),
         "dense.sharding",
     ],
     settings.UNTIL_FINISHED: [
@@ -268,7 +268,7 @@ DOCUMENTED = {
     settings.FIXED: [
         "seed",
         "checkpoint.init_path",
-        "evaluation.eval_fraction",
+        "evaluation.held_out.fraction",
         *(f"training.{name}" for name in ("objective", "objective.label_smoothing", "relation_prediction")),
         *(f"training.{name}" for name in ("edge_sets", "rows")),
     ],
@@ -285,7 +285,7 @@ NAMED_ALONE = (
     "dense.autocast",
     "dense.compile",
     "dense.sharding",
-    "evaluation.eval_fraction",
+    "evaluation.held_out.fraction",
     "model.init_from.frozen",
     "sampling.order",
     "tables.dtype",

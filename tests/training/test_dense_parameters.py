@@ -26,7 +26,7 @@ from dglkge.evaluation.protocol import Protocol
 from dglkge.model.functions.dense import DenseScore
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.step.parameters.dense_parameters import DenseParameters
-from dglkge.training import build
+from dglkge.training.building.checks import check_config
 from dglkge.training.epochs import JOB
 from dglkge.training.trainer import Trainer
 from dglkge.typing import RELATION, Side
@@ -335,7 +335,7 @@ def test_refused_modules(function: type[DenseScore], words: str) -> None:
 def test_refused_settings(tmp_path: Path, settings: list[str], words: str) -> None:
     given = [f"dataset={toy_dataset()}", f"output={tmp_path}", *settings]
     with pytest.raises(InputError, match=words):
-        build.check_training(load_config(None, given), World())
+        check_config(load_config(None, given), World())
 
 
 def test_a_checkpoint_without_a_parameter_is_refused() -> None:

@@ -20,7 +20,7 @@ from dglkge.model.kge_model import build_model
 from dglkge.model.losses import LOSSES, build_loss
 from dglkge.model.score_functions import SCORE_FUNCTIONS, ComplEx
 from dglkge.sampling.edge_batches import EdgeBatch
-from dglkge.training.building.components import check_config
+from dglkge.training.building.checks import check_config
 from dglkge.training.epochs import JOB
 from dglkge.typing import RELATION, Side
 from tests.toy_kg import toy_dataset

@@ -11,6 +11,7 @@ which are to be summed over shards, and the gradients of the shard's own rows, w
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -420,7 +421,10 @@ class AutogradShard:
         self._block_numbers = DEVICE_BLOCK_NUMBERS if device.is_staged else TWIN_BLOCK_NUMBERS
         self._kept_bytes = kept_bytes if device.is_staged else 0
         self._kept: dict[int, torch.Tensor] = {}
-        self._pinned = [Scratch(pinned=device.pins_memory) for _ in range(2)]
+        # Two rooms each way: the host fills or empties one while the device uses the other.
+        self._pinned, rooms = ([Scratch(pinned=device.pins_memory) for _ in range(2)] for _ in range(2))
+        self._rooms = itertools.cycle(rooms)
+        self._sent: list[Any] = []
 
     @torch.no_grad()
     def score_answers(self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers) -> Floats:
@@ -503,11 +507,20 @@ class AutogradShard:
             return self._rows[block]
         if block.start in self._kept:
             return self._kept[block.start]
-        rows = self._there(self._rows[block])
+        rows = self._started_there(self._rows[block]) if self._device.is_staged else self._rows[block]
         # The rows change after the step only: until then a copy is as good.
         if rows.numel() * rows.element_size() <= self._kept_bytes - self._bytes_kept:
             self._kept[block.start] = rows
         return rows
+
+    def _started_there(self, rows: torch.Tensor) -> torch.Tensor:
+        """Begin to copy rows to the device out of page-locked memory; returns the copy."""
+        if len(self._sent) == 2:
+            self._sent.pop(0).synchronize()  # the room that comes next is free again
+        room = next(self._rooms).take("rows", rows.shape[0], rows.shape[1], rows.dtype).copy_(rows)
+        there = room.to(self._device.device, non_blocking=True, copy=True)
+        self._sent.append(self._recorded())
+        return there
 
     @property
     def _bytes_kept(self) -> int:
