@@ -9,12 +9,11 @@ import numpy as np
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import TRAIN
 from dglkge.data.partition_layout import PartitionLayout
-from dglkge.model.choices import K_VS_ALL
 from dglkge.sampling.query_batches import TrainingBatches
 from dglkge.training.building.bucket_order import build_bucket_batches, prefetch_ranges
 from dglkge.training.building.candidates import build_query_batches
+from dglkge.training.building.components import relation_weights
 from dglkge.training.building.edge_sets import build_edge_batches, configured_order
-from dglkge.training.building.loss_settings import relation_weights
 from dglkge.training.job import Job
 from dglkge.typing import RELATION
 
@@ -28,7 +27,7 @@ def build_batches(job: Job) -> TrainingBatches:
         If the data set has no edge set of a name, or weights that the objective does not take.
     """
     config, dataset, layout, world = job.config, job.dataset, job.layout, job.world
-    if config.training.objective.name == K_VS_ALL:
+    if config.training.objective.by_queries:
         return build_query_batches(config, dataset, world)
     options: dict[str, Any] = {
         "pair_of_relation": _pair_of_relation(dataset, layout, job.pairs),
