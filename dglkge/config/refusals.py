@@ -195,7 +195,13 @@ ROWS: tuple[Row, ...] = (
     ),
     row("loss.reduction", only("mean"), "which adds the terms of all candidates", over_all),
     row("loss.confidences", only(False), "which does not take it", over_all),
-    row("loss.adversarial_weights", only(False), "over all candidates", of("loss", "softmax"), over_all),
+    row(
+        "loss.adversarial_weights",
+        only(False),
+        "which weights no negatives over all candidates",
+        of("loss", "softmax"),
+        over_all,
+    ),
     row("loss.relation_weights", only({}), "which takes no weights", of(OBJECTIVE, K_VS_ALL)),
     row(
         "training.relation_prediction",
