@@ -24,8 +24,8 @@ from dglkge.checkpoint.relation_layout import check_registered
 from dglkge.checkpoint.snapshots import snapshots
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TRAIN
-from dglkge.data.feature_files import feature_files, read_new_vectors
 from dglkge.data.known_triples import KnownTriples
+from dglkge.data.vector_files import feature_files, read_new_vectors
 from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.calibration import Curve
 from dglkge.evaluation.categories import relation_categories

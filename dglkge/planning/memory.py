@@ -19,9 +19,8 @@ from dglkge.data.dataset_files import (
     VALID,
     WEIGHT_BYTES,
 )
-from dglkge.data.feature_files import feature_files
 from dglkge.data.sizes import DatasetSize, PartSize
-from dglkge.data.vector_files import open_vectors
+from dglkge.data.vector_files import feature_files, open_vectors
 from dglkge.model.choices import K_VS_ALL, NEGATIVE_SAMPLING
 from dglkge.planning import shared_memory as shared
 from dglkge.registry import registry_of

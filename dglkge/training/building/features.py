@@ -21,8 +21,7 @@ from dglkge.checkpoint.features import open_features, parse_note, record_path
 from dglkge.config import Config
 from dglkge.config.schema import FeaturesConfig
 from dglkge.data.dataset import Dataset
-from dglkge.data.feature_files import FeatureFile, feature_files
-from dglkge.data.vector_files import VectorFile, open_vectors
+from dglkge.data.vector_files import FeatureFile, VectorFile, feature_files, open_vectors
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import CheckpointError, InputError, write_error
 from dglkge.model.projections import PREFIX, FeatureProjections, ProjectedFeatures
