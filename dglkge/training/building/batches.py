@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import TRAIN
 from dglkge.data.partition_layout import PartitionLayout
+from dglkge.sampling.edge_batches import EdgeOptions
 from dglkge.sampling.query_batches import TrainingBatches
 from dglkge.training.building.bucket_order import build_bucket_batches, prefetch_ranges
 from dglkge.training.building.candidates import build_query_batches
@@ -29,20 +28,21 @@ def build_batches(job: Job) -> TrainingBatches:
     config, dataset, layout, world = job.config, job.dataset, job.layout, job.world
     if config.training.objective.by_queries:
         return build_query_batches(config, dataset, world)
-    options: dict[str, Any] = {
-        "pair_of_relation": _pair_of_relation(dataset, layout, job.pairs),
-        "num_triples": len(dataset.split(TRAIN)),
-        "batch_size": config.training.batch_size,
-        "chunk_size": config.negatives.chunk_size,
-        "local_rank": world.local_rank,
-        "trainers_per_machine": world.trainers_per_machine,
-        "seed": config.seed,
-        "relation_weights": _by_node(relation_weights(config, dataset), layout),
-        "has_confidences": config.loss.has_confidences,
-    }
-    if config.sampling.num_ranges == 1:
-        return build_edge_batches(config, dataset, layout, job.cluster, options)
     order = configured_order(config, dataset)
+    options = EdgeOptions(
+        _pair_of_relation(dataset, layout, job.pairs),
+        len(dataset.split(TRAIN)),
+        config.training.batch_size,
+        config.negatives.chunk_size,
+        world.local_rank,
+        world.trainers_per_machine,
+        config.seed,
+        _by_node(relation_weights(config, dataset), layout),
+        config.loss.has_confidences,
+        order,
+    )
+    if config.sampling.num_ranges == 1:
+        return build_edge_batches(config, layout, job.cluster, order, options)
     batches = build_bucket_batches(config, layout, job.cluster, job.pairs, order, options)
     prefetch_ranges(batches, job.tables, job.optimizer, job.cluster)
     return batches

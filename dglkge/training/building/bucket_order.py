@@ -21,6 +21,7 @@ from dglkge.embeddings.table_set import TableSet
 from dglkge.kernels.hashing import combine
 from dglkge.planning.host import available_memory
 from dglkge.sampling.bucket_batches import BucketBatches
+from dglkge.sampling.edge_batches import EdgeOptions
 from dglkge.sampling.machine_batches import rows_of_sets
 from dglkge.sampling.prefetch import Prefetcher, TripleReader
 from dglkge.sampling.triple_order import TripleOrder
@@ -32,7 +33,7 @@ def build_bucket_batches(
     cluster: Cluster,
     pairs: Sequence[tuple[str, str]],
     order: TripleOrder,
-    of_edges: dict[str, Any],
+    options: EdgeOptions,
 ) -> BucketBatches:
     """Make the batches in bucket order; one trainer of each machine makes the files. A collective.
 
@@ -44,9 +45,8 @@ def build_bucket_batches(
     pairs : sequence of (str, str)
         Entity types of the heads and tails of each edge type.
     order : TripleOrder
-        Its edge sets are walked in turn, without what it holds out.
-    of_edges : dict
-        Arguments of :class:`dglkge.sampling.edge_batches.EdgeBatches`, without ``edges`` and ``order``.
+        That of the options. Its edge sets are walked in turn, without what it holds out.
+    options : EdgeOptions
 
     Raises
     ------
@@ -63,7 +63,7 @@ def build_bucket_batches(
     def make_files() -> None:
         """Make the files of this machine, on one of its trainers."""
         if world.is_machine_leader:
-            make_buckets(layout, part, num_ranges, pairs, of_edges["pair_of_relation"], spare, sets)
+            make_buckets(layout, part, num_ranges, pairs, options.pair_of_relation, spare, sets)
 
     # The others wait for the disk: the files are read once and written once.
     edges = layout.edge_table(part)
@@ -77,7 +77,7 @@ def build_bucket_batches(
     walk, is_mixed = config.sampling.bucket_order, config.sampling.buckets == MIXED
     # At least 1: 0 is the order of the whole graph.
     mark = 1 + (combine(*found[:, -1].tolist(), int(is_mixed)) >> 1)
-    return BucketBatches(buckets, walk, part, found[:, :-1], pairs, mark, is_mixed, **of_edges, order=order)
+    return BucketBatches(buckets, walk, part, found[:, :-1], pairs, mark, options, is_mixed)
 
 
 def prefetch_ranges(batches: BucketBatches, tables: TableSet, optimizer: Any, cluster: Cluster) -> None:

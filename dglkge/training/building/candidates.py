@@ -69,9 +69,7 @@ def build_query_batches(config: Config, dataset: Dataset, world: World) -> Query
         dataset.layout(),
         types,
         config.training.batch_size,
-        world.machine,
-        world.local_rank,
-        world.trainers_per_machine,
+        (world.machine, world.local_rank, world.trainers_per_machine),
         config.seed,
         PairIndex(dataset.split(TRAIN), types) if predicts_relations else None,
     )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from dglkge.data.partition_layout import PartitionLayout
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import InputError, unknown_name
 from dglkge.kernels.hashing import combine
-from dglkge.sampling.edge_batches import EdgeBatches
+from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
 from dglkge.sampling.machine_batches import MachineBatches, partition_mark, rows_of_sets
 from dglkge.sampling.query_batches import TrainingBatches
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder, plan_passes
@@ -56,29 +55,24 @@ def _edge_set(name: str, numbers: np.ndarray, number: int) -> EdgeSet:
 
 
 def build_edge_batches(
-    config: Config, dataset: Dataset, layout: PartitionLayout, cluster: Cluster, of_edges: dict[str, Any]
+    config: Config, layout: PartitionLayout, cluster: Cluster, order: TripleOrder, options: EdgeOptions
 ) -> EdgeBatches:
     """Make the batches of edges, in the order of the whole graph or of each machine; a collective.
 
     Parameters
     ----------
     config : Config
-    dataset : Dataset
     layout : PartitionLayout
     cluster : Cluster
-    of_edges : dict
-        Arguments of :class:`dglkge.sampling.edge_batches.EdgeBatches`, without ``edges`` and ``order``.
-
-    Raises
-    ------
-    InputError
-        If the data set has no edge set of a name.
+    order : TripleOrder
+        That of the options.
+    options : EdgeOptions
     """
-    world, order = cluster.world, configured_order(config, dataset)
+    world = cluster.world
     part = world.machine
     edges = layout.edge_table(part)
     if not config.is_ordered_by_machine(world.num_machines):
-        return EdgeBatches(edges, **of_edges, order=order)
+        return EdgeBatches(edges, options)
     triple_ids = np.asarray(edges.triple_ids)
     rows = rows_of_sets(order, triple_ids)
     # By part: trained triples of each set, and a checksum. One trainer of each machine adds them.
@@ -88,7 +82,7 @@ def build_edge_batches(
     found = cluster.sum(found)
     # At least 1: 0 is the order of the whole graph.
     mark = 1 + (combine(*found[:, -1].tolist()) >> 1)
-    return MachineBatches(edges, rows, found[:, :-1], part, mark, **of_edges, order=order)
+    return MachineBatches(edges, rows, found[:, :-1], part, mark, options)
 
 
 def build_passes(
