@@ -1,10 +1,11 @@
-"""Files of a run: its checkpoint, its description, its configuration, and what trackers recorded."""
+"""The run's folder: its lease, its copy at a URL, its checkpoint, description, configuration and trackers."""
 
 from __future__ import annotations
 
 import functools
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from dglkge import __version__
@@ -14,18 +15,99 @@ from dglkge.checkpoint.durable import LeasedFolder
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_CONFIG_FILE, RUN_TRACKERS_FILE, Progress
 from dglkge.checkpoint.manager import CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta
-from dglkge.checkpoint.mirror import Mirror
+from dglkge.checkpoint.mirror import Mirror, StoredVersion
 from dglkge.config import Config, save_config
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import load_json
 from dglkge.distributed.dgl_compat import dgl
+from dglkge.distributed.lease import Lease, LeaseTaker, new_nonce
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.errors import InputError, write_error
 from dglkge.training.building.components import configured_model
-from dglkge.training.building.optimizer_options import describe_optimizer
+from dglkge.training.building.tables import describe_optimizer
 from dglkge.training.job import Job
 from dglkge.training.trackers import Trackers
+
+ATTEMPT_SECONDS = 5.0
+"""Time that one trainer tries before all of them exchange their results: well below their timeout."""
+
+
+def hold_run(output: Path, cluster: Cluster) -> Lease:
+    """Take the lease on a run's folder, released when this trainer ends, however it ends; a collective.
+
+    Rank 0 takes it, and where machines share no disk one trainer of each machine. The others get a lease of
+    the same nonce, which they can check.
+
+    Raises
+    ------
+    CheckpointError
+        On all trainers, if another job holds a folder or it may not be written to.
+    StorageError
+        On all trainers, if a disk is full or fails.
+    """
+    world = cluster.world
+    # One nonce for the whole job: trainers that hold no lease check by it that the file is still this job's.
+    nonce = cluster.gather_texts(new_nonce())[0]
+    is_taker = world.rank == 0 or (world.has_own_disk and world.is_machine_leader)
+    taker = LeaseTaker(output, nonce, world.job) if is_taker else None
+    lease: Lease | None = None
+
+    def attempt() -> Lease | None:
+        """Try to take the lease, where this trainer needs one and has none."""
+        return lease if taker is None or lease is not None else taker.attempt(ATTEMPT_SECONDS)
+
+    # Short attempts instead of one long wait: between them all trainers exchange results, within the timeout
+    # of a collective.
+    while True:
+        taken = cluster.agree(attempt)
+        if taken is not None and lease is None:
+            cluster.on_exit(taken.release)
+        lease = taken
+        if not cluster.sum(np.array([taker is not None and lease is None], np.int64))[0]:
+            break
+    holder_nonce = cluster.gather_texts("" if lease is None else lease.holder_nonce)[0]
+    return lease if lease is not None else Lease.of_job(output, nonce, holder_nonce)
+
+
+def open_mirror(config: Config, cluster: Cluster, lease: Lease) -> Mirror | None:
+    """Open the run's copy and bring every disk of the job to the newer version; a collective.
+
+    Returns
+    -------
+    Mirror or None
+        On rank 0, if a URL is configured.
+
+    Raises
+    ------
+    InputError
+        On all trainers: for a URL that cannot be opened, or a copy of another run.
+    StorageError
+        On all trainers, if the store cannot be reached.
+    """
+    url, world = config.checkpoint.storage, cluster.world
+    if not url:
+        return None
+    is_owner = world.rank == 0 or (world.has_own_disk and world.is_machine_leader)
+    mirror = Mirror(url, config.output, lease) if is_owner else None
+    # Rank 0 first: it may have a version that was not uploaded when its job was killed.
+    _agree(cluster, mirror if world.rank == 0 else None, writes=True)
+    _agree(cluster, mirror if world.rank != 0 else None, writes=False)
+    return mirror if world.rank == 0 else None
+
+
+def _agree(cluster: Cluster, mirror: Mirror | None, writes: bool) -> None:
+    """Bring a disk and the URL to the newer version, on the trainers with a mirror; a collective."""
+    found: list[StoredVersion | None] = []
+
+    def find() -> None:
+        """Read the pointer and the manifest."""
+        found.append(mirror.newest() if mirror is not None else None)
+
+    cluster.agree(find)
+    sizes = [one.num_bytes for one in found if one is not None]
+    most = max(map(int, cluster.gather_texts(str(max(sizes, default=0)))))
+    cluster.agree(lambda: mirror.agree(found[0], writes) if mirror is not None else None, most)
 
 
 def open_checkpoints(job: Job, mirror: Mirror | None) -> CheckpointManager:
