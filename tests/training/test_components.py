@@ -113,8 +113,8 @@ REFUSED = [
     ),
     (
         ["training.objective=k_vs_all", "loss.adversarial_weights=true"],
-        "loss.adversarial_weights is true and loss is softmax, which weights no negatives over all candidates; "
-        "allowed: false, ",
+        "loss.adversarial_weights is true and loss is softmax, which weights no negatives over all "
+        "candidates; allowed: false, ",
     ),
     (
         ["loss.confidences=true"],
