@@ -89,6 +89,7 @@ class Progress:
     ENDED_AFTER = "ended_after"
     ORDER_MARK = "order_mark"
 
+
 # One expression for all names of versions, because clean-up must find each of them: rows, manifests, staged
 # texts, and the receipts and unfinished files of these.
 _VERSIONED = re.compile(

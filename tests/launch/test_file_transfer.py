@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 from dglkge.errors import InputError
+from dglkge.launch.connection import NodeConnection
 from dglkge.launch.process_plan import Places
 from dglkge.launch.remote import file_transfer, host_files
 from dglkge.launch.remote.file_transfer import Tree, fetch, files_below, send
-from dglkge.launch.remote.session import HostSession
 from dglkge.launch.remote.sync import send_output
 from tests.launch.conftest import ROOT
 
@@ -23,9 +23,9 @@ ODD_NAMES = ("a b", "it's", "$x; `id`", "-C", "deep/er/file", "new\nline", "é",
 
 
 @pytest.fixture(scope="module")
-def session() -> Iterator[HostSession]:
+def session() -> Iterator[NodeConnection]:
     """An agent on this machine."""
-    opened = HostSession("here", None, sys.executable, {"PYTHONPATH": str(ROOT)})
+    opened = NodeConnection("here", None, sys.executable, {"PYTHONPATH": str(ROOT)})
     yield opened
     opened.close()
 
@@ -46,7 +46,7 @@ def contents(folder: Path) -> dict[str, str]:
     return {name: (folder / name).read_text() for name in files_below(folder)}
 
 
-def test_there_and_back(session: HostSession, here: Path, tmp_path: Path) -> None:
+def test_there_and_back(session: NodeConnection, here: Path, tmp_path: Path) -> None:
     """Every name and byte arrives; what has not changed is not sent again; nothing else is left."""
     there, back = tmp_path / "there", tmp_path / "back"
     tree = Tree(str(here), str(there), files_below(here))
@@ -62,7 +62,7 @@ def test_there_and_back(session: HostSession, here: Path, tmp_path: Path) -> Non
     assert not [path for path in tmp_path.rglob("*") if host_files.STAGING_PREFIX in path.name]
 
 
-def test_mirror(session: HostSession, here: Path, tmp_path: Path) -> None:
+def test_mirror(session: NodeConnection, here: Path, tmp_path: Path) -> None:
     """Other files there are removed, also when nothing is sent; without that they stay."""
     there = tmp_path / "there"
     tree = Tree(str(here), str(there), files_below(here))
@@ -74,7 +74,7 @@ def test_mirror(session: HostSession, here: Path, tmp_path: Path) -> None:
     assert contents(there) == contents(here)
 
 
-def test_dropped_files(session: HostSession, here: Path, tmp_path: Path) -> None:
+def test_dropped_files(session: NodeConnection, here: Path, tmp_path: Path) -> None:
     """Of one folder alone, files that are gone there are removed here."""
     back = tmp_path / "back"
     (back / "deep").mkdir(parents=True)
@@ -84,7 +84,7 @@ def test_dropped_files(session: HostSession, here: Path, tmp_path: Path) -> None
     assert sorted(files_below(back)) == sorted([*ODD_NAMES, "own"])
 
 
-def test_unfinished_files_stay_where_they_are(session: HostSession, tmp_path: Path) -> None:
+def test_unfinished_files_stay_where_they_are(session: NodeConnection, tmp_path: Path) -> None:
     """Their writer renames them while the others are packed."""
     there, back = tmp_path / "there", tmp_path / "back"
     (there / "deep.tmp").mkdir(parents=True)
@@ -94,7 +94,7 @@ def test_unfinished_files_stay_where_they_are(session: HostSession, tmp_path: Pa
     assert sorted(contents(back)) == ["copies.json", "deep.tmp/whole"]
 
 
-def test_unfinished_records_of_a_run_are_not_sent(session: HostSession, tmp_path: Path) -> None:
+def test_unfinished_records_of_a_run_are_not_sent(session: NodeConnection, tmp_path: Path) -> None:
     """The launcher's own machine writes its list of copies while the others get the run."""
     run = tmp_path / "here" / "run"
     (run / "checkpoint").mkdir(parents=True)
@@ -106,7 +106,7 @@ def test_unfinished_records_of_a_run_are_not_sent(session: HostSession, tmp_path
     assert json.loads((there / "copies.json").read_text())["launchers"]  # its own, with this launcher in it
 
 
-def test_a_version_file_is_never_taken_for_unchanged(session: HostSession, tmp_path: Path) -> None:
+def test_a_version_file_is_never_taken_for_unchanged(session: NodeConnection, tmp_path: Path) -> None:
     """Two versions of one second: their version files have the same size and time, and the old files go."""
     there, back, again = (tmp_path / name for name in ("there", "back", "again"))
     there.mkdir()
@@ -119,7 +119,7 @@ def test_a_version_file_is_never_taken_for_unchanged(session: HostSession, tmp_p
         assert (again / "version.txt").read_text() == f"{version}\n"
 
 
-def test_records_of_one_second_and_size_are_sent(session: HostSession, tmp_path: Path) -> None:
+def test_records_of_one_second_and_size_are_sent(session: NodeConnection, tmp_path: Path) -> None:
     """Two versions of metrics.json may differ in a digit only."""
     there, back, again = (tmp_path / name for name in ("there", "back", "again"))
     there.mkdir()
@@ -132,7 +132,7 @@ def test_records_of_one_second_and_size_are_sent(session: HostSession, tmp_path:
         assert fetch(session, str(there), str(back)) == 0
 
 
-def test_links_stay_links(session: HostSession, tmp_path: Path) -> None:
+def test_links_stay_links(session: NodeConnection, tmp_path: Path) -> None:
     """Kept versions of a checkpoint are links."""
     (tmp_path / "from" / "best").mkdir(parents=True)
     (tmp_path / "from" / "file").write_text("x")
@@ -169,7 +169,7 @@ def test_leavings_of_a_broken_transfer_go(tmp_path: Path) -> None:
     assert first != second
 
 
-def test_what_cannot_be_sent(session: HostSession, here: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_sent(session: NodeConnection, here: Path, tmp_path: Path) -> None:
     """A missing file, and a folder that cannot be made, are told by name."""
     with pytest.raises(InputError, match="cannot send .*absent: there is no such file"):
         send(session, Tree(str(here), str(tmp_path), ("absent",)))
@@ -180,7 +180,7 @@ def test_what_cannot_be_sent(session: HostSession, here: Path, tmp_path: Path) -
 
 @pytest.mark.parametrize("stuck", ["pack", "unpack", "unpack at its end"])
 def test_a_blocked_disk_does_not_hold_the_launcher(
-    session: HostSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck: str
+    session: NodeConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck: str
 ) -> None:
     """A command that moves nothing is given up, whichever it is and wherever it stops."""
     sleeping = [sys.executable, "-c", "import signal; signal.pause()"]
@@ -202,7 +202,7 @@ def test_a_blocked_disk_does_not_hold_the_launcher(
     assert not [child for child in psutil.Process().children() if "signal.pause" in " ".join(child.cmdline())]
 
 
-def test_no_tar(session: HostSession, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_tar(session: NodeConnection, here: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One line that names the program, and the machine that lacks it."""
     monkeypatch.setenv("PATH", str(tmp_path))
     message = "copied from or to here: the launcher's machine cannot start 'tar': No such file or directory"
@@ -212,7 +212,7 @@ def test_no_tar(session: HostSession, here: Path, tmp_path: Path, monkeypatch: p
         fetch(session, str(here), str(tmp_path / "back"))
 
 
-def test_files_that_cannot_be_placed_here(session: HostSession, tmp_path: Path) -> None:
+def test_files_that_cannot_be_placed_here(session: NodeConnection, tmp_path: Path) -> None:
     """A file where a folder should be, or a full disk: one line, and nothing is left of the transfer."""
     there, back = tmp_path / "there", tmp_path / "back"
     (there / "folder").mkdir(parents=True)
@@ -226,7 +226,7 @@ def test_files_that_cannot_be_placed_here(session: HostSession, tmp_path: Path) 
     assert [path.name for path in back.iterdir()] == ["folder"]
 
 
-def test_nothing_takes_its_place_unless_it_may(session: HostSession, here: Path, tmp_path: Path) -> None:
+def test_nothing_takes_its_place_unless_it_may(session: NodeConnection, here: Path, tmp_path: Path) -> None:
     """The folder is looked at again when all has come: by then it may be another job's."""
 
     def check() -> None:
@@ -239,7 +239,7 @@ def test_nothing_takes_its_place_unless_it_may(session: HostSession, here: Path,
 
 
 def test_a_transfer_that_is_not_wanted_touches_nothing(
-    session: HostSession, here: Path, tmp_path: Path
+    session: NodeConnection, here: Path, tmp_path: Path
 ) -> None:
     """It was given up before it began: what another transfer unpacks there stays."""
     back = tmp_path / "back"
@@ -249,7 +249,7 @@ def test_a_transfer_that_is_not_wanted_touches_nothing(
     assert os.path.isdir(other)
 
 
-def test_same_folder(session: HostSession, here: Path) -> None:
+def test_same_folder(session: NodeConnection, here: Path) -> None:
     """Nothing is copied onto itself."""
     assert send(session, Tree(str(here), f"{here}/../{here.name}", ("a b",))) == 0
     assert fetch(session, str(here), str(here)) == 0

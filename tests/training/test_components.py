@@ -239,8 +239,7 @@ def test_several_machines_that_do_not_wait(tmp_path, monkeypatch, capsys):
         check_config(load_config(None, given), World(0, 2))
     assert said == f"dglkge: error: {caught.value}\n"
     assert (
-        "training.synchronous is false and the number of machines is 2, and machines share no memory"
-        in said
+        "training.synchronous is false and the number of machines is 2, and machines share no memory" in said
     )
 
 

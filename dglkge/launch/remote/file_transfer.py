@@ -16,6 +16,7 @@ from typing import IO, cast
 
 from dglkge.checkpoint.layout import is_transient
 from dglkge.errors import InputError
+from dglkge.launch.connection import NodeConnection
 from dglkge.launch.remote.host_files import (
     FileState,
     file_state,
@@ -25,7 +26,6 @@ from dglkge.launch.remote.host_files import (
     remove_others,
     stale_files,
 )
-from dglkge.launch.remote.session import HostSession
 
 COMPARE_SECONDS = 300.0
 PLACE_SECONDS = 600.0
@@ -59,12 +59,12 @@ class Tree:
     names: tuple[str, ...]
 
 
-def send(session: HostSession, tree: Tree, last: Sequence[str] = (), is_mirror: bool = False) -> int:
+def send(session: NodeConnection, tree: Tree, last: Sequence[str] = (), is_mirror: bool = False) -> int:
     """Copy files to a machine, except those that it has already.
 
     Parameters
     ----------
-    session : HostSession
+    session : NodeConnection
     tree : Tree
     last : sequence of str
         Names that are renamed into their places after all others.
@@ -102,7 +102,7 @@ def send(session: HostSession, tree: Tree, last: Sequence[str] = (), is_mirror: 
 
 
 def fetch(
-    session: HostSession,
+    session: NodeConnection,
     there: str,
     here: str,
     last: Sequence[str] = (),
@@ -115,7 +115,7 @@ def fetch(
 
     Parameters
     ----------
-    session : HostSession
+    session : NodeConnection
     there, here : str
         The folder on the machine; the local folder.
     last : sequence of str
@@ -203,7 +203,7 @@ def _pipe(
     pack: list[str],
     unpack: list[str],
     names: Sequence[str],
-    session: HostSession,
+    session: NodeConnection,
     is_cancelled: Callable[[], bool] = lambda: False,
 ) -> None:
     """Pipe one command into the other; both must succeed, and bytes must move every STALL_SECONDS.
@@ -257,7 +257,7 @@ def _start(
     stdin: int | IO[bytes],
     stdout: int | IO[bytes],
     errors: IO[bytes],
-    session: HostSession,
+    session: NodeConnection,
 ) -> subprocess.Popen[bytes]:
     """Start one of the two commands.
 

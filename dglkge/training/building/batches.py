@@ -16,7 +16,6 @@ from dglkge.data.edge_buckets import ALL_TRIPLES, TrainedSets, make_buckets, ope
 from dglkge.embeddings.mapped_rows import MappedRows
 from dglkge.errors import InputError, unknown_name
 from dglkge.kernels.hashing import combine
-from dglkge.model.choices import K_VS_ALL
 from dglkge.planning.host import available_memory
 from dglkge.sampling.bucket_batches import BucketBatches
 from dglkge.sampling.edge_batches import EdgeBatches
@@ -44,7 +43,7 @@ def build_batches(job: Job) -> TrainingBatches:
         If the data set has no edge set of a name, or weights that the objective does not take.
     """
     config, dataset, layout, world = job.config, job.dataset, job.layout, job.world
-    if config.training.objective.name == K_VS_ALL:
+    if config.training.objective.by_queries:
         return _query_batches(job)
     # Batches have node ids of relations, the data set lists relations by original id.
     by_node = layout.original_ids(RELATION)

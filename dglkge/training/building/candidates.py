@@ -13,6 +13,7 @@ from dglkge.config import Config
 from dglkge.distributed.dgl_compat import request_timeout_seconds
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.embeddings.table_set import TableSet
+from dglkge.model.choices import OBJECTIVES
 from dglkge.model.full_losses import FullLoss, FullSoftmax
 from dglkge.model.functions.comparators import Dot
 from dglkge.model.kge_model import KgeModel
@@ -24,10 +25,10 @@ from dglkge.step.objectives.all_candidates import (
     CandidateLoss,
     Candidates,
     QueryMaker,
+    QueryOptions,
     only_answers,
 )
-from dglkge.step.objectives.k_vs_all import AnsweredQueries, all_answers
-from dglkge.step.objectives.one_vs_all import AutogradQueries, LoopQueries, has_loops
+from dglkge.step.objectives.k_vs_all import all_answers
 from dglkge.step.objectives.query_exchange import QueryExchange
 from dglkge.step.objectives.relation_prediction import RELATION_BLOCKS, RelationQueries
 from dglkge.step.objectives.shard_objective import (
@@ -149,18 +150,13 @@ def build_candidate_loss(job: Job, batches: TrainingBatches, transforms: Transfo
     loss, penalizes = configured_loss(config).over_candidates(), regularizer is not None
     candidates = [_candidates(job, batches, name, one, loss, penalizes) for name, one in comparisons.items()]
     shares_relations = model.score_function.shares_relations and not job.computation.is_reference
+    options = QueryOptions(model, regularizer, relation_weight, shares_relations, job.has_loops)
+    maker: QueryMaker = OBJECTIVES.get(config.training.objective.name).load()(options)
     sums_batch = config.loss.batch_reduction == "sum"
-    maker: QueryMaker
-    if isinstance(batches, QueryBatches):
-        maker = AnsweredQueries(model, regularizer, relation_weight, shares_relations)
-        queries = QueryPlanner(list(job.tables), sums_batch)
-        return _sharded(job, transforms, queries, maker, comparisons, candidates, regularizer)
-    if job.has_loops and has_loops(model, regularizer):
-        maker = LoopQueries(model, regularizer, relation_weight)
-    else:
-        maker = AutogradQueries(model, regularizer, relation_weight, shares_relations)
-    edges = EdgePlanner(list(job.tables), job.pairs, {}, sums_batch)
-    return _sharded(job, transforms, edges, maker, comparisons, candidates, regularizer)
+    planner: EdgePlanner | QueryPlanner = EdgePlanner(list(job.tables), job.pairs, {}, sums_batch)
+    if config.training.objective.by_queries:
+        planner = QueryPlanner(list(job.tables), sums_batch)
+    return _sharded(job, transforms, planner, maker, comparisons, candidates, regularizer)
 
 
 def build_relation_loss(

@@ -6,10 +6,10 @@ import logging
 import time
 
 from dglkge.errors import InputError
-from dglkge.model.choices import NEGATIVE_SAMPLING
+from dglkge.model.choices import NO_TRANSFORM, ROW_TRANSFORMS
 from dglkge.model.precision import one_line
 from dglkge.sampling.query_batches import TrainingBatches
-from dglkge.step.contracts import Objective, RowStore, RowTransform
+from dglkge.step.contracts import Objective, RowStore, RowTransform, TableTransform
 from dglkge.step.device_rows import DeviceStore
 from dglkge.step.look_ahead import LookAhead
 from dglkge.step.objectives import dot_softmax
@@ -42,7 +42,7 @@ def build_step(job: Job, batches: TrainingBatches) -> tuple[TrainStep, LookAhead
     config, tables, device, clock = job.config, job.tables, job.computation.device, job.clock
     transforms = _build_transforms(job)
     objective: Objective
-    if config.training.objective.name != NEGATIVE_SAMPLING:
+    if config.training.objective.over_all:
         objective = build_candidate_loss(job, batches, transforms)
     else:
         objective = _build_sampled(job, batches, transforms)
@@ -93,7 +93,7 @@ def _build_sampled(job: Job, batches: TrainingBatches, transforms: Transforms) -
 
 
 def _build_transforms(job: Job) -> Transforms:
-    """Return the transforms of each table's rows: what is added to them, then dropout."""
+    """Return the transforms of each table's rows: what is added, then dropout, then the chosen one."""
     config, tables, global_vectors, features = job.config, job.tables, job.global_vectors, job.features
     original_ids = {name: table.original_ids for name, table in tables.items()}
     chains: dict[str, list[RowTransform]] = {name: [] for name in tables}
@@ -105,9 +105,14 @@ def _build_transforms(job: Job) -> Transforms:
             chains[name].append(AddedFeatures(features, original_ids))
     chosen = config.model
     rates = dict.fromkeys(tables.entity_types, chosen.entity_dropout) | {RELATION: chosen.relation_dropout}
-    dropout = RowDropout(rates, original_ids, config.seed, config.training.kernels)
-    for name in dropout.tables:
-        chains[name].append(dropout)
+    dropout: TableTransform = RowDropout(rates, original_ids, config.seed, config.training.kernels)
+    more = [dropout]
+    if chosen.row_transform.name != NO_TRANSFORM:
+        transform = ROW_TRANSFORMS.get(chosen.row_transform.name).load()
+        more.append(transform(chosen.row_transform, original_ids, config.seed))
+    for one in more:
+        for name in one.tables:
+            chains[name].append(one)
     return Transforms(chains)
 
 
