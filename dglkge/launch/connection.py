@@ -243,6 +243,10 @@ class NodeConnection:
             Error of the task; a NotReadyError if it is none of the user's input, the node program has ended,
             or does not reply in time.
         """
+        return self.call_for_data(task, seconds, **arguments)[0]
+
+    def call_for_data(self, task: str, seconds: float, /, **arguments: Any) -> tuple[Any, bytes]:
+        """As :meth:`call`; return the bytes that belong to the result as well."""
         replies: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
         number = next(self._numbers)
         with self._changed:
@@ -251,7 +255,8 @@ class NodeConnection:
         try:
             if not is_alive:
                 raise NotReadyError(self.describe_end())
-            self.send(Call(number, task, arguments, arguments.pop("data", b"")))
+            data = arguments.pop("data", b"")
+            self.send(Call(number, task, arguments, data))
             reply = replies.get(timeout=seconds)
         except queue.Empty:
             raise NotReadyError(f"did not answer within {seconds:g} s") from None
@@ -262,7 +267,7 @@ class NodeConnection:
             raise NotReadyError(self.describe_end())
         if reply.error is not None:
             raise (InputError if reply.is_input else NotReadyError)(reply.error)
-        return reply.data or reply.value
+        return reply.value, reply.data
 
     def start(self, planned: PlannedProcess, folder: str, events: Events) -> RunningProcess:
         """Start a process there; `events` gets its messages."""

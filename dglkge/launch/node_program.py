@@ -174,9 +174,12 @@ class NodeProgram:
     def _answer(self, call: Call, loop: asyncio.AbstractEventLoop) -> None:
         """Run one task and send its reply; the body of a thread."""
         try:
-            data = {"data": call.data} if call.data else {}
-            value = self._tasks[call.task](**call.arguments, **data)
-            reply = Reply(call.id, data=value) if isinstance(value, bytes) else Reply(call.id, value)
+            more = {"data": call.data} if call.data else {}
+            value = self._tasks[call.task](**call.arguments, **more)
+            data = b""
+            if isinstance(value, tuple):
+                value, data = value
+            reply = Reply(call.id, value, data=data)
         except DglkgeError as error:
             reply = Reply(call.id, error=str(error), is_input=not isinstance(error, NotReadyError))
         # A defect in one task must not end the program.

@@ -180,6 +180,8 @@ def node_tasks(job: MachineJob) -> dict[str, Callable[..., Any]]:
         "list_files": host_files.list_files,
         "stale_files": host_files.stale_files,
         "make_staging": host_files.make_staging,
+        "read_block": host_files.read_block,
+        "write_block": host_files.write_block,
         "place_folder": host_files.place_folder,
         "place_files": host_files.place_files,
         "describe_copy": run_copies.describe_copy,
