@@ -71,7 +71,7 @@ def _open(config: Config, cluster: Cluster) -> Trainer:
     refuse_bigraph_output(config)
     # The lease creates the folder and excludes other jobs from here on.
     lease = hold_run(Path(config.output), cluster)
-    mirror = open_mirror(config, cluster, lease)
+    mirror = open_mirror(config, cluster, lease, describe_run(config, dataset))
     return build(open_job(config, cluster, lease), mirror)
 
 

@@ -63,7 +63,7 @@ def pushed(folder: Path, url: str, seed: int = 0) -> Mirror:
     """Save a version and commit it at the URL."""
     saved(folder, seed)
     mirror = Mirror(url, folder)
-    mirror.agree(mirror.newest(), writes=True)
+    mirror.agree(mirror.take(toy_meta()), writes=True)
     return mirror
 
 
@@ -85,9 +85,9 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 def test_a_fresh_machine_goes_on_from_the_url(tmp_path, url):
     tables = saved(tmp_path / "a")
     mirror = Mirror(url, tmp_path / "a")
-    mirror.agree(mirror.newest(), writes=True)
+    mirror.agree(mirror.take(toy_meta()), writes=True)
     other = Mirror(url, tmp_path / "b")
-    other.agree(other.newest(), writes=True)
+    other.agree(other.take(toy_meta()), writes=True)
     assert same(rows_of(tmp_path / "b"), tables["person"].rows)
     assert (tmp_path / "b" / "config.json").read_text() == "{}"
     # It is a whole run: the next version is saved on top of it, and published at the URL.
@@ -95,7 +95,7 @@ def test_a_fresh_machine_goes_on_from_the_url(tmp_path, url):
     other.push()
     assert CheckpointStorage(tmp_path / "b" / "checkpoint").published_version() == 2
     assert same(rows_of(local_path(url)), newer["person"].rows)
-    assert not [name for name in names_at(url) if ".v1." in name]
+    assert not [name for name in names_at(url) if "/v1/" in name]
 
 
 def test_objects_copied_to_a_disk_are_a_run(tmp_path):
@@ -130,10 +130,10 @@ def test_parts_then_manifest_then_pointer(tmp_path, url, monkeypatch):
 
         monkeypatch.setattr(kind, method, log)
     mirror = Mirror(url, tmp_path / "a")
-    mirror.agree(None, writes=True)
+    mirror.agree(mirror.take(toy_meta()), writes=True)
     parts = [number for number, name in enumerate(written) if name.endswith(".h5")]
     assert len(parts) == 3
-    assert max(parts) < written.index("checkpoint/manifest.v1.json")
+    assert max(parts) < written.index("checkpoint/v1/manifest.json")
     assert written[-1] == "checkpoint/checkpoint_version.txt"
 
 
@@ -175,7 +175,7 @@ def test_killed_during_any_write_the_version_before_counts(tmp_path, monkeypatch
     assert same(read, second if is_whole else first) or same(read, second)
     # The next job of the same machine uploads what was left out.
     again = Mirror(url, tmp_path / "a")
-    again.agree(again.newest(), writes=True)
+    again.agree(again.take(toy_meta()), writes=True)
     assert same(rows_of(url), second)
 
 
@@ -186,13 +186,12 @@ def test_snapshots_are_kept_and_brought_back(tmp_path, url):
     for seed in (1, 2):
         saved(tmp_path / "a", seed=seed)
         mirror.push()
-    versions = {name.split(".v")[1].split(".")[0] for name in names_at(url) if ".v" in name}
-    assert versions == {"1", "3"}
+    assert {name.split("/")[1] for name in names_at(url) if "/v" in name} == {"v1", "v3"}
     other = Mirror(url, tmp_path / "b")
-    other.agree(other.newest(), writes=True)
+    other.agree(other.take(toy_meta()), writes=True)
     assert same(rows_of(tmp_path / "b" / "checkpoint" / "best"), best)
     assert same(rows_of(url + "/checkpoint/best"), best)
-    with pytest.raises(CheckpointError, match="has no snapshot 'epoch_7'"):
+    with pytest.raises(CheckpointError, match="has no kept version 'epoch_7'"):
         open_checkpoint(url + "/checkpoint/epoch_7")
 
 
@@ -201,17 +200,17 @@ def test_two_histories_are_refused(tmp_path, url):
     saved(tmp_path / "b", seed=1)
     other = Mirror(url, tmp_path / "b")
     with pytest.raises(CheckpointError, match="neither continues the other: take another checkpoint.storage"):
-        other.agree(other.newest(), writes=True)
+        other.agree(other.take(toy_meta()), writes=True)
 
 
 def test_a_job_that_was_replaced_publishes_nothing(tmp_path, url):
     mirror = pushed(tmp_path / "a", url)
     second = Mirror(url, tmp_path / "b")
-    second.agree(second.newest(), writes=True)
+    second.agree(second.take(toy_meta()), writes=True)
     saved(tmp_path / "a", seed=1)
     with pytest.raises(CheckpointError, match="was taken over by job [0-9a-f]{8} on .*no longer writes"):
         mirror.push()
-    assert "checkpoint/manifest.v2.json" not in names_at(url)
+    assert "checkpoint/v2/manifest.json" not in names_at(url)
 
 
 def test_versions_that_a_fallback_gave_up_are_not_overwritten(tmp_path, url):
@@ -231,16 +230,16 @@ def test_versions_that_a_fallback_gave_up_are_not_overwritten(tmp_path, url):
 
 def test_a_damaged_folder_does_not_hide_the_copy(tmp_path, url):
     pushed(tmp_path / "a", url)
-    (tmp_path / "a" / "checkpoint" / "model.v1.h5").write_bytes(b"cut off")
+    (tmp_path / "a" / "checkpoint" / "v1" / "model.v1.h5").write_bytes(b"cut off")
     again = Mirror(url, tmp_path / "a")
     with pytest.raises(CheckpointError, match="model.v1.h5 is damaged.*has version 1: move .* away to go on"):
-        again.agree(again.newest(), writes=True)
+        again.agree(again.take(toy_meta()), writes=True)
 
 
 def test_a_damaged_object_is_named(tmp_path):
     url = f"file://{tmp_path}/bucket/run"
     pushed(tmp_path / "a", url)
-    path = tmp_path / "bucket" / "run" / "checkpoint" / "model.v1.h5"
+    path = tmp_path / "bucket" / "run" / "checkpoint" / "v1" / "model.v1.h5"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
@@ -354,7 +353,7 @@ def test_a_trainer_goes_on_from_the_url(tmp_path, url):
     def life(folder, epochs):
         folder.mkdir(exist_ok=True)
         mirror = Mirror(url, folder)
-        mirror.agree(mirror.newest(), writes=True)
+        mirror.agree(mirror.take(toy_meta()), writes=True)
         run = ToyRun(folder, f"training.num_epochs={epochs}", mirror=mirror)
         run.train(epochs)
         run.cluster.leave()
@@ -413,9 +412,9 @@ def test_s3(tmp_path, s3_url):
     newer = saved(tmp_path / "a", seed=1)["person"].rows
     mirror.push()
     assert same(rows_of(s3_url), newer)
-    assert not [name for name in names_at(s3_url) if ".v1." in name]
+    assert not [name for name in names_at(s3_url) if "/v1/" in name]
     other = Mirror(s3_url, tmp_path / "b")
-    other.agree(other.newest(), writes=True)
+    other.agree(other.take(toy_meta()), writes=True)
     assert same(rows_of(tmp_path / "b"), newer)
     # By a process that shares nothing with this one but the server.
     shutil.rmtree(tmp_path / "home")
@@ -430,7 +429,7 @@ def test_s3_refusals(tmp_path, s3_url, monkeypatch):
     saved(tmp_path / "a")
     mirror = Mirror("s3://no-such-bucket-here/run", tmp_path / "a")
     with pytest.raises(CheckpointError, match="cannot write s3://no-such-bucket-here/run/writer.json"):
-        mirror.agree(mirror.newest(), writes=True)
+        mirror.agree(mirror.take(toy_meta()), writes=True)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     command = [sys.executable, "-m", "dglkge", "inspect", s3_url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=dict(os.environ))

@@ -89,7 +89,7 @@ def same_relation_state(theirs: Path, run: Path, relation_order: np.ndarray) -> 
     with h5py.File(theirs / f"model.v{open_checkpoint(theirs).version}.h5") as file:
         state = hdf5_format.read_blob(file["optimizer/state_dict"])["state"]
     expected = np.concatenate([state[number]["sum"].numpy() for number in range(4)], axis=1).mean(axis=1)
-    with h5py.File(run / "checkpoint" / "model.v1.h5") as file:
+    with h5py.File(run / "checkpoint" / "v1" / "model.v1.h5") as file:
         found = file["optimizer/sum"][:]
     assert (expected > 0).all()
     np.testing.assert_allclose(found[relation_order], expected, rtol=1e-6)
@@ -169,9 +169,9 @@ def test_it_evaluates_other_models_of_ours_and_gets_our_figures(
 
 def test_it_resumes_training_from_ours(ours: Path, dataset: Dataset, tmp_path: Path) -> None:
     before = open_checkpoint(ours)["entity"][:].numpy()
-    with h5py.File(ours / "checkpoint" / "embeddings_entity_0.v1.h5") as file:
+    with h5py.File(ours / "checkpoint" / "v1" / "embeddings_entity_0.v1.h5") as file:
         sums = file["optimizer/sum"][:]
-    with h5py.File(ours / "checkpoint" / "model.v1.h5") as file:
+    with h5py.File(ours / "checkpoint" / "v1" / "model.v1.h5") as file:
         relation_sums = file["optimizer/sum"][:]
     edges = write_edges(tmp_path / "train", dataset.split("train"))
     config = write_config(
@@ -189,10 +189,10 @@ def test_it_resumes_training_from_ours(ours: Path, dataset: Dataset, tmp_path: P
     assert np.abs(rows - before).max() < 1e-4 and (rows != before).any()
     found = after.state_shapes("entity")
     assert found == {"sum": sums.shape}
-    with hdf5_format.open_file(ours / "checkpoint" / "embeddings_entity_0.v3.h5") as file:
+    with hdf5_format.open_file(ours / "checkpoint" / "v3" / "embeddings_entity_0.v3.h5") as file:
         later = hdf5_format.read_state(file)["sum"]
     assert (later >= sums).all() and (later > sums).any()  # Adagrad's sums went on from ours
-    model = ours / "checkpoint" / "model.v3.h5"
+    model = ours / "checkpoint" / "v3" / "model.v3.h5"
     with hdf5_format.open_file(model) as file:
         later = np.asarray(restore.read_state(model, file, RELATION, after.meta)["sum"])
     assert (later > relation_sums * (1 - 1e-6)).all() and (later > relation_sums).any()
@@ -269,7 +269,7 @@ def test_assertions_of_its_own_test_and_a_resume(optimizer: str, dataset: Datase
     done = commands.dglkge(*words, "--output", str(tmp_path / "converted"))
     assert done.returncode == 0, done.stderr
     check_written(tmp_path / "converted" / "checkpoint", 1)
-    text = (tmp_path / "converted" / "checkpoint" / "training_stats.json").read_text()
+    text = (tmp_path / "converted" / "checkpoint" / "latest" / "training_stats.json").read_text()
     assert text == (folder / "training_stats.json").read_text() != ""
 
 

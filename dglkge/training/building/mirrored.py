@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.checkpoint.mirror import Mirror, StoredVersion
 from dglkge.config import Config
 from dglkge.distributed.lease import Lease
 from dglkge.distributed.runtime import Cluster
 
 
-def open_mirror(config: Config, cluster: Cluster, lease: Lease) -> Mirror | None:
+def open_mirror(config: Config, cluster: Cluster, lease: Lease, meta: CheckpointMeta) -> Mirror | None:
     """Open the run's copy and bring every disk of the job to the newer version; a collective.
 
     Returns
@@ -29,20 +30,24 @@ def open_mirror(config: Config, cluster: Cluster, lease: Lease) -> Mirror | None
     is_owner = world.rank == 0 or (world.has_own_disk and world.is_machine_leader)
     mirror = Mirror(url, config.output, lease) if is_owner else None
     # Rank 0 first: it may have a version that was not uploaded when its job was killed.
-    _agree(cluster, mirror if world.rank == 0 else None, writes=True)
-    _agree(cluster, mirror if world.rank != 0 else None, writes=False)
+    _agree(cluster, mirror if world.rank == 0 else None, meta)
+    _agree(cluster, mirror if world.rank != 0 else None, None)
     return mirror if world.rank == 0 else None
 
 
-def _agree(cluster: Cluster, mirror: Mirror | None, writes: bool) -> None:
-    """Bring a disk and the URL to the newer version, on the trainers with a mirror; a collective."""
+def _agree(cluster: Cluster, mirror: Mirror | None, meta: CheckpointMeta | None) -> None:
+    """Bring a disk and the URL to the newer version, on the trainers with a mirror; a collective.
+
+    With a description of the run the job takes the URL.
+    """
     found: list[StoredVersion | None] = []
 
     def find() -> None:
         """Read the pointer and the manifest."""
-        found.append(mirror.newest() if mirror is not None else None)
+        if mirror is not None:
+            found.append(mirror.newest() if meta is None else mirror.take(meta))
 
     cluster.agree(find)
-    sizes = [one.num_bytes for one in found if one is not None]
+    sizes = [one.manifest.num_bytes for one in found if one is not None]
     most = max(map(int, cluster.gather_texts(str(max(sizes, default=0)))))
-    cluster.agree(lambda: mirror.agree(found[0], writes) if mirror is not None else None, most)
+    cluster.agree(lambda: mirror.agree(found[0], meta is not None) if mirror is not None else None, most)
