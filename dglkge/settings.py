@@ -51,6 +51,7 @@ ALLOWED = {
     "bool_parsing": "true or false",
     "bool_type": "true or false",
     "string_type": "a text",
+    "too_short": "at least {min_length}",
 }
 """What pydantic's types of errors allow, with the numbers of their context."""
 

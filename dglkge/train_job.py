@@ -15,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Union, cast
 
@@ -27,7 +28,7 @@ from dglkge.distributed.dgl_import import require_dgl
 from dglkge.errors import INPUT_ERROR_STATUS, InputError, JobError
 from dglkge.inference.run import Run, open_run
 from dglkge.launch.console import plain_text
-from dglkge.training.building.components import check_config
+from dglkge.training.building.checks import check_config
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,23 +45,51 @@ _STOPPED = (130, 143)
 Triples = Union["pd.DataFrame", str, "os.PathLike[str]"]
 
 
+@dataclass(frozen=True)
+class DataOptions:
+    """How the data set of :func:`train` is made; nothing of it goes with a data set that is there.
+
+    Attributes
+    ----------
+    valid, test : DataFrame, optional
+        Further splits of a data frame.
+    columns : str
+        Columns of head, relation and tail, as in ``partition.py --columns``.
+    split : three floats, optional
+        Shares of train, valid and test of a single set of triples. By default .9, .05 and .05 of a data
+        frame without ``valid`` and ``test``, and of a single file.
+    seed : int
+        Of the split; ``settings={"seed": 1}`` is that of the training.
+    reading : mapping
+        How a file or folder is read: the fields of
+        :class:`dglkge.partition.options.ReadingOptions`, for example
+        ``{"types_from": "rdf:type", "literals": "numeric"}``.
+    """
+
+    valid: pd.DataFrame | None = None
+    test: pd.DataFrame | None = None
+    columns: str = "head,relation,tail"
+    split: Sequence[float] | None = None
+    seed: int = 0
+    reading: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def has_splits(self) -> bool:
+        """Whether there are frames of further splits."""
+        return self.valid is not None or self.test is not None
+
+
 def train(
     triples: Triples,
     score_function: str | None = None,
     *,
     output: str | os.PathLike[str],
-    valid: pd.DataFrame | None = None,
-    test: pd.DataFrame | None = None,
-    columns: str = "head,relation,tail",
-    split: Sequence[float] | None = None,
     config: str | os.PathLike[str] | None = None,
     settings: Mapping[str, Any] | None = None,
-    imports: Sequence[str] = (),
     trainers: int | None = None,
-    seed: int = 0,
     overwrite: bool = False,
     progress: bool | None = None,
-    reading: Mapping[str, Any] | None = None,
+    **data: Any,
 ) -> Run:
     """Train embeddings of triples on this machine, evaluate them, and open the result.
 
@@ -75,31 +104,19 @@ def train(
         ``"complex"``, for example; the field ``model.score_function``.
     output : path
         The run's folder. The data set is made in it, unless one is given.
-    valid, test : DataFrame, optional
-        Further splits of a data frame.
-    columns : str
-        Columns of head, relation and tail, as in ``partition.py --columns``.
-    split : three floats, optional
-        Shares of train, valid and test of a single set of triples. By default .9, .05 and .05 of a data
-        frame without ``valid`` and ``test``, and of a single file.
     config : path, optional
         A YAML file of settings.
     settings : mapping, optional
-        Fields of the configuration by dotted name, for example ``{"training.num_epochs": 20}``.
-    imports : sequence of str
-        Modules of yours that register components.
+        Fields of the configuration by dotted name, for example ``{"training.num_epochs": 20}``; ``imports``
+        are modules of yours that register components.
     trainers : int, optional
         Trainer processes; by default one for each core, at most 8.
-    seed : int
-        Of the split; ``settings={"seed": 1}`` is that of the training.
     overwrite : bool
         Remove a run that the folder has.
     progress : bool, optional
         Show the job's output; by default where this process has a terminal or is a notebook.
-    reading : mapping, optional
-        How a file or folder is read: the fields of
-        :class:`dglkge.partition.options.ReadingOptions`, for example
-        ``{"types_from": "rdf:type", "literals": "numeric"}``.
+    **data
+        Fields of :class:`DataOptions`: ``valid``, ``test``, ``columns``, ``split``, ``seed``, ``reading``.
 
     Returns
     -------
@@ -123,25 +140,25 @@ def train(
         run.predict_tails("Alice", "likes")
     """
     require_dgl("dglkge.train")
-    folder = Path(output)
-    chosen = dict(settings or {})
+    folder, options = Path(output), DataOptions(**data)
+    values = dict(settings or {})
     if score_function is not None:
-        chosen["model.score_function"] = score_function
-    words = [f"{name}={_as_yaml(value)}" for name, value in chosen.items()]
+        values["model.score_function"] = score_function
+    words = [f"{name}={_as_yaml(value)}" for name, value in values.items()]
     # Settings are read before anything is made; the data set's place is not known yet.
-    read = load_config(_text(config), [*words, "dataset=x", f"output={folder}"], imports)
+    read = load_config(config, [*words, "dataset=x", f"output={folder}"])
     check_config(read)
     if trainers is not None and trainers < 1:
         raise InputError(f"trainers is {trainers}; expected at least 1")
-    if overwrite:
-        check_removable(folder)
+    is_run = (folder / RUN_CONFIG_FILE).is_file() or (folder / DATASET_FOLDER / DESCRIPTION).is_file()
+    if overwrite and folder.exists() and not is_run and any(folder.iterdir()):
+        raise InputError(f"{folder} is not removed: it has no run (no {RUN_CONFIG_FILE})")
     is_shown = _is_interactive() if progress is None else progress
-    dataset = _dataset(triples, folder, valid, test, columns, split, seed, overwrite, is_shown, reading)
+    dataset = _dataset(triples, folder, options, overwrite, is_shown)
     words += [f"dataset={dataset}", f"output={folder}"]
     command = ["--log_dir", str(folder / "logs")]
     command += [] if trainers is None else ["--num_trainers", str(trainers)]
     command += ["-m", SCRIPT, *(word for setting in words for word in ("--set", setting))]
-    command += [word for module in imports for word in ("--import", module)]
     command += [] if config is None else ["--config", str(config)]
     with ip_config(None) as machines:
         _run_job(
@@ -150,36 +167,12 @@ def train(
     return open_run(folder, dataset=str(dataset), imports=read.imports)
 
 
-def check_removable(folder: Path) -> None:
-    """Refuse to remove a folder that is no run.
-
-    Raises
-    ------
-    InputError
-        If the folder has something else.
-    """
-    is_run = (folder / RUN_CONFIG_FILE).is_file() or (folder / DATASET_FOLDER / DESCRIPTION).is_file()
-    if folder.exists() and not is_run and any(folder.iterdir()):
-        raise InputError(f"{folder} is not removed: it has no run (no {RUN_CONFIG_FILE})")
-
-
 def _remove(folder: Path) -> None:
     if folder.exists():
         shutil.rmtree(folder)
 
 
-def _dataset(
-    triples: Triples,
-    folder: Path,
-    valid: pd.DataFrame | None,
-    test: pd.DataFrame | None,
-    columns: str,
-    split: Sequence[float] | None,
-    seed: int,
-    overwrite: bool,
-    progress: bool,
-    reading: Mapping[str, Any] | None,
-) -> Path:
+def _dataset(triples: Triples, folder: Path, options: DataOptions, overwrite: bool, progress: bool) -> Path:
     """Return the data set of the triples, made in the run's folder if it is not one already.
 
     With ``overwrite`` the folder's run is removed, but only once the triples have proved to be good.
@@ -190,28 +183,28 @@ def _dataset(
 
     is_path = isinstance(triples, (str, os.PathLike))
     is_dataset = is_path and (Path(triples) / DESCRIPTION).is_file()
-    if reading and (is_dataset or not is_path):
+    if options.reading and (is_dataset or not is_path):
         raise InputError("reading is for files and folders of triples, not for a data frame or a data set")
     if is_dataset:
-        if split is not None or valid is not None or test is not None:
+        if options.split is not None or options.has_splits:
             raise InputError(f"{triples} is a data set with splits of its own; give no split, valid or test")
-        given = Path(triples).absolute()
+        dataset = Path(triples).absolute()
         if overwrite:
-            if given.is_relative_to(folder.absolute()):
+            if dataset.is_relative_to(folder.absolute()):
                 raise InputError(f"{triples} lies in {folder}, which overwrite would remove")
             _remove(folder)
-        return given
-    if is_path and (valid is not None or test is not None):
+        return dataset
+    if is_path and options.has_splits:
         raise InputError("valid and test go with a data frame; a folder has files of these names")
-    is_single = Path(triples).is_file() if is_path else valid is None and test is None
-    shares = split or ((0.9, 0.05, 0.05) if is_single else None)
-    options = Options(
-        seed=seed,
-        columns=parse_columns(columns),
+    is_single = Path(triples).is_file() if is_path else not options.has_splits
+    shares = options.split or ((0.9, 0.05, 0.05) if is_single else None)
+    making = Options(
+        seed=options.seed,
+        columns=parse_columns(options.columns),
         split=None if shares is None else parse_fractions(",".join(map(str, shares))),
         name=folder.absolute().name,
         progress=progress,
-        reading=ReadingOptions.from_mapping(reading or {}),
+        reading=ReadingOptions.from_mapping(options.reading),
     )
     made = (folder / DATASET_FOLDER).absolute()
     made.parent.parent.mkdir(parents=True, exist_ok=True)
@@ -219,9 +212,9 @@ def _dataset(
     with tempfile.TemporaryDirectory(dir=made.parent.parent, prefix=f".{folder.name}-") as temporary:
         new = Path(temporary) / DATASET_FOLDER
         if is_path:
-            partition_files([Path(triples)], new, options)
+            partition_files([Path(triples)], new, making)
         else:
-            partition_dataframe(triples, new, valid, test, columns, options)
+            partition_dataframe(triples, new, options.valid, options.test, options.columns, making)
         if overwrite:
             _remove(folder)
         if not made.exists():
@@ -301,7 +294,3 @@ def _as_yaml(value: Any) -> str:
     """Return a value as the right side of KEY=VALUE."""
     # JSON is YAML; a text stays as it is, as on the command line.
     return value if isinstance(value, str) else json.dumps(value)
-
-
-def _text(path: str | os.PathLike[str] | None) -> str | None:
-    return None if path is None else str(path)

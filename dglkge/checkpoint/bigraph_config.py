@@ -41,10 +41,6 @@ DEFAULTS: dict[str, Any] = {
 """PyTorch-BigGraph's defaults of the keys that do not depend on the run."""
 
 
-EVALUATION_NEGATIVES = ("eval_num_batch_negs", "eval_num_uniform_negs")
-"""Fields of the section ``evaluation`` with PyTorch-BigGraph's names."""
-
-
 @dataclass(frozen=True)
 class PassCount:
     """Passes of a run, as PyTorch-BigGraph counts them.
@@ -120,7 +116,7 @@ def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str,
     # Rows that were converted from another program come without a configuration, so any key may be missing.
     sections = ("model", "loss", "negatives", "training", "checkpoint", "evaluation")
     chosen = {name: meta.config.get(name, {}) for name in sections}
-    evaluation = chosen["evaluation"]
+    held_out = chosen["evaluation"].get("held_out") or {}
     loss = chosen["loss"].get("name", DEFAULTS["loss_fn"])
     loss_fn = bigraph.LOSSES.get(loss, "")
     described = {
@@ -149,8 +145,9 @@ def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str,
         "relation_lr": meta.optimizer.get("relation_lr"),
         "init_path": chosen["checkpoint"].get("init_path") or None,
         "checkpoint_preservation_interval": int(chosen["checkpoint"].get("keep_every_epochs", 0)) or None,
-        "eval_fraction": float(evaluation.get("eval_fraction", 0.0)),
-        **{name: int(evaluation.get(name, DEFAULTS[name])) for name in EVALUATION_NEGATIVES},
+        "eval_fraction": float(held_out.get("fraction", 0.0)),
+        "eval_num_batch_negs": int(held_out.get("batch_negatives", DEFAULTS["eval_num_batch_negs"])),
+        "eval_num_uniform_negs": int(held_out.get("uniform_negatives", DEFAULTS["eval_num_uniform_negs"])),
         "dynamic_relations": is_dynamic(meta),
     }
     return {**DEFAULTS, **described}

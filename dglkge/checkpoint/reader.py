@@ -518,7 +518,8 @@ class Checkpoint(TablesByName):
         parameters = self.feature_parameters()
         if not parameters:
             return None
-        activation = self.meta.config.get("features", {}).get("activation", "relu")
+        mlp = (self.meta.config.get("features") or {}).get("mlp") or {}
+        activation = mlp.get("activation", "relu")
         projections = projections_of(parameters, self.meta.dim, activation, str(self.path))
         name = self.manifest.of_table(RELATION)[0].name
         with hdf5_format.open_file(self.folder / name, self._files[name]) as file:

@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     """Plan, measure this machine, and print."""
     # Here: --help does without torch.
     from dglkge.config.refusals import refuse
-    from dglkge.training.building.components import check_config
+    from dglkge.training.building.checks import check_config
 
     config = load_config(args.config, args.set, args.imports)
     # Mistakes in the configuration first: the measurement below takes a second.

@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
     for field, text in shown:
         parent, _, name = field.key.rpartition(".")
         if not field.tag:  # an option of a component stands below the component's name
-            _print_headings(parent, headings)
+            _print_headings(parent, headings, field.section + "." if field.section and values is None else "")
         indent = "  " * field.key.count(".")
         if values is not None:
             default = _yaml(_plain(field.default))
@@ -82,14 +82,15 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print_headings(section: str, headings: set[str]) -> None:
-    """Print the names of a section and of those around it, each once."""
+def _print_headings(section: str, headings: set[str], optional: str) -> None:
+    """Print the names of a section and of those around it, each once; inside an optional one as comments."""
     names = section.split(".") if section else []
     for depth, name in enumerate(names):
         heading = ".".join(names[: depth + 1])
         if heading not in headings:
             headings.add(heading)
-            print_text(f"{'  ' * depth}{name}:")
+            mark = "# " if optional and heading.startswith(optional) else ""
+            print_text(f"{'  ' * depth}{mark}{name}:")
 
 
 def differences(path: Path) -> dict[str, Any]:

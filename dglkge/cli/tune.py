@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from dglkge.launch.stop_signals import stop_signals_raised
-    from dglkge.training.building.components import check_config
+    from dglkge.training.building.checks import check_config
     from dglkge.tuning.space import load_space
     from dglkge.tuning.trial_process import Trainer
     from dglkge.tuning.tune import Tuning, plan_row

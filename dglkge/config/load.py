@@ -31,6 +31,13 @@ FORMER = {
     "optimizer.beta1": "optimizer.betas, a list",
     "optimizer.beta2": "optimizer.betas, a list",
     "training.products": "training.matmul_dtype",
+    "features.projection": "features.mlp, a map: {hidden: [512]}; null: linear",
+    **{f"features.{name}": f"features.mlp.{name}" for name in ("hidden", "activation")},
+    "training.early_stopping_patience": "training.early_stopping.patience",
+    "training.early_stopping_min_gain": "training.early_stopping.min_gain",
+    "evaluation.eval_fraction": "evaluation.held_out.fraction",
+    "evaluation.eval_num_batch_negs": "evaluation.held_out.batch_negatives",
+    "evaluation.eval_num_uniform_negs": "evaluation.held_out.uniform_negatives",
     **{f"model.{name}": f"model.score_function.{name}" for name in ("p", "q", "relation_dimension")},
     **{f"model.{name}": f"model.score_function.{name}" for name in ("channels", "layers", "heads")},
 }

@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dglkge.config.schema import Config, DenseConfig, FeaturesConfig
+from dglkge.config.schema import Config, DenseConfig
 from dglkge.errors import InputErrors
 from dglkge.model.choices import K_VS_ALL, NEGATIVE_SAMPLING
-from dglkge.model.losses import LOSSES
+from dglkge.model.losses import LOSSES, PairwiseLoss
 from dglkge.model.regularizers import REGULARIZERS, chosen_regularizer
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS
 from dglkge.settings import ComponentSettings
@@ -64,6 +64,10 @@ class Row:
 def only(*values: Any) -> Allowed:
     """Allow some values."""
     return Allowed(lambda value: value in values, ", ".join(map(_words, values)))
+
+
+ABSENT = Allowed(lambda value: False, "null for {section}")
+"""Allows no value of a field that an optional section must have."""
 
 
 def row(field: str, allowed: Allowed, reason: str, *conditions: When) -> Row:
@@ -136,9 +140,9 @@ ROWS: tuple[Row, ...] = (
         row(
             f"dense.{name}",
             only(field.get_default(call_default_factory=True)),
-            "which has no dense parameters, nor are there features.files",
+            "which has no dense parameters, nor are there features",
             lacks_module,
-            of("features.files", ()),
+            of("features", None),
         )
         for name, field in DenseConfig.model_fields.items()
     ),
@@ -148,7 +152,7 @@ ROWS: tuple[Row, ...] = (
             only(value),
             "which has no module; projections of features compute in float32",
             lacks_module,
-            given("features.files"),
+            given("features"),
         )
         for name, value in (("autocast", "none"), ("compile", False))
     ),
@@ -169,31 +173,18 @@ ROWS: tuple[Row, ...] = (
     row(SYNCHRONOUS, only(True), ALL_UPDATE, given("features.files")),
     row(
         "model.init_from.path",
-        only(""),
+        ABSENT,
         "where entities with features have no rows of their own",
         of("features.use", "alone"),
-        given("features.files"),
     ),
-    *(
-        row(
-            f"features.{name}",
-            only(field.get_default(call_default_factory=True)),
-            "so it has no effect",
-            of("features.files", ()),
-        )
-        for name, field in FeaturesConfig.model_fields.items()
-        if name != "files"
-    ),
-    row("features.hidden", only(()), "which has no layers", of("features.projection", "linear")),
     row("checkpoint.init_path", only(""), "and rows start from one of them", given("model.init_from.path")),
-    row("model.init_from.frozen", only(False), "so it has no effect", of("model.init_from.path", "")),
     # Objectives
     row("training.batch_statistics", only(False), "which has no sampled negatives to count", over_all),
     row(
-        OBJECTIVE,
-        only(NEGATIVE_SAMPLING),
-        "which has no form over all candidates",
-        component("loss", lambda member: not member.candidate_kind),
+        "training.objective.label_smoothing",
+        only(0),
+        "which compares pairs of answers and has no labels",
+        component("loss", lambda member: issubclass(member, PairwiseLoss)),
     ),
     row(SYNCHRONOUS, only(True), "where every trainer scores the queries of all", over_all),
     row(
@@ -202,10 +193,9 @@ ROWS: tuple[Row, ...] = (
         "where every trainer scores the queries of all",
         given("training.relation_prediction"),
     ),
-    *(
-        row(f"loss.{name}", only(value), "which does not take it", over_all)
-        for name, value in (("reduction", "mean"), ("adversarial_weights", False), ("confidences", False))
-    ),
+    row("loss.reduction", only("mean"), "which adds the terms of all candidates", over_all),
+    row("loss.confidences", only(False), "which does not take it", over_all),
+    row("loss.adversarial_weights", only(False), "over all candidates", of("loss", "softmax"), over_all),
     row("loss.relation_weights", only({}), "which takes no weights", of(OBJECTIVE, K_VS_ALL)),
     row(
         "training.relation_prediction",
@@ -221,7 +211,7 @@ ROWS: tuple[Row, ...] = (
     ),
     row("training.edge_sets", only(()), QUERIES, of(OBJECTIVE, K_VS_ALL)),
     row("training.rows", only("all"), QUERIES, of(OBJECTIVE, K_VS_ALL)),
-    row("evaluation.eval_fraction", only(0), QUERIES, of(OBJECTIVE, K_VS_ALL)),
+    row("evaluation.held_out.fraction", ABSENT, QUERIES, of(OBJECTIVE, K_VS_ALL)),
     row(
         OBJECTIVE,
         only(NEGATIVE_SAMPLING, "one_vs_all"),
@@ -324,18 +314,12 @@ ROWS: tuple[Row, ...] = (
         for section in ("optimizer", "dense")
     ),
     row("checkpoint.keep_best", only(False), "and the best version is that of the best valid MRR", unwatched),
-    row("training.early_stopping_patience", only(0), "and it counts rankings of the valid split", unwatched),
+    row("training.early_stopping.patience", ABSENT, "and it counts rankings of the valid split", unwatched),
     row(
-        "training.early_stopping_patience",
-        only(0),
+        "training.early_stopping.patience",
+        ABSENT,
         "so machines cannot read the best version of the first one (checkpoint.keep_best works)",
         When(DISKS, lambda value: value > 1),
-    ),
-    row(
-        "training.early_stopping_min_gain",
-        only(0),
-        "so it has no effect",
-        of("training.early_stopping_patience", 0),
     ),
     # Devices, machines, kernels
     row(
@@ -371,7 +355,7 @@ ROWS: tuple[Row, ...] = (
             ("training.staleness", only(0)),
             ("training.rows", only("all")),
             ("model.global_vectors", only(False)),
-            ("features.files", only(())),
+            ("features.files", ABSENT),
             ("sampling.num_ranges", only(1)),
         )
     ),
@@ -388,20 +372,22 @@ def refuse(config: Config, num_machines: int = 1, num_disks: int = 1) -> None:
     InputErrors
         Naming the field, its value, the field that it does not fit, the reason and what is allowed.
     """
-    problems = list(dict.fromkeys(_problems(config, {MACHINES: num_machines, DISKS: num_disks})))
+    problems = list(dict.fromkeys(problems_of(config, num_machines, num_disks)))
     if problems:
         raise InputErrors(problems)
 
 
-def _problems(config: Config, facts: Mapping[str, int]) -> Iterator[str]:
+def problems_of(config: Config, num_machines: int, num_disks: int) -> Iterator[str]:
     """Yield a line for each row that refuses something."""
+    facts = {MACHINES: num_machines, DISKS: num_disks}
     for one in ROWS:
         value = _value(config, one.field, facts)
         if value is _ABSENT or one.allowed.test(value):
             continue
         if all(_holds(config, condition, facts) for condition in one.conditions):
             key = one.conditions[0].key
-            allowed = one.allowed.words + ("" if key in facts else f", or another value of {key}")
+            allowed = one.allowed.words.format(section=one.field.rpartition(".")[0])
+            allowed += "" if key in facts else f", or another value of {key}"
             yield (
                 f"{one.field} is {_words(value)} and {key} is {_words(_value(config, key, facts))}, "
                 f"{one.reason}; allowed: {allowed}"

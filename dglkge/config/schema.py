@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal, NamedTuple, TypeGuard, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, TypeGuard, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, Field
 from pydantic.fields import FieldInfo
@@ -56,6 +56,11 @@ RELATION_OPTIMIZER = Component(
 )
 
 
+def optional(help: str) -> Any:
+    """Declare a section that may be null: what it describes is then left out."""
+    return Field(default=None, description=help)
+
+
 def component(of: Component, help: str) -> Any:
     """Declare a field that holds the settings of a component."""
     return Field(default_factory=of.default_settings, description=help)
@@ -77,10 +82,10 @@ OPTIMIZER = Component("optimizer", "sparse_adagrad", settings_of=rule_settings(O
 class InitFromConfig(Settings):
     """Given vectors as the initial rows of entities."""
 
-    path: str = setting(
-        "",
+    path: Text = setting(
+        ...,
         "file of named vectors (.npy, .parquet, .vec, .txt, .tsv) that entities of a new run start "
-        "with, matched by name; entities without one are initialised as usual; empty: none",
+        "with, matched by name; entities without one are initialised as usual",
     )
     names: str = setting("", "file with a name on each line, of an npy file; empty: x.names.txt beside x.npy")
     entity_column: Text = setting("name", "Parquet: column of the names")
@@ -129,7 +134,7 @@ class ModelConfig(Settings):
         "takes reciprocal_relations false",
     )
     # Last: `dglkge config` prints sections in the order of their fields.
-    init_from: InitFromConfig = section(InitFromConfig, "given vectors as initial rows")
+    init_from: InitFromConfig | None = optional("given vectors as initial rows; null: none")
 
 
 class DenseOptimizer(FreeSettings):
@@ -171,27 +176,30 @@ class DenseConfig(Settings):
 Sizes = tuple[Annotated[int, Field(gt=0)], ...]
 
 
+class MlpConfig(Settings):
+    """A projection of several layers."""
+
+    hidden: Sizes = setting(
+        (), "widths of the hidden layers, a list, e.g. [512, 256]; empty: one as wide as model.dimension"
+    )
+    activation: Literal["relu", "gelu"] = setting("relu", "between layers")
+
+
 class FeaturesConfig(Settings):
     """Frozen vectors of entities, which a trained projection brings into the model."""
 
-    files: tuple[str, ...] = setting(
-        (),
+    files: Annotated[tuple[str, ...], Field(min_length=1)] = setting(
+        ...,
         "files of named vectors (.npy, .parquet, .vec, .txt, .tsv), matched by the entities' names: one for "
-        "all entity types, or TYPE=FILE for each type that has vectors; empty: none. A run keeps a copy in "
-        "its folder",
+        "all entity types, or TYPE=FILE for each type that has vectors. A run keeps a copy in its folder",
     )
     names: str = setting("", "file with a name on each line, of an npy file; empty: x.names.txt beside x.npy")
     entity_column: Text = setting("name", "Parquet: column of the names")
     vector_column: Text = setting("embedding", "Parquet: column of the vectors, lists of numbers")
-    projection: Literal["linear", "mlp"] = setting(
-        "linear",
-        "from a vector to a row, of each entity type: linear (a matrix and an offset), or mlp (layers with "
-        "an activation between)",
+    mlp: MlpConfig | None = optional(
+        "projection from a vector to a row, of each entity type, by layers with an activation "
+        "between; null: linear, by a matrix and an offset",
     )
-    hidden: Sizes = setting(
-        (), "mlp: widths of the hidden layers, a list, e.g. [512, 256]; empty: one as wide as model.dimension"
-    )
-    activation: Literal["relu", "gelu"] = setting("relu", "mlp: between layers")
     use: Literal["added", "alone"] = setting(
         "added",
         "added: to the trained row of each entity; alone: entities of types with vectors have no trained "
@@ -254,6 +262,19 @@ def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+class EarlyStoppingConfig(Settings):
+    """The end of training by the valid MRR; the best version is restored then."""
+
+    patience: int = setting(
+        ...,
+        "end training after so many rankings of the valid split in a row without a gain in MRR, and restore "
+        "the best version at the end",
+        ge=1,
+        resume=FREE,
+    )
+    min_gain: float = setting(0.0, "smallest gain in valid MRR that counts", ge=0, resume=FREE)
+
+
 class TrainingConfig(Settings):
     """Epochs, batches, and how trainers work together."""
 
@@ -270,14 +291,9 @@ class TrainingConfig(Settings):
     )
 
     num_epochs: int = setting(10, "passes over the training triples", ge=0, resume=FREE)
-    early_stopping_patience: int = setting(
-        0,
-        "end training after so many rankings of the valid split in a row without a gain in MRR, and restore "
-        "the best version at the end; 0: never",
-        ge=0,
-        resume=FREE,
+    early_stopping: EarlyStoppingConfig | None = optional(
+        "end of training by the valid MRR; null: after num_epochs"
     )
-    early_stopping_min_gain: float = setting(0.0, "smallest gain in valid MRR that counts", ge=0, resume=FREE)
     batch_size: int = setting(
         1000, "triples in a global batch, over all trainers", ge=1, resume=UNTIL_FINISHED
     )
@@ -361,7 +377,7 @@ class TrainingConfig(Settings):
         "rows that are trained: all, or touched, which are those in the triples that are trained; others "
         "stay as they are and serve as negatives (see checkpoint.init_path)",
     )
-    loggers: tuple[str, ...] = setting(
+    loggers: Annotated[tuple[str, ...], AfterValidator(_distinct)] = setting(
         (),
         "a list of trackers of experiments, which get loss, learning rate, speed and metrics; known",
         resume=FREE,
@@ -452,6 +468,16 @@ class TablesConfig(Settings):
     )
 
 
+class HeldOutConfig(Settings):
+    """Triples that are never trained, ranked before and after each pass over a chunk."""
+
+    fraction: float = setting(..., "share of each edge set that is held out", gt=0, lt=1)
+    batch_negatives: int = setting(
+        1000, "other answers of so many held-out triples are negatives of each", ge=1, resume=FREE
+    )
+    uniform_negatives: int = setting(1000, "uniform negatives of each", ge=0, resume=FREE)
+
+
 class EvaluationConfig(Settings):
     """The ranking of the entities."""
 
@@ -469,17 +495,12 @@ class EvaluationConfig(Settings):
     valid_every_epochs: int = setting(
         0, "rank the valid split after every so many epochs; 0: never", ge=0, resume=FREE
     )
-    eval_fraction: float = setting(
-        0.0,
-        "share of each edge set that is never trained, ranked before and after each pass over a chunk; "
-        "0: none",
-        ge=0,
-        lt=1,
-    )
-    eval_num_batch_negs: int = setting(
-        1000, "other answers of so many held-out triples are negatives of each", ge=1, resume=FREE
-    )
-    eval_num_uniform_negs: int = setting(1000, "uniform negatives of held-out triples", ge=0, resume=FREE)
+    held_out: HeldOutConfig | None = optional("triples that are never trained, and ranked; null: none")
+
+    @property
+    def held_out_fraction(self) -> float:
+        """Share of each edge set that is never trained."""
+        return self.held_out.fraction if self.held_out is not None else 0.0
     max_triples: int = setting(0, "rank only the first so many triples of a split; 0: all", ge=0, resume=FREE)
 
 
@@ -503,7 +524,7 @@ class Config(Settings):
     negatives: Annotated[SamplerSettings, NEGATIVES] = component(NEGATIVES, "how negatives are drawn")
     optimizer: Annotated[OptimizerConfig, OPTIMIZER] = component(OPTIMIZER, "update rule of the rows")
     dense: DenseConfig = section(DenseConfig, "dense parameters")
-    features: FeaturesConfig = section(FeaturesConfig, "frozen vectors of entities")
+    features: FeaturesConfig | None = optional("frozen vectors of entities; null: none")
     training: TrainingConfig = section(TrainingConfig, "epochs and batches")
     tables: TablesConfig = section(TablesConfig, "tables during training")
     checkpoint: CheckpointConfig = section(CheckpointConfig, "checkpoints")
@@ -545,6 +566,10 @@ class ConfigField(NamedTuple):
         Whether the default component has it.
     tag : str
         For an option of a component that is named on one line: the key of its name.
+    section : str
+        The outermost optional section that it is in, dotted.
+    is_required : bool
+        Whether it must be given in its section, which is optional.
     """
 
     key: str
@@ -557,6 +582,8 @@ class ConfigField(NamedTuple):
     owners: tuple[str, ...] = ()
     is_default: bool = True
     tag: str = ""
+    section: str = ""
+    is_required: bool = False
 
 
 def fields(of: type[BaseModel] = Config, path: tuple[str, ...] = ()) -> Iterator[ConfigField]:
@@ -567,11 +594,13 @@ def fields(of: type[BaseModel] = Config, path: tuple[str, ...] = ()) -> Iterator
 
 def _fields_of(field: FieldInfo, path: tuple[str, ...]) -> Iterator[ConfigField]:
     """Yield a field, or those of the section or component that it is."""
-    kind, component = field.annotation, component_of(field)
+    kind, component = _not_none(field.annotation), component_of(field)
     if component is not None:
         yield from _component_fields(component, field, path)
     elif _is_model(kind) and not issubclass(kind, FreeSettings):
-        yield from fields(kind, path)
+        is_optional = field.default is None
+        for inner in fields(kind, path):
+            yield inner._replace(is_default=False, section=".".join(path)) if is_optional else inner
     else:
         yield _field(field, path)
 
@@ -593,11 +622,13 @@ def _component_fields(component: Component, field: FieldInfo, path: tuple[str, .
 def _field(field: FieldInfo, path: tuple[str, ...]) -> ConfigField:
     """Describe a field that is no component."""
     extra = field.json_schema_extra if isinstance(field.json_schema_extra, dict) else {}
-    default = field.get_default(call_default_factory=True)
+    default = None if field.is_required() else field.get_default(call_default_factory=True)
     default = default.model_dump(mode="json") if isinstance(default, BaseModel) else default
     kind, help = _type_name(field.annotation), field.description or ""
     resume, component = str(extra.get("resume", FIXED)), str(extra.get("component", ""))
-    return ConfigField(".".join(path), path, kind, default, help, resume, component)
+    return ConfigField(
+        ".".join(path), path, kind, default, help, resume, component, is_required=field.is_required()
+    )
 
 
 def field_table() -> Iterator[tuple[str, str, Any, str]]:
@@ -623,12 +654,17 @@ def _is_model(kind: Any) -> TypeGuard[type[BaseModel]]:
     return get_origin(kind) is None and isinstance(kind, type) and issubclass(kind, BaseModel)
 
 
+def _not_none(kind: Any) -> Any:
+    """Return X of the type ``X | None``, and any other type as it is."""
+    inner = [one for one in get_args(kind) if one is not type(None)]
+    return inner[0] if len(inner) < len(get_args(kind)) else kind
+
+
 def _type_name(kind: Any) -> str:
     """Return the name of a field's type, as a YAML file has it."""
     names = {tuple: "list", dict: "map", Literal: "str"}
+    kind = _not_none(kind)
     origin = get_origin(kind)
-    if origin is Union:
-        return _type_name(next(one for one in get_args(kind) if one is not type(None)))
     if _is_model(kind):
         return "map"
     if origin is Literal:
@@ -638,6 +674,8 @@ def _type_name(kind: Any) -> str:
 
 def refused_changes(saved: Mapping[str, Any], now: Mapping[str, Any], is_finished: bool) -> list[str]:
     """Compare two configurations of one run, as nested dicts; fields that only one of them has are ignored.
+
+    An optional section counts by the field that it must have.
 
     Parameters
     ----------
@@ -653,16 +691,22 @@ def refused_changes(saved: Mapping[str, Any], now: Mapping[str, Any], is_finishe
     """
     changes = []
     for field in fields():
-        old, new = value_at(saved, field.path), value_at(now, field.path)
+        old, new = (value_at(config, field.path, _ABSENT) for config in (saved, now))
         may_change = field.resume == FREE or (field.resume == UNTIL_FINISHED and not is_finished)
-        if old is not None and new is not None and old != new and not may_change:
+        is_known = _ABSENT not in (old, new) and (field.is_required or None not in (old, new))
+        if is_known and old != new and not may_change:
             changes.append(f"{field.key} was {old!r}, is {new!r}")
     return changes
 
 
-def value_at(config: Mapping[str, Any], path: tuple[str, ...]) -> Any:
-    """Return the value at a path of nested dicts, None if absent."""
+_ABSENT = object()
+
+
+def value_at(config: Mapping[str, Any], path: tuple[str, ...], default: Any = None) -> Any:
+    """Return the value at a path of nested dicts, ``default`` if absent, None in a section that is null."""
     value: Any = config
     for name in path:
-        value = value.get(name) if isinstance(value, Mapping) else None
+        if not isinstance(value, Mapping):
+            return value if value is default else None
+        value = value.get(name, default)
     return value

@@ -133,8 +133,8 @@ class RankingEvaluator:
         num_entities, num_groups = _count_entities(types, shards, reduce, turn)
         counts = np.zeros((3, len(SIDES), len(triples)), np.int64)
         ranked = self._ranked(shards)
-        # A module computes where the rows are. Copied now: training has changed its parameters.
-        model = self._model.copied_to(self._device.device) if self._device.is_staged else self._model
+        # A module computes where the rows are.
+        model = self._model.on_device(self._device.device)
         batches = list(plan_queries(triples, self._relations, self._protocol.batch_size))
         with torch.no_grad(), full_float32_matmuls(), self._device.computing():
             # Batches go to the k processes of a group in turn. A process leaves zeros for the batches of the

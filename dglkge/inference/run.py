@@ -29,8 +29,8 @@ from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
 from dglkge.checkpoint.relation_layout import check_registered
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TRAIN
-from dglkge.data.feature_files import feature_files, read_new_vectors
 from dglkge.data.known_triples import KnownTriples
+from dglkge.data.vector_files import feature_files, read_new_vectors
 from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.calibration import Curve
 from dglkge.evaluation.categories import relation_categories
@@ -626,7 +626,7 @@ class Run:
         """
         checkpoint = self.checkpoint
         texts = [one if "=" in one else f"{self._type_with_features(None)}={one}" for one in files]
-        chosen = checkpoint.config.get("features", {})
+        chosen = checkpoint.config.get("features") or {}
         columns = (chosen.get("entity_column", "name"), chosen.get("vector_column", "embedding"))
         new = {}
         for file in feature_files(texts, checkpoint.entity_types, "--features"):

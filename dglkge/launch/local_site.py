@@ -26,12 +26,8 @@ from dglkge.launch.script_config import MachineNeeds, Needs, check_part_config
 from dglkge.launch.shared_memory import (
     SHARED_MEMORY_FOLDER,
     check_shared_memory,
-    dgl_segments,
-    job_segments,
-    remove_segments,
+    remove_job_segments,
     remove_stale_segments,
-    segment_names,
-    segment_users,
     wait_for_watchdogs,
 )
 from dglkge.launch.table_files import TableFolder, roomy_folder, usual_folders
@@ -135,8 +131,7 @@ def clear_machine(job: str = "", folder: str = SHARED_MEMORY_FOLDER) -> None:
     """
     wait_for_watchdogs(job, folder)
     # Of earlier attempts: their processes have ended.
-    removed = remove_segments(job_segments(job, segment_names(folder)), folder)
-    removed += remove_stale_segments(folder)
+    removed = remove_job_segments(job, folder) + remove_stale_segments(folder)
     if removed:
         logger.info("removed %d segments of shared memory that a killed job had left", len(removed))
 
@@ -346,8 +341,8 @@ class LocalSite:
         return plan_processes(hosts, settings, master_port, runner, os.environ)
 
     def warnings(self) -> list[str]:
-        """Return warnings about shared memory."""
-        return [*filter(None, [self._job.note]), *shared_memory_warnings()]
+        """Return where the tables are, if they are files."""
+        return [*filter(None, [self._job.note])]
 
     def write_job_files(self, log_dir: Path, hosts: Sequence[Host]) -> None:
         """Do nothing: the launcher's own log folder is the job's."""
@@ -374,16 +369,3 @@ def write_job_files(log_dir: Path, hosts: Sequence[Host]) -> None:
         write_ip_config(log_dir / "ip_config.txt", [Machine(host.address, host.port) for host in hosts])
     except OSError as error:
         raise NotReadyError(f"cannot write logs to {log_dir}: {error.strerror}") from None
-
-
-def shared_memory_warnings() -> list[str]:
-    """Return a warning about memory that DGL has left, started without this launcher; empty if none."""
-    segments = dgl_segments(segment_names())
-    stale = sorted(segments - segment_users(segments).keys())
-    if not stale:
-        return []
-    some = ", ".join(stale[:3]) + (", ..." if len(stale) > 3 else "")
-    return [
-        f"{len(stale)} shared-memory segments of an earlier DGL job lie in {SHARED_MEMORY_FOLDER} and take "
-        f"memory, used by no process ({some}); remove them"
-    ]

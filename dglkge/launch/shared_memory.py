@@ -7,7 +7,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 
 from dglkge.distributed.jobs import (
     claims_of_others,
@@ -18,58 +18,13 @@ from dglkge.distributed.jobs import (
     remove_stale_entries,
 )
 from dglkge.errors import NotReadyError
-from dglkge.launch.watchdog import RECORD_PREFIX, SHARED_MEMORY_FOLDER, mapped_segments
-
-__all__ = [
-    "SHARED_MEMORY_FOLDER",
-    "check_shared_memory",
-    "dgl_segments",
-    "remove_job_segments",
-    "remove_segments",
-    "segment_names",
-    "segment_users",
-]
-
-KVSTORE_SUFFIX = "-kvdata-"
-"""Suffix of the name of every tensor in DGL's kvstore (its ``kvstore.py``)."""
-
-GRAPH_MARK = "_node_meta"
-"""Suffix of the partition book of a graph (DGL's ``graph_partition_book.py``)."""
+from dglkge.launch.watchdog import RECORD_PREFIX, SHARED_MEMORY_FOLDER
 
 
 def segment_names(folder: str = SHARED_MEMORY_FOLDER) -> set[str]:
     """Return the names of all segments."""
     with os.scandir(folder) as entries:
         return {entry.name for entry in entries if entry.is_file(follow_symlinks=False)}
-
-
-def dgl_segments(names: Collection[str]) -> set[str]:
-    """Select the names that DGL gives: tensors of the kvstore, and parts of a shared graph.
-
-    Graph G is shared as ``G``, ``G_node_...``, ``G_edge_...`` and, for each edge type, ``GG_0_csc_...``.
-    Names with the id of a job are not among them.
-    """
-    names = {name for name in names if not job_of_segment(name)}
-    graphs = {name[: -len(GRAPH_MARK)] for name in names if name.endswith(GRAPH_MARK)}
-    starts = tuple(
-        start for graph in graphs for start in (f"{graph}_node_", f"{graph}_edge_", f"{graph}{graph}_")
-    )
-    return {
-        name for name in names if name.endswith(KVSTORE_SUFFIX) or name in graphs or name.startswith(starts)
-    }
-
-
-def segment_users(names: Collection[str]) -> dict[str, int]:
-    """Return the number of one process for each segment that a visible process has mapped."""
-    users: dict[str, int] = {}
-    if not names:
-        return users
-    for entry in os.listdir("/proc"):
-        # /proc/<pid>/maps and not a count of users: POSIX shared memory has none.
-        if entry.isdigit():
-            for name in mapped_segments(int(entry)) & set(names):
-                users.setdefault(name, int(entry))
-    return users
 
 
 def remove_segments(names: Iterable[str], folder: str = SHARED_MEMORY_FOLDER) -> list[str]:
@@ -88,28 +43,10 @@ def remove_segments(names: Iterable[str], folder: str = SHARED_MEMORY_FOLDER) ->
     return removed
 
 
-def job_segments(job: str, names: Iterable[str]) -> set[str]:
-    """Select the names of a job's own shared memory."""
-    return {name for name in names if job and name.startswith(job_prefix(job))}
-
-
-def remove_job_segments(job: str, segments: Collection[str], before: Collection[str]) -> list[str]:
-    """Remove a job's own segments, and others of its scripts that watchdogs have seen.
-
-    Parameters
-    ----------
-    job : str
-        Id of the job, which begins its names; empty if there are none.
-    segments : collection of str
-        Those that the watchdogs have seen.
-    before : collection of str
-        Those that existed before the job; they are kept.
-    """
-    names = segment_names()
-    # Names that existed before are kept even if the job used them: they may be another program's. A name with
-    # another job's id was never this job's.
-    seen = {name for name in (names - set(before)) & set(segments) if not job_of_segment(name)}
-    return remove_segments(seen | job_segments(job, names))
+def remove_job_segments(job: str, folder: str = SHARED_MEMORY_FOLDER) -> list[str]:
+    """Remove the segments whose names begin with the id of a job; return the names that were removed."""
+    names = segment_names(folder)
+    return remove_segments({name for name in names if job and name.startswith(job_prefix(job))}, folder)
 
 
 def check_shared_memory(needed_bytes: int, job: str = "", folder: str = SHARED_MEMORY_FOLDER) -> None:
@@ -191,22 +128,17 @@ def stale_segments(folder: str = SHARED_MEMORY_FOLDER) -> set[str]:
     records = list(_records(folder))
     running = {entry.job for entry in live_jobs(folder)}
     running |= {_job_of(folder, name) for name, is_alive in records if is_alive}
-    found = {
+    return {
         name
         for name in names
         if job_of_segment(name) and job_of_segment(name) not in running and _is_own(folder, name)
     }
-    for record, is_alive in records:
-        if not is_alive:
-            found |= _stale_segments_of(folder, record)
-    return found
 
 
 def remove_stale_segments(folder: str = SHARED_MEMORY_FOLDER) -> list[str]:
     """Remove shared memory of jobs that have ended without removing it, and their entries and records.
 
-    Removed are all segments with the id of a job that has neither launcher nor watchdog any more, and
-    segments of other names that a killed watchdog had seen and that no process has mapped.
+    Removed are all segments with the id of a job that has neither launcher nor watchdog any more.
 
     Returns
     -------
@@ -230,23 +162,6 @@ def _job_of(folder: str, record: str) -> str:
         return ""
 
 
-def _stale_segments_of(folder: str, record: str) -> set[str]:
-    """Return the unused segments without a job's name that a killed watchdog had seen, from its record."""
-    try:
-        with open(os.path.join(folder, record), encoding="utf-8") as file:
-            segments = dict(json.load(file)["segments"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return set()  # half-written, or there was no room: nothing is known of its process
-    # A later segment of the same name has another inode and is not removed.
-    seen = {
-        name
-        for name in segment_names(folder)
-        if not job_of_segment(name) and segments.get(name) == _inode(folder, name) and _is_own(folder, name)
-    }
-    # Last, as it reads the maps of all processes.
-    return seen - segment_users(seen).keys()
-
-
 def _records(folder: str) -> Iterator[tuple[str, bool]]:
     """Yield the records of watchdogs, each with whether its watchdog is alive."""
     for name in sorted(segment_names(folder)):
@@ -258,14 +173,6 @@ def _records(folder: str) -> Iterator[tuple[str, bool]]:
         except OSError:  # removed meanwhile
             continue
         yield name, is_alive
-
-
-def _inode(folder: str, name: str) -> int:
-    """Return the inode of a segment; -1 if absent."""
-    try:
-        return os.stat(os.path.join(folder, name)).st_ino
-    except OSError:
-        return -1
 
 
 def _is_own(folder: str, name: str) -> bool:

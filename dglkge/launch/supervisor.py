@@ -300,10 +300,7 @@ class Supervisor:
 
     def _clean_up(self) -> None:
         """Remove the job's shared memory on every machine."""
-        segments: dict[str, set[str]] = {}
-        for process in self._processes:
-            segments.setdefault(process.planned.address, set()).update(process.segments)
-        removed = self._executor.clean_up(segments)
+        removed = self._executor.clean_up({process.planned.address for process in self._processes})
         logger.debug("removed shared memory: %s", removed)
 
     def _await_exits(

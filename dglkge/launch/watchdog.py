@@ -5,23 +5,21 @@ milliseconds and works over any channel that carries stdin, stdout and stderr.
 
 stdin
     The first line is the request in JSON: ``command``, ``environment`` (added to the watchdog's own),
-    ``folder`` to run in, ``protected_segments`` (shared memory that existed before the job), ``job`` (its id,
-    which begins the names of its own shared memory), ``table_folder`` (its tables, if they are files) and
-    ``heartbeat_timeout`` in seconds (0 for a pipe on one machine, which always reaches an end of file). Each
-    further line is a signal number: SIGKILL goes to the process and all its descendants, others to the
-    process alone. An empty line is a heartbeat. After an end of file, or without a line for
-    ``heartbeat_timeout``, the launcher counts as dead.
+    ``folder`` to run in, ``job`` (its id, which begins the names of its shared memory), ``table_folder`` (its
+    tables, if they are files) and ``heartbeat_timeout`` in seconds (0 for a pipe on one machine, which always
+    reaches an end of file). Each further line is a signal number: SIGKILL goes to the process and all its
+    descendants, others to the process alone. An empty line is a heartbeat. After an end of file, or without a
+    line for ``heartbeat_timeout``, the launcher counts as dead.
 stdout
     Output of the process and its descendants, stderr included.
 stderr
-    One JSON object a line: ``{"pid": 12}`` once the process runs, ``{"segments": [...]}`` for shared memory
-    that it has newly mapped, ``{"status": 0, "time": ...}`` at its end (minus the number of the signal that
-    ended it), ``{"error": "..."}`` if it could not be started, and ``{}`` every HEARTBEAT_SECONDS as a
-    heartbeat if there is a ``heartbeat_timeout``.
+    One JSON object a line: ``{"pid": 12}`` once the process runs, ``{"status": 0, "time": ...}`` at its end
+    (minus the number of the signal that ended it), ``{"error": "..."}`` if it could not be started, and
+    ``{}`` every HEARTBEAT_SECONDS as a heartbeat if there is a ``heartbeat_timeout``.
 
 While the process runs, the watchdog holds a lock on a record in the folder of shared memory, which has the
-job's id and lists the segments that it has seen. A record without a lock belongs to a watchdog that was
-killed: the next job removes the segments that it lists (``shared_memory.py``).
+job's id. A record without a lock belongs to a watchdog that was killed: the next job removes what that job
+has left (``shared_memory.py``).
 """
 
 from __future__ import annotations
@@ -39,14 +37,9 @@ import sys
 import time
 
 SHARED_MEMORY_FOLDER = "/dev/shm"
-RECORD_PREFIX = "dglkge-keeper-"
-"""Kept from earlier versions, whose records are still cleaned up."""
+RECORD_PREFIX = "dglkge-watchdog-"
 ENTRY_PREFIX, ENTRY_SUFFIX = "dglkge-job-", ".json"
 """As dglkge/distributed/jobs.py has them: this program imports nothing of ours."""
-SCAN_SECONDS = 1.0
-SELDOM_SCAN_SECONDS = 16.0
-SCAN_GROWTH = 1.25
-"""Processes create shared memory at their start, so the interval of scans grows while none is new."""
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 3.0
 """From SIGTERM to SIGKILL if the launcher is dead."""
@@ -60,19 +53,6 @@ KILL_LIMIT_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-def mapped_segments(pid: int) -> set[str]:
-    """Return the segments that a process has mapped; empty if it has ended or belongs to another user."""
-    prefix = SHARED_MEMORY_FOLDER + "/"
-    names = set()
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/maps", "rb") as maps:
-        # A segment that is unlinked while mapped has " (deleted)" appended: there is nothing left to remove.
-        for line in maps:
-            path = os.fsdecode(line[line.find(b"/") :].rstrip(b"\n"))
-            if path.startswith(prefix) and not path.endswith(" (deleted)"):
-                names.add(path[len(prefix) :])
-    return names
 
 
 def descendants(root: int) -> list[int]:
@@ -93,16 +73,8 @@ def descendants(root: int) -> list[int]:
     return found
 
 
-def segment_inode(name: str) -> int:
-    """Return the inode of a segment, which differs for a later one of the same name; 0 if absent."""
-    try:
-        return os.stat(os.path.join(SHARED_MEMORY_FOLDER, name)).st_ino
-    except OSError:
-        return 0
-
-
 class Record:
-    """File beside the shared memory with the segments of one process; locked while the watchdog lives.
+    """File beside the shared memory with the id of a job; locked while the watchdog lives.
 
     If it cannot be written (no room), the watchdog works without it.
 
@@ -113,7 +85,6 @@ class Record:
     """
 
     def __init__(self, job: str = "") -> None:
-        self._job = job
         name = f"{RECORD_PREFIX}{os.getpid()}-{time.time_ns()}"
         self._path = os.path.join(SHARED_MEMORY_FOLDER, name)
         unlocked = os.path.join(SHARED_MEMORY_FOLDER, f".{name}")
@@ -121,18 +92,9 @@ class Record:
         with contextlib.suppress(OSError):
             self._descriptor = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            self.write({})
+            os.write(self._descriptor, json.dumps({"job": job}).encode())
             # After the lock: an unlocked record counts as that of a killed watchdog.
             os.rename(unlocked, self._path)
-
-    def write(self, segments: dict[str, int]) -> None:
-        """Write the segments that were seen, with the inode of each."""
-        text = json.dumps({"job": self._job, "segments": segments})
-        with contextlib.suppress(OSError):
-            if self._descriptor is not None:
-                # Overwritten in place: a new file would have to be locked again.
-                os.pwrite(self._descriptor, text.encode(), 0)
-                os.ftruncate(self._descriptor, len(text))
 
     def remove(self) -> None:
         """Remove the record: there is nothing left to clean up."""
@@ -144,12 +106,10 @@ class Record:
 
 
 class Watchdog:
-    """Starts and watches one process, its descendants and their shared memory.
+    """Starts and watches one process and its descendants.
 
     Parameters
     ----------
-    protected_segments : iterable of str
-        Shared memory that is not the job's.
     heartbeat_timeout : float
         Seconds without a line from the launcher after which it counts as dead; 0: never.
     job : str
@@ -158,26 +118,15 @@ class Watchdog:
         Folder of the job's tables, if they are files.
     """
 
-    def __init__(
-        self,
-        protected_segments: list[str],
-        heartbeat_timeout: float = 0.0,
-        job: str = "",
-        table_folder: str = "",
-    ) -> None:
-        # Segments of other programs, or of a job that was started without this launcher, are never removed.
-        self._protected = set(protected_segments)
+    def __init__(self, heartbeat_timeout: float = 0.0, job: str = "", table_folder: str = "") -> None:
         self._heartbeat_timeout = heartbeat_timeout
         self._last_received = self._last_sent = time.monotonic()
-        self._segments: dict[str, int] = {}
         self._job = job
         self._own_prefix = f"dglkge-{job}-" if job else ""
         self._table_folder = table_folder
         self._record = Record(job)
         self._pid = 0
         self._status: int | None = None
-        self._next_scan = 0.0
-        self._scan_seconds = SCAN_SECONDS
         self._input = b""
         self._wakeup = os.pipe()
 
@@ -226,16 +175,11 @@ class Watchdog:
     def watch(self) -> None:
         """Wait until the process has ended or the launcher counts as dead; then end all descendants."""
         while self._status is None:
-            seconds = max(0.0, self._next_scan - time.monotonic())
-            # Wakes up for the next heartbeat even if no scan is due.
-            if self._heartbeat_timeout:
-                seconds = min(seconds, HEARTBEAT_SECONDS)
+            seconds = HEARTBEAT_SECONDS if self._heartbeat_timeout else None
             ready, _, _ = select.select([0, self._wakeup[0]], [], [], seconds)
             if self._wakeup[0] in ready:
                 os.read(self._wakeup[0], 4096)
             self._reap()
-            if time.monotonic() >= self._next_scan:
-                self._scan()
             if (0 in ready and not self._read_requests()) or self._has_timed_out():
                 self._replace_launcher()
                 return
@@ -254,9 +198,6 @@ class Watchdog:
         self._last_received = time.monotonic()
         *lines, self._input = (self._input + data).split(b"\n")
         for line in filter(None, lines):
-            # Before the signal: a process that ends releases its mappings, and then its segments cannot be
-            # found.
-            self._scan()
             self._send(int(line))
         return bool(data)
 
@@ -288,20 +229,6 @@ class Watchdog:
                     self._status = os.waitstatus_to_exitcode(status)
                     report(status=self._status, time=time.time())
 
-    def _scan(self) -> None:
-        """Report shared memory that the process or a descendant has newly mapped."""
-        # The watchdog's own descendants include orphans, as it is their subreaper.
-        seen = set().union(*(mapped_segments(pid) for pid in descendants(os.getpid())))
-        new = seen - self._protected - self._segments.keys()
-        if new:
-            self._segments |= {name: segment_inode(name) for name in new}
-            self._record.write(self._segments)
-            report(segments=sorted(new))
-        self._scan_seconds = (
-            SCAN_SECONDS if new else min(SCAN_GROWTH * self._scan_seconds, SELDOM_SCAN_SECONDS)
-        )
-        self._next_scan = time.monotonic() + self._scan_seconds
-
     def _end_descendants(self, number: int) -> None:
         """Send a signal to all remaining descendants; SIGKILL after GRACE_SECONDS."""
         start = time.monotonic()
@@ -320,7 +247,6 @@ class Watchdog:
 
     def _replace_launcher(self) -> None:
         """End all processes and remove the shared memory in place of the launcher, which is dead."""
-        self._scan()
         self._send(signal.SIGTERM)
         deadline = time.monotonic() + GRACE_SECONDS
         while self._status is None and time.monotonic() < deadline:
@@ -329,16 +255,10 @@ class Watchdog:
         self._send(signal.SIGKILL)
         self._end_descendants(signal.SIGKILL)
         self._remove_tables()
-        # The next job may use the names by now: then the inode differs, or a process has mapped the segment.
-        # Every process is looked at, since a process of the next job may be the child of another watchdog.
-        used = set().union(*(mapped_segments(int(pid)) for pid in os.listdir("/proc") if pid.isdigit()))
-        # No launcher is left to do this; :mod:`dglkge.launch.shared_memory` does it otherwise. Names of the
-        # job's own are removed unseen as well: no other job has them.
-        own = {name: segment_inode(name) for name in self._own_segments()}
-        for name, inode in {**self._segments, **own}.items():
-            if name not in used and segment_inode(name) == inode:
-                with contextlib.suppress(OSError):
-                    os.unlink(os.path.join(SHARED_MEMORY_FOLDER, name))
+        # No launcher is left to do this; :mod:`dglkge.launch.shared_memory` does it otherwise.
+        for name in self._own_segments():
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(SHARED_MEMORY_FOLDER, name))
         self._remove_entry()
 
     def _remove_entry(self) -> None:
@@ -386,7 +306,6 @@ def main() -> int:
     if request is None:
         return 1
     watchdog = Watchdog(
-        request["protected_segments"],
         request.get("heartbeat_timeout", 0.0),
         request.get("job", ""),
         request.get("table_folder", ""),

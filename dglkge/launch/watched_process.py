@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import IO, Protocol, cast
 
@@ -19,7 +19,7 @@ from dglkge.distributed.world import JOB_VARIABLE
 from dglkge.errors import InputError
 from dglkge.launch import watchdog
 from dglkge.launch.process_plan import PlannedProcess
-from dglkge.launch.shared_memory import remove_job_segments, remove_stale_segments, segment_names
+from dglkge.launch.shared_memory import remove_job_segments, remove_stale_segments
 from dglkge.launch.watchdog import HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS
 
 NEVER_STARTED_STATUS = 127
@@ -73,8 +73,6 @@ class WatchedProcess:
         Command that starts the watchdog.
     folder : str
         Working folder of the process.
-    protected_segments : collection of str
-        Shared memory that was there before the job.
     program : bytes
         Bytes that the command reads before the request: the watchdog's source, if it runs on another machine.
     is_remote : bool
@@ -95,8 +93,6 @@ class WatchedProcess:
         Reason why it could not be started or was lost.
     is_gone : bool
         Whether the watchdog has ended, and with it all descendants of the process.
-    segments : set of str
-        Shared memory that it has mapped at some time.
     """
 
     def __init__(
@@ -104,7 +100,6 @@ class WatchedProcess:
         planned: PlannedProcess,
         watchdog_command: Sequence[str],
         folder: str,
-        protected_segments: Collection[str],
         program: bytes = b"",
         is_remote: bool = False,
     ) -> None:
@@ -116,7 +111,6 @@ class WatchedProcess:
         self.reported_at = 0.0
         self.error: str | None = None
         self.is_gone = False
-        self.segments: set[str] = set()
         self._partial = b""
         self._last_sent = self._last_received = time.monotonic()
         # A session of its own: Ctrl-C in the terminal must reach the launcher only, which forwards it.
@@ -130,7 +124,6 @@ class WatchedProcess:
             "command": list(planned.command),
             "environment": dict(planned.environment),
             "folder": folder,
-            "protected_segments": sorted(protected_segments),
             "job": planned.environment.get(JOB_VARIABLE, ""),
             "table_folder": planned.environment.get(TABLE_FOLDER_VARIABLE, ""),
             "heartbeat_timeout": HEARTBEAT_TIMEOUT_SECONDS if is_remote else 0.0,
@@ -204,7 +197,6 @@ class WatchedProcess:
             return
         if "pid" in message:
             self.pid, self.error = message["pid"], None  # lines before it were banners of ssh
-        self.segments.update(message.get("segments", ()))
         self.error = message.get("error", self.error)
         if "status" in message:
             self.status, self.ended_at = message["status"], message["time"]
@@ -245,8 +237,8 @@ class Executor(Protocol):
         """Start one process under a watchdog."""
         ...
 
-    def clean_up(self, segments: Mapping[str, set[str]]) -> list[str]:
-        """Remove shared memory of the ended job, given by machine; return the names that were removed."""
+    def clean_up(self, addresses: Collection[str]) -> list[str]:
+        """Remove shared memory of the ended job on some machines; return the names that were removed."""
         ...
 
 
@@ -264,16 +256,13 @@ class LocalExecutor:
     def __init__(self, folder: str, job: str = "") -> None:
         self._folder = folder
         self._job = job
-        # Segments that exist before the first process are not the job's, whatever their names.
-        self._before = segment_names()
 
     def start(self, planned: PlannedProcess) -> WatchedProcess:
         """Start one process under a watchdog, with the environment of the launcher."""
         # -I -S: no site-packages and no user settings, so that it starts in milliseconds
         watchdog_command = [sys.executable, "-I", "-S", str(Path(watchdog.__file__).resolve())]
-        return WatchedProcess(planned, watchdog_command, self._folder, self._before)
+        return WatchedProcess(planned, watchdog_command, self._folder)
 
-    def clean_up(self, segments: Mapping[str, set[str]]) -> list[str]:
+    def clean_up(self, addresses: Collection[str]) -> list[str]:
         """Remove shared memory of the ended job."""
-        seen = set().union(*segments.values())
-        return remove_job_segments(self._job, seen, self._before) + remove_stale_segments()
+        return remove_job_segments(self._job) + remove_stale_segments()

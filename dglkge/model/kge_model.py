@@ -84,12 +84,12 @@ class KgeModel:
         load_parameters(module, values, where)
         module.requires_grad_(False)
 
-    def copied_to(self, device: torch.device) -> KgeModel:
-        """Return this model with a copy of its module on a device; the model itself where it has none."""
-        if self.module is None:
+    def on_device(self, device: torch.device) -> KgeModel:
+        """Return this model if its module is on a device or it has none; otherwise with a copy there."""
+        if self.module is None or all(values.device == device for values in self.module.parameters()):
             return self
         made = copy.copy(self)
-        made.score_function = self.score_function.copied_to(device)
+        made.score_function = self.score_function.on_device(device)
         return made
 
     def in_precision(self, precision: ModulePrecision) -> KgeModel:

@@ -1,7 +1,8 @@
 """Losses of one true answer against its negatives, one number per query.
 
 Queries are not reduced here: the trainer sums over a global batch and divides by its size. How the negatives
-of a query are reduced is in :mod:`.negative_terms`, for all losses alike.
+of a query are reduced is in :mod:`.negative_terms`, for all losses alike; the form over all candidates, which
+follows from the same formulas, in :mod:`.full_losses`.
 """
 
 from __future__ import annotations
@@ -33,11 +34,13 @@ if TYPE_CHECKING:
 
     from dglkge.kernels import losses as kernels
     from dglkge.kernels import softmax as softmax_kernels
+    from dglkge.model import full_losses
 else:
     torch = deferred("torch")
     functional = deferred("torch.nn.functional")
     kernels = deferred("dglkge.kernels.losses")
     softmax_kernels = deferred("dglkge.kernels.softmax")
+    full_losses = deferred("dglkge.model.full_losses")
 
 __all__ = [
     "BCE",
@@ -47,6 +50,8 @@ __all__ = [
     "Logistic",
     "Loss",
     "MarginRanking",
+    "PairwiseLoss",
+    "PointwiseLoss",
     "SelfAdversarial",
     "Softmax",
     "Squared",
@@ -113,7 +118,7 @@ class TermSettings(ConfidenceSettings, AdversarialSettings, ReductionSettings):
 
 
 class Loss(ABC):
-    """Loss of each query.
+    """Loss of each query; a new one is a :class:`PointwiseLoss` or a :class:`PairwiseLoss`.
 
     Parameters
     ----------
@@ -128,9 +133,9 @@ class Loss(ABC):
     compiled : bool
         Whether the class itself has :meth:`loop`. A subclass may compute another loss, so it does not inherit
         the fact.
-    candidate_kind : str
-        Its form over all candidates (``step/objectives/shard_objective.py``): "softmax", "bce", or empty:
-        it has none. Not inherited either.
+    is_cross_entropy : bool
+        Whether its sum over all candidates is binary cross entropy, which has compiled loops. Not inherited
+        either.
     takes_log_odds : bool
         Whether it takes scores for log-odds, up to one constant: a share of the true answers that is c times
         as large then moves the scores of these by log c. Not inherited either.
@@ -144,7 +149,7 @@ class Loss(ABC):
 
     help: ClassVar[str] = ""
     compiled: ClassVar[bool] = False
-    candidate_kind: ClassVar[str] = ""
+    is_cross_entropy: ClassVar[bool] = False
     takes_log_odds: ClassVar[bool] = False
     Settings: ClassVar[type[LossSettings]] = LossSettings
     reduction: Reduction = Mean()
@@ -153,7 +158,7 @@ class Loss(ABC):
         super().__init_subclass__(**keywords)
         # __dict__ and not getattr: an inherited loop would compute the loss of the base.
         cls.compiled = "loop" in cls.__dict__
-        cls.candidate_kind = cls.__dict__.get("candidate_kind", "")
+        cls.is_cross_entropy = cls.__dict__.get("is_cross_entropy", False)
         cls.takes_log_odds = cls.__dict__.get("takes_log_odds", False)
         cls.Settings = cls.__dict__.get("Settings", LossSettings)
 
@@ -164,6 +169,11 @@ class Loss(ABC):
             self.reduction = Adversarial(own.adversarial_temperature)
         elif getattr(own, "reduction", "mean") == "sum":
             self.reduction = Sum()
+
+    @property
+    def adversarial_temperature(self) -> float | None:
+        """Temperature of the weights of its negatives; None: they are weighed alike."""
+        return self.reduction.temperature if isinstance(self.reduction, Adversarial) else None
 
     def loop(self) -> Callable[..., float]:
         """Return the loss and its gradients as one compiled pass over the scores.
@@ -191,6 +201,74 @@ class Loss(ABC):
         -------
         (B,) tensor
         """
+
+    @abstractmethod
+    def over_candidates(self) -> full_losses.FullLoss:
+        """Return its form over all candidates."""
+
+
+class PointwiseLoss(Loss):
+    """Sum of one term for each answer by itself: true with label 1, a negative with label 0.
+
+    Over all candidates, every answer has label 1, and the terms of the negatives are added; adversarial
+    weights make a mean of them.
+    """
+
+    ignored_score: ClassVar[float] = IGNORED_SCORE
+
+    @abstractmethod
+    def true(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each true answer, of any shape."""
+
+    @abstractmethod
+    def false(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return the loss of each negative, of any shape."""
+
+    def labeled(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the expected loss of answers that are true with the probability of their labels."""
+        return labels * self.true(scores) + (1 - labels) * self.false(scores)
+
+    def __call__(
+        self,
+        positive: torch.Tensor,
+        negative: torch.Tensor,
+        ignored: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the loss of each query."""
+        true = self.true(positive) if labels is None else self.labeled(positive, labels)
+        terms = self.false(without(negative, ignored, self.ignored_score))
+        return true + self.reduction(terms, negative, ignored)
+
+    def over_candidates(self) -> full_losses.FullLoss:
+        """Return its form over all candidates."""
+        temperature = self.adversarial_temperature
+        if self.is_cross_entropy and temperature is None:
+            return full_losses.FullCrossEntropy()
+        return full_losses.FullPointwise(self.labeled, temperature)
+
+
+class PairwiseLoss(Loss):
+    """Sum of one term for each pair of the true answer and a negative.
+
+    Over all candidates, the terms of the negatives are added; adversarial weights make a mean of them. A
+    query with k answers has the mean over its answers.
+    """
+
+    @abstractmethod
+    def pairs(self, positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
+        """Return the loss (B, N) of true answers (B, 1), each beside its negatives (B, N)."""
+
+    def __call__(
+        self, positive: torch.Tensor, negative: torch.Tensor, ignored: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """Return the loss of each query."""
+        terms = self.pairs(positive.unsqueeze(1), without(negative, ignored))
+        return self.reduction(terms, negative, ignored)
+
+    def over_candidates(self) -> full_losses.FullLoss:
+        """Return its form over all candidates."""
+        return full_losses.FullPairwise(self.pairs, self.adversarial_temperature)
 
 
 LOSSES: Registry[type[Loss]] = Registry("loss")
@@ -225,7 +303,6 @@ class Softmax(Loss):
     """
 
     help = "cross entropy of the true answer among its negatives"
-    candidate_kind = "softmax"
     takes_log_odds = True
     Settings = AdversarialSettings
 
@@ -234,8 +311,8 @@ class Softmax(Loss):
     ) -> torch.Tensor:
         """Return the loss of each query."""
         kept = without(negative, ignored)
-        if isinstance(self.reduction, Adversarial):
-            shares = adversarial_log_shares(negative, ignored, self.reduction.temperature)
+        if self.adversarial_temperature is not None:
+            shares = adversarial_log_shares(negative, ignored, self.adversarial_temperature)
             # Masked again: the share of an ignored negative is about -1e30 too, and float32 ends at 3e38.
             kept = without(negative + shares, ignored)
         # The true answer is column 0 of every row; cross_entropy then subtracts the row's maximum, so no
@@ -244,41 +321,42 @@ class Softmax(Loss):
         true_column = torch.zeros(len(scores), dtype=torch.long, device=scores.device)
         return functional.cross_entropy(scores, true_column, reduction="none")
 
+    def over_candidates(self) -> full_losses.FullLoss:
+        """Return its form over all candidates."""
+        return full_losses.FullSoftmax()
+
     def loop(self) -> Callable[..., float]:
-        temperature = self.reduction.temperature if isinstance(self.reduction, Adversarial) else -1
-        return functools.partial(softmax_kernels.softmax, np.float32(temperature))
+        temperature = self.adversarial_temperature
+        return functools.partial(
+            softmax_kernels.softmax, np.float32(-1 if temperature is None else temperature)
+        )
 
 
 @LOSSES.register("logistic")
-class Logistic(Loss):
+class Logistic(PointwiseLoss):
     """softplus(-p) + mean_j softplus(n_j): binary cross entropy, both classes weighing the same.
 
     Trouillon et al. 2016; the mean over negatives is PyTorch-BigGraph's ``logistic``.
     """
 
     help = "binary cross entropy, mean over the negatives (Trouillon et al. 2016)"
-    candidate_kind = "bce"
+    is_cross_entropy = True
     takes_log_odds = True
     Settings = TermSettings
 
-    def __call__(
-        self,
-        positive: torch.Tensor,
-        negative: torch.Tensor,
-        ignored: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Return the loss of each query."""
+    def true(self, scores: torch.Tensor) -> torch.Tensor:
         # softplus(x) = -log sigmoid(-x), which does not overflow and has no log(0).
-        terms = functional.softplus(without(negative, ignored))
-        return _cross_entropy(positive, labels) + self.reduction(terms, negative, ignored)
+        return functional.softplus(-scores)
+
+    def false(self, scores: torch.Tensor) -> torch.Tensor:
+        return functional.softplus(scores)
 
     def loop(self) -> Callable[..., float]:
         return _terms_loop(self, kernels.logistic_truth, kernels.logistic_term)
 
 
 @LOSSES.register("bce")
-class BCE(Loss):
+class BCE(Logistic):
     """(softplus(-p) + sum_j softplus(n_j)) / (1 + K): binary cross entropy, every answer one of 1 + K terms.
 
     The cross entropy of Dettmers et al. 2018 over the true answer and its K negatives. :class:`Logistic`
@@ -287,7 +365,7 @@ class BCE(Loss):
     """
 
     help = "binary cross entropy, mean over the true answer and its negatives (Dettmers et al. 2018)"
-    candidate_kind = "bce"
+    is_cross_entropy = True
     takes_log_odds = True
     Settings = TermSettings
 
@@ -299,18 +377,18 @@ class BCE(Loss):
         labels: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the loss of each query."""
-        terms = functional.softplus(without(negative, ignored))
-        of_truth = _cross_entropy(positive, labels)
-        if isinstance(self.reduction, Mean):
-            return (of_truth + terms.sum(1)) / (1 + counted(negative, ignored))
-        return of_truth + self.reduction(terms, negative, ignored)
+        if not isinstance(self.reduction, Mean):
+            return super().__call__(positive, negative, ignored, labels)
+        true = self.true(positive) if labels is None else self.labeled(positive, labels)
+        terms = self.false(without(negative, ignored))
+        return (true + terms.sum(1)) / (1 + counted(negative, ignored))
 
     def loop(self) -> Callable[..., float]:
         return _terms_loop(self, kernels.logistic_truth, kernels.logistic_term, mean=kernels.MEAN_WITH_TRUTH)
 
 
 @LOSSES.register("margin_ranking")
-class MarginRanking(Loss):
+class MarginRanking(PairwiseLoss):
     """mean_j max(0, margin - p + n_j) (Bordes et al. 2013). The sum is PyTorch-BigGraph's ``ranking``."""
 
     help = "max(0, margin - positive + negative), mean over the negatives (Bordes et al. 2013)"
@@ -320,19 +398,15 @@ class MarginRanking(Loss):
 
         margin: float = setting(1.0, "by how much the true answer should outscore a negative", gt=0)
 
-    def __call__(
-        self, positive: torch.Tensor, negative: torch.Tensor, ignored: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """Return the loss of each query."""
-        shortfall = (without(negative, ignored) + (self.settings.margin - positive).unsqueeze(1)).relu()
-        return self.reduction(shortfall, negative, ignored)
+    def pairs(self, positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
+        return (negative + (self.settings.margin - positive)).relu()
 
     def loop(self) -> Callable[..., float]:
         return _terms_loop(self, kernels.no_truth, kernels.ranking_term, self.settings.margin)
 
 
 @LOSSES.register("hinge")
-class Hinge(Loss):
+class Hinge(PointwiseLoss):
     """max(0, margin - p) + mean_j max(0, margin + n_j): each answer against the margin by itself.
 
     The hinge loss (Cortes and Vapnik 1995) with labels 1 and -1, as DGL-KE's ``Hinge`` without ``pairwise``
@@ -346,51 +420,43 @@ class Hinge(Loss):
 
         margin: float = setting(1.0, "score of a true answer, and minus that of a negative", gt=0)
 
-    def __call__(
-        self,
-        positive: torch.Tensor,
-        negative: torch.Tensor,
-        ignored: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Return the loss of each query."""
-        of_truth = _expected(lambda score: (self.settings.margin - score).relu(), positive, labels)
-        terms = (without(negative, ignored) + self.settings.margin).relu()
-        return of_truth + self.reduction(terms, negative, ignored)
+    def true(self, scores: torch.Tensor) -> torch.Tensor:
+        return (self.settings.margin - scores).relu()
+
+    def false(self, scores: torch.Tensor) -> torch.Tensor:
+        return (scores + self.settings.margin).relu()
 
     def loop(self) -> Callable[..., float]:
         return _terms_loop(self, kernels.hinge_truth, kernels.hinge_term, self.settings.margin)
 
 
 @LOSSES.register("squared")
-class Squared(Loss):
+class Squared(PointwiseLoss):
     """(1 - p)^2 + mean_j n_j^2: squared errors of the labels 1 and 0 (Nickel et al. 2011).
 
     A confidence c is the label: (c - p)^2 (Chen et al. 2019, UKGE).
     """
 
     help = "squared error of the labels 1 and 0, mean over the negatives (Nickel et al. 2011)"
+    # Not -1e30, whose square overflows.
+    ignored_score = 0.0
     Settings = TermSettings
 
-    def __call__(
-        self,
-        positive: torch.Tensor,
-        negative: torch.Tensor,
-        ignored: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Return the loss of each query."""
-        truth = 1.0 if labels is None else labels
-        # Not -1e30, whose square overflows.
-        terms = without(negative, ignored, 0.0).square()
-        return (positive - truth).square() + self.reduction(terms, negative, ignored)
+    def true(self, scores: torch.Tensor) -> torch.Tensor:
+        return (scores - 1.0).square()
+
+    def false(self, scores: torch.Tensor) -> torch.Tensor:
+        return scores.square()
+
+    def labeled(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return (scores - labels).square()
 
     def loop(self) -> Callable[..., float]:
         return _terms_loop(self, kernels.squared_truth, kernels.squared_term)
 
 
 @LOSSES.register("self_adversarial")
-class SelfAdversarial(Loss):
+class SelfAdversarial(PointwiseLoss):
     """Log-sigmoid loss with negatives weighted by a softmax of their scores (Sun et al. 2019, eq. 6).
 
     -log sigmoid(margin + p) - sum_j w_j log sigmoid(-margin - n_j), w = softmax_j(temperature n), through
@@ -412,17 +478,11 @@ class SelfAdversarial(Loss):
         super().__init__(settings)
         self.reduction = Adversarial(self.settings.adversarial_temperature)
 
-    def __call__(
-        self,
-        positive: torch.Tensor,
-        negative: torch.Tensor,
-        ignored: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-    ) -> torch.Tensor:
-        """Return the loss of each query."""
-        terms = functional.softplus(without(negative, ignored) + self.settings.margin)
-        of_truth = _cross_entropy(positive + self.settings.margin, labels)
-        return of_truth + self.reduction(terms, negative, ignored)
+    def true(self, scores: torch.Tensor) -> torch.Tensor:
+        return functional.softplus(-(scores + self.settings.margin))
+
+    def false(self, scores: torch.Tensor) -> torch.Tensor:
+        return functional.softplus(scores + self.settings.margin)
 
     def loop(self) -> Callable[..., float]:
         return _terms_loop(self, kernels.logistic_truth, kernels.logistic_term, self.settings.margin)
@@ -436,20 +496,3 @@ def _terms_loop(
     kind = {Sum: kernels.SUM, Adversarial: kernels.ADVERSARIAL}.get(type(loss.reduction), mean)
     numbers = (np.float32(margin), kind, np.float32(temperature))
     return functools.partial(kernels.loss_loop(truth, term), numbers)
-
-
-def _cross_entropy(score: torch.Tensor, labels: torch.Tensor | None) -> torch.Tensor:
-    """Return -c log sigmoid(s) - (1 - c) log sigmoid(-s), (B,); without labels c = 1."""
-    return _expected(lambda s: functional.softplus(-s), score, labels)
-
-
-def _expected(
-    loss: Callable[[torch.Tensor], torch.Tensor], score: torch.Tensor, labels: torch.Tensor | None
-) -> torch.Tensor:
-    """Return the expected loss (B,) of answers, each true with the probability of its label.
-
-    ``loss`` is that of the score of a true answer; a false one has the loss of the opposite score.
-    """
-    if labels is None:
-        return loss(score)
-    return labels * loss(score) + (1 - labels) * loss(-score)

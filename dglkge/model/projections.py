@@ -7,7 +7,7 @@ x = 0.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -28,13 +28,6 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 ROWS_AT_A_TIME = 65536
 """Vectors that are projected at a time."""
-
-
-def hidden_widths(projection: str, hidden: Sequence[int], dim: int) -> list[int]:
-    """Return the widths of the hidden layers, as ``features.projection`` and ``features.hidden`` say."""
-    if projection == "linear":
-        return []
-    return list(hidden) or [dim]
 
 
 class FeatureProjections(nn.Module):

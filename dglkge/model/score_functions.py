@@ -185,7 +185,7 @@ class ScoreFunction(Comparator):
             self._module = dense_modules.built(type(self).__name__, self.build_module, *self._binding)
         return self._module
 
-    def copied_to(self, device: torch.device) -> ScoreFunction:
+    def on_device(self, device: torch.device) -> ScoreFunction:
         """Return this score function with a copy of its module on a device."""
         made = copy.copy(self)
         made._module = copy.deepcopy(self.module).to(device)

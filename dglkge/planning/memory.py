@@ -19,9 +19,8 @@ from dglkge.data.dataset_files import (
     VALID,
     WEIGHT_BYTES,
 )
-from dglkge.data.feature_files import feature_files
 from dglkge.data.sizes import DatasetSize, PartSize
-from dglkge.data.vector_files import open_vectors
+from dglkge.data.vector_files import feature_files, open_vectors
 from dglkge.model.choices import K_VS_ALL, NEGATIVE_SAMPLING
 from dglkge.planning import shared_memory as shared
 from dglkge.registry import registry_of
@@ -369,7 +368,7 @@ def candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     # Dropout changes a copy of the candidates, to which features and global vectors are added, and rows of
     # 16 bits are widened.
     is_copied = drops_rows(config) or config.tables.dtype != "float32"
-    is_copied = is_copied or config.model.global_vectors or bool(config.features.files)
+    is_copied = is_copied or config.model.global_vectors or config.features is not None
     operands += numbers * shared.FLOAT_BYTES if is_copied else 0
     num_queries = num_candidate_queries(config)
     queries = QUERY_COPIES * num_queries * shared.query_dim(config) * shared.FLOAT_BYTES
@@ -528,7 +527,7 @@ def is_compiled(config: Config) -> bool:
     is_product = score_function.is_product and not score_function.has_module
     is_product = is_product and not score_function.shares_relations
     has_loops = (score_function.compiled or is_product) and registry_of("loss").get(config.loss.name).compiled
-    has_loops = has_loops and not config.model.global_vectors and not config.features.files
+    has_loops = has_loops and not config.model.global_vectors and config.features is None
     return bool(has_loops) and config.training.kernels == "auto"
 
 
@@ -559,10 +558,11 @@ def ranking_bytes(config: Config, size: DatasetSize) -> int:
 
 def held_out_bytes(config: Config) -> int:
     """Return the memory that one trainer takes to rank held-out triples."""
-    if not config.evaluation.eval_fraction:
+    settings = config.evaluation.held_out
+    if settings is None:
         return 0
-    num_queries = config.evaluation.eval_num_batch_negs
-    num_candidates = num_queries + config.evaluation.eval_num_uniform_negs
+    num_queries = settings.batch_negatives
+    num_candidates = num_queries + settings.uniform_negatives
     width = shared.query_dim(config)
     compared = COMPARED_COPIES * max(HELD_OUT_NUMBERS, num_candidates * width)
     # Rows of both sides, candidates, and their parts before they are joined; queries and relations.
@@ -582,6 +582,8 @@ def features_bytes(config: Config, size: DatasetSize) -> int:
         If a file of ``features.files`` is damaged.
     """
     chosen = config.features
+    if chosen is None:
+        return 0
     entity_types = [table for table in size.num_rows if table != RELATION]
     number_bytes = 2 if chosen.dtype == "float16" else shared.FLOAT_BYTES
     total = 0
@@ -596,7 +598,7 @@ def features_bytes(config: Config, size: DatasetSize) -> int:
 
 def ranked_copy_bytes(config: Config, part: PartSize) -> int:
     """Return the copy of the machine's rows with features added that a trainer ranks against."""
-    if not config.features.files:
+    if config.features is None:
         return 0
     if config.evaluation.split == "none" and not config.evaluation.valid_every_epochs:
         return 0
@@ -642,7 +644,7 @@ def _num_chunks(config: Config, num_machines: int) -> int:
 
 def order_bytes(config: Config, part: PartSize, num_machines: int) -> int:
     """Return the memory in which one trainer lists the rows that it trains, where they are not a range."""
-    is_listed = bool(config.training.edge_sets) or config.evaluation.eval_fraction > 0
+    is_listed = bool(config.training.edge_sets) or config.evaluation.held_out is not None
     return ORDER_ROW_BYTES * part.num_edges * (is_listed and config.is_ordered_by_machine(num_machines))
 
 

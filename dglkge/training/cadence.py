@@ -10,6 +10,7 @@ import numpy as np
 
 from dglkge.checkpoint.layout import Progress, epoch_pointer
 from dglkge.config import Config
+from dglkge.config.schema import EarlyStoppingConfig
 from dglkge.distributed.runtime import Cluster
 
 STOP, COMMIT = 1, 1 << 32
@@ -49,7 +50,7 @@ class Cadence:
         self, config: Config, cluster: Cluster, num_batches: int, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._config, self._cluster, self._num_batches = config, cluster, num_batches
-        self.keeps_best = config.checkpoint.keep_best or bool(config.training.early_stopping_patience)
+        self.keeps_best = config.checkpoint.keep_best or config.training.early_stopping is not None
         self.flag_sum: int | None = None
         self._clock = clock
         self._last = clock()
@@ -130,13 +131,12 @@ class EarlyStopping:
     """Counts rankings without a gain since the best one.
 
     A ranking gains if its MRR is more than ``min_gain`` above the best of those that gained; the first one
-    does, and NaN never does.
+    does, and NaN never does. Training ends after ``patience`` rankings in a row without a gain.
 
     Parameters
     ----------
-    patience : int
-        Training ends after so many rankings in a row without a gain; 0: never.
-    min_gain : float
+    settings : EarlyStoppingConfig or None
+        None: training never ends early.
 
     Attributes
     ----------
@@ -146,9 +146,9 @@ class EarlyStopping:
         Rankings since then.
     """
 
-    def __init__(self, patience: int, min_gain: float) -> None:
-        self._patience = patience
-        self._min_gain = min_gain
+    def __init__(self, settings: EarlyStoppingConfig | None) -> None:
+        self._patience = 0 if settings is None else settings.patience
+        self._min_gain = 0.0 if settings is None else settings.min_gain
         self.best: float | None = None
         self.num_without_gain = 0
 

@@ -5,17 +5,20 @@ The numbers are PyTorch-BigGraph's. Trainers take turns with batches; sums over 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
 
+from dglkge.config.schema import HeldOutConfig
+from dglkge.data.dataset_files import TRAIN
 from dglkge.kernels.hashing import column_bits, in_range, stream_key
 from dglkge.model.kge_model import KgeModel
-from dglkge.model.losses import Loss
 from dglkge.sampling.triple_order import TripleOrder
-from dglkge.typing import RELATION, Relation, Side
+from dglkge.training.building.components import configured_loss
+from dglkge.training.job import Job
+from dglkge.typing import RELATION, Side
 
 METRICS = ("loss", "pos_rank", "mrr", "r1", "r10", "r50", "auc")
 """PyTorch-BigGraph's names; means over both sides."""
@@ -30,54 +33,37 @@ BLOCK_NUMBERS = 1 << 22
 class HeldOutEvaluator:
     """Ranks the held-out triples of a pass.
 
+    Its uniform negatives are the same in every evaluation, so that numbers before and after compare.
+
     Parameters
     ----------
+    job : Job
+        Its trainers take turns with batches.
+    settings : HeldOutConfig
     order : TripleOrder
         It names the triples.
-    num_chunks : int
-        Chunks of each edge set.
-    triples : (n, 3) int64 array
-        All training triples, by original ids.
-    model : KgeModel
-    loss : Loss
-    relations : sequence of Relation
-    num_entities : mapping of str to int
     gather : callable
         Returns the rows (n, D) of the original ids (n,) of a table.
-    reduce : callable
-        Sums an array over all trainers; a collective.
-    turn : (int, int)
-        Number of this trainer, and of all trainers.
-    seed : int
-        Of the uniform negatives: the same in every evaluation, so that numbers before and after compare.
-    batch_size, num_uniform : int
-        Triples that are each other's negatives, and uniform negatives of each.
     """
 
     def __init__(
         self,
+        job: Job,
+        settings: HeldOutConfig,
         order: TripleOrder,
-        num_chunks: int,
-        triples: np.ndarray,
-        model: KgeModel,
-        loss: Loss,
-        relations: Sequence[Relation],
-        num_entities: dict[str, int],
         gather: Callable[[str, torch.Tensor], torch.Tensor],
-        reduce: Callable[[np.ndarray], np.ndarray],
-        turn: tuple[int, int],
-        seed: int,
-        batch_size: int,
-        num_uniform: int,
     ) -> None:
-        self._order, self._num_chunks, self._triples = order, num_chunks, triples
-        self._model, self._loss, self._gather, self._reduce = model, loss, gather, reduce
-        pairs = [(relation.lhs, relation.rhs) for relation in relations]
+        config, dataset, world = job.config, job.dataset, job.cluster.world
+        self._order, self._num_chunks = order, config.training.edge_chunks
+        self._triples = dataset.split(TRAIN)
+        self._model, self._loss = job.model, configured_loss(config)
+        self._gather, self._reduce = gather, job.cluster.sum
+        pairs = [(relation.lhs, relation.rhs) for relation in dataset.relations.relations]
         self._pairs = list(dict.fromkeys(pairs))
         self._pair_of_relation = np.array([self._pairs.index(pair) for pair in pairs], np.int64)
-        self._num_entities = num_entities
-        self._turn, self._seed = turn, seed
-        self._batch_size, self._num_uniform = batch_size, num_uniform
+        self._num_entities = {name: dataset.num_entities(name) for name in dataset.entity_types}
+        self._turn, self._seed = (world.rank, world.world_size), config.seed
+        self._batch_size, self._num_uniform = settings.batch_negatives, settings.uniform_negatives
 
     @torch.no_grad()
     def evaluate(self, edge_set: int, chunk: int) -> dict[str, Any]:
@@ -98,15 +84,19 @@ class HeldOutEvaluator:
                 (number, of_pair[start : start + self._batch_size])
                 for start in range(0, len(of_pair), self._batch_size)
             ]
+        # Rows are in the host's memory, and a module perhaps on a device.
+        model = self._model.on_device(torch.device("cpu"))
         sums = np.zeros(len(_NAMES))
         for place, (number, batch) in enumerate(batches):
             if place % self._turn[1] == self._turn[0]:
-                sums += self._sums(self._pairs[number], batch, (edge_set, chunk, place))
+                sums += self._sums(model, self._pairs[number], batch, (edge_set, chunk, place))
         sums = self._reduce(sums)
         count = len(triples)
         return {"count": count, "metrics": dict(zip(_NAMES, (sums / max(count, 1)).tolist()))}
 
-    def _sums(self, pair: tuple[str, str], batch: np.ndarray, key: tuple[int, int, int]) -> np.ndarray:
+    def _sums(
+        self, model: KgeModel, pair: tuple[str, str], batch: np.ndarray, key: tuple[int, int, int]
+    ) -> np.ndarray:
         """Return the sums of the metrics over a batch of triples of one pair of entity types."""
         heads, relations, tails = (torch.from_numpy(np.ascontiguousarray(column)) for column in batch.T)
         rows = {
@@ -119,10 +109,10 @@ class HeldOutEvaluator:
             entity_type = pair[side is Side.TAIL]
             drawn = self._uniform(entity_type, side, key)
             candidates = torch.cat([rows[side], self._gather(entity_type, drawn)])
-            query = self._model.query(rows[anchor_side], relation_rows, side, relations)
+            query = model.query(rows[anchor_side], relation_rows, side, relations)
             block = max(1, BLOCK_NUMBERS // max(1, len(candidates) * query.shape[1]))
-            scores = torch.cat([self._model.compare_plainly(one, candidates) for one in query.split(block)])
-            positive = self._model.compare_pairs(query, rows[side])
+            scores = torch.cat([model.compare_plainly(one, candidates) for one in query.split(block)])
+            positive = model.compare_pairs(query, rows[side])
             # A candidate that is the true answer is none of its negatives.
             ignored = answers[:, None] == torch.cat([answers, drawn])[None, :]
             counts = (~ignored).sum(1)

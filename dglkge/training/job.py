@@ -14,6 +14,8 @@ import torch
 from dglkge.config import Config
 from dglkge.data.dataset import Dataset
 from dglkge.data.partition_layout import PartitionLayout
+from dglkge.distributed.device_groups import DeviceGroups
+from dglkge.distributed.dgl_compat import request_timeout_seconds
 from dglkge.distributed.lease import Lease
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
@@ -27,10 +29,9 @@ from dglkge.step.computation import Computation
 from dglkge.step.parameters.dense_parameters import DenseParameters
 from dglkge.step.transforms.global_vectors import GlobalVectors
 from dglkge.training.building.components import REFERENCE, configured_model
+from dglkge.training.building.computing import choose_device, with_matmul_dtype
 from dglkge.training.building.dense_optimizer import dense_optimizer
-from dglkge.training.building.device import choose_device
 from dglkge.training.building.features import DenseWithFeatures, RunFeatures, build_features
-from dglkge.training.building.matmul_dtype import with_matmul_dtype
 from dglkge.training.building.module_precision import build_precision
 from dglkge.training.building.tables import (
     build_device_tables,
@@ -106,6 +107,14 @@ class Job:
         return [(lhs, rhs) for lhs, rhs, _, _ in self.dataset.edge_types]
 
     @property
+    def untrained_types(self) -> list[str]:
+        """Entity types without trained rows, or whose rows stay as they are."""
+        init_from = self.config.model.init_from
+        if init_from is not None and init_from.frozen:
+            return self.tables.entity_types
+        return [] if self.features is None else self.features.untrained_types
+
+    @property
     def has_loops(self) -> bool:
         """Whether compiled loops may compute: they read rows in the host's memory."""
         return not (self.computation.is_reference or self.computation.device.is_staged)
@@ -167,10 +176,10 @@ def open_job(config: Config, cluster: Cluster, lease: Lease) -> Job:
     optimizer = open_optimizer(config, tables, world.num_machines)
     choose_lookup(config, tables, world.num_machines)
     device_tables = build_device_tables(config, tables, optimizer, world, device)
-    computing = model.copied_to(device.device) if device.is_staged else model
+    model = computing = model.on_device(device.device)
     precision = build_precision(config, computing, device, cluster)
     loss_scale = None if precision is None else precision.loss_scale
-    dense = _build_dense(config, model, computing, features, cluster, loss_scale)
+    dense = _build_dense(config, model, features, cluster, loss_scale)
     if precision is not None:
         computing = computing.in_precision(precision)
     global_vectors: GlobalVectors | None = None
@@ -196,19 +205,17 @@ def open_job(config: Config, cluster: Cluster, lease: Lease) -> Job:
 def _build_dense(
     config: Config,
     model: KgeModel,
-    computing: KgeModel,
     features: RunFeatures | None,
     cluster: Cluster,
     loss_scale: LossScale | None,
 ) -> DenseParameters | None:
     """Return the dense parameters of the score function's module and of the projections of features.
 
-    None where there are none. A collective. `computing` is the model of the batches: this one, or a copy on a
-    device.
+    None where there are none. A collective.
     """
     others: Any = (
-        functools.partial(dense_optimizer, config.dense), cluster.sum, cluster.world.rank == 0,
-        config.optimizer.clip_value, None if computing is model else computing.module,
+        functools.partial(dense_optimizer, config.dense), DeviceGroups(request_timeout_seconds()),
+        cluster.world.rank == 0, config.optimizer.clip_value,
         # One trainer has all of them in any case.
         Path(config.output) if config.dense.sharding == "fsdp" and cluster.world.world_size > 1 else None,
         loss_scale,

@@ -25,7 +25,7 @@ class StatsHandler(Protocol):
         ----------
         record : mapping
             A line of ``training_stats.json``: ``epoch_idx``, ``edge_path_idx``, ``edge_chunk_idx``,
-            ``index``, ``stats`` and, with ``evaluation.eval_fraction``, ``eval_stats_before`` and
+            ``index``, ``stats`` and, with ``evaluation.held_out``, ``eval_stats_before`` and
             ``eval_stats_after``.
         is_replayed : bool
             Whether the pass was trained before the job was resumed.

@@ -119,12 +119,11 @@ class Position:
         """
         ended_after = saved.progress.get(Progress.ENDED_AFTER)
         training = self._config.training
-        if ended_after is None or not training.early_stopping_patience:
+        if ended_after is None or training.early_stopping is None:
             return False
         before, now = saved.config.get("training", {}), now.get("training", {})
-        names = ("early_stopping_patience", "early_stopping_min_gain")
         stopped_early = ended_after < before.get("num_epochs", 0)
-        is_same = all(before.get(name) == now.get(name) for name in names)
+        is_same = before.get("early_stopping") == now.get("early_stopping")
         return bool(ended_after >= training.num_epochs or (stopped_early and is_same))
 
     def _resumed_batches(self, progress: Mapping[str, Any]) -> int:

@@ -69,12 +69,12 @@ class Trainer:
         self.tables, self.optimizer = job.tables, job.optimizer
         self._edge_batches, self._train_step = edge_batches, train_step
         self._evaluator, self._checkpoints = evaluator, checkpoints
-        config, cluster, training = job.config, job.cluster, job.config.training
+        config, cluster = job.config, job.cluster
         self._cadence = Cadence(config, cluster, len(edge_batches))
         groups = getattr(job.optimizer, "param_groups", [])
         dense_groups = [] if job.dense is None else job.dense.param_groups
         self._rates = LearningRates(config, groups, len(edge_batches), dense_groups)
-        self._patience = EarlyStopping(training.early_stopping_patience, training.early_stopping_min_gain)
+        self._patience = EarlyStopping(config.training.early_stopping)
         cluster.on_leave(self._leave)
         cluster.on_exit(checkpoints.finish)
         self._position = Position(config, epochs, edge_batches)

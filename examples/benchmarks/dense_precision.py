@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from dglkge.distributed.device_groups import DeviceGroups
 from dglkge.errors import DglkgeError
 from dglkge.model.kge_model import build_model
 from dglkge.model.precision import NARROW_TYPES, ModulePrecision, autocast_problem, compiler_problem
@@ -64,18 +65,17 @@ def make_batch(args: argparse.Namespace, name: str, autocast: str, compiles: boo
     """Return a function that trains one batch."""
     device, draw = torch.device(args.device), torch.Generator().manual_seed(0)
     model = build_model(name, args.dimension + (name == "conve"), reciprocal=True)
-    computing = model.copied_to(device) if args.device != "cpu" else model
+    model = model.on_device(device)
     precision = ModulePrecision(args.device, NARROW_TYPES.get(autocast, torch.float32), compiles)
     module: Any = model.module
     dense = DenseParameters(
         module,
         lambda parameters: torch.optim.Adam(parameters, lr=1e-4),
-        lambda values: values,
-        copy=None if computing is model else computing.module,
+        DeviceGroups(),
         loss_scale=precision.loss_scale,
         scaled=[name for name, _ in module.named_parameters()],
     )
-    computing = computing.in_precision(precision)
+    computing = model.in_precision(precision)
     shares = computing.score_function.shares_relations
     places = torch.randint(args.relations, (args.batch_size,), generator=draw).to(device)
     sizes = (args.batch_size, args.batch_size, args.negatives)

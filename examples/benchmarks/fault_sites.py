@@ -26,7 +26,6 @@ from cluster_hosts import ClusterHost
 from cluster_jobs import PORT, TRAIN, environment
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, MANIFEST_FILE, VERSION_FILE, Progress, version_folder
 from dglkge.distributed.jobs import live_jobs
-from dglkge.launch.shared_memory import segment_users
 
 MARK = "DGLKGE_FAULTS_SITE"
 """Environment variable by which the processes of a site on this machine are found."""
@@ -267,13 +266,13 @@ class OneMachine(Site):
         """Return what is new in shared memory since the call before, and no other job's.
 
         Other jobs of the machine make names too, and remove them when they end: all processes of the site
-        are gone when this is called, so what a process maps, or goes within a minute, was not the site's.
+        are gone when this is called, so what goes within a minute, or is a live job's, was not the site's.
         """
         end = time.monotonic() + END_SECONDS
         while True:
             names = set(os.listdir(SHARED_MEMORY))
             new = names - self._known_segments
-            new -= segment_users(new).keys()
+            new = {name for name in new if name.startswith("dglkge-")}
             alive = tuple(entry.job for entry in live_jobs()) if new else ()
             new -= {name for name in new for job in alive if job in name}
             if not new or time.monotonic() > end:

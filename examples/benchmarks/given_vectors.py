@@ -26,8 +26,8 @@ from measuring import our_job
 from measuring.machine import describe_machine
 
 VARIANTS = {
-    "random": ["model.init_from.path="],
-    "random, std 0.1": ["model.init_from.path=", "model.init_scale=0.1"],
+    "random": ["model.init_from="],
+    "random, std 0.1": ["model.init_from=", "model.init_scale=0.1"],
     "pca": [],
     "random projection": ["model.init_from.projection=random"],
     "pca, std 0.1": ["model.init_from.std=0.1"],

@@ -34,7 +34,7 @@ import pandas as pd
 import torch
 
 import dglkge
-from dglkge.data.feature_files import read_new_vectors
+from dglkge.data.vector_files import read_new_vectors
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import DglkgeError, InputError
 from dglkge.evaluation.protocol import Protocol
@@ -47,9 +47,9 @@ ENTITY = "entity"
 ROLES = ["head", "relation", "tail"]
 VARIANTS: dict[str, dict[str, Any]] = {
     "projected features alone, linear": {"features.use": "alone"},
-    "projected features alone, mlp": {"features.use": "alone", "features.projection": "mlp"},
+    "projected features alone, mlp": {"features.use": "alone", "features.mlp": {}},
     "trained row + linear": {"features.use": "added"},
-    "trained row + mlp": {"features.use": "added", "features.projection": "mlp"},
+    "trained row + mlp": {"features.use": "added", "features.mlp": {}},
     "mean row of the type": {},
     "random row": {},
 }

@@ -213,7 +213,7 @@ def test_attributes_without_a_training_plan():
     config = {
         "training": {"num_epochs": 9, "edge_chunks": 4, "edge_sets": ["train", "news"]},
         "checkpoint": {"keep_every_epochs": 5, "init_path": "runs/older/checkpoint"},
-        "evaluation": {"eval_fraction": 0.1, "eval_num_batch_negs": 20, "eval_num_uniform_negs": 30},
+        "evaluation": {"held_out": {"fraction": 0.1, "batch_negatives": 20, "uniform_negatives": 30}},
     }
     # 2 epochs of 8 passes, then 6: the one just trained is the second chunk of the second edge set
     meta = toy_meta(config=config, progress={"finished_epochs": 2, "passes_done": 6})

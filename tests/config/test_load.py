@@ -241,7 +241,7 @@ DOCUMENTED = {
                 "progress",
             )
         ),
-        *(f"training.early_stopping_{name}" for name in ("patience", "min_gain")),
+        *(f"training.early_stopping.{name}" for name in ("patience", "min_gain")),
         "dense.sharding",
     ],
     settings.UNTIL_FINISHED: [
@@ -268,7 +268,7 @@ DOCUMENTED = {
     settings.FIXED: [
         "seed",
         "checkpoint.init_path",
-        "evaluation.eval_fraction",
+        "evaluation.held_out.fraction",
         *(f"training.{name}" for name in ("objective", "objective.label_smoothing", "relation_prediction")),
         *(f"training.{name}" for name in ("edge_sets", "rows")),
     ],
@@ -285,7 +285,7 @@ NAMED_ALONE = (
     "dense.autocast",
     "dense.compile",
     "dense.sharding",
-    "evaluation.eval_fraction",
+    "evaluation.held_out.fraction",
     "model.init_from.frozen",
     "sampling.order",
     "tables.dtype",
@@ -477,17 +477,17 @@ def test_the_schema_that_ships_is_that_of_the_code() -> None:
 
 PLUGIN = """
 from pydantic import Field
-from dglkge.model.losses import Loss, LossSettings
+from dglkge.model.losses import LossSettings, PairwiseLoss
 
 
-class Steep(Loss):
+class Steep(PairwiseLoss):
     help = "the difference times a slope"
 
     class Settings(LossSettings):
         slope: float = Field(2.0, gt=0)
 
-    def __call__(self, positive, negative, ignored=None):
-        return self.settings.slope * (negative.mean(1) - positive)
+    def pairs(self, positive, negative):
+        return self.settings.slope * (negative - positive)
 """
 
 

@@ -39,7 +39,7 @@ def test_all_refusals_come_at_once() -> None:
             "training.edge_sets=[a]",
             "training.synchronous=false",
             "negatives.mask_known=true",
-            "training.early_stopping_patience=3",
+            "training.early_stopping.patience=3",
         ],
     )
     with pytest.raises(InputErrors) as caught:
@@ -48,8 +48,9 @@ def test_all_refusals_come_at_once() -> None:
     assert sorted(caught.value.problems) == [
         "negatives.mask_known is true and training.objective is k_vs_all, which has no sampled negatives; "
         f"allowed: false, {other}",
-        "training.early_stopping_patience is 3 and evaluation.valid_every_epochs is 0, and it counts "
-        "rankings of the valid split; allowed: 0, or another value of evaluation.valid_every_epochs",
+        "training.early_stopping.patience is 3 and evaluation.valid_every_epochs is 0, and it counts "
+        "rankings of the valid split; allowed: null for training.early_stopping, "
+        "or another value of evaluation.valid_every_epochs",
         "training.edge_sets is a and training.objective is k_vs_all, whose batches are queries with the "
         f"answers of all triples; allowed: empty, {other}",
         "training.synchronous is false and the number of machines is 2, and machines share no memory; "

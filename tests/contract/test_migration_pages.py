@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from dglkge.config import field_table, load_config
-from dglkge.training.building.components import check_config
+from dglkge.training.building.checks import check_config
 from tests.contract.source_tree import ROOT
 from tests.contract.test_readme import help_of
 
@@ -51,7 +51,7 @@ def test_every_key_of_pytorch_biggraph_is_mapped_once():
 def test_fields_that_a_page_names_exist(page):
     fields = {name for name, *_ in field_table()}
     sections = {name.partition(".")[0] for name in fields if "." in name}
-    named = set(re.findall(r"`(?:\[)?([a-z_]+\.[a-z_]+)\b[^`]*`", text_of(page)))
+    named = set(re.findall(r"`(?:\[)?([a-z_]+(?:\.[a-z_]+)+)\b[^`]*`", text_of(page)))
     named = {
         name
         for name in named

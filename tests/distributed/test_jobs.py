@@ -139,7 +139,7 @@ def test_claims_are_what_is_planned_and_not_allocated(tmp_path: Path) -> None:
 def test_names_of_segments() -> None:
     job = new_nonce()
     assert job_of_segment(f"{job_prefix(job)}0~x-kvdata-") == job
-    for other in (f"dglkge-job-{job}.json", "dglkge-keeper-1-2", "node~_N~emb_0-kvdata-", f"dglkge-{job}"):
+    for other in (f"dglkge-job-{job}.json", "dglkge-watchdog-1-2", "node~_N~emb_0-kvdata-", f"dglkge-{job}"):
         assert job_of_segment(other) == ""
 
 

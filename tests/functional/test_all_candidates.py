@@ -48,6 +48,7 @@ def assert_same(dataset: Path, alone: Path, other_dataset: Path, run: Path) -> N
             (ONE_VS_ALL, "training.relation_prediction=2"),
         ),
         (True, (K_VS_ALL, "loss.name=logistic")),
+        (True, ("training.objective=k_vs_all", "loss={name: margin_ranking, adversarial_weights: true}")),
         (
             True,
             (
@@ -68,7 +69,7 @@ def assert_same(dataset: Path, alone: Path, other_dataset: Path, run: Path) -> N
         ),
     ],
     ids=[
-        *("one vs all, one type", "one vs all, three types", "k vs all, three types"),
+        *("one vs all, one type", "one vs all, three types", "k vs all, three types", "k vs all with pairs"),
         *("relations beside samples", "k vs all with dura and dropout"),
     ],
 )

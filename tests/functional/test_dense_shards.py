@@ -92,7 +92,7 @@ def test_layers_and_projections_of_features_in_slices(tmp_path: Path) -> None:
     (tmp_path / "person.names.txt").write_text("\n".join(names) + "\n")
     settings = (f"dataset={dataset}", *SETTINGS, "training.num_epochs=2", "dense.sharding=fsdp")
     settings += ("model.score_function=transformer", "model.dimension=8", "training.objective=one_vs_all")
-    settings += (f"features.files=[person={tmp_path / 'person.npy'}]", "features.projection=mlp")
+    settings += (f"features.files=[person={tmp_path / 'person.npy'}]", "features.mlp={}")
     settings += ("dense.optimizer={name: SGD, momentum: 0.9}",)
     done = commands.train_alone(f"output={alone}", *settings)
     assert done.returncode == 0, done.stderr

@@ -21,7 +21,7 @@ SETTINGS = (
         "model.init_scale=0.3",
         "model.entity_dropout=0.1",
     ),
-    *("features.projection=mlp", "features.hidden=6", "dense.lr=0.01", "regularizer.name=none"),
+    *("features.mlp={}", "features.mlp.hidden=6", "dense.lr=0.01", "regularizer.name=none"),
     *("training.matmul_dtype=float32", "training.num_epochs=2", "training.batch_size=50"),
     *("training.objective=one_vs_all", "optimizer.clip_norm=0.5", "evaluation.split=none"),
 )

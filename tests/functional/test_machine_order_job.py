@@ -45,7 +45,7 @@ def trained(folder: Path) -> list[tuple[int, int, int, int, list[int]]]:
 def test_one_and_two_trainers_of_two_hosts_train_the_same(tmp_path: Path) -> None:
     """With held-out triples; the second run is stopped inside an epoch and has two trainers from there on."""
     dataset = toy_dataset(2, True, "metis")
-    settings = (*SETTINGS, "evaluation.eval_fraction=0.1", "training.edge_chunks=2")
+    settings = (*SETTINGS, "evaluation.held_out.fraction=0.1", "training.edge_chunks=2")
     whole, cut = tmp_path / "whole" / "run", tmp_path / "cut" / "run"
     for run in (whole, cut):
         run.parent.mkdir()

@@ -22,8 +22,8 @@ SETTINGS = (
     "negatives.num_uniform=10",
     "training.matmul_dtype=float32",
     "training.edge_chunks=2",
-    "evaluation.eval_fraction=0.1",
-    "evaluation.eval_num_uniform_negs=20",
+    "evaluation.held_out.fraction=0.1",
+    "evaluation.held_out.uniform_negatives=20",
 )
 
 
@@ -155,7 +155,7 @@ def test_sets_are_walked_in_bucket_order(tmp_path):
         assert held_out + sum(record["stats"]["count"] for record in passes) == num_triples
     # One of the sets, and all triples: each has buckets of its own.
     for name, sets, expected in (("old", "[train]", num_triples - 30), ("all", "[]", num_triples)):
-        words = (*settings, f"training.edge_sets={sets}", "evaluation.eval_fraction=0")
+        words = (*settings, f"training.edge_sets={sets}", "evaluation.held_out=")
         done = train_alone(*words, f"output={tmp_path / name}", "training.num_epochs=1")
         assert done.returncode == 0, done.stderr
         assert sum(record["stats"]["count"] for record in records(tmp_path / name)) == expected

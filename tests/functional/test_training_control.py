@@ -34,9 +34,9 @@ SETTINGS = (
     "optimizer.schedule.every=batch",
     "optimizer.warmup_batches=8",
     "evaluation.valid_every_epochs=1",
-    "training.early_stopping_patience=2",
+    "training.early_stopping.patience=2",
     # More than an MRR can gain: the third ranking ends the training.
-    "training.early_stopping_min_gain=1",
+    "training.early_stopping.min_gain=1",
 )
 BATCHES_PER_EPOCH = 6
 TABLE_TOLERANCE = 5e-4

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.distributed.jobs import job_prefix, live_jobs
+from dglkge.distributed.jobs import job_of_segment, job_prefix, live_jobs
 from dglkge.launch import script_runner
-from dglkge.launch.shared_memory import dgl_segments, segment_names
+from dglkge.launch.shared_memory import segment_names
 from tests import warm
 from tests.toy_kg import REPOSITORY
 
@@ -35,10 +35,16 @@ def part_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "ring.json"
 
 
+def foreign_segments() -> set[str]:
+    """Return the names that DGL gives to the toy graph and its tables without a job's prefix."""
+    marks = ("ring", "-kvdata-")
+    return {name for name in segment_names() if not job_of_segment(name) and any(m in name for m in marks)}
+
+
 @pytest.fixture
 def start(launch, part_config: Path):
     """Start the job as DGL's users do: the script itself gets the partition file and ip_config.txt."""
-    before = dgl_segments(segment_names())
+    before = foreign_segments()
 
     def go(options: list[str], *arguments: str, **environment: str):
         own = ["--part_config", str(part_config), "--ip_config", "ip_config.txt", *arguments]
@@ -46,7 +52,7 @@ def start(launch, part_config: Path):
         return launch(options, SCRIPT, *own, **environment)
 
     yield go
-    assert dgl_segments(segment_names()) == before
+    assert foreign_segments() == before
 
 
 def test_runs_to_its_end(start) -> None:
@@ -81,7 +87,7 @@ def test_all_segments_have_the_jobs_name(start) -> None:
     names = {name for name in segment_names() if name.startswith(job_prefix(entry.job))}
     for part in ("ring_node_meta", "ring_edge_edge_map", "feature", "emb", "_csc_"):
         assert [name for name in names if part in name], (part, names)
-    assert not dgl_segments(segment_names())
+    assert not foreign_segments()
     job.launcher.send_signal(signal.SIGKILL)
     job.await_none_left()
     assert not [name for name in segment_names() if name.startswith(job_prefix(entry.job))]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dglkge.config import Config, load_config
-from dglkge.data.known_index import open_known_index
+from dglkge.data.known_triples import open_known_index
 from dglkge.data.sizes import DatasetSize, PartSize, read_dataset_size
 from dglkge.evaluation import evaluator, ranking
 from dglkge.model.functions import autograd

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
-import json
-import os
 import queue
 import signal
 import sys
 import threading
 import time
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,13 +14,12 @@ import psutil
 import pytest
 
 from dglkge.distributed.ip_config import Machine
-from dglkge.distributed.jobs import JobEntry, live_jobs
+from dglkge.distributed.jobs import JobEntry
 from dglkge.distributed.lease import new_nonce
 from dglkge.launch.process_plan import JobSettings
 from dglkge.launch.remote.remote_site import PreflightError, RemoteSite
 from dglkge.launch.remote.session import SshSettings
-from dglkge.launch.watchdog import RECORD_PREFIX
-from tests.launch.conftest import ROOT, TIMEOUT_SECONDS
+from tests.launch.conftest import ROOT
 
 ADDRESS = "127.0.0.1"
 ENTRY = JobEntry(new_nonce())
@@ -40,63 +35,21 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteS
     opened.close()
 
 
-@pytest.fixture
-def segment() -> Iterator[Path]:
-    """A segment of shared memory, named as DGL names them."""
-    path = SEGMENTS / f"{uuid.uuid4().hex}-kvdata-"
-    path.touch()
-    yield path
-    path.unlink(missing_ok=True)
-
-
-@pytest.fixture
-def record(segment: Path) -> Iterator[Path]:
-    """A watchdog's record of that segment."""
-    path = SEGMENTS / f"{RECORD_PREFIX}1-{uuid.uuid4().hex}"
-    path.write_text(json.dumps({"job": "", "segments": {segment.name: segment.stat().st_ino}}))
-    yield path
-    path.unlink(missing_ok=True)
-
-
-def test_segments_that_a_keeper_still_removes_are_not_protected(
-    cluster: RemoteSite, segment: Path, record: Path
-) -> None:
-    """Another job's are left alone; a name that this job makes again is its own, and removed at its end."""
-
-    def leave(descriptor: int) -> None:
-        """Do as a watchdog does whose launcher has gone."""
-        deadline = time.monotonic() + TIMEOUT_SECONDS
-        while not live_jobs() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        segment.unlink()
-        record.unlink()
-        os.close(descriptor)
-
-    descriptor = os.open(record, os.O_RDWR)
-    fcntl.flock(descriptor, fcntl.LOCK_EX)
-    watchdog = threading.Thread(target=leave, args=(descriptor,))
-    watchdog.start()
-    hosts = cluster.connect([Machine(ADDRESS, 1)], ENTRY)
-    watchdog.join()
-    assert [host.address for host in hosts] == [ADDRESS]
-    segment.touch()
-    assert cluster.executor().clean_up({ADDRESS: {segment.name}}) == [segment.name]
-    assert not segment.exists()
-
-
-def test_each_attempt_clears_what_the_one_before_has_left(
-    cluster: RemoteSite, segment: Path, record: Path
-) -> None:
-    """The job is registered from the first attempt on; a watchdog may be killed in any of them."""
-    left = record.rename(SEGMENTS / f"later-{uuid.uuid4().hex}")
+def test_each_attempt_clears_what_the_one_before_has_left(cluster: RemoteSite) -> None:
+    """The job is registered from the first attempt on; other programs' segments stay."""
+    own, foreign = SEGMENTS / f"dglkge-{ENTRY.job}-0~x", SEGMENTS / f"{ENTRY.job}-kvdata-"
+    foreign.touch()
     try:
-        cluster.connect([Machine(ADDRESS, 1)], ENTRY)
-        assert segment.exists()
-        left.rename(record)
-        cluster.connect([Machine(ADDRESS, 1)], ENTRY)
-        assert not segment.exists() and not record.exists()
+        for _ in range(2):
+            own.touch()
+            cluster.connect([Machine(ADDRESS, 1)], ENTRY)
+            assert not own.exists()
+        own.touch()
+        assert cluster.executor().clean_up([ADDRESS]) == [own.name]
+        assert foreign.exists()
     finally:
-        left.unlink(missing_ok=True)
+        foreign.unlink(missing_ok=True)
+        own.unlink(missing_ok=True)
 
 
 def test_an_argument_of_a_task_may_have_the_name_of_the_timeout(cluster: RemoteSite, tmp_path: Path) -> None:

@@ -420,21 +420,18 @@ def segment_script(name: str, end: str) -> str:
 
 
 def test_shared_memory_of_a_failed_job_is_removed(run) -> None:
-    """What the job made is removed after a failure; what was there before stays, used by the job or not."""
+    """What the job made is removed after a failure; names of others stay, used by the job or not."""
     mark = uuid.uuid4().hex
     shared = Path("/dev/shm")
-    seen, unseen, before = f"dglkge-{mark}", f"dglkge-{JOB}-0~{mark}-kvdata-", f"old~{mark}-kvdata-"
-    foreign = f"other-{mark}"
-    (shared / before).touch()
+    mapped, unmapped, foreign = f"dglkge-{JOB}-0~{mark}-a", f"dglkge-{JOB}-0~{mark}-b", f"old~{mark}-kvdata-"
     try:
-        killed_at_once = segment_script(unseen, f"open('/dev/shm/{foreign}', 'w'); os.kill(os.getpid(), 9)")
-        servers = [segment_script(name, "signal.pause()") for name in (seen, before)]
+        killed_at_once = segment_script(unmapped, "os.kill(os.getpid(), 9)")
+        servers = [segment_script(name, "signal.pause()") for name in (mapped, foreign)]
         job = run(servers, [killed_at_once])
         assert job.result.status == 137
-        left = {name for name in (seen, unseen, before, foreign) if (shared / name).exists()}
-        assert left == {before, foreign}  # the foreign one was never seen, and has not the job's id
+        assert {name for name in (mapped, unmapped, foreign) if (shared / name).exists()} == {foreign}
     finally:
-        for name in (seen, unseen, before, foreign):
+        for name in (mapped, unmapped, foreign):
             (shared / name).unlink(missing_ok=True)
 
 
@@ -464,7 +461,7 @@ def test_a_full_log_disk_does_not_end_the_job(run, tmp_path: Path) -> None:
 
 def test_clean_up_is_done_whatever_goes_wrong_before(tmp_path: Path) -> None:
     """A console that raises at the end of a job keeps neither processes nor shared memory."""
-    name = f"dglkge-{uuid.uuid4().hex}"
+    name = f"dglkge-{JOB}-0~{uuid.uuid4().hex}"
     code = segment_script(name, FOREVER)
 
     class Broken(Console):
@@ -477,7 +474,7 @@ def test_clean_up_is_done_whatever_goes_wrong_before(tmp_path: Path) -> None:
         for number, text in enumerate((code, "import time; time.sleep(2); raise SystemExit(3)"))
     ]
     with pytest.raises(MemoryError):
-        Supervisor(LocalExecutor(str(tmp_path)), console, tmp_path, SHORT).run(plan)
+        Supervisor(LocalExecutor(str(tmp_path), JOB), console, tmp_path, SHORT).run(plan)
     assert processes_left() == []
     assert not (Path("/dev/shm") / name).exists()
 

@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import uuid
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,7 +42,6 @@ class RunningKeeper:
             "command": [sys.executable, "-c", code],
             "environment": {},
             "folder": str(default_folder),
-            "protected_segments": [],
             **request,
         }
         self.process.stdin.write(json.dumps(request).encode() + b"\n")
@@ -206,95 +204,28 @@ def test_keeper_is_deaf_to_the_terminal(keep) -> None:
     assert not process.is_running()
 
 
-SEGMENT_MAKER = """
-import mmap, os, signal, sys
-names = sys.argv[1:]
-maps = []
-for name in names:
-    with open("/dev/shm/" + name, "a+b") as file:
-        file.truncate(4096)
-        maps.append(mmap.mmap(file.fileno(), 4096))
-print("ready", flush=True)
-signal.pause()
-"""
-
-
-def test_shared_memory_is_reported_and_cleared(keep) -> None:
-    """New segments are reported; when the launcher is gone they are removed, and only they."""
-    old, new = (f"dglkge-{kind}-{uuid.uuid4().hex}" for kind in ("old", "new"))
-    paths = {name: Path("/dev/shm") / name for name in (old, new)}
-    paths[old].touch()
-    try:
-        command = [sys.executable, "-c", SEGMENT_MAKER, old, new]
-        running = keep("", command=command, protected_segments=[old])
-        running.report()
-        assert running.line() == b"ready\n"
-        assert running.report() == {"segments": [new]}
-        running.process.stdin.close()
-        running.process.wait(TIMEOUT_SECONDS)
-        assert (paths[old].exists(), paths[new].exists()) == (True, False)
-    finally:
-        for path in paths.values():
-            path.unlink(missing_ok=True)
-
-
-@pytest.mark.parametrize("change", ["replaced", "used"])
-def test_a_keeper_that_is_late_leaves_the_next_jobs_memory(keep, change: str) -> None:
-    """By the time it clears up another job may have made, or mapped, segments of equal names."""
-    name = f"dglkge-{uuid.uuid4().hex}"
-    path = Path("/dev/shm") / name
-    user = None
-    try:
-        running = keep("", command=[sys.executable, "-c", SEGMENT_MAKER, name])
-        running.report()
-        assert running.line() == b"ready\n"
-        assert running.report() == {"segments": [name]}
-        if change == "replaced":
-            other = path.with_name(name + "-new")
-            other.write_bytes(b"x" * 4096)
-            os.replace(other, path)
-        else:
-            user = subprocess.Popen([sys.executable, "-c", SEGMENT_MAKER, name], stdout=subprocess.PIPE)
-            assert user.stdout.readline() == b"ready\n"
-        running.process.stdin.close()
-        running.process.wait(TIMEOUT_SECONDS)
-        assert path.exists()
-    finally:
-        if user is not None:
-            user.kill()
-            user.communicate()
-        path.unlink(missing_ok=True)
-
-
-def test_what_a_killed_keeper_leaves_is_removed_by_the_next_job(keep) -> None:
+def test_what_a_killed_watchdog_leaves_is_removed_by_the_next_job(keep) -> None:
     """Everything of a job is killed at once: the next job waits for nothing, and clears up."""
-    mark, job, other = uuid.uuid4().hex, new_nonce(), new_nonce()
-    seen, own, old, foreign, living = (
-        f"{mark}-seen", f"dglkge-{job}-0~x", f"{mark}-old", f"{mark}-foreign", f"dglkge-{other}-0~x"
-    )  # fmt: skip
-    paths = {name: Path("/dev/shm") / name for name in (seen, own, old, foreign, living)}
-    paths[old].touch()
+    job, other = new_nonce(), new_nonce()
+    own, foreign, living = (f"dglkge-{job}-0~x", f"{job}-foreign", f"dglkge-{other}-0~x")
+    paths = {name: Path("/dev/shm") / name for name in (own, foreign, living)}
     neighbour = Registration(JobEntry(other))
     try:
-        before = [path.name for path in Path("/dev/shm").iterdir()]
-        command = [sys.executable, "-c", SEGMENT_MAKER, seen]
-        running = keep("", command=command, protected_segments=before, job=job)
+        running = keep(WAIT_FOR_EVER, job=job)
         process = psutil.Process(running.report()["pid"])
         assert running.line() == b"ready\n"
-        assert running.report() == {"segments": [seen]}
-        for name in (own, foreign, living):
-            paths[name].touch()
+        for path in paths.values():
+            path.touch()
         with pytest.raises(
             NotReadyError, match=f"after 0.2 s .their watchdogs: pid {running.process.pid}.; end"
         ):
             wait_for_watchdogs(seconds=0.2)
-        assert remove_stale_segments() == [] and paths[seen].exists()  # the watchdog lives
+        assert own not in remove_stale_segments() and paths[own].exists()  # the watchdog lives
         running.process.kill()
         running.process.wait(TIMEOUT_SECONDS)
         process.wait(TIMEOUT_SECONDS)
         clear_machine()
-        left = {name for name, path in paths.items() if path.exists()}
-        assert left == {old, foreign, living}
+        assert {name for name, path in paths.items() if path.exists()} == {foreign, living}
         assert not list(Path("/dev/shm").glob(f"{watchdog.RECORD_PREFIX}{running.process.pid}-*"))
     finally:
         neighbour.release()
@@ -364,7 +295,7 @@ def test_a_record_is_never_seen_without_its_lock(monkeypatch: pytest.MonkeyPatch
     try:
         (path,) = Path("/dev/shm").glob(pattern)
         assert seen == [[]]
-        assert json.loads(path.read_text()) == {"job": "a1b2", "segments": {}}
+        assert json.loads(path.read_text()) == {"job": "a1b2"}
     finally:
         record.remove()
     assert not list(Path("/dev/shm").glob(f"*{pattern}"))
@@ -398,7 +329,6 @@ def test_silent_launcher(tmp_path: Path, code: str) -> None:
         "command": [sys.executable, "-c", code],
         "environment": {},
         "folder": str(tmp_path),
-        "protected_segments": [],
         "heartbeat_timeout": 1.0,
     }
     pipe = subprocess.PIPE

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from dglkge.config.schema import DenseConfig
+from dglkge.distributed.device_groups import DeviceGroups
 from dglkge.distributed.process_group import end_process_group, start_process_group
 from dglkge.errors import InputError, StorageError
 from dglkge.step.parameters import dense_shards
@@ -32,13 +33,6 @@ class Module(torch.nn.Module):
             self.register_parameter(name, torch.nn.Parameter(values, requires_grad=name != "fixed"))
 
 
-def total(values: np.ndarray) -> np.ndarray:
-    """Sum over the ranks."""
-    found = values.copy()
-    dist.all_reduce(torch.from_numpy(found))
-    return found
-
-
 def gradients(rank: int, step: int) -> dict[str, torch.Tensor]:
     """Return what a rank adds: rank 1 has no triples in batch 1, and no rank uses one of the parameters."""
     if (rank, step) == (1, 1):
@@ -55,7 +49,9 @@ def sharded(chosen: DenseConfig, folder: Path, clip_value: float = 0.0) -> tuple
     """Return parameters of which this rank has slices."""
     module = Module(dist.get_rank())
     make = lambda some: dense_optimizer(chosen, some)  # noqa: E731
-    dense = DenseParameters(module, make, total, dist.get_rank() == 0, clip_value, shards_in=folder)
+    dense = DenseParameters(
+        module, make, DeviceGroups(60), dist.get_rank() == 0, clip_value, shards_in=folder
+    )
     assert all(one.numel() == 0 for one in module.parameters())
     return module, dense
 
@@ -119,7 +115,9 @@ def check_files(folder: Path) -> None:
     dist.barrier()
     train(module, dense, range(2, 3))
     whole = Module(0)
-    replicated = DenseParameters(whole, lambda some: dense_optimizer(chosen, some), total, rank == 0)
+    replicated = DenseParameters(
+        whole, lambda some: dense_optimizer(chosen, some), DeviceGroups(60), rank == 0
+    )
     again, other = sharded(chosen, folder)
     for one in (replicated, other):
         with h5py.File(path) as file:

@@ -67,7 +67,8 @@ def trained(trainers: list[BucketBatches], epoch: int) -> list[int]:
 def test_an_epoch_has_each_triple_once_but_for_those_held_out(
     tmp_path: Path, buckets: str, share: float
 ) -> None:
-    settings = (f"sampling.buckets={buckets}", f"evaluation.eval_fraction={share}")
+    settings = (f"sampling.buckets={buckets}",)
+    settings += (f"evaluation.held_out.fraction={share}",) if share else ()
     trainers = build_all(tmp_path, *settings)
     (mark,) = {one.order_mark for one in trainers}
     assert 0 < mark < 1 << 63
@@ -78,6 +79,6 @@ def test_an_epoch_has_each_triple_once_but_for_those_held_out(
         seen = trained(trainers, epoch)
         assert len(seen) == len(set(seen)) and set(seen) == set(range(num_triples)) - held_out
     other = "mixed" if buckets == "directed" else "directed"
-    for changed in (f"sampling.buckets={other}", f"evaluation.eval_fraction={share + 0.1:.1f}", "seed=5"):
+    for changed in (f"sampling.buckets={other}", f"evaluation.held_out.fraction={share + 0.1:.1f}", "seed=5"):
         marks = {one.order_mark for one in build_all(tmp_path, *settings, changed)}
         assert (marks == {mark}) == (changed == "seed=5" and not share), changed

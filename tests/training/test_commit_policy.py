@@ -8,7 +8,7 @@ import pytest
 
 from dglkge.config import load_config
 from dglkge.errors import InputError
-from dglkge.training.building.components import check_config
+from dglkge.training.building.checks import check_config
 from dglkge.training.cadence import Cadence
 
 

@@ -19,13 +19,14 @@ from dglkge.checkpoint import open_checkpoint
 from dglkge.checkpoint.conversion import convert_to_run
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
+from dglkge.distributed.device_groups import DeviceGroups
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
 from dglkge.evaluation.protocol import Protocol
 from dglkge.model.functions.dense import DenseScore
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.step.parameters.dense_parameters import DenseParameters
-from dglkge.training import build
+from dglkge.training.building.checks import check_config
 from dglkge.training.epochs import JOB
 from dglkge.training.trainer import Trainer
 from dglkge.typing import RELATION, Side
@@ -86,14 +87,17 @@ def test_several_steps_against_all_entities_equal_float64(
 ) -> None:
     """Autograd in float64 over rows and parameters; Adagrad by its formula, torch's Adam; one norm."""
     limit = 0.001 if score_function == "transformer" else np.inf
-    settings = (f"model.score_function={score_function}", "training.objective=one_vs_all", *more)
-    with opened(tmp_path / "run", *settings, f"optimizer.clip_norm={clip}") as trainer:
+    # With the default seed an input of ReLU is so near 0 that its sign, and with it the gradient, depends on
+    # how a processor rounds.
+    seed = 3
+    settings = (f"model.score_function={score_function}", "training.objective=one_vs_all", f"seed={seed}")
+    with opened(tmp_path / "run", *settings, *more, f"optimizer.clip_norm={clip}") as trainer:
         live_model = trainer._evaluator._model
         # A model of its own, in float64, that starts equal.
         function = copy.copy(live_model.score_function)
         function._module = copy.deepcopy(live_model.module).double()
         function.run_module = function._module  # type: ignore[method-assign]
-        model = KgeModel(function, DIM, live_model.reciprocal)
+        model = KgeModel(function, DIM, live_model.reciprocal, seed)
         parameters = dict(model.module.named_parameters())
         adam = torch.optim.Adam(parameters.values(), lr=DENSE_LR)
         rows = {name: one.double().requires_grad_() for name, one in live(trainer).items()}
@@ -128,9 +132,9 @@ def test_several_steps_against_all_entities_equal_float64(
                 adam.step()
         assert batch.index >= 2  # three steps
         for name, one in live(trainer).items():
-            torch.testing.assert_close(one.double(), rows[name].detach(), rtol=1e-3, atol=2e-4, msg=name)
+            torch.testing.assert_close(one.double(), rows[name].detach(), rtol=1e-4, atol=2e-5, msg=name)
         for name, one in live_model.module.named_parameters():
-            torch.testing.assert_close(one.double(), parameters[name], rtol=1e-3, atol=2e-4, msg=name)
+            torch.testing.assert_close(one.double(), parameters[name], rtol=1e-4, atol=2e-5, msg=name)
 
 
 @pytest.mark.parametrize("objective", ["one_vs_all", "k_vs_all"])
@@ -232,7 +236,7 @@ def test_planned_numbers_are_those_of_the_module(name: str, options: dict[str, i
 
 def test_a_gradient_that_is_not_finite_updates_nothing() -> None:
     layer = torch.nn.Linear(2, 1)
-    dense = DenseParameters(layer, lambda some: torch.optim.SGD(some, lr=1.0), lambda values: values)
+    dense = DenseParameters(layer, lambda some: torch.optim.SGD(some, lr=1.0), DeviceGroups())
     before = layer.weight.detach().clone()
     layer(torch.full((1, 2), float("nan"))).sum().backward()
     with pytest.raises(FloatingPointError, match="gradient of the dense parameter 'weight' is not finite"):
@@ -331,7 +335,7 @@ def test_refused_modules(function: type[DenseScore], words: str) -> None:
 def test_refused_settings(tmp_path: Path, settings: list[str], words: str) -> None:
     given = [f"dataset={toy_dataset()}", f"output={tmp_path}", *settings]
     with pytest.raises(InputError, match=words):
-        build.check_training(load_config(None, given), World())
+        check_config(load_config(None, given), World())
 
 
 def test_a_checkpoint_without_a_parameter_is_refused() -> None:

@@ -12,17 +12,17 @@ import pytest
 
 from dglkge.checkpoint import open_checkpoint
 from dglkge.config import load_config
+from dglkge.config.schema import EarlyStoppingConfig
 from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
-from dglkge.training.build import check_training
-from dglkge.training.building.components import check_config
+from dglkge.training.building.checks import check_config
 from dglkge.training.cadence import EarlyStopping
 from tests.training.toy_trainer import NUM_BATCHES, NUM_TRIPLES, ToyRun
 
 PATIENT = (
     "evaluation.valid_every_epochs=1",
-    "training.early_stopping_patience=2",
+    "training.early_stopping.patience=2",
     "training.num_epochs=9",
     "optimizer.schedule={name: StepLR, step_size: 1, gamma: 0.5}",
     "optimizer.warmup_batches=2",
@@ -31,9 +31,10 @@ PATIENT = (
 
 def ended_after(patience: int, min_gain: float, scores: list[float]) -> int | None:
     """Return how many rankings end the training, None if they do not."""
-    stopping = EarlyStopping(patience, min_gain)
+    settings = EarlyStoppingConfig(patience=patience, min_gain=min_gain)
+    stopping = EarlyStopping(settings)
     for number, score in enumerate(scores, 1):
-        again = EarlyStopping(patience, min_gain)
+        again = EarlyStopping(settings)
         again.load_state_dict(stopping.state_dict())
         stopping = again
         stopping.add(score)
@@ -62,18 +63,17 @@ def test_patience(patience: int, min_gain: float, scores: list[float], wanted: i
     ("settings", "message"),
     [
         (
-            ["training.early_stopping_patience=2"],
-            "training.early_stopping_patience is 2 and evaluation.valid_every_epochs is 0, and it "
+            ["training.early_stopping.patience=2"],
+            "training.early_stopping.patience is 2 and evaluation.valid_every_epochs is 0, and it "
             "counts rankings",
         ),
         (
-            ["training.early_stopping_min_gain=0.1"],
-            "training.early_stopping_min_gain is 0.1 and training.early_stopping_patience is 0, so "
-            "it has no effect",
+            ["training.early_stopping.min_gain=0.1"],
+            "training.early_stopping.patience is not given",
         ),
         (
-            ["training.early_stopping_patience=-1"],
-            "training.early_stopping_patience is -1; allowed: at least",
+            ["training.early_stopping.patience=-1"],
+            "training.early_stopping.patience is -1; allowed: at least",
         ),
     ],
 )
@@ -86,10 +86,10 @@ def test_refusals(settings: list[str], message: str) -> None:
 def test_machines_without_a_common_disk_are_refused() -> None:
     machines = World(0, 2, 0, 1, launched=True)
     alone = dataclasses.replace(machines, has_own_disk=True)
-    check_training(load_config(None, ["dataset=toy", *PATIENT]), machines)
+    check_config(load_config(None, ["dataset=toy", *PATIENT]), machines)
     with pytest.raises(InputError, match="patience is 2 and the number of disks is 2"):
-        check_training(load_config(None, ["dataset=toy", *PATIENT]), alone)
-    check_training(load_config(None, ["dataset=toy"]), alone)
+        check_config(load_config(None, ["dataset=toy", *PATIENT]), alone)
+    check_config(load_config(None, ["dataset=toy"]), alone)
 
 
 def life(folder: Path, scores: list[float], *settings: str) -> ToyRun:
@@ -132,7 +132,7 @@ def test_the_best_is_restored_where_all_epochs_were_trained(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "settings", [("training.num_epochs=9", "training.early_stopping_patience=3"), ("training.num_epochs=9",)]
+    "settings", [("training.num_epochs=9", "training.early_stopping.patience=3"), ("training.num_epochs=9",)]
 )
 def test_more_epochs_or_patience_continue_from_the_best_version(tmp_path: Path, settings) -> None:
     """With the learning rates and the patience that it had: the same as one run with those settings."""

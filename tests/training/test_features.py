@@ -26,7 +26,7 @@ from dglkge.errors import CheckpointError, InputError
 from dglkge.evaluation.protocol import Protocol
 from dglkge.model.projections import ProjectedFeatures
 from dglkge.planning.memory import plan_memory
-from dglkge.training import build
+from dglkge.training.building.checks import check_config
 from dglkge.training.epochs import JOB
 from dglkge.training.trainer import Trainer
 from dglkge.typing import RELATION
@@ -61,9 +61,10 @@ def vectors_of(files: dict[str, Path], name: str) -> torch.Tensor:
 
 def settings(files: dict[str, Path], folder: Path, *more: str) -> list[str]:
     """Return the overrides of a run."""
+    pairs = ", ".join(f"{name}={path}" for name, path in files.items())
     return [
         *(f"dataset={toy_dataset(typed=True)}", f"output={folder}", f"model.dimension={DIM}"),
-        "features.files=[" + ", ".join(f"{name}={path}" for name, path in files.items()) + "]",
+        *([f"features.files=[{pairs}]"] if files else []),
         *("regularizer.name=none", "model.init_scale=0.3", "training.batch_size=20", "optimizer.lr=0.05"),
         *("model.score_function=distmult", "dense.lr=0.01", "training.matmul_dtype=float32", *more),
     ]
@@ -113,7 +114,7 @@ def live(trainer: Trainer) -> dict[str, torch.Tensor]:
     return {name: table.local_rows.clone() for name, table in trainer.tables.items()}
 
 
-MLP = ("features.projection=mlp", "features.hidden=[7,6]", "features.activation=gelu")
+MLP = ("features.mlp.hidden=[7,6]", "features.mlp.activation=gelu")
 
 
 @pytest.mark.parametrize("objective", ["one_vs_all", "negative_sampling"])
@@ -413,20 +414,17 @@ def test_a_run_goes_on_from_a_url(
         (["features.files=[person=nowhere.npy]"], "cannot read nowhere.npy: there is no such file"),
         (["features.files=[PEOPLE, person=PEOPLE]"], "for the entity type 'person'; allowed: one"),
         (["features.files=[town=PEOPLE]"], "no name is an entity's of type town"),
-        (["features.hidden=3"], r"features.hidden is 3 and features.projection is linear"),
-        (["features.files=[]"], "dense.lr is 0.01 and model.score_function is distmult, which has no dense"),
-        (
-            ["features.files=[]", "dense.lr=0.001", "features.use=alone"],
-            "features.use is alone and features.files",
-        ),
+        (["features="], "dense.lr is 0.01 and model.score_function is distmult, which has no dense"),
+        (["features=", "features.use=alone"], "override 'features.use=alone': features.files is not given"),
+        (["features.files=[]"], "features.files is .*; allowed: at least 1"),
         (["training.synchronous=false"], "training.synchronous is false and features.files is "),
         (
             ["model.global_vectors=true", "model.reciprocal_relations=false"],
             "model.global_vectors is true and features.files is ",
         ),
         (
-            ["features.hidden=3,x", "features.projection=mlp"],
-            "features.hidden is '3,x'; allowed: a whole number",
+            ["features.mlp.hidden=3,x"],
+            "features.mlp.hidden is '3,x'; allowed: a whole number",
         ),
     ],
 )
@@ -434,7 +432,7 @@ def test_refusals(tmp_path: Path, files: dict[str, Path], sets: list[str], words
     given = [one.replace("PEOPLE", str(files["person"])) for one in sets]
     with pytest.raises(InputError, match=words) as caught:
         config = load_config(None, settings(files, tmp_path / "run", *given))
-        build.check_training(config, World())
+        check_config(config, World())
         with dglkge.join_cluster(config) as cluster:
             dglkge.build_trainer(config, cluster)
     assert "\n" not in str(caught.value)

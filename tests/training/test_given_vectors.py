@@ -18,7 +18,7 @@ from dglkge.embeddings.embedding_table import TableShard
 from dglkge.errors import InputError
 from dglkge.model.initializers import normal_rows
 from dglkge.training.building import given_vectors
-from dglkge.training.building.components import check_config
+from dglkge.training.building.checks import check_config
 from dglkge.training.building.given_vectors import fill_from_vectors, principal_axes
 from tests.toy_kg import toy_dataset
 
@@ -170,10 +170,8 @@ def test_wrong_vectors(tmp_path: Path, vectors: np.ndarray, names: list[str], me
 
 
 def test_settings_that_contradict_one_another(tmp_path: Path) -> None:
-    with pytest.raises(
-        InputError, match=r"init_from.frozen is true and model.init_from.path is empty, so it has"
-    ):
-        check_config(configured(Path(), "model.init_from.path=", "model.init_from.frozen=true"))
+    with pytest.raises(InputError, match=r"model.init_from.path is not given"):
+        check_config(configured(Path(), "model.init_from=", "model.init_from.frozen=true"))
     with pytest.raises(
         InputError, match=r"checkpoint.init_path is runs/a and model.init_from.path is v.npy, and rows"
     ):

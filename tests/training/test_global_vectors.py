@@ -22,7 +22,7 @@ from dglkge.errors import InputError
 from dglkge.evaluation.protocol import Protocol
 from dglkge.step.train_step import TrainStep
 from dglkge.step.transforms.global_vectors import GlobalVectors
-from dglkge.training import build
+from dglkge.training.building.checks import check_config
 from dglkge.training.epochs import JOB
 from dglkge.training.trainer import Trainer
 from dglkge.typing import RELATION
@@ -229,4 +229,4 @@ def test_refusals(tmp_path: Path, setting: str, words: str) -> None:
     sets = ["model.global_vectors=true", "model.reciprocal_relations=false", setting]
     config = load_config(None, [f"dataset={toy_dataset()}", f"output={tmp_path}", *sets])
     with pytest.raises(InputError, match=words):
-        build.check_training(config, World())
+        check_config(config, World())

@@ -14,7 +14,6 @@ from dglkge.data.partition_layout import EdgeTable
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
 from dglkge.model.kge_model import build_model
-from dglkge.model.losses import build_loss
 from dglkge.planning import memory
 from dglkge.sampling.edge_batches import EdgeBatches
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder
@@ -44,15 +43,33 @@ def triples():
     return np.stack([rng.integers(0, 12, 60), relations, tails], axis=1)
 
 
-def evaluator(tables, triples, turn=(0, 1), reduce=lambda values: values, seed=9):
+def job_of(triples, turn=(0, 1), reduce=lambda values: values, seed=9, settings=()):
+    """A job of which a quarter of the triples is held out."""
+    sizes = [
+        f"evaluation.held_out.batch_negatives={BATCH}",
+        f"evaluation.held_out.uniform_negatives={UNIFORM}",
+    ]
+    dataset = SimpleNamespace(
+        split=lambda name: triples,
+        relations=SimpleNamespace(relations=RELATIONS),
+        entity_types=list(COUNTS),
+        num_entities=COUNTS.__getitem__,
+    )
+    return SimpleNamespace(
+        config=load_config(
+            None, ["dataset=x", f"seed={seed}", "evaluation.held_out.fraction=0.25", *sizes, *settings]
+        ),
+        dataset=dataset,
+        model=build_model("distmult", DIM, False),
+        cluster=SimpleNamespace(world=World(rank=turn[0], world_size=turn[1]), sum=reduce),
+    )
+
+
+def evaluator(tables, triples, *job):
     """An evaluator of a quarter of the triples."""
     order = TripleOrder([EdgeSet("train", range(60))], seed=3, held_out=0.25)
-    model = build_model("distmult", DIM, False)
-    loss = build_loss("softmax")
-    return HeldOutEvaluator(
-        order, 1, triples, model, loss, RELATIONS, COUNTS, lambda name, ids: tables[name][ids],
-        reduce, turn, seed, BATCH, UNIFORM,
-    )  # fmt: skip
+    made = job_of(triples, *job)
+    return HeldOutEvaluator(made, made.config.evaluation.held_out, order, lambda name, ids: tables[name][ids])
 
 
 def softmax(positive, negatives):
@@ -137,20 +154,11 @@ def test_metrics_are_those_of_plain_loops(tables, triples):
     ],
 )
 def test_the_loss_is_the_one_that_is_configured(tables, triples, settings, loss):
-    chosen = [f"evaluation.eval_num_batch_negs={BATCH}", f"evaluation.eval_num_uniform_negs={UNIFORM}"]
-    config = load_config(None, ["dataset=x", "evaluation.eval_fraction=0.25", *chosen, *settings])
-    dataset = SimpleNamespace(
-        split=lambda name: triples,
-        relations=SimpleNamespace(relations=RELATIONS),
-        entity_types=list(COUNTS),
-        num_entities=COUNTS.__getitem__,
-    )
     ids, order = np.arange(60), TripleOrder([EdgeSet("train", range(60))], seed=3, held_out=0.25)
     edges = EdgeTable(ids, np.zeros((60, 3), np.int64), None)
     batches = EdgeBatches(edges, np.zeros(2, np.int64), 60, BATCH, BATCH, 0, 1, seed=1, order=order)
-    cluster = SimpleNamespace(world=World(), sum=lambda values: values)
-    model = build_model("distmult", DIM, False)
-    passes = build_passes(config, dataset, batches, model, lambda name, ids: tables[name][ids], cluster)
+    job = job_of(triples, settings=settings)
+    passes = build_passes(job, batches, lambda name, ids: tables[name][ids])
     found = passes._held_out.evaluate(0, 0)["metrics"]["loss"]
     assert found == pytest.approx(by_loops(passes._held_out, tables, triples, loss)["loss"], rel=1e-4)
 
@@ -177,9 +185,9 @@ def test_queries_are_compared_block_by_block(tables, triples, limit, monkeypatch
 def test_the_plan_has_the_block():
     """At the defaults the scores of 1,000 queries by 2,000 candidates are planned, not their differences."""
     assert memory.HELD_OUT_NUMBERS == held_out.BLOCK_NUMBERS
-    config = load_config(None, ["dataset=x", "evaluation.eval_fraction=0.1", "model.dimension=400"])
-    chosen = config.evaluation
-    num_scores = chosen.eval_num_batch_negs * (chosen.eval_num_batch_negs + chosen.eval_num_uniform_negs)
+    config = load_config(None, ["dataset=x", "evaluation.held_out.fraction=0.1", "model.dimension=400"])
+    chosen = config.evaluation.held_out
+    num_scores = chosen.batch_negatives * (chosen.batch_negatives + chosen.uniform_negatives)
     assert (
         4 * (num_scores + memory.HELD_OUT_NUMBERS) < memory.held_out_bytes(config) < 4 * 400 * num_scores / 10
     )
@@ -206,10 +214,12 @@ def test_equal_scores_count_against_the_truth(triples):
 
 def test_fields_that_queries_have_not():
     with pytest.raises(
-        InputError, match="evaluation.eval_fraction is 0.1 and training.objective is k_vs_all"
+        InputError, match="evaluation.held_out.fraction is 0.1 and training.objective is k_vs_all"
     ):
         refuse(
-            load_config(None, ["dataset=x", "training.objective=k_vs_all", "evaluation.eval_fraction=0.1"])
+            load_config(
+                None, ["dataset=x", "training.objective=k_vs_all", "evaluation.held_out.fraction=0.1"]
+            )
         )
     with pytest.raises(InputError, match="training.edge_sets is .*; allowed: each name once"):
         load_config(None, ["dataset=x", "training.edge_sets=[a, a]"])

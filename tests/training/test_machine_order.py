@@ -64,7 +64,7 @@ def refuse(_: Any) -> None:
     raise AssertionError
 
 
-@pytest.mark.parametrize("settings", [(), ("evaluation.eval_fraction=0.1",)], ids=["all", "held out"])
+@pytest.mark.parametrize("settings", [(), ("evaluation.held_out.fraction=0.1",)], ids=["all", "held out"])
 def test_all_trainers_have_one_mark_and_an_epoch_has_each_triple_once(settings: tuple[str, ...]) -> None:
     trainers = build_all(toy_dataset(2), *settings)
     assert all(type(one) is MachineBatches for one in trainers)
@@ -110,6 +110,6 @@ def test_the_plan_counts_negatives_of_a_machines_chunks() -> None:
     ]
     assert found == [2 * 1000 + 100, 2 * 1000 + 400]
     part: Any = SimpleNamespace(num_edges=50)
-    held = load_config(None, ["dataset=x", "evaluation.eval_fraction=0.1"])
+    held = load_config(None, ["dataset=x", "evaluation.held_out.fraction=0.1"])
     assert order_bytes(held, part, 4) == 200 and order_bytes(held, part, 1) == 0
     assert order_bytes(load_config(None, ["dataset=x"]), part, 4) == 0

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import threading
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import h5py
 import numpy as np
@@ -21,8 +23,8 @@ from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.precision import LossScale, ModulePrecision, autocast_problem, compiler_problem
 from dglkge.step.contracts import RowGradients
 from dglkge.step.parameters.dense_parameters import DenseParameters
-from dglkge.training import build
-from dglkge.training.building import module_precision
+from dglkge.training.building import checks, module_precision
+from dglkge.training.building.checks import check_config
 from dglkge.training.trainer import Trainer
 from dglkge.typing import Side
 from tests.functional import job as commands
@@ -153,16 +155,17 @@ def test_an_overflow_on_one_of_two_trainers_skips_on_both(of_rows: bool) -> None
     barrier, given = threading.Barrier(2, timeout=20), {}
 
     def run(rank: int) -> tuple[bool, DenseParameters, torch.nn.Linear]:
-        def sum_over_trainers(values: np.ndarray) -> np.ndarray:
-            given[rank] = values.copy()
+        def sum_over_trainers(values: torch.Tensor) -> torch.Tensor:
+            given[rank] = values.clone()
             barrier.wait()
             total = given[0] + given[1]
             barrier.wait()
             return total
 
         layer = torch.nn.Linear(2, 1)
+        groups: Any = SimpleNamespace(sum=sum_over_trainers)
         dense = DenseParameters(
-            layer, lambda some: torch.optim.Adam(some, lr=1.0), sum_over_trainers, rank == 0,
+            layer, lambda some: torch.optim.Adam(some, lr=1.0), groups, rank == 0,
             loss_scale=LossScale(), scaled=["weight"],
         )  # fmt: skip
         before = layer.weight.detach().clone()
@@ -332,7 +335,7 @@ def test_compiled_gradients_are_those_of_the_module(tmp_path: Path, monkeypatch:
 def test_refused_settings(tmp_path: Path, settings: list[str], words: str) -> None:
     with pytest.raises(InputError, match=words):
         config = load_config(None, [f"dataset={toy_dataset()}", f"output={tmp_path}", *settings])
-        build.check_training(config, World())
+        check_config(config, World())
 
 
 class Beside(OneLayer):
@@ -348,22 +351,22 @@ def test_float16_takes_parameters_in_the_module_only(tmp_path: Path) -> None:
     config = load_config(None, [f"dataset={toy_dataset()}", f"output={tmp_path}"])
     cpu = torch.device("cpu")
     for name, dim in (("tucker", 8), ("conve", 9), ("conex", 8), ("transformer", 8)):
-        module_precision._check_scaling(config, build_model(name, dim, True), cpu)
-    module_precision._check_scaling(config, KgeModel(OneLayer(), 8, True), cpu)
+        module_precision._require_scaled(config, build_model(name, dim, True), cpu)
+    module_precision._require_scaled(config, KgeModel(OneLayer(), 8, True), cpu)
     with pytest.raises(InputError, match="uses parameters of its module beside run_module and run_precisely"):
-        module_precision._check_scaling(config, KgeModel(Beside(), 8, True), cpu)
+        module_precision._require_scaled(config, KgeModel(Beside(), 8, True), cpu)
 
 
 def test_a_type_that_torch_lacks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def problem(device_type: str, dtype: torch.dtype) -> str | None:
         return "torch 1 has no float16 autocast on cpu" if dtype == torch.float16 else None
 
-    monkeypatch.setattr(module_precision, "autocast_problem", problem)
+    monkeypatch.setattr(checks, "autocast_problem", problem)
     settings = ["model.score_function=conve", "dense.autocast=float16"]
     config = load_config(None, [f"dataset={toy_dataset()}", f"output={tmp_path}", *settings])
     words = "dense.autocast is float16 and torch 1 has no float16 .* cpu; allowed here: none or bfloat16"
     with pytest.raises(InputError, match=words):
-        build.check_training(config, World())
+        check_config(config, World())
     assert "has no int8 autocast on cpu" in str(precisions.autocast_problem("cpu", torch.int8))
 
 

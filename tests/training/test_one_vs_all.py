@@ -17,9 +17,10 @@ from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from dglkge.model.kge_model import build_model
+from dglkge.model.losses import LOSSES, build_loss
 from dglkge.model.score_functions import SCORE_FUNCTIONS, ComplEx
 from dglkge.sampling.edge_batches import EdgeBatch
-from dglkge.training.building.components import check_config
+from dglkge.training.building.checks import check_config
 from dglkge.training.epochs import JOB
 from dglkge.typing import RELATION, Side
 from tests.toy_kg import toy_dataset
@@ -114,6 +115,10 @@ def candidate_loss(scores: torch.Tensor, answers: torch.Tensor, loss: str, smoot
     """Return the loss of each query against all candidates."""
     if loss == "softmax":
         return functional.cross_entropy(scores, answers, reduction="none", label_smoothing=smoothing)
+    if loss not in ("logistic", "bce"):
+        adding = {"reduction": "sum"} if "reduction" in LOSSES.get(loss).Settings.model_fields else {}
+        is_answer = functional.one_hot(answers, scores.shape[1]).bool()
+        return build_loss(loss, **adding)(scores[is_answer], scores, is_answer)
     labels = functional.one_hot(answers, scores.shape[1]) * (1 - smoothing) + smoothing / scores.shape[1]
     return functional.binary_cross_entropy_with_logits(scores, labels, reduction="none").sum(1)
 
@@ -183,6 +188,12 @@ def test_complex_equals_a_dense_float64_loop(
     dataset: Path, tmp_path: Path, loss: str, more: tuple[str, ...]
 ) -> None:
     compare_with_oracle(dataset, tmp_path / "run", f"loss.name={loss}", *more)
+
+
+@pytest.mark.parametrize("loss", ["margin_ranking", "self_adversarial", "hinge", "squared"])
+def test_any_loss_over_all_candidates(dataset: Path, tmp_path: Path, loss: str) -> None:
+    weight = f"training.relation_prediction={RELATION_WEIGHT}"
+    compare_with_oracle(dataset, tmp_path / "run", f"loss.name={loss}", weight)
 
 
 @pytest.mark.parametrize("reciprocal", ["true", "false"])
@@ -273,8 +284,11 @@ def test_relation_products_are_those_of_the_score_function_that_states_them() ->
             "label_smoothing has no effect here; it is an option of ",
         ),
         (
-            ["training.objective=one_vs_all", "loss.name=margin_ranking"],
-            "loss is margin_ranking, which has no form over all candidates; allowed: negative_sampling",
+            [
+                "training.objective={name: one_vs_all, label_smoothing: 0.1}",
+                "loss.name=margin_ranking",
+            ],
+            "label_smoothing is 0.1 and loss is margin_ranking, which compares pairs of answers and has no",
         ),
         (
             ["training.objective=one_vs_all", "training.synchronous=false"],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+import functools
+import itertools
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,20 +15,21 @@ import torch
 from torch.nn import functional
 
 from dglkge.model.device import ComputeDevice
+from dglkge.model.full_losses import NO_ANSWERS, AnswerScores, FullCrossEntropy, FullSoftmax, Totals
 from dglkge.model.kge_model import build_model
+from dglkge.model.losses import LOSSES, Loss, PairwiseLoss, PointwiseLoss, build_loss
+from dglkge.model.negative_terms import Sum
 from dglkge.step.objectives import shard_objective
 from dglkge.step.objectives.shard_objective import (
-    BCE,
-    SOFTMAX,
     Answers,
     AutogradShard,
     FullObjective,
     ProductShard,
     ShardObjective,
-    losses,
-    normalizers,
 )
 
+SOFTMAX, BCE = FullSoftmax(), FullCrossEntropy()
+FullForm = FullSoftmax | FullCrossEntropy
 NUM_QUERIES, NUM_ROWS, DIM = 37, 101, 8
 ONE_SHARD, THREE_SHARDS = [0, NUM_ROWS], [0, 40, 40, NUM_ROWS]
 
@@ -58,7 +61,7 @@ class Problem:
         return Answers(np.cumsum([0, *counts]), places.astype(np.int64), shares.astype(np.float32))
 
 
-def problem(kind: str, most_answers: int, scale: float = 1.0) -> Problem:
+def problem(kind: FullForm, most_answers: int, scale: float = 1.0) -> Problem:
     """Draw a problem; with several answers, a query has 1 to ``most_answers`` of them."""
     draw = np.random.default_rng(7)
     queries, rows = (
@@ -69,16 +72,16 @@ def problem(kind: str, most_answers: int, scale: float = 1.0) -> Problem:
         np.sort(draw.choice(NUM_ROWS, draw.integers(1, most_answers + 1), replace=False))
         for _ in range(NUM_QUERIES)
     ]
-    shares = [np.full(len(found), 1 / len(found) if kind == SOFTMAX else 1.0) for found in answers]
+    shares = [np.full(len(found), 1 / len(found) if kind is SOFTMAX else 1.0) for found in answers]
     factors = draw.uniform(0, 2, NUM_QUERIES).astype(np.float32)
     factors[3] = 0
     return Problem(queries, rows, answers, shares, factors)
 
 
-def expected(given: Problem, kind: str, smoothing: float, scores: torch.Tensor) -> torch.Tensor:
+def expected(given: Problem, kind: Any, smoothing: float, scores: torch.Tensor) -> torch.Tensor:
     """Return the loss of each query, (Q,), by torch's own functions."""
     labels = given.labels(smoothing)
-    if kind == BCE:
+    if kind is BCE:
         return functional.binary_cross_entropy_with_logits(scores, labels, reduction="none").sum(1)
     return functional.cross_entropy(scores, labels, reduction="none")
 
@@ -88,19 +91,24 @@ def run(
 ) -> tuple[np.ndarray, torch.Tensor, torch.Tensor]:
     """Return losses, gradients of the queries and gradients of the rows, put together from shards."""
     runs = list(zip(bounds, bounds[1:]))
-    parts = np.stack(
-        [
-            shard.score(given.queries, given.rows[start:stop], given.in_shard(start, stop))
-            for shard, (start, stop) in zip(shards, runs)
+    blocks = [(given.queries, given.rows[start:stop], given.in_shard(start, stop)) for start, stop in runs]
+    scores = [NO_ANSWERS] * len(shards)
+    if objective.loss.reads_answers:
+        own = [shard.score_answers(*block) for shard, block in zip(shards, blocks)]
+        ends = np.cumsum([len(one) for one in own])
+        query_of, values = np.concatenate([block[2].query_of for block in blocks]), np.concatenate(own)
+        scores = [
+            AnswerScores(query_of, values, slice(end - len(one), end)) for one, end in zip(own, ends.tolist())
         ]
-    )
-    normalizer = normalizers(objective.kind, parts)
+    parts = [shard.score(*block, one) for shard, block, one in zip(shards, blocks, scores)]
+    numbers, pulls = (np.stack(arrays) for arrays in zip(*parts))
+    totals = objective.loss.totals(numbers, pulls, scores[0])
     of_queries, of_rows = torch.zeros(NUM_QUERIES, DIM), torch.full((NUM_ROWS, DIM), torch.nan)
     for shard, (start, stop) in zip(shards, runs):
         part = torch.full((NUM_QUERIES, DIM), torch.nan)
-        shard.differentiate(normalizer, given.factors, part, of_rows[start:stop])
+        shard.differentiate(totals, given.factors, part, of_rows[start:stop])
         of_queries += part
-    return losses(objective.kind, parts), of_queries, of_rows
+    return totals.losses, of_queries, of_rows
 
 
 def check(
@@ -109,11 +117,14 @@ def check(
     found: tuple[np.ndarray, torch.Tensor, torch.Tensor],
     score_function: str = "distmult",
     rtol: float = 2e-5,
+    of_scores: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> None:
-    """Compare with the whole matrix in float64."""
+    """Compare with the whole matrix in float64; ``of_scores``: the loss of each query, else torch's own."""
+    if of_scores is None:
+        of_scores = functools.partial(expected, given, objective.loss, objective.label_smoothing)
     model = build_model(score_function, DIM, True)
     queries, rows = (leaf.double().requires_grad_() for leaf in (given.queries, given.rows))
-    wanted = expected(given, objective.kind, objective.label_smoothing, model.compare(queries, rows))
+    wanted = of_scores(model.compare(queries, rows))
     (wanted * torch.from_numpy(given.factors)).sum().backward()
     np.testing.assert_allclose(found[0], wanted.detach(), rtol=rtol, atol=rtol)
     for mine, leaf in ((found[1], queries), (found[2], rows)):
@@ -125,7 +136,7 @@ def check(
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 @pytest.mark.parametrize(("kind", "most_answers"), [(SOFTMAX, 1), (SOFTMAX, 9), (BCE, 1), (BCE, 9)])
 def test_products_and_twin_equal_torch_in_float64(
-    kind: str, most_answers: int, smoothing: float, bounds: list[int], monkeypatch: pytest.MonkeyPatch
+    kind: FullForm, most_answers: int, smoothing: float, bounds: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(shard_objective, "QUERIES_A_BLOCK", 16)
     monkeypatch.setattr(shard_objective, "TWIN_BLOCK_NUMBERS", 7 * NUM_QUERIES)
@@ -140,12 +151,86 @@ def test_products_and_twin_equal_torch_in_float64(
 
 @pytest.mark.parametrize("kind", [SOFTMAX, BCE])
 @pytest.mark.parametrize("score_function", ["transe_l1", "transe_l2", "rotate", "complex"])
-def test_any_comparison_through_the_twin(score_function: str, kind: str) -> None:
+def test_any_comparison_through_the_twin(score_function: str, kind: FullForm) -> None:
     given, objective = problem(kind, 5), FullObjective(kind, NUM_ROWS, 0.1)
     compare = build_model(score_function, DIM, True).compare
     shards = [AutogradShard(objective, compare) for _ in THREE_SHARDS[1:]]
     found = run(given, objective, shards, THREE_SHARDS)
     check(given, objective, found, score_function, rtol=1e-4)
+
+
+def dense(given: Problem, loss: Loss, smoothing: float, scores: torch.Tensor) -> torch.Tensor:
+    """Return the loss of each query by the loss's own call over the whole matrix, negatives added."""
+    is_answer = torch.zeros(NUM_QUERIES, NUM_ROWS, dtype=torch.bool)
+    for i, answers in enumerate(given.answers):
+        is_answer[i, answers] = True
+    totals = []
+    for i, answers in enumerate(given.answers):
+        own, ignored = scores[i : i + 1], is_answer[i : i + 1]
+        if isinstance(loss, PairwiseLoss):
+            totals.append(sum(loss(own[0, [a]], own, ignored) for a in answers)[0] / len(answers))
+            continue
+        assert isinstance(loss, PointwiseLoss)
+        labels = given.labels(smoothing)[i : i + 1]
+        terms = loss.labeled(own, labels)
+        negatives = loss.reduction(terms.masked_fill(ignored, 0), own, ignored)
+        totals.append(terms[ignored].sum() + negatives[0])
+    return torch.stack(totals)
+
+
+class Steep(PointwiseLoss):
+    """A user's own: nothing of it is written for candidates."""
+
+    def true(self, scores: torch.Tensor) -> torch.Tensor:
+        return functional.softplus(-2 * scores)
+
+    def false(self, scores: torch.Tensor) -> torch.Tensor:
+        return functional.softplus(2 * scores)
+
+
+class Ratio(PairwiseLoss):
+    """A user's own."""
+
+    def pairs(self, positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
+        return functional.softplus(negative - positive)
+
+
+def candidate_cases() -> list[Any]:
+    """Return every loss but softmax with its negatives added, and with adversarial weights."""
+    cases = []
+    for name in LOSSES:
+        options = LOSSES.get(name).Settings.model_fields
+        adding = {"reduction": "sum"} if "reduction" in options else {}
+        cases += [] if name == "softmax" else [pytest.param(build_loss(name, **adding), id=name)]
+        if "adversarial_weights" in options and name != "softmax":
+            weighing = {"adversarial_weights": True, "adversarial_temperature": 0.7}
+            cases.append(pytest.param(build_loss(name, **weighing), id=f"{name}-adversarial"))
+    for own in (Steep(), Ratio()):
+        own.reduction = Sum()
+        cases.append(pytest.param(own, id=type(own).__name__))
+    return cases
+
+
+@pytest.mark.parametrize(
+    ("bounds", "most_answers", "smoothing"),
+    list(itertools.product([ONE_SHARD, THREE_SHARDS], [1, 9], [0.0, 0.1])),
+)
+@pytest.mark.parametrize("loss", candidate_cases())
+def test_any_loss_equals_its_own_call_in_float64(
+    loss: Loss, bounds: list[int], most_answers: int, smoothing: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shard_objective, "TWIN_BLOCK_NUMBERS", 7 * NUM_QUERIES)
+    # Pairs of answers have no labels that could be smoothed.
+    smoothing = 0.0 if isinstance(loss, PairwiseLoss) else smoothing
+    full = loss.over_candidates()
+    given = problem(SOFTMAX if full.splits_labels else BCE, most_answers)
+    objective = FullObjective(full, NUM_ROWS, smoothing)
+    for score_function, rtol in (("distmult", 2e-5), ("rotate", 1e-4)):
+        compare = build_model(score_function, DIM, True).compare
+        shards = [AutogradShard(objective, compare) for _ in bounds[1:]]
+        found = run(given, objective, shards, bounds)
+        oracle = functools.partial(dense, given, loss, smoothing)
+        check(given, objective, found, score_function, rtol, oracle)
 
 
 STAGED = ComputeDevice("cpu_staged")
@@ -155,7 +240,7 @@ STAGED = ComputeDevice("cpu_staged")
 @pytest.mark.parametrize("kind", [SOFTMAX, BCE])
 @pytest.mark.parametrize("score_function", ["transe_l1", "rotate", "complex"])
 def test_blocks_on_a_device(
-    score_function: str, kind: str, kept_bytes: int, monkeypatch: pytest.MonkeyPatch
+    score_function: str, kind: FullForm, kept_bytes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Copies of queries, answers and blocks of rows, and of the gradients back; the CPU is the device."""
     monkeypatch.setattr(shard_objective, "DEVICE_BLOCK_NUMBERS", 7 * NUM_QUERIES)
@@ -175,7 +260,7 @@ def test_blocks_on_a_device(
 
 
 @pytest.mark.parametrize("kind", [SOFTMAX, BCE])
-def test_matmuls_on_a_device_in_bfloat16_are_near(kind: str) -> None:
+def test_matmuls_on_a_device_in_bfloat16_are_near(kind: FullForm) -> None:
     given, objective = problem(kind, 4), FullObjective(kind, NUM_ROWS, 0.1)
     compare = build_model("distmult", DIM, True).compare
     results = []
@@ -188,7 +273,7 @@ def test_matmuls_on_a_device_in_bfloat16_are_near(kind: str) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("kind", [SOFTMAX, BCE])
-def test_scores_that_are_not_kept_are_computed_again_alike(kind: str, dtype: torch.dtype) -> None:
+def test_scores_that_are_not_kept_are_computed_again_alike(kind: FullForm, dtype: torch.dtype) -> None:
     given, objective = problem(kind, 4), FullObjective(kind, NUM_ROWS, 0.1)
     results = []
     for kept_bytes in (1 << 30, 48 * 23 * dtype.itemsize, 0):
@@ -200,14 +285,14 @@ def test_scores_that_are_not_kept_are_computed_again_alike(kind: str, dtype: tor
 
 
 @pytest.mark.parametrize("kind", [SOFTMAX, BCE])
-def test_products_in_bfloat16_are_near(kind: str) -> None:
+def test_products_in_bfloat16_are_near(kind: FullForm) -> None:
     given, objective = problem(kind, 4), FullObjective(kind, NUM_ROWS, 0.1)
     shards = [ProductShard(objective, torch.bfloat16, rows_a_panel=40) for _ in THREE_SHARDS[1:]]
     check(given, objective, run(given, objective, shards, THREE_SHARDS), rtol=0.01)
 
 
 @pytest.mark.parametrize("kind", [SOFTMAX, BCE])
-def test_large_scores(kind: str) -> None:
+def test_large_scores(kind: FullForm) -> None:
     given, objective = problem(kind, 4, scale=20.0), FullObjective(kind, NUM_ROWS)
     shards = [ProductShard(objective, torch.float32, rows_a_panel=40) for _ in THREE_SHARDS[1:]]
     check(given, objective, run(given, objective, shards, THREE_SHARDS))
@@ -215,7 +300,7 @@ def test_large_scores(kind: str) -> None:
 
 @pytest.mark.parametrize("poison", [np.nan, np.inf])
 @pytest.mark.parametrize("kind", [SOFTMAX, BCE])
-def test_what_is_not_finite_stays_so(kind: str, poison: float) -> None:
+def test_what_is_not_finite_stays_so(kind: FullForm, poison: float) -> None:
     given, objective = problem(kind, 4), FullObjective(kind, NUM_ROWS)
     given.queries[5, 2] = poison
     found = run(given, objective, [ProductShard(objective, torch.float32)], ONE_SHARD)
@@ -230,10 +315,12 @@ def test_few_queries_and_a_shard_without_rows(num_queries: int) -> None:
         none = np.empty(0, np.int64)
         answers = Answers(np.zeros(num_queries + 1, np.int64), none, none.astype(np.float32))
         shard = ProductShard(objective, torch.bfloat16)
-        numbers = shard.score(torch.ones(num_queries, DIM), torch.ones(num_rows, DIM), answers)
+        numbers, _ = shard.score(torch.ones(num_queries, DIM), torch.ones(num_rows, DIM), answers)
         assert numbers.shape == (3, num_queries)
         of_queries, of_rows = (torch.full((num, DIM), torch.nan) for num in (num_queries, num_rows))
         factors = np.ones(num_queries, np.float32)
-        shard.differentiate(np.full(num_queries, DIM, np.float64), factors, of_queries, of_rows)
+        normalizers = np.full(num_queries, DIM, np.float64)
+        totals = Totals(normalizers, normalizers, np.empty(0))
+        shard.differentiate(totals, factors, of_queries, of_rows)
         assert of_queries.isfinite().all() and of_rows.isfinite().all()
         assert num_rows or not of_queries.any()

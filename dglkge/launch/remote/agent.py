@@ -29,24 +29,19 @@ from dglkge.launch.local_site import (
     MachineJob,
     is_local,
     local_interfaces,
-    shared_memory_warnings,
     usable_cores,
 )
 from dglkge.launch.ports import check_server_ports, find_master_port
 from dglkge.launch.remote import host_files, run_copies
 from dglkge.launch.script_config import MachineNeeds, check_part, check_part_config
-from dglkge.launch.shared_memory import (
-    remove_job_segments,
-    remove_stale_segments,
-    segment_names,
-)
+from dglkge.launch.shared_memory import remove_job_segments, remove_stale_segments
 from dglkge.launch.watchdog import HEARTBEAT_TIMEOUT_SECONDS
 
 COMPARED_PACKAGES = ("dgl", "torch")
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return facts for the plan (cores, GPUs, interfaces, runner), versions to compare, and warnings."""
+    """Return facts for the plan (cores, GPUs, interfaces, runner), and versions to compare."""
     # From the packages' metadata: importing dgl and torch would take seconds on each machine.
     versions = {name: _installed_version(name) for name in COMPARED_PACKAGES}
     return {
@@ -55,7 +50,6 @@ def describe_machine() -> dict[str, Any]:
         "num_cores": usable_cores(),
         "gpus": usable_gpus(),
         "runner": [sys.executable, str(Path(script_runner.__file__).resolve())],
-        "warnings": shared_memory_warnings(),
     }
 
 
@@ -147,9 +141,9 @@ def write_job_files(log_dir: str, machines: Sequence[Sequence[Any]]) -> None:
         raise InputError(f"cannot write logs to {log_dir}: {error.strerror}") from None
 
 
-def clean_up(held: MachineJob, segments: Sequence[str], before: Sequence[str]) -> list[str]:
+def clean_up(held: MachineJob) -> list[str]:
     """Remove shared memory of an ended job on this machine."""
-    return remove_job_segments(held.job, set(segments), set(before)) + remove_stale_segments()
+    return remove_job_segments(held.job) + remove_stale_segments()
 
 
 def _installed_version(package: str) -> str | None:
@@ -215,10 +209,9 @@ def serve(requests: int, answers: int) -> None:
     pending = b""
     job = MachineJob()
 
-    def register(entry: Mapping[str, Any]) -> list[str]:
-        """Register the job, or prepare for its next attempt; return the segments that are kept."""
+    def register(entry: Mapping[str, Any]) -> None:
+        """Register the job, or prepare for its next attempt."""
         job.register(JobEntry.from_dict(entry))
-        return sorted(segment_names())
 
     with contextlib.ExitStack() as held:
         held.callback(job.release)

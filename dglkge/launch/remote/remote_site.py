@@ -9,7 +9,7 @@ import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -115,17 +115,12 @@ class ClusterExecutor:
     ----------
     sessions : mapping of str to HostSession
         By address.
-    before : mapping of str to list of str
-        Shared memory of each machine before the job.
     folder : str
         Working folder of the processes.
     """
 
-    def __init__(
-        self, sessions: Mapping[str, HostSession], before: Mapping[str, list[str]], folder: str
-    ) -> None:
+    def __init__(self, sessions: Mapping[str, HostSession], folder: str) -> None:
         self._sessions = sessions
-        self._before = before
         self._folder = folder
         # Sent with each start, so that launcher and watchdog are of one version.
         self._program = Path(watchdog.__file__).read_bytes()
@@ -138,23 +133,19 @@ class ClusterExecutor:
             dataclasses.replace(planned, environment=environment),
             session.command(python_from_stdin(session.python, self._program)),
             self._folder,
-            self._before[planned.address],
             self._program,
             is_remote=session.transport is not None,
         )
 
-    def clean_up(self, segments: Mapping[str, set[str]]) -> list[str]:
+    def clean_up(self, addresses: Collection[str]) -> list[str]:
         """Remove shared memory of the job on each machine; watchdogs of lost machines do so themselves."""
         removed = []
-        for address, names in segments.items():
+        for address in addresses:
             session = self._sessions[address]
             # A dead session would cost CLEAN_UP_SECONDS of waiting for a reply.
             if session.is_alive:
-                question = {"segments": sorted(names), "before": self._before[address]}
-                try:
-                    removed.append(session.call("clean_up", CLEAN_UP_SECONDS, **question))
-                except InputError:  # its agent has ended meanwhile
-                    continue
+                with contextlib.suppress(InputError):  # its agent has ended meanwhile
+                    removed.append(session.call("clean_up", CLEAN_UP_SECONDS))
         return list(itertools.chain.from_iterable(removed))
 
 
@@ -189,7 +180,6 @@ class RemoteSite:
         self._checked: dict[str, dict[str, Any]] = {}
         self._problems: Problems = []
         self._order: list[str] = []
-        self._before: dict[str, list[str]] = {}
         self._num_working = 0
 
     def connect(self, machines: Sequence[Machine], entry: JobEntry | None) -> list[Host]:
@@ -228,9 +218,7 @@ class RemoteSite:
         # All machines reply in parallel: a login over SSH takes most of a second.
         self._described = self._call_all({address: {} for address in addresses}, "describe")
         if entry is not None:
-            # Listed after the registration: watchdogs of an ended job might remove some of them before.
-            question = {"entry": entry.to_dict()}
-            self._before = self._call_all(dict.fromkeys(self._described, question), "register")
+            self._call_all(dict.fromkeys(self._described, {"entry": entry.to_dict()}), "register")
         return [
             _host(address, machine, self._described[address])
             for address, machine in zip(addresses, machines)
@@ -338,19 +326,14 @@ class RemoteSite:
         raise_problems(self._problems, len(self._order))
 
     def warnings(self) -> list[str]:
-        """Return the warnings of all agents."""
-        notes = [
+        """Return where tables are files."""
+        return [
             f"{address}: {answer['note']}" for address, answer in self._checked.items() if answer["note"]
-        ]
-        return notes + [
-            f"{address}: {warning}"
-            for address, described in self._described.items()
-            for warning in described["warnings"]
         ]
 
     def executor(self) -> ClusterExecutor:
         """Return the executor for these machines."""
-        return ClusterExecutor(self._sessions, self._before, self._folder)
+        return ClusterExecutor(self._sessions, self._folder)
 
     def close(self) -> None:
         """End all agents, and with them the job's entries on the machines."""

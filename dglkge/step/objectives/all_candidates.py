@@ -16,6 +16,7 @@ import numpy.typing as npt
 import torch
 
 from dglkge.embeddings.embedding_table import EmbeddingTable
+from dglkge.model.full_losses import NO_ANSWERS, AnswerScores, Totals
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import Regularizer
 from dglkge.optim.narrow_rows import is_narrow
@@ -23,7 +24,7 @@ from dglkge.optim.scratch import Scratch
 from dglkge.step.clock import PhaseClock
 from dglkge.step.contracts import Gradients, Objective, RowGradients, Rows
 from dglkge.step.objectives.query_exchange import QueryBlock, QueryExchange
-from dglkge.step.objectives.shard_objective import Answers, ShardObjective, losses, normalizers
+from dglkge.step.objectives.shard_objective import Answers, ShardObjective
 from dglkge.step.planning import Plan
 from dglkge.step.rows import Transforms
 
@@ -42,8 +43,6 @@ class Candidates:
         Run of node ids that this trainer owns.
     columns : slice
         Part of the table's rows that is compared: one direction of reciprocal relations, else everything.
-    kind : str
-        Kind of the objective.
     shard : ShardObjective
     answers_of : callable
         Returns the answers among the owned rows of queries with some keys.
@@ -55,7 +54,6 @@ class Candidates:
     first: int
     stop: int
     columns: slice
-    kind: str
     shard: ShardObjective
     answers_of: Callable[[Ids], Answers]
     resident: Callable[[], torch.Tensor] | None = None
@@ -141,8 +139,8 @@ class AllCandidates:
         gathered = self._exchange.gather(blocks)
         self._clock.enter("score")
         rows: dict[str, torch.Tensor] = {}
-        numbers, answers = [], []
-        for block, candidates in zip(gathered, self._candidates):
+        scored: list[_Scored] = []
+        for number, (block, candidates) in enumerate(zip(gathered, self._candidates)):
             # Counts were gathered, so a block is empty on all trainers or on none: rounds of messages stay
             # paired.
             if len(block):
@@ -150,16 +148,42 @@ class AllCandidates:
                 name = candidates.table.name
                 if name not in rows:
                     rows[name] = self._rows(candidates)
-                answers.append(candidates.answers_of(block.keys))
-                own_rows = rows[name][:, candidates.columns]
-                numbers.append(candidates.shard.score(torch.from_numpy(block.queries), own_rows, answers[-1]))
+                own_rows, answers = rows[name][:, candidates.columns], candidates.answers_of(block.keys)
+                scored.append(_Scored(number, block, candidates, own_rows, answers))
+        answer_scores = self._answer_scores(scored)
+        numbers = [
+            one.candidates.shard.score(torch.from_numpy(one.block.queries), one.rows, one.answers, scores)
+            for one, scores in zip(scored, answer_scores)
+        ]
         self._clock.enter("exchange")
-        shared = self._exchange.share(numbers) if numbers else []
+        shared = iter(self._exchange.share([array for one in numbers for array in one]) if numbers else [])
+        totals = [
+            one.candidates.shard.objective.loss.totals(next(shared), next(shared), scores)
+            for one, scores in zip(scored, answer_scores)
+        ]
         self._clock.enter("backward")
-        parts, loss, gradients = self._differentiate(gathered, iter(zip(shared, answers)), rows)
+        parts = [
+            self._scratch.take(f"of_queries~{number}", *block.queries.shape)
+            for number, block in enumerate(gathered)
+        ]
+        loss, gradients = self._differentiate(scored, totals, parts)
         self._clock.enter("exchange")
         row_gradients = [RowGradients(name, self._owned[name], found) for name, found in gradients.items()]
         return loss, self._exchange.return_gradients(parts), row_gradients
+
+    def _answer_scores(self, scored: Sequence[_Scored]) -> list[AnswerScores]:
+        """Return the scores of the answers on all shards, for a loss that reads them."""
+        if not scored or not scored[0].candidates.shard.objective.loss.reads_answers:
+            return [NO_ANSWERS] * len(scored)
+        pairs = []
+        for one in scored:
+            queries = torch.from_numpy(one.block.queries)
+            scores = one.candidates.shard.score_answers(queries, one.rows, one.answers)
+            pairs.append((one.answers.query_of, scores))
+        self._clock.enter("exchange")
+        gathered = self._exchange.gather_answers(pairs)
+        self._clock.enter("score")
+        return gathered
 
     def _rows(self, candidates: Candidates) -> torch.Tensor:
         """Return the owned rows of a table as float32 and transformed: as they are stored, or a copy."""
@@ -176,18 +200,14 @@ class AllCandidates:
         return copy
 
     def _differentiate(
-        self, gathered: Sequence[QueryBlock], shared: Any, rows: Mapping[str, torch.Tensor]
-    ) -> tuple[list[torch.Tensor], float, dict[str, torch.Tensor]]:
-        """Return this shard's part of the gradients of all queries, the loss, and gradients by table."""
+        self, scored: Sequence[_Scored], totals: Sequence[Totals], parts: Sequence[torch.Tensor]
+    ) -> tuple[float, dict[str, torch.Tensor]]:
+        """Write this shard's part of the queries' gradients; returns the loss and gradients by table."""
         gradients: dict[str, torch.Tensor] = {}
-        parts, loss = [], 0.0
-        for number, (block, candidates) in enumerate(zip(gathered, self._candidates)):
-            part = self._scratch.take(f"of_queries~{number}", *block.queries.shape)
-            parts.append(part)
-            if not len(block):
-                continue
-            totals, answers = next(shared)
-            table, columns = candidates.table, candidates.columns
+        loss = 0.0
+        for one, total in zip(scored, totals):
+            candidates, factors = one.candidates, one.block.factors
+            table = candidates.table
             if table.name not in gradients:
                 # Relation blocks of both directions share one table: its gradients are collected in one
                 # array.
@@ -198,17 +218,14 @@ class AllCandidates:
                 # A block writes only its columns, and the other direction's block may be empty.
                 if self._is_partial(candidates):
                     room.zero_()
-            row_gradients = gradients[table.name][:, columns]
-            candidates.shard.differentiate(
-                normalizers(candidates.kind, totals), block.factors, part, row_gradients
-            )
-            own_rows = rows[table.name][:, columns]
-            loss += self._penalize(own_rows, answers, block.factors, row_gradients)
+            row_gradients = gradients[table.name][:, candidates.columns]
+            candidates.shard.differentiate(total, factors, parts[one.number], row_gradients)
+            loss += self._penalize(one.rows, one.answers, factors, row_gradients)
             # Every trainer computes all gradients of its shard, but counts only the loss of its own queries:
             # losses are summed over trainers.
-            run = self._exchange.own_run(number)
-            loss += float((losses(candidates.kind, totals[:, :, run]) * block.factors[run]).sum())
-        return parts, loss, gradients
+            run = self._exchange.own_run(one.number)
+            loss += float((total.losses[run] * factors[run]).sum())
+        return loss, gradients
 
     def _penalize(
         self, rows: torch.Tensor, answers: Answers, factors: Floats, row_gradients: torch.Tensor
@@ -242,6 +259,17 @@ class AllCandidates:
         """Return whether a block's candidates are only a part of the columns of their table."""
         start, stop, _ = candidates.columns.indices(candidates.table.dim)
         return stop - start < candidates.table.dim
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """A block of queries with the rows and answers of this trainer's shard."""
+
+    number: int
+    block: QueryBlock
+    candidates: Candidates
+    rows: torch.Tensor
+    answers: Answers
 
 
 @dataclass(frozen=True)

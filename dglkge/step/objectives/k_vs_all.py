@@ -1,6 +1,6 @@
 """Queries with all their answers at once (KvsAll, Dettmers et al. 2018): one query for all that share it.
 
-In a softmax, each of k answers has label 1 / k; in binary cross entropy (loss.name logistic), label 1.
+Where a loss compares answers (softmax, pairs), each of k answers has label 1 / k; else label 1.
 The regularizer takes the given entity, the relation and the mean over the answers of each query; the answers'
 part is computed where their rows are stored. Relation prediction adds queries (h, ?, t) with all relations of
 the pair, their losses times a weight.
@@ -20,7 +20,7 @@ from dglkge.step.contracts import Rows
 from dglkge.step.objectives.all_candidates import ModelQueries, Piece, TakeBack
 from dglkge.step.objectives.one_vs_all import differentiated, make_queries, places_on
 from dglkge.step.objectives.relation_prediction import relation_pieces
-from dglkge.step.objectives.shard_objective import SOFTMAX, Answers
+from dglkge.step.objectives.shard_objective import Answers
 from dglkge.step.planning import PairGroup, Plan
 
 Ids = npt.NDArray[np.int64]
@@ -55,7 +55,7 @@ class AnsweredQueries(ModelQueries):
 
 
 def all_answers(
-    index: AnswerIndex, of_shard: ShardAnswers, kind: str, penalizes: bool
+    index: AnswerIndex, of_shard: ShardAnswers, splits_labels: bool, penalizes: bool
 ) -> Callable[[Ids], Answers]:
     """Return the answers of queries, by number, among the rows of a shard.
 
@@ -63,8 +63,8 @@ def all_answers(
     ----------
     index : QueryIndex or PairIndex
     of_shard : ShardAnswers
-    kind : str
-        Kind of the objective.
+    splits_labels : bool
+        Whether each of a query's k answers has label 1 / k, else 1.
     penalizes : bool
         Whether the answers are regularized.
     """
@@ -74,7 +74,7 @@ def all_answers(
     def answers_of(query_ids: Ids) -> Answers:
         starts, places = of_shard.of(query_ids)
         equal_parts = np.repeat(parts[query_ids], np.diff(starts))
-        shares = equal_parts if kind == SOFTMAX else np.ones(len(places), np.float32)
+        shares = equal_parts if splits_labels else np.ones(len(places), np.float32)
         return Answers(starts, places, shares, equal_parts if penalizes else None)
 
     return answers_of

@@ -3,7 +3,8 @@
 Three rounds of messages a batch, none of which grows with the number of entities:
 
 1. :meth:`QueryExchange.gather`: queries, keys and factors of every trainer to every trainer.
-2. :meth:`QueryExchange.share`: three numbers a query of every shard to every trainer.
+2. :meth:`QueryExchange.share`: three numbers a query of every shard to every trainer. A loss that reads the
+   answers has two rounds, the first of which is :meth:`QueryExchange.gather_answers`.
 3. :meth:`QueryExchange.return_gradients`: parts of the queries' gradients to the trainers of the queries.
 """
 
@@ -11,11 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from dglkge.model.full_losses import AnswerScores
 from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.scratch import Scratch
 
@@ -128,20 +131,37 @@ class QueryExchange:
         """Return the run of this trainer's queries in a gathered block."""
         return self._run(self._group.rank, block)
 
-    def share(self, numbers: Sequence[Floats]) -> list[Floats]:
-        """Return the numbers (S, 3, Q) of all shards for each block, from this shard's (3, Q)."""
+    def gather_answers(self, blocks: Sequence[tuple[Ids, Floats]]) -> list[AnswerScores]:
+        """Return the answers of all shards for each block, from query and score of each of this shard's."""
+        counts = np.array([len(scores) for _, scores in blocks], np.int64)
+        longest = self._group.counts(np.tile(counts, (self._group.size, 1))).max(0)
+        # Padded to the longest of all ranks, with a query that there is not.
+        padded = [np.full((2, length), -1.0) for length in longest]
+        for array, (query_of, scores) in zip(padded, blocks):
+            array[0, : len(scores)], array[1, : len(scores)] = query_of, scores
+        gathered = []
+        for shared, own_count in zip(self.share(padded), counts.tolist()):
+            is_answer = shared[:, 0] >= 0
+            query_of, scores = (shared[:, place][is_answer] for place in (0, 1))
+            start = int(is_answer[: self._group.rank].sum())
+            own = slice(start, start + own_count)
+            gathered.append(AnswerScores(query_of.astype(np.int64), scores.astype(np.float32), own))
+        return gathered
+
+    def share(self, numbers: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
+        """Return the numbers (S, ...) of all shards for each block, from this shard's (...)."""
         size = self._group.size
         if size == 1:
             return [one[None] for one in numbers]
-        message = np.concatenate([one.reshape(-1) for one in numbers]).view(np.uint8)
+        message = np.concatenate([one.reshape(-1).view(np.uint8) for one in numbers])
         received = np.empty((size, len(message)), np.uint8)
         sizes = [len(message)] * size
         self._send(message, sizes, received.reshape(-1), sizes)
         shared, start = [], 0
         for one in numbers:
             piece = received[:, start : start + one.nbytes]
-            # A copy, as a slice of columns is not contiguous and cannot be viewed as float32.
-            shared.append(piece.copy().view(np.float32).reshape(size, *one.shape))
+            # A copy, as a slice of columns is not contiguous and cannot be viewed as numbers.
+            shared.append(piece.copy().view(one.dtype).reshape(size, *one.shape))
             start += one.nbytes
         return shared
 

@@ -1,25 +1,20 @@
 """Objectives over all candidates of a table, computed on shards: each trainer scores its own rows only.
 
-With s_j the score of candidate j, y_j its label and f the factor of a query:
+The losses, and what they need of all scores, are in :mod:`dglkge.model.full_losses`. Labels are
+(1 - smoothing) times the share of a true answer, plus smoothing / N for each of all N candidates.
 
-    softmax: loss = f (log sum_j e^{s_j} - sum_j y_j s_j),          gradient of s_j: f (e^{s_j} / sum - y_j)
-    bce:     loss = f sum_j (log(1 + e^{s_j}) - y_j s_j),           gradient of s_j: f (sigmoid(s_j) - y_j)
-
-Labels are (1 - smoothing) times the share of a true answer, plus smoothing / N for each of all N candidates.
-Softmax over one answer is 1vsAll (Lacroix et al. 2018); bce over all answers of a query is KvsAll (Dettmers
-et al. 2018); here its sum over candidates is not divided by N.
-
-A shard computes in two halves. ``score`` returns three numbers for each query; those of all shards together
-give the query's normalizer (:func:`normalizers`). ``differentiate`` then gives the shard's part of the
-queries' gradients, which are to be summed over shards, and the gradients of the shard's own rows, which are
-complete.
+A shard computes in two halves. ``score`` returns numbers for each query; those of all shards together give
+the query's loss and normalizer. ``differentiate`` then gives the shard's part of the queries' gradients,
+which are to be summed over shards, and the gradients of the shard's own rows, which are complete.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +22,21 @@ import torch
 
 from dglkge.kernels import full_scores as kernels
 from dglkge.model.device import HOST, ComputeDevice
+from dglkge.model.full_losses import (
+    CROSS_ENTROPY,
+    GREATEST,
+    NO_ANSWERS,
+    TARGET,
+    TOTAL,
+    AnswerScores,
+    FullLoss,
+    Pairs,
+    ScoreBlock,
+    Totals,
+    quietly,
+)
 from dglkge.model.functions.autograd import words
-from dglkge.model.losses import IGNORED_SCORE
+from dglkge.model.negative_terms import IGNORED_SCORE
 from dglkge.optim.scratch import Scratch
 from dglkge.planning.memory import (
     DEVICE_BLOCK_NUMBERS,
@@ -40,12 +48,6 @@ from dglkge.step.objectives.dot_softmax import QUERY_MULTIPLE
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
-
-SOFTMAX, BCE = "softmax", "bce"
-
-GREATEST, TOTAL, TARGET = range(3)
-"""Numbers (3, Q) of the queries in a shard. Softmax: greatest score, and sum of the powers of e relative to
-it; bce: 0, and sum of log(1 + e^s); both: sum of label times score."""
 
 QUERIES_A_BLOCK = 2048
 """Queries that are scored at a time, before the product that reads their scores."""
@@ -91,15 +93,14 @@ class FullObjective:
 
     Attributes
     ----------
-    kind : str
-        ``"softmax"`` or ``"bce"``.
+    loss : FullLoss
     num_candidates : int
         Candidates N of all shards together.
     label_smoothing : float
         At least 0 and below 1.
     """
 
-    kind: str
+    loss: FullLoss
     num_candidates: int
     label_smoothing: float = 0.0
 
@@ -109,58 +110,37 @@ class FullObjective:
         return self.label_smoothing / self.num_candidates
 
 
-#: Scores that are not finite give a loss and gradients that are not; the optimizer reports them, not numpy.
-_quietly = np.errstate(invalid="ignore", over="ignore")
+class ShardNumbers(NamedTuple):
+    """What one shard gives for the totals of all: numbers (3 or 4, Q), and pulls (A,) of a pairwise loss."""
 
-
-@_quietly
-def normalizers(kind: str, parts: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return the logarithm of the sum of e^s of each query, (Q,); 0 in bce.
-
-    Parameters
-    ----------
-    kind : str
-    parts : (S, 3, Q) array
-        Numbers of all shards.
-    """
-    if kind == BCE:
-        return np.zeros(parts.shape[2])
-    greatest, totals = parts[:, GREATEST].astype(np.float64), parts[:, TOTAL].astype(np.float64)
-    # log-sum-exp over shards, in float64: relative to the greatest score no power overflows.
-    top = greatest.max(0)
-    normalizer: npt.NDArray[np.float64] = top + np.log((totals * np.exp(greatest - top)).sum(0))
-    return normalizer
-
-
-@_quietly
-def losses(kind: str, parts: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
-    """Return the loss of each query (Q,), before its factor, from the numbers of all shards (S, 3, Q)."""
-    target = parts[:, TARGET].astype(np.float64).sum(0)
-    if kind == BCE:
-        total: npt.NDArray[np.float64] = parts[:, TOTAL].astype(np.float64).sum(0) - target
-        return total
-    return normalizers(kind, parts) - target
+    numbers: Floats
+    pulls: Floats = np.empty(0, np.float32)
 
 
 class ShardObjective(Protocol):
     """The part of an objective that one shard computes; see the module's text."""
 
-    def score(self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers) -> Floats:
-        """Score all queries (Q, D) against the rows (R, D); returns the shard's numbers (3, Q)."""
+    objective: FullObjective
+
+    def score_answers(self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers) -> Floats:
+        """Return the scores (a,) of the answers among the rows, for a loss that reads them."""
+        ...
+
+    def score(
+        self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers, scores: AnswerScores = NO_ANSWERS
+    ) -> ShardNumbers:
+        """Score all queries (Q, D) against the rows (R, D); the answers' scores if the loss reads them."""
         ...
 
     def differentiate(
-        self,
-        normalizer: npt.NDArray[np.float64],
-        factors: Floats,
-        of_queries: torch.Tensor,
-        of_rows: torch.Tensor,
+        self, totals: Totals, factors: Floats, of_queries: torch.Tensor, of_rows: torch.Tensor
     ) -> None:
         """Write the gradients of the last call of :meth:`score`.
 
         Parameters
         ----------
-        normalizer : (Q,) float64
+        totals : Totals
+            Of all shards.
         factors : (Q,) float32
         of_queries : (Q, D) tensor
             Written: the shard's part.
@@ -171,7 +151,7 @@ class ShardObjective(Protocol):
 
 
 class ProductShard:
-    """Scores that are inner products, by three matrix products and compiled loops.
+    """Scores that are inner products, by three matrix products and compiled loops, of losses with a kernel.
 
     The first product gives the scores of a block of queries, which a loop replaces by powers relative to the
     greatest score of their row of this shard; the second product of these is the shard's part of the queries'
@@ -197,16 +177,25 @@ class ProductShard:
         kept_bytes: int = KEPT_SCORE_BYTES,
         rows_a_panel: int = ROWS_A_PANEL,
     ) -> None:
-        self._objective = objective
+        self.objective = objective
         self._dtype = matmul_dtype
-        self._replace = kernels.sigmoids if objective.kind == BCE else kernels.exponentials
+        self._is_binary = objective.loss.kernel == CROSS_ENTROPY
+        self._replace = kernels.sigmoids if self._is_binary else kernels.exponentials
         self._ignored = words(torch.tensor([IGNORED_SCORE], dtype=matmul_dtype))[0]
         self._kept_bytes = kept_bytes
         self._rows_a_panel = rows_a_panel
         self._scratch = Scratch()
 
-    @_quietly
-    def score(self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers) -> Floats:
+    def score_answers(self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers) -> Floats:
+        """Return the scores of the answers; see :class:`ShardObjective`."""
+        scores = np.empty(len(answers.places), np.float32)
+        kernels.score_answers(queries.numpy(), rows.numpy(), answers.starts, answers.places, scores)
+        return scores
+
+    @quietly
+    def score(
+        self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers, scores: AnswerScores = NO_ANSWERS
+    ) -> ShardNumbers:
         """Score all queries; see :class:`ShardObjective`."""
         num, dim = queries.shape
         # See QUERY_MULTIPLE: oneDNN compiles a matmul for each shape.
@@ -231,7 +220,7 @@ class ProductShard:
         for number, panel in enumerate(self._panels):
             top, totals = self._score_panel(number, panel, top, totals)
         self._top = top
-        return self._with_answers(top[:num], totals[:num])
+        return ShardNumbers(self._with_answers(top[:num], totals[:num]))
 
     def _plan_panels(self, num_rows: int) -> list[_Panel]:
         """Cut the rows into panels, and decide which are kept."""
@@ -267,7 +256,7 @@ class ProductShard:
         of_panel = np.empty(self._padded, np.float32)
         merged, merged_totals = np.empty_like(top), np.empty_like(totals)
         candidates = self._candidates[panel.start : panel.stop]
-        for block in _blocks(self._padded):
+        for block in _runs(self._padded, QUERIES_A_BLOCK):
             powers = self._score_block(panel, block, greatest[block], of_panel[block])
             products = self._scratch.take("products", len(powers), dim, self._dtype)
             torch.mm(powers, candidates, out=products)
@@ -284,12 +273,11 @@ class ProductShard:
 
     def _with_answers(self, top: Floats, totals: Floats) -> Floats:
         """Add the answers' own scores to the numbers of the other candidates; returns all three."""
-        objective, answers = self._objective, self._answers
+        objective, answers = self.objective, self._answers
         queries, rows = self._queries, self._rows
-        scores = self._answer_scores = np.empty(len(answers.places), np.float32)
-        kernels.score_answers(queries.numpy(), rows.numpy(), answers.starts, answers.places, scores)
+        scores = self._answer_scores = self.score_answers(queries, rows, answers)
         numbers = np.empty((3, len(top)), np.float32)
-        if objective.kind == BCE:
+        if self._is_binary:
             numbers[GREATEST] = 0
             numbers[TOTAL] = totals + answers.sum_by_query(np.logaddexp(0, scores.astype(np.float64)))
         else:
@@ -307,16 +295,13 @@ class ProductShard:
             numbers[TARGET] += objective.background * (queries @ self._sum_of_rows).numpy()
         return numbers
 
-    @_quietly
+    @quietly
     def differentiate(
-        self,
-        normalizer: npt.NDArray[np.float64],
-        factors: Floats,
-        of_queries: torch.Tensor,
-        of_rows: torch.Tensor,
+        self, totals: Totals, factors: Floats, of_queries: torch.Tensor, of_rows: torch.Tensor
     ) -> None:
         """Write the gradients; see :class:`ShardObjective`."""
         num, dim = self._queries.shape
+        normalizer = totals.normalizers
         scales = self._scales(self._top[:num], normalizer, factors)
         keeps = np.zeros(num, np.float32)
         kernels.add_products(self._gradients[:num], keeps, scales, of_queries.numpy())
@@ -326,9 +311,9 @@ class ProductShard:
             # Powers come out as before, relative to the same greatest scores, as the rows have not changed
             # since.
             if not panel.is_kept:
-                totals = np.empty(self._padded, np.float32)
-                for block in _blocks(self._padded):
-                    self._score_block(panel, block, self._greatest[number][block], totals[block])
+                unused = np.empty(self._padded, np.float32)
+                for block in _runs(self._padded, QUERIES_A_BLOCK):
+                    self._score_block(panel, block, self._greatest[number][block], unused[block])
             scales = self._scales(self._greatest[number, :num], normalizer, factors)
             kernels.narrow_rows(self._queries.numpy(), scales, words(scaled))
             self._differentiate_rows(scaled, self._powers(panel), of_rows[panel.start : panel.stop])
@@ -348,7 +333,7 @@ class ProductShard:
 
     def _scales(self, greatest: Floats, normalizer: npt.NDArray[np.float64], factors: Floats) -> Floats:
         """Return the factors (Q,) that turn powers relative to a greatest score into gradients of scores."""
-        if self._objective.kind == BCE:
+        if self._is_binary:
             return factors
         scales: Floats = (factors * np.exp(greatest - normalizer)).astype(np.float32)
         return scales
@@ -361,10 +346,10 @@ class ProductShard:
         of_rows: torch.Tensor,
     ) -> None:
         """Add the gradients from the labels and from the answers' own scores."""
-        objective, answers = self._objective, self._answers
+        objective, answers = self.objective, self._answers
         of_queries_array, of_rows_array = of_queries.numpy(), of_rows.numpy()
         scores, query_of = self._answer_scores.astype(np.float64), answers.query_of
-        if objective.kind == BCE:
+        if self._is_binary:
             predicted = torch.from_numpy(scores).sigmoid().numpy()
         else:
             predicted = np.exp(scores - normalizer[query_of])
@@ -388,14 +373,14 @@ class _Panel:
     is_kept: bool
 
 
-def _blocks(num: int) -> Iterator[slice]:
-    """Yield runs of the queries."""
-    for start in range(0, num, QUERIES_A_BLOCK):
-        yield slice(start, min(start + QUERIES_A_BLOCK, num))
+def _runs(num: int, length: int) -> Iterator[slice]:
+    """Yield runs of rows or queries."""
+    for start in range(0, num, length):
+        yield slice(start, min(start + length, num))
 
 
 class AutogradShard:
-    """Any score function: scores by blocks of rows, gradients by autograd. The plain twin of the above.
+    """Any score function and loss: scores by blocks of rows, gradients by autograd; plain twin of the above.
 
     Every block is scored twice, first for the numbers and then with autograd. On a device, queries and
     answers are copied there once, rows block by block, and the gradients of a block come back while the next
@@ -428,7 +413,7 @@ class AutogradShard:
         is_resident: bool = False,
     ) -> None:
         self._is_resident = is_resident
-        self._objective = objective
+        self.objective = objective
         self._compare = compare
         self._numbers_a_score = numbers_a_score
         self._device = device
@@ -436,66 +421,74 @@ class AutogradShard:
         self._block_numbers = DEVICE_BLOCK_NUMBERS if device.is_staged else TWIN_BLOCK_NUMBERS
         self._kept_bytes = kept_bytes if device.is_staged else 0
         self._kept: dict[int, torch.Tensor] = {}
-        self._pinned = [Scratch(pinned=device.pins_memory) for _ in range(2)]
+        # Two rooms each way: the host fills or empties one while the device uses the other.
+        self._pinned, rooms = ([Scratch(pinned=device.pins_memory) for _ in range(2)] for _ in range(2))
+        self._rooms = itertools.cycle(rooms)
+        self._sent: list[Any] = []
 
     @torch.no_grad()
-    def score(self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers) -> Floats:
+    def score_answers(self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers) -> Floats:
+        """Return the scores of the answers; see :class:`ShardObjective`."""
+        self._queries = self._there(queries)
+        places, columns = np.unique(answers.places, return_inverse=True)
+        scores = np.empty(len(columns), np.float32)
+        for block in _runs(len(places), self._block_rows(len(queries) * self._numbers_a_score)):
+            is_here = (columns >= block.start) & (columns < block.stop)
+            candidates = self._there(rows[torch.from_numpy(places[block]).to(rows.device)])
+            matrix = self._scores(self._queries, candidates).cpu().numpy()
+            scores[is_here] = matrix[answers.query_of[is_here], columns[is_here] - block.start]
+        return scores
+
+    @torch.no_grad()
+    def score(
+        self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers, scores: AnswerScores = NO_ANSWERS
+    ) -> ShardNumbers:
         """Score all queries; see :class:`ShardObjective`."""
         self._queries, self._rows = self._there(queries), rows
-        self._answers = _AnswersThere(answers, self._objective, self._there)
+        self._answers = _AnswersThere(answers, self.objective, self._there, scores)
         self._kept = {}
-        num = len(queries)
-        zeros = self._queries.new_zeros(num)
-        greatest = zeros + (IGNORED_SCORE if self._objective.kind == SOFTMAX else 0.0)
-        totals, targets = zeros.clone(), zeros.clone()
-        for block in self._row_blocks():
-            scores = self._scores(self._queries, self._block(block))
-            targets += (self._labels(block) * scores).sum(1)
-            if self._objective.kind == BCE:
-                totals += torch.nn.functional.softplus(scores).sum(1)
-                continue
-            new = torch.maximum(greatest, scores.amax(1))
-            totals = totals * (greatest - new).exp() + (scores - new[:, None]).exp().sum(1)
-            greatest = new
-        return torch.stack([greatest, totals, targets]).cpu().numpy()
+        loss, num_pairs = self.objective.loss, len(scores.scores)
+        numbers, pulls = loss.first(self._queries), self._queries.new_zeros(num_pairs)
+        self._rows_a_block = self._block_rows(max(len(queries) * self._numbers_a_score, num_pairs))
+        for run in _runs(len(rows), self._rows_a_block):
+            loss.add(numbers, pulls, self._score_block(run, self._queries, self._block(run)))
+        return ShardNumbers(numbers.cpu().numpy(), pulls.cpu().numpy())
 
     def differentiate(
-        self,
-        normalizer: npt.NDArray[np.float64],
-        factors: Floats,
-        of_queries: torch.Tensor,
-        of_rows: torch.Tensor,
+        self, totals: Totals, factors: Floats, of_queries: torch.Tensor, of_rows: torch.Tensor
     ) -> None:
         """Write the gradients; see :class:`ShardObjective`."""
         queries = self._queries.detach().requires_grad_()
         # Autograd accumulates over blocks: into the caller's memory on the CPU.
         queries.grad = torch.zeros_like(queries) if self._device.is_staged else of_queries.zero_()
-        shift = self._there(torch.from_numpy(normalizer.astype(np.float32)))[:, None]
-        weights = self._there(torch.from_numpy(factors))[:, None]
+        normalizers, pulls = totals.normalizers.astype(np.float32), totals.pulls.astype(np.float32)
+        shift, weights = (self._there(torch.from_numpy(one))[:, None] for one in (normalizers, factors))
+        answer_pulls = self._there(torch.from_numpy(pulls))
         returning: list[tuple[slice, torch.Tensor, Any]] = []
-        for number, block in enumerate(self._row_blocks()):
-            rows = self._block(block).detach().contiguous().requires_grad_()
+        for number, run in enumerate(_runs(len(self._rows), self._rows_a_block)):
+            rows = self._block(run).detach().contiguous().requires_grad_()
             with self._device.computing():
-                scores = self._scores(queries, rows)
-                predicted = (
-                    scores.detach().sigmoid()
-                    if self._objective.kind == BCE
-                    else (scores.detach() - shift).exp()
-                )
-                scores.backward((predicted - self._labels(block)) * weights)
+                block = self._score_block(run, queries, rows)
+                detached = dataclasses.replace(block, scores=block.scores.detach())
+                gradients = self.objective.loss.score_gradients(detached, shift, answer_pulls)
+                block.scores.backward(gradients * weights)
             if rows.grad is None:
                 continue
             if not self._device.is_staged or self._is_resident:
-                of_rows[block] = rows.grad
+                of_rows[run] = rows.grad
                 continue
             # The block before has come back into the other half of the page-locked memory by now, or is
             # waited for here, while this block still computes.
             _place(returning, of_rows)
-            returning.append((block, self._started_back(number % 2, rows.grad), self._recorded()))
+            returning.append((run, self._started_back(number % 2, rows.grad), self._recorded()))
         _place(returning, of_rows)
         if self._device.is_staged:
             of_queries.copy_(queries.grad)
         self._kept = {}
+
+    def _score_block(self, run: slice, queries: torch.Tensor, rows: torch.Tensor) -> ScoreBlock:
+        """Score queries against a run of the rows."""
+        return self._answers.block(self._scores(queries, rows), run)
 
     def _scores(self, queries: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Score queries (Q, D) against rows (b, D') in the type of the matmuls: (Q, b) float32."""
@@ -514,11 +507,20 @@ class AutogradShard:
             return self._rows[block]
         if block.start in self._kept:
             return self._kept[block.start]
-        rows = self._there(self._rows[block])
+        rows = self._started_there(self._rows[block]) if self._device.is_staged else self._rows[block]
         # The rows change after the step only: until then a copy is as good.
         if rows.numel() * rows.element_size() <= self._kept_bytes - self._bytes_kept:
             self._kept[block.start] = rows
         return rows
+
+    def _started_there(self, rows: torch.Tensor) -> torch.Tensor:
+        """Begin to copy rows to the device out of page-locked memory; returns the copy."""
+        if len(self._sent) == 2:
+            self._sent.pop(0).synchronize()  # the room that comes next is free again
+        room = next(self._rooms).take("rows", rows.shape[0], rows.shape[1], rows.dtype).copy_(rows)
+        there = room.to(self._device.device, non_blocking=True, copy=True)
+        self._sent.append(self._recorded())
+        return there
 
     @property
     def _bytes_kept(self) -> int:
@@ -536,17 +538,9 @@ class AutogradShard:
         event.record(self._device.backend.current_stream())
         return event
 
-    def _row_blocks(self) -> Iterator[slice]:
-        """Yield runs of the rows."""
-        step = max(1, self._block_numbers // max(1, len(self._queries) * self._numbers_a_score))
-        for start in range(0, len(self._rows), step):
-            yield slice(start, min(start + step, len(self._rows)))
-
-    def _labels(self, block: slice) -> torch.Tensor:
-        """Return the labels of all queries and some rows, (Q, b)."""
-        size = (len(self._queries), block.stop - block.start)
-        labels = torch.full(size, self._objective.background, device=self._queries.device)
-        return self._answers.add_to(labels, block)
+    def _block_rows(self, numbers_a_row: int) -> int:
+        """Return how many rows are scored at a time."""
+        return max(1, self._block_numbers // max(1, numbers_a_row))
 
 
 class _AnswersThere:
@@ -557,20 +551,27 @@ class _AnswersThere:
         answers: Answers,
         objective: FullObjective,
         there: Callable[[torch.Tensor], torch.Tensor],
+        scores: AnswerScores,
     ) -> None:
         order = np.argsort(answers.places, kind="stable")
+        self._background = objective.background
         self._sorted = answers.places[order]
         self._places = there(torch.from_numpy(self._sorted))
         self._query_of = there(torch.from_numpy(answers.query_of[order]))
+        arrays = (scores.query_of, scores.scores, scores.shares())
+        self._pairs = Pairs(*(there(torch.from_numpy(array)) for array in arrays))
+        self._numbers = there(torch.from_numpy(scores.own.start + order))
         keep = 1 - objective.label_smoothing
         self._labels = there(torch.from_numpy((keep * answers.shares[order]).astype(np.float32)))
 
-    def add_to(self, labels: torch.Tensor, block: slice) -> torch.Tensor:
-        """Add the labels of the answers among some rows to those of all queries and these rows (Q, b)."""
-        first, stop = np.searchsorted(self._sorted, [block.start, block.stop]).tolist()
+    def block(self, scores: torch.Tensor, rows: slice) -> ScoreBlock:
+        """Return the scores (Q, b) of some rows with their labels and answers."""
+        first, stop = np.searchsorted(self._sorted, [rows.start, rows.stop]).tolist()
+        answers = (self._query_of[first:stop], self._places[first:stop] - rows.start)
+        labels = torch.full_like(scores, self._background, requires_grad=False)
         # An answer occurs once in a query: no two of them are the same element.
-        labels[self._query_of[first:stop], self._places[first:stop] - block.start] += self._labels[first:stop]
-        return labels
+        labels[answers] += self._labels[first:stop]
+        return ScoreBlock(scores, labels, answers, self._numbers[first:stop], self._pairs)
 
 
 def _place(returning: list[tuple[slice, torch.Tensor, Any]], of_rows: torch.Tensor) -> None:

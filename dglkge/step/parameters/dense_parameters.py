@@ -8,7 +8,7 @@ the whole, so the sum over the trainers is the gradient of the batch, whatever t
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint.relation_layout import DENSE_GROUP, dense_parameters, dense_path
+from dglkge.distributed.device_groups import DeviceGroups
 from dglkge.model.dense_modules import load_parameters
 from dglkge.model.precision import LossScale, is_finite
 from dglkge.step.contracts import Parameters, RowGradients
@@ -35,17 +36,15 @@ class DenseParameters(Parameters):
     Parameters
     ----------
     module : torch.nn.Module
+        On the device that computes the batches: gradients are summed and updates made there.
     make_optimizer : callable
         Returns an optimizer of torch of some parameters.
-    sum_over_trainers : callable
-        Sums an array over all trainers; a collective.
+    groups : DeviceGroups
+        Of the trainers.
     is_first : bool
         Whether this is the trainer whose initial values all take.
     clip_value : float
         Limit of the size of each number of the summed gradient; 0: none.
-    copy : torch.nn.Module, optional
-        A copy of the module, perhaps on a GPU, that computes the batches in its place. It takes the values
-        before each batch; the gradients are summed, and the optimizer works, on the CPU.
     shards_in : Path, optional
         Share the parameters and the optimizer's state out among the trainers; rank 0 joins them in a
         temporary file in this folder when they are saved. Without it every trainer has all of them.
@@ -63,10 +62,9 @@ class DenseParameters(Parameters):
         self,
         module: torch.nn.Module,
         make_optimizer: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
-        sum_over_trainers: Callable[[np.ndarray], np.ndarray],
+        groups: DeviceGroups,
         is_first: bool = True,
         clip_value: float = 0.0,
-        copy: torch.nn.Module | None = None,
         shards_in: Path | None = None,
         loss_scale: LossScale | None = None,
         scaled: Collection[str] = (),
@@ -75,21 +73,17 @@ class DenseParameters(Parameters):
         self._scaled = frozenset(scaled)
         self._parameters = {name: one for name, one in module.named_parameters() if one.requires_grad}
         self._module = module
-        self._copy = copy
-        computing = dict(module.named_parameters()) | ({} if copy is None else dict(copy.named_parameters()))
-        self._computing = [computing[name] for name in self._parameters]
-        self._sum = sum_over_trainers
+        self._groups = groups
         self._clip_value = clip_value
         # A user's module may draw other numbers with another version of torch: the first trainer's count.
         with torch.no_grad():
             for values in module.parameters():
-                mine = values.numpy() if is_first else np.zeros(tuple(values.shape), np.float32)
-                values.copy_(torch.from_numpy(sum_over_trainers(mine)))
+                values.copy_(groups.sum(values if is_first else torch.zeros_like(values)))
         # Parameters that the optimizer updates, by name: the module's own, or this trainer's slices of them.
         self._updated = self._parameters
         self._shards: ParameterShards | None = None
         if shards_in is not None:
-            self._shards = ParameterShards(dict(module.named_parameters()), shards_in)
+            self._shards = ParameterShards(dict(module.named_parameters()), groups, shards_in)
             self._updated = {name: self._shards.own[name] for name in self._parameters}
         self.optimizer = make_optimizer(list(self._updated.values()))
 
@@ -108,19 +102,13 @@ class DenseParameters(Parameters):
         return contextlib.nullcontext() if self._shards is None else self._shards.whole()
 
     def start_batch(self, number: int = 0) -> None:
-        """Drop the gradients of the batch before; the module's copy takes the parameters.
+        """Drop the gradients of the batch before.
 
         A collective where they are sharded: the module has its parameters until :meth:`sum_gradients`.
         """
         self.optimizer.zero_grad(set_to_none=True)
         if self._shards is not None:
             self._shards.gather()
-        if self._copy is not None:
-            self._copy.zero_grad(set_to_none=True)
-            values = dict(self._module.named_parameters())
-            with torch.no_grad():
-                for name, taken in self._copy.named_parameters():
-                    taken.copy_(values[name])
 
     def sum_gradients(self, gradients: Sequence[RowGradients] = ()) -> float | None:
         """Sum the gradients of all trainers, and clip them by value; see :class:`Parameters`.
@@ -136,66 +124,68 @@ class DenseParameters(Parameters):
         rows_are_finite = self.loss_scale is None or all(is_finite(rows) for _, _, rows in gradients)
         parameters = list(self._updated.values())
         self._unscale()
-        total = self._sums(rows_are_finite)
-        start = 0
+        sums, num_asking = self._sums(rows_are_finite)
         # Of each parameter whether its gradient is not finite, whether rows are not, and the sum of squares.
-        found = np.zeros(len(parameters) + 2)
-        for place, one in enumerate(parameters):
-            part = total[start : start + one.numel()]
-            start += one.numel()
-            found[place] = not bool(torch.isfinite(part).all())
-            one.grad = part.float().view_as(one)
+        verdict = torch.zeros(len(parameters) + 2, dtype=torch.float64)
+        are_finite = [torch.isfinite(gradient).all() for gradient in sums]
+        for parameter, gradient in zip(parameters, sums):
+            parameter.grad = gradient.float()
         if self._clip_value:
             torch.nn.utils.clip_grad_value_(parameters, self._clip_value)
-        found[-1] = sum(float(one.grad.double().square().sum()) for one in parameters if one.grad is not None)
+        squares = [
+            parameter.grad.double().square().sum() for parameter in parameters if parameter.grad is not None
+        ]
+        # The first numbers that are read: a device has computed all of them until then.
+        verdict[: len(parameters)] = torch.tensor([not is_all for is_all in are_finite])
+        verdict[-2] = num_asking
+        verdict[-1] = sum(float(square) for square in squares)
         if self._shards is not None:
             # Each trainer has seen its slices: the norm and the verdict are those of all of them.
-            found[-2] = not rows_are_finite
-            found = self._sum(found)
-        elif self.loss_scale is not None:
-            found[-2] = total[-1]
+            verdict = self._groups.sum(verdict)
         if self.loss_scale is not None:
             # Equal on all trainers, as the sums are.
-            overflows = bool(found[:-1].any())
+            overflows = bool(verdict[:-1].any())
             self.loss_scale.update(overflows)
             if overflows:
                 return None
-        for name, num_bad in zip(self._updated, found.tolist()):
+        for name, num_bad in zip(self._updated, verdict.tolist()):
             if num_bad:
                 raise FloatingPointError(
                     f"the gradient of the dense parameter {name!r} is not finite; nothing was updated"
                 )
-        return float(found[-1])
+        return float(verdict[-1])
 
-    def _sums(self, rows_are_finite: bool) -> torch.Tensor:
-        """Return the gradients, one after the other, summed over the trainers: (n,) float64; a collective.
+    def _sums(self, rows_are_finite: bool) -> tuple[list[torch.Tensor], float]:
+        """Return the gradients, float64, summed over the trainers, and how many ask to skip; a collective.
 
-        Those of the slices of this trainer where parameters are sharded. Else, with a loss scale, one number
-        more: how many trainers ask to skip the step.
+        Where parameters are sharded: those of the slices of this trainer, and whether it asks.
         """
+        parameters = list(self._parameters.values())
         if self._shards is not None:
-            total = self._shards.summed(list(self._parameters), [one.grad for one in self._computing])
-            for one in self._computing:
-                one.grad = None
+            sums = self._shards.summed(self._parameters)
+            for parameter in parameters:
+                parameter.grad = None
             self._shards.release()
-            return total
-        # In float64, so that the order of trainers shows in the last bit of float32 only.
-        num_numbers = sum(one.numel() for one in self._parameters.values())
-        flat = np.zeros(num_numbers + (self.loss_scale is not None))
-        start = 0
-        for one in self._computing:
+            return sums, not rows_are_finite
+        by_device: dict[torch.device, list[torch.Tensor]] = {}
+        for parameter in parameters:
             # A trainer without triples, or a parameter that a batch does not use, has no gradient.
-            if one.grad is not None:
-                flat[start : start + one.numel()] = one.grad.reshape(-1).cpu().numpy()
-            start += one.numel()
-        if self.loss_scale is not None:
-            flat[-1] = not rows_are_finite
-        return torch.from_numpy(self._sum(flat))
+            gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+            # In float64, so that the order of trainers shows in the last bit of float32 only.
+            by_device.setdefault(parameter.device, []).append(gradient.detach().double().reshape(-1))
+        by_place: dict[torch.device, Iterator[torch.Tensor]] = {}
+        num_asking = 0.0
+        for device, flat in by_device.items():
+            asks = torch.tensor([not rows_are_finite], dtype=torch.float64, device=device)
+            # One round of messages: the request to skip is one number more.
+            *totals, asking = self._groups.sum(torch.cat([*flat, asks])).split([*map(len, flat), 1])
+            by_place[device], num_asking = iter(totals), float(asking)
+        return [next(by_place[parameter.device]).view_as(parameter) for parameter in parameters], num_asking
 
     def _unscale(self) -> None:
         """Divide the gradients of this trainer's batch by the loss scale."""
         if self.loss_scale is not None:
-            for name, one in zip(self._parameters, self._computing):
+            for name, one in self._parameters.items():
                 if one.grad is not None and name in self._scaled:
                     one.grad /= self.loss_scale.scale
 
@@ -240,8 +230,10 @@ class DenseParameters(Parameters):
             for key, number in self.loss_scale.state().items():
                 found[dense_path(SCALE, key)] = torch.tensor(number, dtype=torch.float64)
         if self._shards is None:
-            return {path: value.detach().clone() for path, value in found.items()}
-        numbers = {path: value.detach().clone() for path, value in found.items() if path not in slices}
+            return {path: value.detach().to("cpu", copy=True) for path, value in found.items()}
+        numbers = {
+            path: value.detach().to("cpu", copy=True) for path, value in found.items() if path not in slices
+        }
         return {**self._shards.joined(slices), **numbers}
 
     def take(self, values: Mapping[str, torch.Tensor], where: str) -> None:
@@ -284,17 +276,19 @@ class DenseParameters(Parameters):
     def _restore_state(self, file: h5py.File) -> None:
         """Take the optimizer's state; it has none before its first step."""
         found: Mapping[str, Any] = file.get(DENSE_GROUP, {})
-        for name, one in self._updated.items():
+        for name, parameter in self._updated.items():
             state: dict[str, Any] = {}
             for key, dataset in found.get(f"{STATE}/{name}", {}).items():
                 if self._shards is not None and dataset.shape == self._shards.shapes[name]:
                     state[key] = self._shards.own_part(name, dataset)
                 else:
-                    state[key] = torch.from_numpy(np.asarray(dataset[()]))
+                    numbers = torch.from_numpy(np.asarray(dataset[()]))
+                    # torch keeps the count of steps on the host.
+                    state[key] = numbers.to(parameter.device) if numbers.ndim else numbers
             for key, dataset in found.get(f"{NUMBERS}/{name}", {}).items():
                 number = float(dataset[()])
                 state[key] = int(number) if number.is_integer() else number
             if state:
-                self.optimizer.state[one] = state
+                self.optimizer.state[parameter] = state
             else:
-                self.optimizer.state.pop(one, None)
+                self.optimizer.state.pop(parameter, None)

@@ -28,6 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from dglkge.distributed.device_groups import DeviceGroups
 from dglkge.errors import InputError, write_error
 from dglkge.model.dense_modules import check_shapes
 
@@ -42,6 +43,23 @@ class _Holder(nn.Module):
         super().__init__()
         for number, one in enumerate(parameters):
             self.register_parameter(f"p{number}", nn.Parameter(one.detach(), one.requires_grad))
+
+
+def _sharded(holder: _Holder, device: torch.device, group: Any) -> Any:
+    """Cut the parameters of a holder by FSDP."""
+    # Imported here: importing FSDP takes a second.
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp import fully_shard
+
+    # One group: everything is gathered at once, since one batch uses all of it.
+    mesh = DeviceMesh.from_group(group, device.type)
+    sharded: Any = fully_shard(holder, mesh=mesh, reshard_after_forward=False)
+    if device.type == "cpu" and hasattr(sharded, "set_custom_all_gather"):  # newer than fully_shard itself
+        sharded.set_custom_all_gather(_BlockGather())
+    # FSDP may move a slice when it starts, which is at the first gathering.
+    sharded.unshard()
+    sharded.reshard()
+    return sharded
 
 
 class _BlockGather:
@@ -130,6 +148,8 @@ class ParameterShards:
     parameters : mapping of str to nn.Parameter
         With equal values on all trainers. They have no numbers afterwards, but between :meth:`gather` and
         :meth:`release`.
+    groups : DeviceGroups
+        Of the trainers.
     folder : Path
         Rank 0 joins the slices in a temporary file here, see :meth:`joined`.
 
@@ -146,14 +166,10 @@ class ParameterShards:
         If a parameter has no dimensions.
     """
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], folder: Path) -> None:
-        # Imported here: importing FSDP takes a second.
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.fsdp import fully_shard
-
+    def __init__(self, parameters: Mapping[str, nn.Parameter], groups: DeviceGroups, folder: Path) -> None:
         self._whole = dict(parameters)
         self._folder = folder
-        self.shapes = {name: tuple(one.shape) for name, one in self._whole.items()}
+        self.shapes = {name: tuple(parameter.shape) for name, parameter in self._whole.items()}
         for name, shape in self.shapes.items():
             if not shape:
                 raise InputError(
@@ -161,26 +177,28 @@ class ParameterShards:
                     "dimension to cut; allowed: replicated, or a parameter of shape (1,)"
                 )
         self.rank, self.size = dist.get_rank(), dist.get_world_size()
-        self._holder = _Holder(list(self._whole.values()))
+        by_device: dict[torch.device, dict[str, nn.Parameter]] = {}
+        for name, parameter in self._whole.items():
+            by_device.setdefault(parameter.device, {})[name] = parameter
+        self._groups = {device: groups.group(device) for device in by_device}
+        self._names = {device: list(own) for device, own in by_device.items()}
+        holders = {device: _Holder(list(own.values())) for device, own in by_device.items()}
         self._let_go()
-        mesh = init_device_mesh("cpu", (self.size,))
-        # One group: everything is gathered at once, since one batch uses all of it.
-        sharded: Any = fully_shard(self._holder, mesh=mesh, reshard_after_forward=False)
-        if hasattr(sharded, "set_custom_all_gather"):  # newer than fully_shard itself
-            sharded.set_custom_all_gather(_BlockGather())
-        # FSDP may move a slice when it starts, which is at the first gathering.
-        sharded.unshard()
-        sharded.reshard()
-        self._sharded = sharded
+        self._sharded = [_sharded(holder, device, self._groups[device]) for device, holder in holders.items()]
+        self._gathered = {
+            name: (holders[device], f"p{number}")
+            for device, names in self._names.items()
+            for number, name in enumerate(names)
+        }
         self._is_whole = False
         self.own = {}
-        for number, (name, one) in enumerate(self._whole.items()):
-            slice_ = getattr(self._holder, f"p{number}").to_local()
+        for name, parameter in self._whole.items():
+            slice_ = getattr(*self._gathered[name]).to_local()
             if tuple(slice_.shape) != self._slice_shape(name, self.rank):
                 raise RuntimeError(f"FSDP has cut {name!r} to {tuple(slice_.shape)}")
             # The same memory: what an optimizer writes to it is gathered in the next batch. Plain tensors,
             # because an optimizer that works number by number needs no DTensor, whose operations are slow.
-            self.own[name] = nn.Parameter(slice_.detach(), one.requires_grad)
+            self.own[name] = nn.Parameter(slice_.detach(), parameter.requires_grad)
 
     def rows(self, name: str, rank: int | None = None) -> slice:
         """Return the place of a trainer's slice (default: this one's) in the first dimension."""
@@ -200,23 +218,25 @@ class ParameterShards:
         """Give the module's parameters all their numbers; a collective, unless they have them already."""
         if self._is_whole:
             return
-        self._sharded.unshard()
-        for number, one in enumerate(self._whole.values()):
-            one.data = getattr(self._holder, f"p{number}").data
+        for sharded in self._sharded:
+            sharded.unshard()
+        for name, parameter in self._whole.items():
+            parameter.data = getattr(*self._gathered[name]).data
         self._is_whole = True
 
     def release(self) -> None:
         """Free the whole parameters; what was written to them is lost, see :meth:`load`."""
         if self._is_whole:
             self._let_go()
-            self._sharded.reshard()
+            for sharded in self._sharded:
+                sharded.reshard()
             self._is_whole = False
 
     def _let_go(self) -> None:
         """Leave the module's parameters without numbers."""
-        for one in self._whole.values():
+        for parameter in self._whole.values():
             # Not the freed memory: an operation on it would crash, on this it fails by its shape.
-            one.data = torch.empty(0)
+            parameter.data = torch.empty(0, device=parameter.device)
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
@@ -229,35 +249,46 @@ class ParameterShards:
             if not was_whole:
                 self.release()
 
-    def summed(self, names: Sequence[str], gradients: Sequence[torch.Tensor | None]) -> torch.Tensor:
-        """Sum gradients over all trainers; a collective.
+    def summed(self, parameters: Mapping[str, nn.Parameter]) -> list[torch.Tensor]:
+        """Sum the gradients of some of the whole parameters over all trainers; a collective.
 
         Parameters
         ----------
-        names : sequence of str
-            Of some parameters.
-        gradients : sequence of tensor, or None
-            Of these, whole. None counts as 0: a trainer may have no triples, or not use a parameter.
+        parameters : mapping of str to nn.Parameter
+            No gradient counts as 0: a trainer may have no triples, or not use a parameter.
 
         Returns
         -------
-        (n,) float64 tensor
-            The sums of this trainer's slices, one after the other.
+        list of float64 tensor
+            The sums of this trainer's slices, on the parameters' devices.
         """
-        flat = [None if one is None else one.detach().reshape(-1).cpu() for one in gradients]
+        sums = {}
+        for device, group in self._groups.items():
+            names = [name for name in self._names[device] if name in parameters]
+            counts = [self._slice_numbers(name, self.rank) for name in names]
+            gradients = [parameters[name].grad for name in names]
+            for name, total in zip(names, self._summed(names, gradients, device, group).split(counts)):
+                sums[name] = total.view(self._slice_shape(name, self.rank))
+        return [sums[name] for name in parameters]
+
+    def _summed(
+        self, names: Sequence[str], gradients: Sequence[torch.Tensor | None], device: torch.device, group: Any
+    ) -> torch.Tensor:
+        """Return the sums of this trainer's slices of parameters on a device, one after the other."""
+        flat = [None if gradient is None else gradient.detach().reshape(-1) for gradient in gradients]
         # Numbers of each trainer's slices, in the order of ranks.
         counts = [sum(self._slice_numbers(name, rank) for name in names) for rank in range(self.size)]
-        total = torch.zeros(counts[self.rank], dtype=torch.float64)
+        total = torch.zeros(counts[self.rank], dtype=torch.float64, device=device)
         # In blocks: the messages take 2 * size * BLOCK_NUMBERS numbers, not two copies of all gradients.
         for start in range(0, max(counts, default=0), BLOCK_NUMBERS):
             ends = [min(count, start + BLOCK_NUMBERS) for count in counts]
             lengths = [max(0, end - start) for end in ends]
-            sent = torch.zeros(sum(lengths))
+            sent = torch.zeros(sum(lengths), device=device)
             for rank, part in enumerate(sent.split(lengths)):
                 self._copy_slices(names, flat, rank, start, part)
             mine = lengths[self.rank]
-            received = torch.empty(self.size * mine)
-            dist.all_to_all_single(received, sent, [mine] * self.size, lengths)
+            received = torch.empty(self.size * mine, device=device)
+            dist.all_to_all_single(received, sent, [mine] * self.size, lengths, group=group)
             for part in received.split(mine) if mine else ():
                 total[start : start + mine] += part
         return total
@@ -325,7 +356,7 @@ class ParameterShards:
         """
         if self.rank:
             for _, mine in slices.values():
-                flat = mine.detach().reshape(-1)
+                flat = mine.detach().reshape(-1).cpu()
                 for start in range(0, len(flat), BLOCK_NUMBERS):
                     dist.send(flat[start : start + BLOCK_NUMBERS], 0)
             return {}
@@ -347,7 +378,7 @@ class ParameterShards:
 
     def _blocks(self, name: str, mine: torch.Tensor) -> Iterator[np.ndarray]:
         """Yield the numbers of all trainers' slices of a parameter, in the order of ranks; on rank 0."""
-        yield mine.contiguous().reshape(-1).numpy()
+        yield mine.contiguous().reshape(-1).cpu().numpy()
         for rank in range(1, self.size):
             count = self._slice_numbers(name, rank)
             for start in range(0, count, BLOCK_NUMBERS):

@@ -13,8 +13,8 @@ from dglkge.model.choices import K_VS_ALL
 from dglkge.sampling.query_batches import TrainingBatches
 from dglkge.training.building.bucket_order import build_bucket_batches, prefetch_ranges
 from dglkge.training.building.candidates import build_query_batches
+from dglkge.training.building.components import relation_weights
 from dglkge.training.building.edge_sets import build_edge_batches, configured_order
-from dglkge.training.building.loss_settings import relation_weights
 from dglkge.training.job import Job
 from dglkge.typing import RELATION
 

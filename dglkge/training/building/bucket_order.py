@@ -57,7 +57,7 @@ def build_bucket_batches(
     part = world.machine
     spare = Path(config.output) / dataset_files.PARTITIONS / dataset_files.part_folder(part)
     sets = ALL_TRIPLES
-    if config.training.edge_sets or config.evaluation.eval_fraction:
+    if config.training.edge_sets or config.evaluation.held_out:
         sets = TrainedSets(order.made_of(), partial(rows_of_sets, order), len(order.sets))
 
     def make_files() -> None:

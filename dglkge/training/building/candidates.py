@@ -17,9 +17,9 @@ from dglkge.distributed.world import World
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import InputError
+from dglkge.model.full_losses import FullLoss, FullSoftmax
 from dglkge.model.functions.comparators import Dot
 from dglkge.model.kge_model import KgeModel
-from dglkge.model.losses import LOSSES
 from dglkge.model.regularizers import Regularizer
 from dglkge.optim.alltoall import Alltoall
 from dglkge.sampling.pair_queries import PairIndex
@@ -36,7 +36,6 @@ from dglkge.step.objectives.one_vs_all import AutogradQueries, LoopQueries, has_
 from dglkge.step.objectives.query_exchange import QueryExchange
 from dglkge.step.objectives.relation_prediction import RELATION_BLOCKS, RelationQueries
 from dglkge.step.objectives.shard_objective import (
-    SOFTMAX,
     AutogradShard,
     FullObjective,
     ProductShard,
@@ -44,7 +43,7 @@ from dglkge.step.objectives.shard_objective import (
 )
 from dglkge.step.planning import EdgePlanner, QueryPlanner
 from dglkge.step.rows import Transforms
-from dglkge.training.building.components import REFERENCE, configured_regularizer
+from dglkge.training.building.components import REFERENCE, configured_loss, configured_regularizer
 from dglkge.training.job import Job
 from dglkge.typing import RELATION, Side
 
@@ -138,19 +137,19 @@ def _relation_comparisons(model: KgeModel, tables: TableSet) -> dict[str, _Compa
 
 
 def _candidates(
-    job: Job, batches: TrainingBatches, name: str, one: _Comparison, kind: str, penalizes: bool
+    job: Job, batches: TrainingBatches, name: str, one: _Comparison, loss: FullLoss, penalizes: bool
 ) -> Candidates:
     """Make this trainer's shard of the candidates of a block."""
     world, computation = job.world, job.computation
     # The machine's rows in equal runs, one for each trainer: a candidate is scored by one trainer only.
     owned = one.table.shard(world.local_rank, world.trainers_per_machine)
     first, stop = owned.first_node_id, owned.first_node_id + owned.rows.shape[0]
-    objective = FullObjective(kind, len(one.table), job.config.training.objective.smoothing)
+    objective = FullObjective(loss, len(one.table), job.config.training.objective.smoothing)
     device, matmul_dtype = computation.device, computation.matmul_dtype
     is_resident = job.device_tables is not None
     shard: ShardObjective
-    # Only inner products have loops.
-    if one.is_product and not computation.is_reference and not device.is_staged:
+    # Only inner products have loops, with some losses.
+    if one.is_product and loss.kernel and not computation.is_reference and not device.is_staged:
         shard = ProductShard(objective, matmul_dtype)
     else:
         shard = AutogradShard(
@@ -162,14 +161,14 @@ def _candidates(
         if batches.pairs is not None and one.table.name == RELATION:
             is_asked = np.ones(len(batches.pairs), bool)
             of_pairs = ShardAnswers(batches.pairs, is_asked, node_ids, first, stop)
-            answers_of = all_answers(batches.pairs, of_pairs, kind, penalizes=False)
+            answers_of = all_answers(batches.pairs, of_pairs, loss.splits_labels, penalizes=False)
         else:
             of_shard = ShardAnswers(batches.index, batches.asks_for(name), node_ids, first, stop)
-            answers_of = all_answers(batches.index, of_shard, kind, penalizes)
+            answers_of = all_answers(batches.index, of_shard, loss.splits_labels, penalizes)
     resident = None
     if job.device_tables is not None:
         resident = functools.partial(job.device_tables.owned_rows, one.table.name)
-    return Candidates(one.table, first, stop, one.columns, kind, shard, answers_of, resident)
+    return Candidates(one.table, first, stop, one.columns, shard, answers_of, resident)
 
 
 def build_candidate_loss(job: Job, batches: TrainingBatches, transforms: Transforms) -> CandidateLoss:
@@ -180,8 +179,8 @@ def build_candidate_loss(job: Job, batches: TrainingBatches, transforms: Transfo
     relation_weight = config.training.relation_prediction
     if relation_weight:
         comparisons.update(_relation_comparisons(model, job.tables))
-    kind, penalizes = LOSSES.get(config.loss.name).candidate_kind, regularizer is not None
-    candidates = [_candidates(job, batches, name, one, kind, penalizes) for name, one in comparisons.items()]
+    loss, penalizes = configured_loss(config).over_candidates(), regularizer is not None
+    candidates = [_candidates(job, batches, name, one, loss, penalizes) for name, one in comparisons.items()]
     shares_relations = model.score_function.shares_relations and not job.computation.is_reference
     sums_batch = config.loss.batch_reduction == "sum"
     maker: QueryMaker
@@ -204,7 +203,8 @@ def build_relation_loss(
     model = job.computing
     comparisons = _relation_comparisons(model, job.tables)
     # Softmax whatever the loss of the sampled negatives is: relations are all candidates, none is sampled.
-    candidates = [_candidates(job, batches, name, one, SOFTMAX, False) for name, one in comparisons.items()]
+    loss = FullSoftmax()
+    candidates = [_candidates(job, batches, name, one, loss, False) for name, one in comparisons.items()]
     is_staged = job.computation.device.is_staged
     maker = RelationQueries(model, job.config.training.relation_prediction, is_staged)
     return _sharded(job, transforms, planner, maker, comparisons, candidates)

@@ -15,13 +15,12 @@ from dglkge.data.partition_layout import PartitionLayout
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import InputError, unknown_name
 from dglkge.kernels.hashing import combine
-from dglkge.model.kge_model import KgeModel
 from dglkge.sampling.edge_batches import EdgeBatches
 from dglkge.sampling.machine_batches import MachineBatches, partition_mark, rows_of_sets
 from dglkge.sampling.query_batches import TrainingBatches
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder, plan_passes
-from dglkge.training.building.components import configured_loss
 from dglkge.training.held_out import HeldOutEvaluator
+from dglkge.training.job import Job
 from dglkge.training.passes import Passes
 from dglkge.typing import RELATION
 
@@ -45,7 +44,7 @@ def configured_order(config: Config, dataset: Dataset) -> TripleOrder:
     sets = [EdgeSet(TRAIN, range(len(dataset.split(TRAIN))))]
     if wanted and numbers is not None:
         sets = [_edge_set(name, numbers, known.index(name)) for name in wanted]
-    return TripleOrder(sets, config.seed, config.evaluation.eval_fraction)
+    return TripleOrder(sets, config.seed, config.evaluation.held_out_fraction)
 
 
 def _edge_set(name: str, numbers: np.ndarray, number: int) -> EdgeSet:
@@ -93,12 +92,7 @@ def build_edge_batches(
 
 
 def build_passes(
-    config: Config,
-    dataset: Dataset,
-    batches: TrainingBatches,
-    model: KgeModel,
-    gather: Callable[[str, torch.Tensor], torch.Tensor],
-    cluster: Cluster,
+    job: Job, batches: TrainingBatches, gather: Callable[[str, torch.Tensor], torch.Tensor]
 ) -> Passes:
     """Return the passes of an epoch, and the ranking of what is held out of them.
 
@@ -107,42 +101,18 @@ def build_passes(
     InputError
         If everything is held out.
     """
-    num_chunks, size = config.training.edge_chunks, config.training.batch_size
-    order: TripleOrder | None = None
-    if isinstance(batches, EdgeBatches):
-        order = batches.order
-    if order is None:
-        # Queries.
-        if config.training.edge_sets or config.evaluation.eval_fraction:
-            raise InputError(
-                "training.edge_sets and evaluation.eval_fraction take batches of triples in the order of "
-                f"sets, and these are {type(batches).__name__}: leave both out, or train in that order"
-            )
+    config, size = job.config, job.config.training.batch_size
+    num_chunks, settings = config.training.edge_chunks, config.evaluation.held_out
+    if not isinstance(batches, EdgeBatches):
         return Passes(plan_passes([(0, len(batches) * size)], num_chunks, size))
+    order = batches.order
     if not order.num_positions:
         raise InputError(
-            f"evaluation.eval_fraction is {config.evaluation.eval_fraction:g}, and no triple is left to "
-            "train; expected a smaller share, or larger edge sets"
+            f"evaluation.held_out.fraction is {config.evaluation.held_out_fraction:g}, and no triple is left "
+            "to train; expected a smaller share, or larger edge sets"
         )
     ranges = [order.range_of(number) for number in range(len(order.sets))]
-    held_out = None
-    if config.evaluation.eval_fraction:
-        world = cluster.world
-        held_out = HeldOutEvaluator(
-            order,
-            num_chunks,
-            dataset.split(TRAIN),
-            model,
-            configured_loss(config),
-            dataset.relations.relations,
-            {name: dataset.num_entities(name) for name in dataset.entity_types},
-            gather,
-            cluster.sum,
-            (world.rank, world.world_size),
-            config.seed,
-            config.evaluation.eval_num_batch_negs,
-            config.evaluation.eval_num_uniform_negs,
-        )
+    held_out = None if settings is None else HeldOutEvaluator(job, settings, order, gather)
     return Passes(plan_passes(ranges, num_chunks, size), held_out)
 
 

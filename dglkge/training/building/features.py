@@ -19,12 +19,12 @@ import torch
 from dglkge.checkpoint import hdf5_format, layout
 from dglkge.checkpoint.features import open_features, parse_note, record_path
 from dglkge.config import Config
+from dglkge.config.schema import FeaturesConfig
 from dglkge.data.dataset import Dataset
-from dglkge.data.feature_files import FeatureFile, feature_files
-from dglkge.data.vector_files import VectorFile, open_vectors
+from dglkge.data.vector_files import FeatureFile, VectorFile, feature_files, open_vectors
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import CheckpointError, InputError, write_error
-from dglkge.model.projections import PREFIX, FeatureProjections, ProjectedFeatures, hidden_widths
+from dglkge.model.projections import PREFIX, FeatureProjections, ProjectedFeatures
 from dglkge.step.parameters.dense_parameters import DenseParameters
 from dglkge.training.building.given_vectors import Matches, together
 
@@ -40,13 +40,20 @@ class RunFeatures(ProjectedFeatures):
     ----------
     records : dict of str to (3,) int64 tensor
         By entity type: rows, numbers in each, and CRC-32 of the file.
+    untrained_types : list of str
+        Entity types without trained rows.
     """
 
     def __init__(
-        self, projections: FeatureProjections, vectors: Mapping[str, np.ndarray], records: Records
+        self,
+        projections: FeatureProjections,
+        vectors: Mapping[str, np.ndarray],
+        records: Records,
+        are_alone: bool,
     ) -> None:
         super().__init__(projections, vectors)
         self.records = dict(records)
+        self.untrained_types = self.entity_types if are_alone else []
 
 
 def build_features(config: Config, cluster: Cluster, dataset: Dataset) -> RunFeatures | None:
@@ -60,7 +67,7 @@ def build_features(config: Config, cluster: Cluster, dataset: Dataset) -> RunFea
         On all trainers, if the run's copy is damaged.
     """
     chosen, world = config.features, cluster.world
-    if not chosen.files:
+    if chosen is None:
         return None
     folder = Path(config.output) / layout.FEATURES_FOLDER
     note = folder / layout.FEATURES_NOTE_FILE
@@ -70,10 +77,10 @@ def build_features(config: Config, cluster: Cluster, dataset: Dataset) -> RunFea
     writes = world.rank == 0 or (world.has_own_disk and world.is_machine_leader)
 
     def copy() -> bool:
-        if not writes or _is_kept(config, files, note):
+        if not writes or _is_kept(config.output, chosen, files, note):
             return False
         try:
-            _write(config, dataset, files, folder)
+            _write(chosen, dataset, files, folder)
         except OSError as error:
             raise write_error(f"cannot write to {folder}", error) from error
         return True
@@ -86,12 +93,17 @@ def build_features(config: Config, cluster: Cluster, dataset: Dataset) -> RunFea
     if len(set(cluster.gather_texts(json.dumps(described, sort_keys=True)))) > 1:
         raise InputError(f"{largest}: features.files are different files on the machines of the job")
     widths = {name: int(record[1]) for name, record in records.items()}
-    hidden = hidden_widths(chosen.projection, chosen.hidden, config.model.dimension)
-    made = FeatureProjections(widths, config.model.dimension, hidden, chosen.activation, config.seed)
-    return RunFeatures(made, vectors, records)
+    hidden, activation = _layers(chosen, config.model.dimension)
+    made = FeatureProjections(widths, config.model.dimension, hidden, activation, config.seed)
+    return RunFeatures(made, vectors, records, chosen.use == "alone")
 
 
-def _is_kept(config: Config, files: list[FeatureFile], note: Path) -> bool:
+def _layers(chosen: FeaturesConfig, dim: int) -> tuple[tuple[int, ...], str]:
+    """Return the widths of the hidden layers, and the activation between them."""
+    return ((), "relu") if chosen.mlp is None else (chosen.mlp.hidden or (dim,), chosen.mlp.activation)
+
+
+def _is_kept(output: str, chosen: FeaturesConfig, files: list[FeatureFile], note: Path) -> bool:
     """Return whether the copy in the run's folder is taken as it is.
 
     That of a run with a checkpoint is: the checkpoint has its checksum. One that a start left which trained
@@ -99,10 +111,10 @@ def _is_kept(config: Config, files: list[FeatureFile], note: Path) -> bool:
     """
     if not note.is_file():
         return False
-    if (Path(config.output) / layout.CHECKPOINT_FOLDER / layout.VERSION_FILE).is_file():
+    if (Path(output) / layout.CHECKPOINT_FOLDER / layout.VERSION_FILE).is_file():
         return True
     try:
-        is_same = json.loads(note.read_text(encoding="utf-8"))["files"] == list(config.features.files)
+        is_same = json.loads(note.read_text(encoding="utf-8"))["files"] == list(chosen.files)
     except (OSError, ValueError, KeyError, TypeError):
         return False
     return is_same and not all(one.path.is_file() for one in files)
@@ -118,9 +130,8 @@ def _open(folder: Path, note: Path) -> tuple[dict[str, torch.Tensor], dict[str, 
     return {name: torch.tensor(record) for name, record in records.items()}, vectors
 
 
-def _write(config: Config, dataset: Dataset, files: list[FeatureFile], folder: Path) -> None:
+def _write(chosen: FeaturesConfig, dataset: Dataset, files: list[FeatureFile], folder: Path) -> None:
     """Copy the vectors of all entities to the run's folder; the note comes last."""
-    chosen = config.features
     folder.mkdir(parents=True, exist_ok=True)
     types: dict[str, Any] = {}
     for one in files:
@@ -245,10 +256,3 @@ class DenseWithFeatures(DenseParameters):
                     f"this run's folder has {one.tolist()}"
                 )
         super().load_state_dict(state)
-
-
-def frozen_types(config: Config, features: RunFeatures | None, entity_types: list[str]) -> list[str]:
-    """Return the entity types without trained rows, or whose rows stay as they are."""
-    if config.model.init_from.frozen:
-        return entity_types
-    return features.entity_types if features is not None and config.features.use == "alone" else []

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ import torch
 from tqdm import tqdm
 
 from dglkge.config import Config
+from dglkge.config.schema import InitFromConfig
 from dglkge.data.dataset import Dataset
 from dglkge.data.vector_files import VectorFile, open_vectors
 from dglkge.distributed.runtime import Cluster
@@ -136,11 +137,11 @@ def fill_from_vectors(
     InputError
         On all trainers, if the file cannot be read on one of them, or no entity has a vector.
     """
-    chosen = config.model.init_from
-    if not chosen.path:
+    chosen, world = config.model.init_from, cluster.world
+    if chosen is None:
         return
-    path, world = Path(chosen.path), cluster.world
-    has_bar = wants_bar(config.training.progress, world)
+    path, has_bar = Path(chosen.path), wants_bar(config.training.progress, world)
+    task = _Task(chosen, config.model.dimension, config.model.init_scale, config.seed, has_bar)
     shards = {
         name: tables[name].shard(world.local_rank, world.trainers_per_machine) for name in tables.entity_types
     }
@@ -176,7 +177,7 @@ def fill_from_vectors(
         used[numbers] = 1
     wanted = np.flatnonzero(used)
     used = cluster.sum(used)
-    change = _shared_change(cluster, config, file, np.flatnonzero(used), has_bar)
+    change = task.shared_change(cluster, file, np.flatnonzero(used))
 
     def fill() -> None:
         for some, rows in file.rows(wanted):
@@ -194,50 +195,44 @@ def fill_from_vectors(
     # Its barrier comes before the first batch, which reads rows of all trainers.
     together(cluster, path, fill)
     if world.rank == 0:
-        _report(config, file, dataset, tables, num_matched.tolist(), num_vectors, change, record)
+        counts = {
+            name: (matched, dataset.num_entities(name) - matched)
+            for name, matched in zip(tables.entity_types, num_matched.tolist())
+        }
+        record(_report(task, file, counts, num_vectors, change))
 
 
 def _report(
-    config: Config,
-    file: VectorFile,
-    dataset: Dataset,
-    tables: TableSet,
-    num_matched: Sequence[int],
-    num_vectors: int,
-    change: Change,
-    record: Callable[[Any], object],
-) -> None:
-    """Log and record how many entities have a vector, and how vectors were changed."""
-    chosen, dim = config.model.init_from, config.model.dimension
-    coverage = {}
-    for name, matched in zip(tables.entity_types, num_matched):
-        missing = dataset.num_entities(name) - matched
-        coverage[name] = {"matched": matched, "missing": missing}
+    task: _Task, file: VectorFile, counts: Mapping[str, tuple[int, int]], num_vectors: int, change: Change
+) -> dict[str, Any]:
+    """Log how many entities of each type have a vector and have none, and how vectors were changed.
+
+    Returns the record of it, as JSON has it.
+    """
+    frozen = task.settings.frozen
+    for name, (matched, missing) in counts.items():
         logger.info("vectors of %s: %s: %d entities matched, %d missing", file.path, name, matched, missing)
-        if missing and chosen.frozen:
+        if missing and frozen:
             logger.warning(
                 "%s: %d rows without a vector stay random: model.init_from.frozen is true", name, missing
             )
-    projection = "none" if change.matrix is None else chosen.projection
-    text = (
-        f"{file.width} numbers each, {dim} in the model; projection {projection}, factor {change.factor:.4g}"
+    projection = "none" if change.matrix is None else task.settings.projection
+    kept = "" if change.explained is None else f"; {change.explained:.1%} of the variance kept"
+    logger.info(
+        "vectors of %s: %d numbers each, %d in the model; projection %s, factor %.4g%s",
+        *(file.path, file.width, task.dim, projection, change.factor, kept),
     )
-    if change.explained is not None:
-        text += f"; {change.explained:.1%} of the variance kept"
-    logger.info("vectors of %s: %s", file.path, text)
-    record(
-        {
-            "path": str(file.path),
-            "vectors": num_vectors,
-            "width": file.width,
-            "dimension": dim,
-            "projection": projection,
-            "variance_kept": change.explained,
-            "factor": change.factor,
-            "frozen": chosen.frozen,
-            "entity_types": coverage,
-        }
-    )
+    return {
+        "path": str(file.path),
+        "vectors": num_vectors,
+        "width": file.width,
+        "dimension": task.dim,
+        "projection": projection,
+        "variance_kept": change.explained,
+        "factor": change.factor,
+        "frozen": frozen,
+        "entity_types": {name: dict(zip(("matched", "missing"), pair)) for name, pair in counts.items()},
+    }
 
 
 def together(cluster: Cluster, path: Path, work: Callable[[], Any]) -> Any:
@@ -246,50 +241,63 @@ def together(cluster: Cluster, path: Path, work: Callable[[], Any]) -> Any:
     return cluster.agree(work, PASSES * path.stat().st_size if path.exists() else 1)
 
 
-def _shared_change(cluster: Cluster, config: Config, file: VectorFile, used: Ids, has_bar: bool) -> Change:
-    """Return the change of vectors, which rank 0 computes from all that are used; a collective."""
-    is_first = cluster.world.rank == 0
+@dataclass(frozen=True)
+class _Task:
+    """Change of the vectors of a file as configured."""
 
-    def work() -> Change | None:
-        return _change(config, file, used, has_bar) if is_first else None
+    settings: InitFromConfig
+    dim: int
+    init_scale: float
+    seed: int
+    has_bar: bool
 
-    computed: Change | None = together(cluster, file.path, work)
-    # Sums in which the other trainers have zeros: the exact numbers of rank 0.
-    facts = np.zeros(3)
-    if computed is not None:
-        num_axes = 0 if computed.explained is None else len(computed.matrix.T)  # type: ignore[union-attr]
-        facts[:] = computed.factor, num_axes, computed.explained or 0.0
-    factor, num_axes, explained = cluster.sum(facts).tolist()
-    if not num_axes:
-        return Change(factor, None, _random_matrix(config, file.width))
-    axes = np.zeros((int(num_axes) + 1, file.width))
-    if computed is not None:
-        axes[0], axes[1:] = computed.mean, computed.matrix.T  # type: ignore[union-attr]
-    axes = cluster.sum(axes)
-    return Change(factor, axes[0], np.ascontiguousarray(axes[1:].T), explained)
-
-
-def _change(config: Config, file: VectorFile, used: Ids, has_bar: bool) -> Change:
-    """Compute the change of vectors from all that are used."""
-    chosen = config.model.init_from
-    blocks = _checked_rows(file, used, has_bar)
-    mean: Floats | None = None
-    matrix: Floats | None = None
-    explained: float | None = None
-    if file.width != config.model.dimension and chosen.projection == PCA:
-        mean, matrix, variances, explained = principal_axes(blocks, config.model.dimension)
-        size = math.sqrt(variances.mean()) if len(variances) else 0.0
-    else:
-        matrix = _random_matrix(config, file.width)
-        plain = Change(1.0, None, matrix)
-        squares = sum(float(np.square(plain(rows)).sum()) for rows in blocks)
-        size = math.sqrt(squares / len(used) / config.model.dimension)
-    if not size:
-        raise InputError(
-            f"{file.path}: the vectors of the entities are all equal or 0: they tell nothing apart"
+    def shared_change(self, cluster: Cluster, file: VectorFile, used: Ids) -> Change:
+        """Return the change of vectors, which rank 0 computes from all that are used; a collective."""
+        is_first = cluster.world.rank == 0
+        computed: Change | None = together(
+            cluster, file.path, lambda: self._change(file, used) if is_first else None
         )
-    wanted = chosen.std or config.model.init_scale
-    return Change(1.0 if chosen.std == AS_GIVEN else wanted / size, mean, matrix, explained)
+        # Sums in which the other trainers have zeros: the exact numbers of rank 0.
+        facts = np.zeros(3)
+        if computed is not None:
+            num_axes = 0 if computed.explained is None else len(computed.matrix.T)  # type: ignore[union-attr]
+            facts[:] = computed.factor, num_axes, computed.explained or 0.0
+        factor, num_axes, explained = cluster.sum(facts).tolist()
+        if not num_axes:
+            return Change(factor, None, self._random_matrix(file.width))
+        axes = np.zeros((int(num_axes) + 1, file.width))
+        if computed is not None:
+            axes[0], axes[1:] = computed.mean, computed.matrix.T  # type: ignore[union-attr]
+        axes = cluster.sum(axes)
+        return Change(factor, axes[0], np.ascontiguousarray(axes[1:].T), explained)
+
+    def _change(self, file: VectorFile, used: Ids) -> Change:
+        """Compute the change of vectors from all that are used."""
+        blocks = _checked_rows(file, used, self.has_bar)
+        mean: Floats | None = None
+        matrix: Floats | None
+        explained: float | None = None
+        if file.width != self.dim and self.settings.projection == PCA:
+            mean, matrix, variances, explained = principal_axes(blocks, self.dim)
+            size = math.sqrt(variances.mean()) if len(variances) else 0.0
+        else:
+            plain = Change(1.0, None, self._random_matrix(file.width))
+            matrix = plain.matrix
+            squares = sum(float(np.square(plain(rows)).sum()) for rows in blocks)
+            size = math.sqrt(squares / len(used) / self.dim)
+        if not size:
+            raise InputError(
+                f"{file.path}: the vectors of the entities are all equal or 0: they tell nothing apart"
+            )
+        std = self.settings.std
+        return Change(1.0 if std == AS_GIVEN else (std or self.init_scale) / size, mean, matrix, explained)
+
+    def _random_matrix(self, width: int) -> Floats | None:
+        """Return a Gaussian projection (W, D) that keeps lengths on average; None where none is needed."""
+        if width == self.dim:
+            return None
+        scale = 1 / math.sqrt(self.dim)
+        return normal_rows(np.arange(width), self.dim, self.seed, RANDOM_TABLE, scale).astype(np.float64)
 
 
 def principal_axes(blocks: Iterable[Floats], dim: int) -> tuple[Floats, Floats, Floats, float]:
@@ -335,15 +343,6 @@ def principal_axes(blocks: Iterable[Floats], dim: int) -> tuple[Floats, Floats, 
     whole = values.sum()
     kept = values[:num_axes]
     return origin + centre, axes, kept, float(kept.sum() / whole) if whole else 0.0
-
-
-def _random_matrix(config: Config, width: int) -> Floats | None:
-    """Return a Gaussian projection (W, D) that keeps lengths on average; None where none is needed."""
-    dim = config.model.dimension
-    if width == dim:
-        return None
-    scale = 1 / math.sqrt(dim)
-    return normal_rows(np.arange(width), dim, config.seed, RANDOM_TABLE, scale).astype(np.float64)
 
 
 def _checked_rows(file: VectorFile, used: Ids, has_bar: bool) -> Iterator[Floats]:

@@ -8,7 +8,6 @@ from typing import Any
 import torch
 
 from dglkge.config import Config
-from dglkge.config.refusals import refuse
 from dglkge.data.dataset import Dataset
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.distributed.dgl_compat import request_timeout, request_timeout_seconds
@@ -50,10 +49,9 @@ def fill_tables(
     Rows are keyed by original id, so a table starts the same however it is partitioned.
     """
     world = cluster.world
-    alone = features.entity_types if features is not None and config.features.use == "alone" else ()
     for name, table in tables.items():
-        if name in alone:  # its rows are f(x) alone: zeros, as the servers have made them
-            continue
+        if features is not None and name in features.untrained_types:
+            continue  # its rows are f(x) alone: zeros, as the servers have made them
         shard = table.shard(world.local_rank, world.trainers_per_machine)
         scale = config.model.init_scale
         # In blocks: the rows are drawn in private memory before they are copied to the table.
@@ -68,13 +66,7 @@ def fill_tables(
 
 
 def open_optimizer(config: Config, tables: TableSet, num_machines: int) -> SparseOptimizer:
-    """Make the optimizer of all tables; a collective.
-
-    Raises
-    ------
-    InputError
-        As :func:`build_optimizer`.
-    """
+    """Make the optimizer of all tables; a collective."""
     with request_timeout():
         optimizer = build_optimizer(config, [table.embedding for table in tables.values()], num_machines)
     for name in tables.entity_types if config.model.max_norm else ():
@@ -83,14 +75,7 @@ def open_optimizer(config: Config, tables: TableSet, num_machines: int) -> Spars
 
 
 def build_optimizer(config: Config, embeddings: Sequence[Any], num_machines: int) -> Any:
-    """Build the optimizer of all tables, of which the relations are the last.
-
-    Raises
-    ------
-    InputError
-        If it is unknown, or trainers of several machines are configured not to wait for one another.
-    """
-    refuse(config, num_machines)
+    """Build the optimizer of all tables, of which the relations are the last."""
     chosen = config.optimizer
     # Trainers of one machine exchange gradients in shared memory, where bfloat16 would save nothing.
     wire_dtype = getattr(torch, config.training.wire) if num_machines > 1 else None
@@ -123,13 +108,7 @@ def choose_lookup(config: Config, tables: TableSet, num_machines: int) -> None:
     config : Config
     tables : TableSet
     num_machines : int
-
-    Raises
-    ------
-    InputError
-        If rows that the kvstore fetches are configured to be stale.
     """
-    refuse(config, num_machines)
     chosen = config.training
     if chosen.lookup == "kvstore":
         return

@@ -123,7 +123,7 @@ def _keeps_projections(config: Config, checkpoint: Checkpoint) -> bool:
         If it has others, or no rows for entities that have some in the checkpoint.
     """
     chosen, has_any = config.features, bool(checkpoint.feature_parameters())
-    if not chosen.files:
+    if chosen is None:
         return False  # the new run starts with the rows as they were scored
     if not has_any:
         if chosen.use == "alone":
@@ -132,8 +132,8 @@ def _keeps_projections(config: Config, checkpoint: Checkpoint) -> bool:
                 "trained rows and no features; allowed: added"
             )
         return False
-    saved, now = checkpoint.config.get("features", {}), chosen.model_dump(mode="json")
-    for name in ("use", "projection", "hidden", "activation"):
+    saved, now = checkpoint.config.get("features") or {}, chosen.model_dump(mode="json")
+    for name in ("use", "mlp"):
         if name in saved and saved[name] != now[name]:
             raise InputError(
                 f"features.{name} is {now[name]!r}, and {saved[name]!r} in the checkpoint of "

@@ -1,0 +1,178 @@
+"""A device in the host's place whose memory is its own: what mixes the two without an explicit copy fails.
+
+Tensors there wrap tensors of the host. Copies by ``to``, ``cpu`` and ``copy_`` work, and a number may be read
+from a tensor of one; any other operation with tensors of both, and a view of numpy, is an error, as on a GPU.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+from torch.utils import backend_registration
+
+from dglkge.model.device import ComputeDevice
+
+NAME = "separate"
+
+_LIBRARY = torch.library.Library("aten", "IMPL")
+"""How tensors on the device are made; must live as long as the process."""
+
+_COPIES = ("aten::copy_", "aten::_to_copy")
+
+
+class SeparateTensor(torch.Tensor):
+    """A tensor of the device; `inner` is its memory."""
+
+    inner: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, inner: torch.Tensor) -> SeparateTensor:
+        made: SeparateTensor = torch.Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+            cls,
+            inner.size(),
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device=torch.device(NAME, 0),
+        )
+        made.inner = inner
+        return made
+
+    def tolist(self) -> Any:
+        """Return the numbers: a copy that is asked for."""
+        return self.inner.tolist()
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return computed(func, args, kwargs or {})
+
+
+def computed(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    """Compute an operation on the memory of its tensors; the result is where they are."""
+    tensors = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+    there = [one for one in tensors if isinstance(one, SeparateTensor)]
+    name = func._schema.name
+    target = kwargs.get("device")
+    is_there = bool(there) if target is None else torch.device(target).type == NAME
+    if name not in _COPIES:
+        mixed = [one for one in tensors if not isinstance(one, SeparateTensor) and one.ndim]
+        if there and mixed:
+            raise RuntimeError(f"{name} got tensors of two devices: {[tuple(one.shape) for one in tensors]}")
+        if there and not is_there:
+            raise RuntimeError(f"{name} would copy from the device")
+    elif name == "aten::copy_":
+        is_there = isinstance(args[0], SeparateTensor)
+    inner_kwargs = {**kwargs, "device": torch.device("cpu")} if target is not None else kwargs
+
+    def unwrap(one: Any) -> Any:
+        return one.inner if isinstance(one, SeparateTensor) else one
+
+    inner_args, inner_kwargs = pytree.tree_map(unwrap, (args, inner_kwargs))
+    result = func(*inner_args, **inner_kwargs)
+    if not is_there:
+        return result
+    # An operation in place returns its argument itself.
+    known = {id(one.inner): one for one in there}
+
+    def wrap(one: Any) -> Any:
+        if not isinstance(one, torch.Tensor):
+            return one
+        return known[id(one)] if id(one) in known else SeparateTensor(one)
+
+    return pytree.tree_map(wrap, result)
+
+
+def _on_host(options: dict[str, Any]) -> dict[str, Any]:
+    return {**options, "device": "cpu", "pin_memory": False}
+
+
+def _empty(size: Any, **options: Any) -> SeparateTensor:
+    return SeparateTensor(torch.empty(size, **_on_host(options)))
+
+
+def _empty_strided(size: Any, stride: Any, **options: Any) -> SeparateTensor:
+    return SeparateTensor(torch.empty_strided(size, stride, **_on_host(options)))
+
+
+def _copy_from(source: torch.Tensor, target: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    to, taken = (one.inner if isinstance(one, SeparateTensor) else one for one in (target, source))
+    to.copy_(taken)
+    return target
+
+
+class _Event:
+    """An event: what it stands for has ended."""
+
+    def record(self, stream: Any = None) -> None:
+        """Return at once."""
+
+    def wait(self, stream: Any = None) -> None:
+        """Return at once."""
+
+    def synchronize(self) -> None:
+        """Return at once."""
+
+
+class _Stream:
+    """A stream: nothing waits, everything is computed at once."""
+
+    def wait_stream(self, other: Any) -> None:
+        """Return at once."""
+
+
+class _Backend:
+    """What ``torch.cuda`` is for a GPU."""
+
+    Stream, Event = _Stream, _Event
+
+    @staticmethod
+    def current_stream() -> _Stream:
+        """Return a stream."""
+        return _Stream()
+
+    @staticmethod
+    def stream(_: Any) -> Any:
+        """Return a context that changes nothing."""
+        return contextlib.nullcontext()
+
+    @staticmethod
+    def synchronize() -> None:
+        """Return at once."""
+
+    @staticmethod
+    def is_available() -> bool:
+        """Return True."""
+        return True
+
+    @staticmethod
+    def device_count() -> int:
+        """Return 1."""
+        return 1
+
+    @staticmethod
+    def current_device() -> int:
+        """Return 0."""
+        return 0
+
+    @staticmethod
+    def get_amp_supported_dtype() -> list[torch.dtype]:
+        """Return the types of autocast."""
+        return [torch.bfloat16, torch.float16]
+
+
+def open_separate_device() -> ComputeDevice:
+    """Return the device, registered at the first call; skips the test where torch cannot have it."""
+    if not hasattr(torch, NAME):
+        register = getattr(backend_registration, "_setup_privateuseone_for_python_backend", None)
+        if register is None:
+            pytest.skip(f"torch {torch.__version__} takes no device that is written in Python")
+        register(NAME, _Backend())
+        _LIBRARY.impl("empty.memory_format", _empty, "PrivateUse1")
+        _LIBRARY.impl("empty_strided", _empty_strided, "PrivateUse1")
+        _LIBRARY.impl("_copy_from", _copy_from, "PrivateUse1")
+    # The code of a GPU asks for the name "cuda"; the tensors are here.
+    return ComputeDevice("cuda", torch.device(NAME, 0))
