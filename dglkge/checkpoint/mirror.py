@@ -29,7 +29,7 @@ import socket
 import stat
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ from dglkge.checkpoint import hdf5_format, layout
 from dglkge.checkpoint.durable import LeasedFolder
 from dglkge.checkpoint.features import parse_note
 from dglkge.checkpoint.lineage import RunCopy, manifest_checksum, read_copy
-from dglkge.checkpoint.manifest import CheckpointMeta, Manifest, check_same_run
+from dglkge.checkpoint.manifest import CheckpointMeta, Manifest
 from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_file, parse_pointer
 from dglkge.checkpoint.stores import is_url, open_store, retried
 from dglkge.distributed.lease import Lease, new_nonce
@@ -129,21 +129,26 @@ class Mirror:
                 return stored
         return None
 
-    def take(self, meta: CheckpointMeta) -> StoredVersion | None:
+    def take(self, check: Callable[[CheckpointMeta], object]) -> StoredVersion | None:
         """Take the URL for this job, and return the version there; the job that had it writes no more.
 
-        Nothing is changed if the version is that of another run or cannot be read.
+        Nothing is changed if the version cannot be read, or this job cannot go on from it.
+
+        Parameters
+        ----------
+        check : callable
+            Raises an error if this job cannot go on from a version of that run.
 
         Raises
         ------
         CheckpointError
-            If the version is another run's or another model's, or cannot be read.
+            If the version cannot be read.
         StorageError
             If the store cannot be reached.
         """
         stored = self.newest()
         if stored is not None:
-            check_same_run(stored.manifest.meta, meta)
+            check(stored.manifest.meta)
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         note = {"job": self._job, "host": socket.gethostname(), "since": since}
         self._write(layout.WRITER_FILE, (json.dumps(note) + "\n").encode())
@@ -243,6 +248,8 @@ class Mirror:
                     raise CheckpointError(f"{self.url} has no kept version {name!r}")
             try:
                 self.pull(stored, kept)
+                # Of another run, whose place at the URL this one has taken.
+                self._storage.drop_unpublished(stored.manifest.version)
                 self._pull_records()
                 return
             except CheckpointError:

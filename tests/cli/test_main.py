@@ -321,7 +321,8 @@ def test_inspect(call, run, dataset):
         ("town", 10),
         ("relation", 5),
     ]
-    assert report["size_bytes"] == sum(path.stat().st_size for path in (run / "checkpoint" / "v1").glob("*.h5"))
+    files = (run / "checkpoint" / "v1").glob("*.h5")
+    assert report["size_bytes"] == sum(path.stat().st_size for path in files)
 
 
 def test_inspect_finds_a_flipped_bit(call, run):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from dglkge.checkpoint.manifest import CheckpointMeta
+from collections.abc import Callable
+
+from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
 from dglkge.checkpoint.mirror import Mirror, StoredVersion
 from dglkge.config import Config
 from dglkge.distributed.lease import Lease
 from dglkge.distributed.runtime import Cluster
+from dglkge.training.resume import check_settings
 
 
 def open_mirror(config: Config, cluster: Cluster, lease: Lease, meta: CheckpointMeta) -> Mirror | None:
@@ -30,24 +33,35 @@ def open_mirror(config: Config, cluster: Cluster, lease: Lease, meta: Checkpoint
     is_owner = world.rank == 0 or (world.has_own_disk and world.is_machine_leader)
     mirror = Mirror(url, config.output, lease) if is_owner else None
     # Rank 0 first: it may have a version that was not uploaded when its job was killed.
-    _agree(cluster, mirror if world.rank == 0 else None, meta)
+    _agree(cluster, mirror if world.rank == 0 else None, lambda saved: _check(config, saved, meta))
     _agree(cluster, mirror if world.rank != 0 else None, None)
     return mirror if world.rank == 0 else None
 
 
-def _agree(cluster: Cluster, mirror: Mirror | None, meta: CheckpointMeta | None) -> None:
+def _check(config: Config, saved: CheckpointMeta, meta: CheckpointMeta) -> None:
+    """Refuse to take a URL with another run, or one with other settings."""
+    check_same_run(saved, meta)
+    training = dict(meta.config["training"])
+    if training["matmul_dtype"] == "auto":
+        del training["matmul_dtype"]  # chosen later, as the run has recorded it
+    check_settings(config, saved, {**meta.config, "training": training}, config.checkpoint.storage)
+
+
+def _agree(
+    cluster: Cluster, mirror: Mirror | None, check: Callable[[CheckpointMeta], object] | None
+) -> None:
     """Bring a disk and the URL to the newer version, on the trainers with a mirror; a collective.
 
-    With a description of the run the job takes the URL.
+    With a check of the run there the job takes the URL.
     """
     found: list[StoredVersion | None] = []
 
     def find() -> None:
         """Read the pointer and the manifest."""
         if mirror is not None:
-            found.append(mirror.newest() if meta is None else mirror.take(meta))
+            found.append(mirror.newest() if check is None else mirror.take(check))
 
     cluster.agree(find)
     sizes = [one.manifest.num_bytes for one in found if one is not None]
     most = max(map(int, cluster.gather_texts(str(max(sizes, default=0)))))
-    cluster.agree(lambda: mirror.agree(found[0], meta is not None) if mirror is not None else None, most)
+    cluster.agree(lambda: mirror.agree(found[0], check is not None) if mirror is not None else None, most)
