@@ -48,11 +48,17 @@ class Courier:
         The rank of the trainer that writes, of each machine; the first is 0.
     limit_seconds : float
         Timeout of one side for the next block of the other, or for its next heartbeat.
+
+    Attributes
+    ----------
+    num_blocks : int
+        Messages that were sent or received, for the progress of a save.
     """
 
     def __init__(self, rank: int, leaders: Sequence[int], limit_seconds: float) -> None:
         self.is_first = rank == 0
         self.rank = rank
+        self.num_blocks = 0
         self._leaders = list(leaders)
         self._is_abandoned = threading.Event()
         limit = datetime.timedelta(seconds=limit_seconds)
@@ -177,6 +183,7 @@ class Courier:
                     self._stop_if_abandoned()
                     block = buffer[: min(size, BLOCK_BYTES)]
                     dist.recv(block, leader, group=self._group)
+                    self.num_blocks += 1
                     content = block.numpy().data
                     checksum = zlib.crc32(content, checksum)
                     file.write(content)
@@ -201,6 +208,7 @@ class Courier:
 
     def _send(self, values: torch.Tensor) -> None:
         """Send to the first machine."""
+        self.num_blocks += 1
         dist.send(values, 0, group=self._group)
 
     def _receive_bytes(self, leader: int) -> bytes:

@@ -10,7 +10,7 @@ import socket
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.agreement import agree
 from dglkge.distributed.lease import Lease
 from dglkge.distributed.world import DEFAULT_TIMEOUT_SECONDS
-from dglkge.errors import CheckpointError, write_error
+from dglkge.errors import CheckpointError, JobError, write_error
 from dglkge.optim.scratch import Scratch
 from dglkge.typing import TablePart
 
@@ -36,6 +36,8 @@ logger = logging.getLogger(__name__)
 AGREEMENT_SECONDS = 30.0
 """Limit of the delay with which a host sees on a shared disk what another host has published."""
 AGREEMENT_POLL_SECONDS = 0.5
+PROGRESS_SECONDS = 2.0
+"""Interval at which trainers that wait for a save compare its progress."""
 
 
 def copied(part: TablePart, memory: Scratch) -> TablePart:
@@ -263,6 +265,7 @@ class CheckpointManager:
         self._mirror = mirror
         self._courier = courier
         self._gather = gather or (lambda text: [text])
+        self._limit_seconds = limit_seconds
         if lease is not None:
             # A thread may still write when the trainer ends: the lease is not released until then.
             lease.keep_while(lambda: self.is_writing)
@@ -337,8 +340,7 @@ class CheckpointManager:
         Parameters and errors are those of :meth:`start`. When it returns, on any rank, the version counts.
         """
         version = self.start(parts, relations, meta, kept_as, state, copy=False)
-        self.finish()
-        self.barrier()
+        self.finish_together()
         return version
 
     def reserve(self, parts: Sequence[TablePart]) -> None:
@@ -384,9 +386,7 @@ class CheckpointManager:
             If the save before failed, or the folder holds a damaged checkpoint or one of another model or
             dataset. What goes wrong in the thread, :meth:`check` and :meth:`finish` raise.
         """
-        self.finish()
-        # finish() returns on other ranks when their own files are on the disk, before rank 0 has published.
-        self.barrier()  # the previous save is published
+        self.finish_together()
         previous, version = self._previous(meta)
         self.barrier()  # no rank writes before all ranks have read the same version
         if self.rank == 0:
@@ -432,6 +432,34 @@ class CheckpointManager:
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
+
+    def finish_together(self) -> None:
+        """Wait until the save is published, and uploaded where there is a URL; a collective.
+
+        It takes as long as one of the trainers still makes progress: a large version may take hours.
+
+        Raises
+        ------
+        CheckpointError, JobError, StorageError
+            On all trainers, if one of them could not write its share, or none makes progress any more.
+        """
+        before, last_news = [""], time.monotonic()
+        while True:
+            if self._writing is not None:
+                wait([self._writing], PROGRESS_SECONDS)
+            is_late = time.monotonic() - last_news > self._limit_seconds
+            found = self._gather(self._writer.progress() if self.is_writing else "")
+            # Rank 0's clock decides for all, so that none waits in a collective that another has left.
+            stalled = self._gather("stalled" if is_late and found == before else "")[0]
+            if not any(found):
+                break
+            if stalled:
+                text = f"a version was not written: nothing has changed for {self._limit_seconds:g} s"
+                raise JobError(text)
+            if found != before:
+                before, last_news = list(found), time.monotonic()
+        agree(self._gather, self.finish)
+        self.barrier()
 
     def push_records(self) -> None:
         """Upload metrics and other records to the run's copy at a URL, if there is one; on rank 0."""

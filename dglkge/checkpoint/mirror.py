@@ -103,6 +103,12 @@ class Mirror:
         self._job = self._storage.nonce or new_nonce()
         # The version that was published last, of which equal texts are copied inside the store.
         self._last: StoredVersion | None = None
+        self._num_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that were uploaded, for the progress of a save; of users' own stores only whole objects."""
+        return self._num_bytes + getattr(self._store, "num_bytes", 0)
 
     def newest(self) -> StoredVersion | None:
         """Return the published version at the URL; None if no version of it was ever completed.
@@ -498,6 +504,7 @@ class Mirror:
     def _upload(self, path: Path, name: str) -> None:
         try:
             retried(f"cannot write {self._at(name)}", lambda: self._store.upload(path, name))
+            self._num_bytes += path.stat().st_size
         except FileNotFoundError as error:
             # A bucket that does not exist, or a local file that somebody removed.
             raise CheckpointError(f"cannot write {self._at(name)} from {path}: {error}") from None

@@ -116,7 +116,14 @@ class VersionWriter:
         self.limit_seconds = limit_seconds
         # A job without a lease still needs an identity in the lineage.
         self._job = storage.nonce or new_nonce()
+        self._folder = storage.path
         self._since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+
+    def progress(self) -> str:
+        """Return a text that changes while this process's share of a version is written, sent or uploaded."""
+        sent = 0 if self.courier is None else self.courier.num_blocks
+        uploaded = 0 if self.mirror is None else self.mirror.num_bytes
+        return json.dumps([signs_of_life(self._folder), sent, uploaded])
 
     def write(self, new: NewVersion) -> None:
         """Write this process's files of a version and, where it has the relations, publish it.
@@ -130,13 +137,14 @@ class VersionWriter:
             be reached. The version before stays as it is.
         """
         folder = self.storage.folder(new.version)
+        self._folder = folder.path
         config = bigraph_config(new.meta, new.num_parts, str(folder.path.resolve()))
         attributes = bigraph_attributes(new.meta, config)
         if self.courier is None:
             self._write_parts(folder, new, attributes)
         elif not self.courier.is_first:
             if new.parts:
-                path = empty_outbox(self.storage.path, self.courier.rank)
+                path = self._folder = empty_outbox(self.storage.path, self.courier.rank)
                 # Signs are names and modification times, so a file that grows counts as progress.
                 with self.courier.sending_heartbeats(lambda: signs_of_life(path)):
                     # An outbox starts empty: the texts of the version before are on the first machine only.

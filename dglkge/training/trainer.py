@@ -212,8 +212,7 @@ class Trainer:
     def commit(self) -> None:
         """Write a version of the checkpoint, unless one holds this state; it is published on return."""
         self._commit()
-        self._checkpoints.finish()
-        self.cluster.barrier()
+        self._checkpoints.finish_together()
 
     def _commit(self) -> None:
         """Write a version, unless one holds this state; a collective."""
@@ -296,6 +295,8 @@ class Trainer:
             # Rank 0's number decides for all.
             mrr = float(self.cluster.sum(np.array([mrr if is_first else 0.0]))[0])
             self._count_ranking(mrr)
+        if self._cadence.keeps_best:
+            self._checkpoints.finish_together()
         if is_first:
             logger.info("epoch %d: valid MRR %.4f", done, mrr)
             if self._cadence.keeps_best:
@@ -311,8 +312,7 @@ class Trainer:
     def _restore_best(self, ended_after: int) -> None:
         """End training with the version that has the best valid MRR, and commit it as the newest."""
         # The pointer is written by rank 0 once its version is published.
-        self._checkpoints.finish()
-        self.cluster.barrier()
+        self._checkpoints.finish_together()
         # Rank 0's reading of it decides: a shared disk may show it to other hosts with a delay.
         note = json.loads(self.cluster.gather_texts(json.dumps(self._checkpoints.read_pointer(BEST)))[0])
         finished = int(note.get(Progress.FINISHED_EPOCHS, ended_after))
@@ -337,7 +337,7 @@ class Trainer:
         if self._position.ended < self._epochs.finished():
             self._commit()
             self._end_epoch()
-        self._checkpoints.finish()
+        self._checkpoints.finish_together()
         self._checkpoints.push_records()
 
     def _resume(self) -> None:

@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from dglkge.checkpoint.courier import Courier
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.distributed.agreement import agree
 from dglkge.distributed.lease import LAUNCHER, Lease, LeaseTaker, new_nonce
-from dglkge.errors import CheckpointError, StorageError
+from dglkge.errors import CheckpointError, JobError, StorageError
 from dglkge.typing import RELATION
 from tests.checkpoint.test_damage import flip
 from tests.checkpoint.toy_checkpoint import blank, cut, toy_meta, toy_names, toy_tables
@@ -58,7 +59,7 @@ class NoCourier(Courier):
     """Says that machines share no disk; carries nothing."""
 
     def __init__(self, rank: int) -> None:
-        self.is_first, self.rank = rank == 0, rank
+        self.is_first, self.rank, self.num_blocks = rank == 0, rank, 0
 
 
 def together(
@@ -84,10 +85,10 @@ def together(
         )
         try:
             outcomes[rank] = str(work(manager))
-        except CheckpointError as error:
-            outcomes[rank] = f"error: {error}"
         except StorageError as error:
             outcomes[rank] = f"StorageError: {error}"
+        except (CheckpointError, JobError) as error:
+            outcomes[rank] = f"error: {error}"
 
     threads = [threading.Thread(target=leader, args=(rank,)) for rank in range(len(disks))]
     for thread in threads:
@@ -322,3 +323,36 @@ def test_a_host_that_sees_a_version_late_is_waited_for(disks, monkeypatch, work_
     monkeypatch.setattr(CheckpointStorage, "published", late)
     assert together([disks[0], disks[0]], False, work) == [outcome] * 2
     assert len(calls) == 3
+
+
+class SlowMirror:
+    """Uploads for longer than the limit, in blocks or without a sign of progress."""
+
+    def __init__(self, num_blocks: int, is_stuck: bool) -> None:
+        self.num_bytes, self._num_blocks, self._is_stuck = 0, num_blocks, is_stuck
+
+    def push(self) -> None:
+        """Upload the newest version."""
+        for _ in range(self._num_blocks):
+            time.sleep(0.1)
+            self.num_bytes += not self._is_stuck
+
+
+@pytest.mark.parametrize("is_stuck", [False, True])
+def test_waiting_for_a_write_follows_its_progress(tmp_path, monkeypatch, is_stuck):
+    """After a fixed time the other trainers ended the job, so no larger version was ever saved."""
+    monkeypatch.setattr(managers, "PROGRESS_SECONDS", 0.05)
+    mirror = SlowMirror(15, is_stuck)
+
+    def save_slowly(manager):
+        manager._limit_seconds = 0.5
+        if manager.rank == 0:
+            manager._writer.mirror = mirror
+        return start_saving(manager)
+
+    outcomes = together([tmp_path / "run"] * 2, False, save_slowly)
+    if is_stuck:
+        assert outcomes == ["error: a version was not written: nothing has changed for 0.5 s"] * 2
+    else:
+        assert outcomes == ["1", "1"] and mirror.num_bytes == 15
+    assert open_checkpoint(tmp_path / "run").version == 1  # it counts on the disk in any case
