@@ -42,15 +42,13 @@ def _report(entry: JobEntry) -> dict[str, Any]:
     return {
         **entry.to_dict(),
         "allocated_shared_memory_bytes": allocated_bytes(entry.job),
-        "is_launched_here": entry.pid == entry.launcher_pid,
+        "is_launched_here": entry.is_launched_here,
     }
 
 
 def _row(entry: JobEntry) -> list[str]:
     """Return the line of a job."""
-    where = f"pid {entry.launcher_pid}" + (
-        "" if entry.pid == entry.launcher_pid else f" on {entry.host or '?'}"
-    )
+    where = f"pid {entry.launcher_pid}" + ("" if entry.is_launched_here else f" on {entry.host or '?'}")
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.started))
     planned = human_bytes(entry.memory_bytes) if entry.memory_bytes else "unknown"
     segments = human_bytes(allocated_bytes(entry.job))

@@ -15,7 +15,7 @@ from dglkge.data.sizes import DatasetSize, locate_partitions, read_dataset_size
 from dglkge.distributed.ip_config import read_ip_config
 from dglkge.errors import InputError
 from dglkge.launch.gpus import usable_gpus
-from dglkge.launch.local_site import usable_cores
+from dglkge.launch.machine import usable_cores
 from dglkge.launch.process_plan import MOST_DEFAULT_TRAINERS
 from dglkge.planning.epoch_time import Rates, epoch_seconds
 from dglkge.planning.host import HostMemory, host_memory, misfits

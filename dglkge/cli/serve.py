@@ -17,7 +17,7 @@ from dglkge.cli.common import (
     print_text,
 )
 from dglkge.errors import InputError, missing_package
-from dglkge.launch.local_site import usable_cores
+from dglkge.launch.machine import usable_cores
 from dglkge.launch.stop_signals import StoppedBySignal, stop_signals_raised
 
 DESCRIPTION = """Serve a page to search entities, their known and predicted triples and similar entities, and

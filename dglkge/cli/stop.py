@@ -73,7 +73,7 @@ def _find(text: str) -> JobEntry:
         what = "several jobs match" if found else "no job of this machine matches"
         raise InputError(f"{what} {text!r}; {'they are' if found else 'running'}: {known} (dglkge jobs)")
     (entry,) = found
-    if entry.pid != entry.launcher_pid:
+    if not entry.is_launched_here:
         raise InputError(f"{entry.describe()} was launched from another machine: stop it there")
     return entry
 
@@ -86,15 +86,15 @@ def _send(entry: JobEntry) -> None:
     InputError
         If it is another user's, or in another container.
     """
-    if process_start(entry.pid) != entry.pid_started:
+    if process_start(entry.launcher_pid) != entry.launcher_started:
         if _is_gone_by(entry, time.monotonic()):
             return
         raise InputError(f"{entry.describe()} runs in another container: stop it there")
     try:
         # Root may signal any process, and the entry's author chose its number.
-        if process_owner(entry.pid) not in (entry.owner, -1):
-            raise InputError(f"{entry.describe()}: process {entry.pid} is not of the entry's owner")
-        os.kill(entry.pid, signal.SIGTERM)
+        if process_owner(entry.launcher_pid) not in (entry.owner, -1):
+            raise InputError(f"{entry.describe()}: process {entry.launcher_pid} is not of the entry's owner")
+        os.kill(entry.launcher_pid, signal.SIGTERM)
     except ProcessLookupError:
         return
     except PermissionError:

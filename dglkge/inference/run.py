@@ -330,9 +330,7 @@ class Run:
         """
         return _frames().similar(self, entity, k, entity_type)
 
-    def embeddings(
-        self, names: Sequence[str] | None = None, entity_type: str | None = None
-    ) -> pd.DataFrame:
+    def embeddings(self, names: Sequence[str] | None = None, entity_type: str | None = None) -> pd.DataFrame:
         """Return the rows of entities by name; see :func:`dglkge.inference.frames.embeddings`."""
         return _frames().embeddings(self, names, entity_type)
 
@@ -573,9 +571,7 @@ class Run:
         """
         return evaluate_buckets(self, edge_sets, protocol, num_ranges, progress)
 
-    def with_new_entities(
-        self, names: Sequence[str], features: Any, entity_type: str | None = None
-    ) -> Run:
+    def with_new_entities(self, names: Sequence[str], features: Any, entity_type: str | None = None) -> Run:
         """Return this model with further entities, whose rows are their projected features.
 
         They are candidates and can be asked for, as the entities of the training. Nothing is trained or

@@ -21,7 +21,7 @@ from dglkge.data.dataset_files import (
 )
 from dglkge.data.sizes import DatasetSize, PartSize
 from dglkge.data.vector_files import feature_files, open_vectors
-from dglkge.model.choices import K_VS_ALL, NEGATIVE_SAMPLING
+from dglkge.model.choices import NO_TRANSFORM
 from dglkge.planning import shared_memory as shared
 from dglkge.registry import registry_of
 from dglkge.typing import DEVICE_STORAGE, RELATION, STAGED_CPU_DEVICE
@@ -345,7 +345,7 @@ def negatives_per_side(config: Config, size: DatasetSize | None = None) -> list[
 
 def is_sampled(config: Config) -> bool:
     """Return whether answers are scored against sampled negatives, not against all candidates."""
-    return config.training.objective.name == NEGATIVE_SAMPLING
+    return not config.training.objective.over_all
 
 
 def candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
@@ -377,7 +377,7 @@ def candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     if scores > KEPT_SCORE_BYTES and rows > ROWS_A_PANEL:
         scores = KEPT_SCORE_BYTES + num_queries * ROWS_A_PANEL * number_bytes
     gradients = numbers * shared.FLOAT_BYTES + CHAIN_BYTES_PER_ROW * rows
-    index = QUERY_INDEX_BYTES * size.splits[TRAIN] if config.training.objective.name == K_VS_ALL else 0
+    index = QUERY_INDEX_BYTES * size.splits[TRAIN] if config.training.objective.by_queries else 0
     # One query of each triple for its relation, beside two for its entities.
     index += index // 2 if predicts_relations else 0
     return int(SPARE_SHARE * (operands + queries + scores + gradients)) + index
@@ -517,8 +517,9 @@ def batch_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
 
 
 def drops_rows(config: Config) -> bool:
-    """Return whether batches train copies of rows with some of their numbers dropped."""
-    return config.model.entity_dropout > 0 or config.model.relation_dropout > 0
+    """Return whether batches train copies of rows with some of their numbers dropped or changed."""
+    model = config.model
+    return model.entity_dropout > 0 or model.relation_dropout > 0 or model.row_transform.name != NO_TRANSFORM
 
 
 def is_compiled(config: Config) -> bool:

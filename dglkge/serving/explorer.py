@@ -131,9 +131,7 @@ class Explorer:
             for label, relation, count in zip(relations.labels.names, relations.relations, counts)
         ]
 
-    def entities(
-        self, prefix: str, entity_type: str | None, k: int, anywhere: bool
-    ) -> list[dict[str, str]]:
+    def entities(self, prefix: str, entity_type: str | None, k: int, anywhere: bool) -> list[dict[str, str]]:
         """Return names that begin with a text.
 
         Parameters

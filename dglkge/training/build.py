@@ -8,12 +8,15 @@ from dglkge.checkpoint.mirror import Mirror
 from dglkge.config import Config
 from dglkge.distributed.runtime import Cluster
 from dglkge.evaluation.protocol import Protocol
-from dglkge.training.building.batches import build_batches
+from dglkge.training.building.batches import build_batches, build_passes
 from dglkge.training.building.checks import check_config, check_dataset
-from dglkge.training.building.edge_sets import build_passes
-from dglkge.training.building.mirrored import open_mirror
-from dglkge.training.building.run_files import describe_run, open_checkpoints, record_config
-from dglkge.training.building.run_lease import hold_run
+from dglkge.training.building.run_folder import (
+    describe_run,
+    hold_run,
+    open_checkpoints,
+    open_mirror,
+    record_config,
+)
 from dglkge.training.building.step import build_step
 from dglkge.training.building.warm_start import refuse_bigraph_output
 from dglkge.training.epochs import JOB

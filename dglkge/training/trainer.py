@@ -21,7 +21,7 @@ from dglkge.evaluation.metrics import RankingResult
 from dglkge.sampling.query_batches import EpochBatches, TrainingBatch
 from dglkge.step.train_step import TrainStep
 from dglkge.training.building.given_vectors import fill_from_vectors
-from dglkge.training.building.run_files import open_trackers
+from dglkge.training.building.run_folder import open_trackers
 from dglkge.training.building.warm_start import warm_start
 from dglkge.training.cadence import Cadence, EarlyStopping
 from dglkge.training.epochs import ElasticEpochs

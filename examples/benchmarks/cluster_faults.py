@@ -61,25 +61,25 @@ class Fault:
     limit_seconds: str = "600"
 
 
-def _kill_watchdog(hosts: Sequence[ClusterHost]) -> None:
+def _kill_node_program(hosts: Sequence[ClusterHost]) -> None:
     """Kill the parent of the trainer on host 1."""
     psutil.Process(job_process(hosts[1], "client").ppid()).kill()
 
 
 def _kill_ssh_client(hosts: Sequence[ClusterHost]) -> None:
-    """Kill the youngest ssh client of the launcher: that of the last trainer."""
+    """Kill the youngest ssh client of the launcher."""
     [process for process in hosts[0].processes() if process.name() == "ssh"][-1].kill()
 
 
 def _kill_channel(hosts: Sequence[ClusterHost]) -> None:
-    """Kill the youngest channel client of the launcher: that of the last trainer."""
+    """Kill the youngest channel client of the launcher."""
     [process for process in hosts[0].processes() if "channel.py" in " ".join(process.cmdline())][-1].kill()
 
 
 FAULTS = {
     "trainer": Fault("kill -9 of a trainer", lambda hosts: job_process(hosts[1], "client").kill()),
     "server": Fault("kill -9 of a server", lambda hosts: job_process(hosts[1], "server").kill()),
-    "watchdog": Fault("kill -9 of a trainer's watchdog", _kill_watchdog),
+    "program": Fault("kill -9 of a node program", _kill_node_program),
     "ssh": Fault("kill -9 of an ssh client", _kill_ssh_client),
     "sshd": Fault("kill -9 of an sshd session", lambda hosts: hosts[1].ssh_sessions()[-1].kill()),
     "launcher": Fault("kill -9 of the launcher", lambda hosts: launcher_process(hosts[0]).kill()),

@@ -101,7 +101,7 @@ def _kill(role: str) -> Callable[[Site], None]:
     return strike
 
 
-def _kill_watchdog(site: Site) -> None:
+def _kill_node_program(site: Site) -> None:
     psutil.Process(random.choice(site.of_role("client")).ppid()).kill()
 
 
@@ -174,7 +174,7 @@ def _fill(folder: Path) -> None:
 FAULTS = {
     "trainer": Fault("kill -9 of a trainer", _kill("client")),
     "server": Fault("kill -9 of a server", _kill("server")),
-    "watchdog": Fault("kill -9 of a trainer's watchdog", _kill_watchdog),
+    "program": Fault("kill -9 of a node program", _kill_node_program),
     "launcher": Fault("kill -9 of the launcher", _signal_launcher(signal.SIGKILL), statuses=(-9, 137)),
     "all": Fault("kill -9 of everything at once", _kill_everything, statuses=(-9, 137), leaves_memory=True),
     "term": Fault("SIGTERM to the launcher", _signal_launcher(signal.SIGTERM), statuses=(STOPPED,)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,17 +14,18 @@ from pathlib import Path
 import pytest
 
 from dglkge.cli.main import main
-from dglkge.distributed.jobs import JobEntry, Registration
+from dglkge.distributed.jobs import JobEntry, Registration, process_start
 from dglkge.distributed.lease import new_nonce
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = """
-import os, signal, sys
-from dglkge.distributed.jobs import JobEntry, Registration
+import os, signal, socket, sys
+from dglkge.distributed.jobs import JobEntry, Registration, process_start
 job, run, num_signals = sys.argv[1], sys.argv[2], int(sys.argv[3])
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 pid = os.getpid()
-entry = Registration(JobEntry(job, user="ann", host="here", launcher_pid=pid, run=run, log_dir="/logs"))
+launcher = {"host": socket.gethostname(), "launcher_pid": pid, "launcher_started": process_start(pid)}
+entry = Registration(JobEntry(job, user="ann", run=run, log_dir="/logs", **launcher))
 print("ready", flush=True)
 for _ in range(num_signals):
     signal.sigwait([signal.SIGTERM])
@@ -98,8 +100,10 @@ def test_who_cannot_be_stopped_from_here(
         raise PermissionError
 
     monkeypatch.setattr("dglkge.cli.stop.os.kill", refuse)
+    pid = os.getpid()
     here, away = (
-        Registration(JobEntry(new_nonce(), launcher_pid=pid, host="far")) for pid in (os.getpid(), 1)
+        Registration(JobEntry(new_nonce(), "", host, launcher_pid=pid, launcher_started=process_start(pid)))
+        for host in (socket.gethostname(), "far")
     )
     try:
         assert main(["stop", away.entry.job]) == 2

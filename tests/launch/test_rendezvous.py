@@ -19,13 +19,14 @@ import pytest
 
 from dglkge import __version__
 from dglkge.errors import InputError, NotReadyError
+from dglkge.launch.connection import NodeConnection
 from dglkge.launch.node_place import NodePlace
 from dglkge.launch.remote.channel import request_connection
 from dglkge.launch.remote.file_transfer import Tree, fetch, send
 from dglkge.launch.remote.handshake import Peer, RefusedError, introduce_node, read_secret
 from dglkge.launch.remote.node import Node
 from dglkge.launch.remote.rendezvous import Rendezvous, listen
-from dglkge.launch.remote.session import HostSession, forwarded_environment
+from dglkge.launch.ssh import forwarded_environment
 from tests.launch.conftest import ROOT, TIMEOUT_SECONDS
 
 SECRET = b"a secret of more than sixteen bytes"
@@ -56,10 +57,10 @@ class _Hub:
         self.started.append(node)
         return node
 
-    def session(self) -> HostSession:
+    def session(self) -> NodeConnection:
         """Start an agent on node 1."""
         transport = self.nodes.transport(1)
-        return HostSession("127.0.0.1", transport, transport.python, {})
+        return NodeConnection("127.0.0.1", transport, transport.python, {})
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         """Wait for something."""
@@ -306,7 +307,7 @@ def test_a_launcher_that_does_not_come(free_port: int) -> None:
 
 def test_stop_signals_of_a_node(hub: _Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first signal to a node stops the job by the launcher; the second ends the node."""
-    monkeypatch.setattr("dglkge.launch.remote.rendezvous.SIGNAL_SECONDS", 0.0)
+    monkeypatch.setattr("dglkge.launch.stop_signals.FORWARD_SECONDS", 0.0)
     received: list[Any] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     try:

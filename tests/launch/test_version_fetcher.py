@@ -8,19 +8,21 @@ from collections.abc import Callable
 
 import psutil
 
-from dglkge.launch.remote.session import HostSession
+from dglkge.launch.connection import NodeConnection
 from dglkge.launch.remote.synced_site import VersionFetcher
 from tests.launch.conftest import ROOT, TIMEOUT_SECONDS
 
 
 def agents() -> list[psutil.Process]:
     """The agents that this process has started."""
-    return [child for child in psutil.Process().children() if "remote.agent" in " ".join(child.cmdline())]
+    return [
+        child for child in psutil.Process().children() if "launch.node_program" in " ".join(child.cmdline())
+    ]
 
 
-def open_session() -> HostSession:
+def open_session() -> NodeConnection:
     """Start an agent on this machine."""
-    return HostSession("here", None, sys.executable, {"PYTHONPATH": str(ROOT)})
+    return NodeConnection("here", None, sys.executable, {"PYTHONPATH": str(ROOT)})
 
 
 def test_the_end_does_not_wait_for_an_answer() -> None:
@@ -28,7 +30,7 @@ def test_the_end_does_not_wait_for_an_answer() -> None:
     asked = threading.Event()
     said: list[str] = []
 
-    def bring(session: HostSession, is_cancelled: Callable[[], bool]) -> None:
+    def bring(session: NodeConnection, is_cancelled: Callable[[], bool]) -> None:
         session.call("describe")
         (agent,) = agents()
         agent.suspend()
@@ -46,9 +48,9 @@ def test_the_end_does_not_wait_for_an_answer() -> None:
 def test_an_agent_that_comes_too_late_is_let_go() -> None:
     """The end came while it was being started: nothing is asked of it."""
     is_opening, may_go_on = threading.Event(), threading.Event()
-    brought: list[HostSession] = []
+    brought: list[NodeConnection] = []
 
-    def connect() -> HostSession:
+    def connect() -> NodeConnection:
         is_opening.set()
         may_go_on.wait(TIMEOUT_SECONDS)
         return open_session()

@@ -13,8 +13,7 @@ import pytest
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.sampling.bucket_batches import BucketBatches
-from dglkge.training.building.bucket_order import build_bucket_batches
-from dglkge.training.building.edge_sets import configured_order
+from dglkge.training.building.batches import build_bucket_batches
 from tests.toy_kg import toy_dataset
 
 NUM_PARTS = 2
@@ -38,8 +37,10 @@ def build(
         "seed": config.seed,
     }
     pairs = [(lhs, rhs) for lhs, rhs, *_ in dataset.edge_types]
-    order = configured_order(config, dataset)
-    return build_bucket_batches(config, dataset.layout(), cluster, pairs, order, of_edges)
+    job: Any = SimpleNamespace(
+        config=config, dataset=dataset, layout=dataset.layout(), cluster=cluster, pairs=pairs, output=output
+    )
+    return build_bucket_batches(job, of_edges)
 
 
 def build_all(output: Path, *settings: str, folder: Path | None = None) -> list[BucketBatches]:

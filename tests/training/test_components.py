@@ -113,8 +113,8 @@ REFUSED = [
     ),
     (
         ["training.objective=k_vs_all", "loss.adversarial_weights=true"],
-        "loss.adversarial_weights is true and training.objective is k_vs_all, which does not "
-        "take it; allowed: false, or another value of training.objective",
+        "loss.adversarial_weights is true and loss is softmax, which weights no negatives over all "
+        "candidates; allowed: false, ",
     ),
     (
         ["loss.confidences=true"],
@@ -239,8 +239,7 @@ def test_several_machines_that_do_not_wait(tmp_path, monkeypatch, capsys):
         check_config(load_config(None, given), World(0, 2))
     assert said == f"dglkge: error: {caught.value}\n"
     assert (
-        "training.synchronous is false and the number of machines is 2, and machines share no memory"
-        in said
+        "training.synchronous is false and the number of machines is 2, and machines share no memory" in said
     )
 
 

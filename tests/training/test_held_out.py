@@ -18,7 +18,7 @@ from dglkge.planning import memory
 from dglkge.sampling.edge_batches import EdgeBatches
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder
 from dglkge.training import held_out
-from dglkge.training.building.edge_sets import build_passes
+from dglkge.training.building.batches import build_passes
 from dglkge.training.held_out import HeldOutEvaluator
 from dglkge.typing import RELATION, Relation, Side
 

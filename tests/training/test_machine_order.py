@@ -15,7 +15,7 @@ from dglkge.data.dataset import Dataset
 from dglkge.planning.memory import batch_rows, order_bytes
 from dglkge.sampling.edge_batches import EdgeBatches
 from dglkge.sampling.machine_batches import MachineBatches
-from dglkge.training.building.edge_sets import build_edge_batches
+from dglkge.training.building.batches import build_edge_batches
 from tests.toy_kg import toy_dataset
 
 NUM_PARTS = 2
@@ -44,7 +44,8 @@ def build(
         "trainers_per_machine": 2,
         "seed": 0,
     }
-    return build_edge_batches(config, dataset, dataset.layout(), cluster, of_edges)
+    job: Any = SimpleNamespace(config=config, dataset=dataset, layout=dataset.layout(), cluster=cluster)
+    return build_edge_batches(job, of_edges)
 
 
 def build_all(folder: Path, *settings: str) -> list[EdgeBatches]:

@@ -13,7 +13,7 @@ import torch
 from dglkge.data.edge_buckets import EdgeTable
 from dglkge.embeddings.mapped_rows import MappedRows, is_on_disk
 from dglkge.sampling.bucket_batches import BucketBatches
-from dglkge.training.building import bucket_order
+from dglkge.training.building import batches as batch_building
 from tests.sampling.toy_buckets import CHUNK_SIZE, NUM_TRIPLES, PAIR_OF_RELATION, PAIRS, SEED, toy_buckets
 
 
@@ -44,14 +44,14 @@ def test_triples_are_dropped_where_tables_do_not_fit(fits: bool, tmp_path: Path,
     cluster = SimpleNamespace(
         world=SimpleNamespace(is_machine_leader=True), sum=lambda numbers: numbers, on_exit=closing.append
     )
-    optimizer = SimpleNamespace(state_tensors=lambda embedding: {})
-    monkeypatch.setattr(bucket_order, "available_memory", lambda: 1 << 40 if fits else 0)
+    job = SimpleNamespace(tables=tables, cluster=cluster, optimizer_state=lambda name: {})
+    monkeypatch.setattr(batch_building, "available_memory", lambda: 1 << 40 if fits else 0)
     dropped = set()
     drop = MappedRows.drop
     monkeypatch.setattr(
         MappedRows, "drop", lambda self, *piece: (dropped.add(self._file.path), drop(self, *piece))[1]
     )
-    bucket_order.prefetch_ranges(batches, tables, optimizer, cluster)
+    batch_building.prefetch_ranges(job, batches)
     try:
         trained = []
         for index in range(len(batches)):

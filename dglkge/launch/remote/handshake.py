@@ -20,8 +20,8 @@ from typing import Any
 
 from dglkge.errors import InputError
 from dglkge.launch.private_files import read_private
-from dglkge.launch.remote.session import SECRET_VARIABLE
-from dglkge.launch.watchdog import HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS
+from dglkge.launch.protocol import HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS
+from dglkge.launch.ssh import SECRET_VARIABLE
 
 PROTOCOL = 1
 HANDSHAKE_SECONDS = 10.0

@@ -24,18 +24,14 @@ from typing import IO, Any, cast
 
 from dglkge.distributed.ip_config import read_ip_config
 from dglkge.errors import NotReadyError
-from dglkge.launch.local_site import local_interfaces
+from dglkge.launch.machine import local_interfaces
 from dglkge.launch.node_place import NodePlace, node_place
+from dglkge.launch.node_program import GRACE_SECONDS, KILL_LIMIT_SECONDS
+from dglkge.launch.protocol import HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS
 from dglkge.launch.remote.channel import COMMAND, EXIT, STDERR, STDIN, STDOUT, Frames, write_all
 from dglkge.launch.remote.handshake import HANDSHAKE_SECONDS, Peer, RefusedError, introduce_node, read_secret
-from dglkge.launch.remote.session import NOT_INHERITED, forwarded_environment
+from dglkge.launch.ssh import NOT_INHERITED, forwarded_environment
 from dglkge.launch.stop_signals import signals_recorded, status_of_stop
-from dglkge.launch.watchdog import (
-    GRACE_SECONDS,
-    HEARTBEAT_SECONDS,
-    HEARTBEAT_TIMEOUT_SECONDS,
-    KILL_LIMIT_SECONDS,
-)
 
 LOST_STATUS = 255
 NOT_FOUND_STATUS = 127

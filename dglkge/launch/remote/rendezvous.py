@@ -15,7 +15,6 @@ import ipaddress
 import os
 import queue
 import secrets
-import signal
 import socket
 import struct
 import sys
@@ -28,8 +27,8 @@ from typing import Any
 
 from dglkge.distributed.ip_config import Machine, read_ip_config
 from dglkge.errors import DglkgeError, InputError, NotReadyError, exit_status_of
-from dglkge.launch import stop_signals
 from dglkge.launch.node_place import NodePlace
+from dglkge.launch.protocol import HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS
 from dglkge.launch.remote import channel
 from dglkge.launch.remote.handshake import (
     HANDSHAKE_SECONDS,
@@ -38,15 +37,11 @@ from dglkge.launch.remote.handshake import (
     authenticate_node,
     read_secret,
 )
-from dglkge.launch.remote.session import NOT_INHERITED
-from dglkge.launch.stop_signals import describe_stop
-from dglkge.launch.watchdog import HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS
+from dglkge.launch.ssh import NOT_INHERITED
+from dglkge.launch.stop_signals import StopForwarder, describe_stop
 
 MOST_HANDSHAKES = 64
 """Most connections whose handshake is not finished; further ones are closed."""
-
-SIGNAL_SECONDS = 2.0
-"""Pause before a node's stop signal counts: a scheduler that signals all nodes reaches this launcher too."""
 
 END_SECONDS = 5.0
 POLL_SECONDS = 0.2
@@ -184,7 +179,7 @@ class Rendezvous:
         self._handshakes = threading.BoundedSemaphore(MOST_HANDSHAKES)
         self._is_closing = threading.Event()
         self._has_ended = threading.Event()
-        self._has_signal = threading.Event()
+        self._forwarder = StopForwarder(report)
         self._listener = listen(host, port)
         # An abstract socket: a launcher that is killed leaves no file.
         self._name = f"dglkge-{secrets.token_hex(16)}"
@@ -396,7 +391,8 @@ class Rendezvous:
         try:
             while (message := node.peer.receive()) is not None:
                 if "signal" in message:
-                    self._forward_signal(node, int(message["signal"]))
+                    name = f"node {node.rank} ({node.address})"
+                    self._forwarder.forward(name, int(message["signal"]))
                 if "problem" in message:
                     why = str(message["problem"])
         except TimeoutError:
@@ -410,23 +406,6 @@ class Rendezvous:
         node.peer.close()
         if not self._has_ended.is_set() and not self._is_closing.is_set():
             self._report(f"node {node.rank} ({node.address}) is lost: {why}")
-
-    def _forward_signal(self, node: _Node, number: int) -> None:
-        """Give the launcher a stop signal that a node has received, unless it has received one itself."""
-        if self._has_signal.is_set() or number not in stop_signals.STOP_SIGNALS:
-            return
-        self._has_signal.set()
-
-        def forward() -> None:
-            # A second signal to the launcher would end the trainers before they have committed.
-            if not self._is_closing.wait(SIGNAL_SECONDS) and not stop_signals.num_received():
-                name = signal.Signals(number).name
-                self._report(f"node {node.rank} ({node.address}) received {name}: stopping the job")
-                main = threading.main_thread().ident
-                if main is not None:
-                    signal.pthread_kill(main, number)
-
-        threading.Thread(target=forward, daemon=True).start()
 
     def _accept_clients(self) -> None:
         """Accept channel clients until closed; the body of a thread."""

@@ -10,12 +10,12 @@ from pathlib import Path
 from dglkge.config import Config
 from dglkge.distributed.lease import LAUNCHER, Lease, LeaseTaker, new_nonce
 from dglkge.errors import InputError
+from dglkge.launch.connection import NodeConnection
 from dglkge.launch.process_plan import Places
 from dglkge.launch.remote.file_transfer import COMPARE_SECONDS
-from dglkge.launch.remote.remote_site import RemoteSite, raise_problems
+from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.remote.rendezvous import Rendezvous
 from dglkge.launch.remote.run_copies import HOLD_FOLDER
-from dglkge.launch.remote.session import HostSession, Transport
 from dglkge.launch.remote.sync import (
     choose_source,
     fetch_logs,
@@ -25,6 +25,7 @@ from dglkge.launch.remote.sync import (
     send_inputs,
     send_output,
 )
+from dglkge.launch.ssh import Transport
 
 STOP_SECONDS = 20.0
 
@@ -37,16 +38,24 @@ class SyncedSite(RemoteSite):
 
     Parameters
     ----------
-    ssh, python, folder, nodes
+    ssh, python, folder, nodes, report
         See :class:`RemoteSite`.
     job : str
         Id of the job, equal for all its attempts, in the leases of run folders.
     """
 
+    has_shared_disk = False
+
     def __init__(
-        self, ssh: Transport, python: str, folder: str, job: str = "", nodes: Rendezvous | None = None
+        self,
+        ssh: Transport,
+        python: str,
+        folder: str,
+        nodes: Rendezvous | None = None,
+        report: Callable[[str], None] = lambda text: None,
+        job: str = "",
     ) -> None:
-        super().__init__(ssh, python, folder, nodes)
+        super().__init__(ssh, python, folder, nodes, report)
         self._job = job
         self._lease: Lease | None = None
 
@@ -60,12 +69,12 @@ class SyncedSite(RemoteSite):
         PreflightError
             If a machine cannot be reached or cannot take its files.
         """
-        raise_problems(self._problems, len(self._order))
+        self._raise_problems()
         self._run_all(send_inputs(self._sessions, self._order, command, config, part_config, places))
-        raise_problems(self._problems, len(self._order))
+        self._raise_problems()
         if config is not None:
             self._send_run(places.here / config.output, places)
-            raise_problems(self._problems, len(self._order))
+            self._raise_problems()
 
     def _send_run(self, output: Path, places: Places) -> None:
         """Find the newest version of the run among all copies, fetch it here, and send it to every machine.
@@ -84,7 +93,7 @@ class SyncedSite(RemoteSite):
         there = str(places.on_machines(output))
         question = {"folder": there, "launcher": launcher_place(output), "job": self._job}
         found = self._call_all(dict.fromkeys(self._order, question), "describe_copy")
-        raise_problems(self._problems, len(self._order))
+        self._raise_problems()
         ordered = {address: found[address] for address in self._order}
         source, copy = choose_source(sessions, ordered, output, places)
         if source is not None:
@@ -92,7 +101,7 @@ class SyncedSite(RemoteSite):
                 lambda address: fetch_output(sessions[address], output, places, self._job, self._check_lease),
                 [source],
             )
-            raise_problems(self._problems, len(self._order))
+            self._raise_problems()
         if copy.version:
             self._run_all(lambda address: send_output(sessions[address], output, places))
 
@@ -126,7 +135,7 @@ class SyncedSite(RemoteSite):
         if output is not None:
             # Rank 0 is on the first machine, and its disk has the run's folder.
             self._run_all(fetch_run, self._order[:1])
-        raise_problems(self._problems, len(self._order), "their files are still there")
+        self._raise_problems("their files are still there")
 
     @contextlib.contextmanager
     def fetching_versions(
@@ -186,8 +195,8 @@ class VersionFetcher:
 
     def __init__(
         self,
-        connect: Callable[[], HostSession],
-        fetch: Callable[[HostSession, Callable[[], bool]], int | None],
+        connect: Callable[[], NodeConnection],
+        fetch: Callable[[NodeConnection, Callable[[], bool]], int | None],
         report: Callable[[str], None],
         seconds: float,
     ) -> None:
@@ -195,7 +204,7 @@ class VersionFetcher:
         self._fetch = fetch
         self._report = report
         self._seconds = seconds
-        self._session: HostSession | None = None
+        self._session: NodeConnection | None = None
         self._is_stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dglkge-fetch", daemon=True)
 

@@ -18,7 +18,7 @@ from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import Regularizer
 from dglkge.optim.scratch import Scratch
 from dglkge.step.contracts import Rows
-from dglkge.step.objectives.all_candidates import ModelQueries, Piece, QueryMaker, TakeBack
+from dglkge.step.objectives.all_candidates import ModelQueries, Piece, QueryMaker, QueryOptions, TakeBack
 from dglkge.step.objectives.penalties import GroupPenalty, loop_weights
 from dglkge.step.objectives.relation_prediction import RelationQueries, relation_pieces
 from dglkge.step.planning import Group, Plan
@@ -107,26 +107,29 @@ def has_loops(model: KgeModel, regularizer: Regularizer | None) -> bool:
     return is_plain and (regularizer is None or loop_weights(model, regularizer) is not None)
 
 
+def edge_queries(options: QueryOptions) -> QueryMaker:
+    """Return the queries of triples: by compiled loops where there are some, else by autograd."""
+    is_compiled = options.has_loops and has_loops(options.model, options.regularizer)
+    return LoopQueries(options) if is_compiled else AutogradQueries(options)
+
+
 class LoopQueries(QueryMaker):
     """Queries and penalties of DistMult and ComplEx, by compiled loops, from rows in place.
 
     Parameters
     ----------
-    model : KgeModel
-    regularizer : Regularizer or None
-        One that has loops; see :func:`has_loops`.
-    relation_weight : float
-        Weight of relation prediction; 0: none.
+    options : QueryOptions
+        With a regularizer that has loops; see :func:`has_loops`.
     """
 
     reads_in_place = True
     shares_relations = False
 
-    def __init__(self, model: KgeModel, regularizer: Regularizer | None, relation_weight: float) -> None:
-        self._model = model
+    def __init__(self, options: QueryOptions) -> None:
+        model = self._model = options.model
         self._operator = (model.score_function.complex_valued, model.reciprocal)
-        self._penalty = GroupPenalty(model, regularizer)
-        self._of_relations = RelationQueries(model, relation_weight)
+        self._penalty = GroupPenalty(model, options.regularizer)
+        self._of_relations = RelationQueries(model, options.relation_weight)
         self._scratch = Scratch()
 
     def make(self, plan: Plan, rows: Rows) -> tuple[list[Piece], TakeBack]:

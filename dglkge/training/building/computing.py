@@ -16,7 +16,6 @@ from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.config import Config
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import CheckpointError
-from dglkge.model.choices import NEGATIVE_SAMPLING
 from dglkge.model.device import HOST, ComputeDevice, open_device, problem_of
 from dglkge.training.building.components import REFERENCE
 from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE
@@ -101,7 +100,7 @@ def _measured(config: Config, device: ComputeDevice) -> str:
     """Measure matmuls of the shape of a chunk."""
     num_queries = 2 * min(config.negatives.chunk_size, config.training.batch_size)
     candidates = config.negatives.num_uniform
-    if config.training.objective.name != NEGATIVE_SAMPLING:
+    if config.training.objective.over_all:
         # All entities are candidates: enough of them for the largest shape that is measured.
         num_queries, candidates = 2 * config.training.batch_size, DEVICE_MAX_ROWS
     shape = (num_queries, candidates, config.model.dimension)
