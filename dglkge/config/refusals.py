@@ -199,9 +199,9 @@ ROWS: tuple[Row, ...] = (
     row(
         "loss.adversarial_weights",
         only(False),
-        "where softmax weighs all candidates alike",
-        over_all,
+        "which weights no negatives over all candidates",
         of("loss", "softmax"),
+        over_all,
     ),
     row("loss.relation_weights", only({}), "which takes no weights", by_queries),
     row(

@@ -31,6 +31,22 @@ from dglkge.optim.rules import UpdateRule, check_not_negative
 NEUTRAL: dict[str, Any] = {"weight_decay": 0.0, "decoupled_weight_decay": False, "max_row_norm": None}
 
 
+class UpdateResult(NamedTuple):
+    """What all trainers learn from a step.
+
+    Attributes
+    ----------
+    extra_sum : int
+        Sum over all trainers of the numbers ``extra`` given to the step: equal on each; with
+        ``synchronous=False`` the trainer's own number.
+    clip_factor : float
+        Factor by which clipping by norm changed the gradient; 1 without clipping.
+    """
+
+    extra_sum: int
+    clip_factor: float = 1.0
+
+
 class RuleStep(NamedTuple):
     """Update of one table in one step: its rule, and the numbers of rule and links.
 

@@ -464,7 +464,7 @@ class DglAttributes:
     param_groups: list[dict[str, Any]]
     _states: dict[str, Any]
 
-    def finish(self) -> None:
+    def finish(self) -> Any:
         """Wait for a step in the background."""
         raise NotImplementedError
 

@@ -8,12 +8,15 @@ from dglkge.checkpoint.mirror import Mirror
 from dglkge.config import Config
 from dglkge.distributed.runtime import Cluster
 from dglkge.evaluation.protocol import Protocol
-from dglkge.training.building.batches import build_batches
+from dglkge.training.building.batches import build_batches, build_passes
 from dglkge.training.building.checks import check_config, check_dataset
-from dglkge.training.building.edge_sets import build_passes
-from dglkge.training.building.mirrored import open_mirror
-from dglkge.training.building.run_files import describe_run, open_checkpoints, record_config
-from dglkge.training.building.run_lease import hold_run
+from dglkge.training.building.run_folder import (
+    describe_run,
+    hold_run,
+    open_checkpoints,
+    open_mirror,
+    record_config,
+)
 from dglkge.training.building.step import build_step
 from dglkge.training.building.warm_start import refuse_bigraph_output
 from dglkge.training.epochs import JOB
@@ -43,11 +46,12 @@ def build_trainer(config: Config, cluster: Cluster) -> Trainer:
 def _open(config: Config, cluster: Cluster) -> Trainer:
     """Check the configuration, take the run's folder, and build the trainer."""
     check_config(config, cluster.world)
-    check_dataset(config, opened_dataset(config))
+    dataset = opened_dataset(config)
+    check_dataset(config, dataset)
     refuse_bigraph_output(config)
     # The lease creates the folder and excludes other jobs from here on.
     lease = hold_run(Path(config.output), cluster)
-    mirror = open_mirror(config, cluster, lease)
+    mirror = open_mirror(config, cluster, lease, describe_run(config, dataset))
     return build(open_job(config, cluster, lease), mirror)
 
 

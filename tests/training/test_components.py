@@ -113,8 +113,8 @@ REFUSED = [
     ),
     (
         ["training.objective=k_vs_all", "loss.adversarial_weights=true"],
-        "loss.adversarial_weights is true and training.objective is k_vs_all, where softmax weighs all "
-        "candidates alike; allowed: false, or another value of training.objective",
+        "loss.adversarial_weights is true and loss is softmax, which weights no negatives over all "
+        "candidates; allowed: false, ",
     ),
     (
         ["loss.confidences=true"],

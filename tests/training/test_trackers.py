@@ -19,7 +19,7 @@ from dglkge.errors import InputError
 from dglkge.training import trackers
 from dglkge.training.building import checks
 from dglkge.training.building.checks import check_config
-from dglkge.training.building.run_files import open_trackers
+from dglkge.training.building.run_folder import open_trackers
 from dglkge.training.trackers import LOGGERS, TrackedRun, Tracker, Trackers
 from tests.training.toy_trainer import NUM_BATCHES, ToyRun
 

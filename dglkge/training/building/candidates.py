@@ -1,4 +1,4 @@
-"""Builders of batches and losses of the objectives over all candidates, ``one_vs_all`` and ``k_vs_all``."""
+"""Builders of losses of the objectives over all candidates, ``one_vs_all`` and ``k_vs_all``."""
 
 from __future__ import annotations
 
@@ -10,21 +10,16 @@ import numpy as np
 import torch
 
 from dglkge.config import Config
-from dglkge.data.dataset import Dataset
-from dglkge.data.dataset_files import TRAIN
 from dglkge.distributed.dgl_compat import request_timeout_seconds
-from dglkge.distributed.world import World
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.embeddings.table_set import TableSet
-from dglkge.errors import InputError
 from dglkge.model.choices import OBJECTIVES
 from dglkge.model.full_losses import FullLoss, FullSoftmax
 from dglkge.model.functions.comparators import Dot
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import Regularizer
 from dglkge.optim.alltoall import Alltoall
-from dglkge.sampling.pair_queries import PairIndex
-from dglkge.sampling.query_batches import QueryBatches, QueryIndex, ShardAnswers, TrainingBatches
+from dglkge.sampling.query_batches import QueryBatches, ShardAnswers, TrainingBatches
 from dglkge.step.objectives.all_candidates import (
     AllCandidates,
     CandidateLoss,
@@ -47,34 +42,6 @@ from dglkge.step.rows import Transforms
 from dglkge.training.building.components import REFERENCE, configured_loss, configured_regularizer
 from dglkge.training.job import Job
 from dglkge.typing import RELATION, Side
-
-
-def build_query_batches(config: Config, dataset: Dataset, world: World) -> QueryBatches:
-    """Make the batches of ``k_vs_all``.
-
-    Raises
-    ------
-    InputError
-        If the training triples have weights: a query stands for several of them.
-    """
-    if dataset.has_weights:
-        raise InputError(
-            f"training.objective k_vs_all takes no weights of triples, and {dataset.path} has them; "
-            "allowed: negative_sampling, one_vs_all"
-        )
-    types = [(relation.lhs, relation.rhs) for relation in dataset.relations.relations]
-    predicts_relations = config.training.relation_prediction > 0
-    return QueryBatches(
-        QueryIndex(dataset.known_triples([TRAIN])),
-        dataset.layout(),
-        types,
-        config.training.batch_size,
-        world.machine,
-        world.local_rank,
-        world.trainers_per_machine,
-        config.seed,
-        PairIndex(dataset.split(TRAIN), types) if predicts_relations else None,
-    )
 
 
 @dataclass(frozen=True)

@@ -24,12 +24,12 @@ from dglkge.step.train_step import TrainStep
 from dglkge.step.transforms.features import AddedFeatures
 from dglkge.step.transforms.row_dropout import RowDropout
 from dglkge.step.updates import RowUpdates
+from dglkge.training.building.batches import touched_rows
 from dglkge.training.building.candidates import build_candidate_loss, build_relation_loss
 from dglkge.training.building.components import (
     configured_loss,
     configured_regularizer,
 )
-from dglkge.training.building.edge_sets import touched_rows
 from dglkge.training.building.negatives import build_known, build_negatives, build_range_offset
 from dglkge.training.job import Job
 from dglkge.typing import RELATION
@@ -55,7 +55,7 @@ def build_step(job: Job, batches: TrainingBatches) -> tuple[TrainStep, LookAhead
         store = HostStore(tables, transforms, objective.reads_in_place)
     optimizer = job.optimizer if job.device_tables is None else job.device_tables
     optimizer.when_phase(clock.enter)
-    touched = touched_rows(config, job.dataset, job.layout, batches)
+    touched = touched_rows(job, batches)
     updates = RowUpdates(tables, optimizer, job.untrained_types, touched)
     parameters = [one for one in (job.dense, job.global_vectors) if one is not None]
     ahead = LookAhead(batches, objective, store, clock)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dglkge.config import Config
+from dglkge.config.schema import OptimizerConfig
 from dglkge.data.dataset import Dataset
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.distributed.dgl_compat import request_timeout, request_timeout_seconds
@@ -18,12 +19,13 @@ from dglkge.embeddings.embedding_table import RowStorage
 from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import InputError
 from dglkge.kernels.links import limit_norms
+from dglkge.model.choices import OPTIMIZERS, RelationSettings
 from dglkge.model.device import ComputeDevice
 from dglkge.model.kge_model import KgeModel
 from dglkge.optim.alltoall import Alltoall
+from dglkge.optim.rules import UpdateRule
 from dglkge.optim.sparse_optimizer import SparseOptimizer
 from dglkge.training.building.features import RunFeatures
-from dglkge.training.building.optimizer_options import clipping_of, configured_rule, relation_group
 from dglkge.typing import DEVICE_STORAGE, RELATION
 
 
@@ -94,10 +96,35 @@ def build_optimizer(config: Config, embeddings: Sequence[Any], num_machines: int
         timeout_seconds=request_timeout_seconds(),
         kernels=config.training.kernels,
     )
-    limits = clipping_of(chosen)
+    limits = {"norm": chosen.clip_norm, "value": chosen.clip_value}
+    limits = {name: limit for name, limit in limits.items() if limit}
     if limits:
         optimizer.clip_gradients(**limits)
     return optimizer
+
+
+def describe_optimizer(chosen: OptimizerConfig) -> dict[str, Any]:
+    """Return name and learning rate for a checkpoint, and those of the relations where they differ."""
+    described: dict[str, Any] = {"name": chosen.name, "lr": chosen.lr}
+    if chosen.relations.name not in ("", chosen.name):
+        described["relation_name"] = chosen.relations.name
+    if chosen.relations.lr not in (0, chosen.lr):
+        described["relation_lr"] = chosen.relations.lr
+    return described
+
+
+def configured_rule(settings: OptimizerConfig | RelationSettings) -> UpdateRule:
+    """Return the update rule of the rows of entities or of relations, with its hyper-parameters."""
+    rule = OPTIMIZERS.get(settings.name)()
+    return rule.of({name: getattr(settings, name) for name in rule.hyper})
+
+
+def relation_group(chosen: OptimizerConfig) -> dict[str, Any]:
+    """Return what differs in the parameter group of the relations; empty if nothing does."""
+    lr = chosen.relations.lr or chosen.lr
+    group: dict[str, Any] = {} if lr == chosen.lr else {"lr": lr}
+    rule = configured_rule(chosen.relations) if chosen.relations.name else configured_rule(chosen)
+    return group if rule == configured_rule(chosen) else {**group, "rule": rule}
 
 
 def choose_lookup(config: Config, tables: TableSet, num_machines: int) -> None:
