@@ -17,7 +17,6 @@ from dglkge.checkpoint.bigraph_config import PassCount, bigraph_attributes, bigr
 from dglkge.checkpoint.bigraph_reader import is_bigraph
 from dglkge.checkpoint.reader import Checkpoint
 from dglkge.checkpoint.relation_layout import MODEL_GROUP
-from dglkge.checkpoint.storage import check_text
 from dglkge.errors import CheckpointError, InputError, write_error
 from dglkge.typing import RELATION
 
@@ -47,7 +46,7 @@ def copy_for_bigraph(source: Checkpoint, output: Path) -> int:
     CheckpointError
         If no pass is finished, or a file is damaged or cannot be written.
     """
-    manifest, folder = source.manifest, source.path
+    manifest, folder = source.manifest, source.folder
     if is_bigraph(folder, source.version):
         raise InputError(f"{folder} was written by PyTorch-BigGraph, which resumes from it as it is")
     if output.exists() and (not output.is_dir() or any(output.iterdir())):
@@ -58,7 +57,7 @@ def copy_for_bigraph(source: Checkpoint, output: Path) -> int:
             f"{folder} has no finished pass over the training triples: PyTorch-BigGraph would start anew "
             "from it; expected at least one epoch, edge set or chunk (training.edge_chunks)"
         )
-    source.storage.check_files(manifest, checksums=True)
+    source.verify()
     try:
         output.parent.mkdir(parents=True, exist_ok=True)
         hidden = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
@@ -85,22 +84,21 @@ def _write(source: Checkpoint, folder: Path, output: Path, passes: PassCount) ->
         if entry.table != RELATION:
             name = layout.embeddings_file(entry.table, entry.part, version)
         with (
-            hdf5_format.open_file(source.path / entry.name) as theirs,
+            hdf5_format.open_file(source.folder / entry.name) as theirs,
             hdf5_format.create(folder / name, attributes) as ours,
         ):
             for path in COPIED:
                 if path in theirs:
                     parent = path.rpartition("/")[0]
                     theirs.copy(path, ours.require_group(parent) if parent else ours)
-    for name, text in manifest.all_texts.items():
-        of_relations = name in (layout.RELATION_COUNT_FILE, layout.RELATION_NAMES_FILE)
-        if of_relations or layout.parse_names_part(name) is not None:
-            shutil.copyfile(check_text(source.path, text, manifest.version), folder / name)
+    of_parts = [text.name for entry in manifest.files for text in entry.texts]
+    for name in (layout.RELATION_COUNT_FILE, layout.RELATION_NAMES_FILE, *of_parts):
+        shutil.copyfile(source.folder / name, folder / name)
     (folder / layout.CONFIG_FILE).write_text(json.dumps(config, indent=4), encoding="utf-8")
     # A save that was interrupted may have left records of passes that this version does not have.
     place = divmod(version, len(passes.edge_sets) * passes.num_chunks)
     open_pass = (place[0], *divmod(place[1], passes.num_chunks))
-    kept = [one for one in shared_texts.read_stats(source.path) if shared_texts.pass_of(one) < open_pass]
+    kept = [one for one in shared_texts.read_stats(source.folder) if shared_texts.pass_of(one) < open_pass]
     lines = "".join(json.dumps(one) + "\n" for one in kept)
     (folder / layout.STATS_FILE).write_text(lines, encoding="utf-8")
     (folder / layout.VERSION_FILE).write_text(f"{version}\n", encoding="utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -22,8 +23,12 @@ from dglkge.typing import RELATION, Relation
 def is_bigraph(folder: Path, version: int) -> bool:
     """Return whether PyTorch-BigGraph wrote a version: without a manifest, and rows without original ids."""
     first = sorted(folder.glob(layout.first_parts_pattern(version)))
-    if not first or (folder / layout.manifest_file(version)).exists():
+    if not first:
         return False
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        # It may have gone on from a version of ours, in the folder of that, with the next number.
+        if json.loads((folder / layout.MANIFEST_FILE).read_text(encoding="utf-8"))["version"] == version:
+            return False
     try:
         config = json.loads((folder / layout.CONFIG_FILE).read_text(encoding="utf-8"))
         with hdf5_format.open_file(first[0]) as file:
@@ -33,6 +38,25 @@ def is_bigraph(folder: Path, version: int) -> bool:
     except (OSError, ValueError, CheckpointError):
         return False
     return not ours and isinstance(config, dict) and {"entities", "relations", "entity_path"} <= set(config)
+
+
+def find_bigraph(folder: Path) -> tuple[Path, int] | None:
+    """Return folder and version of PyTorch-BigGraph's checkpoint; None if it wrote none.
+
+    Parameters
+    ----------
+    folder : Path
+        Its own, or our checkpoint's: it may have gone on from the published version, in the folder of that.
+    """
+    for _ in range(2):
+        try:
+            version = layout.parse_version((folder / layout.VERSION_FILE).read_text(encoding="utf-8").strip())
+        except (OSError, ValueError):
+            return None
+        if version and is_bigraph(folder, version):
+            return folder, version
+        folder = folder / layout.version_folder(version or 0)
+    return None
 
 
 def read_manifest(folder: Path, version: int) -> Manifest:

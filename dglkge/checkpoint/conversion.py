@@ -15,6 +15,7 @@ from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, Progress
 from dglkge.checkpoint.manager import CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.checkpoint.reader import Checkpoint
+from dglkge.checkpoint.storage import check_texts
 from dglkge.data.dataset import Dataset
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.lease import hold
@@ -168,7 +169,7 @@ def take_over(
         again = _places_again(wanted) if part.table == RELATION else {}
         once = wanted.clone()
         once[list(again)] = -1
-        restore.fill_part(checkpoint.storage, checkpoint.manifest, source, once)
+        restore.fill_part(checkpoint.folder, checkpoint.manifest, source, once)
         # The rows as they are scored: the new run adds no vector to them, or one that starts at 0.
         shift = None if part.table == RELATION else checkpoint.global_vector(source.table)
         if shift is not None:
@@ -266,7 +267,7 @@ def convert_to_run(source: Checkpoint, dataset: Dataset, output: Path, type_pair
     InputError
         If the entity types do not fit each other.
     """
-    source.storage.check_texts(source.manifest)  # rows are checked where they are read
+    check_texts(source.folder, source.manifest)  # rows are checked where they are read
     names = {name: dataset.vocabulary(name) for name in dataset.entity_types}
     types = saved_types(source.entity_types, dataset.entity_types, type_pairs)
     _check_types(source, dataset, types)
@@ -292,7 +293,7 @@ def convert_to_run(source: Checkpoint, dataset: Dataset, output: Path, type_pair
         parts[table] = part
     parts[RELATION] = dataclasses.replace(parts[RELATION], shared=source.dense_tensors())
     # Other programs may write records without the number of an epoch, by which append_stats selects.
-    stats = [one for one in shared_texts.read_stats(source.path) if isinstance(one.get("epoch_idx"), int)]
+    stats = [one for one in shared_texts.read_stats(source.folder) if isinstance(one.get("epoch_idx"), int)]
     return save_converted(output, meta, parts, names, stats)
 
 

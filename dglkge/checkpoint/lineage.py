@@ -100,17 +100,8 @@ def extended(
 
 
 def read_lineage(body: Mapping[str, Any]) -> tuple[str, list[JobVersions]]:
-    """Return run id and lineage of a manifest's JSON.
-
-    Manifests of early dglkge versions have none. Such a manifest is identified by a hash of its own text: it
-    is the ancestor of versions that a later job adds to it, and of no others.
-    """
-    if "lineage" in body:
-        return str(body["run_id"]), [JobVersions(**one) for one in body["lineage"]]
-    # Both readers of manifests hash the same fields in sorted order, so the result does not depend on the
-    # file's layout.
-    name = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
-    return name, [JobVersions(name, body["version"], body["version"])]
+    """Return run id and lineage of a manifest's JSON."""
+    return str(body["run_id"]), [JobVersions(**one) for one in body["lineage"]]
 
 
 def manifest_crc32(body: Mapping[str, Any]) -> int:
@@ -131,8 +122,8 @@ def read_copy(run: Path) -> RunCopy:
         text = path.read_text(encoding="utf-8", errors="replace").strip()
     except FileNotFoundError:
         # Without the version file an empty folder and a damaged one differ only by the files in it.
-        left = sorted([*folder.glob(layout.HDF5_PATTERN), *folder.glob(layout.MANIFEST_PATTERN)])
-        return RunCopy(problem=f"{path} is missing, but {left[0].name} lies beside it") if left else RunCopy()
+        left = [one.name for one in folder.glob("v*") if layout.parse_version_folder(one.name) is not None]
+        return RunCopy(problem=f"{path} is missing, but {min(left)} lies beside it") if left else RunCopy()
     except OSError as error:
         return RunCopy(problem=f"cannot read {path}: {error.strerror}")
     version = layout.parse_version(text)
@@ -155,16 +146,15 @@ def copy_from_dict(fields: Mapping[str, Any]) -> RunCopy:
 
 def _read_version(folder: Path, version: int) -> RunCopy:
     """Read a version's manifest and check the sizes of its files."""
-    path = folder / layout.manifest_file(version)
+    folder = folder / layout.version_folder(version)
+    path = folder / layout.MANIFEST_FILE
     try:
         content = path.read_bytes()
         body = json.loads(content)
         if body.pop("crc32") != manifest_crc32(body) or body["version"] != version:
             raise ValueError("its checksum does not match its text")
-        run_id, lineage = read_lineage(
-            {key: value for key, value in body.items() if key != "manifest_version"}
-        )
-        entries = [*body["files"], *([body["state"]] if "state" in body else [])]
+        run_id, lineage = read_lineage(body)
+        entries = [*body["files"], *([] if body["state"] is None else [body["state"]])]
         sizes = {str(entry["name"]): int(entry["size_bytes"]) for entry in entries}
     except OSError as error:
         return RunCopy(version, problem=f"cannot read {path}: {error.strerror}")

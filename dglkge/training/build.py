@@ -44,11 +44,12 @@ def build_trainer(config: Config, cluster: Cluster) -> Trainer:
 def _build(config: Config, cluster: Cluster) -> Trainer:
     """Check the configuration, take the run's folder, and build the trainer."""
     check_config(config, cluster.world)
-    check_dataset(config, opened_dataset(config))
+    dataset = opened_dataset(config)
+    check_dataset(config, dataset)
     refuse_bigraph_output(config)
     # The lease creates the folder and excludes other jobs from here on.
     lease = hold_run(Path(config.output), cluster)
-    mirror = open_mirror(config, cluster, lease)
+    mirror = open_mirror(config, cluster, lease, describe_run(config, dataset))
     job = open_job(config, cluster, lease)
     batches = build_batches(job)
     step, ahead = build_step(job, batches)

@@ -312,8 +312,8 @@ def damage(folder: Path, kind: str) -> Path | None:
     training_stats.json belongs to no version: training and PyTorch-BigGraph append to it.
     """
     # Empty files cannot be damaged in a place.
-    names = [path.name for path in folder.iterdir() if path.is_file() and path.stat().st_size]
-    path = folder / random.choice(sorted(set(names) - {STATS_FILE}))
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size]
+    path = random.choice(sorted(path for path in paths if path.name != STATS_FILE))
     content = path.read_bytes()
     changed = content
     if kind == "bit":

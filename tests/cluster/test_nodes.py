@@ -60,7 +60,7 @@ def node_process(host: ClusterHost) -> psutil.Process:
 
 def table(folder: Path) -> np.ndarray:
     """Return the entities' rows of a run."""
-    (path,) = (folder / "checkpoint").glob("embeddings_*_0.v*.h5")
+    (path,) = (folder / "checkpoint" / "latest").glob("embeddings_*_0.v*.h5")
     with h5py.File(path) as file:
         return np.asarray(file["embeddings"])
 
