@@ -6,7 +6,6 @@ import contextlib
 import io
 import os
 import pickle
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -232,20 +231,3 @@ def shapes(file: h5py.File) -> dict[str, list[int]]:
 
     file.visititems(note)
     return found
-
-
-def file_crc32(path: Path) -> int:
-    """Return the CRC-32 of a file."""
-    with open(path, "rb", buffering=0) as file:
-        return open_crc32(file)
-
-
-def open_crc32(file: BinaryIO) -> int:
-    """Return the CRC-32 of an open file from its first byte on, wherever it was read before."""
-    checksum = place = 0
-    buffer = memoryview(bytearray(1 << 20))
-    # preadv leaves the position of the descriptor alone: h5py or another thread may read from the same one.
-    while count := os.preadv(file.fileno(), [buffer], place):
-        checksum = zlib.crc32(buffer[:count], checksum)
-        place += count
-    return checksum
