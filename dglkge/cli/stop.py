@@ -8,7 +8,8 @@ import signal
 import time
 
 from dglkge.cli.common import print_text
-from dglkge.distributed.jobs import JobEntry, live_jobs, matching_jobs, process_owner, process_start
+from dglkge.distributed.jobs import JobEntry, live_jobs, matching_jobs, process_owner
+from dglkge.distributed.process_memory import process_start
 from dglkge.errors import FAILURE_STATUS, InputError
 
 DESCRIPTION = """Stop a training job of this machine: its launcher gets SIGTERM, the trainers commit what they

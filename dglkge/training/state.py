@@ -152,7 +152,7 @@ class Versions:
     def __init__(self, job: Job, checkpoints: CheckpointManager, state: TrainingState) -> None:
         self._job, self._checkpoints, self._state = job, checkpoints, state
         self._beside: list[ModelStateful] = [
-            item for item in (job.dense, job.global_vectors) if item is not None
+            item for item in (job.features, job.dense, job.global_vectors) if item is not None
         ]
         self._in_background = saves_in_background(job.config)
 

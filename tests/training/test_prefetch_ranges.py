@@ -13,6 +13,7 @@ import torch
 from dglkge.data.edge_buckets import EdgeTable
 from dglkge.embeddings.mapped_rows import MappedRows, is_on_disk
 from dglkge.sampling.bucket_batches import BucketBatches
+from dglkge.sampling.edge_batches import EdgeOptions
 from dglkge.training.building import batches as batch_building
 from tests.sampling.toy_buckets import CHUNK_SIZE, NUM_TRIPLES, PAIR_OF_RELATION, PAIRS, SEED, toy_buckets
 
@@ -34,8 +35,7 @@ def test_triples_are_dropped_where_tables_do_not_fit(fits: bool, tmp_path: Path,
     batches = BucketBatches(
         replace(machine, table=EdgeTable(maps["ids"], maps["edges"], maps["weights"])),
         "inside_out", 0, np.array([[NUM_TRIPLES]]), PAIRS, 1,
-        pair_of_relation=PAIR_OF_RELATION, num_triples=NUM_TRIPLES, batch_size=20, chunk_size=CHUNK_SIZE,
-        local_rank=0, trainers_per_machine=1, seed=SEED,
+        EdgeOptions(PAIR_OF_RELATION, NUM_TRIPLES, 20, CHUNK_SIZE, 0, 1, SEED),
     )  # fmt: skip
     rows = torch.from_file(str(tmp_path / "rows"), shared=True, size=300 * 64).view(300, 64)
     one = SimpleNamespace(local_rows=rows, embedding=None)

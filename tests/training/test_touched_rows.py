@@ -9,7 +9,7 @@ import pytest
 
 from dglkge.config import load_config
 from dglkge.data.partition_layout import EdgeTable
-from dglkge.sampling.edge_batches import EdgeBatches
+from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder
 from dglkge.training.building import batches as batch_building
 from dglkge.typing import RELATION, Relation
@@ -55,7 +55,8 @@ def test_marks_are_those_of_a_loop_over_triples_and_each_is_read_once(sets, monk
     dataset = SimpleNamespace(split=lambda name: triples, relations=SimpleNamespace(relations=relations))
     order = TripleOrder([EdgeSet(str(n), ids) for n, ids in enumerate(sets)], seed=1)
     table = EdgeTable(np.arange(NUM_TRIPLES), rows, None)
-    batches = EdgeBatches(table, np.zeros(40, np.int64), NUM_TRIPLES, 10, 10, 0, 1, seed=1, order=order)
+    options = EdgeOptions(np.zeros(40, np.int64), NUM_TRIPLES, 10, 10, 0, 1, seed=1, order=order)
+    batches = EdgeBatches(table, options)
     config = load_config(None, ["dataset=x", "training.rows=touched"])
     job = SimpleNamespace(config=config, dataset=dataset, layout=layout)
     found = batch_building.touched_rows(job, batches)

@@ -144,7 +144,7 @@ class LoopQueries(QueryMaker):
             unused = self._scratch.take("scores", 2, end - start).numpy()
             found = _found(group, rows)
             dot_kernels.make_queries(
-                *(one.addresses for one in found),
+                tuple(one.addresses for one in found),
                 self._operator,
                 room[start:end].numpy(),
                 unused[0],
@@ -174,14 +174,15 @@ class LoopQueries(QueryMaker):
             none = np.zeros(2 * len(group), np.float32)
             found = _found(group, rows)
             loss += dot_kernels.write_gradients(
-                *(one.addresses for one in found),
+                tuple(one.addresses for one in found),
                 self._operator,
                 of_queries,
-                none,
-                none,
+                (none, none),
                 factors,
                 self._penalty.n3,
-                *(rows.gradients(places).numpy() for places in (group.heads, group.tails, group.relations)),
+                tuple(
+                    rows.gradients(places).numpy() for places in (group.heads, group.tails, group.relations)
+                ),
             )
             loss += self._penalty.add(group, rows, factors)
         return loss

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
@@ -18,7 +17,7 @@ from dglkge.errors import InputError, unknown_name
 from dglkge.kernels.hashing import combine
 from dglkge.planning.host import available_memory
 from dglkge.sampling.bucket_batches import BucketBatches
-from dglkge.sampling.edge_batches import EdgeBatches
+from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
 from dglkge.sampling.machine_batches import MachineBatches, partition_mark, rows_of_sets
 from dglkge.sampling.pair_queries import PairIndex
 from dglkge.sampling.prefetch import Prefetcher, TripleReader
@@ -51,20 +50,22 @@ def build_batches(job: Job) -> TrainingBatches:
     # The number of each relation's edge type; -1 where no training triple has it.
     pair_of_relation = [number.get((one.lhs, one.rhs), -1) for one in dataset.relations.relations]
     weights = relation_weights(config, dataset)
-    options: dict[str, Any] = {
-        "pair_of_relation": np.array(pair_of_relation, np.int64)[by_node],
-        "num_triples": len(dataset.split(TRAIN)),
-        "batch_size": config.training.batch_size,
-        "chunk_size": config.negatives.chunk_size,
-        "local_rank": world.local_rank,
-        "trainers_per_machine": world.trainers_per_machine,
-        "seed": config.seed,
-        "relation_weights": None if weights is None else weights[by_node],
-        "has_confidences": config.loss.has_confidences,
-    }
+    order = configured_order(job)
+    options = EdgeOptions(
+        np.array(pair_of_relation, np.int64)[by_node],
+        len(dataset.split(TRAIN)),
+        config.training.batch_size,
+        config.negatives.chunk_size,
+        world.local_rank,
+        world.trainers_per_machine,
+        config.seed,
+        None if weights is None else weights[by_node],
+        config.loss.has_confidences,
+        order,
+    )
     if config.sampling.num_ranges == 1:
-        return build_edge_batches(job, options)
-    batches = build_bucket_batches(job, options)
+        return build_edge_batches(job, order, options)
+    batches = build_bucket_batches(job, order, options)
     prefetch_ranges(job, batches)
     return batches
 
@@ -83,15 +84,13 @@ def _query_batches(job: Job) -> QueryBatches:
         dataset.layout(),
         types,
         config.training.batch_size,
-        world.machine,
-        world.local_rank,
-        world.trainers_per_machine,
+        (world.machine, world.local_rank, world.trainers_per_machine),
         config.seed,
         PairIndex(dataset.split(TRAIN), types) if config.training.relation_prediction > 0 else None,
     )
 
 
-def _configured_order(job: Job) -> TripleOrder:
+def configured_order(job: Job) -> TripleOrder:
     """Return the order of an epoch: all triples as one set, or the named sets one after another."""
     config, dataset = job.config, job.dataset
     names, known = config.training.edge_sets, dataset.edge_set_names
@@ -113,29 +112,25 @@ def _edge_set(name: str, numbers: np.ndarray, number: int) -> EdgeSet:
     return EdgeSet(name, ids)
 
 
-def build_edge_batches(job: Job, of_edges: dict[str, Any]) -> EdgeBatches:
+def build_edge_batches(job: Job, order: TripleOrder, options: EdgeOptions) -> EdgeBatches:
     """Make the batches of edges, in the order of the whole graph or of each machine; a collective.
 
     Parameters
     ----------
     job : Job
-    of_edges : dict
-        Arguments of :class:`dglkge.sampling.edge_batches.EdgeBatches`, without ``edges`` and ``order``.
-
-    Raises
-    ------
-    InputError
-        If the data set has no edge set of a name.
+    order : TripleOrder
+        That of the options.
+    options : EdgeOptions
     """
-    world, order = job.cluster.world, _configured_order(job)
+    world = job.cluster.world
     edges = job.layout.edge_table(world.machine)
     if not job.config.is_ordered_by_machine(world.num_machines):
-        return EdgeBatches(edges, **of_edges, order=order)
+        return EdgeBatches(edges, options)
     triple_ids = np.asarray(edges.triple_ids)
     rows = rows_of_sets(order, triple_ids)
     checksum = partition_mark(triple_ids, rows) if world.is_machine_leader else 0
     counts, mark = _of_all_parts(job, [len(one) for one in rows], checksum)
-    return MachineBatches(edges, rows, counts, world.machine, mark, **of_edges, order=order)
+    return MachineBatches(edges, rows, counts, world.machine, mark, options)
 
 
 def _of_all_parts(job: Job, counts: Sequence[int], checksum: int, *more: int) -> tuple[np.ndarray, int]:
@@ -151,24 +146,22 @@ def _of_all_parts(job: Job, counts: Sequence[int], checksum: int, *more: int) ->
     return parts[:, :-1], 1 + (combine(*parts[:, -1].tolist(), *more) >> 1)
 
 
-def build_bucket_batches(job: Job, of_edges: dict[str, Any]) -> BucketBatches:
+def build_bucket_batches(job: Job, order: TripleOrder, options: EdgeOptions) -> BucketBatches:
     """Make the batches in bucket order; one trainer of each machine makes the files. A collective.
 
     Parameters
     ----------
     job : Job
-    of_edges : dict
+    order, options
         As for :func:`build_edge_batches`.
 
     Raises
     ------
-    InputError
-        If the data set has no edge set of a name.
     CheckpointError, StorageError
         On all trainers, if one of them cannot write the files.
     """
     config, layout, world, pairs = job.config, job.layout, job.cluster.world, job.pairs
-    part, num_ranges, order = world.machine, config.sampling.num_ranges, _configured_order(job)
+    part, num_ranges = world.machine, config.sampling.num_ranges
     spare = job.output / dataset_files.PARTITIONS / dataset_files.part_folder(part)
     sets = ALL_TRIPLES
     if config.training.edge_sets or config.evaluation.held_out:
@@ -177,7 +170,7 @@ def build_bucket_batches(job: Job, of_edges: dict[str, Any]) -> BucketBatches:
     def make_files() -> None:
         """Make the files of this machine, on one of its trainers."""
         if world.is_machine_leader:
-            make_buckets(layout, part, num_ranges, pairs, of_edges["pair_of_relation"], spare, sets)
+            make_buckets(layout, part, num_ranges, pairs, options.pair_of_relation, spare, sets)
 
     # The others wait for the disk: the files are read once and written once.
     edges = layout.edge_table(part)
@@ -187,7 +180,7 @@ def build_bucket_batches(job: Job, of_edges: dict[str, Any]) -> BucketBatches:
     walk, is_mixed = config.sampling.bucket_order, config.sampling.buckets == MIXED
     checksum = buckets.checksum() if world.is_machine_leader else 0
     counts, mark = _of_all_parts(job, buckets.triples_of_sets.tolist(), checksum, int(is_mixed))
-    return BucketBatches(buckets, walk, part, counts, pairs, mark, is_mixed, **of_edges, order=order)
+    return BucketBatches(buckets, walk, part, counts, pairs, mark, options, is_mixed)
 
 
 def prefetch_ranges(job: Job, batches: BucketBatches) -> None:

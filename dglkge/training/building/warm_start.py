@@ -89,8 +89,10 @@ def warm_start(job: Job, meta: CheckpointMeta, names: Mapping[str, Vocabulary]) 
     check_texts(checkpoint.folder, checkpoint.manifest)
     keeps = _keeps_projections(config, checkpoint)
     if dense is not None:
-        projections = checkpoint.feature_parameters() if keeps else {}
-        dense.take({**checkpoint.dense_parameters(), **projections}, str(checkpoint.path))
+        with dense.whole():
+            own = {} if job.features is None else dict(job.features.projections.named_parameters())
+            projections = checkpoint.feature_parameters() if keeps else own
+            dense.take({**projections, **checkpoint.dense_parameters()}, str(checkpoint.path))
     conversion.check_same_model(checkpoint.meta, meta, str(checkpoint.path))
     types = conversion.saved_types(checkpoint.entity_types, list(meta.entity_types))
     found = np.zeros(len(meta.entity_types) + 1, dtype=np.int64)
