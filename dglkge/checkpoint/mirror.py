@@ -230,6 +230,19 @@ class Mirror:
         with contextlib.suppress(OSError):  # the next save removes the same files
             storage.drop_older(version)
 
+    def repair(self) -> None:
+        """Download the damaged files of the folder's version again, if the URL has the same version.
+
+        Raises
+        ------
+        CheckpointError
+            If an object is missing or damaged.
+        StorageError
+            If the store cannot be reached, or the disk is full.
+        """
+        if self._last is not None and self._storage.version_text() == str(self._last.manifest.version):
+            self.pull(self._last)
+
     def refresh(self, kept: Sequence[str] = ()) -> None:
         """Download the newest version and the records, if the folder does not have them whole; for reading.
 
