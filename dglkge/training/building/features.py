@@ -16,7 +16,8 @@ import h5py
 import numpy as np
 import torch
 
-from dglkge.checkpoint import hdf5_format, layout
+from dglkge.checkpoint import layout
+from dglkge.checkpoint.durable import file_crc32
 from dglkge.checkpoint.features import open_features, parse_note, record_path
 from dglkge.config import Config
 from dglkge.config.schema import FeaturesConfig
@@ -211,7 +212,7 @@ def _write_type(
     written.flush()
     del written
     os.replace(temporary, target)
-    return hdf5_format.file_crc32(target)
+    return file_crc32(target)
 
 
 def _report(note: Path) -> None:
