@@ -6,9 +6,10 @@ import contextlib
 import json
 import os
 import shutil
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from dglkge.checkpoint import layout
 from dglkge.distributed.lease import Lease
@@ -140,3 +141,20 @@ class LeasedFolder:
                     path.unlink(missing_ok=True)
         except OSError as error:
             raise write_error(f"cannot write to {self.path}", error) from error
+
+
+def file_crc32(path: Path) -> int:
+    """Return the CRC-32 of a file."""
+    with open(path, "rb", buffering=0) as file:
+        return open_crc32(file)
+
+
+def open_crc32(file: BinaryIO) -> int:
+    """Return the CRC-32 of an open file from its first byte on, wherever it was read before."""
+    checksum = place = 0
+    buffer = memoryview(bytearray(1 << 20))
+    # preadv leaves the position of the descriptor alone: h5py or another thread may read from the same one.
+    while count := os.preadv(file.fileno(), [buffer], place):
+        checksum = zlib.crc32(buffer[:count], checksum)
+        place += count
+    return checksum

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from dglkge.checkpoint import layout
-from dglkge.checkpoint.hdf5_format import file_crc32
+from dglkge.checkpoint.durable import file_crc32
 from dglkge.checkpoint.relation_layout import dense_path
 from dglkge.errors import CheckpointError
 

@@ -312,7 +312,7 @@ class CheckpointManager:
             # error.
             agree(
                 self._gather,
-                lambda: fall_back(self.storage, self.names) if self.rank == 0 else None,
+                lambda: self._fall_back_here() if self.rank == 0 else None,
                 lambda: wait(num_bytes),
             )
             return
@@ -326,6 +326,12 @@ class CheckpointManager:
                 lambda: go_back(self.storage, good, self.names) if is_mine else None,
                 lambda: wait(num_bytes),
             )
+
+    def _fall_back_here(self) -> None:
+        """Make the newest version whole from the URL, if there is one; else go back to one that is whole."""
+        if self._mirror is not None:
+            self._mirror.repair()
+        fall_back(self.storage, self.names)
 
     def save(
         self,

@@ -34,12 +34,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dglkge.checkpoint import hdf5_format, layout
-from dglkge.checkpoint.durable import LeasedFolder
+from dglkge.checkpoint import layout
+from dglkge.checkpoint.durable import LeasedFolder, file_crc32
 from dglkge.checkpoint.features import parse_note
-from dglkge.checkpoint.lineage import RunCopy, manifest_checksum, read_copy
+from dglkge.checkpoint.lineage import RunCopy, manifest_checksum
 from dglkge.checkpoint.manifest import CheckpointMeta, Manifest
-from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_file, parse_pointer
+from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_file, parse_pointer, read_copy
 from dglkge.checkpoint.stores import is_url, open_store, retried
 from dglkge.distributed.lease import Lease, new_nonce
 from dglkge.errors import CheckpointError, InputError, StorageError, write_error
@@ -230,6 +230,19 @@ class Mirror:
         with contextlib.suppress(OSError):  # the next save removes the same files
             storage.drop_older(version)
 
+    def repair(self) -> None:
+        """Download the damaged files of the folder's version again, if the URL has the same version.
+
+        Raises
+        ------
+        CheckpointError
+            If an object is missing or damaged.
+        StorageError
+            If the store cannot be reached, or the disk is full.
+        """
+        if self._last is not None and self._storage.version_text() == str(self._last.manifest.version):
+            self.pull(self._last)
+
     def refresh(self, kept: Sequence[str] = ()) -> None:
         """Download the newest version and the records, if the folder does not have them whole; for reading.
 
@@ -379,11 +392,11 @@ class Mirror:
             # Before the note has its name: with it the folder would count as whole.
             for entity_type, (_, _, crc32) in records.items():
                 path = folder.path / layout.features_array(entity_type)
-                if path.is_file() and hdf5_format.file_crc32(path) == crc32:
+                if path.is_file() and file_crc32(path) == crc32:
                     continue
                 source = _features_object(path.name)
                 with self._new_file(folder, source, path.name) as received:
-                    if hdf5_format.file_crc32(received) != crc32:
+                    if file_crc32(received) != crc32:
                         raise CheckpointError(
                             f"{self._at(source)} is damaged: its checksum is not the one in {name}"
                         )
@@ -400,7 +413,7 @@ class Mirror:
             except CheckpointError:
                 with self._new_file(folder, _object(version, name), name) as path:
                     where = Path(self._at(_object(version, name))).parent
-                    check_crc32(where, entry, hdf5_format.file_crc32(path))
+                    check_crc32(where, entry, file_crc32(path))
         # The manifest does not list the statistics, which other programs write too.
         stats = self._read(_object(version, layout.STATS_FILE))
         if stats is not None:

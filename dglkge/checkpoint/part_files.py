@@ -18,10 +18,10 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint import hdf5_format, layout
-from dglkge.checkpoint.bigraph_config import learning_rate
+from dglkge.checkpoint.bigraph import learning_rate
 from dglkge.checkpoint.durable import LeasedFolder
+from dglkge.checkpoint.hdf5_format import file_dtype, take_rows
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, TextEntry
-from dglkge.checkpoint.narrow_rows import file_dtype, take_rows
 from dglkge.checkpoint.relation_layout import (
     MODEL_GROUP,
     global_sums_path,

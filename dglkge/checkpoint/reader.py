@@ -16,7 +16,7 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from dglkge.checkpoint import bigraph_reader, hdf5_format, layout
+from dglkge.checkpoint import bigraph, hdf5_format, layout
 from dglkge.checkpoint.features import RECORD, find_folder, open_features, record_path
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry
 from dglkge.checkpoint.mirror import local_path
@@ -248,8 +248,8 @@ def _open(storage: CheckpointStorage, place: Path, version: int | None, verify: 
         manifest = storage.manifest(version)
     elif place.is_file():
         manifest = storage.kept(place.name)
-    elif (theirs := bigraph_reader.find_bigraph(place)) is not None:
-        return Checkpoint(theirs[0], bigraph_reader.read_manifest(*theirs))
+    elif (theirs := bigraph.find_bigraph(place)) is not None:
+        return Checkpoint(theirs[0], bigraph.read_manifest(*theirs))
     elif (place / layout.MANIFEST_FILE).is_file():
         # The folder of one version; it may have been copied to another place.
         number = layout.parse_version(storage.version_text() or "")
@@ -654,10 +654,10 @@ class Checkpoint(TablesByName):
 
     def _listed_names(self, entity_type: str) -> Vocabulary | None:
         """Return the names from PyTorch-BigGraph's lists, where it wrote the checkpoint."""
-        if not bigraph_reader.is_bigraph(self.folder, self.version):
+        if not bigraph.is_bigraph(self.folder, self.version):
             return None
         num_parts = len(self.manifest.of_table(entity_type))
-        return bigraph_reader.entity_names(self.folder, self.meta, entity_type, num_parts)
+        return bigraph.entity_names(self.folder, self.meta, entity_type, num_parts)
 
     def _check_table(self, table: str) -> None:
         known = [*self.entity_types, RELATION]

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint import hdf5_format
+from dglkge.checkpoint.hdf5_format import put_rows
 from dglkge.checkpoint.manifest import CheckpointMeta, Manifest
-from dglkge.checkpoint.narrow_rows import put_rows
 from dglkge.checkpoint.relation_layout import bigraph_row_sums, from_parameters, is_dynamic
 from dglkge.checkpoint.storage import check_crc32, check_file
 from dglkge.errors import CheckpointError

@@ -12,9 +12,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dglkge.checkpoint import hdf5_format, layout
-from dglkge.checkpoint.durable import LeasedFolder
-from dglkge.checkpoint.lineage import manifest_checksum
+from dglkge.checkpoint import layout
+from dglkge.checkpoint.durable import LeasedFolder, file_crc32, open_crc32
+from dglkge.checkpoint.lineage import RunCopy, manifest_checksum
 from dglkge.checkpoint.manifest import UNKNOWN_CRC32, FileEntry, Manifest, TextEntry
 from dglkge.errors import CheckpointError, write_error
 
@@ -33,7 +33,7 @@ def check_file(folder: Path, entry: FileEntry | TextEntry, checksum: bool = Fals
     with _failures_to_read(path):
         _check_size(path, entry, path.stat().st_size)
         if checksum and entry.crc32 != UNKNOWN_CRC32:
-            check_crc32(folder, entry, hdf5_format.file_crc32(path))
+            check_crc32(folder, entry, file_crc32(path))
 
 
 def check_open_file(folder: Path, entry: FileEntry | TextEntry, file: BinaryIO) -> None:
@@ -48,7 +48,7 @@ def check_open_file(folder: Path, entry: FileEntry | TextEntry, file: BinaryIO) 
         _check_size(folder / entry.name, entry, os.fstat(file.fileno()).st_size)
         # The size is compared first: it needs no reading, and finds most interrupted copies.
         if entry.crc32 != UNKNOWN_CRC32:
-            check_crc32(folder, entry, hdf5_format.open_crc32(file))
+            check_crc32(folder, entry, open_crc32(file))
 
 
 def check_rows(folder: Path, manifest: Manifest, checksums: bool = False) -> None:
@@ -91,7 +91,7 @@ def is_there(folder: Path, entry: TextEntry) -> bool:
 
 def describe_text(path: Path, name: str) -> TextEntry:
     """Describe a text file that was just written."""
-    return TextEntry(name, path.stat().st_size, hdf5_format.file_crc32(path))
+    return TextEntry(name, path.stat().st_size, file_crc32(path))
 
 
 def write_receipt(folder: LeasedFolder, entry: FileEntry) -> None:
@@ -242,26 +242,38 @@ class CheckpointStorage(LeasedFolder):
             If there are versions without a readable version file, or a whole version that cannot have been
             left by an interrupted save of the next one.
         """
-        path = self.path / layout.VERSION_FILE
-        text = self.version_text()
+        try:
+            version = self.named_version()
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; {self._advice()}") from None
+        # Version + 1 is allowed: an interrupted save may have completed its files without publishing them.
+        newer = any(number > version + 1 for number in self.versions())
+        if newer and (self.newest_good() or 0) > version + 1:
+            raise CheckpointError(
+                f"{self.path / layout.VERSION_FILE} reads '{version}', but a newer version lies beside it; "
+                f"{self._advice()}"
+            )
+        return version
+
+    def named_version(self) -> int:
+        """Return the version that the version file names, without a look at its files; 0 if there is none.
+
+        Raises
+        ------
+        CheckpointError
+            If it is damaged, or missing beside versions.
+        """
+        path, text = self.path / layout.VERSION_FILE, self.version_text()
         if text is None:
             if self.versions():
-                raise CheckpointError(
-                    f"{path} is missing, but files of a checkpoint lie beside it; {self._advice()}"
-                )
+                raise CheckpointError(f"{path} is missing, but files of a checkpoint lie beside it")
             if self.path.exists() and not self.path.is_dir():
                 raise CheckpointError(f"{self.path} is not a folder")
             return 0
         version = layout.parse_version(text)
         if version is None:
             got = f"reads {text[:40]!r}" if text else "is empty"
-            raise CheckpointError(f"{path} {got}; expected one number; {self._advice()}")
-        # Version + 1 is allowed: an interrupted save may have completed its files without publishing them.
-        newer = any(number > version + 1 for number in self.versions())
-        if newer and (self.newest_good() or 0) > version + 1:
-            raise CheckpointError(
-                f"{path} reads {text!r}, but a newer version lies beside it; {self._advice()}"
-            )
+            raise CheckpointError(f"{path} {got}; expected one number")
         return version
 
     def version_text(self) -> str | None:
@@ -292,7 +304,7 @@ class CheckpointStorage(LeasedFolder):
         if version == 0:
             return None
         try:
-            return self._checked(version, texts)
+            return self.checked(version, texts)
         except CheckpointError as error:
             if self.version_text() != str(version):
                 raise  # a newer version was published during the check
@@ -309,7 +321,7 @@ class CheckpointStorage(LeasedFolder):
         note, path = self.read_pointer(pointer), self.path / pointer
         if not note:
             raise CheckpointError(f"{path} is missing or damaged; expected the pointer to a version")
-        manifest = self._checked(note["version"], texts=True)
+        manifest = self.checked(note["version"], texts=True)
         if self.checksum_of(manifest.version) != note["checksum"]:
             raise CheckpointError(
                 f"{path} names version {manifest.version} with the checksum {note['checksum']}, and "
@@ -456,8 +468,8 @@ class CheckpointStorage(LeasedFolder):
                 total += sum(path.stat().st_size for path in self.folder(version).path.iterdir())
         return total
 
-    def _checked(self, version: int, texts: bool) -> Manifest:
-        """Read the manifest of a version and check the sizes of its files."""
+    def checked(self, version: int, texts: bool) -> Manifest:
+        """Read the manifest of a version and check the sizes of its files, with or without its texts."""
         folder = self.folder(version).path
         manifest = read_manifest(folder, version)
         check_rows(folder, manifest)
@@ -490,3 +502,17 @@ def parse_pointer(content: bytes) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         return {}
     return note if is_whole else {}
+
+
+def read_copy(run: Path) -> RunCopy:
+    """Return the copy in a run's folder; checks the sizes of the published version's files."""
+    storage, version = CheckpointStorage(run / layout.CHECKPOINT_FOLDER), 0
+    try:
+        version = storage.named_version()
+        if not version:
+            return RunCopy()
+        # Sizes only: checksums would read the whole checkpoint on each machine at each start.
+        manifest = storage.checked(version, texts=False)
+        return RunCopy(version, manifest.run_id, storage.checksum_of(version), tuple(manifest.lineage))
+    except CheckpointError as error:
+        return RunCopy(version, problem=str(error))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dglkge.checkpoint import layout, part_files, shared_texts
-from dglkge.checkpoint.bigraph_config import bigraph_attributes, bigraph_config
+from dglkge.checkpoint.bigraph import bigraph_attributes, bigraph_config
 from dglkge.checkpoint.courier import Courier, empty_outbox
 from dglkge.checkpoint.durable import LeasedFolder
 from dglkge.checkpoint.lineage import extended

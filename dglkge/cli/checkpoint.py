@@ -103,8 +103,7 @@ def run(args: argparse.Namespace) -> int:
 def _convert(args: argparse.Namespace) -> int:
     """Write the files, or the run."""
     # Here: --help does without torch and pandas.
-    from dglkge.checkpoint.bigraph_copy import copy_for_bigraph
-    from dglkge.checkpoint.conversion import convert_to_run
+    from dglkge.checkpoint.conversion import convert_to_run, copy_for_bigraph
     from dglkge.checkpoint.reader import open_checkpoint
     from dglkge.data.dataset import Dataset
     from dglkge.inference.imports.import_tables import import_tables

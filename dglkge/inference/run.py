@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from dglkge.checkpoint.bigraph_reader import is_bigraph
+from dglkge.checkpoint.bigraph import is_bigraph
 from dglkge.checkpoint.hdf5_format import OPTIMIZER_GROUP, STATE_BLOB
 from dglkge.checkpoint.layout import (
     CHECKPOINT_FOLDER,

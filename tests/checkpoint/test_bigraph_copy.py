@@ -9,7 +9,7 @@ import h5py
 import pytest
 
 from dglkge.checkpoint import open_checkpoint
-from dglkge.checkpoint.bigraph_copy import PassCount, copy_for_bigraph
+from dglkge.checkpoint.conversion import PassCount, copy_for_bigraph
 from dglkge.errors import CheckpointError, InputError
 from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import save_toy, toy_meta, toy_tables

@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from dglkge.checkpoint import CheckpointManager, open_checkpoint
 from dglkge.checkpoint import mirror as mirror_module
-from dglkge.checkpoint import open_checkpoint
 from dglkge.checkpoint.manager import go_back
 from dglkge.checkpoint.manifest import check_same_run
 from dglkge.checkpoint.mirror import Mirror, local_path
@@ -539,3 +539,20 @@ def test_the_cache_of_a_url_repairs_itself(tmp_path, url):
     shutil.rmtree(tmp_path / "a")
     pushed(tmp_path / "a", url, seed=5)
     assert same(rows_of(url), rows_of(tmp_path / "a")) and not same(rows_of(url), rows)
+
+
+def test_a_fallback_takes_the_newest_version_from_the_url(tmp_path, url):
+    """It went back to an older one, which the URL refused at the first save."""
+    mirror = pushed(tmp_path / "a", url)
+    CheckpointStorage(tmp_path / "a" / "checkpoint").keep(1, "epoch_1", {})
+    newer = saved(tmp_path / "a", seed=1)["person"].rows
+    mirror.push()
+    flipped(tmp_path / "a" / "checkpoint" / "v2" / "embeddings_person_0.v2.h5")
+    again = Mirror(url, tmp_path / "a")
+    again.agree(again.take(same_run), writes=True)
+    manager = CheckpointManager(tmp_path / "a" / "checkpoint", 0, True, lambda: None, mirror=again)
+    manager.fall_back()
+    assert same(rows_of(tmp_path / "a"), newer)
+    saved(tmp_path / "a", seed=2)
+    again.push()
+    assert open_checkpoint(url).version == 3

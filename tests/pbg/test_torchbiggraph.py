@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from dglkge.checkpoint import hdf5_format, layout, open_checkpoint, restore
-from dglkge.checkpoint.bigraph_config import PassCount
+from dglkge.checkpoint.bigraph import PassCount
 from dglkge.data.dataset import Dataset
 from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import save_toy_named, toy_meta, toy_tables

@@ -21,7 +21,8 @@ from typing import Any
 
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, LEASE_FILE, ORIGIN_FILE, VERSION_FILE
-from dglkge.checkpoint.lineage import RunCopy, copy_to_dict, manifest_checksum, read_copy
+from dglkge.checkpoint.lineage import RunCopy, copy_to_dict, manifest_checksum
+from dglkge.checkpoint.storage import read_copy
 from dglkge.distributed.lease import Holder
 from dglkge.errors import InputError
 from dglkge.launch.remote.host_files import STAGING_PREFIX, names_below

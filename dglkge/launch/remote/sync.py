@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, VERSION_FILE, is_transient
-from dglkge.checkpoint.lineage import RunCopy, copy_from_dict, read_copy
+from dglkge.checkpoint.lineage import RunCopy, copy_from_dict
+from dglkge.checkpoint.storage import read_copy
 from dglkge.config import Config
 from dglkge.data.dataset_files import PARTITIONS, Field, part_of_folder
 from dglkge.errors import InputError

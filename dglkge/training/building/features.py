@@ -16,7 +16,8 @@ import h5py
 import numpy as np
 import torch
 
-from dglkge.checkpoint import hdf5_format, layout
+from dglkge.checkpoint import layout
+from dglkge.checkpoint.durable import file_crc32
 from dglkge.checkpoint.features import open_features, parse_note, record_path
 from dglkge.config import Config
 from dglkge.config.schema import FeaturesConfig
@@ -95,7 +96,7 @@ def build_features(config: Config, cluster: Cluster, dataset: Dataset) -> RunFea
     files = feature_files(chosen.files, dataset.entity_types, "features.files")
     # The barrier's limit allows for reading the largest of the files.
     largest = max((one.path for one in files), key=lambda path: path.stat().st_size if path.exists() else 0)
-    writes = world.rank == 0 or (world.has_own_disk and world.is_machine_leader)
+    writes = world.is_disk_leader
 
     def copy() -> bool:
         if not writes or _is_kept(config.output, chosen, files, note):
@@ -211,7 +212,7 @@ def _write_type(
     written.flush()
     del written
     os.replace(temporary, target)
-    return hdf5_format.file_crc32(target)
+    return file_crc32(target)
 
 
 def _report(note: Path) -> None:

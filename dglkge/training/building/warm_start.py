@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint import conversion
-from dglkge.checkpoint.bigraph_reader import find_bigraph
+from dglkge.checkpoint.bigraph import find_bigraph
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
