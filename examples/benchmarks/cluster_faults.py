@@ -181,7 +181,7 @@ def run_fault(fault: Fault, hosts: Sequence[ClusterHost], dataset: Path, has_ssh
         try:
             wait_until_trained(folder / "run" / RUN_STATS_FILE, 2, job, log)
             fault.strike(hosts)
-            # Watchdogs and agents count too: a job has ended when nothing of it is left.
+            # Node programs count too: a job has ended when nothing of it is left.
             seconds = seconds_until(lambda: not any(host.processes() for host in hosts))
             for each in jobs:
                 each.wait(PATIENCE_SECONDS)
