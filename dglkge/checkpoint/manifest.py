@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from dglkge.checkpoint.layout import MANIFEST_VERSION, Progress
+from dglkge.checkpoint.layout import MANIFEST_VERSION, Progress, is_pointer
 from dglkge.checkpoint.lineage import JobVersions, manifest_crc32, read_lineage
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION, Relation
@@ -83,7 +83,6 @@ class TextEntry:
     Attributes
     ----------
     name : str
-        Its name while the version is published.
     size_bytes, crc32 : int
     """
 
@@ -99,7 +98,7 @@ class FileEntry:
     Attributes
     ----------
     name : str
-        Its name in the folder.
+        Its name in the folder of the version.
     table : str
         The entity type, or ``"relation"``.
     part : int
@@ -114,7 +113,7 @@ class FileEntry:
     shapes : mapping of str to list of int
         Shape of each dataset.
     texts : sequence of TextEntry
-        PyTorch-BigGraph's names and count of the part's rows; in manifests of version 1 there are none.
+        PyTorch-BigGraph's names and count of the part's rows.
     """
 
     name: str
@@ -151,6 +150,9 @@ class Manifest:
         The jobs that wrote the ancestors of this version; the last one wrote this version.
     state : TextEntry or None
         File of what changes during training beside the tables; None if nothing does.
+    kept_as : mapping of str to mapping
+        Names of the pointers to this version, and notes on their reason. They are written after publication,
+        so the next start can make up for those that a killed job did not write.
     """
 
     version: int
@@ -160,15 +162,21 @@ class Manifest:
     run_id: str = ""
     lineage: Sequence[JobVersions] = ()
     state: TextEntry | None = None
+    kept_as: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
-    def versioned_files(self) -> list[FileEntry | TextEntry]:
-        """The files with the version in their names: rows, and the state of training if there is one."""
+    def num_bytes(self) -> int:
+        """Size of the rows and of the state of training."""
+        return sum(entry.size_bytes for entry in self.binary_files)
+
+    @property
+    def binary_files(self) -> list[FileEntry | TextEntry]:
+        """Files of rows, and of the state of training if there is one."""
         return [*self.files, *([] if self.state is None else [self.state])]
 
     @property
     def all_texts(self) -> dict[str, TextEntry]:
-        """Every text file of the version by name; empty in manifests of version 1."""
+        """Every text file of the version by name."""
         return {
             text.name: text for text in [*self.texts, *(one for file in self.files for one in file.texts)]
         }
@@ -180,11 +188,6 @@ class Manifest:
     def to_json(self) -> str:
         """Return the manifest as a text that :meth:`from_json` reads and checks."""
         body = {"manifest_version": MANIFEST_VERSION, **dataclasses.asdict(self)}
-        if self.state is None:
-            del body["state"]  # as in manifests of versions that had no such file
-        # Left out where there are none: an older dglkge, which has no score function with options, reads it.
-        if not self.meta.score_options:
-            del body["meta"]["score_options"]
         # sort_keys in manifest_crc32 makes the checksum independent of the order of fields in the file.
         return json.dumps({"crc32": manifest_crc32(body), **body}, indent=1) + "\n"
 
@@ -208,20 +211,20 @@ class Manifest:
             body = json.loads(text)
             checksum, version = body.pop("crc32"), body.pop("manifest_version")
             # The version comes before the checksum: a newer format may compute the checksum in another way.
-            if version > MANIFEST_VERSION:
+            if version != MANIFEST_VERSION:
                 raise CheckpointError(
-                    f"{where}: manifest version {version}; this dglkge reads up to {MANIFEST_VERSION}"
+                    f"{where}: manifest version {version}; this dglkge reads {MANIFEST_VERSION}"
                 )
             if checksum != manifest_crc32({"manifest_version": version, **body}):
                 raise CheckpointError(f"{where}: damaged: its checksum does not match its text")
             meta = dict(body["meta"])
             meta["relations"] = [Relation(**relation) for relation in meta["relations"]]
             files = [FileEntry.from_dict(entry) for entry in body["files"]]
-            texts = tuple(TextEntry(**text) for text in body.get("texts", ()))
+            texts = tuple(TextEntry(**text) for text in body["texts"])
             run_id, lineage = read_lineage(body)
-            state = TextEntry(**body["state"]) if "state" in body else None
-            run = CheckpointMeta(**meta)
-            manifest = cls(body["version"], run, files, texts, run_id, tuple(lineage), state)
+            state = None if body["state"] is None else TextEntry(**body["state"])
+            run, kept_as = CheckpointMeta(**meta), body["kept_as"]
+            manifest = cls(body["version"], run, files, texts, run_id, tuple(lineage), state, kept_as)
             _check_values(manifest)
             return manifest
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
@@ -280,7 +283,11 @@ def _check_values(manifest: Manifest) -> None:
     _check_types({name: getattr(meta, name) for name in texts}, str)
     _check_types({name: getattr(meta, name) for name in ("config", "optimizer", "versions")}, dict)
     _check_types({"progress": meta.progress, "entity_types": meta.entity_types}, dict)
-    _check_types({"score_options": meta.score_options}, dict)
+    _check_types({"score_options": meta.score_options, "kept_as": manifest.kept_as}, dict)
+    _check_types(dict(manifest.kept_as), dict)
+    for name in manifest.kept_as:
+        if not is_pointer(name):
+            raise ValueError(f"{name!r:.60} is not the name of a version that is kept")
     for name, value in meta.score_options.items():
         if not isinstance(value, (int, float, str)):
             raise ValueError(f"score option {name} is {value!r:.60}, expected a number or a text")

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from dglkge.cli import inspect_run
-from dglkge.cli.common import add_import_argument, add_run_argument, print_columns, print_text
+from dglkge.cli.common import add_import_argument, add_options, print_columns, print_text
 from dglkge.errors import InputError
 from dglkge.inference.choices import EXPORT_FORMATS, IMPORT_FORMATS
 
@@ -45,9 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             epilog=f"example:\n  dglkge checkpoint {name} {example}",
             formatter_class=raw,
         )
-        add_run_argument(action)
+        add_options(action, "run", "json")
         add_import_argument(action)
-        action.add_argument("--json", action="store_true", help="print JSON instead of tables")
     convert = actions.add_parser(
         "convert",
         help="convert to and from other programs' formats",
@@ -103,8 +102,7 @@ def run(args: argparse.Namespace) -> int:
 def _convert(args: argparse.Namespace) -> int:
     """Write the files, or the run."""
     # Here: --help does without torch and pandas.
-    from dglkge.checkpoint.bigraph_copy import copy_for_bigraph
-    from dglkge.checkpoint.conversion import convert_to_run
+    from dglkge.checkpoint.conversion import convert_to_run, copy_for_bigraph
     from dglkge.checkpoint.reader import open_checkpoint
     from dglkge.data.dataset import Dataset
     from dglkge.inference.imports.import_tables import import_tables

@@ -504,6 +504,11 @@ class EvaluationConfig(Settings):
     held_out: HeldOutConfig | None = optional("triples that are never trained, and ranked; null: none")
 
     @property
+    def ranks_splits(self) -> bool:
+        """Whether the entities of a split are ranked."""
+        return self.split != "none" or self.valid_every_epochs > 0
+
+    @property
     def held_out_fraction(self) -> float:
         """Share of each edge set that is never trained."""
         return self.held_out.fraction if self.held_out is not None else 0.0

@@ -365,15 +365,6 @@ def _resident_bytes(root: int) -> int:
     return total
 
 
-def process_start(pid: int) -> int:
-    """Return the start of a process in clock ticks since the boot; 0 if it cannot be seen."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return 0
-
-
 def process_owner(pid: int) -> int:
     """Return the effective user id of a process; -1 if it cannot be seen."""
     with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as status:

@@ -14,14 +14,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from dglkge.checkpoint.bigraph_reader import is_bigraph
+from dglkge.checkpoint.bigraph import is_bigraph
 from dglkge.checkpoint.hdf5_format import OPTIMIZER_GROUP, STATE_BLOB
-from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_CALIBRATION_FILE, RUN_METRICS_FILE, VERSION_FILE
+from dglkge.checkpoint.layout import (
+    CHECKPOINT_FOLDER,
+    RUN_CALIBRATION_FILE,
+    RUN_METRICS_FILE,
+    VERSION_FILE,
+    is_pointer,
+)
 from dglkge.checkpoint.manifest import UNKNOWN_CRC32
 from dglkge.checkpoint.mirror import local_path
 from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
 from dglkge.checkpoint.relation_layout import check_registered
-from dglkge.checkpoint.snapshots import snapshots
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TRAIN
 from dglkge.data.known_triples import KnownTriples
@@ -103,7 +108,9 @@ def open_run(
     # A run may contain an export in DGL-KE's format, so a checkpoint is looked for first.
     path = local_path(path)
     folder = Path(path)
-    is_checkpoint = (folder / VERSION_FILE).exists() or (folder / CHECKPOINT_FOLDER).is_dir()
+    is_checkpoint = (
+        (folder / VERSION_FILE).exists() or (folder / CHECKPOINT_FOLDER).is_dir() or is_pointer(folder.name)
+    )
     if not is_checkpoint and is_dglke(folder):
         return Run(DglkeTables(DglkeFolder.open(folder)), dataset)
     if not is_checkpoint and is_hub_folder(folder):
@@ -180,7 +187,7 @@ class Run:
         # Ids of these formats count rows in their own files, and no fingerprint shows which data set they
         # belong to.
         if isinstance(tables, DglkeTables) or (
-            isinstance(tables, Checkpoint) and is_bigraph(tables.path, tables.version)
+            isinstance(tables, Checkpoint) and is_bigraph(tables.folder, tables.version)
         ):
             writer = "PyTorch-BigGraph" if isinstance(tables, Checkpoint) else "DGL-KE"
             raise InputError(
@@ -684,10 +691,10 @@ class Run:
         checkpoint = self.checkpoint
         if verify:
             checkpoint.verify()
-            for path, _ in snapshots(checkpoint.path):
-                open_checkpoint(path).verify()
+            for version in set(checkpoint.versions()) - {checkpoint.version}:
+                open_checkpoint(checkpoint.root, version).verify()
         meta = checkpoint.meta
-        files = checkpoint.manifest.versioned_files
+        files = checkpoint.manifest.binary_files
         files += checkpoint.manifest.all_texts.values()
         num_dense = sum(values.numel() for values in checkpoint.dense_parameters().values())
         # PyTorch-BigGraph writes no checksums, so nothing of its checkpoints can be verified.

@@ -25,8 +25,8 @@ def test_inspect_and_verify(run, capsys):
     status, out, _ = call(capsys, "inspect", run, "--json")
     assert status == 0 and json.loads(out)["verified"] is False
     status, out, _ = call(capsys, "verify", run)
-    assert status == 0 and "all 25 files are as they were written" in out
-    path = run / "checkpoint" / "model.v1.h5"
+    assert status == 0 and "all 26 files are as they were written" in out
+    path = run / "checkpoint" / "v1" / "model.v1.h5"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)

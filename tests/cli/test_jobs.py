@@ -14,13 +14,15 @@ from pathlib import Path
 import pytest
 
 from dglkge.cli.main import main
-from dglkge.distributed.jobs import JobEntry, Registration, process_start
+from dglkge.distributed.jobs import JobEntry, Registration
 from dglkge.distributed.lease import new_nonce
+from dglkge.distributed.process_memory import process_start
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = """
 import os, signal, socket, sys
-from dglkge.distributed.jobs import JobEntry, Registration, process_start
+from dglkge.distributed.jobs import JobEntry, Registration
+from dglkge.distributed.process_memory import process_start
 job, run, num_signals = sys.argv[1], sys.argv[2], int(sys.argv[3])
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 pid = os.getpid()
@@ -86,7 +88,7 @@ def test_stop_now_is_a_second_signal(launcher, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "1e9"])
 def test_limits(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stop", "x", "--seconds", seconds]) == 2
-    assert "expected seconds above 0 and up to 86400" in capsys.readouterr().err
+    assert "--seconds must be 0.1 to 86400, got" in capsys.readouterr().err
 
 
 def test_who_cannot_be_stopped_from_here(

@@ -195,18 +195,18 @@ def test_program_that_does_not_exist(tmp_path: Path) -> None:
     assert result.reason.startswith("trainer 0 on 127.0.0.1 could not be started: [Errno 2] No such file")
 
 
-def test_a_killed_node_program(run) -> None:
+def test_a_killed_node_program(run, tmp_path: Path) -> None:
     """Its processes have failed, and what they had started is ended too."""
-    code = "import os, signal, subprocess, sys\n" + (
+    note = tmp_path / "orphan"  # what it prints is lost with the node program
+    code = "import os, pathlib, signal, subprocess, sys\n" + (
         f"child = subprocess.Popen([sys.executable, '-c', {STUBBORN!r}], stdout=subprocess.PIPE)\n"
-        "child.stdout.readline(); print(child.pid, flush=True)\n"
+        f"child.stdout.readline(); pathlib.Path({str(note)!r}).write_text(str(child.pid))\n"
         "os.kill(os.getppid(), 9); signal.pause()"
     )
     job = run([FOREVER], [code])
     assert job.result.status == 255
     assert job.result.reason.endswith("was lost: its node program was killed")
-    orphan = int(job.out.getvalue().split("[trainer 0] ")[1].split()[0])
-    assert not is_running(orphan)
+    assert not is_running(int(note.read_text()))
 
 
 def test_lingering_server_is_ended_with_a_warning(run) -> None:

@@ -166,12 +166,12 @@ def test_files_resume_and_ranking(tmp_path: Path, score_function: str, optimizer
         train(trainer, 1)
         half_way = dense_of(trainer)
     assert start.keys() < half_way.keys()
-    with h5py.File(folder / "checkpoint" / "model.v1.h5") as file:
+    with h5py.File(folder / "checkpoint" / "v1" / "model.v1.h5") as file:
         for path, one in half_way.items():
             assert np.array_equal(file[path][()], one.numpy()), path
             assert path.startswith("dense/")
         assert set(file) == {"dense", "model", "optimizer", "reciprocal"}
-    assert json.loads((folder / "checkpoint" / "config.json").read_text())["relations"]
+    assert json.loads((folder / "checkpoint" / "latest" / "config.json").read_text())["relations"]
     with opened(folder, *more) as trainer:
         assert all(torch.equal(one, half_way[path]) for path, one in dense_of(trainer).items())
         train(trainer, 2)

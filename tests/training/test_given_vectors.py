@@ -156,8 +156,8 @@ def test_axes_do_not_depend_on_blocks() -> None:
 @pytest.mark.parametrize(
     "vectors, names, message",
     [
-        (VECTORS, [f"x{i}" for i in range(len(NAMES))], "v.npy: no name is an entity's: the file begins with "
-         "'x0', the data set with 'country0'"),
+        (VECTORS, [f"x{i}" for i in range(len(NAMES))], "v.npy: no name is an entity's of type country or "
+         "person or town: the file begins with 'x0', the data set with 'country0'"),
         (np.full_like(VECTORS, 3), NAMES, "v.npy: the vectors of the entities are all equal or 0"),
         (np.where(np.arange(len(NAMES)) == 2, np.nan, VECTORS.T).T, NAMES, "v.names.txt:3: the vector has "
          "nan; allowed: finite"),

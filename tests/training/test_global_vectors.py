@@ -164,7 +164,7 @@ def test_files_resume_and_ranking(tmp_path: Path) -> None:
     with opened(folder, *more) as trainer:
         train(trainer, 1)
         half_way = {name: one.clone() for name, one in trainer._job.global_vectors.vectors.items()}
-    with h5py.File(folder / "checkpoint" / "model.v1.h5") as file:
+    with h5py.File(folder / "checkpoint" / "v1" / "model.v1.h5") as file:
         for name, one in half_way.items():
             found = file[f"model/entities/{name}/global_embedding"]
             assert found.attrs["state_dict_key"] == f"global_embs.emb_{name}" and one.any()
@@ -175,7 +175,7 @@ def test_files_resume_and_ranking(tmp_path: Path) -> None:
         assert len(state) == num_relations + len(half_way)
         for number, name in enumerate(half_way):
             assert np.array_equal(state[num_relations + number]["sum"], file[f"global_sums/{name}"][...])
-    assert json.loads((folder / "checkpoint" / "config.json").read_text())["global_emb"] is True
+    assert json.loads((folder / "checkpoint" / "latest" / "config.json").read_text())["global_emb"] is True
     with opened(folder, *more) as trainer:
         train(trainer, 2)
         rows, vectors = live(trainer), trainer._job.global_vectors.vectors

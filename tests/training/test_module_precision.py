@@ -238,7 +238,7 @@ def test_a_batch_that_overflows_changes_nothing(tmp_path: Path, more: tuple[str,
         saved = {"scale": 2.0**6, "num_good": batch.index - 1, "num_skipped": 1}
         last = json.loads((folder / "stats.jsonl").read_text().splitlines()[-1])
         assert last["skipped_batches"] == 1 and np.isfinite(last["epoch_loss"])
-    with h5py.File(folder / "checkpoint" / "model.v1.h5") as file:
+    with h5py.File(folder / "checkpoint" / "v1" / "model.v1.h5") as file:
         assert {key: one[()] for key, one in file["dense/loss_scale"].items()} == saved
     with opened(folder, *settings) as trainer:
         assert trainer._job.dense.loss_scale.state() == saved

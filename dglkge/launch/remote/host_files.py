@@ -1,4 +1,4 @@
-"""File operations of a copy on one machine, used by its agent and, for local files, by the launcher."""
+"""File operations of a copy on one machine, for its node program and for the launcher's own files."""
 
 from __future__ import annotations
 
@@ -212,9 +212,13 @@ def place_files(
 
 
 def remove_others(folder: str, keep: Collection[str]) -> None:
-    """Remove all files below a folder except some."""
+    """Remove all files below a folder except some, and the folders that are empty then."""
     for name in set(names_below(folder)) - set(keep):
         os.unlink(os.path.join(folder, name))
+        parent = os.path.dirname(os.path.join(folder, name))
+        while parent != folder and not os.listdir(parent):
+            os.rmdir(parent)
+            parent = os.path.dirname(parent)
 
 
 def names_below(folder: str) -> Iterator[str]:
@@ -232,7 +236,7 @@ def names_below(folder: str) -> Iterator[str]:
 def file_state(folder: str, name: str) -> FileState | None:
     """Return the state of one file, or of a link itself; None if absent."""
     try:
-        # The link itself: snapshots link to files of the checkpoint, which are copied once.
+        # The link itself: a checkpoint links to the folder of its newest version.
         found = os.lstat(os.path.join(folder, name))
     except OSError:
         return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from dglkge.checkpoint.courier import Courier
 from dglkge.checkpoint.durable import LeasedFolder
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_CONFIG_FILE, RUN_TRACKERS_FILE, Progress
 from dglkge.checkpoint.manager import CheckpointManager
-from dglkge.checkpoint.manifest import CheckpointMeta
+from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
 from dglkge.checkpoint.mirror import Mirror, StoredVersion
 from dglkge.config import Config, save_config
 from dglkge.data.dataset import Dataset
@@ -27,6 +28,7 @@ from dglkge.errors import InputError, write_error
 from dglkge.training.building.components import configured_model
 from dglkge.training.building.tables import describe_optimizer
 from dglkge.training.job import Job
+from dglkge.training.resume import check_settings
 from dglkge.training.trackers import Trackers
 
 ATTEMPT_SECONDS = 5.0
@@ -49,8 +51,7 @@ def hold_run(output: Path, cluster: Cluster) -> Lease:
     world = cluster.world
     # One nonce for the whole job: trainers that hold no lease check by it that the file is still this job's.
     nonce = cluster.gather_texts(new_nonce())[0]
-    is_taker = world.rank == 0 or (world.has_own_disk and world.is_machine_leader)
-    taker = LeaseTaker(output, nonce, world.job) if is_taker else None
+    taker = LeaseTaker(output, nonce, world.job) if world.is_disk_leader else None
     lease: Lease | None = None
 
     def attempt() -> Lease | None:
@@ -70,7 +71,7 @@ def hold_run(output: Path, cluster: Cluster) -> Lease:
     return lease if lease is not None else Lease.of_job(output, nonce, holder_nonce)
 
 
-def open_mirror(config: Config, cluster: Cluster, lease: Lease) -> Mirror | None:
+def open_mirror(config: Config, cluster: Cluster, lease: Lease, meta: CheckpointMeta) -> Mirror | None:
     """Open the run's copy and bring every disk of the job to the newer version; a collective.
 
     Returns
@@ -88,26 +89,40 @@ def open_mirror(config: Config, cluster: Cluster, lease: Lease) -> Mirror | None
     url, world = config.checkpoint.storage, cluster.world
     if not url:
         return None
-    is_owner = world.rank == 0 or (world.has_own_disk and world.is_machine_leader)
-    mirror = Mirror(url, config.output, lease) if is_owner else None
+    mirror = Mirror(url, config.output, lease) if world.is_disk_leader else None
     # Rank 0 first: it may have a version that was not uploaded when its job was killed.
-    _agree(cluster, mirror if world.rank == 0 else None, writes=True)
-    _agree(cluster, mirror if world.rank != 0 else None, writes=False)
+    _agree(cluster, mirror if world.rank == 0 else None, lambda saved: _check(config, saved, meta))
+    _agree(cluster, mirror if world.rank != 0 else None, None)
     return mirror if world.rank == 0 else None
 
 
-def _agree(cluster: Cluster, mirror: Mirror | None, writes: bool) -> None:
-    """Bring a disk and the URL to the newer version, on the trainers with a mirror; a collective."""
+def _check(config: Config, saved: CheckpointMeta, meta: CheckpointMeta) -> None:
+    """Refuse to take a URL with another run, or one with other settings."""
+    check_same_run(saved, meta)
+    training = dict(meta.config["training"])
+    if training["matmul_dtype"] == "auto":
+        del training["matmul_dtype"]  # chosen later, as the run has recorded it
+    check_settings(config, saved, {**meta.config, "training": training}, config.checkpoint.storage)
+
+
+def _agree(
+    cluster: Cluster, mirror: Mirror | None, check: Callable[[CheckpointMeta], object] | None
+) -> None:
+    """Bring a disk and the URL to the newer version, on the trainers with a mirror; a collective.
+
+    With a check of the run there the job takes the URL.
+    """
     found: list[StoredVersion | None] = []
 
     def find() -> None:
         """Read the pointer and the manifest."""
-        found.append(mirror.newest() if mirror is not None else None)
+        if mirror is not None:
+            found.append(mirror.newest() if check is None else mirror.take(check))
 
     cluster.agree(find)
-    sizes = [one.num_bytes for one in found if one is not None]
+    sizes = [one.manifest.num_bytes for one in found if one is not None]
     most = max(map(int, cluster.gather_texts(str(max(sizes, default=0)))))
-    cluster.agree(lambda: mirror.agree(found[0], writes) if mirror is not None else None, most)
+    cluster.agree(lambda: mirror.agree(found[0], check is not None) if mirror is not None else None, most)
 
 
 def open_checkpoints(job: Job, mirror: Mirror | None) -> CheckpointManager:
