@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 
 from dglkge.cli import inspect_run
-from dglkge.cli.common import add_import_argument, add_run_argument, print_columns, print_text
+from dglkge.cli.common import add_import_argument, add_options, print_columns, print_text
 from dglkge.errors import InputError
 from dglkge.inference.choices import EXPORT_FORMATS, IMPORT_FORMATS
 
@@ -45,9 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
             epilog=f"example:\n  dglkge checkpoint {name} {example}",
             formatter_class=raw,
         )
-        add_run_argument(action)
+        add_options(action, "run", "json")
         add_import_argument(action)
-        action.add_argument("--json", action="store_true", help="print JSON instead of tables")
     convert = actions.add_parser(
         "convert",
         help="convert to and from other programs' formats",

@@ -9,12 +9,14 @@ import errno
 import gc
 import json
 import logging
+import math
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from dglkge.errors import (
     USERS_TO_MEND,
@@ -25,6 +27,9 @@ from dglkge.errors import (
     exit_status_of,
 )
 
+if TYPE_CHECKING:
+    from dglkge.inference.run import Run
+
 BROKEN_PIPE_STATUS = 141
 """128 + SIGPIPE, the status of a program that the signal ends."""
 
@@ -33,40 +38,97 @@ COMPLETED_SHELLS = ("bash", "zsh", "tcsh")
 """Shells for which --print-completion writes a script."""
 
 
-def add_run_argument(parser: argparse.ArgumentParser) -> None:
-    """Declare the positional argument of every command that reads a model."""
-    parser.add_argument(
+_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "run": (
         "run",
-        metavar="RUN",
-        help="folder of a run, a checkpoint folder in it, or a folder of PyTorch-BigGraph or DGL-KE; or the "
-        "URL of a run (s3://bucket/run), of which the newest version is downloaded to ~/.cache/dglkge/runs",
-    )
-
-
-def add_verify_argument(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--no-verify``."""
-    parser.add_argument(
+        {
+            "metavar": "RUN",
+            "help": "folder of a run, a checkpoint folder in it, or a folder of PyTorch-BigGraph or DGL-KE; "
+            "or the URL of a run (s3://bucket/run), of which the newest version is downloaded to "
+            "~/.cache/dglkge/runs",
+        },
+    ),
+    "no_verify": (
         "--no-verify",
-        action="store_true",
-        help="do not compare files with their checksums; saves one pass over the rows",
-    )
-
-
-def add_dataset_argument(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--dataset``."""
-    parser.add_argument("--dataset", metavar="DIR", help="the run's data set, if it has moved since training")
-
-
-def add_features_argument(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--features``."""
-    parser.add_argument(
+        {
+            "action": "store_true",
+            "help": "do not compare files with their checksums; saves one pass over the rows",
+        },
+    ),
+    "dataset": (
+        "--dataset",
+        {"metavar": "DIR", "help": "the run's data set, if it has moved since training"},
+    ),
+    "features": (
         "--features",
-        action="append",
-        metavar="FILE",
-        help="file of named vectors as those of features.files; its names that the run does not know are "
-        "entities whose rows are computed from their vectors; TYPE=FILE where several entity types have "
-        "features; may be repeated",
+        {
+            "action": "append",
+            "metavar": "FILE",
+            "help": "file of named vectors as those of features.files; its names that the run does not know "
+            "are entities whose rows are computed from their vectors; TYPE=FILE where several entity types "
+            "have features; may be repeated",
+        },
+    ),
+    "json": ("--json", {"action": "store_true", "help": "print JSON instead of a table"}),
+}
+"""Arguments of several commands: flag and settings."""
+
+
+def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
+    """Declare arguments that several commands have: run, no_verify, dataset, features, json."""
+    for name in names:
+        flag, settings = _OPTIONS[name]
+        parser.add_argument(flag, **settings)
+
+
+def add_number(
+    parser: argparse.ArgumentParser,
+    flag: str,
+    low: float,
+    high: float = math.inf,
+    kind: type = int,
+    unit: str = "",
+    **settings: Any,
+) -> None:
+    """Declare an option of a number from ``low`` to ``high``; another one is an InputError."""
+
+    def number(text: str) -> Any:
+        value = kind(text)
+        if not low <= value <= high:
+            allowed = f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}{unit}"
+            raise InputError(f"{flag} must be {allowed}, got {value:g}")
+        return value
+
+    number.__name__ = kind.__name__  # argparse quotes it
+    parser.add_argument(flag, type=number, **{"metavar": "N", **settings})
+
+
+def add_candidates(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--candidates``, None for all, and ``--seed``."""
+
+    def number(text: str) -> int | None:
+        if text != "all" and (not text.isdigit() or int(text) < 1):
+            raise InputError(f"--candidates must be all or a number of at least 1, got {text!r}")
+        return None if text == "all" else int(text)
+
+    parser.add_argument(
+        "--candidates",
+        type=number,
+        metavar="N",
+        help="rank among all entities of the type, or N sampled ones for each query (default: all)",
     )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of whatever is drawn (default: %(default)s)"
+    )
+
+
+def open_model(args: argparse.Namespace) -> Run:
+    """Open the run of a command line, with its data set and with the entities of ``--features``."""
+    from dglkge.inference.run import open_run  # here: --help does without torch
+
+    model = open_run(args.run, getattr(args, "dataset", None), verify=not getattr(args, "no_verify", False))
+    features = getattr(args, "features", None)
+    return model.with_features(features) if features else model
 
 
 def print_columns(header: Sequence[str], rows: Sequence[Sequence[object]], indent: str = "") -> None:
@@ -91,6 +153,26 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def print_result(is_json: bool, value: Any, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a value as JSON, or its rows as a table."""
+    if is_json:
+        print_json(value)
+    else:
+        print_columns(header, rows)
+
+
+def print_rich(*parts: Any, width: int | None = None, is_terminal: bool | None = None) -> None:
+    """Print parts of rich, or what callables print on a console of rich."""
+    from rich.console import Console
+
+    console = Console(width=width, force_terminal=is_terminal)
+    with console.capture() as capture:
+        for part in parts:
+            part(console) if callable(part) else console.print(part)
+    # Cells of a table are padded.
+    print_text("\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n")))
 
 
 def print_json(value: Any) -> None:
@@ -234,6 +316,39 @@ def run_command(name: str, body: Callable[[], int]) -> int:
     except BrokenPipeError:
         _discard_output()
         return BROKEN_PIPE_STATUS
+
+
+@contextlib.contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """Let SIGTERM raise inside the block, so that temporary folders are removed and child processes end."""
+
+    def terminate(signal_number: int, frame: object) -> None:
+        raise SystemExit(128 + signal_number)
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def run_script(name: str, command: Any, argv: Sequence[str] | None = None) -> int:
+    """Run a command's module as a script of its own; returns as :func:`run_command`.
+
+    Parameters
+    ----------
+    name : str
+        Of the script, for its help and messages.
+    command : module
+        Has ``DESCRIPTION``, ``EXAMPLES``, ``add_arguments`` and ``run``, as the commands of ``dglkge``.
+    argv : sequence of str, optional
+        Arguments instead of ``sys.argv[1:]``.
+    """
+    parser = argparse.ArgumentParser(name, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.description, parser.epilog = command.DESCRIPTION, command.EXAMPLES
+    command.add_arguments(parser)
+    logging.basicConfig(level=logging.WARNING, format=f"{name}: %(message)s")
+    return run_command(name, lambda: command.run(parser.parse_args(argv)))
 
 
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

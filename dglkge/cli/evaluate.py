@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dglkge.checkpoint.layout import RUN_CALIBRATION_FILE, split_metrics_file, triples_metrics_file
 from dglkge.cli.common import (
-    add_dataset_argument,
-    add_features_argument,
-    add_run_argument,
-    add_verify_argument,
+    add_candidates,
+    add_number,
+    add_options,
+    open_model,
     print_columns,
     print_json,
     print_text,
@@ -59,8 +59,7 @@ QUALITY = ("brier_score", "log_loss", "expected_calibration_error")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add_run_argument(parser)
-    add_verify_argument(parser)
+    add_options(parser, "run", "no_verify", "dataset", "features", "json")
     parser.add_argument("--split", choices=SPLITS, help=f"which triples (default: {TEST})")
     parser.add_argument(
         "--triples",
@@ -73,20 +72,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="columns of the file: head,relation,tail (default), htr, or names of its header",
     )
     parser.add_argument("--delimiter", metavar="CHAR", help="instead of the tab, or of the comma of CSV")
-    add_dataset_argument(parser)
-    add_features_argument(parser)
     parser.add_argument(
         "--raw", action="store_true", help="rank among other known answers too (default: filtered)"
     )
-    parser.add_argument(
-        "--candidates",
-        metavar="N",
-        default="all",
-        help="all entities of the type, or N sampled ones for each query (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of the sampled candidates (default: %(default)s)"
-    )
+    add_candidates(parser)
     parser.add_argument(
         "--ties",
         default="realistic",
@@ -120,10 +109,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="also fit probabilities of scores on the valid split, for dglkge predict --probability; written "
         "beside the checkpoint",
     )
-    parser.add_argument(
+    add_number(
+        parser,
         "--corruptions",
-        type=int,
-        metavar="N",
+        1,
         help="with --calibrate, false triples drawn for each side of a true one "
         f"(default: {CORRUPTIONS_EACH})",
     )
@@ -143,7 +132,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="where scores are computed: auto is cuda if torch finds a GPU, else cpu; cpu_staged is the code "
         "of cuda on the CPU, for tests; the ranks are the same (default: %(default)s)",
     )
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N triples of the split")
+    add_number(parser, "--limit", 1, help="only the first N triples of the split")
     parser.add_argument(
         "--output",
         metavar="FILE",
@@ -151,34 +140,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "RUN/metrics-triples-NAME.json with --triples; the name of another protocol has its options, e.g. "
         "RUN/metrics-test-raw-first500.json)",
     )
-    parser.add_argument("--json", action="store_true", help="print that JSON instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
     """Evaluate, then print and write the metrics."""
     from tqdm import tqdm
 
-    from dglkge.inference.run import open_run  # here: --help does without torch
-    from dglkge.model.device import open_device
+    from dglkge.model.device import open_device  # here: --help does without torch
 
     protocol = Protocol(
         split=args.triples or args.split or TEST,
         filtered=not args.raw,
-        num_candidates=_num_candidates(args.candidates),
+        num_candidates=args.candidates,
         ties=args.ties,
         batch_size=args.batch_size,
         seed=args.seed,
     )
     # Mistakes in the arguments are found before the checkpoint is read, which may take minutes.
-    if args.limit is not None and args.limit < 1:
-        raise InputError(f"--limit must be at least 1, got {args.limit}")
     _check_judging(args)
     open_device(args.device, "--device")
     read = _file_reader(args)
-    model = open_run(args.run, args.dataset, verify=not args.no_verify)
-    trained = model.tables.meta.entity_types
-    if args.features:
-        model = model.with_features(args.features)
+    model = open_model(args)
     dataset = model.dataset
     triples = read(model, args.triples) if read else dataset.split(protocol.split)
     # The file's triples are true as well: none of them is a wrong answer to another's query.
@@ -193,7 +175,7 @@ def run(args: argparse.Namespace) -> int:
         "run": str(checkpoint.run_folder),
         "version": checkpoint.version,
         "dataset": dataset.name,
-        **({"new_entities": _num_new(model, trained)} if args.features else {}),
+        **({"new_entities": _num_new(model)} if args.features else {}),
         **result.to_dict(),
     }
     report.update(_judge(args, model, triples, also_known, negatives))
@@ -216,10 +198,13 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _num_new(model: Run, trained: Mapping[str, int]) -> dict[str, int]:
+def _num_new(model: Run) -> dict[str, int]:
     """Return the number of entities that were not trained, by type."""
-    counts = model.tables.meta.entity_types
-    return {name: counts[name] - before for name, before in trained.items() if counts[name] > before}
+    new = {
+        name: count - model.dataset.num_entities(name)
+        for name, count in model.tables.meta.entity_types.items()
+    }
+    return {name: count for name, count in new.items() if count}
 
 
 def _check_judging(args: argparse.Namespace) -> None:
@@ -238,8 +223,6 @@ def _check_judging(args: argparse.Namespace) -> None:
             )
     if args.positive_rate is not None and not 0 < args.positive_rate < 1:
         raise InputError(f"--positive-rate must be between 0 and 1, got {args.positive_rate}")
-    if args.corruptions is not None and args.corruptions < 1:
-        raise InputError(f"--corruptions must be at least 1, got {args.corruptions}")
 
 
 def _read_negatives(args: argparse.Namespace, model: Run) -> tuple[np.ndarray, np.ndarray] | None:
@@ -344,12 +327,3 @@ def _metrics_file(args: argparse.Namespace, protocol: Protocol) -> str:
     if args.triples is None:
         return split_metrics_file(args.split or TEST, suffix)
     return triples_metrics_file(Path(args.triples).name.partition(".")[0], suffix)
-
-
-def _num_candidates(text: str) -> int | None:
-    """Parse the value of ``--candidates``; None for all."""
-    if text == "all":
-        return None
-    if not text.isdigit() or int(text) < 1:
-        raise InputError(f"--candidates must be all or a number of at least 1, got {text!r}")
-    return int(text)

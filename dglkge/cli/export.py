@@ -5,13 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from dglkge.cli.common import (
-    add_run_argument,
-    add_verify_argument,
-    human_bytes,
-    print_columns,
-    print_json,
-)
+from dglkge.cli.common import add_options, human_bytes, open_model, print_result
 from dglkge.inference.choices import EXPORT_FORMATS
 from dglkge.model.functions.comparators import METRICS
 
@@ -39,8 +33,7 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add_run_argument(parser)
-    add_verify_argument(parser)
+    add_options(parser, "run", "no_verify", "json")
     parser.add_argument("--format", required=True, choices=EXPORT_FORMATS, help="format of the files")
     parser.add_argument("--output", required=True, metavar="DIR", help="folder for the files")
     parser.add_argument(
@@ -62,21 +55,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "for complex and l2 for transe_l2)",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace files that exist")
-    parser.add_argument("--json", action="store_true", help="print the list of files as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
     """Write the files and print a list of them."""
-    from dglkge.inference.run import open_run  # here: --help does without torch
-
-    model = open_run(args.run, verify=not args.no_verify)
-    output = Path(args.output)
-    written = model.export(args.format, output, args.table, args.overwrite, args.max_rows, args.metric)
+    written = open_model(args).export(
+        args.format, Path(args.output), args.table, args.overwrite, args.max_rows, args.metric
+    )
     sizes = [(path, _size_bytes(path)) for path in written]
-    if args.json:
-        print_json([{"path": str(path), "size_bytes": size_bytes} for path, size_bytes in sizes])
-    else:
-        print_columns(["file", "size"], [[path, human_bytes(size_bytes)] for path, size_bytes in sizes])
+    files = [{"path": str(path), "size_bytes": size_bytes} for path, size_bytes in sizes]
+    print_result(args.json, files, ["file", "size"], [[path, human_bytes(size)] for path, size in sizes])
     return 0
 
 

@@ -7,8 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from dglkge.cli.common import flush_output, print_json, print_text
-from dglkge.cli.script import run_script, sigterm_raises
+from dglkge.cli.common import add_options, print_json, print_text, run_script, sigterm_raises
 from dglkge.distributed.dgl_import import require_dgl
 
 DESCRIPTION = """Add triples, entities and relations to a data set. A new folder is made, in which every old
@@ -43,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--delimiter", metavar="CHAR", help="instead of tab, and of the comma of .csv")
     add("--entity-types", "--entity_types", type=Path, metavar="FILE", help="lines of entity and type")
     add("--overwrite", action="store_true", help="replace the data set at the output")
-    add("--json", action="store_true", help="print the figures as JSON")
+    add_options(parser, "json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -72,7 +71,6 @@ def run(args: argparse.Namespace) -> int:
             f"edge set {added['edge_set']}: {added['triples']:,} triples, {added['entities']:,} new "
             f"entities, {added['relations']:,} new relations\nthe data set lies in {args.output}"
         )
-    flush_output()
     return 0
 
 

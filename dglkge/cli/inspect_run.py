@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from dglkge.cli.common import add_run_argument, human_bytes, print_columns, print_json, print_text
+from dglkge.cli.common import add_options, human_bytes, print_columns, print_json, print_text
 
 DESCRIPTION = """Show a checkpoint's version, progress, model, tables and files.
 With --verify, read every file and compare it with its checksum."""
@@ -16,11 +16,10 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add_run_argument(parser)
+    add_options(parser, "run", "json")
     parser.add_argument(
         "--verify", action="store_true", help="read every file and compare it with its checksum"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -7,7 +7,7 @@ import shlex
 import time
 from typing import Any
 
-from dglkge.cli.common import human_bytes, print_columns, print_json, print_text
+from dglkge.cli.common import add_options, human_bytes, print_columns, print_json, print_text
 from dglkge.distributed.jobs import JobEntry, allocated_bytes, live_jobs
 
 DESCRIPTION = """List the jobs that dglkge-launch and dglkge train run on this machine, of all users: who
@@ -21,7 +21,7 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_options(parser, "json")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,20 +1,30 @@
 """``dglkge partition`` and ``partition_tools/partition.py``: triples to a data set with DGL partitions.
 
-All imports of packages are late: the script's ``--help`` needs none of them.
+Packages are imported late: the script's ``--help`` needs none of them.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import sys
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from dglkge.cli.script import run_script, sigterm_raises
+from dglkge.cli.common import (
+    add_options,
+    flush_output,
+    print_json,
+    print_rich,
+    print_text,
+    run_script,
+    sigterm_raises,
+)
+from dglkge.data.text_format import parse_columns, parse_delimiter
 from dglkge.distributed.dgl_import import require_dgl
+from dglkge.errors import InputError, StorageError
+from dglkge.partition.options import Options, ReadingOptions, parse_fractions, parse_memory, parse_prefixes
 
 DESCRIPTION = "Turn triples (head, relation, tail) into a data set folder that dglkge trains from."
 EXAMPLES = """\
@@ -189,7 +199,7 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     )
     add("--name", help="name of the dataset (the output folder's)")
     add("--overwrite", action="store_true", help="replace the dataset at the output")
-    add("--json", action="store_true", help="print the figures as JSON instead of a table")
+    add_options(parser, "json")
     add("--progress", action=argparse.BooleanOptionalAction, help="on stderr (where that is a terminal)")
 
 
@@ -197,68 +207,46 @@ def make(arguments: argparse.Namespace) -> None:
     """Partition by the command line, and print the figures."""
     require_dgl("dglkge partition")
     # Imported late, so that --help is quick.
-    from rich.console import Console
-
     from dglkge.data.dataset_files import Field
-    from dglkge.data.text_format import parse_columns, parse_delimiter
-    from dglkge.errors import DglkgeError, InputError
-    from dglkge.partition.make_dataset import Options, partition_files
-    from dglkge.partition.options import ReadingOptions, parse_fractions, parse_memory, parse_prefixes
+    from dglkge.partition.make_dataset import partition_files
     from dglkge.partition.report import print_figures, print_quality
 
+    values = vars(arguments)
     has_map = bool(arguments.entity_map or arguments.relation_map)
     if has_map and arguments.ids == "names":
         raise InputError("--ids names excludes --entity-map and --relation-map")
-    options = Options(
-        num_parts=arguments.num_parts,
-        method=arguments.method,
-        seed=arguments.seed,
-        columns=parse_columns(arguments.columns),
-        entity_types=arguments.entity_types,
-        integer_ids=has_map or arguments.ids == "integers",
-        entity_map=arguments.entity_map,
-        relation_map=arguments.relation_map,
-        split=parse_fractions(arguments.split) if arguments.split else None,
-        overwrite=arguments.overwrite,
-        name=arguments.name,
-        progress=arguments.progress,
-        reading=ReadingOptions(
-            format=arguments.format,
-            prefixes=parse_prefixes(arguments.prefix),
-            full_iris=arguments.full_iris,
-            base_iri=arguments.base_iri,
-            literals=arguments.literals,
-            graphs=tuple(arguments.graph),
-            types_from=arguments.types_from,
-            max_types=arguments.max_types,
-            relation_attribute=arguments.relation_attribute,
-            name_attribute=arguments.name_attribute,
-        ),
-        strict_splits=arguments.strict_splits,
-        max_memory=parse_memory(arguments.max_memory) if arguments.max_memory else None,
-        drop_leaks=arguments.drop_leaks,
-        num_workers=arguments.num_workers,
-    )
+    parsed = {
+        "columns": parse_columns(arguments.columns),
+        "split": parse_fractions(arguments.split) if arguments.split else None,
+        "max_memory": parse_memory(arguments.max_memory) if arguments.max_memory else None,
+        "integer_ids": has_map or arguments.ids == "integers",
+        "prefixes": parse_prefixes(arguments.prefix),
+        "graphs": tuple(arguments.graph),
+    }
+    # The other options have the names of their fields.
+    values = values | parsed
+    reading = ReadingOptions(**{field.name: values[field.name] for field in fields(ReadingOptions)})
+    values["reading"] = reading
+    options = Options(**{field.name: values[field.name] for field in fields(Options)})
     delimiter = parse_delimiter(arguments.delimiter) if arguments.delimiter is not None else None
     figures = partition_files(arguments.input, arguments.output, options, delimiter)
     try:
         if arguments.json:
-            sys.stdout.write(json.dumps(figures, indent=1) + "\n")
+            print_json(figures)
         else:
-            sys.stdout.writelines(f"{note}\n" for note in figures[Field.INPUT]["notes"])
-            print_figures(figures, Console())
-            print_quality(figures["quality"], Console())
+            for note in figures[Field.INPUT]["notes"]:
+                print_text(note)
+            print_rich(lambda console: print_figures(figures, console))
+            print_rich(lambda console: print_quality(figures["quality"], console))
             dropped = [f"{count:,} of {split}" for split, count in figures["dropped_leaks"].items()]
             if dropped:
-                sys.stdout.write(f"left out as leaks: {' and '.join(dropped)}\n")
-            sys.stdout.write(f"the dataset lies in {arguments.output}\n")
-        sys.stdout.flush()
-    except OSError as error:
-        # Python flushes what is left once more when it ends, and must not fail at it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        raise DglkgeError(
-            f"the dataset lies in {arguments.output}, but its figures cannot be printed: {error.strerror}"
-        ) from error
+                print_text(f"left out as leaks: {' and '.join(dropped)}")
+            print_text(f"the dataset lies in {arguments.output}")
+        flush_output()
+    except StorageError as error:
+        raise StorageError(
+            f"the dataset lies in {arguments.output}, but its figures are lost: {error}"
+        ) from None
 
 
 def run(args: argparse.Namespace) -> int:

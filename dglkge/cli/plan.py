@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dglkge.cli.common import add_overrides, human_bytes, print_columns, print_json, print_text
+from dglkge.cli.common import add_options, add_overrides, human_bytes, print_columns, print_json, print_text
 from dglkge.config import Config, load_config
 from dglkge.data.dataset_files import Field
 from dglkge.data.sizes import DatasetSize, locate_partitions, read_dataset_size
@@ -51,7 +51,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
                         "one process alone (default: %(default)s)")  # fmt: skip
     parser.add_argument("--max_memory", metavar="SIZE", help="memory of a machine, such as 16G, that "
                         "ranges of tables on a disk shall fit into (default: what is free)")  # fmt: skip
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_options(parser, "json")
 
 
 def run(args: argparse.Namespace) -> int:

@@ -6,15 +6,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dglkge.cli.common import (
-    add_dataset_argument,
-    add_features_argument,
-    add_run_argument,
-    add_verify_argument,
-    print_columns,
-    print_json,
-    print_text,
-)
+from dglkge.cli.common import add_options, open_model, print_columns, print_json, print_text
 from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError
 from dglkge.inference.choices import MISSING, Known
@@ -40,8 +32,7 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add_run_argument(parser)
-    add_verify_argument(parser)
+    add_options(parser, "run", "no_verify", "dataset", "features", "json")
     parser.add_argument("--head", metavar="NAME", help="the head")
     parser.add_argument("--relation", metavar="NAME", help="the relation")
     parser.add_argument("--tail", metavar="NAME", help="the tail")
@@ -65,20 +56,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="show the probability that each answer is true, as dglkge evaluate --calibrate has fitted it",
     )
-    add_dataset_argument(parser)
-    add_features_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
 
 
 def run(args: argparse.Namespace) -> int:
     """Predict and print."""
-    from dglkge.inference.run import open_run  # here: --help does without torch
-
     queries, places = _queries(args)
     # The queries are read first: a mistake in them is found before the files are opened.
-    model = open_run(args.run, args.dataset, verify=not args.no_verify)
-    if args.features:
-        model = model.with_features(args.features)
+    model = open_model(args)
     if args.probability:
         model.calibration  # noqa: B018  raises if there is none: the frame would only have NaN
     reports = _reports(model, queries, places, args)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from dglkge.cli.common import print_json, print_text
+from dglkge.cli.common import add_options, print_json, print_rich
 
 DESCRIPTION = """Show the quality of a data set: repeated triples, triples of valid and test that train gives
 away, names that train lacks, inverse and duplicate relations, degrees, connected components.
@@ -17,22 +17,17 @@ EXAMPLES = """examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("dataset", metavar="DATASET", help="a folder that dglkge partition made")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    add_options(parser, "json")
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure, or read what was measured, and print."""
-    from rich.console import Console  # here: --help does without pandas
-
-    from dglkge.data.dataset import Dataset
+    from dglkge.data.dataset import Dataset  # here: --help does without pandas
     from dglkge.partition.report import print_quality
 
     quality = Dataset.open(args.dataset).quality()
     if args.json:
         print_json(quality)
-        return 0
-    console = Console()
-    with console.capture() as capture:
-        print_quality(quality, console)
-    print_text(capture.get().rstrip("\n"))
+    else:
+        print_rich(lambda console: print_quality(quality, console))
     return 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from dglkge.cli.common import print_columns, print_json, print_text
+from dglkge.cli.common import add_options, print_json, print_result, print_text
 from dglkge.config import load_config
 from dglkge.config.recipes import NAMED_SCHEMA, SCHEMA, recipe_file, recipe_files
 
@@ -20,7 +20,7 @@ EXAMPLES = """examples:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
     parser.add_argument("name", nargs="?", metavar="NAME", help="print this one")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    add_options(parser, "json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -39,8 +39,5 @@ def run(args: argparse.Namespace) -> int:
         model = config.model
         rows.append((name, model.score_function.name, model.dimension, config.training.num_epochs))
     header = ("name", "score function", "dimension", "epochs")
-    if args.json:
-        print_json([dict(zip(header, row)) for row in rows])
-    else:
-        print_columns(header, rows)
+    print_result(args.json, [dict(zip(header, row)) for row in rows], header, rows)
     return 0

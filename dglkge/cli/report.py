@@ -9,8 +9,9 @@ from pathlib import Path
 from tqdm import tqdm
 
 from dglkge.cli.common import (
-    add_dataset_argument,
-    add_verify_argument,
+    add_candidates,
+    add_number,
+    add_options,
     human_bytes,
     print_json,
     print_text,
@@ -46,34 +47,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--split", choices=SPLITS, default=TEST, help="triples to rank (default: %(default)s)"
     )
-    parser.add_argument(
+    add_number(
+        parser,
         "--limit",
-        type=int,
-        metavar="N",
+        0,
         help="rank N triples, drawn from the split; 0: all (default: at most 2000, and fewer, but at least "
         "100, where there are very many entities, so that the time is bounded; the page says how many)",
     )
-    parser.add_argument(
-        "--candidates",
-        default="all",
-        metavar="N",
-        help="rank among all entities of the type, or N sampled ones for each query (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of drawn triples and candidates (default: %(default)s)"
-    )
-    parser.add_argument(
+    add_candidates(parser)
+    add_number(
+        parser,
         "--points",
-        type=int,
+        0,
         default=2000,
-        metavar="N",
         help="entities of the map, those with the most training triples; 0: no map (default: %(default)s)",
     )
     parser.add_argument(
         "--projection", choices=("pca", "tsne"), default="pca", help="of the map (default: %(default)s)"
     )
-    add_dataset_argument(parser)
-    add_verify_argument(parser)
+    add_options(parser, "dataset", "no_verify")
     parser.add_argument(
         "--json", action="store_true", help="print the figures as JSON; the page only with --output"
     )
@@ -87,7 +79,7 @@ def run(args: argparse.Namespace) -> int:
     choices = Choices(
         split=args.split,
         limit=args.limit,
-        num_candidates=None if args.candidates == "all" else _number(args.candidates),
+        num_candidates=args.candidates,
         seed=args.seed,
         points=args.points,
         projection=args.projection,
@@ -135,10 +127,3 @@ def _target(args: argparse.Namespace) -> Path:
     if target.exists() and not args.overwrite:
         raise InputError(f"{target} exists; --overwrite replaces it")
     return target
-
-
-def _number(text: str) -> int:
-    """Parse the value of ``--candidates``."""
-    if not text.isdigit() or int(text) < 1:
-        raise InputError(f"--candidates must be all or a number of at least 1, got {text!r}")
-    return int(text)

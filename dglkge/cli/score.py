@@ -8,14 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from dglkge.cli.common import (
-    add_dataset_argument,
-    add_features_argument,
-    add_run_argument,
-    add_verify_argument,
-    print_columns,
-    print_json,
-)
+from dglkge.cli.common import add_options, open_model, print_columns, print_json
 from dglkge.data.text_format import ROLES, parse_columns, parse_delimiter
 from dglkge.errors import InputError
 
@@ -29,8 +22,7 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add_run_argument(parser)
-    add_verify_argument(parser)
+    add_options(parser, "run", "no_verify", "dataset", "features", "json")
     parser.add_argument("--input", required=True, metavar="FILE", help="triples, as partition.py reads them")
     parser.add_argument(
         "--columns", default=",".join(ROLES), metavar="LIST", help="as in partition.py (default: %(default)s)"
@@ -39,9 +31,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--strict", action="store_true", help="end with an error at the first triple with an unknown name"
     )
-    add_dataset_argument(parser)
-    add_features_argument(parser)
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -49,7 +38,6 @@ def run(args: argparse.Namespace) -> int:
     import pandas as pd  # here: it takes half a second, which --help need not
 
     from dglkge.data.triples import places_of_rows, read_chunks
-    from dglkge.inference.run import open_run
 
     path, columns = Path(args.input), parse_columns(args.columns)
     delimiter = parse_delimiter(args.delimiter) if args.delimiter is not None else None
@@ -57,10 +45,7 @@ def run(args: argparse.Namespace) -> int:
     frame = pd.concat(chunks, ignore_index=True) if chunks else pd.DataFrame(columns=list(ROLES))
     if not len(frame):
         raise InputError(f"{path} has no triples")
-    model = open_run(args.run, args.dataset, verify=not args.no_verify)
-    if args.features:
-        model = model.with_features(args.features)
-    scored = model.score(frame)
+    scored = open_model(args).score(frame)
     problems = scored["problem"].dropna()
     places = places_of_rows(path, problems.index.tolist(), columns, delimiter)
     if args.strict and len(problems):

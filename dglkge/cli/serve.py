@@ -9,10 +9,10 @@ import sys
 from pathlib import Path
 
 from dglkge.cli.common import (
-    add_dataset_argument,
-    add_run_argument,
-    add_verify_argument,
+    add_number,
+    add_options,
     flush_output,
+    open_model,
     print_json,
     print_text,
 )
@@ -36,15 +36,12 @@ APPROXIMATE_FROM = 1_000_000
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add_run_argument(parser)
-    add_verify_argument(parser)
-    add_dataset_argument(parser)
+    add_options(parser, "run", "no_verify", "dataset")
     parser.add_argument(
         "--host", default="127.0.0.1", help="address to listen on (default: %(default)s); others need --token"
     )
-    parser.add_argument(
-        "--port", type=int, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)"
-    )
+    help_text = "0 takes a free one (default: %(default)s)"
+    add_number(parser, "--port", 0, 65535, default=DEFAULT_PORT, metavar="PORT", help=help_text)
     parser.add_argument(
         "--token",
         metavar="FILE",
@@ -63,11 +60,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="search similar entities approximately, in types of --faiss-from entities or more",
     )
-    parser.add_argument(
+    add_number(
+        parser,
         "--faiss-from",
-        type=int,
+        1,
         default=APPROXIMATE_FROM,
-        metavar="N",
         help="smallest type for --faiss (default: %(default)s)",
     )
     parser.add_argument("--threads", type=int, metavar="N", help="threads of the model (default: all cores)")
@@ -92,17 +89,12 @@ def _serve(args: argparse.Namespace) -> int:
     import torch
 
     from dglkge.inference.exports.vectors import import_faiss
-    from dglkge.inference.run import open_run
     from dglkge.serving.app import ModelCalls, create_app
     from dglkge.serving.explorer import Explorer
     from dglkge.serving.guard import HostNames
     from dglkge.serving.server import is_loopback, listening_socket, serve_until_signal, url_of
 
     threads = _threads(args.threads)
-    if not 0 <= args.port <= 65535:
-        raise InputError(f"--port must be 0 to 65535, got {args.port}")
-    if args.faiss_from < 1:
-        raise InputError(f"--faiss-from must be at least 1, got {args.faiss_from}")
     if args.faiss:
         import_faiss("--faiss")
     token = _token(args.token)
@@ -113,7 +105,7 @@ def _serve(args: argparse.Namespace) -> int:
                 f"--host {args.host} can be reached from other machines, so --token FILE is needed; allowed "
                 "without one: 127.0.0.1, ::1, localhost"
             )
-        model = open_run(args.run, args.dataset, verify=not args.no_verify)
+        model = open_model(args)
         torch.set_num_threads(threads)
         approximate_from = args.faiss_from if args.faiss else None
         explorer = Explorer(model, approximate_from, threads, show_progress=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from dglkge.cli.common import add_run_argument, add_verify_argument, print_columns, print_json, print_text
+from dglkge.cli.common import add_options, open_model, print_columns, print_json, print_text
 
 DESCRIPTION = "Show the entities of the same type whose rows have the greatest cosine with an entity's row."
 EXAMPLES = """examples:
@@ -14,8 +14,7 @@ EXAMPLES = """examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the command's arguments."""
-    add_run_argument(parser)
-    add_verify_argument(parser)
+    add_options(parser, "run", "no_verify", "json")
     parser.add_argument("--entity", required=True, metavar="NAME", help="the entity")
     parser.add_argument(
         "--type", metavar="TYPE", help="its type, if entities of several types share the name"
@@ -23,14 +22,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--topk", type=int, default=10, metavar="K", help="entities to show (default: %(default)s)"
     )
-    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
 
 
 def run(args: argparse.Namespace) -> int:
     """Search and print."""
-    from dglkge.inference.run import open_run  # here: --help does without torch
-
-    model = open_run(args.run, verify=not args.no_verify)
+    model = open_model(args)
     # Similar entities are searched within one type, so an ambiguous name is an error.
     entity_type = model.type_of(args.entity, args.type)
     found = model.nearest(args.entity, entity_type, args.topk)

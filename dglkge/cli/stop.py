@@ -7,7 +7,7 @@ import os
 import signal
 import time
 
-from dglkge.cli.common import print_text
+from dglkge.cli.common import add_number, print_text
 from dglkge.distributed.jobs import JobEntry, live_jobs, matching_jobs, process_owner
 from dglkge.distributed.process_memory import process_start
 from dglkge.errors import FAILURE_STATUS, InputError
@@ -31,9 +31,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "job", metavar="RUN|JOB", help="folder of the run, id of the job, or pid of its launcher"
     )
     parser.add_argument("--now", action="store_true", help="do not wait for a commit")
-    parser.add_argument(
+    add_number(
+        parser,
         "--seconds",
-        type=float,
+        0.1,
+        86400,
+        float,
         default=180.0,
         metavar="S",
         help="limit of the wait (default: %(default)g; trainers have 120 s to commit, see dglkge-launch "
@@ -43,8 +46,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Stop the job."""
-    if not 0 < args.seconds <= 86400:
-        raise InputError(f"--seconds is {args.seconds:g}; expected seconds above 0 and up to 86400")
     entry = _find(args.job)
     deadline = time.monotonic() + args.seconds
     _send(entry)

@@ -6,9 +6,8 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from dglkge.cli.common import print_columns, print_json, print_text
+from dglkge.cli.common import add_number, add_options, print_columns, print_json, print_text
 from dglkge.distributed.dgl_import import require_dgl
-from dglkge.errors import InputError
 from dglkge.registry import import_modules
 
 DESCRIPTION = """Search for good settings in a space (a YAML file). Many trials train few epochs on a small
@@ -38,17 +37,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="override one field of the base"
     )
-    parser.add_argument(
+    add_number(
+        parser,
         "--num_trainers",
-        type=int,
+        0,
         default=0,
-        metavar="N",
         help="train each trial with N trainers under dglkge-launch (default: 0, one process without servers)",
     )
     parser.add_argument("--trials", type=int, metavar="N", help="instead of search.trials of the file")
     parser.add_argument("--budget", type=float, metavar="B", help="instead of search.budget of the file")
     parser.add_argument("--dry-run", action="store_true", help="print the plan and exit")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
+    add_options(parser, "json")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -63,8 +62,6 @@ def run(args: argparse.Namespace) -> int:
     from dglkge.tuning.trial_process import Trainer
     from dglkge.tuning.tune import Tuning, plan_row
 
-    if args.num_trainers < 0:
-        raise InputError(f"--num_trainers must be at least 0, got {args.num_trainers}")
     import_modules(args.imports)
     overrides = [*args.set, *([f"imports={args.imports}"] if args.imports else [])]
     space = load_space(Path(args.space), overrides)

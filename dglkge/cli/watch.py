@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dglkge.checkpoint.layout import Progress
-from dglkge.cli.common import human_bytes, print_json, print_text, write_text
-from dglkge.errors import InputError
+from dglkge.cli.common import add_number, human_bytes, print_json, print_rich, write_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -47,9 +46,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="replace FILE by metrics in Prometheus' text format at each interval",
     )
-    add(
+    add_number(
+        parser,
         "--interval",
-        type=float,
+        0.1,
+        86400,
+        float,
+        " seconds",
         default=2.0,
         metavar="S",
         help="seconds between two looks (default: %(default)g)",
@@ -59,11 +62,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="folder of the logs (default: the one that the run names, or RUN/logs)",
     )
-    add(
+    add_number(
+        parser,
         "--lines",
-        type=int,
+        0,
+        100,
         default=10,
-        metavar="N",
         help="events and lines of the log (default: %(default)d)",
     )
 
@@ -72,11 +76,6 @@ def run(args: argparse.Namespace) -> int:
     """Look at the run until it is finished."""
     from dglkge.report.learning_curves import finite
     from dglkge.report.run_state import FINISHED, prometheus_text, run_state
-
-    if not 0.1 <= args.interval <= 86400:
-        raise InputError(f"--interval must be 0.1 to 86400 seconds, got {args.interval:g}")
-    if not 0 <= args.lines <= 100:
-        raise InputError(f"--lines must be 0 to 100, got {args.lines}")
 
     def look() -> dict[str, Any]:
         return run_state(Path(args.run), None if args.logs is None else Path(args.logs), args.lines)
@@ -100,7 +99,7 @@ def run(args: argparse.Namespace) -> int:
         if args.json:
             print_json(finite(state))
         else:
-            print_text(_as_text(state))
+            _print(state)
         return 0
     return _follow(look, args.interval, FINISHED)
 
@@ -122,20 +121,15 @@ def _follow(look: Any, interval: float, finished: str) -> int:
         except KeyboardInterrupt:
             pass
     if console.is_terminal:
-        print_text(_as_text(state))
+        _print(state)
     return 0
 
 
-def _as_text(state: Mapping[str, Any]) -> str:
-    """Return a frame as text, as wide as the terminal; elsewhere no line is broken."""
-    from rich.console import Console
-
+def _print(state: Mapping[str, Any]) -> None:
+    """Print a frame, as wide as the terminal; elsewhere no line is broken."""
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    console = Console(width=None if is_terminal else PIPE_COLUMNS, force_terminal=is_terminal or None)
-    with console.capture() as capture:
-        console.print(_frame(state))
-    # Cells of a table are padded.
-    return "\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n"))
+    width = None if is_terminal else PIPE_COLUMNS
+    print_rich(_frame(state), width=width, is_terminal=is_terminal or None)
 
 
 def _frame(state: Mapping[str, Any]) -> RenderableType:

@@ -140,8 +140,15 @@ KILL_SECONDS = 5.0
 POLL_SECONDS = 0.1
 
 
-def wait_for_ending_jobs(seconds: float = ENDING_SECONDS) -> None:
+def wait_for_ending_jobs(job: str = "", seconds: float = ENDING_SECONDS) -> None:
     """Wait for jobs whose launcher is lost: their processes hold ports, memory and files of their run.
+
+    Parameters
+    ----------
+    job : str
+        Id of a job whose earlier node program counts too, since its connection was lost.
+    seconds : float
+        Timeout.
 
     Raises
     ------
@@ -149,7 +156,11 @@ def wait_for_ending_jobs(seconds: float = ENDING_SECONDS) -> None:
         If one still runs after the timeout.
     """
     deadline = time.monotonic() + seconds
-    while ending := [entry for entry in live_jobs() if entry.is_ending and entry.owner == os.geteuid()]:
+    while ending := [
+        entry
+        for entry in live_jobs()
+        if (entry.is_ending or entry.job == job) and entry.owner == os.geteuid()
+    ]:
         if time.monotonic() > deadline:
             pids = ", ".join(str(entry.pid) for entry in ending)
             raise NotReadyError(
@@ -214,7 +225,7 @@ class MachineJob:
             If another job has the same run folder, or processes of an ended one do not end.
         """
         if self._registration is None:
-            wait_for_ending_jobs()
+            wait_for_ending_jobs(entry.job)
             self._registration = Registration(entry)
         self._remove_tables()
         clean_up(self.job)

@@ -14,6 +14,8 @@ import contextlib
 import ctypes
 import os
 import signal
+import socket
+import stat
 import subprocess
 import sys
 import threading
@@ -36,6 +38,7 @@ from dglkge.launch.protocol import (
     Ended,
     Gone,
     Heartbeat,
+    JobEnd,
     Message,
     Output,
     ProtocolError,
@@ -53,6 +56,7 @@ GRACE_SECONDS = 3.0
 """From SIGTERM to SIGKILL if the launcher is lost."""
 KILL_LIMIT_SECONDS = 5.0
 """Time for processes to end after SIGKILL; one that a dead disk blocks in the kernel is then left alone."""
+LOST_STATUS = 255
 LEFT_SECONDS = 15.0
 """Limit of the wait for processes of the attempt before."""
 
@@ -96,20 +100,50 @@ class NodeProgram:
     heartbeat_timeout : float
         Seconds without a message after which the launcher counts as lost; 0: never, since the stream always
         reaches its end.
+    python : str
+        Interpreter of servers and trainers.
+    received : bytes
+        What was read from the stream before.
+    report : callable
+        Takes messages for the user of a node program that has connected by itself.
+    greeting : str
+        First message, once stop signals are handled.
     """
 
-    def __init__(self, requests: int, replies: int, heartbeat_timeout: float) -> None:
+    def __init__(
+        self,
+        requests: int,
+        replies: int,
+        heartbeat_timeout: float,
+        python: str = sys.executable,
+        received: bytes = b"",
+        report: Callable[[str], None] = lambda text: None,
+        greeting: str = "",
+    ) -> None:
         self._requests = requests
         self._replies = replies
         self._heartbeat_timeout = heartbeat_timeout
+        self._received = received
+        self._report = report
+        self._greeting = greeting
+        self._end: JobEnd | None = None
         self._processes: dict[int, _Process] = {}
         self._background: set[asyncio.Task[None]] = set()
-        self._num_signals = 0
+        self._signals: list[int] = []
         self._job = MachineJob()
-        self._tasks: Mapping[str, Callable[..., Any]] = {**node_tasks(self._job), "register": self._register}
+        tasks = node_tasks(self._job, python)
+        self._tasks: Mapping[str, Callable[..., Any]] = {**tasks, "register": self._register}
 
-    async def run(self) -> int:
-        """Serve until the launcher is lost or has closed the stream; return this program's exit status."""
+    async def run(self) -> tuple[int, str]:
+        """Serve until the launcher has told the end of the job, or is lost.
+
+        Returns
+        -------
+        status : int
+            The job's, LOST_STATUS, or that of a second stop signal.
+        reason : str
+            Why the job has ended, or the launcher counts as lost.
+        """
         loop = asyncio.get_running_loop()
         # Orphans of the job's processes become children of this program, so that it finds and ends them.
         _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -117,6 +151,34 @@ class NodeProgram:
         self._main = asyncio.current_task()
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._take_stop_signal, number)
+        self._report(self._greeting)
+        reader = await self._open_stream(loop)
+        self._writer.write(MARK)
+        status, reason = LOST_STATUS, "the connection ended"
+        try:
+            if self._heartbeat_timeout:
+                self._spawn(self._send_heartbeats())
+            await self._receive(reader)
+            if self._end is not None:
+                status, reason = self._end.status, self._end.reason
+        except asyncio.TimeoutError:
+            reason = f"no heartbeat for {self._heartbeat_timeout:g} s"
+        except OSError as error:
+            reason = error.strerror or str(error)
+        except asyncio.CancelledError:
+            status, reason = status_of_stop(self._signals[-1]), "stopped by a second signal"
+        finally:
+            await self._end_processes()
+            self._job.release()
+        return status, reason
+
+    async def _open_stream(self, loop: asyncio.AbstractEventLoop) -> asyncio.StreamReader:
+        """Open both ends of the stream; return the reader."""
+        is_socket = stat.S_ISSOCK(os.fstat(self._requests).st_mode)
+        if is_socket and os.path.sameopenfile(self._requests, self._replies):
+            connection = socket.socket(fileno=self._requests)
+            reader, self._writer = await asyncio.open_connection(sock=connection)
+            return reader
         reader = asyncio.StreamReader()
         await loop.connect_read_pipe(
             lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._requests, "rb", 0)
@@ -125,35 +187,39 @@ class NodeProgram:
             asyncio.streams.FlowControlMixin, os.fdopen(self._replies, "wb", 0)
         )
         self._writer = asyncio.StreamWriter(transport, protocol, None, loop)
-        self._writer.write(MARK)
-        status = 0
-        try:
-            if self._heartbeat_timeout:
-                self._spawn(self._send_heartbeats())
-            with contextlib.suppress(OSError, asyncio.TimeoutError, asyncio.CancelledError):
-                await self._receive(reader)
-            status = status_of_stop(signal.SIGTERM) if self._num_signals > 1 else 0
-        finally:
-            await self._end_processes()
-            self._job.release()
-        return status
+        return reader
 
     async def _receive(self, reader: asyncio.StreamReader) -> None:
-        """Process messages until the end of the stream."""
+        """Process messages until the end of the job or of the stream."""
         decoder = Decoder()
-        while data := await asyncio.wait_for(reader.read(BLOCK_BYTES), self._heartbeat_timeout or None):
+        data = self._received
+        while True:
             for message in decoder.feed(data):
-                if isinstance(message, Call):
-                    # In a thread: heartbeats and output go on. A daemon: a blocked disk must not keep it.
-                    threading.Thread(
-                        target=self._answer, args=(message, asyncio.get_running_loop()), daemon=True
-                    ).start()
-                elif isinstance(message, Start):
-                    self._start(message)
-                elif isinstance(message, Signal):
-                    self._signal(message.process, message.number)
-                elif not isinstance(message, Heartbeat):
-                    raise ProtocolError(f"no message for a node program: {message}")
+                if isinstance(message, JobEnd):
+                    self._end = message
+                    return
+                self._process(message)
+            data = await asyncio.wait_for(reader.read(BLOCK_BYTES), self._heartbeat_timeout or None)
+            if not data:
+                return
+
+    def _process(self, message: Message) -> None:
+        """Do what a message asks for."""
+        if isinstance(message, Call):
+            # In a thread: heartbeats and output go on. A daemon: a blocked disk must not keep it.
+            arguments = (message, asyncio.get_running_loop())
+            threading.Thread(target=self._answer, args=arguments, daemon=True).start()
+        elif isinstance(message, Start):
+            self._start(message)
+        elif isinstance(message, Signal):
+            self._signal(message.process, message.number)
+        elif not isinstance(message, Heartbeat):
+            raise ProtocolError(f"no message for a node program: {message}")
+
+    @property
+    def was_told_the_end(self) -> bool:
+        """Whether the launcher has told the end of the job."""
+        return self._end is not None
 
     def _spawn(self, work: Any) -> None:
         """Run a coroutine as a task."""
@@ -190,9 +256,13 @@ class NodeProgram:
 
     def _take_stop_signal(self, number: int) -> None:
         """Ask the launcher to stop the job; a second signal ends this program and its processes."""
-        self._num_signals += 1
+        self._signals.append(number)
         self._send(StopRequest(number))
-        if self._num_signals > 1 and self._main is not None:
+        name = signal.Signals(number).name
+        if len(self._signals) == 1:
+            self._report(f"received {name}: the launcher stops the job; a second signal ends this node")
+        elif self._main is not None:
+            self._report(f"stopped by a second signal, {name}: this node's part ends")
             self._main.cancel()
 
     def _start(self, request: Start) -> None:
@@ -335,9 +405,9 @@ def main(heartbeat_timeout: float = HEARTBEAT_TIMEOUT_SECONDS) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(2, 1)
-    status = asyncio.run(NodeProgram(requests, replies, heartbeat_timeout).run())
+    status, _ = asyncio.run(NodeProgram(requests, replies, heartbeat_timeout).run())
     sys.stderr.flush()
-    os._exit(status)  # a thread may be blocked by a disk
+    os._exit(0 if status == LOST_STATUS else status)  # a thread may be blocked by a disk
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from dglkge.launch.script_config import MachineNeeds, check_part, check_part_con
 COMPARED_PACKAGES = ("dgl", "torch")
 
 
-def describe_machine() -> dict[str, Any]:
+def describe_machine(python: str = sys.executable) -> dict[str, Any]:
     """Return facts for the plan (cores, GPUs, interfaces, runner), and versions to compare."""
     # From the packages' metadata: importing dgl and torch would take seconds on each machine.
     versions = {name: _installed_version(name) for name in COMPARED_PACKAGES}
@@ -40,7 +40,7 @@ def describe_machine() -> dict[str, Any]:
         "interfaces": local_interfaces(),
         "num_cores": usable_cores(),
         "gpus": usable_gpus(),
-        "runner": [sys.executable, str(Path(script_runner.__file__).resolve())],
+        "runner": [python, str(Path(script_runner.__file__).resolve())],
     }
 
 
@@ -168,10 +168,11 @@ def _check_partition(path: Path, part_id: int | None, num_parts: int) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def node_tasks(job: MachineJob) -> dict[str, Callable[..., Any]]:
-    """Return the tasks of a node program by name, given its job."""
+def node_tasks(job: MachineJob, python: str) -> dict[str, Callable[..., Any]]:
+    """Return the tasks of a node program by name, given its job and the interpreter of its processes."""
     return {
-        "describe": describe_machine,
+        "describe": functools.partial(describe_machine, python),
+        "release": job.release,
         "choose_server_ports": job.choose_server_ports,
         "choose_master_port": find_master_port,
         "check": functools.partial(check_machine, job),

@@ -109,10 +109,18 @@ class StopRequest:
     number: int
 
 
-Message = Heartbeat | Call | Reply | Start | Signal | Started | Output | Ended | Gone | StopRequest
+@dataclass(frozen=True)
+class JobEnd:
+    """The job has ended; a node program that has connected by itself exits with its status."""
+
+    status: int
+    reason: str = ""
+
+
+Message = Heartbeat | Call | Reply | Start | Signal | Started | Output | Ended | Gone | StopRequest | JobEnd
 _KINDS: dict[str, Callable[..., Message]] = {
     kind.__name__: kind
-    for kind in (Heartbeat, Call, Reply, Start, Signal, Started, Output, Ended, Gone, StopRequest)
+    for kind in (Heartbeat, Call, Reply, Start, Signal, Started, Output, Ended, Gone, StopRequest, JobEnd)
 }
 
 

@@ -11,7 +11,6 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 FORWARDED_VARIABLES = (
     "CONDA_*", "CUDA_*", "DGL*", "GLOO_*", "GOMP_*", "HDF5_*", "KMP_*", "LANG", "LANGUAGE", "LC_*",
@@ -64,35 +63,6 @@ ALIVE_COUNT = 4
 """ssh closes a connection after ALIVE_SECONDS * ALIVE_COUNT without a reply."""
 
 
-class Transport(Protocol):
-    """Way to another machine: the command of a client process that carries stdin, stdout and stderr.
-
-    Attributes
-    ----------
-    client_name, how, remedy : str
-        For messages: the client, its way, and the remedy if it cannot be started.
-    """
-
-    @property
-    def client_name(self) -> str:
-        """Name of the client."""
-        ...
-
-    @property
-    def how(self) -> str:
-        """Way of the client."""
-        ...
-
-    @property
-    def remedy(self) -> str:
-        """What to do if the client cannot be started."""
-        ...
-
-    def command(self, address: str, words: Sequence[str]) -> list[str]:
-        """Return the command that runs some words on the machine."""
-        ...
-
-
 @dataclass(frozen=True)
 class SshSettings:
     """Options for SSH from the command line; None: the value of ``~/.ssh/config``.
@@ -111,14 +81,6 @@ class SshSettings:
     username: str | None = None
     identity_file: str | None = None
     options: tuple[str, ...] = ()
-
-    client_name = "ssh client"
-    how = "by ssh"
-    remedy = "install OpenSSH's client"
-
-    def command(self, address: str, words: Sequence[str]) -> list[str]:
-        """Return the command that runs some words on another machine."""
-        return ssh_command(self, address, words)
 
 
 def ssh_command(settings: SshSettings, address: str, words: Sequence[str]) -> list[str]:

@@ -87,10 +87,10 @@ class RuleStep(NamedTuple):
         cls,
         rule: UpdateRule,
         group: Mapping[str, Any],
-        mean: bool,
-        max_norm: float,
-        num_steps: int,
-        number: int,
+        mean: bool = False,
+        max_norm: float = math.inf,
+        num_steps: int = 1,
+        number: int = 0,
     ) -> RuleStep:
         """Make the update of a table in a parameter group.
 
@@ -184,11 +184,6 @@ class RuleStep(NamedTuple):
         for table, updated in zip(tables, [rows, *state]):
             table[targets] = updated
         return int((~finite).sum())
-
-
-def check_group(rule: UpdateRule, group: Mapping[str, Any]) -> None:
-    """Check the hyper-parameters of a group with a rule; a ValueError names the first that is wrong."""
-    RuleStep.of(rule, group, mean=False, max_norm=math.inf, num_steps=1, number=0)
 
 
 def limit_norms_plain(rows: torch.Tensor, max_norm: float) -> None:

@@ -17,7 +17,7 @@ from dgl.distributed import DistEmbedding, DistTensor
 from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.clipping import Clipping
 from dglkge.optim.dgl_tables import identity_of, key_of
-from dglkge.optim.links import NEUTRAL, RuleStep, UpdateResult, check_group
+from dglkge.optim.links import NEUTRAL, RuleStep, UpdateResult
 from dglkge.optim.network_exchange import WireFormat
 from dglkge.optim.options import Options
 from dglkge.optim.row_chains import GradientRows
@@ -217,7 +217,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         group = {
             name: value for name, value in {**common, **rule.hyper, **param_group}.items() if name != "rule"
         }
-        check_group(rule, group)
+        RuleStep.of(rule, group)  # a ValueError names what is out of range
         params = group["params"]
         embeddings = [params] if isinstance(params, DistEmbedding) else list(params)
         self.finish()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dglkge.checkpoint.mirror import Mirror
 from dglkge.config import Config
 from dglkge.distributed.runtime import Cluster
-from dglkge.evaluation.protocol import Protocol
 from dglkge.training.building.batches import build_batches, build_passes
 from dglkge.training.building.checks import check_config, check_dataset
 from dglkge.training.building.run_folder import (
@@ -20,7 +18,7 @@ from dglkge.training.building.run_folder import (
 from dglkge.training.building.step import build_step
 from dglkge.training.building.warm_start import refuse_bigraph_output
 from dglkge.training.epochs import JOB
-from dglkge.training.job import Job, open_job
+from dglkge.training.job import open_job
 from dglkge.training.join import opened_dataset
 from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.trainer import Trainer
@@ -40,10 +38,10 @@ def build_trainer(config: Config, cluster: Cluster) -> Trainer:
         If this trainer received a signal to stop.
     """
     with cluster.stop.leaving_at_once():
-        return _open(config, cluster)
+        return _build(config, cluster)
 
 
-def _open(config: Config, cluster: Cluster) -> Trainer:
+def _build(config: Config, cluster: Cluster) -> Trainer:
     """Check the configuration, take the run's folder, and build the trainer."""
     check_config(config, cluster.world)
     dataset = opened_dataset(config)
@@ -52,40 +50,15 @@ def _open(config: Config, cluster: Cluster) -> Trainer:
     # The lease creates the folder and excludes other jobs from here on.
     lease = hold_run(Path(config.output), cluster)
     mirror = open_mirror(config, cluster, lease, describe_run(config, dataset))
-    return build(open_job(config, cluster, lease), mirror)
-
-
-def build(job: Job, mirror: Mirror | None) -> Trainer:
-    """Build the trainer of a job; a collective.
-
-    Parameters
-    ----------
-    job : Job
-    mirror : Mirror or None
-        The run's copy at a URL.
-    """
-    config = job.config
+    job = open_job(config, cluster, lease)
     batches = build_batches(job)
     step, ahead = build_step(job, batches)
     checkpoints = open_checkpoints(job, mirror)
-    evaluator = LiveEvaluator(job, _protocol(config))
+    evaluator = LiveEvaluator(job)
     passes = build_passes(job, batches, evaluator.gather)
-    trainer = Trainer(
-        job, ahead, step, evaluator, checkpoints, describe_run(config, job.dataset), JOB, passes
-    )
+    meta = describe_run(job.config, job.dataset)
+    trainer = Trainer(job, ahead, step, evaluator, checkpoints, meta, JOB, passes)
     # Last: the Trainer has checked by now that the folder's checkpoint belongs to this run.
     if job.world.rank == 0:
-        record_config(config, job.output)
+        record_config(job.config, job.output)
     return trainer
-
-
-def _protocol(config: Config) -> Protocol:
-    chosen = config.evaluation
-    return Protocol(
-        split=chosen.split,
-        filtered=chosen.filtered,
-        num_candidates=chosen.num_candidates or None,
-        ties=chosen.ties,
-        batch_size=chosen.batch_size,
-        seed=config.seed,
-    )

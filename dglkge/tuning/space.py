@@ -147,7 +147,7 @@ class _Range(BaseModel):
     step: Number | None = None
 
     @model_validator(mode="after")
-    def _check_order(self) -> _Range:
+    def _ordered(self) -> _Range:
         is_step_wrong = self.step is not None and (self.log or not self.step > 0)
         if not self.low < self.high or (self.log and not self.low > 0) or is_step_wrong:
             raise ValueError("low below high; with log a low above 0; without log a step above 0")

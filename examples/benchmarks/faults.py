@@ -127,10 +127,7 @@ def _signal_trainer(number: int) -> Callable[[Site], None]:
 
 
 def _kill_ssh(site: Site) -> None:
-    # By age they lead to the other host's agent, server and trainer, and with --sync to an agent that fetches
-    # files. A job outlives its agents: only the connections of server and trainer count.
-    clients = [process for process in site.processes() if process.name() == "ssh"]
-    random.choice(clients[1:3]).kill()
+    next(process for process in site.processes() if process.name() == "ssh").kill()
 
 
 def _drop_packets(site: Site) -> None:

@@ -15,7 +15,7 @@ from dglkge import __version__
 from dglkge.distributed.jobs import JobEntry, live_jobs
 from dglkge.distributed.lease import new_nonce
 from dglkge.errors import InputError
-from dglkge.launch.connection import NodeConnection, close_all
+from dglkge.launch.connection import NodeConnection, close_all, open_node
 from dglkge.launch.machine import local_interfaces, usable_cores
 from dglkge.launch.ssh import SshSettings
 from tests.launch.conftest import ROOT
@@ -37,7 +37,7 @@ CHECK = {
 @pytest.fixture
 def session() -> Iterator[NodeConnection]:
     """An agent on this machine."""
-    opened = NodeConnection("here", None, sys.executable, {"PYTHONPATH": str(ROOT), "ODD": "it's"})
+    opened = open_node("here", None, sys.executable, {"PYTHONPATH": str(ROOT), "ODD": "it's"})
     yield opened
     opened.close()
 
@@ -109,7 +109,7 @@ def test_jobs_side_by_side(session: NodeConnection) -> None:
     first, second = (JobEntry(new_nonce(), run="/runs/one", host="here", launcher_pid=7) for _ in range(2))
     session.call("register", entry=first.to_dict())
     session.call("register", entry=first.to_dict())  # its next attempt
-    other = NodeConnection("here", None, sys.executable, {"PYTHONPATH": str(ROOT)})
+    other = open_node("here", None, sys.executable, {"PYTHONPATH": str(ROOT)})
     try:
         with pytest.raises(
             InputError, match=f"/runs/one is in use: another job writes there, job {first.job} "
@@ -125,7 +125,7 @@ def test_jobs_side_by_side(session: NodeConnection) -> None:
 
 def test_ports_that_two_jobs_choose(session: NodeConnection) -> None:
     """Ports that a job has chosen and not yet taken are no other's."""
-    other = NodeConnection("here", None, sys.executable, {"PYTHONPATH": str(ROOT)})
+    other = open_node("here", None, sys.executable, {"PYTHONPATH": str(ROOT)})
     try:
         chosen = []
         for agent in (session, other):
@@ -175,7 +175,7 @@ def test_no_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "install OpenSSH's client"
     )
     with pytest.raises(InputError) as caught:
-        NodeConnection("192.0.2.7", SshSettings(), sys.executable, {})
+        open_node("192.0.2.7", SshSettings(), sys.executable, {})
     assert str(caught.value) == message
 
 
@@ -189,7 +189,7 @@ def test_an_interpreter_that_does_not_exist_here(python: str, reason: str) -> No
         "give the path of another interpreter with --python"
     )
     with pytest.raises(InputError) as caught:
-        NodeConnection("here", None, python, {})
+        open_node("here", None, python, {})
     assert str(caught.value) == message
 
 
@@ -199,7 +199,7 @@ def test_environment_and_greetings(tmp_path: Path) -> None:
     program.write_text(f'#!/bin/sh\necho "Welcome"; echo "[1]"\nexec {sys.executable} "$@"\n')
     program.chmod(0o755)
     environment = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
-    session = NodeConnection("here", None, str(program), environment)
+    session = open_node("here", None, str(program), environment)
     try:
         assert session.call("describe")["versions"]["dglkge"] == __version__
     finally:

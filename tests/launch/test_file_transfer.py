@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dglkge.errors import InputError
-from dglkge.launch.connection import NodeConnection
+from dglkge.launch.connection import NodeConnection, open_node
 from dglkge.launch.process_plan import Places
 from dglkge.launch.remote import file_transfer, host_files
 from dglkge.launch.remote.file_transfer import Tree, fetch, files_below, send
@@ -25,7 +25,7 @@ ODD_NAMES = ("a b", "it's", "$x; `id`", "-C", "deep/er/file", "new\nline", "é",
 @pytest.fixture(scope="module")
 def session() -> Iterator[NodeConnection]:
     """An agent on this machine."""
-    opened = NodeConnection("here", None, sys.executable, {"PYTHONPATH": str(ROOT)})
+    opened = open_node("here", None, sys.executable, {"PYTHONPATH": str(ROOT)})
     yield opened
     opened.close()
 

@@ -306,7 +306,9 @@ def test_the_next_job_waits_for_one_that_ends(tmp_path: Path) -> None:
     program.register(job)
     program.start(STUBBORN)
     program.wait_ready()
-    wait_for_ending_jobs(0.0)
+    wait_for_ending_jobs(seconds=0.0)
+    with pytest.raises(NotReadyError, match="have not ended on this machine after 0 s"):
+        wait_for_ending_jobs(job, seconds=0.0)
     program.program.stdin.close()
     deadline = time.monotonic() + TIMEOUT_SECONDS
     while not any(entry.job == job and entry.is_ending for entry in live_jobs()):
@@ -315,7 +317,7 @@ def test_the_next_job_waits_for_one_that_ends(tmp_path: Path) -> None:
     with pytest.raises(
         NotReadyError, match=f"after 0.2 s .its node program: pid {program.program.pid}.; end"
     ):
-        wait_for_ending_jobs(0.2)
+        wait_for_ending_jobs(seconds=0.2)
     wait_for_ending_jobs()
     assert job not in {entry.job for entry in live_jobs()}
     program.program.wait(TIMEOUT_SECONDS)

@@ -78,7 +78,7 @@ class TestKeci:
         [
             (
                 ["model.score_function={name: keci, p: 2}", "model.dimension=7"],
-                "the dimension must be a multiple of 1 + p + q, 4, got 7",
+                "the dimension must be a multiple of 4 (1 + p + q), got 7",
             ),
             (
                 ["model.score_function.p=2"],

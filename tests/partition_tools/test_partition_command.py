@@ -177,7 +177,7 @@ def test_bad_input_is_one_line_and_status_2(tmp_path, capsys, name, content, opt
     status = partition.main(["--input", path, "--output", str(tmp_path / "out"), *options])
     out, err = capsys.readouterr()
     assert (status, out) == (2, "")
-    assert err.startswith("partition.py: ") and err.count("\n") == 1 and message in err
+    assert err.startswith("partition.py: error: ") and err.count("\n") == 1 and message in err
     assert [entry.name for entry in tmp_path.iterdir()] == [name]
 
 
@@ -209,7 +209,8 @@ def test_status_as_a_process(tmp_path):
     path = write(tmp_path, "t.tsv", b"a\tb\n")
     done = run("--input", path, "--output", tmp_path / "out")
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr == f"partition.py: {path}:1: got 2 columns separated by tabs, expected 3: 'a\\tb'\n"
+    fault = f"{path}:1: got 2 columns separated by tabs, expected 3: 'a\\tb'"
+    assert done.stderr == f"partition.py: error: {fault}\n"
 
 
 def test_failure_of_the_child_is_status_1(tmp_path, source, monkeypatch, capsys):

@@ -79,7 +79,7 @@ def test_a_signal_while_a_trainer_is_built_leaves_at_once(monkeypatch: pytest.Mo
         signal.raise_signal(signal.SIGTERM)
         reached.append("done")
 
-    monkeypatch.setattr(build, "_open", long_work)
+    monkeypatch.setattr(build, "_build", long_work)
     with cluster.stop.listening():
         for _ in range(2):
             with pytest.raises(Preempted) as caught:

@@ -13,7 +13,7 @@ from typing import Any
 
 from dglkge.checkpoint.layout import is_transient
 from dglkge.errors import InputError
-from dglkge.launch.connection import NodeConnection
+from dglkge.launch.connection import CANCELLED, NodeConnection
 from dglkge.launch.remote.host_files import (
     FileState,
     Piece,
@@ -36,7 +36,6 @@ STALL_SECONDS = 300.0
 """Timeout of one block: a blocked disk never fails by itself."""
 
 NAMES_OF_CALL = 1000
-CANCELLED = "the transfer was cancelled"
 
 
 @dataclass(frozen=True)
@@ -78,7 +77,7 @@ def send(session: NodeConnection, tree: Tree, last: Sequence[str] = (), is_mirro
         If the machine cannot be reached or cannot take them.
     """
     # On this machine both may be the same folder: its files would be replaced by themselves.
-    if session.transport is None and Path(tree.here).resolve() == Path(tree.there).resolve():
+    if session.is_here and Path(tree.here).resolve() == Path(tree.there).resolve():
         return 0
     wanted = _states(tree)
     stale = _with_last(
@@ -140,9 +139,9 @@ def fetch(
     InputError
         If the machine cannot be reached, or there is no room here.
     """
-    if session.transport is None and Path(there).resolve() == Path(here).resolve():
+    if session.is_here and Path(there).resolve() == Path(here).resolve():
         return 0
-    found = session.call("list_files", COMPARE_SECONDS, folder=there)
+    found = session.call("list_files", COMPARE_SECONDS, is_cancelled, folder=there)
     # An unfinished file would be gone by the time at which it is read.
     wanted: list[FileState] = [
         tuple(state) for state in found if state[0] not in skip and not is_transient(Path(state[0]).name)
@@ -154,7 +153,7 @@ def fetch(
 
     def read(names: Sequence[str], start: int) -> tuple[list[Piece], bytes]:
         question = {"folder": there, "names": names, "start": start}
-        pieces, data = session.call_for_data("read_block", STALL_SECONDS, **question)
+        pieces, data = session.call_for_data("read_block", STALL_SECONDS, is_cancelled, **question)
         return [Piece(*piece) for piece in pieces], data
 
     if stale:

@@ -1,4 +1,4 @@
-"""File operations of a copy on one machine, used by its agent and, for local files, by the launcher."""
+"""File operations of a copy on one machine, for its node program and for the launcher's own files."""
 
 from __future__ import annotations
 

@@ -18,12 +18,12 @@ from dglkge.config import Config
 from dglkge.distributed.ip_config import Machine
 from dglkge.distributed.jobs import JobEntry
 from dglkge.errors import InputError, NotReadyError
-from dglkge.launch.connection import Events, NodeConnection, RunningProcess, close_all
+from dglkge.launch.connection import Events, NodeConnection, RunningProcess, close_all, open_node
 from dglkge.launch.machine import is_local, local_interfaces, machine_addresses
 from dglkge.launch.process_plan import Host, JobSettings, Places, PlannedProcess, plan_processes
 from dglkge.launch.remote.rendezvous import Rendezvous
 from dglkge.launch.script_config import Needs
-from dglkge.launch.ssh import Transport, forwarded_environment
+from dglkge.launch.ssh import SshSettings, forwarded_environment
 from dglkge.launch.stop_signals import StopForwarder
 
 
@@ -63,7 +63,7 @@ def compare_versions(described: Mapping[str, Mapping[str, Any]], own_version: st
     Parameters
     ----------
     described : mapping of str to mapping
-        Replies of ``agent.describe_machine`` by address.
+        Replies of ``node_tasks.describe_machine`` by address.
     own_version : str
         dglkge's version of the launcher.
     """
@@ -113,7 +113,7 @@ class RemoteSite:
 
     Parameters
     ----------
-    ssh : Transport
+    ssh : SshSettings
         To machines that are not this one.
     python : str
         The interpreter on every machine.
@@ -129,7 +129,7 @@ class RemoteSite:
 
     def __init__(
         self,
-        ssh: Transport,
+        ssh: SshSettings,
         python: str,
         folder: str,
         nodes: Rendezvous | None = None,
@@ -181,12 +181,19 @@ class RemoteSite:
             for address, session in self._sessions.items()
             if address not in names or not session.is_alive
         ]
-        close_all([self._sessions.pop(address) for address in dead])
+        self._close(dead)
         for address in addresses:
             if address not in self._sessions:
-                self._sessions[address] = self._open(address, names[address])
+                try:
+                    self._sessions[address] = self._open(address, names[address])
+                except NotReadyError as error:
+                    if not self._is_node(address):
+                        raise
+                    self._problems.append((address, error))
         # All machines reply in parallel: a login over SSH takes most of a second.
-        self._described = self._call_all({address: {} for address in addresses}, "describe")
+        self._described = self._call_all(
+            {address: {} for address in addresses if address in self._sessions}, "describe"
+        )
         if entry is not None:
             self._job = entry.job
             self._call_all(dict.fromkeys(self._described, {"entry": entry.to_dict()}), "register")
@@ -326,15 +333,13 @@ class RemoteSite:
             with contextlib.suppress(InputError):
                 if not session.is_alive:  # it was killed: another one cleans up
                     question["table_folder"] = self._checked.get(address, {}).get("table_folder", "")
-                    session.close()
-                    session = self._sessions[address] = self._open(address, session.address)
+                    session = self._sessions[address] = self._reopen(address)
                 removed += session.call("clean_up", CLEAN_UP_SECONDS, **question)
         return removed
 
     def close(self) -> None:
         """End all node programs, and with them the job's entries on the machines."""
-        close_all(list(self._sessions.values()))
-        self._sessions = {}
+        self._close(list(self._sessions))
 
     def _open(self, address: str, name: str) -> NodeConnection:
         """Connect to a machine and start its node program."""
@@ -342,17 +347,37 @@ class RemoteSite:
         def forward(number: int) -> None:
             self._forwarder.forward(f"the node program on {address}", number)
 
-        environment = forwarded_environment(os.environ)
-        rank = self._order.index(address)
-        if self._nodes is not None and rank > 0:
-            node = self._nodes.transport(rank)
-            # The node's own variables win: a scheduler sets some of them for each node.
-            own = {name: value for name, value in environment.items() if name not in node.variables}
-            return NodeConnection(name, node, node.python, own, forward)
+        if self._is_node(address) and self._nodes is not None:
+            return self._nodes.connection(self._order.index(address))
         # Without SSH the machine of the launcher needs no SSH server and no key.
-        here = self._nodes is not None or is_local(address, local_interfaces())
+        is_here = self._nodes is not None or is_local(address, local_interfaces())
         python = sys.executable if self._is_alone else self._python
-        return NodeConnection(name, None if here else self._ssh, python, environment, forward)
+        return open_node(
+            name, None if is_here else self._ssh, python, forwarded_environment(os.environ), forward
+        )
+
+    def _reopen(self, address: str) -> NodeConnection:
+        """Connect anew to a machine whose node program has ended."""
+        session = self._sessions[address]
+        if not session.is_borrowed:
+            session.close()
+        return self._open(address, session.address)
+
+    def _is_node(self, address: str) -> bool:
+        """Whether a machine's node program has connected by itself."""
+        return self._nodes is not None and self._order.index(address) > 0
+
+    def _close(self, addresses: Sequence[str]) -> None:
+        """End the job's entries, and node programs but those that have connected by themselves."""
+        children = []
+        for address in addresses:
+            session = self._sessions.pop(address)
+            if session.is_borrowed:
+                with contextlib.suppress(InputError):
+                    session.call("release", CLEAN_UP_SECONDS)
+            else:
+                children.append(session)
+        close_all(children)
 
     def _raise_problems(self, outcome: str = "nothing was started") -> None:
         """Raise all problems in one error, if there are any.

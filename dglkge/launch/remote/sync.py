@@ -22,7 +22,7 @@ from dglkge.data.dataset_files import PARTITIONS, Field, part_of_folder
 from dglkge.errors import InputError
 from dglkge.launch.connection import NodeConnection
 from dglkge.launch.process_plan import Places
-from dglkge.launch.remote.file_transfer import CANCELLED, COMPARE_SECONDS, Tree, fetch, files_below, send
+from dglkge.launch.remote.file_transfer import COMPARE_SECONDS, Tree, fetch, files_below, send
 from dglkge.launch.remote.run_copies import HOLD_FOLDER, HOLD_SLICE_SECONDS, OWN_FILES, Candidate, choose_copy
 
 
@@ -214,7 +214,7 @@ def send_output(session: NodeConnection, output: Path, places: Places) -> int:
     there = str(places.on_machines(output))
     # A launcher that was killed may have left its hold; with it the machine's disk keeps an old version.
     session.call("drop_hold", COMPARE_SECONDS, hold=str(Path(there, HOLD_FOLDER)))
-    # Where the launcher's machine is one of the job's, its agent may be writing the list of copies here.
+    # Where the launcher's machine is one of the job's, its node program may be writing its list here.
     records = tuple(
         path.name
         for path in sorted(output.iterdir())
@@ -269,14 +269,12 @@ def fetch_version(
     `check` is that of :func:`fetch_output`.
     """
     there = str(places.on_machines(output))
-    if session.transport is None and Path(there).resolve() == output.resolve():
+    if session.is_here and Path(there).resolve() == output.resolve():
         return None
     question = {"folder": there, "known": read_copy(output).checksum, "seconds": HOLD_SLICE_SECONDS}
-    hold = session.call("hold_version", COMPARE_SECONDS, **question)
+    hold = session.call("hold_version", COMPARE_SECONDS, is_cancelled, **question)
     while isinstance(hold, dict):  # it copies files, and every answer is progress
-        if is_cancelled():
-            raise InputError(CANCELLED)
-        hold = session.call("hold_version", COMPARE_SECONDS, **question)
+        hold = session.call("hold_version", COMPARE_SECONDS, is_cancelled, **question)
     if hold is None:
         return None
     try:

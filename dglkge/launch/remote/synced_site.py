@@ -10,7 +10,6 @@ from pathlib import Path
 from dglkge.config import Config
 from dglkge.distributed.lease import LAUNCHER, Lease, LeaseTaker, new_nonce
 from dglkge.errors import InputError
-from dglkge.launch.connection import NodeConnection
 from dglkge.launch.process_plan import Places
 from dglkge.launch.remote.file_transfer import COMPARE_SECONDS
 from dglkge.launch.remote.remote_site import RemoteSite
@@ -25,7 +24,7 @@ from dglkge.launch.remote.sync import (
     send_inputs,
     send_output,
 )
-from dglkge.launch.ssh import Transport
+from dglkge.launch.ssh import SshSettings
 
 STOP_SECONDS = 20.0
 
@@ -48,7 +47,7 @@ class SyncedSite(RemoteSite):
 
     def __init__(
         self,
-        ssh: Transport,
+        ssh: SshSettings,
         python: str,
         folder: str,
         nodes: Rendezvous | None = None,
@@ -108,7 +107,7 @@ class SyncedSite(RemoteSite):
     def fetch_files(self, output: Path | None, log_dir: Path, places: Places) -> None:
         """Fetch the logs of all machines, and the run's folder of the first.
 
-        A machine whose agent has ended meanwhile gets a new one.
+        A machine whose node program has ended meanwhile gets a new one.
 
         Raises
         ------
@@ -117,10 +116,9 @@ class SyncedSite(RemoteSite):
         """
         self._problems = []
         for address, session in self._sessions.items():
-            # Results are fetched even if the agent has ended, for instance after a lost connection.
+            # Results are fetched even if the node program has ended, for instance after a lost connection.
             if not session.is_alive:
-                session.close()
-                self._sessions[address] = self._open(address, session.address)
+                self._sessions[address] = self._reopen(address)
         self._run_all(lambda address: fetch_logs(self._sessions[address], log_dir, places))
 
         def fetch_run(address: str) -> None:
@@ -145,13 +143,9 @@ class SyncedSite(RemoteSite):
         if output is None or not seconds:
             yield
             return
-        run, first = output, self._order[0]
-        name = self._sessions[first].address
+        run, session = output, self._sessions[self._order[0]]
         fetcher = VersionFetcher(
-            lambda: self._open(first, name),
-            lambda session, is_cancelled: fetch_version(
-                session, run, places, is_cancelled, self._check_lease
-            ),
+            lambda is_cancelled: fetch_version(session, run, places, is_cancelled, self._check_lease),
             report,
             seconds,
         )
@@ -177,16 +171,13 @@ class SyncedSite(RemoteSite):
 class VersionFetcher:
     """Polls the first machine for a new checkpoint version, and fetches the newest, in a thread.
 
-    It has an agent of its own there, so the job's agent stays free. A problem is reported once, and the next
-    poll tries again: the job does not depend on it.
+    A problem is reported once, and the next poll tries again: the job does not depend on it.
 
     Parameters
     ----------
-    connect : callable
-        Starts an agent on the first machine.
     fetch : callable
-        Fetches the newest version, given the agent and a test whether to cancel; returns its number, or None
-        if there is nothing new.
+        Fetches the newest version, given a test whether to cancel; returns its number, or None if there is
+        nothing new.
     report : callable
         Takes messages for the user.
     seconds : float
@@ -195,16 +186,13 @@ class VersionFetcher:
 
     def __init__(
         self,
-        connect: Callable[[], NodeConnection],
-        fetch: Callable[[NodeConnection, Callable[[], bool]], int | None],
+        fetch: Callable[[Callable[[], bool]], int | None],
         report: Callable[[str], None],
         seconds: float,
     ) -> None:
-        self._connect = connect
         self._fetch = fetch
         self._report = report
         self._seconds = seconds
-        self._session: NodeConnection | None = None
         self._is_stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dglkge-fetch", daemon=True)
 
@@ -215,43 +203,19 @@ class VersionFetcher:
     def stop(self) -> None:
         """Stop at once. A transfer is cancelled and leaves the earlier files in place."""
         self._is_stopped.set()
-        session = self._session
-        if session is not None:
-            session.cut()  # ends a blocked call; the thread itself closes the pipes that it reads from
         # Bounded: a blocked disk could hold the thread forever. It is a daemon thread.
         self._thread.join(STOP_SECONDS)
 
     def _run(self) -> None:
-        """Poll until stopped; the body of the thread."""
-        try:
-            self._poll()
-        finally:
-            self._close()
-
-    def _poll(self) -> None:
-        """Fetch new versions until stopped."""
+        """Fetch new versions until stopped; the body of the thread."""
         has_warned = False
         while not self._is_stopped.wait(self._seconds):
             try:
-                if self._session is None:
-                    self._session = self._connect()
-                if self._is_stopped.is_set():  # stop() may have found no session to cut
-                    return
-                self._fetch(self._session, self._is_stopped.is_set)
+                self._fetch(self._is_stopped.is_set)
                 has_warned = False
             except (InputError, OSError, ValueError) as error:
-                if self._is_stopped.is_set():
-                    return
-                if not has_warned:
+                if not has_warned and not self._is_stopped.is_set():
                     self._report(
                         f"warning: the newest version could not be brought here, trying again: {error}"
                     )
                 has_warned = True
-                if self._session is not None and not self._session.is_alive:
-                    self._close()
-
-    def _close(self) -> None:
-        """Close the session with the agent."""
-        if self._session is not None:
-            self._session.close()
-            self._session = None

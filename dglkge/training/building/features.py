@@ -96,7 +96,7 @@ def build_features(config: Config, cluster: Cluster, dataset: Dataset) -> RunFea
     files = feature_files(chosen.files, dataset.entity_types, "features.files")
     # The barrier's limit allows for reading the largest of the files.
     largest = max((one.path for one in files), key=lambda path: path.stat().st_size if path.exists() else 0)
-    writes = world.rank == 0 or (world.has_own_disk and world.is_machine_leader)
+    writes = world.is_disk_leader
 
     def copy() -> bool:
         if not writes or _is_kept(config.output, chosen, files, note):

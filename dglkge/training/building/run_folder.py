@@ -51,8 +51,7 @@ def hold_run(output: Path, cluster: Cluster) -> Lease:
     world = cluster.world
     # One nonce for the whole job: trainers that hold no lease check by it that the file is still this job's.
     nonce = cluster.gather_texts(new_nonce())[0]
-    is_taker = world.rank == 0 or (world.has_own_disk and world.is_machine_leader)
-    taker = LeaseTaker(output, nonce, world.job) if is_taker else None
+    taker = LeaseTaker(output, nonce, world.job) if world.is_disk_leader else None
     lease: Lease | None = None
 
     def attempt() -> Lease | None:
@@ -90,8 +89,7 @@ def open_mirror(config: Config, cluster: Cluster, lease: Lease, meta: Checkpoint
     url, world = config.checkpoint.storage, cluster.world
     if not url:
         return None
-    is_owner = world.rank == 0 or (world.has_own_disk and world.is_machine_leader)
-    mirror = Mirror(url, config.output, lease) if is_owner else None
+    mirror = Mirror(url, config.output, lease) if world.is_disk_leader else None
     # Rank 0 first: it may have a version that was not uploaded when its job was killed.
     _agree(cluster, mirror if world.rank == 0 else None, lambda saved: _check(config, saved, meta))
     _agree(cluster, mirror if world.rank != 0 else None, None)
