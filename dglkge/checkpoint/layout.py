@@ -13,7 +13,7 @@ A run's folder::
     validation.json    number of the epoch after which the valid split was last ranked
     init_from.json     coverage and projection of the given vectors that entities started with
     features/          frozen vectors of entities: {type}.npy by original id, and features.json about them
-    calibration.json   probabilities of scores, see dglkge.inference.calibration
+    calibration.json   probabilities of scores, see dglkge.evaluation.calibration
     trackers.json      ids of the run in the trackers of training.loggers
     lease.json         the job that may write here, see dglkge.distributed.lease
     copies.json        on a machine of a job with --sync: the run, and the launchers' folders that have a copy

@@ -74,7 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Collect, render and write."""
     from dglkge.report.figures import Choices, collect  # here: torch takes a second, which --help need not
-    from dglkge.report.page import check_installed, render
+    from dglkge.report.page import packages, render
 
     choices = Choices(
         split=args.split,
@@ -86,7 +86,7 @@ def run(args: argparse.Namespace) -> int:
     )
     target = None if args.json and args.output is None else _target(args)
     if target is not None:
-        check_installed()
+        packages()
     bars: dict[str, tqdm] = {}
 
     with contextlib.ExitStack() as stack:

@@ -16,7 +16,7 @@ from dglkge.cli.common import (
     print_json,
     print_text,
 )
-from dglkge.errors import InputError, missing_package
+from dglkge.errors import InputError, import_extra
 from dglkge.launch.machine import usable_cores
 from dglkge.launch.stop_signals import StoppedBySignal, stop_signals_raised
 
@@ -81,14 +81,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    try:
-        import fastapi  # noqa: F401  checked before the run is read
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise missing_package("dglkge serve", error.name or "fastapi", "serve", error) from None
+    for module in ("fastapi", "uvicorn"):  # before the run is read
+        import_extra("dglkge serve", module, "serve")
     import torch
 
-    from dglkge.inference.exports.vectors import import_faiss
     from dglkge.serving.app import ModelCalls, create_app
     from dglkge.serving.explorer import Explorer
     from dglkge.serving.guard import HostNames
@@ -96,7 +92,7 @@ def _serve(args: argparse.Namespace) -> int:
 
     threads = _threads(args.threads)
     if args.faiss:
-        import_faiss("--faiss")
+        import_extra("--faiss", "faiss", "faiss", "faiss-cpu")
     token = _token(args.token)
     with listening_socket(args.host, args.port) as bound:
         is_local = is_loopback(bound)
@@ -145,14 +141,14 @@ def _threads(asked: int | None) -> int:
 
 def _token(given: str | None) -> str | None:
     """Return the token of ``--token``."""
-    from dglkge.serving.guard import check_token, read_token
+    from dglkge.serving.guard import read_token, valid_token
 
     if given is None:
         return None
     if given != "-":
         return read_token(Path(given))
     try:
-        return check_token(getpass.getpass("token: "), "that was entered")
+        return valid_token(getpass.getpass("token: "), "that was entered")
     except EOFError:
         raise InputError("--token -: no token was entered") from None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from dglkge.checkpoint.layout import RUN_CONFIG_FILE
 from dglkge.cli.common import print_json, print_text
 from dglkge.config import load_config
 from dglkge.config.schema import Config, field_table, fields, value_at
+from dglkge.data.dataset_files import load_json
 from dglkge.errors import InputError
 
 DESCRIPTION = """Print every field of a configuration with its default and help, as YAML that can be edited,
@@ -102,13 +102,7 @@ def differences(path: Path) -> dict[str, Any]:
         If there is neither.
     """
     if path.is_dir():
-        file = path / RUN_CONFIG_FILE
-        try:
-            given = json.loads(file.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputError(f"cannot read {file}: {error.strerror}; expected the folder of a run") from None
-        except ValueError as error:
-            raise InputError(f"{file} is damaged: {error}") from None
+        given = load_json(path / RUN_CONFIG_FILE)
     else:
         given = load_config(str(path), []).to_dict()
     values = [(field, value_at(given, field.path)) for field in fields()]

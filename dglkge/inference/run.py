@@ -18,6 +18,7 @@ from dglkge.checkpoint.bigraph import is_bigraph
 from dglkge.checkpoint.hdf5_format import OPTIMIZER_GROUP, STATE_BLOB
 from dglkge.checkpoint.layout import (
     CHECKPOINT_FOLDER,
+    METRICS_PATTERN,
     RUN_CALIBRATION_FILE,
     RUN_METRICS_FILE,
     VERSION_FILE,
@@ -28,22 +29,19 @@ from dglkge.checkpoint.mirror import local_path
 from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
 from dglkge.checkpoint.relation_layout import check_registered
 from dglkge.data.dataset import Dataset
-from dglkge.data.dataset_files import SPLITS, TRAIN
+from dglkge.data.dataset_files import SPLITS, TRAIN, load_json
 from dglkge.data.known_triples import KnownTriples
 from dglkge.data.vector_files import feature_files, read_new_vectors
 from dglkge.errors import InputError, unknown_name
-from dglkge.evaluation.calibration import Curve
-from dglkge.evaluation.categories import relation_categories
+from dglkge.evaluation.calibration import Calibration, Curve
 from dglkge.evaluation.evaluator import RankingEvaluator
-from dglkge.evaluation.metrics import RankingResult
+from dglkge.evaluation.metrics import RankingResult, load_results, relation_categories
 from dglkge.evaluation.protocol import Protocol
 from dglkge.inference.bucket_evaluation import BucketResult, EdgeSets, evaluate_buckets
-from dglkge.inference.calibration import Calibration
 from dglkge.inference.choices import Known
 from dglkge.inference.exports.export import export_tables
 from dglkge.inference.imports.dglke_files import DglkeFolder, DglkeTables, Tables, is_dglke
 from dglkge.inference.imports.hub_tables import HubTables, is_hub_folder
-from dglkge.inference.metrics_files import all_results, read_metrics
 from dglkge.inference.named_queries import NamedAnswer, NamedQuery, Prediction, resolve
 from dglkge.inference.search import Answer, LinkPredictor, LinkQuery, most_similar
 from dglkge.model.device import open_device
@@ -235,21 +233,21 @@ class Run:
             If the file is damaged.
         """
         path = self.checkpoint.run_folder / RUN_METRICS_FILE
-        return read_metrics(path) if path.is_file() else {}
+        return load_json(path) if path.is_file() else {}
 
     @property
     def results(self) -> dict[str, dict[str, Any]]:
         """All ranking results in the run's folder by name: the training job's and ``dglkge evaluate``'s.
 
         Each has the fields protocol, num_triples (absent in files of older versions), both, head, tail and
-        per_relation; see :func:`dglkge.inference.metrics_files.all_results`.
+        per_relation; see :func:`dglkge.evaluation.metrics.load_results`.
 
         Raises
         ------
         InputError
             If a file is damaged.
         """
-        return all_results(self.checkpoint.run_folder)
+        return load_results(sorted(self.checkpoint.run_folder.glob(METRICS_PATTERN)))
 
     def known_triples(self, also_known: Sequence[np.ndarray] = ()) -> KnownTriples:
         """Return an index of the triples of all splits, and of others; built once without others."""

@@ -17,8 +17,7 @@ from dglkge.errors import InputError
 from dglkge.inference.choices import Known
 from dglkge.inference.frames import calibrated_curve
 from dglkge.inference.run import Run
-from dglkge.serving.names import NameIndex
-from dglkge.serving.neighbours import Neighbours
+from dglkge.serving.indexes import NameIndex, Neighbours
 from dglkge.typing import Side
 
 MAX_OTHERS = 10_000
