@@ -1,6 +1,6 @@
 """Versioned checkpoints in PyTorch-BigGraph's layout, by original entity ids.
 
-The names below are imported when they are first used: the launcher and its agents read the file names in
+The names below are imported when they are first used: the launcher and node programs read the file names in
 ``dglkge.checkpoint.layout`` and the lineage of a run without torch and h5py.
 """
 
@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from dglkge.checkpoint.manager import CheckpointManager
+    from dglkge.checkpoint.manager import CheckpointManager, TrainerGroup
     from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
     from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
 
@@ -18,11 +18,19 @@ _HOME = {
     "Checkpoint": "dglkge.checkpoint.reader",
     "CheckpointManager": "dglkge.checkpoint.manager",
     "CheckpointMeta": "dglkge.checkpoint.manifest",
+    "TrainerGroup": "dglkge.checkpoint.manager",
     "check_same_run": "dglkge.checkpoint.manifest",
     "open_checkpoint": "dglkge.checkpoint.reader",
 }
 
-__all__ = ["Checkpoint", "CheckpointManager", "CheckpointMeta", "check_same_run", "open_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "CheckpointManager",
+    "CheckpointMeta",
+    "TrainerGroup",
+    "check_same_run",
+    "open_checkpoint",
+]
 
 
 def __getattr__(name: str) -> Any:

@@ -21,7 +21,7 @@ import torch
 from dglkge.checkpoint import hdf5_format, layout, restore, shared_texts
 from dglkge.checkpoint.bigraph import PassCount, bigraph_attributes, bigraph_config, is_bigraph
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, Progress
-from dglkge.checkpoint.manager import CheckpointManager
+from dglkge.checkpoint.manager import CheckpointManager, TrainerGroup
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.checkpoint.reader import Checkpoint
 from dglkge.checkpoint.relation_layout import MODEL_GROUP
@@ -247,7 +247,7 @@ def save_converted(
     with hold(output, "a conversion") as lease:
         folder = output / CHECKPOINT_FOLDER
         # One process writes everything, so its barrier has nothing to wait for.
-        manager = CheckpointManager(folder, 0, True, lambda: None, names, 1, lease=lease)
+        manager = CheckpointManager(folder, TrainerGroup(), names, 1, lease=lease)
         if manager.latest() is not None:
             raise CheckpointError(f"{output} holds a checkpoint already; take another folder")
         for record in stats:

@@ -11,6 +11,7 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -198,6 +199,31 @@ def _set_aside(storage: CheckpointStorage, good: int) -> str:
     return f"; newer files were moved to {target}"
 
 
+@dataclass(frozen=True)
+class TrainerGroup:
+    """The trainers of a job as one of them sees them; by default this one is alone.
+
+    Attributes
+    ----------
+    rank : int
+        This trainer's; rank 0 writes the relations and publishes versions.
+    is_writer : bool
+        Whether this trainer writes its machine's parts: one trainer of each machine does.
+    barrier : callable
+        Returns when all trainers have called it, or raises after a time limit.
+    gather : callable
+        Returns the texts of all trainers by rank, given this one's; a collective with a time limit.
+    limit_seconds : float
+        A save fails if no file of another machine has changed for so long.
+    """
+
+    rank: int = 0
+    is_writer: bool = True
+    barrier: Callable[[], None] = lambda: None
+    gather: Callable[[str], Sequence[str]] = lambda text: [text]
+    limit_seconds: float = DEFAULT_TIMEOUT_SECONDS
+
+
 class CheckpointManager:
     """Saves and restores the tables of a run; each machine handles what it owns.
 
@@ -208,25 +234,15 @@ class CheckpointManager:
     ----------
     path : path
         The checkpoint's folder.
-    rank : int
-        This trainer's rank; rank 0 writes the relations and publishes the version.
-    is_writer : bool
-        Whether this trainer writes its machine's parts: one trainer of each machine does.
-    barrier : callable
-        Returns when all trainers have called it, or raises after a time limit.
+    group : TrainerGroup
     names : mapping of str to Vocabulary
         The entities' names by type; a type that is not there has its ids for names.
     num_parts : int or None
         Parts of each table over all machines; None where this process owns them all.
-    limit_seconds : float
-        A save fails if no file of another machine has changed for so long.
     courier : Courier or None
         Brings files to rank 0 where machines share no disk.
     lease : Lease or None
         The job's right to write to the run's folder.
-    gather : callable or None
-        Returns the texts of all trainers by rank, given this one's; a collective with a time limit. None
-        where this trainer is alone.
     mirror : Mirror or None
         The run's copy at a URL, on rank 0: each version is committed there after it is published here.
 
@@ -242,30 +258,22 @@ class CheckpointManager:
     def __init__(
         self,
         path: str | os.PathLike[str],
-        rank: int,
-        is_writer: bool,
-        barrier: Callable[[], None],
+        group: TrainerGroup = TrainerGroup(),
         names: Mapping[str, Vocabulary] | None = None,
         num_parts: int | None = None,
-        limit_seconds: float = DEFAULT_TIMEOUT_SECONDS,
         courier: Courier | None = None,
         lease: Lease | None = None,
-        gather: Callable[[str], Sequence[str]] | None = None,
         mirror: Mirror | None = None,
     ) -> None:
         self.storage = CheckpointStorage(path, lease)
         self.records = LeasedFolder(self.storage.path.parent, lease)
-        self.rank = rank
-        self.is_writer = is_writer
-        self.barrier = barrier
+        self.group = group
         self.num_parts = num_parts
         self.row_copy = Scratch()
         self.names = names or {}
-        self._writer = VersionWriter(self.storage, self.names, limit_seconds, courier, mirror)
+        self._writer = VersionWriter(self.storage, self.names, group.limit_seconds, courier, mirror)
         self._mirror = mirror
         self._courier = courier
-        self._gather = gather or (lambda text: [text])
-        self._limit_seconds = limit_seconds
         if lease is not None:
             # A thread may still write when the trainer ends: the lease is not released until then.
             lease.keep_while(lambda: self.is_writing)
@@ -306,13 +314,13 @@ class CheckpointManager:
             can send again.
         """
         # The slowest disk reads every version that lies there, and then again the one that is gone back to.
-        num_bytes = 2 * max(int(text) for text in self._gather(str(self.storage.num_bytes())))
+        num_bytes = 2 * max(int(text) for text in self.group.gather(str(self.storage.num_bytes())))
         if self._courier is None:
             # Rank 0 alone works on a shared folder. All others wait in the barrier and then receive its
             # error.
             agree(
-                self._gather,
-                lambda: self._fall_back_here() if self.rank == 0 else None,
+                self.group.gather,
+                lambda: self._fall_back_here() if self.group.rank == 0 else None,
                 lambda: wait(num_bytes),
             )
             return
@@ -322,7 +330,7 @@ class CheckpointManager:
         if any(one["problem"] for one in surveys.values()):
             good = choose_common(self._survey_disks(is_mine, True, lambda: wait(num_bytes)))
             agree(
-                self._gather,
+                self.group.gather,
                 lambda: go_back(self.storage, good, self.names) if is_mine else None,
                 lambda: wait(num_bytes),
             )
@@ -351,7 +359,7 @@ class CheckpointManager:
 
     def reserve(self, parts: Sequence[TablePart]) -> None:
         """Touch the memory of the copies in a thread; else training would wait for that at the first save."""
-        if self.is_writer:
+        if self.group.is_writer:
             self._in_thread(lambda: [copied(part, self.row_copy) for part in parts])
 
     def start(
@@ -394,21 +402,21 @@ class CheckpointManager:
         """
         self.finish_together()
         previous, version = self._previous(meta)
-        self.barrier()  # no rank writes before all ranks have read the same version
-        if self.rank == 0:
+        self.group.barrier()  # no rank writes before all ranks have read the same version
+        if self.group.rank == 0:
             self.storage.prepare()
             self.storage.drop_unpublished(version - 1)
             self.records.drop_temporaries()
             if previous is not None:
                 self.storage.keep_all(previous)
-        self.barrier()  # no rank writes before the files of an interrupted save are removed
-        mine = parts if self.is_writer else []
+        self.group.barrier()  # no rank writes before the files of an interrupted save are removed
+        mine = parts if self.group.is_writer else []
         if copy:
             mine = [copied(part, self.row_copy) for part in mine]
             # All machines copy at the same batch boundary, so the copies belong to one state of training.
-            self.barrier()  # from here on training may change the rows
+            self.group.barrier()  # from here on training may change the rows
         num_parts = self.num_parts or 1 + max((part.part for part in parts), default=0)
-        shared = refuse_missing_relations(relations) if self.rank == 0 else None
+        shared = refuse_missing_relations(relations) if self.group.rank == 0 else None
         # Swapped and not cleared: the thread reads the old list while training adds to the new one.
         stats, self._stats = self._stats, []
         new = NewVersion(version, meta, num_parts, mine, shared, previous, kept_as or {}, stats, state)
@@ -453,19 +461,19 @@ class CheckpointManager:
         while True:
             if self._writing is not None:
                 wait([self._writing], PROGRESS_SECONDS)
-            is_late = time.monotonic() - last_news > self._limit_seconds
-            found = self._gather(self._writer.progress() if self.is_writing else "")
+            is_late = time.monotonic() - last_news > self.group.limit_seconds
+            found = self.group.gather(self._writer.progress() if self.is_writing else "")
             # Rank 0's clock decides for all, so that none waits in a collective that another has left.
-            stalled = self._gather("stalled" if is_late and found == before else "")[0]
+            stalled = self.group.gather("stalled" if is_late and found == before else "")[0]
             if not any(found):
                 break
             if stalled:
-                text = f"a version was not written: nothing has changed for {self._limit_seconds:g} s"
+                text = f"a version was not written: nothing has changed for {self.group.limit_seconds:g} s"
                 raise JobError(text)
             if found != before:
                 before, last_news = list(found), time.monotonic()
-        agree(self._gather, self.finish)
-        self.barrier()
+        agree(self.group.gather, self.finish)
+        self.group.barrier()
 
     def push_records(self) -> None:
         """Upload metrics and other records to the run's copy at a URL, if there is one; on rank 0."""
@@ -555,7 +563,7 @@ class CheckpointManager:
             raise CheckpointError(f"{self.storage.path} holds no checkpoint")
         for part in [*parts, *([relations] if relations is not None else [])]:
             restore.fill_part(folder, manifest, part)
-        if self.rank == 0:
+        if self.group.rank == 0:
             check_texts(folder, manifest)
         return manifest.meta
 
@@ -567,9 +575,9 @@ class CheckpointManager:
         lease = self.storage.lease
         # An empty text for trainers that do not write, so index() finds the first writer with the same disk.
         mine = ""
-        if self.is_writer:
-            mine = f"rank {self.rank}" if lease is None else lease.holder_process
-        return self._gather(mine).index(mine) == self.rank and self.is_writer
+        if self.group.is_writer:
+            mine = f"rank {self.group.rank}" if lease is None else lease.holder_process
+        return self.group.gather(mine).index(mine) == self.group.rank and self.group.is_writer
 
     def _published_everywhere(self, texts: bool) -> tuple[Manifest | None, list[dict[str, Any]]]:
         """Return this disk's newest manifest, and the findings of all trainers by rank; a collective.
@@ -590,7 +598,7 @@ class CheckpointManager:
             problem = str(error)
         where = f"{self.storage.path} on {socket.gethostname()}"
         mine = {"problem": problem, "version": version, "checksum": checksum, "where": where}
-        found = [json.loads(text) for text in self._gather(json.dumps(mine))]
+        found = [json.loads(text) for text in self.group.gather(json.dumps(mine))]
         for rank, one in enumerate(found):
             if one["problem"]:
                 text = one["problem"]
@@ -604,12 +612,12 @@ class CheckpointManager:
         """
         if self._courier is not None:
             own: list[Manifest | None] = []
-            if self.rank == 0:
-                agree(self._gather, lambda: own.append(self._checked_previous(meta)))
+            if self.group.rank == 0:
+                agree(self.group.gather, lambda: own.append(self._checked_previous(meta)))
             else:
-                agree(self._gather, lambda: None)
+                agree(self.group.gather, lambda: None)
             previous = own[0] if own else None
-            return previous, int(self._gather(str(1 if previous is None else previous.version + 1))[0])
+            return previous, int(self.group.gather(str(1 if previous is None else previous.version + 1))[0])
         previous = self._agreed(texts=False)
         if previous is not None:
             check_same_run(previous.meta, meta)
@@ -633,7 +641,7 @@ class CheckpointManager:
             if len({(one["version"], one["checksum"]) for one in found}) == 1:
                 return manifest
             # Rank 0's clock decides for all: else one rank could raise while another polls on.
-            if self._gather("late" if time.monotonic() >= deadline else "")[0]:
+            if self.group.gather("late" if time.monotonic() >= deadline else "")[0]:
                 raise _disagreement(found)
             time.sleep(AGREEMENT_POLL_SECONDS)
 
@@ -654,7 +662,7 @@ class CheckpointManager:
             mine |= survey(self.storage, is_thorough)
         # The barrier's limit allows for reading whole checkpoints. The gather after it is then short.
         wait()
-        found = [json.loads(text) for text in self._gather(json.dumps(mine))]
+        found = [json.loads(text) for text in self.group.gather(json.dumps(mine))]
         return {f"rank {rank}, {one['where']}": one for rank, one in enumerate(found) if one}
 
     def _in_thread(self, work: Callable[[], object]) -> None:

@@ -8,6 +8,7 @@ import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -44,25 +45,12 @@ def describe_machine(python: str = sys.executable) -> dict[str, Any]:
     }
 
 
-def check_machine(
-    held: MachineJob,
-    address: str,
-    port: int,
-    num_servers: int,
-    folder: str,
-    script: str | None,
-    part_config: str | None,
-    part_id: int | None,
-    num_parts: int,
-    num_processes: int,
-    needs: Mapping[str, Any],
-) -> dict[str, Any]:
-    """Check for all problems that would keep a job from running on this machine.
+@dataclass(frozen=True)
+class Check:
+    """What the launcher wants to know of a machine before a job starts on it.
 
-    Parameters
+    Attributes
     ----------
-    held : MachineJob
-        The job on this machine.
     address, port, num_servers
         Of the servers.
     folder : str
@@ -77,6 +65,22 @@ def check_machine(
         Of the job.
     needs : mapping
         Fields of :class:`MachineNeeds`.
+    """
+
+    address: str
+    port: int
+    num_servers: int
+    folder: str
+    script: str | None
+    part_config: str | None
+    part_id: int | None
+    num_parts: int
+    num_processes: int
+    needs: Mapping[str, Any]
+
+
+def check_machine(held: MachineJob, question: Check) -> dict[str, Any]:
+    """Check for all problems that would keep a job from running on this machine.
 
     Returns
     -------
@@ -95,15 +99,16 @@ def check_machine(
             return None
 
     # All checks run, so that the user gets all problems of a machine at once.
-    attempt(_check_address, address)
-    attempt(_check_folder, folder, script)
-    attempt(check_server_ports, address, port, num_servers)
-    attempt(allow_open_files, num_processes)
-    table_folder = attempt(held.claim, MachineNeeds(**needs))
+    attempt(_check_address, question.address)
+    attempt(_check_folder, question.folder, question.script)
+    attempt(check_server_ports, question.address, question.port, question.num_servers)
+    attempt(allow_open_files, question.num_processes)
+    table_folder = attempt(held.claim, MachineNeeds(**question.needs))
     # Compared between machines: partitions of two runs of the partitioner do not fit each other.
     fingerprint = None
-    if part_config is not None:
-        fingerprint = attempt(_check_partition, Path(folder, part_config), part_id, num_parts)
+    if question.part_config is not None:
+        partition = Path(question.folder, question.part_config)
+        fingerprint = attempt(_check_partition, partition, question.part_id, question.num_parts)
     return {
         "problems": problems,
         "fingerprint": fingerprint,
@@ -175,7 +180,7 @@ def node_tasks(job: MachineJob, python: str) -> dict[str, Callable[..., Any]]:
         "release": job.release,
         "choose_server_ports": job.choose_server_ports,
         "choose_master_port": find_master_port,
-        "check": functools.partial(check_machine, job),
+        "check": lambda **fields: check_machine(job, Check(**fields)),
         "write_job_files": write_job_files,
         "clean_up": clean_up,
         "list_files": host_files.list_files,

@@ -93,7 +93,7 @@ def measure(folder: Path, num_rows: int, dim: int, num_repeats: int) -> dict[str
     """
     torch.manual_seed(0)
     part, relations = table("entity", num_rows, dim), table(RELATION, 1, dim)
-    manager = CheckpointManager(folder / CHECKPOINT_FOLDER, 0, True, lambda: None)
+    manager = CheckpointManager(folder / CHECKPOINT_FOLDER)
     manager.reserve([part])
     meta = meta_of(num_rows, dim)
     # Rows and state: two float32 for each number.

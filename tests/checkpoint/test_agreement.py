@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.checkpoint import CheckpointManager, open_checkpoint
+from dglkge.checkpoint import CheckpointManager, TrainerGroup, open_checkpoint
 from dglkge.checkpoint import manager as managers
 from dglkge.checkpoint.courier import Courier
 from dglkge.checkpoint.storage import CheckpointStorage
@@ -75,13 +75,10 @@ def together(
     def leader(rank: int) -> None:
         manager = CheckpointManager(
             disks[rank],
-            rank,
-            True,
-            gathering.barrier.wait,
+            TrainerGroup(rank, True, gathering.barrier.wait, gathering.of(rank)),
             toy_names(META),
             courier=NoCourier(rank) if has_own_disks else None,
             lease=None if leases is None else leases[rank],
-            gather=gathering.of(rank),
         )
         try:
             outcomes[rank] = str(work(manager))
@@ -101,7 +98,7 @@ def together(
 
 def save(disk: Path, seed: int, keep: str = "") -> None:
     tables = toy_tables(META, seed)
-    manager = CheckpointManager(disk, 0, True, lambda: None, toy_names(META))
+    manager = CheckpointManager(disk, TrainerGroup(), toy_names(META))
     parts = [cut("person", tables["person"], 1)[0]]
     manager.save(parts, cut(RELATION, tables[RELATION], 1)[0], META, {keep: {}} if keep else None)
 
@@ -124,7 +121,7 @@ def resume(manager: CheckpointManager) -> str:
         return "starts anew"
     tables = toy_tables(META, 9)
     parts = [blank(cut("person", tables["person"], 1)[0])]
-    agree(manager._gather, lambda: manager.restore(parts))
+    agree(manager.group.gather, lambda: manager.restore(parts))
     return f"resumed from {manager.storage.published_version()}"
 
 
@@ -278,7 +275,7 @@ def test_waits_in_a_fallback_allow_for_all_that_is_read(disks, has_own_disks):
     waits: list[tuple[int, int]] = []
 
     def work(manager):
-        manager.fall_back(lambda num_bytes: waits.append((manager.rank, num_bytes)))
+        manager.fall_back(lambda num_bytes: waits.append((manager.group.rank, num_bytes)))
 
     together(disks, has_own_disks, work)
     num_waits = 3 if has_own_disks else 1
@@ -288,9 +285,11 @@ def test_waits_in_a_fallback_allow_for_all_that_is_read(disks, has_own_disks):
 def start_saving(manager: CheckpointManager) -> int:
     """Write the next version as one of two machines."""
     tables = toy_tables(META, 4)
-    parts = [cut("person", tables["person"], 2)[manager.rank]]
+    parts = [cut("person", tables["person"], 2)[manager.group.rank]]
     manager.num_parts = 2
-    return manager.save(parts, cut(RELATION, tables[RELATION], 1)[0] if manager.rank == 0 else None, META)
+    return manager.save(
+        parts, cut(RELATION, tables[RELATION], 1)[0] if manager.group.rank == 0 else None, META
+    )
 
 
 def test_trainers_that_see_different_versions_do_not_save(disks):
@@ -316,7 +315,7 @@ def test_a_host_that_sees_a_version_late_is_waited_for(disks, monkeypatch, work_
     seen_late: list[threading.Thread] = []
 
     def work(manager):
-        if manager.rank == 1:
+        if manager.group.rank == 1:
             seen_late.append(threading.current_thread())
         return start_saving(manager) if work_of_all == "save" else resume(manager)
 
@@ -346,7 +345,7 @@ def test_waiting_for_a_write_follows_its_progress(tmp_path, monkeypatch, is_stuc
 
     def save_slowly(manager):
         manager._limit_seconds = 0.5
-        if manager.rank == 0:
+        if manager.group.rank == 0:
             manager._writer.mirror = mirror
         return start_saving(manager)
 

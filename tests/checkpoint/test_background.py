@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from dglkge.checkpoint import CheckpointManager, open_checkpoint
+from dglkge.checkpoint import CheckpointManager, TrainerGroup, open_checkpoint
 from dglkge.checkpoint import part_files as row_stream
 from dglkge.errors import JobError, StorageError
 from dglkge.typing import RELATION
@@ -40,7 +40,7 @@ def start(manager, meta, tables, **options):
 
 
 def manager_of(path, meta):
-    return CheckpointManager(path, 0, True, lambda: None, toy_names(meta), limit_seconds=0.1)
+    return CheckpointManager(path, TrainerGroup(limit_seconds=0.1), toy_names(meta))
 
 
 def test_rows_may_change_while_they_are_written(tmp_path, held):
@@ -73,7 +73,7 @@ def wait_and_fill(*arguments, real=row_stream.fill_rows):
 
 row_stream.fill_rows = wait_and_fill
 meta, tables = toy_meta(), toy_tables(toy_meta())
-manager = CheckpointManager(Path(sys.argv[1]), 0, True, lambda: None, toy_names(meta))
+manager = CheckpointManager(Path(sys.argv[1]), TrainerGroup(), toy_names(meta))
 manager.start([cut("person", tables["person"], 1)[0]], cut("relation", tables["relation"], 1)[0], meta)
 """
 
@@ -135,7 +135,7 @@ def test_a_write_that_fails_is_told_and_keeps_the_version_before(tmp_path, monke
 
 def test_a_machine_whose_files_do_not_come(tmp_path):
     meta = toy_meta()
-    manager = CheckpointManager(tmp_path, 0, True, lambda: None, num_parts=2, limit_seconds=0.1)
+    manager = CheckpointManager(tmp_path, TrainerGroup(limit_seconds=0.1), num_parts=2)
     part = cut("person", toy_tables(meta)["person"], 2)[0]
     manager.start([part], cut(RELATION, toy_tables(meta)[RELATION], 1)[0], meta)
     with pytest.raises(JobError, match=r"parts \[0\] with 12 rows were written; expected parts from 0"):

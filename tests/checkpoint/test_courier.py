@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dglkge.checkpoint import CheckpointManager
+from dglkge.checkpoint import CheckpointManager, TrainerGroup
 from dglkge.checkpoint import courier as courier_module
 from dglkge.checkpoint.courier import Courier
 from dglkge.checkpoint.layout import OUTBOX_FOLDER
@@ -77,8 +77,8 @@ def save_three_versions(rank: int, folder: Path) -> None:
     machine = MACHINE_OF[rank]
     is_writer = rank in LEADERS
     meta = toy_meta(relations=TWO_PAIRS)
-    arguments = (disk(folder, machine), rank, is_writer, dist.barrier, toy_names(meta), 2)
-    manager = CheckpointManager(*arguments, courier=courier, gather=GATHER)
+    group = TrainerGroup(rank, is_writer, dist.barrier, GATHER)
+    manager = CheckpointManager(disk(folder, machine), group, toy_names(meta), 2, courier=courier)
     for seed in (1, 2, 3):
         meta, parts, relations = tables_of(machine, seed)
         save = manager.start if seed == 3 else manager.save
@@ -92,8 +92,8 @@ def restore_from_own_disk(rank: int, folder: Path) -> None:
     courier = join(rank, folder)
     machine = MACHINE_OF[rank]
     meta, parts, relations = tables_of(machine, 3)
-    arguments = (disk(folder, machine), rank, rank in LEADERS, dist.barrier, toy_names(meta), 2)
-    manager = CheckpointManager(*arguments, courier=courier, gather=GATHER)
+    group = TrainerGroup(rank, rank in LEADERS, dist.barrier, GATHER)
+    manager = CheckpointManager(disk(folder, machine), group, toy_names(meta), 2, courier=courier)
     live = [blank(part) for part in parts]
     manager.restore(live, blank(relations))
     for part, filled in zip(parts, live):

@@ -34,7 +34,7 @@ def folder(tmp_path):
 def refused(path, text):
     """Check that reading, resuming and saving all refuse, with the same words."""
     meta = toy_meta()
-    manager = CheckpointManager(path, 0, True, lambda: None)
+    manager = CheckpointManager(path)
     before = sorted(os.listdir(path))
     for action in (
         lambda: open_checkpoint(path),
@@ -88,7 +88,7 @@ def test_a_version_that_was_whole_but_never_published_does_not_count(tmp_path):
     meta = toy_meta()
     save_toy(tmp_path, meta, toy_tables(meta))
     (tmp_path / "checkpoint_version.txt").write_text("0\n")
-    assert CheckpointManager(tmp_path, 0, True, lambda: None).latest() is None
+    assert CheckpointManager(tmp_path).latest() is None
     assert save_toy(tmp_path, meta, toy_tables(meta)) == 1
 
 
@@ -132,7 +132,7 @@ def test_a_flipped_bit(folder):
     meta = toy_meta()
     live = blank(cut("person", toy_tables(meta)["person"], 1)[0])
     with pytest.raises(CheckpointError, match=re.escape(words)):
-        CheckpointManager(folder, 0, True, lambda: None).restore([live])
+        CheckpointManager(folder).restore([live])
 
 
 @pytest.mark.parametrize(
@@ -193,7 +193,7 @@ def test_paths_that_are_no_folder(tmp_path):
     with pytest.raises(CheckpointError, match="file is not a folder; expected the folder of a run"):
         open_checkpoint(tmp_path / "file")
     with pytest.raises(CheckpointError, match="file is not a folder"):
-        CheckpointManager(tmp_path / "file", 0, True, lambda: None).latest()
+        CheckpointManager(tmp_path / "file").latest()
     with pytest.raises(CheckpointError, match="holds no checkpoint: no version of it was ever completed"):
         open_checkpoint(tmp_path)
 
@@ -319,7 +319,7 @@ def test_the_manifest_tells_the_whole_run(folder):
 def test_a_disk_that_fails_to_read_is_damage_like_any_other(tmp_path, monkeypatch):
     """The error of the system ended the fallback, though an older version was whole."""
     meta = toy_meta()
-    manager = CheckpointManager(tmp_path, 0, True, lambda: None)
+    manager = CheckpointManager(tmp_path)
     tables = toy_tables(meta)
     parts = [cut(name, tables[name], 1)[0] for name in meta.entity_types]
     for version in (1, 2):

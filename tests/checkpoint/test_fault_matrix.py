@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.checkpoint import CheckpointManager, open_checkpoint
+from dglkge.checkpoint import CheckpointManager, TrainerGroup, open_checkpoint
 from dglkge.checkpoint import part_files as row_stream
 from dglkge.checkpoint.manager import fall_back
 from dglkge.checkpoint.storage import CheckpointStorage
@@ -40,7 +40,7 @@ def no_wait_for_the_disk(monkeypatch):
 
 def save(path, seed, name=None):
     """Save in the background, and change the live rows meanwhile."""
-    manager = CheckpointManager(path, 0, True, lambda: None, toy_names(META), limit_seconds=0.1)
+    manager = CheckpointManager(path, TrainerGroup(limit_seconds=0.1), toy_names(META))
     part = cut("person", toy_tables(META, seed)["person"], 1)[0]
     relations = cut(RELATION, TABLES[seed][RELATION], 1)[0]
     version = manager.start([part], relations, META, {name: {}} if name else {})
@@ -61,13 +61,11 @@ def start(tmp_path_factory):
 def next_start(path: Path) -> str:
     """Do what a run does when it starts, without and with the fallback; say what happened."""
     try:
-        latest = CheckpointManager(path, 0, True, lambda: None).latest()
+        latest = CheckpointManager(path).latest()
         part = cut("person", TABLES[4]["person"], 1)[0]
         if latest is None:
             return "starts anew"
-        CheckpointManager(path, 0, True, lambda: None).restore(
-            [part], cut(RELATION, TABLES[4][RELATION], 1)[0]
-        )
+        CheckpointManager(path).restore([part], cut(RELATION, TABLES[4][RELATION], 1)[0])
         return f"goes on from version {check_whole(path, META, TABLES)}"
     except CheckpointError as error:
         named = re.search(rf"{path}/(?:v\d+/)?([\w.]+)", str(error))[1]

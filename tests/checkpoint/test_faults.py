@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.checkpoint import CheckpointManager, open_checkpoint
+from dglkge.checkpoint import CheckpointManager, TrainerGroup, open_checkpoint
 from dglkge.checkpoint import part_files as row_stream
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import StorageError
@@ -38,7 +38,7 @@ def save_and_die(path, meta, tables, step):
 def save_alone(path, meta, tables):
     """Save every table as one part."""
     parts = [cut(entity_type, tables[entity_type], 1)[0] for entity_type in meta.entity_types]
-    manager = CheckpointManager(path, 0, True, lambda: None, toy_names(meta))
+    manager = CheckpointManager(path, TrainerGroup(), toy_names(meta))
     return manager.save(parts, cut(RELATION, tables[RELATION], 1)[0], meta)
 
 
@@ -121,7 +121,7 @@ def save_as_one_of_two(path, meta, tables, rank, barrier, fatal_barrier):
         barrier.wait(LIMIT_SECONDS)
 
     parts = [cut(entity_type, tables[entity_type], 2)[rank] for entity_type in meta.entity_types]
-    manager = CheckpointManager(path, rank, True, wait, toy_names(meta), num_parts=2)
+    manager = CheckpointManager(path, TrainerGroup(rank, barrier=wait), toy_names(meta), num_parts=2)
     manager.save(parts, cut(RELATION, tables[RELATION], 1)[0] if rank == 0 else None, meta)
 
 

@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 
-from dglkge.checkpoint import CheckpointManager, hdf5_format, open_checkpoint
+from dglkge.checkpoint import CheckpointManager, TrainerGroup, hdf5_format, open_checkpoint
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import CheckpointError, JobError
 from dglkge.typing import RELATION, TablePart
@@ -36,7 +36,9 @@ def test_processes_that_do_not_write_only_wait(tmp_path):
             barrier.wait()
 
         machine, is_writer = rank // 2, rank % 2 == 0
-        manager = CheckpointManager(tmp_path, rank, is_writer, wait, toy_names(meta), num_parts=2)
+        manager = CheckpointManager(
+            tmp_path, TrainerGroup(rank, is_writer, wait), toy_names(meta), num_parts=2
+        )
         relations = relation_part(meta, tables) if rank == 0 else None
         versions[rank] = manager.save([parts[machine]], relations, meta)
 
@@ -55,7 +57,7 @@ def test_processes_that_do_not_write_only_wait(tmp_path):
 def test_nothing_is_published_where_a_machine_is_missing(tmp_path):
     meta = toy_meta()
     tables = toy_tables(meta)
-    manager = CheckpointManager(tmp_path, 0, True, lambda: None, num_parts=2, limit_seconds=0.1)
+    manager = CheckpointManager(tmp_path, TrainerGroup(limit_seconds=0.1), num_parts=2)
     with pytest.raises(JobError, match=r"table 'person': parts \[0\] with 12 rows were written"):
         manager.save(cut("person", tables["person"], 2)[:1], relation_part(meta, tables), meta)
     assert manager.latest() is None
@@ -69,14 +71,14 @@ def test_a_failing_barrier_publishes_nothing(tmp_path):
     def broken():
         raise TimeoutError("a trainer did not come")
 
-    manager = CheckpointManager(tmp_path, 0, True, broken)
+    manager = CheckpointManager(tmp_path, TrainerGroup(barrier=broken))
     with pytest.raises(TimeoutError, match="did not come"):
         manager.save([cut("person", tables["person"], 1)[0]], relation_part(meta, tables), meta)
     assert open_checkpoint(tmp_path).version == 1
 
 
 def test_latest_tells_the_progress(tmp_path):
-    manager = CheckpointManager(tmp_path, 0, True, lambda: None)
+    manager = CheckpointManager(tmp_path)
     for done in (5, 9):
         meta = toy_meta(progress={"finished_epochs": 1, "batches_done": done, "global_batch_size": 10})
         save_toy(tmp_path, meta, toy_tables(meta))
@@ -90,7 +92,7 @@ def test_every_type_and_the_relations_restored_together(tmp_path):
     save_toy(tmp_path, meta, tables, 3)
     wanted = {table: cut(table, whole, 2, seed=4)[1] for table, whole in tables.items()}
     live = {table: blank(part) for table, part in wanted.items()}
-    manager = CheckpointManager(tmp_path, 0, True, lambda: None)
+    manager = CheckpointManager(tmp_path)
     manager.restore([live["person"], live["film"]], live[RELATION])
     for table, part in wanted.items():
         assert live[table].rows.numpy().tobytes() == part.rows.numpy().tobytes()
@@ -109,7 +111,7 @@ def test_a_file_that_is_not_needed_is_not_read(tmp_path):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    manager = CheckpointManager(tmp_path, 0, True, lambda: None)
+    manager = CheckpointManager(tmp_path)
     manager.restore([blank(cut("person", tables["person"], 1)[0])])
     with pytest.raises(CheckpointError, match="embeddings_film_0.v1.h5 is damaged: its checksum"):
         manager.restore([blank(cut("film", tables["film"], 1)[0])])
@@ -118,7 +120,7 @@ def test_a_file_that_is_not_needed_is_not_read(tmp_path):
 def test_without_names_the_ids_stand_in(tmp_path):
     meta = toy_meta(num_people=3)
     tables = toy_tables(meta)
-    manager = CheckpointManager(tmp_path, 0, True, lambda: None)
+    manager = CheckpointManager(tmp_path)
     manager.save([cut("person", tables["person"], 1)[0]], relation_part(meta, tables), meta)
     assert (
         tmp_path / "latest" / "entity_names_person_0.json"
@@ -132,7 +134,7 @@ def test_names_in_any_script(tmp_path):
     meta = toy_meta(num_people=3)
     tables = toy_tables(meta)
     people = Vocabulary(["Zoë", 'say "hi"', "東京\\"], "entity")
-    manager = CheckpointManager(tmp_path, 0, True, lambda: None, {"person": people})
+    manager = CheckpointManager(tmp_path, TrainerGroup(), {"person": people})
     manager.save([cut("person", tables["person"], 1)[0]], relation_part(meta, tables), meta)
     assert list(open_checkpoint(tmp_path).vocabulary("person").names) == people.names
     assert json.loads((tmp_path / "latest" / "entity_names_person_0.json").read_text()) == people.names
@@ -154,6 +156,6 @@ def test_tables_are_never_held_twice(tmp_path, monkeypatch):
     monkeypatch.setattr(hdf5_format, "row_blocks", blocks)
     save_toy(tmp_path, meta, tables)
     live = blank(cut("person", tables["person"], 1)[0])
-    CheckpointManager(tmp_path, 0, True, lambda: None).restore([live])
+    CheckpointManager(tmp_path).restore([live])
     assert largest == 2400
     assert open_checkpoint(tmp_path)["person"][:].numpy().tobytes() == tables["person"].rows.numpy().tobytes()

@@ -550,7 +550,7 @@ def test_a_fallback_takes_the_newest_version_from_the_url(tmp_path, url):
     flipped(tmp_path / "a" / "checkpoint" / "v2" / "embeddings_person_0.v2.h5")
     again = Mirror(url, tmp_path / "a")
     again.agree(again.take(same_run), writes=True)
-    manager = CheckpointManager(tmp_path / "a" / "checkpoint", 0, True, lambda: None, mirror=again)
+    manager = CheckpointManager(tmp_path / "a" / "checkpoint", mirror=again)
     manager.fall_back()
     assert same(rows_of(tmp_path / "a"), newer)
     saved(tmp_path / "a", seed=2)

@@ -9,7 +9,7 @@ import h5py
 import pytest
 import torch
 
-from dglkge.checkpoint import CheckpointManager, hdf5_format, open_checkpoint, restore
+from dglkge.checkpoint import CheckpointManager, TrainerGroup, hdf5_format, open_checkpoint, restore
 from dglkge.errors import CheckpointError, JobError
 from dglkge.typing import RELATION, TablePart
 from tests.checkpoint.toy_checkpoint import (
@@ -27,7 +27,7 @@ from tests.checkpoint.toy_checkpoint import (
 
 def alone(path):
     """A manager of a run with one process."""
-    return CheckpointManager(path, 0, True, lambda: None, limit_seconds=0.1)
+    return CheckpointManager(path, TrainerGroup(limit_seconds=0.1))
 
 
 def same_bits(a, b):
@@ -235,7 +235,7 @@ def test_names_stay_the_same_file_until_the_parts_change(tmp_path):
 
 
 def test_a_folder_without_a_checkpoint(tmp_path):
-    manager = CheckpointManager(tmp_path / "new", 0, True, lambda: None, toy_names(toy_meta()))
+    manager = CheckpointManager(tmp_path / "new", TrainerGroup(), toy_names(toy_meta()))
     assert manager.latest() is None
     with pytest.raises(CheckpointError, match="new holds no checkpoint"):
         manager.restore([])

@@ -8,7 +8,7 @@ import shutil
 import pytest
 import torch
 
-from dglkge.checkpoint import CheckpointManager, open_checkpoint
+from dglkge.checkpoint import CheckpointManager, TrainerGroup, open_checkpoint
 from dglkge.checkpoint.manager import fall_back
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import CheckpointError, InputError
@@ -22,7 +22,7 @@ def save(path, seed, *names):
     """Save the toy's tables of a seed, kept under some names."""
     meta = toy_meta()
     tables = toy_tables(meta, seed)
-    manager = CheckpointManager(path, 0, True, lambda: None, toy_names(meta))
+    manager = CheckpointManager(path, TrainerGroup(), toy_names(meta))
     parts = [cut("person", tables["person"], 1)[0]]
     return manager.save(parts, cut(RELATION, tables[RELATION], 1)[0], meta, {name: {} for name in names})
 
@@ -125,7 +125,7 @@ def test_what_biggraph_writes_in_place_does_not_reach_another_version(tmp_path):
 
 
 def test_the_best_is_replaced_by_a_better_one_only(tmp_path):
-    manager = CheckpointManager(tmp_path, 0, True, lambda: None)
+    manager = CheckpointManager(tmp_path)
     kept = []
     for seed, score in enumerate([0.2, 0.5, 0.3, 0.5, 0.6]):
         save(tmp_path, seed)

@@ -14,7 +14,7 @@ from pathlib import Path
 import h5py
 import pytest
 
-from dglkge.checkpoint import CheckpointManager, open_checkpoint
+from dglkge.checkpoint import CheckpointManager, TrainerGroup, open_checkpoint
 from dglkge.checkpoint import part_files as row_stream
 from dglkge.checkpoint.manager import fall_back
 from dglkge.checkpoint.storage import CheckpointStorage
@@ -48,7 +48,7 @@ def no_wait_for_the_disk(monkeypatch):
 
 def save(path, num_parts, seed, name=None):
     """Save all parts by one process, cut as the seed says."""
-    manager = CheckpointManager(path, 0, True, lambda: None, toy_names(META), num_parts, limit_seconds=2)
+    manager = CheckpointManager(path, TrainerGroup(limit_seconds=2), toy_names(META), num_parts)
     parts = cut("person", TABLES["person"], num_parts, seed)
     notes = {name: {}} if name else {}
     return manager.save(parts, cut(RELATION, TABLES[RELATION], 1)[0], META, notes)
@@ -200,7 +200,7 @@ def test_every_flip_is_refused(whole, tmp_path, name, capsys):
             error = capsys.readouterr().err
             assert error.count("\n") == 1 and f"{name} is damaged: its checksum is not" in error
         with pytest.raises(CheckpointError, match=f"{name} is damaged: its checksum"):
-            CheckpointManager(path, 0, True, lambda: None).restore([])
+            CheckpointManager(path).restore([])
     (path / "v1" / name).write_bytes(content)
     assert main(commands[0]) == 0
 

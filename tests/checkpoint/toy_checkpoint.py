@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from dglkge.checkpoint import CheckpointManager, CheckpointMeta
+from dglkge.checkpoint import CheckpointManager, CheckpointMeta, TrainerGroup
 from dglkge.data.dataset import Dataset
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.model.score_functions import SCORE_FUNCTIONS
@@ -156,7 +156,8 @@ def save_toy_named(
     versions, errors = [], []
 
     def machine(rank: int) -> None:
-        manager = CheckpointManager(path, rank, True, lambda: barrier.wait(), names, num_parts, LIMIT_SECONDS)
+        group = TrainerGroup(rank, barrier=lambda: barrier.wait(), limit_seconds=LIMIT_SECONDS)
+        manager = CheckpointManager(path, group, names, num_parts)
         try:
             parts = [cuts[entity_type][rank] for entity_type in meta.entity_types]
             versions.append(manager.save(parts, relations if rank == 0 else None, meta))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.checkpoint import CheckpointManager, open_checkpoint
+from dglkge.checkpoint import CheckpointManager, TrainerGroup, open_checkpoint
 from dglkge.checkpoint.lineage import RunCopy, copy_from_dict, copy_to_dict
 from dglkge.checkpoint.storage import read_copy
 from dglkge.distributed.lease import LEASE_FILE, hold
@@ -37,7 +37,7 @@ def no_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def job(run: Path, num_versions: int, seed: int = 1, keep: str = "") -> RunCopy:
     """Add versions to a run, as one job."""
-    manager = CheckpointManager(run / "checkpoint", 0, True, lambda: None, toy_names(META))
+    manager = CheckpointManager(run / "checkpoint", TrainerGroup(), toy_names(META))
     for number in range(num_versions):
         tables = toy_tables(META, seed + number)
         parts = [cut("person", tables["person"], 1)[0]]
@@ -107,7 +107,7 @@ def test_a_copy_of_a_later_version_of_the_same_job_is_no_ancestor(tmp_path):
     """Version 7 of a job that was given up, and version 7 of the one that went on from version 6."""
     run = tmp_path / "run"
     job(run, 1)
-    manager = CheckpointManager(run / "checkpoint", 0, True, lambda: None, toy_names(META))
+    manager = CheckpointManager(run / "checkpoint", TrainerGroup(), toy_names(META))
     tables = toy_tables(META, 9)
     parts = ([cut("person", tables["person"], 1)[0]], cut(RELATION, tables[RELATION], 1)[0], META)
     manager.save(*parts)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dglkge.checkpoint import CheckpointManager
+from dglkge.checkpoint import CheckpointManager, TrainerGroup
 from dglkge.checkpoint.mirror import Mirror
 from dglkge.config import load_config
 from dglkge.data.partition_layout import EdgeTable
@@ -110,7 +110,7 @@ class ToyRun:
         options = EdgeOptions(pair_of_relation, NUM_TRIPLES, BATCH_SIZE, BATCH_SIZE, 0, 1, seed=1)
         order = EdgeBatches(edges, options)
         self.checkpoints = CheckpointManager(
-            folder / "checkpoint", 0, True, self.cluster.barrier, num_parts=1, mirror=mirror
+            folder / "checkpoint", TrainerGroup(barrier=self.cluster.barrier), num_parts=1, mirror=mirror
         )
         folder.mkdir(exist_ok=True)
         self.param_groups = [{"lr": lr} for lr in lrs]

@@ -14,7 +14,7 @@ from dglkge.checkpoint.conversion import dataset_fields
 from dglkge.checkpoint.courier import Courier
 from dglkge.checkpoint.durable import LeasedFolder
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_CONFIG_FILE, RUN_TRACKERS_FILE, Progress
-from dglkge.checkpoint.manager import CheckpointManager
+from dglkge.checkpoint.manager import CheckpointManager, TrainerGroup
 from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
 from dglkge.checkpoint.mirror import Mirror, StoredVersion
 from dglkge.config import Config, save_config
@@ -105,9 +105,7 @@ def _check(config: Config, saved: CheckpointMeta, meta: CheckpointMeta) -> None:
     check_settings(config, saved, {**meta.config, "training": training}, config.checkpoint.storage)
 
 
-def _agree(
-    cluster: Cluster, mirror: Mirror | None, check: Callable[[CheckpointMeta], object] | None
-) -> None:
+def _agree(cluster: Cluster, mirror: Mirror | None, check: Callable[[CheckpointMeta], object] | None) -> None:
     """Bring a disk and the URL to the newer version, on the trainers with a mirror; a collective.
 
     With a check of the run there the job takes the URL.
@@ -133,15 +131,11 @@ def open_checkpoints(job: Job, mirror: Mirror | None) -> CheckpointManager:
     names = {name: dataset.mapped_vocabulary(name) for name in dataset.entity_types if writes}
     return CheckpointManager(
         job.output / CHECKPOINT_FOLDER,
-        world.rank,
-        world.is_machine_leader,
-        cluster.barrier,
+        TrainerGroup(world.rank, writes, cluster.barrier, cluster.gather_texts, world.timeout_seconds),
         names,
         dataset.num_parts,
-        world.timeout_seconds,
         courier=_build_courier(world),
         lease=job.lease,
-        gather=cluster.gather_texts,
         mirror=mirror,
     )
 
