@@ -96,11 +96,6 @@ def extended(
     return [*lineage, JobVersions(job, version, version, host, since)][-MOST_JOBS:]
 
 
-def read_lineage(body: Mapping[str, Any]) -> tuple[str, list[JobVersions]]:
-    """Return run id and lineage of a manifest's JSON."""
-    return str(body["run_id"]), [JobVersions(**one) for one in body["lineage"]]
-
-
 def manifest_crc32(body: Mapping[str, Any]) -> int:
     """Return the CRC-32 of the canonical JSON of a manifest without its own checksum."""
     return zlib.crc32(json.dumps(body, sort_keys=True).encode())

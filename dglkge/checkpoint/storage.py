@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.durable import LeasedFolder, file_crc32, open_crc32
 from dglkge.checkpoint.lineage import RunCopy, manifest_checksum
-from dglkge.checkpoint.manifest import UNKNOWN_CRC32, FileEntry, Manifest, TextEntry
+from dglkge.checkpoint.manifest import UNKNOWN_CRC32, FileEntry, Manifest, TextEntry, parse
 from dglkge.errors import CheckpointError, write_error
 
 logger = logging.getLogger(__name__)
@@ -105,7 +105,7 @@ def read_receipts(folder: LeasedFolder) -> list[FileEntry]:
     paths = sorted(folder.path.glob("*" + layout.RECEIPT_SUFFIX))
     notes = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
     # Files of a job that was killed may differ from those of this job. Its receipts have another nonce.
-    return [FileEntry.from_dict(note) for note in notes if note.pop("nonce", None) == folder.nonce]
+    return [parse(FileEntry, note) for note in notes if note.pop("nonce", None) == folder.nonce]
 
 
 def remove_receipts(folder: Path) -> None:

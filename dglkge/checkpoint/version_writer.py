@@ -178,7 +178,7 @@ class VersionWriter:
                 names = self.names.get(part.table)
                 texts = part_files.write_names(folder, part.table, part.part, ids, names)
             # The receipt follows the durable file: its presence is the proof that rank 0 waits for.
-            write_receipt(folder, dataclasses.replace(entry, texts=texts))
+            write_receipt(folder, dataclasses.replace(entry, texts=tuple(texts)))
         if new.relations is not None:
             entry = part_files.write_relations(folder, new.version, new.relations, new.meta, attributes)
             write_receipt(folder, entry)
@@ -226,7 +226,7 @@ class VersionWriter:
         before = previous.lineage if previous is not None else ()
         run_id = previous.run_id if previous is not None else new_nonce()
         lineage = extended(before, self._job, version, socket.gethostname(), self._since)
-        manifest = Manifest(version, new.meta, files, texts, run_id, lineage, state, new.kept_as)
+        manifest = Manifest(version, new.meta, files, texts, run_id, tuple(lineage), state, new.kept_as)
         # The order from here on is the commit protocol. The manifest lists files that are all durable, and
         # nothing in the folder changes any more. Pointers follow the publication: at no time does one name a
         # version that does not count. The next start writes those that are missing.

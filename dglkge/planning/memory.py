@@ -28,7 +28,7 @@ from dglkge.typing import DEVICE_STORAGE, RELATION, STAGED_CPU_DEVICE
 
 MIB = 2**20
 LAUNCHER_BYTES = 13 * MIB
-KEEPER_BYTES = 6 * MIB
+NODE_PROGRAM_BYTES = 32 * MIB
 
 SERVER_BYTES_PER_EDGE = 30
 """Server heap after loading a partition's graph, apart from shared memory."""
@@ -225,9 +225,8 @@ def _plan_host(
     table_bytes, state_bytes = shared.table_bytes(part, config), shared.state_bytes(part, config)
     graph_bytes = shared.graph_bytes(part)
     world_size = num_trainers * len(size.parts)
-    processes = num_trainers + num_servers
     base_bytes = num_trainers * base.trainer_bytes + num_servers * base.server_bytes + base.library_bytes
-    base_bytes += LAUNCHER_BYTES + KEEPER_BYTES * processes if num_servers else 0
+    base_bytes += LAUNCHER_BYTES + NODE_PROGRAM_BYTES if num_servers else 0
     features = features_bytes(config, size)
     mapped = mapped_bytes(part, size) + features
     # The background writer saves a copy of rows and state, so that training can change the originals.

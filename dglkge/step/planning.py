@@ -158,8 +158,8 @@ class Group(PlannedGroup):
         Confidences that the edges are true.
     relation_places : (B,) int64 or None
         Where ``relations`` holds each relation once (U,): the place there of each edge's.
-    inputs : GroupInputs or None
-        What the loss takes besides rows, where it takes that as tensors.
+    inputs : HostInputs, StagedInputs or None
+        Returns what the loss takes besides rows, where it takes that as tensors.
     ranges : mapping of Side to AnswerRanges
         Of the sides that are trained; empty where no score depends on them.
     """
