@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -484,15 +484,8 @@ def _named_pairs(pairs: RelationPairs, name: Callable[[int], str]) -> dict[str, 
     kinds = np.where(
         pairs.inverse, np.where(pairs.first == pairs.second, "symmetric", "inverse"), "duplicate"
     )
-    columns = (
-        kinds,
-        pairs.first,
-        pairs.second,
-        pairs.num_first,
-        pairs.num_second,
-        pairs.overlap,
-        pairs.share,
-    )
+    figures = (pairs.first, pairs.second, pairs.num_first, pairs.num_second, pairs.overlap, pairs.share)
+    columns = (kinds, *figures)
     rows = zip(*(column[:MAX_PAIRS].tolist() for column in columns))
     return {
         "least_share": NEAR_SHARE,
@@ -571,33 +564,23 @@ def _again(triples: NumberedTriples, max_bytes: int, num_workers: int) -> dict[s
 
     def count(part: int) -> None:
         for split in SPLITS:
-            for start in _starts(triples.splits[split]):
-                heads, tails = _ends(triples.splits[split], start)
-                count_pairs(heads, tails, bounds[part], bounds[part + 1], counters)
+            for _, (heads, _, tails) in _pieces(triples.splits[split]):
+                ends = heads.astype(np.int64), tails.astype(np.int64)
+                count_pairs(*ends, bounds[part], bounds[part + 1], counters)
 
-    def look(split: str, start: int) -> np.ndarray:
-        found: np.ndarray = occurs_again(*_ends(triples.splits[split], start), counters)
-        return found
+    def look(piece: tuple[int, Triples]) -> np.ndarray:
+        heads, _, tails = piece[1]
+        again: np.ndarray = occurs_again(heads.astype(np.int64), tails.astype(np.int64), counters)
+        return again
 
     again = {}
     with ThreadPoolExecutor(num_workers) as threads:
         # Each thread counts in a range of its own: two could not change one byte at a time.
         list(threads.map(count, range(num_workers)))
         for split in SPLITS:
-            found = threads.map(partial(look, split), _starts(triples.splits[split]))
-            again[split] = np.concatenate([np.zeros(0, bool), *found])
+            masks = threads.map(look, _pieces(triples.splits[split]))
+            again[split] = np.concatenate([np.zeros(0, bool), *masks])
     return again
-
-
-def _starts(columns: Triples) -> range:
-    """Return the first row of each piece."""
-    return range(0, len(columns[0]), _ROWS_AT_A_TIME)
-
-
-def _ends(columns: Triples, start: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return heads and tails of a piece as int64."""
-    rows = slice(start, start + _ROWS_AT_A_TIME)
-    return columns[0][rows].astype(np.int64), columns[2][rows].astype(np.int64)
 
 
 class _Buckets:
@@ -652,11 +635,11 @@ class _Buckets:
         return rows, index, index.overlaps()
 
 
-def _pieces(columns: Triples, num_rows: int = _ROWS_AT_A_TIME) -> Iterator[tuple[int, Triples]]:
+def _pieces(columns: Triples) -> Iterator[tuple[int, Triples]]:
     """Yield the first row, and heads, relations and tails, a bounded number at a time."""
     heads, relations, tails = columns
-    for start in range(0, len(heads), num_rows):
-        rows = slice(start, start + num_rows)
+    for start in range(0, len(heads), _ROWS_AT_A_TIME):
+        rows = slice(start, start + _ROWS_AT_A_TIME)
         yield start, (heads[rows], relations[rows], tails[rows])
 
 

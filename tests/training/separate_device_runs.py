@@ -14,7 +14,7 @@ from unittest import mock
 import numpy as np
 
 from dglkge.model.device import ComputeDevice
-from dglkge.training.building import device as device_choice
+from dglkge.training.building import computing
 from tests.training.separate_device import open_separate_device
 from tests.training.test_reference import trained
 
@@ -28,7 +28,7 @@ def main() -> None:
     def opened(name: str, *_: Any) -> ComputeDevice:
         return ComputeDevice(name) if name == "cpu" else separate
 
-    with mock.patch.object(device_choice, "open_device", opened):
+    with mock.patch.object(computing, "open_device", opened):
         for number, case in enumerate(sys.argv[2:]):
             folder = Path(sys.argv[1]) / str(number)
             settings = case.split()
