@@ -12,9 +12,10 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from dglkge.errors import (
     USERS_TO_MEND,
@@ -25,6 +26,9 @@ from dglkge.errors import (
     exit_status_of,
 )
 
+if TYPE_CHECKING:
+    from dglkge.inference.run import Run
+
 BROKEN_PIPE_STATUS = 141
 """128 + SIGPIPE, the status of a program that the signal ends."""
 
@@ -33,40 +37,188 @@ COMPLETED_SHELLS = ("bash", "zsh", "tcsh")
 """Shells for which --print-completion writes a script."""
 
 
-def add_run_argument(parser: argparse.ArgumentParser) -> None:
-    """Declare the positional argument of every command that reads a model."""
-    parser.add_argument(
-        "run",
-        metavar="RUN",
-        help="folder of a run, a checkpoint folder in it, or a folder of PyTorch-BigGraph or DGL-KE; or the "
-        "URL of a run (s3://bucket/run), of which the newest version is downloaded to ~/.cache/dglkge/runs",
-    )
+@dataclass(frozen=True)
+class Option:
+    """An argument of a command; see :func:`option`."""
+
+    names: tuple[str, ...]
+    settings: dict[str, Any]
 
 
-def add_verify_argument(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--no-verify``."""
-    parser.add_argument(
-        "--no-verify",
-        action="store_true",
-        help="do not compare files with their checksums; saves one pass over the rows",
-    )
+def option(
+    *names: str,
+    help: str,
+    least: float | None = None,
+    most: float | None = None,
+    unit: str = "",
+    **settings: Any,
+) -> Option:
+    """Describe an argument.
+
+    Parameters
+    ----------
+    *names : str
+        As of ``add_argument``. An option is known with hyphens and with underscores; its help has the first.
+    help : str
+    least, most : float, optional
+        Bounds of a number, inclusive; ``type`` is int where it is not given.
+    unit : str
+        Of the bounds, for messages.
+    **settings
+        As of ``add_argument``.
+    """
+    if least is not None:
+        settings["type"] = _bounded(names[0], settings.get("type", int), least, most, unit)
+    return Option(names, {"help": help, **settings})
 
 
-def add_dataset_argument(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--dataset``."""
-    parser.add_argument("--dataset", metavar="DIR", help="the run's data set, if it has moved since training")
+def _bounded(
+    name: str, number: Callable[[str], float], least: float, most: float | None, unit: str
+) -> Callable[[str], float]:
+    """Return the type of an option whose value is a number between bounds."""
+
+    def parse(text: str) -> float:
+        value = number(text)
+        if not (least <= value and (most is None or value <= most)):
+            bounds = f"at least {least:g}" if most is None else f"{least:g} to {most:g}{unit}"
+            # Not argparse's own error, which prints the usage too: scripts read one line.
+            raise InputError(f"{name} must be {bounds}, got {text}")
+        return value
+
+    parse.__name__ = number.__name__  # argparse names it in "invalid int value"
+    return parse
 
 
-def add_features_argument(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--features``."""
-    parser.add_argument(
-        "--features",
-        action="append",
-        metavar="FILE",
-        help="file of named vectors as those of features.files; its names that the run does not know are "
-        "entities whose rows are computed from their vectors; TYPE=FILE where several entity types have "
-        "features; may be repeated",
-    )
+def num_candidates(text: str) -> int | None:
+    """Parse the value of ``--candidates``; None for all."""
+    if text == "all":
+        return None
+    if not text.isdigit() or int(text) < 1:
+        raise InputError(f"--candidates must be all or a number of at least 1, got {text!r}")
+    return int(text)
+
+
+def goes_with(args: argparse.Namespace, dest: str, holds: object, what: str, name: str = "") -> None:
+    """Refuse an option that is given where it has no effect.
+
+    Parameters
+    ----------
+    args : Namespace
+    dest : str
+        Attribute of the option.
+    holds : object
+        Whether the option has an effect here.
+    what : str
+        What it goes with.
+    name : str
+        Of the option, if it is not that of the attribute.
+    """
+    if getattr(args, dest) not in (None, False, []) and not holds:
+        raise InputError(f"--{name or dest.replace('_', '-')} goes with {what}")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: its help, its options and what it does.
+
+    Parameters
+    ----------
+    description, examples : str
+        Stand before and after the options in ``--help``.
+    options : sequence of Option
+    groups : mapping of str to sequence of Option
+        Further options by the heading in the help.
+    run : callable, optional
+        Does the work with the parsed arguments and returns the exit status.
+    actions : mapping of str to Command
+        Commands of this command, instead of ``run``.
+    summary : str
+        Line of an action in the help of its command.
+    """
+
+    description: str
+    examples: str
+    options: Sequence[Option] = ()
+    groups: Mapping[str, Sequence[Option]] = field(default_factory=dict)
+    run: Callable[[argparse.Namespace], int] | None = None
+    actions: Mapping[str, Command] = field(default_factory=dict)
+    summary: str = ""
+
+    def declare(self, parser: argparse.ArgumentParser, shared: Sequence[Option] = ()) -> None:
+        """Declare help, options and actions in a parser, and some options in each of them."""
+        parser.description, parser.epilog = self.description, self.examples
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        places: list[tuple[Any, Sequence[Option]]] = [(parser, [*self.options, *shared])]
+        places += [(parser.add_argument_group(title), each) for title, each in self.groups.items()]
+        for place, options in places:
+            for each in options:
+                name = each.names[0]
+                spellings = {f"--{name[2:].replace('_', '-')}", f"--{name[2:].replace('-', '_')}"}
+                others = sorted(spellings - {name}) if name.startswith("--") else []
+                action = place.add_argument(*each.names, *others, **each.settings)
+                # The help shows one spelling.
+                action.option_strings = [text for text in action.option_strings if text not in others]
+        if self.actions:
+            actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+            for name, command in self.actions.items():
+                command.declare(actions.add_parser(name, help=command.summary), shared)
+        else:
+            parser.set_defaults(body=self.run)
+
+    def parser(self, prog: str) -> argparse.ArgumentParser:
+        """Return a parser of this command alone."""
+        parser = argparse.ArgumentParser(prog)
+        self.declare(parser)
+        return parser
+
+
+RUN = option(
+    "run",
+    metavar="RUN",
+    help="folder of a run, a checkpoint folder in it, or a folder of PyTorch-BigGraph or DGL-KE; or the "
+    "URL of a run (s3://bucket/run), of which the newest version is downloaded to ~/.cache/dglkge/runs",
+)
+VERIFY = option(
+    "--no-verify",
+    action="store_true",
+    help="do not compare files with their checksums; saves one pass over the rows",
+)
+DATASET = option("--dataset", metavar="DIR", help="the run's data set, if it has moved since training")
+FEATURES = option(
+    "--features",
+    action="append",
+    metavar="FILE",
+    help="file of named vectors as those of features.files; its names that the run does not know are "
+    "entities whose rows are computed from their vectors; TYPE=FILE where several entity types have "
+    "features; may be repeated",
+)
+OVERWRITE = option("--overwrite", action="store_true", help="replace files that exist")
+JSON = option("--json", action="store_true", help="print JSON instead of tables")
+SET = option(
+    "--set",
+    action="append",
+    default=[],
+    metavar="KEY=VALUE",
+    help="override one field; KEY=VALUE alone does the same",
+)
+IMPORT = option(
+    "--import",
+    dest="imports",
+    action="append",
+    default=argparse.SUPPRESS,  # the parser of an action must not undo that of its command
+    metavar="MODULE",
+    help="module or .py file of yours that registers components; may be repeated. A run has a record of "
+    "those it was trained with; a resume imports them, and reading the run only if they are named here",
+)
+
+
+def open_model(args: argparse.Namespace) -> Run:
+    """Open the run that the options of a command name."""
+    from dglkge.inference.run import open_run  # here: --help does without torch
+
+    model = open_run(args.run, getattr(args, "dataset", None), verify=not getattr(args, "no_verify", False))
+    features = getattr(args, "features", None)
+    return model.with_features(features) if features else model
 
 
 def print_columns(header: Sequence[str], rows: Sequence[Sequence[object]], indent: str = "") -> None:
@@ -143,19 +295,6 @@ def human_bytes(size_bytes: int) -> str:
     return f"{size:.1f} TiB"
 
 
-def add_import_argument(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--import``, which may be repeated."""
-    parser.add_argument(
-        "--import",
-        dest="imports",
-        action="append",
-        default=argparse.SUPPRESS,  # the parser of an action must not undo that of its command
-        metavar="MODULE",
-        help="module or .py file of yours that registers components; may be repeated. A run has a record of "
-        "those it was trained with; a resume imports them, and reading the run only if they are named here",
-    )
-
-
 OVERRIDE = re.compile(r"[a-z_]\w*(\.[\w]+)*=")
 """Begins a word of a command line that overrides a field: ``optimizer.lr=0.1``."""
 
@@ -163,17 +302,6 @@ OVERRIDE = re.compile(r"[a-z_]\w*(\.[\w]+)*=")
 def is_override(word: str) -> bool:
     """Return whether a word of a command line is ``key=value``."""
     return OVERRIDE.match(word) is not None
-
-
-def add_overrides(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--set`` and the overrides without it; :func:`take_overrides` reads these."""
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override one field; KEY=VALUE alone does the same",
-    )
 
 
 def take_overrides(args: argparse.Namespace, rest: Sequence[str]) -> list[str]:

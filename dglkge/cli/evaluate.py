@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dglkge.checkpoint.layout import RUN_CALIBRATION_FILE, split_metrics_file, triples_metrics_file
 from dglkge.cli.common import (
-    add_dataset_argument,
-    add_features_argument,
-    add_run_argument,
-    add_verify_argument,
+    DATASET,
+    FEATURES,
+    JSON,
+    RUN,
+    VERIFY,
+    Command,
+    goes_with,
+    num_candidates,
+    open_model,
+    option,
     print_columns,
     print_json,
     print_text,
@@ -34,21 +40,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DESCRIPTION = """Rank the head and the tail of every triple of a split, or of a file, among all entities of
-the right type, and show MR, MRR, Hits@1/3/10/50 and AUC. Reads the files of the checkpoint and
-of the data set, and uses every core; no server is needed."""
-EXAMPLES = """examples:
-  dglkge evaluate runs/demo                              filtered, all candidates, test split
-  dglkge evaluate runs/demo --split valid --limit 500    the first 500 triples of the valid split
-  dglkge evaluate s3://bucket/demo --dataset data/demo   a run at a URL (checkpoint.storage)
-  dglkge evaluate runs/demo --triples mine.tsv           triples of your own, by name
-  dglkge evaluate runs/demo --triples new.tsv --features new.parquet
-                                                         entities that were not trained, by their features
-  dglkge evaluate runs/demo --by relation                the metrics of every relation too
-  dglkge evaluate runs/demo --by category --by side      1-1, 1-N, N-1 and N-N relations, heads and tails
-  dglkge evaluate runs/demo --classify                   accuracy of telling true from false triples too
-  dglkge evaluate runs/demo --calibrate isotonic         probabilities for dglkge predict --probability"""
-
 CLASSIFICATION = (
     *("accuracy", "f1", "precision", "recall", "roc_auc", "average_precision"),
     *("num_true", "num_false"),
@@ -57,128 +48,25 @@ QUALITY = ("brier_score", "log_loss", "expected_calibration_error")
 """Figures in the tables, and their names in the JSON."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    add_run_argument(parser)
-    add_verify_argument(parser)
-    parser.add_argument("--split", choices=SPLITS, help=f"which triples (default: {TEST})")
-    parser.add_argument(
-        "--triples",
-        metavar="FILE",
-        help="rank the triples of this file (tsv, txt, csv, also gz, or Parquet) instead of a split",
-    )
-    parser.add_argument(
-        "--columns",
-        metavar="ROLES",
-        help="columns of the file: head,relation,tail (default), htr, or names of its header",
-    )
-    parser.add_argument("--delimiter", metavar="CHAR", help="instead of the tab, or of the comma of CSV")
-    add_dataset_argument(parser)
-    add_features_argument(parser)
-    parser.add_argument(
-        "--raw", action="store_true", help="rank among other known answers too (default: filtered)"
-    )
-    parser.add_argument(
-        "--candidates",
-        metavar="N",
-        default="all",
-        help="all entities of the type, or N sampled ones for each query (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of the sampled candidates (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--ties",
-        default="realistic",
-        choices=("realistic", "optimistic", "pessimistic"),
-        help="rank among equal scores: the mean, the best or the worst (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--by",
-        action="append",
-        choices=GROUPS,
-        default=[],
-        help="show the metrics of every relation, or of every category of relations (1-1, 1-N, N-1, N-N in "
-        "the training triples); side divides these into head and tail; may be repeated",
-    )
-    parser.add_argument("--per-relation", action="store_true", help="the same as --by relation")
-    parser.add_argument(
-        "--classify",
-        action="store_true",
-        help="also tell true from false triples: a threshold for each relation, fitted on the valid split; "
-        "one false triple is drawn for each true one",
-    )
-    parser.add_argument(
-        "--negatives",
-        nargs=2,
-        metavar=("VALID_FILE", "FILE"),
-        help="files of false triples for --classify: for the valid split, and for the ranked triples",
-    )
-    parser.add_argument(
-        "--calibrate",
-        choices=METHODS,
-        help="also fit probabilities of scores on the valid split, for dglkge predict --probability; written "
-        "beside the checkpoint",
-    )
-    parser.add_argument(
-        "--corruptions",
-        type=int,
-        metavar="N",
-        help="with --calibrate, false triples drawn for each side of a true one "
-        f"(default: {CORRUPTIONS_EACH})",
-    )
-    parser.add_argument(
-        "--positive-rate",
-        type=float,
-        metavar="SHARE",
-        help="with --calibrate, share of true triples among those that you will judge (default: 0.5)",
-    )
-    parser.add_argument(
-        "--batch-size", type=int, default=4096, metavar="N", help="queries at a time (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--device",
-        choices=DEVICES,
-        default=AUTO_DEVICE,
-        help="where scores are computed: auto is cuda if torch finds a GPU, else cpu; cpu_staged is the code "
-        "of cuda on the CPU, for tests; the ranks are the same (default: %(default)s)",
-    )
-    parser.add_argument("--limit", type=int, metavar="N", help="only the first N triples of the split")
-    parser.add_argument(
-        "--output",
-        metavar="FILE",
-        help="JSON file with the metrics of every relation (default: RUN/metrics-SPLIT.json, or "
-        "RUN/metrics-triples-NAME.json with --triples; the name of another protocol has its options, e.g. "
-        "RUN/metrics-test-raw-first500.json)",
-    )
-    parser.add_argument("--json", action="store_true", help="print that JSON instead of a table")
-
-
-def run(args: argparse.Namespace) -> int:
+def evaluate(args: argparse.Namespace) -> int:
     """Evaluate, then print and write the metrics."""
     from tqdm import tqdm
 
-    from dglkge.inference.run import open_run  # here: --help does without torch
-    from dglkge.model.device import open_device
+    from dglkge.model.device import open_device  # here: --help does without torch
 
     protocol = Protocol(
         split=args.triples or args.split or TEST,
         filtered=not args.raw,
-        num_candidates=_num_candidates(args.candidates),
+        num_candidates=args.candidates,
         ties=args.ties,
         batch_size=args.batch_size,
         seed=args.seed,
     )
     # Mistakes in the arguments are found before the checkpoint is read, which may take minutes.
-    if args.limit is not None and args.limit < 1:
-        raise InputError(f"--limit must be at least 1, got {args.limit}")
     _check_judging(args)
     open_device(args.device, "--device")
     read = _file_reader(args)
-    model = open_run(args.run, args.dataset, verify=not args.no_verify)
-    trained = model.tables.meta.entity_types
-    if args.features:
-        model = model.with_features(args.features)
+    model = open_model(args)
     dataset = model.dataset
     triples = read(model, args.triples) if read else dataset.split(protocol.split)
     # The file's triples are true as well: none of them is a wrong answer to another's query.
@@ -193,7 +81,7 @@ def run(args: argparse.Namespace) -> int:
         "run": str(checkpoint.run_folder),
         "version": checkpoint.version,
         "dataset": dataset.name,
-        **({"new_entities": _num_new(model, trained)} if args.features else {}),
+        **({"new_entities": _num_new(model)} if args.features else {}),
         **result.to_dict(),
     }
     report.update(_judge(args, model, triples, also_known, negatives))
@@ -216,38 +104,32 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _num_new(model: Run, trained: Mapping[str, int]) -> dict[str, int]:
+def _num_new(model: Run) -> dict[str, int]:
     """Return the number of entities that were not trained, by type."""
-    counts = model.tables.meta.entity_types
+    trained, counts = model.checkpoint.manifest.meta.entity_types, model.tables.meta.entity_types
     return {name: counts[name] - before for name, before in trained.items() if counts[name] > before}
 
 
 def _check_judging(args: argparse.Namespace) -> None:
     """Refuse options of --classify and --calibrate that have no effect or cannot be."""
-    for option, needed in (
-        ("negatives", "classify"),
-        ("corruptions", "calibrate"),
-        ("positive_rate", "calibrate"),
-    ):
-        if getattr(args, option) is not None and not getattr(args, needed):
-            raise InputError(f"--{option.replace('_', '-')} goes with --{needed}")
-    for option in ("classify", "calibrate"):
-        if getattr(args, option) and args.split == VALID:
+    goes_with(args, "negatives", args.classify, "--classify")
+    for name in ("corruptions", "positive_rate"):
+        goes_with(args, name, args.calibrate, "--calibrate")
+    for name in ("classify", "calibrate"):
+        if getattr(args, name) and args.split == VALID:
             raise InputError(
-                f"--{option} fits on the valid split, so it cannot be judged by it; use --split test"
+                f"--{name} fits on the valid split, so it cannot be judged by it; use --split test"
             )
     if args.positive_rate is not None and not 0 < args.positive_rate < 1:
         raise InputError(f"--positive-rate must be between 0 and 1, got {args.positive_rate}")
-    if args.corruptions is not None and args.corruptions < 1:
-        raise InputError(f"--corruptions must be at least 1, got {args.corruptions}")
 
 
 def _read_negatives(args: argparse.Namespace, model: Run) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the false triples of the files; refuse a data set without valid triples to fit on."""
-    for option in ("classify", "calibrate"):
-        if getattr(args, option) and not len(model.dataset.split(VALID)):
+    for name in ("classify", "calibrate"):
+        if getattr(args, name) and not len(model.dataset.split(VALID)):
             raise InputError(
-                f"--{option} fits on the valid split, and {model.dataset.path} has no valid triples"
+                f"--{name} fits on the valid split, and {model.dataset.path} has no valid triples"
             )
     if not args.negatives:
         return None
@@ -311,9 +193,8 @@ def _file_reader(args: argparse.Namespace) -> Callable[[Run, str], np.ndarray] |
     for path in [args.triples, *(args.negatives or [])]:
         if path is not None and not Path(path).is_file():
             raise InputError(f"{path}: there is no such file")
-    for option in ("columns", "delimiter"):
-        if getattr(args, option) is not None and args.triples is None and not args.negatives:
-            raise InputError(f"--{option} goes with --triples")
+    for name in ("columns", "delimiter"):
+        goes_with(args, name, args.triples is not None or args.negatives, "--triples")
     if args.split is not None and args.triples is not None:
         raise InputError("give either --split or --triples, not both")
     return None if args.triples is None else _read_triples(args)
@@ -346,10 +227,120 @@ def _metrics_file(args: argparse.Namespace, protocol: Protocol) -> str:
     return triples_metrics_file(Path(args.triples).name.partition(".")[0], suffix)
 
 
-def _num_candidates(text: str) -> int | None:
-    """Parse the value of ``--candidates``; None for all."""
-    if text == "all":
-        return None
-    if not text.isdigit() or int(text) < 1:
-        raise InputError(f"--candidates must be all or a number of at least 1, got {text!r}")
-    return int(text)
+EVALUATE = Command(
+    description="""Rank the head and the tail of every triple of a split, or of a file, among all entities of
+the right type, and show MR, MRR, Hits@1/3/10/50 and AUC. Reads the files of the checkpoint and
+of the data set, and uses every core; no server is needed.""",
+    examples="""examples:
+  dglkge evaluate runs/demo                              filtered, all candidates, test split
+  dglkge evaluate runs/demo --split valid --limit 500    the first 500 triples of the valid split
+  dglkge evaluate s3://bucket/demo --dataset data/demo   a run at a URL (checkpoint.storage)
+  dglkge evaluate runs/demo --triples mine.tsv           triples of your own, by name
+  dglkge evaluate runs/demo --triples new.tsv --features new.parquet
+                                                         entities that were not trained, by their features
+  dglkge evaluate runs/demo --by relation                the metrics of every relation too
+  dglkge evaluate runs/demo --by category --by side      1-1, 1-N, N-1 and N-N relations, heads and tails
+  dglkge evaluate runs/demo --classify                   accuracy of telling true from false triples too
+  dglkge evaluate runs/demo --calibrate isotonic         probabilities for dglkge predict --probability""",
+    options=[
+        RUN,
+        VERIFY,
+        option("--split", choices=SPLITS, help=f"which triples (default: {TEST})"),
+        option(
+            "--triples",
+            metavar="FILE",
+            help="rank the triples of this file (tsv, txt, csv, also gz, or Parquet) instead of a split",
+        ),
+        option(
+            "--columns",
+            metavar="ROLES",
+            help="columns of the file: head,relation,tail (default), htr, or names of its header",
+        ),
+        option("--delimiter", metavar="CHAR", help="instead of the tab, or of the comma of CSV"),
+        DATASET,
+        FEATURES,
+        option("--raw", action="store_true", help="rank among other known answers too (default: filtered)"),
+        option(
+            "--candidates",
+            metavar="N",
+            type=num_candidates,
+            help="all entities of the type, or N sampled ones for each query (default: all)",
+        ),
+        option("--seed", type=int, default=0, help="seed of the sampled candidates (default: %(default)s)"),
+        option(
+            "--ties",
+            default="realistic",
+            choices=("realistic", "optimistic", "pessimistic"),
+            help="rank among equal scores: the mean, the best or the worst (default: %(default)s)",
+        ),
+        option(
+            "--by",
+            action="append",
+            choices=GROUPS,
+            default=[],
+            help="show the metrics of every relation, or of every category of relations (1-1, 1-N, N-1, N-N "
+            "in "
+            "the training triples); side divides these into head and tail; may be repeated",
+        ),
+        option("--per-relation", action="store_true", help="the same as --by relation"),
+        option(
+            "--classify",
+            action="store_true",
+            help="also tell true from false triples: a threshold for each relation, fitted on the valid "
+            "split; "
+            "one false triple is drawn for each true one",
+        ),
+        option(
+            "--negatives",
+            nargs=2,
+            metavar=("VALID_FILE", "FILE"),
+            help="files of false triples for --classify: for the valid split, and for the ranked triples",
+        ),
+        option(
+            "--calibrate",
+            choices=METHODS,
+            help="also fit probabilities of scores on the valid split, for dglkge predict --probability; "
+            "written "
+            "beside the checkpoint",
+        ),
+        option(
+            "--corruptions",
+            least=1,
+            metavar="N",
+            help="with --calibrate, false triples drawn for each side of a true one "
+            f"(default: {CORRUPTIONS_EACH})",
+        ),
+        option(
+            "--positive-rate",
+            type=float,
+            metavar="SHARE",
+            help="with --calibrate, share of true triples among those that you will judge (default: 0.5)",
+        ),
+        option(
+            "--batch-size",
+            least=1,
+            default=4096,
+            metavar="N",
+            help="queries at a time (default: %(default)s)",
+        ),
+        option(
+            "--device",
+            choices=DEVICES,
+            default=AUTO_DEVICE,
+            help="where scores are computed: auto is cuda if torch finds a GPU, else cpu; cpu_staged is the "
+            "code "
+            "of cuda on the CPU, for tests; the ranks are the same (default: %(default)s)",
+        ),
+        option("--limit", least=1, metavar="N", help="only the first N triples of the split"),
+        option(
+            "--output",
+            metavar="FILE",
+            help="JSON file with the metrics of every relation (default: RUN/metrics-SPLIT.json, or "
+            "RUN/metrics-triples-NAME.json with --triples; the name of another protocol has its options, "
+            "e.g. "
+            "RUN/metrics-test-raw-first500.json)",
+        ),
+        JSON,
+    ],
+    run=evaluate,
+)

@@ -9,9 +9,14 @@ from pathlib import Path
 from tqdm import tqdm
 
 from dglkge.cli.common import (
-    add_dataset_argument,
-    add_verify_argument,
+    DATASET,
+    JSON,
+    OVERWRITE,
+    VERIFY,
+    Command,
     human_bytes,
+    num_candidates,
+    option,
     print_json,
     print_text,
     write_text,
@@ -19,67 +24,10 @@ from dglkge.cli.common import (
 from dglkge.data.dataset_files import SPLITS, TEST
 from dglkge.errors import InputError
 
-DESCRIPTION = """Write one HTML page about a run, or about several side by side: data set, learning curves,
-ranking by relation, side and category, best and worst relations with predictions, a map of the entities, time
-and memory, partitions, configuration. The page needs no network; a phone and a printer show it too.
-Needs: pip install 'dglkge[report]'"""
-EXAMPLES = """examples:
-  dglkge report runs/demo                                  writes runs/demo/report.html
-  dglkge report runs/a runs/b --output compare.html        side by side
-  dglkge report runs/demo --limit 0 --overwrite            rank the whole test split
-  dglkge report runs/demo --projection tsne --points 1000  the map by t-SNE
-  dglkge report runs/demo --json > figures.json            the figures of the page, and no page"""
-
 PAGE = "report.html"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        metavar="RUN",
-        help="folder of a run, or a checkpoint folder in it (RUN/checkpoint/best)",
-    )
-    parser.add_argument("--output", metavar="FILE.html", help=f"the page (default for one run: RUN/{PAGE})")
-    parser.add_argument("--overwrite", action="store_true", help="replace the page if it exists")
-    parser.add_argument(
-        "--split", choices=SPLITS, default=TEST, help="triples to rank (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--limit",
-        type=int,
-        metavar="N",
-        help="rank N triples, drawn from the split; 0: all (default: at most 2000, and fewer, but at least "
-        "100, where there are very many entities, so that the time is bounded; the page says how many)",
-    )
-    parser.add_argument(
-        "--candidates",
-        default="all",
-        metavar="N",
-        help="rank among all entities of the type, or N sampled ones for each query (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of drawn triples and candidates (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--points",
-        type=int,
-        default=2000,
-        metavar="N",
-        help="entities of the map, those with the most training triples; 0: no map (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--projection", choices=("pca", "tsne"), default="pca", help="of the map (default: %(default)s)"
-    )
-    add_dataset_argument(parser)
-    add_verify_argument(parser)
-    parser.add_argument(
-        "--json", action="store_true", help="print the figures as JSON; the page only with --output"
-    )
-
-
-def run(args: argparse.Namespace) -> int:
+def report(args: argparse.Namespace) -> int:
     """Collect, render and write."""
     from dglkge.report.figures import Choices, collect  # here: torch takes a second, which --help need not
     from dglkge.report.page import check_installed, render
@@ -87,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     choices = Choices(
         split=args.split,
         limit=args.limit,
-        num_candidates=None if args.candidates == "all" else _number(args.candidates),
+        num_candidates=args.candidates,
         seed=args.seed,
         points=args.points,
         projection=args.projection,
@@ -137,8 +85,58 @@ def _target(args: argparse.Namespace) -> Path:
     return target
 
 
-def _number(text: str) -> int:
-    """Parse the value of ``--candidates``."""
-    if not text.isdigit() or int(text) < 1:
-        raise InputError(f"--candidates must be all or a number of at least 1, got {text!r}")
-    return int(text)
+REPORT = Command(
+    description="""Write one HTML page about a run, or about several side by side: data set, learning curves,
+ranking by relation, side and category, best and worst relations with predictions, a map of the entities, time
+and memory, partitions, configuration. The page needs no network; a phone and a printer show it too.
+Needs: pip install 'dglkge[report]'""",
+    examples="""examples:
+  dglkge report runs/demo                                  writes runs/demo/report.html
+  dglkge report runs/a runs/b --output compare.html        side by side
+  dglkge report runs/demo --limit 0 --overwrite            rank the whole test split
+  dglkge report runs/demo --projection tsne --points 1000  the map by t-SNE
+  dglkge report runs/demo --json > figures.json            the figures of the page, and no page""",
+    options=[
+        option(
+            "runs",
+            nargs="+",
+            metavar="RUN",
+            help="folder of a run, or a checkpoint folder in it (RUN/checkpoint/best)",
+        ),
+        option("--output", metavar="FILE.html", help=f"the page (default for one run: RUN/{PAGE})"),
+        OVERWRITE,
+        option("--split", choices=SPLITS, default=TEST, help="triples to rank (default: %(default)s)"),
+        option(
+            "--limit",
+            least=0,
+            metavar="N",
+            help="rank N triples, drawn from the split; 0: all (default: at most 2000, and fewer, but at "
+            "least "
+            "100, where there are very many entities, so that the time is bounded; the page says how many)",
+        ),
+        option(
+            "--candidates",
+            type=num_candidates,
+            metavar="N",
+            help="rank among all entities of the type, or N sampled ones for each query (default: all)",
+        ),
+        option(
+            "--seed", type=int, default=0, help="seed of drawn triples and candidates (default: %(default)s)"
+        ),
+        option(
+            "--points",
+            least=0,
+            default=2000,
+            metavar="N",
+            help="entities of the map, those with the most training triples; 0: no map (default: "
+            "%(default)s)",
+        ),
+        option(
+            "--projection", choices=("pca", "tsne"), default="pca", help="of the map (default: %(default)s)"
+        ),
+        DATASET,
+        VERIFY,
+        JSON,
+    ],
+    run=report,
+)

@@ -9,10 +9,14 @@ import sys
 from pathlib import Path
 
 from dglkge.cli.common import (
-    add_dataset_argument,
-    add_run_argument,
-    add_verify_argument,
+    DATASET,
+    JSON,
+    RUN,
+    VERIFY,
+    Command,
     flush_output,
+    open_model,
+    option,
     print_json,
     print_text,
 )
@@ -20,61 +24,11 @@ from dglkge.errors import InputError, missing_package
 from dglkge.launch.local_site import usable_cores
 from dglkge.launch.stop_signals import StoppedBySignal, stop_signals_raised
 
-DESCRIPTION = """Serve a page to search entities, their known and predicted triples and similar entities, and
-REST under the same address: /predict, /score, /similar, /entities, /relations, /triples, described by
-/openapi.json. It runs until Ctrl-C or SIGTERM."""
-EXAMPLES = """examples:
-  dglkge serve runs/demo
-  dglkge serve runs/demo --port 0                        a free port; the address is printed
-  dglkge serve runs/demo --host 0.0.0.0 --token token.txt    reachable from other machines, with a token
-  curl 'http://127.0.0.1:8765/entities?prefix=dou'
-  curl http://127.0.0.1:8765/predict --json '{"queries": [{"head": "Alice", "relation": "likes"}], "k": 3}'"""
-
 DEFAULT_PORT = 8765
 APPROXIMATE_FROM = 1_000_000
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    add_run_argument(parser)
-    add_verify_argument(parser)
-    add_dataset_argument(parser)
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default: %(default)s); others need --token"
-    )
-    parser.add_argument(
-        "--port", type=int, default=DEFAULT_PORT, help="0 takes a free one (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--token",
-        metavar="FILE",
-        help="file with a token that every request for data must have; - asks for it. The page asks for it "
-        "too, or takes it from the address: http://HOST:PORT/#token=TOKEN",
-    )
-    parser.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="answer under this host name too, e.g. that of a proxy; may be repeated",
-    )
-    parser.add_argument(
-        "--faiss",
-        action="store_true",
-        help="search similar entities approximately, in types of --faiss-from entities or more",
-    )
-    parser.add_argument(
-        "--faiss-from",
-        type=int,
-        default=APPROXIMATE_FROM,
-        metavar="N",
-        help="smallest type for --faiss (default: %(default)s)",
-    )
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of the model (default: all cores)")
-    parser.add_argument("--json", action="store_true", help="print the address and the model as JSON")
-
-
-def run(args: argparse.Namespace) -> int:
+def serve(args: argparse.Namespace) -> int:
     """Open the run, serve, and return 128 + the number of the signal that ended it."""
     try:
         with stop_signals_raised():
@@ -92,17 +46,12 @@ def _serve(args: argparse.Namespace) -> int:
     import torch
 
     from dglkge.inference.exports.vectors import import_faiss
-    from dglkge.inference.run import open_run
     from dglkge.serving.app import ModelCalls, create_app
     from dglkge.serving.explorer import Explorer
     from dglkge.serving.guard import HostNames
     from dglkge.serving.server import is_loopback, listening_socket, serve_until_signal, url_of
 
     threads = _threads(args.threads)
-    if not 0 <= args.port <= 65535:
-        raise InputError(f"--port must be 0 to 65535, got {args.port}")
-    if args.faiss_from < 1:
-        raise InputError(f"--faiss-from must be at least 1, got {args.faiss_from}")
     if args.faiss:
         import_faiss("--faiss")
     token = _token(args.token)
@@ -113,7 +62,7 @@ def _serve(args: argparse.Namespace) -> int:
                 f"--host {args.host} can be reached from other machines, so --token FILE is needed; allowed "
                 "without one: 127.0.0.1, ::1, localhost"
             )
-        model = open_run(args.run, args.dataset, verify=not args.no_verify)
+        model = open_model(args)
         torch.set_num_threads(threads)
         approximate_from = args.faiss_from if args.faiss else None
         explorer = Explorer(model, approximate_from, threads, show_progress=True)
@@ -182,3 +131,64 @@ def _print_facts(facts: dict, url: str, has_token: bool) -> None:
                 f"{how['lists_searched']} of {how['lists']} lists searched"
             )
     print_text(f"{url}{'#token=TOKEN' if has_token else ''}   Ctrl-C ends it")
+
+
+SERVE = Command(
+    description="""\
+Serve a page to search entities, their known and predicted triples and similar entities, and
+REST under the same address: /predict, /score, /similar, /entities, /relations, /triples, described by
+/openapi.json. It runs until Ctrl-C or SIGTERM.""",
+    examples="""examples:
+  dglkge serve runs/demo
+  dglkge serve runs/demo --port 0                        a free port; the address is printed
+  dglkge serve runs/demo --host 0.0.0.0 --token token.txt    reachable from other machines, with a token
+  curl 'http://127.0.0.1:8765/entities?prefix=dou'
+  curl http://127.0.0.1:8765/predict --json '{"queries": [{"head": "Alice", "relation": "likes"}], "k": 3}'
+""",
+    options=[
+        RUN,
+        VERIFY,
+        DATASET,
+        option(
+            "--host",
+            default="127.0.0.1",
+            help="address to listen on (default: %(default)s); others need --token",
+        ),
+        option(
+            "--port",
+            least=0,
+            most=65535,
+            default=DEFAULT_PORT,
+            help="0 takes a free one (default: %(default)s)",
+        ),
+        option(
+            "--token",
+            metavar="FILE",
+            help="file with a token that every request for data must have; - asks for it. The page asks for "
+            "it "
+            "too, or takes it from the address: http://HOST:PORT/#token=TOKEN",
+        ),
+        option(
+            "--allow-host",
+            action="append",
+            default=[],
+            metavar="NAME",
+            help="answer under this host name too, e.g. that of a proxy; may be repeated",
+        ),
+        option(
+            "--faiss",
+            action="store_true",
+            help="search similar entities approximately, in types of --faiss-from entities or more",
+        ),
+        option(
+            "--faiss-from",
+            least=1,
+            default=APPROXIMATE_FROM,
+            metavar="N",
+            help="smallest type for --faiss (default: %(default)s)",
+        ),
+        option("--threads", type=int, metavar="N", help="threads of the model (default: all cores)"),
+        JSON,
+    ],
+    run=serve,
+)

@@ -10,73 +10,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dglkge.checkpoint.layout import Progress
-from dglkge.cli.common import human_bytes, print_json, print_text, write_text
-from dglkge.errors import InputError
+from dglkge.cli.common import JSON, Command, human_bytes, option, print_json, print_text, write_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-DESCRIPTION = """Follow a run: progress, edges per second, loss, metrics of the valid split, memory and sent
-bytes of each process, last events. All of it is read from the files in the run's folder and from its logs. So
-it works for a run that has ended, and for one of other machines whose files are copied here
-(dglkge-launch --sync). It ends with Ctrl-C, or once the run is finished."""
-EXAMPLES = """examples:
-  dglkge watch runs/demo
-  dglkge watch runs/demo --once                      one look
-  dglkge watch runs/demo --json | jq .edges_per_second
-  dglkge watch runs/demo --logs logs/20261122-101500-4711
-  dglkge watch runs/demo --prometheus /var/lib/node_exporter/textfile/demo.prom --interval 15
-
-With --prometheus nothing is shown: FILE is replaced at each interval, atomically, in the text format that
-node_exporter's textfile collector reads. docs/watching.md lists the metrics.
-
-exit status: 0 at the end of the run, with --once, or after Ctrl-C; 2 for bad input; 1 for a full disk."""
 
 NONE = "–"
 PIPE_COLUMNS = 1000
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    add = parser.add_argument
-    add("run", metavar="RUN", help="folder of a run")
-    add("--once", action="store_true", help="look once, and end")
-    add("--json", action="store_true", help="print the state as one JSON object, and end")
-    add(
-        "--prometheus",
-        metavar="FILE",
-        help="replace FILE by metrics in Prometheus' text format at each interval",
-    )
-    add(
-        "--interval",
-        type=float,
-        default=2.0,
-        metavar="S",
-        help="seconds between two looks (default: %(default)g)",
-    )
-    add(
-        "--logs",
-        metavar="FOLDER",
-        help="folder of the logs (default: the one that the run names, or RUN/logs)",
-    )
-    add(
-        "--lines",
-        type=int,
-        default=10,
-        metavar="N",
-        help="events and lines of the log (default: %(default)d)",
-    )
-
-
-def run(args: argparse.Namespace) -> int:
+def watch(args: argparse.Namespace) -> int:
     """Look at the run until it is finished."""
     from dglkge.report.learning_curves import finite
     from dglkge.report.run_state import FINISHED, prometheus_text, run_state
-
-    if not 0.1 <= args.interval <= 86400:
-        raise InputError(f"--interval must be 0.1 to 86400 seconds, got {args.interval:g}")
-    if not 0 <= args.lines <= 100:
-        raise InputError(f"--lines must be 0 to 100, got {args.lines}")
 
     def look() -> dict[str, Any]:
         return run_state(Path(args.run), None if args.logs is None else Path(args.logs), args.lines)
@@ -218,3 +164,56 @@ def _duration(seconds: float) -> str:
         if left >= size:
             return f"{left // size} {large} {left % size // unit} {small}"
     return f"{left} s"
+
+
+WATCH = Command(
+    description="""Follow a run: progress, edges per second, loss, metrics of the valid split, memory and sent
+bytes of each process, last events. All of it is read from the files in the run's folder and from its logs. So
+it works for a run that has ended, and for one of other machines whose files are copied here
+(dglkge-launch --sync). It ends with Ctrl-C, or once the run is finished.""",
+    examples="""examples:
+  dglkge watch runs/demo
+  dglkge watch runs/demo --once                      one look
+  dglkge watch runs/demo --json | jq .edges_per_second
+  dglkge watch runs/demo --logs logs/20261122-101500-4711
+  dglkge watch runs/demo --prometheus /var/lib/node_exporter/textfile/demo.prom --interval 15
+
+With --prometheus nothing is shown: FILE is replaced at each interval, atomically, in the text format that
+node_exporter's textfile collector reads. docs/watching.md lists the metrics.
+
+exit status: 0 at the end of the run, with --once, or after Ctrl-C; 2 for bad input; 1 for a full disk.""",
+    options=[
+        option("run", metavar="RUN", help="folder of a run"),
+        option("--once", action="store_true", help="look once, and end"),
+        JSON,
+        option(
+            "--prometheus",
+            metavar="FILE",
+            help="replace FILE by metrics in Prometheus' text format at each interval",
+        ),
+        option(
+            "--interval",
+            type=float,
+            least=0.1,
+            most=86400,
+            unit=" seconds",
+            default=2.0,
+            metavar="S",
+            help="seconds between two looks (default: %(default)g)",
+        ),
+        option(
+            "--logs",
+            metavar="FOLDER",
+            help="folder of the logs (default: the one that the run names, or RUN/logs)",
+        ),
+        option(
+            "--lines",
+            least=0,
+            most=100,
+            default=10,
+            metavar="N",
+            help="events and lines of the log (default: %(default)d)",
+        ),
+    ],
+    run=watch,
+)

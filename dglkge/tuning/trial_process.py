@@ -44,7 +44,7 @@ class Trainer:
 
     def command(self, config: Path) -> list[str]:
         """Return the command line that trains a configuration."""
-        script = ["-m", "dglkge.cli.trial"]
+        script = ["-m", "dglkge.cli.training_script"]
         arguments = ["--config", str(config)]
         if self.num_trainers == 0:
             return [sys.executable, *script, *arguments]

@@ -84,7 +84,7 @@ def test_stop_now_is_a_second_signal(launcher, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "1e9"])
 def test_limits(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stop", "x", "--seconds", seconds]) == 2
-    assert "expected seconds above 0 and up to 86400" in capsys.readouterr().err
+    assert "--seconds must be 0.001 to 86400, got" in capsys.readouterr().err
 
 
 def test_who_cannot_be_stopped_from_here(
@@ -97,7 +97,7 @@ def test_who_cannot_be_stopped_from_here(
         sent.append((pid, number))
         raise PermissionError
 
-    monkeypatch.setattr("dglkge.cli.stop.os.kill", refuse)
+    monkeypatch.setattr("dglkge.cli.jobs.os.kill", refuse)
     here, away = (
         Registration(JobEntry(new_nonce(), launcher_pid=pid, host="far")) for pid in (os.getpid(), 1)
     )

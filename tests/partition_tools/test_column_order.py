@@ -141,8 +141,9 @@ def test_gaps_in_integer_ids_are_explained(tmp_path, capsys):
     assert partition.main(arguments) == 2
     err = capsys.readouterr().err
     assert err == (
-        "partition.py: 39 of the relation ids 0 to 78 never occur, the first is 1: give --relation-map if "
-        "there are more than occur, or --ids names if these are names; the columns look as if they were in "
+        "partition.py: error: 39 of the relation ids 0 to 78 never occur, the first is 1: give "
+        "--relation-map if there are more than occur, or --ids names if these are names; "
+        "the columns look as if they were in "
         "another order: 80 heads, 40 relations, 3 tails; if what was read as tail is the relation, give "
         "--columns head,tail,relation\n"
     )
@@ -165,6 +166,6 @@ def test_ids_of_a_map_are_explained(tmp_path, capsys):
     maps = ["--entity-map", str(tmp_path / "entities.tsv"), "--relation-map", str(tmp_path / "relations.tsv")]
     assert partition.main(["--input", str(path), "--output", str(tmp_path / "out"), *maps]) == 2
     assert capsys.readouterr().err == (
-        f"partition.py: {path}:4: the relation id is 4, allowed is 0 to 3; "
+        f"partition.py: error: {path}:4: the relation id is 4, allowed is 0 to 3; "
         "it could be an entity's: see --columns for the order of the columns\n"
     )

@@ -68,7 +68,7 @@ def test_full_disk(kib, source, small_disk):
     assert done.returncode == 1, done.stderr
     assert done.stdout == ""
     what = f"a temporary file in {disk}" if kib == 40 else disk / "out"
-    assert done.stderr == f"partition.py: cannot write {what}: No space left on device\n"
+    assert done.stderr == f"partition.py: error: cannot write {what}: No space left on device\n"
     assert list(disk.iterdir()) == []
 
 
@@ -81,7 +81,7 @@ def test_full_disk_keeps_the_dataset_that_was_to_be_replaced(source, small_disk)
     (disk / "filler").write_bytes(bytes(free.f_bavail * free.f_bsize - 300 * 1024))
     done = run(*arguments)
     assert done.returncode == 1
-    assert done.stderr == f"partition.py: cannot write {disk / 'out'}: No space left on device\n"
+    assert done.stderr == f"partition.py: error: cannot write {disk / 'out'}: No space left on device\n"
     assert sorted(path.name for path in disk.iterdir()) == ["filler", "out"]
     assert len(Dataset.open(disk / "out").split("train")) == NUM_TRIPLES
 
@@ -91,7 +91,7 @@ def test_a_file_system_that_takes_no_files(source, small_disk):
     subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
     done = run("--input", source, "--output", disk / "out")
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"partition.py: the output's parent folder {disk} is not writable\n"
+    assert done.stderr == f"partition.py: error: the output's parent folder {disk} is not writable\n"
 
 
 def test_a_full_console_after_the_dataset_is_whole(source, tmp_path):
@@ -101,8 +101,8 @@ def test_a_full_console_after_the_dataset_is_whole(source, tmp_path):
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=180)
     assert done.returncode == 1
     assert done.stderr == (
-        f"partition.py: the dataset lies in {tmp_path / 'out'}, but its figures cannot be printed: "
-        "No space left on device\n"
+        f"partition.py: error: the dataset lies in {tmp_path / 'out'}, but its figures are not printed: "
+        "cannot write the output: No space left on device\n"
     )
     assert len(Dataset.open(tmp_path / "out").split("train")) == NUM_TRIPLES
 
@@ -121,7 +121,7 @@ def test_outputs_that_cannot_be(output, words, source, tmp_path, capsys):
     status = partition.main(["--input", str(source), "--output", str(tmp_path / output)])
     out, err = capsys.readouterr()
     assert (status, out) == (2, "")
-    assert err.startswith("partition.py: ") and err.count("\n") == 1 and words in err
+    assert err.startswith("partition.py: error: ") and err.count("\n") == 1 and words in err
     assert sorted(path.name for path in tmp_path.iterdir()) == [".taken.partial", "file"]
 
 
@@ -148,7 +148,9 @@ def test_the_old_dataset_comes_back_where_the_new_one_cannot_take_its_place(
 
     monkeypatch.setattr(Path, "rename", fail)
     assert partition.main([*arguments, "--seed", "9"]) == 1
-    assert capsys.readouterr().err == (f"partition.py: cannot write {tmp_path / 'out'}: Input/output error\n")
+    assert capsys.readouterr().err == (
+        f"partition.py: error: cannot write {tmp_path / 'out'}: Input/output error\n"
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
     assert json.loads((tmp_path / "out" / "dataset.json").read_text()) == before
 

@@ -45,8 +45,8 @@ def test_repeated_triples_are_refused_before_anything_is_written(tmp_path, call)
     status, out, err = call("--input", source, "--output", tmp_path / "out", "--strict-splits")
     assert (status, out) == (2, "")
     assert err == (
-        "partition.py: 1 of 1 valid triples (100.0%) and 2 of 3 test triples (66.7%) stand in train too, "
-        f"e.g. {source}/valid.tsv:2: 'e0' 'likes' 'e5', also {source}/train.tsv:19: "
+        "partition.py: error: 1 of 1 valid triples (100.0%) and 2 of 3 test triples (66.7%) stand in train "
+        f"too, e.g. {source}/valid.tsv:2: 'e0' 'likes' 'e5', also {source}/train.tsv:19: "
         "--strict-splits refuses this; --drop-leaks exact leaves them out\n"
     )
     assert [path.name for path in tmp_path.iterdir()] == ["source"]
@@ -66,7 +66,7 @@ def test_implied_triples_are_refused_above_a_share(tmp_path, call, option, statu
     assert found == status and (tmp_path / "out").exists() == (status == 0)
     if status:
         assert err == (
-            "partition.py: 1 of 2 test triples (50.0%) follow from train by an inverse, symmetric or "
+            "partition.py: error: 1 of 2 test triples (50.0%) follow from train by an inverse, symmetric or "
             f"duplicate relation, e.g. {source}/test.tsv:3: 'e8' 'above' 'e9': --strict-splits allows a "
             "share of 0.49; --drop-leaks implied leaves them out\n"
         )

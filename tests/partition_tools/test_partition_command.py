@@ -23,8 +23,8 @@ SCRIPT = REPOSITORY / "partition_tools" / "partition.py"
 
 def run(*arguments: object, cwd: Path = REPOSITORY) -> subprocess.CompletedProcess:
     """Run the script as a user does, with no help from PYTHONPATH."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [*warm.python(), str(SCRIPT), *map(str, arguments)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, env=environment)
 
 
@@ -177,7 +177,7 @@ def test_bad_input_is_one_line_and_status_2(tmp_path, capsys, name, content, opt
     status = partition.main(["--input", path, "--output", str(tmp_path / "out"), *options])
     out, err = capsys.readouterr()
     assert (status, out) == (2, "")
-    assert err.startswith("partition.py: ") and err.count("\n") == 1 and message in err
+    assert err.startswith("partition.py: error: ") and err.count("\n") == 1 and message in err
     assert [entry.name for entry in tmp_path.iterdir()] == [name]
 
 
@@ -209,7 +209,9 @@ def test_status_as_a_process(tmp_path):
     path = write(tmp_path, "t.tsv", b"a\tb\n")
     done = run("--input", path, "--output", tmp_path / "out")
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr == f"partition.py: {path}:1: got 2 columns separated by tabs, expected 3: 'a\\tb'\n"
+    assert done.stderr == (
+        f"partition.py: error: {path}:1: got 2 columns separated by tabs, expected 3: 'a\\tb'\n"
+    )
 
 
 def test_failure_of_the_child_is_status_1(tmp_path, source, monkeypatch, capsys):
