@@ -18,7 +18,7 @@ DGL_TESTS := $(addprefix tests/,distributed embeddings evaluation inference mode
 # The launcher's tests that run once more as an ordinary user and in the background: each a minute or two.
 LAUNCHER_TESTS := $(addprefix tests/launch/test_,any_machine.py background_stream.py console.py control_groups.py \
     host_memory.py launch_command.py local_hosts.py log_format.py ports.py restarts.py shared_memory.py \
-    supervisor.py table_files.py watchdog.py launch_dgl_job.py::test_runs_to_its_end)
+    supervisor.py table_files.py node_program.py launch_dgl_job.py::test_runs_to_its_end)
 VENV_LOWEST := .venv-lowest
 VENV_PBG := .venv-pbg
 VENV_DOCS := .venv-docs

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import difflib
 import errno
+import importlib
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 INPUT_ERROR_STATUS = 2
 """Exit status of a command that was given bad input, as argparse has it; nothing is started again."""
@@ -135,6 +137,30 @@ def missing_package(user: str, package: str, extra: str, error: ImportError) -> 
     dglkge tune needs optuna: pip install 'dglkge[tune]' (No module named 'optuna')
     """
     return InputError(f"{user} needs {package}: pip install 'dglkge[{extra}]' ({error})")
+
+
+def import_extra(user: str, module: str, extra: str, package: str = "") -> Any:
+    """Import a module of an extra.
+
+    Parameters
+    ----------
+    user : str
+        What needs it, e.g. ``"dglkge serve"``.
+    module : str
+    extra : str
+        The extra of dglkge that installs it.
+    package : str
+        Name of the package on the package index, by default that of the module.
+
+    Raises
+    ------
+    InputError
+        If it cannot be imported; with the command that installs it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise missing_package(user, package or module.partition(".")[0], extra, error) from None
 
 
 def unknown_name(noun: str, got: str, known: Iterable[str], limit: int = 5) -> InputError:

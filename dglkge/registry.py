@@ -28,6 +28,7 @@ HOMES = {
     "optimizer": "dglkge.model.choices:OPTIMIZERS",
     "negative sampler": "dglkge.model.choices:NEGATIVE_SAMPLERS",
     "objective": "dglkge.model.choices:OBJECTIVES",
+    "row transform": "dglkge.model.choices:ROW_TRANSFORMS",
     "logger": "dglkge.training.trackers:LOGGERS",
 }
 """Noun to the module and name of its registry. Texts and no imports: the configuration and the launcher read

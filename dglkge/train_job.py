@@ -28,7 +28,7 @@ from dglkge.distributed.dgl_import import require_dgl
 from dglkge.errors import INPUT_ERROR_STATUS, InputError, JobError
 from dglkge.inference.run import Run, open_run
 from dglkge.launch.console import plain_text
-from dglkge.training.building.components import check_config
+from dglkge.training.building.checks import check_config
 
 if TYPE_CHECKING:
     import pandas as pd

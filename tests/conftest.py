@@ -86,7 +86,7 @@ def locked_files(names: set[str]) -> set[str]:
 def unused_segments() -> set[str]:
     """Return the names in /dev/shm that no living process has mapped; the others are some live job's."""
     names = {path.name for path in SHARED_MEMORY.iterdir()} if SHARED_MEMORY.is_dir() else set()
-    names -= locked_files(names)  # entries of jobs, records of watchdogs
+    names -= locked_files(names)  # entries of jobs
     for process in psutil.process_iter() if names else ():
         try:
             # Not psutil's list: it has the size of each region, for which the kernel walks all pages.

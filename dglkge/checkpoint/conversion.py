@@ -1,8 +1,16 @@
-"""Converts rows of another checkpoint to a run on a data set; entities and relations are matched by name."""
+"""Conversion: rows of another checkpoint to a run on a data set; a version for PyTorch-BigGraph to resume.
+
+Entities and relations are matched by name. PyTorch-BigGraph has no record of its progress but the version: it
+commits after each pass and resumes with pass ``version``, in epoch
+``version // num_edge_chunks // len(edge_paths)``. Versions of dglkge count commits, at any cadence.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import shutil
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,15 +18,18 @@ from typing import Any
 import numpy as np
 import torch
 
-from dglkge.checkpoint import restore, shared_texts
+from dglkge.checkpoint import hdf5_format, layout, restore, shared_texts
+from dglkge.checkpoint.bigraph import PassCount, bigraph_attributes, bigraph_config, is_bigraph
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, Progress
 from dglkge.checkpoint.manager import CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.checkpoint.reader import Checkpoint
+from dglkge.checkpoint.relation_layout import MODEL_GROUP
+from dglkge.checkpoint.storage import check_texts
 from dglkge.data.dataset import Dataset
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.lease import hold
-from dglkge.errors import CheckpointError, InputError, unknown_name
+from dglkge.errors import CheckpointError, InputError, unknown_name, write_error
 from dglkge.typing import RELATION, TablePart
 
 
@@ -168,7 +179,7 @@ def take_over(
         again = _places_again(wanted) if part.table == RELATION else {}
         once = wanted.clone()
         once[list(again)] = -1
-        restore.fill_part(checkpoint.storage, checkpoint.manifest, source, once)
+        restore.fill_part(checkpoint.folder, checkpoint.manifest, source, once)
         # The rows as they are scored: the new run adds no vector to them, or one that starts at 0.
         shift = None if part.table == RELATION else checkpoint.global_vector(source.table)
         if shift is not None:
@@ -266,7 +277,7 @@ def convert_to_run(source: Checkpoint, dataset: Dataset, output: Path, type_pair
     InputError
         If the entity types do not fit each other.
     """
-    source.storage.check_texts(source.manifest)  # rows are checked where they are read
+    check_texts(source.folder, source.manifest)  # rows are checked where they are read
     names = {name: dataset.vocabulary(name) for name in dataset.entity_types}
     types = saved_types(source.entity_types, dataset.entity_types, type_pairs)
     _check_types(source, dataset, types)
@@ -292,7 +303,7 @@ def convert_to_run(source: Checkpoint, dataset: Dataset, output: Path, type_pair
         parts[table] = part
     parts[RELATION] = dataclasses.replace(parts[RELATION], shared=source.dense_tensors())
     # Other programs may write records without the number of an epoch, by which append_stats selects.
-    stats = [one for one in shared_texts.read_stats(source.path) if isinstance(one.get("epoch_idx"), int)]
+    stats = [one for one in shared_texts.read_stats(source.folder) if isinstance(one.get("epoch_idx"), int)]
     return save_converted(output, meta, parts, names, stats)
 
 
@@ -327,3 +338,87 @@ def _meta(source: Checkpoint, dataset: Dataset) -> CheckpointMeta:
         versions=old.versions,
         score_options=old.score_options,
     )
+
+
+COPIED = (hdf5_format.EMBEDDINGS, MODEL_GROUP, f"{hdf5_format.OPTIMIZER_GROUP}/{hdf5_format.STATE_BLOB}")
+"""What PyTorch-BigGraph has in its HDF5 files; ids and plain optimizer state are ours alone."""
+
+
+def copy_for_bigraph(source: Checkpoint, output: Path) -> int:
+    """Write a folder that PyTorch-BigGraph resumes from, as its ``checkpoint_path`` and ``entity_path``.
+
+    Parameters
+    ----------
+    source : Checkpoint
+        All its files are compared with their checksums first.
+    output : Path
+        A folder that does not exist, or is empty.
+
+    Returns
+    -------
+    int
+        Its version: the passes that are finished.
+
+    Raises
+    ------
+    InputError
+        If the folder is not empty, or PyTorch-BigGraph wrote the checkpoint.
+    CheckpointError
+        If no pass is finished, or a file is damaged or cannot be written.
+    """
+    manifest, folder = source.manifest, source.folder
+    if is_bigraph(folder, source.version):
+        raise InputError(f"{folder} was written by PyTorch-BigGraph, which resumes from it as it is")
+    if output.exists() and (not output.is_dir() or any(output.iterdir())):
+        raise InputError(f"{output} exists and is no empty folder; take another --output")
+    passes = PassCount.of(manifest.meta)
+    if not passes.finished:
+        raise CheckpointError(
+            f"{folder} has no finished pass over the training triples: PyTorch-BigGraph would start anew "
+            "from it; expected at least one epoch, edge set or chunk (training.edge_chunks)"
+        )
+    source.verify()
+    try:
+        output.parent.mkdir(parents=True, exist_ok=True)
+        hidden = Path(tempfile.mkdtemp(prefix=f".{output.name}-", dir=output.parent))
+        try:
+            _write(source, hidden, output, passes)
+            hidden.chmod(0o755)
+            # Replaces an empty folder.
+            hidden.rename(output)
+        finally:
+            shutil.rmtree(hidden, ignore_errors=True)
+    except OSError as error:
+        raise write_error(f"cannot write to {output}", error) from error
+    return passes.finished
+
+
+def _write(source: Checkpoint, folder: Path, output: Path, passes: PassCount) -> None:
+    """Write all files to a folder that will have the name of the output."""
+    manifest, version = source.manifest, passes.finished
+    num_parts = max(entry.part + 1 for entry in manifest.files if entry.table != RELATION)
+    config = bigraph_config(manifest.meta, num_parts, str(output.resolve()))
+    attributes = bigraph_attributes(manifest.meta, config)
+    for entry in manifest.files:
+        name = layout.model_file(version)
+        if entry.table != RELATION:
+            name = layout.embeddings_file(entry.table, entry.part, version)
+        with (
+            hdf5_format.open_file(source.folder / entry.name) as theirs,
+            hdf5_format.create(folder / name, attributes) as ours,
+        ):
+            for path in COPIED:
+                if path in theirs:
+                    parent = path.rpartition("/")[0]
+                    theirs.copy(path, ours.require_group(parent) if parent else ours)
+    of_parts = [text.name for entry in manifest.files for text in entry.texts]
+    for name in (layout.RELATION_COUNT_FILE, layout.RELATION_NAMES_FILE, *of_parts):
+        shutil.copyfile(source.folder / name, folder / name)
+    (folder / layout.CONFIG_FILE).write_text(json.dumps(config, indent=4), encoding="utf-8")
+    # A save that was interrupted may have left records of passes that this version does not have.
+    place = divmod(version, len(passes.edge_sets) * passes.num_chunks)
+    open_pass = (place[0], *divmod(place[1], passes.num_chunks))
+    kept = [one for one in shared_texts.read_stats(source.folder) if shared_texts.pass_of(one) < open_pass]
+    lines = "".join(json.dumps(one) + "\n" for one in kept)
+    (folder / layout.STATS_FILE).write_text(lines, encoding="utf-8")
+    (folder / layout.VERSION_FILE).write_text(f"{version}\n", encoding="utf-8")

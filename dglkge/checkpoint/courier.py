@@ -22,7 +22,7 @@ import torch
 import torch.distributed as dist
 
 from dglkge.checkpoint import layout
-from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.checkpoint.durable import LeasedFolder
 from dglkge.errors import CheckpointError, write_error
 
 BLOCK_BYTES = 4 << 20
@@ -48,11 +48,17 @@ class Courier:
         The rank of the trainer that writes, of each machine; the first is 0.
     limit_seconds : float
         Timeout of one side for the next block of the other, or for its next heartbeat.
+
+    Attributes
+    ----------
+    num_blocks : int
+        Messages that were sent or received, for the progress of a save.
     """
 
     def __init__(self, rank: int, leaders: Sequence[int], limit_seconds: float) -> None:
         self.is_first = rank == 0
         self.rank = rank
+        self.num_blocks = 0
         self._leaders = list(leaders)
         self._is_abandoned = threading.Event()
         limit = datetime.timedelta(seconds=limit_seconds)
@@ -128,8 +134,8 @@ class Courier:
             raise CheckpointError(f"cannot read {outbox}: {error.strerror or error}") from error
         shutil.rmtree(outbox)
 
-    def receive(self, storage: CheckpointStorage) -> None:
-        """Receive the files of all other machines into the checkpoint's folder, and verify their checksums.
+    def receive(self, folder: LeasedFolder) -> None:
+        """Receive the files of all other machines into the folder of the version, and verify their checksums.
 
         All machines send at the same time; a thread receives from each.
 
@@ -140,14 +146,14 @@ class Courier:
         """
         others = self._leaders[1:]
         with ThreadPoolExecutor(len(others), "dglkge-courier") as threads, self.abandoning_on_error():
-            receiving = [threads.submit(self._receive_from, leader, storage) for leader in others]
+            receiving = [threads.submit(self._receive_from, leader, folder) for leader in others]
             for one in as_completed(receiving):
                 one.result()
 
-    def _receive_from(self, leader: int, storage: CheckpointStorage) -> None:
+    def _receive_from(self, leader: int, folder: LeasedFolder) -> None:
         """Receive the files of one machine."""
         try:
-            checksums = self._receive_files(leader, storage)
+            checksums = self._receive_files(leader, folder)
             # Sent after new_file() has renamed the last file: the sender removes its only other copy when it
             # receives this.
             dist.send(torch.zeros(1, dtype=torch.int64), leader, group=self._group)
@@ -155,13 +161,13 @@ class Courier:
             raise CheckpointError(f"rank {leader} did not send its parts: {error}") from error
         # The checksum was taken from the received bytes; the receipt has that of the sender's file.
         for name, checksum in checksums.items():
-            receipt = storage.path / layout.receipt_file(name)
+            receipt = folder.path / layout.receipt_file(name)
             if receipt.name in checksums:
                 expected = json.loads(receipt.read_text(encoding="utf-8"))["crc32"]
                 if checksum != expected:
-                    raise CheckpointError(f"{storage.path / name} was damaged on its way from rank {leader}")
+                    raise CheckpointError(f"{folder.path / name} was damaged on its way from rank {leader}")
 
-    def _receive_files(self, leader: int, storage: CheckpointStorage) -> dict[str, int]:
+    def _receive_files(self, leader: int, folder: LeasedFolder) -> dict[str, int]:
         """Write the files of one machine; return the CRC-32 of each."""
         checksums = {}
         buffer = torch.empty(BLOCK_BYTES, dtype=torch.uint8)
@@ -170,13 +176,14 @@ class Courier:
             if "/" in name or name.startswith("."):
                 raise CheckpointError(f"rank {leader} sent a file named {name!r}")
             checksum = unflushed = 0
-            with storage.new_file(name) as path, open(path, "wb") as file:
+            with folder.new_file(name) as path, open(path, "wb") as file:
                 # new_file() renames the file once it is complete, so rank 0's poll for receipts finds whole
                 # files only. A file precedes its receipt in the sorted order of names.
                 while size:
                     self._stop_if_abandoned()
                     block = buffer[: min(size, BLOCK_BYTES)]
                     dist.recv(block, leader, group=self._group)
+                    self.num_blocks += 1
                     content = block.numpy().data
                     checksum = zlib.crc32(content, checksum)
                     file.write(content)
@@ -201,6 +208,7 @@ class Courier:
 
     def _send(self, values: torch.Tensor) -> None:
         """Send to the first machine."""
+        self.num_blocks += 1
         dist.send(values, 0, group=self._group)
 
     def _receive_bytes(self, leader: int) -> bytes:

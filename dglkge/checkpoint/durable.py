@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from dglkge.checkpoint import layout
 from dglkge.distributed.lease import Lease
@@ -45,6 +47,21 @@ class LeasedFolder:
         """Name of the job among others; empty where no lease was taken."""
         return "" if self.lease is None else self.lease.nonce
 
+    def make(self) -> None:
+        """Make the folder.
+
+        Raises
+        ------
+        CheckpointError
+            If the path is no folder, or may not be written to.
+        StorageError
+            If the disk is full or fails.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise write_error(f"cannot write to {self.path}", error) from error
+
     def check_lease(self) -> None:
         """Check that this job may still write to the folder.
 
@@ -70,7 +87,8 @@ class LeasedFolder:
             If the disk is full or fails.
         """
         # The temporary file is in the same folder, because os.replace is atomic within one file system only.
-        temporary = self.path / layout.temporary_file(name, self.nonce)
+        target = self.path / name
+        temporary = target.with_name(layout.temporary_file(target.name, self.nonce))
         try:
             yield temporary
             # The content must be on the disk before the name: else a power cut could leave an empty file.
@@ -78,15 +96,23 @@ class LeasedFolder:
             # Checked after the flush, which may take minutes: the time between this check and the rename is
             # what a job that lost its lease could still misuse.
             self.check_lease()
-            os.replace(temporary, self.path / name)
+            os.replace(temporary, target)
             # The rename itself is durable only when the folder is flushed.
-            sync(self.path)
+            sync(target.parent)
         except OSError as error:
-            raise write_error(f"cannot write {self.path / name}", error) from error
+            raise write_error(f"cannot write {target}", error) from error
         finally:
             # Gone after the rename. On a read-only disk this fails too; the first error is the one to report.
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
+
+    def link_or_copy(self, source: Path, name: str) -> None:
+        """Give a file that never changes one more name here; copy it where the disk has no hard links."""
+        with self.new_file(name) as path:
+            try:
+                os.link(source, path)
+            except OSError:
+                shutil.copyfile(source, path)
 
     def write_text(self, name: str, text: str) -> None:
         """Write a small file, atomically and durably."""
@@ -115,3 +141,20 @@ class LeasedFolder:
                     path.unlink(missing_ok=True)
         except OSError as error:
             raise write_error(f"cannot write to {self.path}", error) from error
+
+
+def file_crc32(path: Path) -> int:
+    """Return the CRC-32 of a file."""
+    with open(path, "rb", buffering=0) as file:
+        return open_crc32(file)
+
+
+def open_crc32(file: BinaryIO) -> int:
+    """Return the CRC-32 of an open file from its first byte on, wherever it was read before."""
+    checksum = place = 0
+    buffer = memoryview(bytearray(1 << 20))
+    # preadv leaves the position of the descriptor alone: h5py or another thread may read from the same one.
+    while count := os.preadv(file.fileno(), [buffer], place):
+        checksum = zlib.crc32(buffer[:count], checksum)
+        place += count
+    return checksum

@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from dglkge.checkpoint import layout
-from dglkge.checkpoint.hdf5_format import file_crc32
+from dglkge.checkpoint.durable import file_crc32
 from dglkge.checkpoint.relation_layout import dense_path
 from dglkge.errors import CheckpointError
 
@@ -51,14 +51,14 @@ def parse_note(content: bytes, place: object) -> dict[str, list[int]]:
 
 
 def find_folder(checkpoint: Path) -> Path:
-    """Return the folder of features of the run that a checkpoint, or a snapshot in it, is of.
+    """Return the folder of features of the run that a checkpoint, or a version in it, is of.
 
     Raises
     ------
     CheckpointError
         If there is none.
     """
-    # runs/demo, runs/demo/checkpoint and runs/demo/checkpoint/best.
+    # runs/demo, runs/demo/checkpoint and runs/demo/checkpoint/v7.
     around = [checkpoint, *list(checkpoint.absolute().parents)[:2]]
     for folder in around:
         if (folder / layout.FEATURES_FOLDER).is_dir():

@@ -1,12 +1,15 @@
-"""Reading and writing one HDF5 file of a checkpoint; :mod:`dglkge.checkpoint.storage` has the format."""
+"""Reading and writing one HDF5 file of a checkpoint; :mod:`dglkge.checkpoint.storage` has the format.
+
+Files have float32. Rows of 16-bit tables are written exactly, and read back bit for bit.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
 import pickle
-import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,8 +19,8 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint.layout import FORMAT_VERSION
-from dglkge.checkpoint.narrow_rows import file_dtype
 from dglkge.errors import CheckpointError
+from dglkge.kernels.narrow_rows import nearest_words, widen_rows
 
 FORMAT_VERSION_ATTRIBUTE = "format_version"
 STATE_DICT_KEY_ATTRIBUTE = "state_dict_key"
@@ -234,18 +237,45 @@ def shapes(file: h5py.File) -> dict[str, list[int]]:
     return found
 
 
-def file_crc32(path: Path) -> int:
-    """Return the CRC-32 of a file."""
-    with open(path, "rb", buffering=0) as file:
-        return open_crc32(file)
+NARROW_DTYPES = (torch.bfloat16, torch.float16)
 
 
-def open_crc32(file: BinaryIO) -> int:
-    """Return the CRC-32 of an open file from its first byte on, wherever it was read before."""
-    checksum = place = 0
-    buffer = memoryview(bytearray(1 << 20))
-    # preadv leaves the position of the descriptor alone: h5py or another thread may read from the same one.
-    while count := os.preadv(file.fileno(), [buffer], place):
-        checksum = zlib.crc32(buffer[:count], checksum)
-        place += count
-    return checksum
+def is_narrow(values: torch.Tensor) -> bool:
+    """Return whether rows are bfloat16 or float16, which files never have."""
+    return values.dtype in NARROW_DTYPES
+
+
+def stored_array(values: torch.Tensor) -> np.ndarray:
+    """View a tensor as an array, numbers of 16 bits as uint16 words."""
+    if is_narrow(values):
+        words: np.ndarray = values.detach().view(torch.int16).numpy().view(np.uint16)
+        return words
+    return values.detach().numpy()
+
+
+def file_dtype(values: torch.Tensor) -> np.dtype:
+    """Return the type in which a tensor is written."""
+    if is_narrow(values):
+        return np.dtype(np.float32)
+    # A slice of no rows: nothing is copied, whatever device the tensor is on.
+    return values.detach()[:0].cpu().numpy().dtype
+
+
+def take_rows(values: torch.Tensor, order: np.ndarray, out: np.ndarray) -> None:
+    """Write rows in a given order (n,) to an array (n, ...) of the type in which they are written."""
+    array = stored_array(values)
+    if is_narrow(values):
+        width = math.prod(array.shape[1:])
+        is_half = values.dtype == torch.float16
+        widen_rows(array.reshape(len(array), width), order, is_half, out.reshape(len(order), width))
+    else:
+        np.take(array, order, axis=0, out=out, mode="clip")  # "raise" would copy once more
+
+
+def put_rows(values: torch.Tensor, places: np.ndarray, block: np.ndarray) -> None:
+    """Write rows of a file to some places (n,); rows of 16 bits get the nearest number, ties to even.
+
+    What such a table was saved as is read back bit for bit.
+    """
+    array = stored_array(values)
+    array[places] = nearest_words(block, values.dtype == torch.float16) if is_narrow(values) else block

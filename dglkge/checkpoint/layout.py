@@ -13,7 +13,7 @@ A run's folder::
     validation.json    number of the epoch after which the valid split was last ranked
     init_from.json     coverage and projection of the given vectors that entities started with
     features/          frozen vectors of entities: {type}.npy by original id, and features.json about them
-    calibration.json   probabilities of scores, see dglkge.inference.calibration
+    calibration.json   probabilities of scores, see dglkge.evaluation.calibration
     trackers.json      ids of the run in the trackers of training.loggers
     lease.json         the job that may write here, see dglkge.distributed.lease
     copies.json        on a machine of a job with --sync: the run, and the launchers' folders that have a copy
@@ -24,13 +24,11 @@ A run's folder::
 from __future__ import annotations
 
 import fnmatch
-import re
-from dataclasses import dataclass
 
 FORMAT_VERSION = 1
 """Version of the HDF5 files: PyTorch-BigGraph's, which refuses any other."""
-MANIFEST_VERSION = 2
-"""Version of our own manifest; version 1 listed the HDF5 files only."""
+MANIFEST_VERSION = 3
+"""Version of our own manifest."""
 
 RUN_CONFIG_FILE = "config.json"
 RUN_JOB_FILE = "job.json"
@@ -59,18 +57,18 @@ CONFIG_FILE = "config.json"
 RELATION_COUNT_FILE = "dynamic_rel_count.txt"
 RELATION_NAMES_FILE = "dynamic_rel_names.json"
 STATS_FILE = "training_stats.json"
-SNAPSHOT_NOTE_FILE = "snapshot.json"
-BEST_SNAPSHOT = "best"
+MANIFEST_FILE = "manifest.json"
+"""In the folder of a version; written last, after all files that it lists."""
+STATE_FILE = "training_state.pt"
+"""In the folder of a version: what changes during training beside the tables, such as schedules, patience."""
+LATEST_LINK = "latest"
+"""Leads to the folder of the published version, on disks that have links."""
+BEST = "best"
+"""Pointer to the version with the best score."""
 
 TEMPORARY_SUFFIX = ".tmp"
 RECEIPT_SUFFIX = ".receipt.json"
 DAMAGED_PREFIX = "damaged_v"
-REPLACED_SUFFIX = ".old"
-"""Of a snapshot while another one of its name takes its place."""
-
-MANIFEST_PATTERN = "manifest.v*.json"
-HDF5_PATTERN = "*.v*.h5"
-"""Shell patterns of the files of all versions."""
 
 MOST_VERSION_DIGITS = 18
 """Limit of the digits in the version file. Python refuses to parse numbers of thousands of digits."""
@@ -89,19 +87,9 @@ class Progress:
     ENDED_AFTER = "ended_after"
     ORDER_MARK = "order_mark"
 
-# One expression for all names of versions, because clean-up must find each of them: rows, manifests, staged
-# texts, and the receipts and unfinished files of these.
-_VERSIONED = re.compile(
-    r"(?:embeddings_.+_\d+\.v(?P<part>\d+)\.h5|model\.v(?P<model>\d+)\.h5|manifest\.v(?P<manifest>\d+)\.json"
-    r"|(?:entity_names_.+_\d+|config)\.v(?P<json>\d+)\.json|entity_count_.+_\d+\.v(?P<count>\d+)\.txt"
-    r"|training_state\.v(?P<state>\d+)\.pt)"
-    r"(?:\.receipt\.json)?(?P<temporary>(?:\.[0-9a-f]{16})?\.tmp)?"
-)
-_NAMES = re.compile(
-    r"(?:entity_names_.+_(?P<names>\d+)\.json|entity_count_.+_(?P<count>\d+)\.txt)(?:(?:\.[0-9a-f]{16})?\.tmp)?"
-)
-# 16 hexadecimal digits are a job's nonce. Temporary files of other programs do not have them.
-_OF_A_JOB = re.compile(r".+\.[0-9a-f]{16}\.tmp")
+
+_EPOCH_PREFIX = "epoch_"
+_NONCE_DIGITS = 16
 _RECORDS = (
     RUN_CONFIG_FILE,
     RUN_STATS_FILE,
@@ -110,26 +98,6 @@ _RECORDS = (
     RUN_CALIBRATION_FILE,
     RUN_TRACKERS_FILE,
 )
-_SNAPSHOT = re.compile(r"(?:epoch_\d+|best)(?:\.old)?")
-
-
-@dataclass(frozen=True)
-class VersionedFile:
-    """Facts in the name of a file that belongs to one version.
-
-    Attributes
-    ----------
-    version : int
-        The version that it belongs to.
-    temporary : bool
-        Whether its writer had not finished.
-    staged : bool
-        Whether it is one of :func:`staged_file`.
-    """
-
-    version: int
-    temporary: bool
-    staged: bool = False
 
 
 def split_metrics_file(split: str, protocol: str) -> str:
@@ -174,24 +142,19 @@ def model_file(version: int) -> str:
     return f"model.v{version}.h5"
 
 
-def training_state_file(version: int) -> str:
-    """Return the name of the file of what changes during training beside the tables: schedules, patience."""
-    return f"training_state.v{version}.pt"
+def version_folder(version: int) -> str:
+    """Return the name of the folder of a version, in the checkpoint's folder."""
+    return f"v{version}"
 
 
-def manifest_file(version: int) -> str:
-    """Return the name of the file that lists a version's files."""
-    return f"manifest.v{version}.json"
+def parse_version_folder(name: str) -> int | None:
+    """Return the version of which a name is the folder's; None for any other name."""
+    return parse_version(name[1:]) if name.startswith("v") else None
 
 
 def receipt_file(name: str) -> str:
     """Return the name of a writer's receipt for a file: rank 0 waits for the receipts of all writers."""
     return name + RECEIPT_SUFFIX
-
-
-def receipts_pattern(version: int) -> str:
-    """Return the shell pattern of all receipts of a version."""
-    return receipt_file(f"*.v{version}.h5")
 
 
 def temporary_file(name: str, nonce: str) -> str:
@@ -209,7 +172,10 @@ def temporary_file(name: str, nonce: str) -> str:
 
 def is_temporary_of_a_job(name: str) -> bool:
     """Return whether a name is one of :func:`temporary_file` with a nonce."""
-    return _OF_A_JOB.fullmatch(name) is not None
+    # Temporary files of other programs have no nonce.
+    nonce = name.removesuffix(TEMPORARY_SUFFIX).rpartition(".")[2]
+    is_nonce = len(nonce) == _NONCE_DIGITS and not set(nonce) - set("0123456789abcdef")
+    return name.endswith(TEMPORARY_SUFFIX) and is_nonce
 
 
 def is_transient(name: str) -> bool:
@@ -237,46 +203,15 @@ def vocabulary_file(entity_type: str) -> str:
     return f"vocabulary_{entity_type}.txt"
 
 
-def epoch_snapshot(epoch: int) -> str:
-    """Return PyTorch-BigGraph's name of the snapshot after so many epochs."""
-    return f"epoch_{epoch}"
+def epoch_pointer(epoch: int) -> str:
+    """Return PyTorch-BigGraph's name of the version that is kept after so many epochs."""
+    return f"{_EPOCH_PREFIX}{epoch}"
 
 
-def is_snapshot(name: str) -> bool:
-    """Return whether a name is that of a snapshot's folder, or of one that is being replaced."""
-    return _SNAPSHOT.fullmatch(name) is not None
-
-
-def staged_file(name: str, version: int) -> str:
-    """Return the name of a text file of a version while another version's text has its own name.
-
-    PyTorch-BigGraph requires the names ``entity_names_person_0.json`` and ``config.json``. Before its version
-    is published, and again before the next one is, such a text has the name ``config.v7.json``.
-    """
-    # The version goes before the suffix, so that a staged file still ends in .json or .txt.
-    stem, suffix = name.rsplit(".", 1)
-    return f"{stem}.v{version}.{suffix}"
-
-
-def is_replaced_text(name: str) -> bool:
-    """Return whether a text may differ between two versions of one run: names, counts and config.json."""
-    return name == CONFIG_FILE or parse_names_part(name) is not None
-
-
-def parse_versioned(name: str) -> VersionedFile | None:
-    """Parse the name of a file of a version; None for any other name."""
-    match = _VERSIONED.fullmatch(name)
-    if match is None:
-        return None
-    text = match["json"] or match["count"]
-    version = text or match["part"] or match["model"] or match["manifest"] or match["state"]
-    return VersionedFile(int(version), match["temporary"] is not None, text is not None)
-
-
-def parse_names_part(name: str) -> int | None:
-    """Return the part that a file of names or of a count belongs to; None for any other file."""
-    match = _NAMES.fullmatch(name)
-    return None if match is None else int(match["names"] or match["count"])
+def is_pointer(name: str) -> bool:
+    """Return whether a name is that of a pointer to a version that is kept."""
+    epoch = parse_version(name.removeprefix(_EPOCH_PREFIX)) if name.startswith(_EPOCH_PREFIX) else None
+    return name == BEST or epoch is not None
 
 
 def parse_version(text: str) -> int | None:

@@ -14,10 +14,7 @@ import json
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
-
-from dglkge.checkpoint import layout
 
 MOST_JOBS = 1000
 """Jobs that a lineage lists. Versions of older jobs are no longer recognized as ancestors."""
@@ -99,20 +96,6 @@ def extended(
     return [*lineage, JobVersions(job, version, version, host, since)][-MOST_JOBS:]
 
 
-def read_lineage(body: Mapping[str, Any]) -> tuple[str, list[JobVersions]]:
-    """Return run id and lineage of a manifest's JSON.
-
-    Manifests of early dglkge versions have none. Such a manifest is identified by a hash of its own text: it
-    is the ancestor of versions that a later job adds to it, and of no others.
-    """
-    if "lineage" in body:
-        return str(body["run_id"]), [JobVersions(**one) for one in body["lineage"]]
-    # Both readers of manifests hash the same fields in sorted order, so the result does not depend on the
-    # file's layout.
-    name = hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()[:16]
-    return name, [JobVersions(name, body["version"], body["version"])]
-
-
 def manifest_crc32(body: Mapping[str, Any]) -> int:
     """Return the CRC-32 of the canonical JSON of a manifest without its own checksum."""
     return zlib.crc32(json.dumps(body, sort_keys=True).encode())
@@ -121,25 +104,6 @@ def manifest_crc32(body: Mapping[str, Any]) -> int:
 def manifest_checksum(content: bytes) -> str:
     """Return the identity of a manifest file: SHA-256 of its bytes, 16 hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()[:16]
-
-
-def read_copy(run: Path) -> RunCopy:
-    """Return the copy in a run's folder; checks the sizes of the published version's files."""
-    folder = run / layout.CHECKPOINT_FOLDER
-    path = folder / layout.VERSION_FILE
-    try:
-        text = path.read_text(encoding="utf-8", errors="replace").strip()
-    except FileNotFoundError:
-        # Without the version file an empty folder and a damaged one differ only by the files in it.
-        left = sorted([*folder.glob(layout.HDF5_PATTERN), *folder.glob(layout.MANIFEST_PATTERN)])
-        return RunCopy(problem=f"{path} is missing, but {left[0].name} lies beside it") if left else RunCopy()
-    except OSError as error:
-        return RunCopy(problem=f"cannot read {path}: {error.strerror}")
-    version = layout.parse_version(text)
-    if version is None:
-        got = f"reads {text[:40]!r}" if text else "is empty"
-        return RunCopy(problem=f"{path} {got}; expected one number")
-    return _read_version(folder, version) if version else RunCopy()
 
 
 def copy_to_dict(copy: RunCopy) -> dict[str, Any]:
@@ -151,34 +115,6 @@ def copy_from_dict(fields: Mapping[str, Any]) -> RunCopy:
     """Return the copy that :func:`copy_to_dict` described."""
     lineage = tuple(JobVersions(**one) for one in fields["lineage"])
     return RunCopy(**{**fields, "lineage": lineage})
-
-
-def _read_version(folder: Path, version: int) -> RunCopy:
-    """Read a version's manifest and check the sizes of its files."""
-    path = folder / layout.manifest_file(version)
-    try:
-        content = path.read_bytes()
-        body = json.loads(content)
-        if body.pop("crc32") != manifest_crc32(body) or body["version"] != version:
-            raise ValueError("its checksum does not match its text")
-        run_id, lineage = read_lineage(
-            {key: value for key, value in body.items() if key != "manifest_version"}
-        )
-        entries = [*body["files"], *([body["state"]] if "state" in body else [])]
-        sizes = {str(entry["name"]): int(entry["size_bytes"]) for entry in entries}
-    except OSError as error:
-        return RunCopy(version, problem=f"cannot read {path}: {error.strerror}")
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return RunCopy(version, problem=f"{path} is damaged: {error}")
-    # Sizes only: checksums would read the whole checkpoint on each machine at each start.
-    for name, size in sizes.items():
-        try:
-            found = (folder / name).stat().st_size
-        except OSError as error:
-            return RunCopy(version, problem=f"{folder / name}: {error.strerror}")
-        if found != size:
-            return RunCopy(version, problem=f"{folder / name} is damaged: {found} bytes, expected {size}")
-    return RunCopy(version, run_id, manifest_checksum(content), tuple(lineage))
 
 
 def _describe_job(one: JobVersions) -> str:

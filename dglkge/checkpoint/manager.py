@@ -6,29 +6,28 @@ import json
 import logging
 import math
 import os
-import shutil
 import socket
 import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dglkge.checkpoint import layout, restore, shared_texts, snapshots
+from dglkge.checkpoint import layout, restore, shared_texts
 from dglkge.checkpoint.courier import Courier
 from dglkge.checkpoint.durable import LeasedFolder
-from dglkge.checkpoint.manifest import CheckpointMeta, Manifest, TextEntry, check_same_run
+from dglkge.checkpoint.manifest import CheckpointMeta, Manifest, check_same_run
 from dglkge.checkpoint.mirror import Mirror
-from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_text
+from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_rows, check_texts
 from dglkge.checkpoint.version_writer import NewVersion, VersionWriter, refuse_missing_relations
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.agreement import agree
 from dglkge.distributed.lease import Lease
 from dglkge.distributed.world import DEFAULT_TIMEOUT_SECONDS
-from dglkge.errors import CheckpointError, write_error
+from dglkge.errors import CheckpointError, JobError, write_error
 from dglkge.optim.scratch import Scratch
 from dglkge.typing import TablePart
 
@@ -37,6 +36,8 @@ logger = logging.getLogger(__name__)
 AGREEMENT_SECONDS = 30.0
 """Limit of the delay with which a host sees on a shared disk what another host has published."""
 AGREEMENT_POLL_SECONDS = 0.5
+PROGRESS_SECONDS = 2.0
+"""Interval at which trainers that wait for a save compare its progress."""
 
 
 def copied(part: TablePart, memory: Scratch) -> TablePart:
@@ -58,9 +59,9 @@ def copied(part: TablePart, memory: Scratch) -> TablePart:
 def fall_back(storage: CheckpointStorage, names: Mapping[str, Vocabulary] | None = None) -> int | None:
     """Publish the newest version with undamaged rows, if the published version is damaged.
 
-    Reads every file. Newer files are not deleted: they are moved to ``damaged_v{V}/``, with the snapshots
-    that link to them. Damaged text files of the good version are moved there too, and are written again from
-    its rows and the names.
+    Reads every file. Newer versions are not deleted: they are moved to ``damaged_v{V}/``, with the pointers
+    to them. Damaged text files of the good version are moved there too, and are written again from its rows
+    and the names.
 
     Parameters
     ----------
@@ -81,7 +82,7 @@ def fall_back(storage: CheckpointStorage, names: Mapping[str, Vocabulary] | None
     try:
         manifest = storage.published()
         if manifest is not None:
-            storage.check_files(manifest, checksums=True)
+            _check_all(storage, manifest)
         return None
     except CheckpointError as error:
         good = storage.newest_good()
@@ -90,6 +91,13 @@ def fall_back(storage: CheckpointStorage, names: Mapping[str, Vocabulary] | None
         logger.warning("%s", error)
     go_back(storage, good, names)
     return good
+
+
+def _check_all(storage: CheckpointStorage, manifest: Manifest) -> None:
+    """Compare all files of a version with their checksums."""
+    folder = storage.folder(manifest.version).path
+    check_rows(folder, manifest, checksums=True)
+    check_texts(folder, manifest)
 
 
 def go_back(storage: CheckpointStorage, good: int, names: Mapping[str, Vocabulary] | None = None) -> None:
@@ -108,10 +116,7 @@ def go_back(storage: CheckpointStorage, good: int, names: Mapping[str, Vocabular
         # Newer files go first. If the publication came first, the next save after a crash would remove them
         # as those of an interrupted save.
         aside = _set_aside(storage, good)
-        _take_texts_of_snapshots(storage, manifest)
-        # Texts take their own names only after the publication, as in a normal save.
         storage.publish(good)
-        storage.place_texts(manifest)
         written = shared_texts.write_anew(storage, manifest, names or {})
     except OSError as error:
         raise write_error(f"cannot write to {storage.path}", error) from error
@@ -138,7 +143,7 @@ def survey(storage: CheckpointStorage, is_thorough: bool) -> dict[str, Any]:
     try:
         manifest = storage.published()
         if manifest is not None:
-            storage.check_files(manifest, checksums=True)
+            _check_all(storage, manifest)
             whole.append(manifest.version)
     except CheckpointError as error:
         problem = str(error)
@@ -173,8 +178,6 @@ def choose_common(surveys: Mapping[str, Mapping[str, Any]]) -> int:
     # Equal version numbers are not enough: abandoned jobs may have written other rows under the same number.
     common = [
         int(version)
-        # Equal version numbers are not enough: abandoned jobs may have written other rows under the same
-        # number.
         for version, checksum in first["whole"].items()
         if all(one["whole"].get(version) == checksum for one in surveys.values())
     ]
@@ -183,39 +186,15 @@ def choose_common(surveys: Mapping[str, Mapping[str, Any]]) -> int:
     return max(common)
 
 
-def _take_texts_of_snapshots(storage: CheckpointStorage, manifest: Manifest) -> None:
-    """Stage the texts of a version that only a snapshot still has."""
-    kept = [path for path, versions in snapshots.snapshots(storage.path) if manifest.version in versions]
-    for text in manifest.all_texts.values():
-        if not layout.is_replaced_text(text.name) or _is_whole(storage.path, text, manifest.version):
-            continue
-        for snapshot in kept:
-            if _is_whole(snapshot, text, manifest.version):
-                with storage.new_file(layout.staged_file(text.name, manifest.version)) as path:
-                    shutil.copyfile(snapshot / text.name, path)
-                break
-
-
-def _is_whole(folder: Path, text: TextEntry, version: int) -> bool:
-    try:
-        check_text(folder, text, version, checksum=True)
-    except CheckpointError:
-        return False
-    return True
-
-
 def _set_aside(storage: CheckpointStorage, good: int) -> str:
-    """Move files newer than ``good`` to a folder of damaged files; return a text that names the folder."""
-    newer = {path: found.version for path, found in storage.versioned() if found.version > good}
+    """Move versions newer than ``good``, and pointers to them, aside; return a text that says so."""
+    newer = [version for version in storage.versions() if version > good]
     if not newer:
         return ""
-    target = storage.damaged_folder(max(newer.values()))
-    # Snapshots first: their relative links would point to files of the next version with the same number.
-    for path, versions in list(snapshots.snapshots(storage.path)):
-        if max(versions, default=0) > good:
-            os.replace(path, target / path.name)
-    for path in newer:
-        os.replace(path, target / path.name)
+    target = storage.damaged_folder(max(newer))
+    moved = [name for name, note in storage.pointers().items() if note.get("version", 0) > good]
+    for name in [*moved, *map(layout.version_folder, newer)]:
+        os.replace(storage.path / name, target / name)
     return f"; newer files were moved to {target}"
 
 
@@ -286,6 +265,7 @@ class CheckpointManager:
         self._mirror = mirror
         self._courier = courier
         self._gather = gather or (lambda text: [text])
+        self._limit_seconds = limit_seconds
         if lease is not None:
             # A thread may still write when the trainer ends: the lease is not released until then.
             lease.keep_while(lambda: self.is_writing)
@@ -309,7 +289,7 @@ class CheckpointManager:
     def num_bytes(self) -> int:
         """Return the size of the newest version's files; 0 where there is none."""
         manifest = self.storage.published()
-        return 0 if manifest is None else sum(entry.size_bytes for entry in manifest.files)
+        return 0 if manifest is None else manifest.num_bytes
 
     def fall_back(self, wait: Callable[[int], object] = lambda num_bytes: None) -> None:
         """Publish the newest undamaged version on every disk, if the newest is damaged; a collective.
@@ -332,7 +312,7 @@ class CheckpointManager:
             # error.
             agree(
                 self._gather,
-                lambda: fall_back(self.storage, self.names) if self.rank == 0 else None,
+                lambda: self._fall_back_here() if self.rank == 0 else None,
                 lambda: wait(num_bytes),
             )
             return
@@ -347,21 +327,26 @@ class CheckpointManager:
                 lambda: wait(num_bytes),
             )
 
+    def _fall_back_here(self) -> None:
+        """Make the newest version whole from the URL, if there is one; else go back to one that is whole."""
+        if self._mirror is not None:
+            self._mirror.repair()
+        fall_back(self.storage, self.names)
+
     def save(
         self,
         parts: Sequence[TablePart],
         relations: TablePart | None,
         meta: CheckpointMeta,
-        snapshots: Mapping[str, Mapping[str, Any]] | None = None,
+        kept_as: Mapping[str, Mapping[str, Any]] | None = None,
         state: bytes = b"",
     ) -> int:
         """Write and publish a new version, then drop the older ones; takes no copy of the rows.
 
         Parameters and errors are those of :meth:`start`. When it returns, on any rank, the version counts.
         """
-        version = self.start(parts, relations, meta, snapshots, state, copy=False)
-        self.finish()
-        self.barrier()
+        version = self.start(parts, relations, meta, kept_as, state, copy=False)
+        self.finish_together()
         return version
 
     def reserve(self, parts: Sequence[TablePart]) -> None:
@@ -374,7 +359,7 @@ class CheckpointManager:
         parts: Sequence[TablePart],
         relations: TablePart | None,
         meta: CheckpointMeta,
-        snapshots: Mapping[str, Mapping[str, Any]] | None = None,
+        kept_as: Mapping[str, Mapping[str, Any]] | None = None,
         state: bytes = b"",
         copy: bool = True,
     ) -> int:
@@ -388,8 +373,8 @@ class CheckpointManager:
             All relations, in memory that does not change; ignored on other ranks than 0.
         meta : CheckpointMeta
             The run, its progress among it; the same on every rank.
-        snapshots : mapping of str to mapping, optional
-            Names under which the version is kept when newer ones come, and why.
+        kept_as : mapping of str to mapping, optional
+            Names of pointers by which the version is kept when newer ones come, and why.
         state : bytes
             What changes during training beside the tables, as :meth:`read_state` returns it; ignored on other
             ranks than 0.
@@ -407,9 +392,7 @@ class CheckpointManager:
             If the save before failed, or the folder holds a damaged checkpoint or one of another model or
             dataset. What goes wrong in the thread, :meth:`check` and :meth:`finish` raise.
         """
-        self.finish()
-        # finish() returns on other ranks when their own files are on the disk, before rank 0 has published.
-        self.barrier()  # the previous save is published
+        self.finish_together()
         previous, version = self._previous(meta)
         self.barrier()  # no rank writes before all ranks have read the same version
         if self.rank == 0:
@@ -417,7 +400,7 @@ class CheckpointManager:
             self.storage.drop_unpublished(version - 1)
             self.records.drop_temporaries()
             if previous is not None:
-                self.storage.place_texts(previous)
+                self.storage.keep_all(previous)
         self.barrier()  # no rank writes before the files of an interrupted save are removed
         mine = parts if self.is_writer else []
         if copy:
@@ -428,7 +411,7 @@ class CheckpointManager:
         shared = refuse_missing_relations(relations) if self.rank == 0 else None
         # Swapped and not cleared: the thread reads the old list while training adds to the new one.
         stats, self._stats = self._stats, []
-        new = NewVersion(version, meta, num_parts, mine, shared, previous, snapshots or {}, stats, state)
+        new = NewVersion(version, meta, num_parts, mine, shared, previous, kept_as or {}, stats, state)
         self._in_thread(lambda: self._write(new))
         return version
 
@@ -456,6 +439,34 @@ class CheckpointManager:
         if writing is not None:
             writing.result()
 
+    def finish_together(self) -> None:
+        """Wait until the save is published, and uploaded where there is a URL; a collective.
+
+        It takes as long as one of the trainers still makes progress: a large version may take hours.
+
+        Raises
+        ------
+        CheckpointError, JobError, StorageError
+            On all trainers, if one of them could not write its share, or none makes progress any more.
+        """
+        before, last_news = [""], time.monotonic()
+        while True:
+            if self._writing is not None:
+                wait([self._writing], PROGRESS_SECONDS)
+            is_late = time.monotonic() - last_news > self._limit_seconds
+            found = self._gather(self._writer.progress() if self.is_writing else "")
+            # Rank 0's clock decides for all, so that none waits in a collective that another has left.
+            stalled = self._gather("stalled" if is_late and found == before else "")[0]
+            if not any(found):
+                break
+            if stalled:
+                text = f"a version was not written: nothing has changed for {self._limit_seconds:g} s"
+                raise JobError(text)
+            if found != before:
+                before, last_news = list(found), time.monotonic()
+        agree(self._gather, self.finish)
+        self.barrier()
+
     def push_records(self) -> None:
         """Upload metrics and other records to the run's copy at a URL, if there is one; on rank 0."""
         if self._mirror is not None:
@@ -466,53 +477,57 @@ class CheckpointManager:
         self._stats.append(record)
 
     def keep_best(self, score: float, note: Mapping[str, Any]) -> bool:
-        """Keep the newest version as ``best/`` if its score is above that of the one kept; rank 0 alone."""
+        """Point ``best`` to the newest version if its score is above that of the one kept; rank 0 alone."""
         self.finish()
-        best = snapshots.read_note(self.storage.path, layout.BEST_SNAPSHOT).get("score")
+        best = self.storage.read_pointer(layout.BEST).get("score")
         # A NaN never becomes the best: no later score would be above it.
         if math.isnan(score) or (best is not None and not score > best):
             return False
-        self.storage.keep(self.storage.published_version(), layout.BEST_SNAPSHOT, {"score": score, **note})
+        self.storage.keep(self.storage.published_version(), layout.BEST, {"score": score, **note})
         return True
 
-    def read_state(self, snapshot: str = "") -> bytes:
-        """Return what the newest version, or a snapshot, has of training beside the tables; may be empty.
+    def find(self, pointer: str = "") -> tuple[Path, Manifest] | None:
+        """Return folder and manifest of the newest version, or of the one that a pointer names; None if none.
+
+        Unlike :meth:`latest` no collective: it reads this trainer's disk. The sizes of files are checked.
+
+        Raises
+        ------
+        CheckpointError
+            If anything is missing or damaged.
+        """
+        manifest = self.storage.kept(pointer) if pointer else self.storage.published()
+        return None if manifest is None else (self.storage.folder(manifest.version).path, manifest)
+
+    def newest_folder(self) -> Path:
+        """Return the folder of the newest version on this trainer's disk."""
+        return self.storage.folder(self.storage.published_version()).path
+
+    def read_state(self, pointer: str = "") -> bytes:
+        """Return what a version of :meth:`find` has of training beside the tables; may be empty.
 
         Raises
         ------
         CheckpointError
             If the file is missing or damaged.
         """
-        storage = self.storage_of(snapshot)
-        manifest = storage.published(texts=False)
+        folder, manifest = self.find(pointer) or (Path(), None)
         if manifest is None or manifest.state is None:
             return b""
-        path = storage.path / manifest.state.name
+        path = folder / manifest.state.name
         try:
             state = path.read_bytes()
         except OSError as error:
             raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
-        check_crc32(storage.path, manifest.state, zlib.crc32(state))
+        check_crc32(folder, manifest.state, zlib.crc32(state))
         return state
 
-    def newest_meta(self, snapshot: str = "") -> CheckpointMeta | None:
-        """Return the description of the run in the newest version, or in a snapshot; None if there is none.
-
-        Unlike :meth:`latest` no collective: it reads this trainer's disk.
-        """
-        manifest = self.storage_of(snapshot).published(texts=False)
-        return None if manifest is None else manifest.meta
-
-    def storage_of(self, snapshot: str) -> CheckpointStorage:
-        """Return the folder of a snapshot, or of the newest version where the name is empty."""
-        return CheckpointStorage(self.storage.path / snapshot) if snapshot else self.storage
-
-    def note_of(self, snapshot: str) -> dict[str, Any]:
-        """Return the note of a snapshot; empty if there is no such snapshot."""
-        return snapshots.read_note(self.storage.path, snapshot)
+    def read_pointer(self, pointer: str) -> dict[str, Any]:
+        """Return version and note of a pointer; empty if there is none."""
+        return self.storage.read_pointer(pointer)
 
     def restore(
-        self, parts: Sequence[TablePart], relations: TablePart | None = None, snapshot: str = ""
+        self, parts: Sequence[TablePart], relations: TablePart | None = None, pointer: str = ""
     ) -> CheckpointMeta:
         """Fill live tables, rows and state, from the newest version, whatever parts it has.
 
@@ -522,8 +537,8 @@ class CheckpointManager:
             Filled in place.
         relations : TablePart or None
             The relations among the rows that this machine owns; filled in place.
-        snapshot : str
-            Name of a snapshot to fill them from instead.
+        pointer : str
+            Pointer to the version to fill them from instead.
 
         Returns
         -------
@@ -535,15 +550,13 @@ class CheckpointManager:
         CheckpointError
             If there is no checkpoint, a file of it is damaged, or it lacks a row.
         """
-        storage = self.storage_of(snapshot)
-        manifest = storage.published()
+        folder, manifest = self.find(pointer) or (Path(), None)
         if manifest is None:
-            raise CheckpointError(f"{storage.path} holds no checkpoint")
+            raise CheckpointError(f"{self.storage.path} holds no checkpoint")
         for part in [*parts, *([relations] if relations is not None else [])]:
-            restore.fill_part(storage, manifest, part)
-        if self.rank == 0 and not snapshot:
-            self.storage.check_texts(manifest)
-            self.storage.place_texts(manifest)  # which an interrupted save may have left undone
+            restore.fill_part(folder, manifest, part)
+        if self.rank == 0:
+            check_texts(folder, manifest)
         return manifest.meta
 
     def _owns_disk(self) -> bool:

@@ -3,19 +3,46 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
-from dglkge.checkpoint.layout import MANIFEST_VERSION, Progress
-from dglkge.checkpoint.lineage import JobVersions, manifest_crc32, read_lineage
+from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
+
+from dglkge.checkpoint.layout import MANIFEST_VERSION, Progress, is_pointer
+from dglkge.checkpoint.lineage import JobVersions, manifest_crc32
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION, Relation
 
 UNKNOWN_CRC32 = -1
 """Value for an unknown checksum: PyTorch-BigGraph writes none."""
+
+T = TypeVar("T")
+NO_OTHER_FIELDS = ConfigDict(extra="forbid")
+
+
+def _name_of_a_file(name: str) -> str:
+    """Refuse a name that would lead out of the folder."""
+    if not name or name in (".", "..") or "/" in name or "\0" in name:
+        raise ValueError(f"{name!r:.60} is not the name of a file in the folder")
+    return name
+
+
+def _pointer(name: str) -> str:
+    """Refuse a name that no pointer to a version has."""
+    if not is_pointer(name):
+        raise ValueError(f"{name!r:.60} is not the name of a version that is kept")
+    return name
+
+
+FileName = Annotated[str, AfterValidator(_name_of_a_file)]
+Pointer = Annotated[str, AfterValidator(_pointer)]
+Positive = Annotated[int, Field(ge=1)]
+Count = Annotated[int, Field(ge=0)]
+Crc32 = Annotated[int, Field(ge=UNKNOWN_CRC32)]
 
 
 @dataclass(frozen=True)
@@ -55,20 +82,32 @@ class CheckpointMeta:
         Options of the score function, if it has any.
     """
 
+    __pydantic_config__ = NO_OTHER_FIELDS
+
     config: Mapping[str, Any]
     dataset_name: str
     dataset_path: str
     dataset_fingerprint: str
-    entity_types: Mapping[str, int]
+    entity_types: Mapping[FileName, Count]
     relations: Sequence[Relation]
     progress: Mapping[str, Any]
-    seed: int
+    seed: Count
     score_function: str
-    dim: int
+    dim: Positive
     reciprocal: bool
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
-    score_options: Mapping[str, Any] = field(default_factory=dict)
+    score_options: Mapping[str, int | float | str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        counts = (Progress.FINISHED_EPOCHS, Progress.BATCHES_DONE, Progress.GLOBAL_BATCH_SIZE)
+        for name, value in self.progress.items():
+            # Counts are whole numbers; measurements, a summed loss for instance, are not.
+            if name not in counts and isinstance(value, float) and math.isfinite(value):
+                continue
+            least = int(name == Progress.GLOBAL_BATCH_SIZE)
+            if type(value) is not int or value < least:
+                raise ValueError(f"progress {name} is {value}, expected a whole number of at least {least}")
 
     @property
     def relation_pairs(self) -> list[tuple[str, str]]:
@@ -83,13 +122,14 @@ class TextEntry:
     Attributes
     ----------
     name : str
-        Its name while the version is published.
     size_bytes, crc32 : int
     """
 
-    name: str
-    size_bytes: int
-    crc32: int
+    __pydantic_config__ = NO_OTHER_FIELDS
+
+    name: FileName
+    size_bytes: Count
+    crc32: Count
 
 
 @dataclass(frozen=True)
@@ -99,7 +139,7 @@ class FileEntry:
     Attributes
     ----------
     name : str
-        Its name in the folder.
+        Its name in the folder of the version.
     table : str
         The entity type, or ``"relation"``.
     part : int
@@ -114,24 +154,20 @@ class FileEntry:
     shapes : mapping of str to list of int
         Shape of each dataset.
     texts : sequence of TextEntry
-        PyTorch-BigGraph's names and count of the part's rows; in manifests of version 1 there are none.
+        PyTorch-BigGraph's names and count of the part's rows.
     """
 
-    name: str
-    table: str
-    part: int
-    num_rows: int
-    size_bytes: int
-    crc32: int
-    ids_crc32: int
-    shapes: Mapping[str, Sequence[int]]
-    texts: Sequence[TextEntry] = ()
+    __pydantic_config__ = NO_OTHER_FIELDS
 
-    @classmethod
-    def from_dict(cls, body: Mapping[str, Any]) -> FileEntry:
-        """Return the entry of which ``dataclasses.asdict`` made a dict."""
-        texts = tuple(TextEntry(**text) for text in body.get("texts", ()))
-        return cls(**{**body, "texts": texts})
+    name: FileName
+    table: str
+    part: Count
+    num_rows: Count
+    size_bytes: Count
+    crc32: Crc32
+    ids_crc32: Crc32
+    shapes: Mapping[str, Sequence[int]]
+    texts: tuple[TextEntry, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -151,24 +187,35 @@ class Manifest:
         The jobs that wrote the ancestors of this version; the last one wrote this version.
     state : TextEntry or None
         File of what changes during training beside the tables; None if nothing does.
+    kept_as : mapping of str to mapping
+        Names of the pointers to this version, and notes on their reason. They are written after publication,
+        so the next start can make up for those that a killed job did not write.
     """
 
-    version: int
+    __pydantic_config__ = NO_OTHER_FIELDS
+
+    version: Positive
     meta: CheckpointMeta
     files: Sequence[FileEntry]
-    texts: Sequence[TextEntry] = ()
+    texts: tuple[TextEntry, ...] = ()
     run_id: str = ""
-    lineage: Sequence[JobVersions] = ()
+    lineage: tuple[JobVersions, ...] = ()
     state: TextEntry | None = None
+    kept_as: Mapping[Pointer, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
-    def versioned_files(self) -> list[FileEntry | TextEntry]:
-        """The files with the version in their names: rows, and the state of training if there is one."""
+    def num_bytes(self) -> int:
+        """Size of the rows and of the state of training."""
+        return sum(entry.size_bytes for entry in self.binary_files)
+
+    @property
+    def binary_files(self) -> list[FileEntry | TextEntry]:
+        """Files of rows, and of the state of training if there is one."""
         return [*self.files, *([] if self.state is None else [self.state])]
 
     @property
     def all_texts(self) -> dict[str, TextEntry]:
-        """Every text file of the version by name; empty in manifests of version 1."""
+        """Every text file of the version by name."""
         return {
             text.name: text for text in [*self.texts, *(one for file in self.files for one in file.texts)]
         }
@@ -180,11 +227,6 @@ class Manifest:
     def to_json(self) -> str:
         """Return the manifest as a text that :meth:`from_json` reads and checks."""
         body = {"manifest_version": MANIFEST_VERSION, **dataclasses.asdict(self)}
-        if self.state is None:
-            del body["state"]  # as in manifests of versions that had no such file
-        # Left out where there are none: an older dglkge, which has no score function with options, reads it.
-        if not self.meta.score_options:
-            del body["meta"]["score_options"]
         # sort_keys in manifest_crc32 makes the checksum independent of the order of fields in the file.
         return json.dumps({"crc32": manifest_crc32(body), **body}, indent=1) + "\n"
 
@@ -208,24 +250,45 @@ class Manifest:
             body = json.loads(text)
             checksum, version = body.pop("crc32"), body.pop("manifest_version")
             # The version comes before the checksum: a newer format may compute the checksum in another way.
-            if version > MANIFEST_VERSION:
+            if version != MANIFEST_VERSION:
                 raise CheckpointError(
-                    f"{where}: manifest version {version}; this dglkge reads up to {MANIFEST_VERSION}"
+                    f"{where}: manifest version {version}; this dglkge reads {MANIFEST_VERSION}"
                 )
             if checksum != manifest_crc32({"manifest_version": version, **body}):
                 raise CheckpointError(f"{where}: damaged: its checksum does not match its text")
-            meta = dict(body["meta"])
-            meta["relations"] = [Relation(**relation) for relation in meta["relations"]]
-            files = [FileEntry.from_dict(entry) for entry in body["files"]]
-            texts = tuple(TextEntry(**text) for text in body.get("texts", ()))
-            run_id, lineage = read_lineage(body)
-            state = TextEntry(**body["state"]) if "state" in body else None
-            run = CheckpointMeta(**meta)
-            manifest = cls(body["version"], run, files, texts, run_id, tuple(lineage), state)
-            _check_values(manifest)
+            # Types and ranges too: a file with a right checksum may be hostile.
+            manifest = parse(cls, body)
+            for one in manifest.meta.relations:
+                if {one.lhs, one.rhs} - set(manifest.meta.entity_types):
+                    raise ValueError(f"relation {one.name!r} joins an entity type that there is none of")
             return manifest
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{where}: not a manifest of dglkge, or damaged ({error})") from None
+
+
+@functools.cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def parse(kind: type[T], body: Mapping[str, Any]) -> T:
+    """Return the object of which ``dataclasses.asdict`` made a dict; checks the type and range of each value.
+
+    Raises
+    ------
+    ValueError
+        Naming the first value that is wrong.
+    """
+    try:
+        # From JSON, where lists stand for tuples, and no value is converted to another type.
+        found: T = _adapter(kind).validate_json(  # type: ignore[arg-type]
+            json.dumps(body), strict=True
+        )
+        return found
+    except ValidationError as error:
+        first = error.errors()[0]
+        place = ".".join(map(str, first["loc"]))
+        raise ValueError(f"{place} is {first['input']!r:.60}: {first['msg']}") from None
 
 
 def check_same_run(saved: CheckpointMeta, wanted: CheckpointMeta) -> None:
@@ -264,72 +327,3 @@ def check_complete(meta: CheckpointMeta, files: Sequence[FileEntry]) -> None:
                 f"table {table!r}: parts {parts} with {rows} rows were written; "
                 f"expected parts from 0 on with {count} rows in all"
             )
-
-
-def _check_values(manifest: Manifest) -> None:
-    """Check the type and the range of each value: a file with a right checksum may be hostile.
-
-    Raises
-    ------
-    ValueError
-        Naming the value.
-    """
-    meta = manifest.meta
-    _check_number("version", manifest.version, 1)
-    texts = ("dataset_name", "dataset_path", "dataset_fingerprint", "score_function")
-    _check_types({name: getattr(meta, name) for name in texts}, str)
-    _check_types({name: getattr(meta, name) for name in ("config", "optimizer", "versions")}, dict)
-    _check_types({"progress": meta.progress, "entity_types": meta.entity_types}, dict)
-    _check_types({"score_options": meta.score_options}, dict)
-    for name, value in meta.score_options.items():
-        if not isinstance(value, (int, float, str)):
-            raise ValueError(f"score option {name} is {value!r:.60}, expected a number or a text")
-    _check_types({"reciprocal": meta.reciprocal}, bool)
-    _check_number("dim", meta.dim, 1)
-    _check_number("seed", meta.seed, 0)
-    for name, value in meta.progress.items():
-        # Counts of epochs and batches are whole numbers; measurements, a summed loss for instance, are not.
-        if isinstance(value, float) and math.isfinite(value):
-            continue
-        _check_number(f"progress {name}", value, 1 if name == Progress.GLOBAL_BATCH_SIZE else 0)
-    for name in (Progress.FINISHED_EPOCHS, Progress.BATCHES_DONE, Progress.GLOBAL_BATCH_SIZE):
-        if name in meta.progress:
-            _check_types({f"progress {name}": meta.progress[name]}, int)
-    for name, count in meta.entity_types.items():
-        _check_name(name)
-        _check_number(f"number of {name}", count, 0)
-    for relation in meta.relations:
-        _check_types({"relation": relation.name, "lhs": relation.lhs, "rhs": relation.rhs}, str)
-        if {relation.lhs, relation.rhs} - set(meta.entity_types):
-            raise ValueError(f"relation {relation.name!r} joins an entity type that there is none of")
-    for entry in manifest.files:
-        _check_name(entry.name)
-        _check_types({"table": entry.table}, str)
-        _check_types({"shapes": entry.shapes}, dict)
-        for name in ("part", "num_rows", "size_bytes"):
-            _check_number(f"{name} of {entry.name}", getattr(entry, name), 0)
-        for name in ("crc32", "ids_crc32"):
-            _check_number(f"{name} of {entry.name}", getattr(entry, name), UNKNOWN_CRC32)
-    state = [] if manifest.state is None else [manifest.state]
-    for text in [*manifest.all_texts.values(), *state]:
-        _check_name(text.name)
-        _check_number(f"size of {text.name}", text.size_bytes, 0)
-        _check_number(f"crc32 of {text.name}", text.crc32, 0)
-
-
-def _check_types(values: Mapping[str, Any], kind: type) -> None:
-    for name, value in values.items():
-        # ``type`` and not isinstance: bool is a subclass of int, and true would pass as the number 1.
-        if type(value) is not kind:
-            raise ValueError(f"{name} is {value!r:.60}, expected {kind.__name__}")
-
-
-def _check_number(name: str, value: Any, low: int) -> None:
-    if type(value) is not int or value < low:
-        raise ValueError(f"{name} is {value!r:.60}, expected a whole number of at least {low}")
-
-
-def _check_name(name: Any) -> None:
-    """Refuse a name that would lead out of the folder."""
-    if not isinstance(name, str) or not name or name in (".", "..") or "/" in name or "\0" in name:
-        raise ValueError(f"{name!r:.60} is not the name of a file in the folder")

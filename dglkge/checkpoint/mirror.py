@@ -5,17 +5,17 @@ The objects have the names of the run's folder, so the objects copied to a disk 
     config.json, stats.jsonl, metrics.json, ...     records of the run
     features/{type}.npy, features/features.json     frozen vectors of entities, the same in all versions
     writer.json                                     the job that may write here
-    checkpoint/embeddings_{type}_{part}.v7.h5, model.v7.h5, training_state.v7.pt, manifest.v7.json
-    checkpoint/config.v7.json, entity_names_{type}_{part}.v7.json, entity_count_{type}_{part}.v7.txt
-    checkpoint/vocabulary_{type}.txt, training_stats.json, ...
-    checkpoint/best/snapshot.json                   the version that is the snapshot best/
-    checkpoint/checkpoint_version.txt               the pointer
+    checkpoint/v7/...                               a version, see dglkge.checkpoint.storage
+    checkpoint/checkpoint_version.txt               the pointer to the newest version
+    checkpoint/best, checkpoint/epoch_{E}           pointers to versions that are kept
 
-Commit rule: frozen vectors, then the parts of a version, its manifest and the pointer; then older versions
-are removed.
-Nothing is renamed, and no object of a published version is written again except the pointer and the records.
-A store that does not write atomically may leave a torn pointer. The newest manifest with a right checksum
-and with all its files then takes its place: a manifest is written after all of its files.
+Commit rule: frozen vectors, then the files of a version, its manifest and the pointer; then pointers to
+versions that are kept; then older versions are removed. A job takes the URL (``writer.json``) before it reads
+the version that it goes on from, reads both again before it replaces the pointer, and removes only versions
+that it has read and that no pointer names.
+Nothing is renamed, and no object of a published version is written again except pointers and records.
+A store that does not write atomically may leave a torn pointer, without its last byte. The newest manifest
+with a right checksum and with all its files then takes its place: a manifest is written after all its files.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ import socket
 import stat
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dglkge.checkpoint import hdf5_format, layout, snapshots
-from dglkge.checkpoint.durable import LeasedFolder
+from dglkge.checkpoint import layout
+from dglkge.checkpoint.durable import LeasedFolder, file_crc32
 from dglkge.checkpoint.features import parse_note
-from dglkge.checkpoint.lineage import RunCopy, manifest_checksum, read_copy
-from dglkge.checkpoint.manifest import FileEntry, Manifest, TextEntry
-from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_file, check_text
+from dglkge.checkpoint.lineage import RunCopy, manifest_checksum
+from dglkge.checkpoint.manifest import CheckpointMeta, Manifest
+from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_file, parse_pointer, read_copy
 from dglkge.checkpoint.stores import is_url, open_store, retried
 from dglkge.distributed.lease import Lease, new_nonce
 from dglkge.errors import CheckpointError, InputError, StorageError, write_error
@@ -75,11 +75,6 @@ class StoredVersion:
         one = self.manifest
         return RunCopy(one.version, one.run_id, manifest_checksum(self.content), tuple(one.lineage))
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of its rows."""
-        return sum(entry.size_bytes for entry in self.manifest.versioned_files)
-
 
 class Mirror:
     """A run's folder and its copy at a URL.
@@ -108,32 +103,64 @@ class Mirror:
         self._job = self._storage.nonce or new_nonce()
         # The version that was published last, of which equal texts are copied inside the store.
         self._last: StoredVersion | None = None
+        self._num_bytes = 0
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that were uploaded, for the progress of a save; of users' own stores only whole objects."""
+        return self._num_bytes + getattr(self._store, "num_bytes", 0)
 
     def newest(self) -> StoredVersion | None:
-        """Return the published version at the URL; None if there is none.
+        """Return the published version at the URL; None if no version of it was ever completed.
 
         Raises
         ------
         CheckpointError
-            Without the right to read it.
+            If its manifest is damaged or of another format, or without the right to read it.
         StorageError
             If the store cannot be reached.
         """
-        text = (self._read(_POINTER) or b"").decode(errors="replace").strip()
-        version = layout.parse_version(text)
-        if version is not None:
-            with contextlib.suppress(CheckpointError):
-                return self._stored(version)
-        names = self._sizes(layout.CHECKPOINT_FOLDER)
-        found = {layout.parse_versioned(name.rpartition("/")[2]) for name in names}
-        for version in sorted({one.version for one in found if one is not None}, reverse=True):
-            with contextlib.suppress(CheckpointError):
-                stored = self._stored(version)
-                sizes = [(_object(entry.name), entry.size_bytes) for entry in stored.manifest.versioned_files]
-                if all(names.get(name) == size for name, size in sizes):
-                    logger.warning("%s reads %r; version %d is whole", self._at(_POINTER), text[:40], version)
-                    return stored
+        version = self._pointer()
+        if version:
+            return self._stored(version)
+        sizes = self._sizes(layout.CHECKPOINT_FOLDER)
+        versions = {number for name in sizes if (number := _version_of(name)) is not None}
+        complete = [one for one in versions if _object(one, layout.MANIFEST_FILE) in sizes]
+        for version in sorted(complete, reverse=True):
+            stored = self._stored(version)
+            files = stored.manifest.binary_files
+            if all(sizes.get(_object(version, one.name)) == one.size_bytes for one in files):
+                if self._read(_POINTER) is not None:
+                    logger.warning("%s is torn; version %d is whole", self._at(_POINTER), version)
+                return stored
         return None
+
+    def take(self, check: Callable[[CheckpointMeta], object]) -> StoredVersion | None:
+        """Take the URL for this job, and return the version there; the job that had it writes no more.
+
+        Nothing is changed if the version cannot be read, or this job cannot go on from it.
+
+        Parameters
+        ----------
+        check : callable
+            Raises an error if this job cannot go on from a version of that run.
+
+        Raises
+        ------
+        CheckpointError
+            If the version cannot be read.
+        StorageError
+            If the store cannot be reached.
+        """
+        stored = self.newest()
+        if stored is not None:
+            check(stored.manifest.meta)
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        note = {"job": self._job, "host": socket.gethostname(), "since": since}
+        self._write(layout.WRITER_FILE, (json.dumps(note) + "\n").encode())
+        # Read again: until now the other job may have committed a version.
+        self._last = self.newest()
+        return self._last
 
     def agree(self, stored: StoredVersion | None, writes: bool) -> None:
         """Bring the folder and the URL to the newer of their versions.
@@ -141,9 +168,9 @@ class Mirror:
         Parameters
         ----------
         stored : StoredVersion or None
-            What :meth:`newest` returned.
+            What :meth:`newest` or :meth:`take` returned.
         writes : bool
-            Whether this job may write to the URL from now on: it takes the place of another job there.
+            Whether this job has taken the URL.
 
         Raises
         ------
@@ -166,21 +193,11 @@ class Mirror:
                     f"{self._run} has {local.describe()}, {self.url} has {remote.describe()}; neither "
                     "continues the other: take another checkpoint.storage or output, or move one of them away"
                 )
-            self.pull(stored, (layout.BEST_SNAPSHOT,))
+            self.pull(stored, (layout.BEST,))
             self._pull_records()
             logger.info("version %d of %s is in %s", remote.version, self.url, self._run)
-        if not writes:
-            return
-        self._take()
-        if stored is not None:
-            self._last = stored
-            self._drop(lambda version: version > remote.version)
-        if (
-            not local.problem
-            and local.version
-            and local.checksum != remote.checksum
-            and local.continues(remote)
-        ):
+        is_newer = local.version and local.checksum != remote.checksum and local.continues(remote)
+        if writes and is_newer and not local.problem:
             self.push()
 
     def pull(self, stored: StoredVersion, kept: Sequence[str] = ()) -> None:
@@ -190,7 +207,7 @@ class Mirror:
         ----------
         stored : StoredVersion
         kept : sequence of str
-            Snapshots to download too, where the URL has them.
+            Pointers to download too, with their versions, where the URL has them.
 
         Raises
         ------
@@ -199,46 +216,45 @@ class Mirror:
         StorageError
             If the store cannot be reached, or the disk is full.
         """
-        storage, manifest = self._storage, stored.manifest
+        storage, version = self._storage, stored.manifest.version
         storage.prepare()
-        before = storage.published(texts=False) if read_copy(self._run).version else None
         self._pull_features()
-        self._pull_files(manifest)
-        for name in kept:
-            note = self._note(name)
-            if note is not None and note["version"] != manifest.version:
-                other = self._stored(int(note["version"]))
-                self._pull_files(other.manifest)
-                self._pull_manifest(other)
-        stats = self._read(_object(layout.STATS_FILE))
-        if stats is not None:
-            storage.write_text(layout.STATS_FILE, stats.decode())
-        self._pull_manifest(stored)
-        for name in kept:
-            note = self._note(name)
-            if note is not None:
-                storage.keep(int(note["version"]), name, note)
-        if before is not None and before.version != manifest.version:
-            old = before.all_texts
-            same = {name for name, text in manifest.all_texts.items() if old.get(name) == text}
-            storage.withdraw_texts(before.version, same)
-        storage.publish(manifest.version)
-        storage.place_texts(manifest)
+        self._pull_version(stored)
+        pointers = {name: note for name in kept if (note := self._note(name))}
+        for note in pointers.values():
+            if note["version"] != version:
+                self._pull_version(self._stored(note["version"]))
+        storage.publish(version)
+        for name, note in pointers.items():
+            storage.write_json(name, note)
         with contextlib.suppress(OSError):  # the next save removes the same files
-            storage.drop_older(manifest.version)
+            storage.drop_older(version)
 
-    def refresh(self, kept: Sequence[str] = ()) -> None:
-        """Download the newest version and the records, if the folder does not have them; for reading.
-
-        Parameters
-        ----------
-        kept : sequence of str
-            Snapshots that are wanted.
+    def repair(self) -> None:
+        """Download the damaged files of the folder's version again, if the URL has the same version.
 
         Raises
         ------
         CheckpointError
-            If the URL has no run or no such snapshot, or an object is damaged.
+            If an object is missing or damaged.
+        StorageError
+            If the store cannot be reached, or the disk is full.
+        """
+        if self._last is not None and self._storage.version_text() == str(self._last.manifest.version):
+            self.pull(self._last)
+
+    def refresh(self, kept: Sequence[str] = ()) -> None:
+        """Download the newest version and the records, if the folder does not have them whole; for reading.
+
+        Parameters
+        ----------
+        kept : sequence of str
+            Pointers that are wanted.
+
+        Raises
+        ------
+        CheckpointError
+            If the URL has no run or no such pointer, or an object is damaged.
         StorageError
             If the store cannot be reached, or the disk is full.
         """
@@ -247,11 +263,12 @@ class Mirror:
             if stored is None:
                 raise CheckpointError(f"{self.url} holds no checkpoint: no version of it was ever completed")
             for name in kept:
-                if self._note(name) is None:
-                    raise CheckpointError(f"{self.url} has no snapshot {name!r}")
+                if not self._note(name):
+                    raise CheckpointError(f"{self.url} has no kept version {name!r}")
             try:
-                if read_copy(self._run) != stored.copy or kept:
-                    self.pull(stored, kept)
+                self.pull(stored, kept)
+                # Of another run, whose place at the URL this one has taken.
+                self._storage.drop_unpublished(stored.manifest.version)
                 self._pull_records()
                 return
             except CheckpointError:
@@ -262,7 +279,7 @@ class Mirror:
                     raise
 
     def push(self) -> None:
-        """Upload the folder's published version with its snapshots, publish it, and remove older versions.
+        """Upload the folder's published version, publish it, and remove older versions.
 
         Raises
         ------
@@ -277,7 +294,7 @@ class Mirror:
             return
         self._check_writer()
         manifest = storage.manifest(version)
-        content = (storage.path / layout.manifest_file(version)).read_bytes()
+        content = (storage.folder(version).path / layout.MANIFEST_FILE).read_bytes()
         # After a fallback the folder has other versions of the same numbers.
         if self._last is not None and version <= self._last.manifest.version:
             if content == self._last.content:
@@ -288,70 +305,62 @@ class Mirror:
                 "come before it: to go on from the URL, move the folder away; to go on from the folder, take "
                 "another checkpoint.storage"
             )
-        texts = {name: check_text(storage.path, text, version) for name, text in manifest.all_texts.items()}
         self._push_features()
-        self._push_version(manifest, texts)
-        kept = self._push_snapshots()
-        stats = storage.path / layout.STATS_FILE
-        if stats.is_file():
-            self._upload(stats, _object(layout.STATS_FILE))
-        self.push_records()
+        self._push_version(manifest)
+        self._push_records()
         # Read again after the upload, which may take minutes.
         self._check_writer()
         self._write(_POINTER, f"{version}\n".encode())
         self._last = StoredVersion(manifest, content)
-        self._drop(lambda one: one != version and one not in kept)
+        self._push_pointers()
+        self._drop_older(self._last)
         logger.info("checkpoint version %d in %s", version, self.url)
 
     def push_records(self) -> None:
-        """Upload the run's records: configuration, statistics and metrics."""
+        """Upload the run's records, and pointers to versions that are kept, where they have changed."""
+        self._push_records()
+        if self._last is not None:
+            self._push_pointers()
+
+    def _push_records(self) -> None:
+        """Upload configuration, statistics and metrics."""
         for path in sorted(self._run.iterdir()) if self._run.is_dir() else []:
             if layout.is_record(path.name) and path.is_file():
                 self._upload(path, path.name)
 
-    def _push_version(self, manifest: Manifest, texts: Mapping[str, Path]) -> None:
+    def _push_version(self, manifest: Manifest) -> None:
         """Upload the files of a version, then its manifest, unless the store has exactly this version."""
-        path = self._storage.path / layout.manifest_file(manifest.version)
-        content = path.read_bytes()
-        if self._read(_object(path.name)) == content:
+        folder, version = self._storage.folder(manifest.version).path, manifest.version
+        content = (folder / layout.MANIFEST_FILE).read_bytes()
+        if self._read(_object(version, layout.MANIFEST_FILE)) == content:
             return
-        for entry in manifest.versioned_files:
-            self._upload(self._storage.path / entry.name, _object(entry.name))
-        last = None if self._last is None else self._last.manifest
-        old = {} if last is None else last.all_texts
-        for name, text in manifest.all_texts.items():
-            target = _text_object(name, manifest.version)
-            if last is not None and old.get(name) == text:
-                source = _text_object(name, last.version)
-                if source == target or self._copy(source, target):
-                    continue
-            self._upload(texts[name], target)
-        sizes = self._sizes(layout.CHECKPOINT_FOLDER)
-        for entry in manifest.versioned_files:
-            if sizes.get(_object(entry.name)) != entry.size_bytes:
-                raise StorageError(
-                    f"{self._at(_object(entry.name))} has {sizes.get(_object(entry.name))} bytes after its "
-                    f"upload, expected {entry.size_bytes}"
-                )
-        self._write(_object(path.name), content)
-
-    def _push_snapshots(self) -> set[int]:
-        """Upload the folder's snapshots; return the versions of all that the URL has."""
-        kept = {}
-        for name in self._sizes(layout.CHECKPOINT_FOLDER):
-            parts = name.split("/")
-            if len(parts) == 3 and parts[2] == layout.SNAPSHOT_NOTE_FILE and layout.is_snapshot(parts[1]):
-                kept[parts[1]] = self._note(parts[1])
-        for path, versions in snapshots.snapshots(self._storage.path):
-            note = snapshots.read_note(self._storage.path, path.name)
-            if not versions or not note or note == kept.get(path.name):
+        old = {} if self._last is None else self._last.manifest.all_texts
+        texts = manifest.all_texts
+        for path in sorted(folder.iterdir()):
+            name = path.name
+            if name == layout.MANIFEST_FILE:
                 continue
-            manifest = self._storage.manifest(max(versions))
-            self._push_version(manifest, {name: path / name for name in manifest.all_texts})
-            content = (path / layout.SNAPSHOT_NOTE_FILE).read_bytes()
-            self._write(_object(f"{path.name}/{layout.SNAPSHOT_NOTE_FILE}"), content)
-            kept[path.name] = note
-        return {int(note["version"]) for note in kept.values() if note is not None}
+            if name in texts and old.get(name) == texts[name] and self._last is not None:
+                if self._copy(_object(self._last.manifest.version, name), _object(version, name)):
+                    continue
+            self._upload(path, _object(version, name))
+        sizes = self._sizes(f"{layout.CHECKPOINT_FOLDER}/{layout.version_folder(version)}")
+        for entry in manifest.binary_files:
+            name = _object(version, entry.name)
+            if sizes.get(name) != entry.size_bytes:
+                raise StorageError(
+                    f"{self._at(name)} has {sizes.get(name)} bytes after its upload, expected "
+                    f"{entry.size_bytes}"
+                )
+        self._write(_object(version, layout.MANIFEST_FILE), content)
+
+    def _push_pointers(self) -> None:
+        """Upload the folder's pointers that the URL does not have, after their versions."""
+        for name, note in self._storage.pointers().items():
+            if note and note != self._note(name):
+                self._push_version(self._storage.kept(name))
+                content = (self._storage.path / name).read_bytes()
+                self._write(f"{layout.CHECKPOINT_FOLDER}/{name}", content)
 
     def _push_features(self) -> None:
         """Upload the frozen vectors of the run, if it has some, and then their note."""
@@ -383,31 +392,33 @@ class Mirror:
             # Before the note has its name: with it the folder would count as whole.
             for entity_type, (_, _, crc32) in records.items():
                 path = folder.path / layout.features_array(entity_type)
-                if path.is_file() and hdf5_format.file_crc32(path) == crc32:
+                if path.is_file() and file_crc32(path) == crc32:
                     continue
                 source = _features_object(path.name)
                 with self._new_file(folder, source, path.name) as received:
-                    if hdf5_format.file_crc32(received) != crc32:
+                    if file_crc32(received) != crc32:
                         raise CheckpointError(
                             f"{self._at(source)} is damaged: its checksum is not the one in {name}"
                         )
 
-    def _pull_files(self, manifest: Manifest) -> None:
-        """Download the files of a version; replaced texts get the names with the version."""
-        for entry in manifest.versioned_files:
+    def _pull_version(self, stored: StoredVersion) -> None:
+        """Download the files of a version that are not in the folder with their checksums."""
+        manifest, version = stored.manifest, stored.manifest.version
+        folder = self._storage.folder(version)
+        folder.make()
+        entries = {one.name: one for one in [*manifest.binary_files, *manifest.all_texts.values()]}
+        for name, entry in entries.items():
             try:
-                check_file(self._storage.path, entry, checksum=True)
+                check_file(folder.path, entry, checksum=True)
             except CheckpointError:
-                self._download(_object(entry.name), entry.name, entry)
-        for name, text in manifest.all_texts.items():
-            try:
-                check_text(self._storage.path, text, manifest.version, checksum=True)
-            except CheckpointError:
-                source = _text_object(name, manifest.version)
-                self._download(source, source.rpartition("/")[2], text)
-
-    def _pull_manifest(self, stored: StoredVersion) -> None:
-        with self._storage.new_file(layout.manifest_file(stored.manifest.version)) as path:
+                with self._new_file(folder, _object(version, name), name) as path:
+                    where = Path(self._at(_object(version, name))).parent
+                    check_crc32(where, entry, file_crc32(path))
+        # The manifest does not list the statistics, which other programs write too.
+        stats = self._read(_object(version, layout.STATS_FILE))
+        if stats is not None:
+            folder.write_text(layout.STATS_FILE, stats.decode(errors="replace"))
+        with folder.new_file(layout.MANIFEST_FILE) as path:
             path.write_bytes(stored.content)
 
     def _pull_records(self) -> None:
@@ -426,26 +437,21 @@ class Mirror:
         CheckpointError
             If it is missing or damaged.
         """
-        name = _object(layout.manifest_file(version))
+        name = _object(version, layout.MANIFEST_FILE)
         content = self._read(name)
         if content is None:
             raise CheckpointError(f"{self._at(name)} is missing")
         return StoredVersion(Manifest.from_json(content.decode(errors="replace"), self._at(name)), content)
 
-    def _note(self, snapshot: str) -> dict[str, Any] | None:
-        """Return the note of a snapshot at the URL; None if there is no such snapshot."""
-        content = self._read(_object(f"{snapshot}/{layout.SNAPSHOT_NOTE_FILE}"))
-        try:
-            note = json.loads(content or b"")
-            return note if isinstance(note, dict) and int(note["version"]) > 0 else None
-        except (ValueError, KeyError, TypeError):
-            return None
+    def _pointer(self) -> int | None:
+        """Return the version that the pointer names; None where there is none, or it is torn."""
+        text = (self._read(_POINTER) or b"").decode(errors="replace")
+        # The last byte of the pointer is a line feed: without it "12" may be all that was written of "123".
+        return layout.parse_version(text.strip()) if text.endswith("\n") else None
 
-    def _take(self) -> None:
-        """Name this job as the one that writes to the URL."""
-        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
-        note = {"job": self._job, "host": socket.gethostname(), "since": since}
-        self._write(layout.WRITER_FILE, (json.dumps(note) + "\n").encode())
+    def _note(self, pointer: str) -> dict[str, Any]:
+        """Return version, checksum and note of a pointer to a kept version; empty if there is none."""
+        return parse_pointer(self._read(f"{layout.CHECKPOINT_FOLDER}/{pointer}") or b"")
 
     def _check_writer(self) -> None:
         """Check that no other job was started with this URL.
@@ -464,22 +470,39 @@ class Mirror:
             raise CheckpointError(
                 f"{self.url} was taken over by {who}, started {note.get('since')}: this job no longer writes"
             )
+        known = None if self._last is None else self._last.manifest.version
+        pointer = self._pointer()
+        if pointer is not None and pointer != known:
+            raise CheckpointError(
+                f"{self.url} has version {pointer} by now, and this job has left version {known} there: "
+                "another job writes to it"
+            )
 
-    def _drop(self, is_wanted: Callable[[int], bool]) -> None:
-        """Remove the files of some versions; a failure is logged, the next version removes them."""
+    def _drop_older(self, newest: StoredVersion) -> None:
+        """Remove older versions of this run that no pointer names; a failure is logged."""
         try:
-            for name in self._sizes(layout.CHECKPOINT_FOLDER):
-                found = layout.parse_versioned(name.split("/", 1)[1])
-                if found is not None and is_wanted(found.version):
-                    with contextlib.suppress(FileNotFoundError):
-                        self._store.remove(name)
+            names = list(self._sizes(layout.CHECKPOINT_FOLDER))
+            inner = [name.partition("/")[2] for name in names]
+            kept = [self._note(name) for name in inner if layout.is_pointer(name)]
+            if not all(kept):
+                logger.warning("no older version in %s is removed: a pointer to one is damaged", self.url)
+                return
+            keep = {note["version"] for note in kept} | {self._pointer()}
+            for version in {number for name in names if (number := _version_of(name)) is not None}:
+                if version < newest.manifest.version and version not in keep:
+                    self._remove(version, newest.manifest.run_id, names)
         except (OSError, StorageError, CheckpointError) as error:
             logger.warning("older versions in %s could not be removed: %s", self.url, error)
 
-    def _download(self, name: str, target: str, entry: FileEntry | TextEntry) -> None:
-        """Download an object to the checkpoint's folder, and verify its checksum."""
-        with self._new_file(self._storage, name, target) as path:
-            check_crc32(Path(self._at(name)).parent, entry, hdf5_format.file_crc32(path))
+    def _remove(self, version: int, run_id: str, names: Sequence[str]) -> None:
+        """Remove a version of a run, or one that was never completed; its manifest first."""
+        manifest = _object(version, layout.MANIFEST_FILE)
+        if manifest in names and self._stored(version).manifest.run_id != run_id:
+            return
+        for name in sorted(names, key=lambda name: (name != manifest, name)):
+            if _version_of(name) == version:
+                with contextlib.suppress(FileNotFoundError):
+                    self._store.remove(name)
 
     @contextlib.contextmanager
     def _new_file(self, folder: LeasedFolder, name: str, target: str) -> Iterator[Path]:
@@ -494,6 +517,7 @@ class Mirror:
     def _upload(self, path: Path, name: str) -> None:
         try:
             retried(f"cannot write {self._at(name)}", lambda: self._store.upload(path, name))
+            self._num_bytes += path.stat().st_size
         except FileNotFoundError as error:
             # A bucket that does not exist, or a local file that somebody removed.
             raise CheckpointError(f"cannot write {self._at(name)} from {path}: {error}") from None
@@ -535,7 +559,7 @@ def local_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     Parameters
     ----------
     path : path or URL
-        Of a run, its ``checkpoint``, or a snapshot: ``s3://bucket/run/checkpoint/best``.
+        Of a run, its ``checkpoint``, or a version there: ``s3://bucket/run/checkpoint/best``.
 
     Raises
     ------
@@ -546,8 +570,7 @@ def local_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     """
     if not is_url(path):
         return path
-    url, name, inner = str(path).rstrip("/").partition(f"/{layout.CHECKPOINT_FOLDER}")
-    snapshot = inner.strip("/")
+    url, inside, pointer = _split(str(path))
     digits = hashlib.sha256(url.encode()).hexdigest()[:12]
     folder = _cache_folder() / f"{url.rpartition('/')[2]}-{digits}"
     mirror = Mirror(url, folder)
@@ -556,8 +579,20 @@ def local_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     except OSError as error:
         raise write_error(f"cannot write to {folder}", error) from error
     with _only_this_process(folder, url):
-        mirror.refresh((snapshot,) if snapshot else ())
-    return folder / layout.CHECKPOINT_FOLDER / snapshot if name else folder
+        mirror.refresh((pointer,) if layout.is_pointer(pointer) else ())
+    return folder / layout.CHECKPOINT_FOLDER / pointer if inside else folder
+
+
+def _split(url: str) -> tuple[str, bool, str]:
+    """Return the URL of a run, whether the given one is of its checkpoint, and the name inside of that."""
+    head, _, last = url.rstrip("/").rpartition("/")
+    if last == layout.CHECKPOINT_FOLDER:
+        return head, True, ""
+    run, _, folder = head.rpartition("/")
+    is_inside = folder == layout.CHECKPOINT_FOLDER and (
+        layout.is_pointer(last) or layout.parse_version_folder(last) is not None
+    )
+    return (run, True, last) if is_inside else (url.rstrip("/"), False, "")
 
 
 def _cache_folder() -> Path:
@@ -589,16 +624,17 @@ def _only_this_process(folder: Path, url: str) -> Iterator[None]:
         yield  # closing the file releases the lock
 
 
-def _object(name: str) -> str:
-    """Return the name of an object of the checkpoint's folder."""
-    return f"{layout.CHECKPOINT_FOLDER}/{name}"
+def _object(version: int, name: str) -> str:
+    """Return the name of an object of a version."""
+    return f"{layout.CHECKPOINT_FOLDER}/{layout.version_folder(version)}/{name}"
+
+
+def _version_of(name: str) -> int | None:
+    """Return the version that an object belongs to; None for any other."""
+    folder, *rest = name.split("/")[1:]
+    return layout.parse_version_folder(folder) if rest else None
 
 
 def _features_object(name: str) -> str:
     """Return the name of an object of the folder of features."""
     return f"{layout.FEATURES_FOLDER}/{name}"
-
-
-def _text_object(name: str, version: int) -> str:
-    """Return the name of the object of a text: with the version, where versions may have different ones."""
-    return _object(layout.staged_file(name, version) if layout.is_replaced_text(name) else name)

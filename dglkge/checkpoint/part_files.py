@@ -18,9 +18,10 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint import hdf5_format, layout
-from dglkge.checkpoint.bigraph_config import learning_rate
+from dglkge.checkpoint.bigraph import learning_rate
+from dglkge.checkpoint.durable import LeasedFolder
+from dglkge.checkpoint.hdf5_format import file_dtype, take_rows
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, TextEntry
-from dglkge.checkpoint.narrow_rows import file_dtype, take_rows
 from dglkge.checkpoint.relation_layout import (
     MODEL_GROUP,
     global_sums_path,
@@ -29,7 +30,7 @@ from dglkge.checkpoint.relation_layout import (
     to_bigraph_sums,
     to_parameters,
 )
-from dglkge.checkpoint.storage import CheckpointStorage, describe_text
+from dglkge.checkpoint.storage import describe_text
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import CheckpointError
 from dglkge.model.choices import OPTIMIZERS
@@ -166,7 +167,7 @@ def _pass_over(raw: io.FileIO, start: int, stop: int, checksum: int) -> int:
 
 
 def write_part(
-    storage: CheckpointStorage,
+    folder: LeasedFolder,
     version: int,
     part: TablePart,
     meta: CheckpointMeta,
@@ -176,7 +177,8 @@ def write_part(
 
     Parameters
     ----------
-    storage : CheckpointStorage
+    folder : LeasedFolder
+        Of the version, or the outbox of a machine.
     version : int
     part : TablePart
         Its rows in any order; the file has them by ascending original id.
@@ -204,7 +206,7 @@ def write_part(
         hdf5_format.ORIGINAL_IDS: part.original_ids,
         **_state_datasets(part),
     }
-    with storage.new_file(name) as path:
+    with folder.new_file(name) as path:
         with hdf5_format.create(path, attributes) as file:
             for dataset, values in tables.items():
                 hdf5_format.allocate_rows(file, dataset, values)
@@ -219,7 +221,7 @@ def write_part(
 
 
 def write_relations(
-    storage: CheckpointStorage,
+    folder: LeasedFolder,
     version: int,
     part: TablePart,
     meta: CheckpointMeta,
@@ -241,7 +243,7 @@ def write_relations(
     if len(ids) != len(meta.relations):
         raise CheckpointError(f"{len(ids)} relations were handed in, expected {len(meta.relations)}")
     name = layout.model_file(version)
-    with storage.new_file(name) as path:
+    with folder.new_file(name) as path:
         with hdf5_format.create(path, attributes) as file:
             # As in PyTorch-BigGraph's files: members keep the order of creation. HDF5's default order is by
             # name.
@@ -281,19 +283,13 @@ def _write_shared(file: h5py.File, part: TablePart, meta: CheckpointMeta) -> lis
 
 
 def write_names(
-    storage: CheckpointStorage,
-    version: int,
-    table: str,
-    part: int,
-    ids: Sequence[int],
-    names: Vocabulary | None,
+    folder: LeasedFolder, table: str, part: int, ids: Sequence[int], names: Vocabulary | None
 ) -> tuple[TextEntry, TextEntry]:
-    """Write PyTorch-BigGraph's list of a part's names and its count, staged until the version counts.
+    """Write PyTorch-BigGraph's list of a part's names and its count.
 
     Parameters
     ----------
-    storage : CheckpointStorage
-    version : int
+    folder : LeasedFolder
     table : str
     part : int
     ids : sequence of int
@@ -301,9 +297,8 @@ def write_names(
     names : Vocabulary or None
         Without names the ids stand in.
     """
-    files = layout.entity_names_file(table, part), layout.entity_count_file(table, part)
-    staged = [layout.staged_file(name, version) for name in files]
-    with storage.new_file(staged[0]) as path:
+    list_file, count_file = layout.entity_names_file(table, part), layout.entity_count_file(table, part)
+    with folder.new_file(list_file) as path:
         # Streamed by hand: json.dumps of a list would build the whole text of millions of names in memory.
         with open(path, "w", encoding="utf-8") as file:
             file.write("[")
@@ -311,8 +306,8 @@ def write_names(
                 name = str(id_) if names is None else names[id_]
                 file.write(("," if index else "") + "\n    " + json.dumps(name))
             file.write("\n]" if ids else "]")
-    storage.write_text(staged[1], f"{len(ids)}\n")
-    described = [describe_text(storage.path / there, name) for there, name in zip(staged, files)]
+    folder.write_text(count_file, f"{len(ids)}\n")
+    described = [describe_text(folder.path / name, name) for name in (list_file, count_file)]
     return described[0], described[1]
 
 

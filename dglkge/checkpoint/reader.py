@@ -16,13 +16,13 @@ from typing import Any, BinaryIO
 import numpy as np
 import torch
 
-from dglkge.checkpoint import bigraph_reader, hdf5_format, layout
+from dglkge.checkpoint import bigraph, hdf5_format, layout
 from dglkge.checkpoint.features import RECORD, find_folder, open_features, record_path
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry
 from dglkge.checkpoint.mirror import local_path
 from dglkge.checkpoint.relation_layout import DENSE_GROUP, dense_parameters, global_vector_path
 from dglkge.checkpoint.restore import read_relations, read_state
-from dglkge.checkpoint.storage import CheckpointStorage, check_open_file
+from dglkge.checkpoint.storage import CheckpointStorage, check_open_file, check_texts, read_manifest
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import CheckpointError, InputError, unknown_name
 from dglkge.model.projections import PREFIX, ProjectedFeatures, projections_of
@@ -192,15 +192,20 @@ OPEN_ATTEMPTS = 10
 """Attempts to open the newest version: training may remove a version while it is being opened."""
 
 
-def open_checkpoint(path: str | os.PathLike[str], verify: bool = False) -> Checkpoint:
-    """Open the newest version of a checkpoint, ours or PyTorch-BigGraph's.
+def open_checkpoint(
+    path: str | os.PathLike[str], version: int | None = None, verify: bool = False
+) -> Checkpoint:
+    """Open a version of a checkpoint, ours or PyTorch-BigGraph's.
 
     Its files are held open, so that training may write newer versions and drop this one.
 
     Parameters
     ----------
     path : path
-        A run's folder or the ``checkpoint`` folder in it, or the URL of one (``s3://bucket/run``).
+        A run's folder, the ``checkpoint`` folder in it, the folder of a version or the pointer to one there
+        (``checkpoint/v7``, ``checkpoint/best``); or the URL of one (``s3://bucket/run``).
+    version : int, optional
+        By default that of the pointer, or the newest.
     verify : bool
         Compare files with their checksums: text files now, those of a table at its first access,
         which reads the whole table once. :meth:`Checkpoint.verify` compares all at once.
@@ -221,8 +226,9 @@ def open_checkpoint(path: str | os.PathLike[str], verify: bool = False) -> Check
         checkpoint = open_checkpoint("runs/demo")
         rows = checkpoint["entity"][["Alice", "Bob"]]   # (2, D) float32; ids will do as well
     """
-    folder = checkpoint_folder(path)
-    storage = CheckpointStorage(folder)
+    place = checkpoint_place(path)
+    # A pointer to a version lies beside those of the newest one.
+    storage = CheckpointStorage(place.parent if place.is_file() else place)
     attempts = OPEN_ATTEMPTS
     while True:
         # A failure counts only if the version file has not changed: else training dropped the files that were
@@ -230,24 +236,33 @@ def open_checkpoint(path: str | os.PathLike[str], verify: bool = False) -> Check
         before = storage.version_text()
         attempts -= 1
         try:
-            return _open(storage, verify)
+            return _open(storage, place, version, verify)
         except CheckpointError:
             if not attempts or storage.version_text() == before:
                 raise
 
 
-def _open(storage: CheckpointStorage, verify: bool) -> Checkpoint:
-    version = storage.published_version()
-    if bigraph_reader.is_bigraph(storage.path, version):
-        return Checkpoint(storage, bigraph_reader.read_manifest(storage.path, version))
-    manifest = storage.published()
+def _open(storage: CheckpointStorage, place: Path, version: int | None, verify: bool) -> Checkpoint:
+    manifest: Manifest | None
+    if version is not None:
+        manifest = storage.manifest(version)
+    elif place.is_file():
+        manifest = storage.kept(place.name)
+    elif (theirs := bigraph.find_bigraph(place)) is not None:
+        return Checkpoint(theirs[0], bigraph.read_manifest(*theirs))
+    elif (place / layout.MANIFEST_FILE).is_file():
+        # The folder of one version; it may have been copied to another place.
+        number = layout.parse_version(storage.version_text() or "")
+        return Checkpoint(place, read_manifest(place, number or 0), verify)
+    else:
+        manifest = storage.published()
     if manifest is None:
         raise CheckpointError(f"{storage.path} holds no checkpoint: no version of it was ever completed")
-    return Checkpoint(storage, manifest, verify)
+    return Checkpoint(storage.folder(manifest.version).path, manifest, verify, place)
 
 
-def checkpoint_folder(path: str | os.PathLike[str]) -> Path:
-    """Return the checkpoint's folder of a run, or the path itself where it is one.
+def checkpoint_place(path: str | os.PathLike[str]) -> Path:
+    """Return the checkpoint's folder of a run, or the path itself where it is one, or a pointer in it.
 
     Raises
     ------
@@ -257,6 +272,8 @@ def checkpoint_folder(path: str | os.PathLike[str]) -> Path:
     given = Path(local_path(path))
     if not given.exists():
         raise CheckpointError(f"{given} does not exist; expected the folder of a run")
+    if given.is_file() and layout.is_pointer(given.name):
+        return given
     if not given.is_dir():
         raise CheckpointError(f"{given} is not a folder; expected the folder of a run")
     inner = given / layout.CHECKPOINT_FOLDER
@@ -302,21 +319,28 @@ class Checkpoint(TablesByName):
 
     Parameters
     ----------
-    storage : CheckpointStorage
+    folder : Path
+        Of the version's files.
     manifest : Manifest
         Of the version to read.
     verify : bool
         Whether to compare what is read with its checksum.
+    path : Path, optional
+        What was opened, for messages: the checkpoint's folder, or a pointer in it.
 
     Attributes
     ----------
+    folder, path : Path
     meta : CheckpointMeta
         The run that it was taken from.
     version : int
     """
 
-    def __init__(self, storage: CheckpointStorage, manifest: Manifest, verify: bool = False) -> None:
-        self.storage = storage
+    def __init__(
+        self, folder: Path, manifest: Manifest, verify: bool = False, path: Path | None = None
+    ) -> None:
+        self.folder = folder
+        self.path = path or folder
         self.manifest = manifest
         self.meta: CheckpointMeta = manifest.meta
         self.version = manifest.version
@@ -325,21 +349,61 @@ class Checkpoint(TablesByName):
         self._verify = verify
         self._new: dict[str, tuple[list[str], torch.Tensor]] = {}
         self._opened_by: Checkpoint | None = None
-        self._files = _open_all(storage.path, manifest)
+        self._files = _open_all(folder, manifest)
         # finalize and not __del__: it also runs at exit, and holds the files but not the checkpoint.
         weakref.finalize(self, _close_all, self._files)
         if verify:
-            storage.check_texts(manifest)
+            check_texts(folder, manifest)
 
     @property
-    def path(self) -> Path:
-        """The checkpoint's folder."""
-        return self.storage.path
+    def root(self) -> Path:
+        """The checkpoint's folder, around those of versions; else that of the files."""
+        is_version = layout.parse_version_folder(self.folder.name) is not None
+        return self.folder.parent if is_version else self.folder
 
     @property
     def run_folder(self) -> Path:
         """The folder of the run: the one around ``checkpoint/``, or the checkpoint's own."""
-        return self.path.parent if self.path.name == layout.CHECKPOINT_FOLDER else self.path
+        return self.root.parent if self.root.name == layout.CHECKPOINT_FOLDER else self.root
+
+    def versions(self) -> list[int]:
+        """Return the complete versions of the checkpoint, in ascending order."""
+        storage = CheckpointStorage(self.root)
+        complete = [
+            one for one in storage.versions() if (storage.folder(one).path / layout.MANIFEST_FILE).is_file()
+        ]
+        return complete or [self.version]
+
+    def part(self, entity_type: str, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the rows (n, D) of a part of an entity type, and their original ids (n,).
+
+        Both are mapped from the file, as it is: without global vectors and projected features.
+        """
+        entry = self._part(entity_type, k)
+        raw = self._files[entry.name]
+        first_id = sum(one.num_rows for one in self.manifest.of_table(entity_type)[:k])
+        with hdf5_format.open_file(self.folder / entry.name, raw) as file:
+            rows = hdf5_format.map_rows(raw, file[hdf5_format.EMBEDDINGS])
+            ids = hdf5_format.original_ids(raw, file, first_id)
+        return torch.from_numpy(rows), torch.from_numpy(ids)
+
+    def state(self, entity_type: str, k: int) -> dict[str, torch.Tensor]:
+        """Return the optimizer's state of a part's rows by name, a row each."""
+        entry = self._part(entity_type, k)
+        with hdf5_format.open_file(self.folder / entry.name, self._files[entry.name]) as file:
+            state = read_state(self.folder / entry.name, file, entity_type, self.meta)
+            return {name: torch.from_numpy(np.asarray(values[()])) for name, values in state.items()}
+
+    def _part(self, entity_type: str, k: int) -> FileEntry:
+        """Return the entry of a part, the file of which is compared with its checksum where wanted."""
+        if entity_type not in self.entity_types:
+            raise unknown_name("entity type", entity_type, self.entity_types)
+        entries = self.manifest.of_table(entity_type)
+        if not 0 <= k < len(entries):
+            raise InputError(f"{entity_type!r} has the parts 0..{len(entries) - 1}; got {k}")
+        if self._verify:
+            self._check([entries[k]])
+        return entries[k]
 
     @property
     def config(self) -> Mapping[str, Any]:
@@ -373,12 +437,12 @@ class Checkpoint(TablesByName):
         """
         self._check_table(entity_type)
         if entity_type not in self._vocabularies:
-            path = self.path / layout.vocabulary_file(entity_type)
+            path = self.folder / layout.vocabulary_file(entity_type)
             count = self.manifest.meta.entity_types[entity_type]
             names = self._listed_names(entity_type)
             texts = self.manifest.all_texts
             # A vocabulary that the manifest does not list is no part of this version.
-            if names is None and path.is_file() and (not texts or path.name in texts):
+            if names is None and path.name in texts:
                 names = Vocabulary.load(path, "entity")
             elif names is None:
                 names = Vocabulary([str(id_) for id_ in range(count)], "entity")
@@ -404,13 +468,13 @@ class Checkpoint(TablesByName):
                 self._check(entries)
             if table == RELATION:
                 self._tables[table] = relation_table(
-                    self.path, entries, self._files, self.meta, self.relations
+                    self.folder, entries, self._files, self.meta, self.relations
                 )
             else:
                 names = functools.partial(self.vocabulary, table)
                 shift = self.global_vector(table)
                 self._tables[table] = self._with_new(
-                    entity_table(self.path, entries, self._files, names, shift, self.features)
+                    entity_table(self.folder, entries, self._files, names, shift, self.features)
                 )
         return self._tables[table]
 
@@ -420,7 +484,7 @@ class Checkpoint(TablesByName):
         The tables of this class have it in their rows already; the files have not.
         """
         name = self.manifest.of_table(RELATION)[0].name
-        with hdf5_format.open_file(self.path / name, self._files[name]) as file:
+        with hdf5_format.open_file(self.folder / name, self._files[name]) as file:
             path = global_vector_path(entity_type)
             found = file[path][...] if path in file else np.zeros(0)
         return found if found.any() else None
@@ -437,7 +501,7 @@ class Checkpoint(TablesByName):
 
     def _all_dense_parameters(self) -> dict[str, torch.Tensor]:
         name = self.manifest.of_table(RELATION)[0].name
-        with hdf5_format.open_file(self.path / name, self._files[name]) as file:
+        with hdf5_format.open_file(self.folder / name, self._files[name]) as file:
             return dense_parameters(file)
 
     @cached_property
@@ -458,9 +522,9 @@ class Checkpoint(TablesByName):
         activation = mlp.get("activation", "relu")
         projections = projections_of(parameters, self.meta.dim, activation, str(self.path))
         name = self.manifest.of_table(RELATION)[0].name
-        with hdf5_format.open_file(self.path / name, self._files[name]) as file:
+        with hdf5_format.open_file(self.folder / name, self._files[name]) as file:
             records = {one: file[record_path(one)][...].tolist() for one in projections.widths}
-        return ProjectedFeatures(projections, open_features(find_folder(self.path), records, self._verify))
+        return ProjectedFeatures(projections, open_features(find_folder(self.folder), records, self._verify))
 
     def with_new_entities(self, new: Mapping[str, tuple[Sequence[str], torch.Tensor]]) -> Checkpoint:
         """Return this checkpoint with further entities, whose rows are their projected features.
@@ -549,7 +613,7 @@ class Checkpoint(TablesByName):
         """
         name = self.manifest.of_table(RELATION)[0].name
         found: dict[str, torch.Tensor] = {}
-        with hdf5_format.open_file(self.path / name, self._files[name]) as file:
+        with hdf5_format.open_file(self.folder / name, self._files[name]) as file:
 
             def visit(path: str, item: Any) -> None:
                 is_of_features = path.startswith(f"{RECORD}/") or f"/{PREFIX}" in path
@@ -563,8 +627,8 @@ class Checkpoint(TablesByName):
     def state_shapes(self, table: str) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor of optimizer state in a table's first file, by name."""
         name = self.manifest.of_table(table)[0].name
-        with hdf5_format.open_file(self.path / name, self._files[name]) as file:
-            state = read_state(self.path / name, file, table, self.meta)
+        with hdf5_format.open_file(self.folder / name, self._files[name]) as file:
+            state = read_state(self.folder / name, file, table, self.meta)
             return {name: tuple(values.shape) for name, values in state.items()}
 
     def verify(self) -> None:
@@ -575,8 +639,8 @@ class Checkpoint(TablesByName):
         CheckpointError
             Naming the first damaged file.
         """
-        self._check(self.manifest.versioned_files)
-        self.storage.check_texts(self.manifest)
+        self._check(self.manifest.binary_files)
+        check_texts(self.folder, self.manifest)
         if not self._verify and self.feature_parameters():
             checked = copy.copy(self)
             checked._verify = True
@@ -586,14 +650,14 @@ class Checkpoint(TablesByName):
     def _check(self, entries: Sequence[FileEntry | TextEntry]) -> None:
         """Compare files, which are open, with their checksums."""
         for entry in entries:
-            check_open_file(self.path, entry, self._files[entry.name])
+            check_open_file(self.folder, entry, self._files[entry.name])
 
     def _listed_names(self, entity_type: str) -> Vocabulary | None:
         """Return the names from PyTorch-BigGraph's lists, where it wrote the checkpoint."""
-        if not bigraph_reader.is_bigraph(self.path, self.version):
+        if not bigraph.is_bigraph(self.folder, self.version):
             return None
         num_parts = len(self.manifest.of_table(entity_type))
-        return bigraph_reader.entity_names(self.path, self.meta, entity_type, num_parts)
+        return bigraph.entity_names(self.folder, self.meta, entity_type, num_parts)
 
     def _check_table(self, table: str) -> None:
         known = [*self.entity_types, RELATION]
@@ -602,7 +666,7 @@ class Checkpoint(TablesByName):
 
 
 def _open_all(folder: Path, manifest: Manifest) -> dict[str, BinaryIO]:
-    """Open the files of a version that have it in their names.
+    """Open the files of rows and of the state of training of a version.
 
     Raises
     ------
@@ -611,7 +675,7 @@ def _open_all(folder: Path, manifest: Manifest) -> dict[str, BinaryIO]:
     """
     files: dict[str, BinaryIO] = {}
     try:
-        for entry in manifest.versioned_files:
+        for entry in manifest.binary_files:
             files[entry.name] = open(folder / entry.name, "rb", buffering=0)
     except OSError as error:
         _close_all(files)

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint import hdf5_format
+from dglkge.checkpoint.hdf5_format import put_rows
 from dglkge.checkpoint.manifest import CheckpointMeta, Manifest
-from dglkge.checkpoint.narrow_rows import put_rows
 from dglkge.checkpoint.relation_layout import bigraph_row_sums, from_parameters, is_dynamic
-from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_file
+from dglkge.checkpoint.storage import check_crc32, check_file
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION, TablePart
 
@@ -181,7 +181,7 @@ def _span_of(name: str, rows: Rows) -> Span | None:
 
 
 def fill_part(
-    storage: CheckpointStorage, manifest: Manifest, part: TablePart, saved_ids: torch.Tensor | None = None
+    folder: Path, manifest: Manifest, part: TablePart, saved_ids: torch.Tensor | None = None
 ) -> None:
     """Write the checkpoint's rows and state over those of a live part, checking the files on the way.
 
@@ -191,7 +191,8 @@ def fill_part(
 
     Parameters
     ----------
-    storage : CheckpointStorage
+    folder : Path
+        Of the version.
     manifest : Manifest
     part : TablePart
         Filled in place.
@@ -214,25 +215,24 @@ def fill_part(
     num_found = first_id = 0
     unread = []
     for entry in manifest.of_table(part.table):
-        check_file(storage.path, entry)
+        check_file(folder, entry)
         try:
-            found, crc32 = _fill_from(storage.path / entry.name, manifest.meta, part, live, first_id)
+            found, crc32 = _fill_from(folder / entry.name, manifest.meta, part, live, first_id)
         except Exception:
             # A damaged file is reported as such, not by the error that its content caused.
-            check_file(storage.path, entry, checksum=True)
+            check_file(folder, entry, checksum=True)
             raise
         if crc32 is None:
             unread.append(entry)
         else:
-            check_crc32(storage.path, entry, crc32)
+            check_crc32(folder, entry, crc32)
         num_found += found
         first_id += entry.num_rows
     if num_found != len(live_rows):
         for entry in unread:  # the ids of one may be damaged
-            check_file(storage.path, entry, checksum=True)
+            check_file(folder, entry, checksum=True)
         raise CheckpointError(
-            f"{storage.path}: version {manifest.version} has {num_found} of the {len(live_rows)} rows "
-            f"of table {part.table!r}, part {part.part}"
+            f"{folder} has {num_found} of the {len(live_rows)} rows of table {part.table!r}, part {part.part}"
         )
 
 

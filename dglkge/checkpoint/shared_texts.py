@@ -8,32 +8,38 @@ from pathlib import Path
 from typing import Any
 
 from dglkge.checkpoint import hdf5_format, layout, part_files
-from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry
-from dglkge.checkpoint.storage import CheckpointStorage, check_text, describe_text, is_there
+from dglkge.checkpoint.durable import LeasedFolder
+from dglkge.checkpoint.manifest import CheckpointMeta, Manifest, TextEntry
+from dglkge.checkpoint.storage import CheckpointStorage, check_file, describe_text, is_there
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION
 
+WRITTEN_IN_PLACE = (layout.CONFIG_FILE, layout.VERSION_FILE)
+"""Texts that PyTorch-BigGraph writes when it resumes from a version: they are no links to another's."""
+
 
 def write(
-    storage: CheckpointStorage,
-    version: int,
+    folder: LeasedFolder,
     meta: CheckpointMeta,
     config: str,
     names: Mapping[str, Vocabulary],
+    older: Path,
     previous: Manifest | None,
 ) -> tuple[TextEntry, ...]:
-    """Write the texts of a version; those that the version before has already are not written again.
+    """Write the texts of a version; those that the version before has already are linked.
 
     Parameters
     ----------
-    storage : CheckpointStorage
-    version : int
+    folder : LeasedFolder
+        Of the version.
     meta : CheckpointMeta
     config : str
-        The text of config.json; staged where it differs.
+        The text of config.json.
     names : mapping of str to Vocabulary
         By entity type.
+    older : Path
+        Folder of the version before.
     previous : Manifest or None
         Of the version before.
 
@@ -41,22 +47,26 @@ def write(
     -------
     tuple of TextEntry
     """
-    wanted = [layout.CONFIG_FILE, layout.RELATION_COUNT_FILE, layout.RELATION_NAMES_FILE]
+    wanted = [layout.CONFIG_FILE, layout.VERSION_FILE, layout.RELATION_COUNT_FILE, layout.RELATION_NAMES_FILE]
     wanted += [layout.vocabulary_file(name) for name in meta.entity_types if name in names]
     known = {} if previous is None else previous.all_texts
     texts = []
     for name in wanted:
         old = known.get(name)
-        if name == layout.CONFIG_FILE:
-            # config.json has the number of epochs and other values that differ between versions, so it is
-            # written for each.
-            entry = _write_one(storage, layout.staged_file(name, version), name, meta, config, names)
-        elif old is None or not is_there(storage.path, old):
-            entry = _write_one(storage, name, name, meta, config, names)
-        else:
-            entry = old  # of the same data set: relations and vocabularies stay the same
-        texts.append(entry)
+        # config.json and the version differ between versions; relations and vocabularies are of one data set.
+        if name in WRITTEN_IN_PLACE or old is None or not link_texts(folder, older, [old]):
+            old = _write_one(folder, name, meta, config, names)
+        texts.append(old)
     return tuple(texts)
+
+
+def link_texts(folder: LeasedFolder, older: Path, texts: Sequence[TextEntry]) -> bool:
+    """Give texts of an older version one more name in the folder of a version, if all are there."""
+    if not texts or not all(is_there(older, text) for text in texts):
+        return False
+    for text in texts:
+        folder.link_or_copy(older / text.name, text.name)
+    return True
 
 
 def write_anew(storage: CheckpointStorage, manifest: Manifest, names: Mapping[str, Vocabulary]) -> list[str]:
@@ -82,76 +92,71 @@ def write_anew(storage: CheckpointStorage, manifest: Manifest, names: Mapping[st
     CheckpointError
         If a text differs from the lost one.
     """
+    folder = storage.folder(manifest.version)
     damaged = {}
     for text in manifest.all_texts.values():
         try:
-            check_text(storage.path, text, manifest.version, checksum=True)
+            check_file(folder.path, text, checksum=True)
         except CheckpointError as error:
             damaged[text.name] = error
     if not damaged:
         return []
     aside = storage.damaged_folder(manifest.version)
     for name in damaged:
-        for place in (name, layout.staged_file(name, manifest.version)):
-            if (storage.path / place).exists():
-                (storage.path / place).replace(aside / place)
+        if (folder.path / name).exists():
+            (folder.path / name).replace(aside / name)
     for entry in manifest.files:
         if any(text.name in damaged for text in entry.texts):
-            path = storage.path / entry.name
+            path = folder.path / entry.name
             first_id = sum(one.num_rows for one in manifest.of_table(entry.table)[: entry.part])
             with hdf5_format.open_file(path) as file:
                 ids = hdf5_format.original_ids(path, file, first_id).tolist()
-            part_files.write_names(
-                storage, manifest.version, entry.table, entry.part, ids, names.get(entry.table)
-            )
+            part_files.write_names(folder, entry.table, entry.part, ids, names.get(entry.table))
+    (model,) = manifest.of_table(RELATION)
+    # The HDF5 files have a copy of config.json as an attribute, and their checksums were verified before.
+    config = _config_of(folder.path / model.name)
     for text in manifest.texts:
         if text.name in damaged:
-            (model,) = manifest.of_table(RELATION)
-            staged = layout.is_replaced_text(text.name)
-            target = layout.staged_file(text.name, manifest.version) if staged else text.name
-            # The HDF5 files have a copy of config.json as an attribute, and their checksums were verified
-            # before.
-            config = _config_of(storage, model)
-            _write_one(storage, target, text.name, manifest.meta, config, names)
-    storage.place_texts(manifest)
+            _write_one(folder, text.name, manifest.meta, config, names)
     # The same names and rows must give the same bytes. Another result means that the names are not those of
     # the run.
     for name in damaged:
         try:
-            check_text(storage.path, manifest.all_texts[name], manifest.version, checksum=True)
+            check_file(folder.path, manifest.all_texts[name], checksum=True)
         except CheckpointError:
             raise CheckpointError(f"{damaged[name]}; written anew it does not come out as it was") from None
     return sorted(damaged)
 
 
 def _write_one(
-    storage: CheckpointStorage,
-    target: str,
+    folder: LeasedFolder,
     name: str,
     meta: CheckpointMeta,
     config: str,
     names: Mapping[str, Vocabulary],
 ) -> TextEntry:
-    """Write one of the texts under a given name; return its entry."""
+    """Write one of the texts; return its entry."""
     vocabularies = {layout.vocabulary_file(table): vocabulary for table, vocabulary in names.items()}
     labels = list(RelationVocabulary(meta.relations).labels.names)
-    with storage.new_file(target) as path:
+    contents = {
+        layout.CONFIG_FILE: config,
+        layout.VERSION_FILE: f"{layout.parse_version_folder(folder.path.name)}\n",
+        layout.RELATION_COUNT_FILE: f"{len(labels)}\n",
+        layout.RELATION_NAMES_FILE: json.dumps(labels, indent=4),
+    }
+    if name not in vocabularies and name not in contents:
+        raise CheckpointError(f"{folder.path / name} cannot be written anew: the names are not at hand")
+    with folder.new_file(name) as path:
         if name in vocabularies:
             vocabularies[name].save(path)
-        elif name == layout.CONFIG_FILE:
-            path.write_text(config, encoding="utf-8")
-        elif name == layout.RELATION_COUNT_FILE:
-            path.write_text(f"{len(labels)}\n", encoding="utf-8")
-        elif name == layout.RELATION_NAMES_FILE:
-            path.write_text(json.dumps(labels, indent=4), encoding="utf-8")
         else:
-            raise CheckpointError(f"{storage.path / name} cannot be written anew: the names are not at hand")
+            path.write_text(contents[name], encoding="utf-8")
         return describe_text(path, name)
 
 
-def _config_of(storage: CheckpointStorage, model: FileEntry) -> str:
+def _config_of(model: Path) -> str:
     """Return the text of config.json, which the HDF5 files of a version hold as well."""
-    with hdf5_format.open_file(storage.path / model.name) as file:
+    with hdf5_format.open_file(model) as file:
         return str(file.attrs["config/json"])
 
 
@@ -193,19 +198,15 @@ def epoch_record(
     }
 
 
-def append_stats(storage: CheckpointStorage, records: Sequence[Mapping[str, Any]]) -> None:
-    """Add records to ``training_stats.json`` atomically; replaces those of the same passes.
+def write_stats(folder: LeasedFolder, older: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Write ``training_stats.json`` of a version: the records of the one before, and new ones.
 
-    An interrupted save leaves records of passes that are trained again. Without records an empty file is made
-    if there is none: PyTorch-BigGraph's readers expect one.
+    New records replace those of the same passes and of later ones: an interrupted save leaves records of
+    passes that are trained again. Without any the file is empty: PyTorch-BigGraph's readers expect one.
     """
-    if not records:
-        if not (storage.path / layout.STATS_FILE).exists():
-            storage.write_text(layout.STATS_FILE, "")
-        return
-    first = min(pass_of(record) for record in records)
-    kept = [record for record in read_stats(storage.path) if pass_of(record) < first]
-    storage.write_text(layout.STATS_FILE, "".join(json.dumps(record) + "\n" for record in [*kept, *records]))
+    first = min((pass_of(record) for record in records), default=None)
+    kept = [record for record in read_stats(older) if first is None or pass_of(record) < first]
+    folder.write_text(layout.STATS_FILE, "".join(json.dumps(record) + "\n" for record in [*kept, *records]))
 
 
 def pass_of(record: Mapping[str, Any]) -> tuple[int, int, int]:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import os
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dglkge.checkpoint import hdf5_format, layout, snapshots
-from dglkge.checkpoint.durable import LeasedFolder, sync
-from dglkge.checkpoint.lineage import manifest_checksum
-from dglkge.checkpoint.manifest import UNKNOWN_CRC32, FileEntry, Manifest, TextEntry
+from dglkge.checkpoint import layout
+from dglkge.checkpoint.durable import LeasedFolder, file_crc32, open_crc32
+from dglkge.checkpoint.lineage import RunCopy, manifest_checksum
+from dglkge.checkpoint.manifest import UNKNOWN_CRC32, FileEntry, Manifest, TextEntry, parse
 from dglkge.errors import CheckpointError, write_error
+
+logger = logging.getLogger(__name__)
 
 
 def check_file(folder: Path, entry: FileEntry | TextEntry, checksum: bool = False) -> None:
@@ -29,7 +33,7 @@ def check_file(folder: Path, entry: FileEntry | TextEntry, checksum: bool = Fals
     with _failures_to_read(path):
         _check_size(path, entry, path.stat().st_size)
         if checksum and entry.crc32 != UNKNOWN_CRC32:
-            check_crc32(folder, entry, hdf5_format.file_crc32(path))
+            check_crc32(folder, entry, file_crc32(path))
 
 
 def check_open_file(folder: Path, entry: FileEntry | TextEntry, file: BinaryIO) -> None:
@@ -44,43 +48,79 @@ def check_open_file(folder: Path, entry: FileEntry | TextEntry, file: BinaryIO) 
         _check_size(folder / entry.name, entry, os.fstat(file.fileno()).st_size)
         # The size is compared first: it needs no reading, and finds most interrupted copies.
         if entry.crc32 != UNKNOWN_CRC32:
-            check_crc32(folder, entry, hdf5_format.open_crc32(file))
+            check_crc32(folder, entry, open_crc32(file))
 
 
-def check_text(folder: Path, entry: TextEntry, version: int, checksum: bool = False) -> Path:
-    """Check a text file of a version; return where it lies now.
+def check_rows(folder: Path, manifest: Manifest, checksums: bool = False) -> None:
+    """Check the files of rows and of the state of training of a version; see :func:`check_file`."""
+    for entry in manifest.binary_files:
+        check_file(folder, entry, checksums)
+
+
+def check_texts(folder: Path, manifest: Manifest, checksums: bool = True) -> None:
+    """Check the text files of a version, which takes little time compared with its rows."""
+    for text in manifest.all_texts.values():
+        check_file(folder, text, checksums)
+
+
+def read_manifest(folder: Path, version: int) -> Manifest:
+    """Read the manifest in the folder of a version.
 
     Raises
     ------
     CheckpointError
-        If it is missing or not as it was written.
+        If it is missing, damaged or not ours.
     """
-    own, staged = folder / entry.name, folder / layout.staged_file(entry.name, version)
-    # A writer may rename the text between two attempts, in either direction: the third attempt finds it.
-    for path in (staged, own, staged):
-        try:
-            # The size of the open file, because the name may belong to another version by now.
-            with open(path, "rb") as file:
-                _check_size(path, entry, os.fstat(file.fileno()).st_size)
-                if checksum:
-                    check_crc32(folder, entry, hdf5_format.open_crc32(file))
-                return path
-        except FileNotFoundError:
-            continue
-        except OSError as error:
-            raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
-    raise CheckpointError(f"{own} is missing")
+    path = folder / layout.MANIFEST_FILE
+    try:
+        manifest = Manifest.from_json(path.read_text(encoding="utf-8"), str(path))
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing: half-written, or not written by dglkge") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"cannot read {path}: {error}") from None
+    if manifest.version != version:
+        raise CheckpointError(f"{path} is damaged: it describes version {manifest.version}")
+    return manifest
 
 
 def is_there(folder: Path, entry: TextEntry) -> bool:
-    """Return whether a text has its own name and its size. Its content is not read: it does not change."""
+    """Return whether a text is there with its size. Its content is not read: it does not change."""
     path = folder / entry.name
     return path.is_file() and path.stat().st_size == entry.size_bytes
 
 
 def describe_text(path: Path, name: str) -> TextEntry:
     """Describe a text file that was just written."""
-    return TextEntry(name, path.stat().st_size, hdf5_format.file_crc32(path))
+    return TextEntry(name, path.stat().st_size, file_crc32(path))
+
+
+def write_receipt(folder: LeasedFolder, entry: FileEntry) -> None:
+    """Write the receipt of a file, for which rank 0 waits."""
+    note = {"nonce": folder.nonce, **dataclasses.asdict(entry)}
+    folder.write_text(layout.receipt_file(entry.name), json.dumps(note))
+
+
+def read_receipts(folder: LeasedFolder) -> list[FileEntry]:
+    """Return the entries in the receipts of this job."""
+    paths = sorted(folder.path.glob("*" + layout.RECEIPT_SUFFIX))
+    notes = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
+    # Files of a job that was killed may differ from those of this job. Its receipts have another nonce.
+    return [parse(FileEntry, note) for note in notes if note.pop("nonce", None) == folder.nonce]
+
+
+def remove_receipts(folder: Path) -> None:
+    """Remove the receipts of a version, once its manifest takes their place."""
+    for path in folder.glob("*" + layout.RECEIPT_SUFFIX):
+        path.unlink(missing_ok=True)
+
+
+def signs_of_life(folder: Path) -> list[tuple[str, int]]:
+    """Return the files of a version that is written, also unfinished ones, and the times of their changes."""
+    found = []
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        with contextlib.suppress(FileNotFoundError):  # renamed meanwhile
+            found.append((path.name, path.stat().st_mtime_ns))
+    return found
 
 
 @contextlib.contextmanager
@@ -114,23 +154,26 @@ def check_crc32(folder: Path, entry: FileEntry | TextEntry, crc32: int) -> None:
 
 
 class CheckpointStorage(LeasedFolder):
-    """Versions of a checkpoint in one folder.
+    """Versions of a checkpoint, a folder each, in the checkpoint's folder.
 
     Files::
 
-        checkpoint_version.txt            "7\\n": the version that counts; 0 before the first
-        manifest.v7.json                  the run, and each file's size and CRC-32
-        embeddings_{type}_{part}.v7.h5    one part of the rows of an entity type
-        model.v7.h5                       the relations
-        training_state.v7.pt              schedules, patience and objects of the user, if there are any
-        config.json                       PyTorch-BigGraph's configuration of this model
-        vocabulary_{type}.txt             all names of a type; line number = original id
-        entity_names_{type}_{part}.json   names of a part in the order of its rows
-        entity_count_{type}_{part}.txt    number of rows of a part
-        dynamic_rel_count.txt, dynamic_rel_names.json
-        training_stats.json               JSON lines: loss and counts of each epoch
-        epoch_{E}/, best/                 links to a version that is kept; see snapshots.py
-        damaged_v{V}/                     files that checkpoint.fallback moved away
+        checkpoint_version.txt              "7\\n": the version that counts; 0 before the first
+        latest                              link to v7/
+        epoch_{E}, best                     JSON: a version that is kept, and its manifest's checksum
+        damaged_v{V}/                       files that checkpoint.fallback moved away
+        v7/                                 a checkpoint of PyTorch-BigGraph; final once it is published:
+            manifest.json                   the run, and each file's size and CRC-32; written last
+            checkpoint_version.txt          "7\\n"
+            embeddings_{type}_{part}.v7.h5  one part of the rows of an entity type
+            model.v7.h5                     the relations
+            training_state.pt               schedules, patience and objects of the user, if there are any
+            config.json                     PyTorch-BigGraph's configuration of this model
+            vocabulary_{type}.txt           all names of a type; line number = original id
+            entity_names_{type}_{part}.json names of a part in the order of its rows
+            entity_count_{type}_{part}.txt  number of rows of a part
+            dynamic_rel_count.txt, dynamic_rel_names.json
+            training_stats.json             JSON lines: loss and counts of each epoch
 
     The HDF5 files are PyTorch-BigGraph's version 1. Their root has the attributes ``format_version``
     (1), ``config/json`` (the text of config.json) and ``iteration/*``. In an embeddings file the rows
@@ -168,19 +211,9 @@ class CheckpointStorage(LeasedFolder):
     row-wise Adagrad ``optimizer/state_dict`` holds it for torch's Adagrad over the operators' parameters, a
     relation's sum in every number of its row.
 
-    ``training_state.v7.pt`` is a ``torch.save`` of dicts, lists, numbers, texts and tensors, which
-    ``torch.load(weights_only=True)`` reads; see :mod:`dglkge.training.control`. It is absent where training
-    changes nothing but the tables.
-
-    A version is written under other names (``*.tmp``), brought to the disk, renamed; when all writers
-    have done so, the manifest is written and checkpoint_version.txt replaced in one step. Before that step
-    version V is whole, after it version V+1. Only then is V dropped.
-
-    PyTorch-BigGraph expects names, counts and config.json under names without a version. Those that are the
-    same in V and V+1 stay as they are. Others are written as ``config.v{V+1}.json``; right before the step
-    those of V are renamed to ``config.v{V}.json``, right after it those of V+1 take their own names. So at no
-    time do names of one version lie beside rows of another; after a crash in between they may be missing,
-    under their own names only, and the next start puts them back.
+    A new version is written to a folder of its own, its manifest last; then ``checkpoint_version.txt`` is
+    replaced in one step. Before that step version V counts, after it version V+1. Only then is V removed,
+    unless a pointer names it. Lists of names that are the same in V and V+1 are hard links.
 
     Parameters
     ----------
@@ -191,35 +224,56 @@ class CheckpointStorage(LeasedFolder):
         again before a file takes its place, so a job that has lost it publishes nothing.
     """
 
+    def folder(self, version: int) -> LeasedFolder:
+        """Return the folder of a version, which need not exist."""
+        return LeasedFolder(self.path / layout.version_folder(version), self.lease)
+
+    def versions(self) -> list[int]:
+        """Return the versions that have a folder, also unfinished ones, in ascending order."""
+        names = os.listdir(self.path) if self.path.is_dir() else []
+        return sorted(version for name in names if (version := layout.parse_version_folder(name)) is not None)
+
     def published_version(self) -> int:
         """Return the published version; 0 if the folder holds no checkpoint.
 
         Raises
         ------
         CheckpointError
-            If there are files of a checkpoint without a readable version file, or a whole version that
-            cannot have been left by an interrupted save of the next one.
+            If there are versions without a readable version file, or a whole version that cannot have been
+            left by an interrupted save of the next one.
         """
-        path = self.path / layout.VERSION_FILE
-        text = self.version_text()
+        try:
+            version = self.named_version()
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; {self._advice()}") from None
+        # Version + 1 is allowed: an interrupted save may have completed its files without publishing them.
+        newer = any(number > version + 1 for number in self.versions())
+        if newer and (self.newest_good() or 0) > version + 1:
+            raise CheckpointError(
+                f"{self.path / layout.VERSION_FILE} reads '{version}', but a newer version lies beside it; "
+                f"{self._advice()}"
+            )
+        return version
+
+    def named_version(self) -> int:
+        """Return the version that the version file names, without a look at its files; 0 if there is none.
+
+        Raises
+        ------
+        CheckpointError
+            If it is damaged, or missing beside versions.
+        """
+        path, text = self.path / layout.VERSION_FILE, self.version_text()
         if text is None:
-            if any(True for _ in self.versioned()):
-                raise CheckpointError(
-                    f"{path} is missing, but files of a checkpoint lie beside it; {self._advice()}"
-                )
+            if self.versions():
+                raise CheckpointError(f"{path} is missing, but files of a checkpoint lie beside it")
             if self.path.exists() and not self.path.is_dir():
                 raise CheckpointError(f"{self.path} is not a folder")
             return 0
         version = layout.parse_version(text)
         if version is None:
             got = f"reads {text[:40]!r}" if text else "is empty"
-            raise CheckpointError(f"{path} {got}; expected one number; {self._advice()}")
-        # Version + 1 is allowed: an interrupted save may have completed its files without publishing them.
-        newer = any(not found.temporary and found.version > version + 1 for _, found in self.versioned())
-        if newer and (self.newest_good() or 0) > version + 1:
-            raise CheckpointError(
-                f"{path} reads {text!r}, but a newer version lies beside it; {self._advice()}"
-            )
+            raise CheckpointError(f"{path} {got}; expected one number")
         return version
 
     def version_text(self) -> str | None:
@@ -250,65 +304,43 @@ class CheckpointStorage(LeasedFolder):
         if version == 0:
             return None
         try:
-            manifest = self.manifest(version)
-            self.check_files(manifest, texts=texts)
+            return self.checked(version, texts)
         except CheckpointError as error:
             if self.version_text() != str(version):
                 raise  # a newer version was published during the check
             raise CheckpointError(f"{error}; {self._advice()}") from None
-        return manifest
 
-    def manifest(self, version: int) -> Manifest:
-        """Read the manifest of a version.
+    def kept(self, pointer: str) -> Manifest:
+        """Return the manifest of the version that a pointer names; checks the sizes of its files.
 
         Raises
         ------
         CheckpointError
-            If it is missing, damaged or not ours.
+            If there is no such pointer, its version is another one by now, or anything of it is damaged.
         """
-        path = self.path / layout.manifest_file(version)
-        try:
-            manifest = Manifest.from_json(path.read_text(encoding="utf-8"), str(path))
-        except FileNotFoundError:
-            raise CheckpointError(f"{path} is missing: half-written, or not written by dglkge") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"cannot read {path}: {error}") from None
-        if manifest.version != version:
-            raise CheckpointError(f"{path} is damaged: it describes version {manifest.version}")
+        note, path = self.read_pointer(pointer), self.path / pointer
+        if not note:
+            raise CheckpointError(f"{path} is missing or damaged; expected the pointer to a version")
+        manifest = self.checked(note["version"], texts=True)
+        if self.checksum_of(manifest.version) != note["checksum"]:
+            raise CheckpointError(
+                f"{path} names version {manifest.version} with the checksum {note['checksum']}, and "
+                f"{self.folder(manifest.version).path} has another one"
+            )
         return manifest
+
+    def manifest(self, version: int) -> Manifest:
+        """Read the manifest of a version; see :func:`read_manifest`."""
+        return read_manifest(self.folder(version).path, version)
 
     def checksum_of(self, version: int) -> str:
         """Return the checksum of a version's manifest, which identifies its content; empty for version 0."""
         if version == 0:
             return ""
         try:
-            return manifest_checksum((self.path / layout.manifest_file(version)).read_bytes())
+            return manifest_checksum((self.folder(version).path / layout.MANIFEST_FILE).read_bytes())
         except OSError as error:
             raise CheckpointError(f"cannot read the manifest of version {version}: {error}") from None
-
-    def check_files(self, manifest: Manifest, checksums: bool = False, texts: bool = True) -> None:
-        """Check that the files of a version have their size and, if wanted, their checksum.
-
-        Raises
-        ------
-        CheckpointError
-            Naming the first missing or damaged file.
-        """
-        for entry in manifest.versioned_files:
-            check_file(self.path, entry, checksums)
-        if texts:
-            self.check_texts(manifest, checksums)
-
-    def check_texts(self, manifest: Manifest, checksums: bool = True) -> None:
-        """Check the text files of a version, which takes little time compared with its rows.
-
-        Raises
-        ------
-        CheckpointError
-            Naming the first missing or damaged file.
-        """
-        for text in manifest.all_texts.values():
-            check_text(self.path, text, manifest.version, checksums)
 
     def newest_good(self) -> int | None:
         """Return the newest version whose rows are complete and undamaged; None if there is none."""
@@ -319,10 +351,9 @@ class CheckpointStorage(LeasedFolder):
 
         Their texts may be damaged: the fallback writes them again.
         """
-        versions = {found.version for _, found in self.versioned() if not found.temporary}
-        for version in sorted(versions, reverse=True):
+        for version in reversed(self.versions()):
             with contextlib.suppress(CheckpointError):
-                self.check_files(self.manifest(version), checksums=True, texts=False)
+                check_rows(self.folder(version).path, self.manifest(version), checksums=True)
                 yield version
 
     def prepare(self) -> None:
@@ -335,10 +366,7 @@ class CheckpointStorage(LeasedFolder):
         StorageError
             If the disk is full or fails.
         """
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise write_error(f"cannot write to {self.path}", error) from error
+        self.make()
         if not (self.path / layout.VERSION_FILE).exists():
             # Version 0 is published before any file exists: a folder with files and no version file counts as
             # damaged.
@@ -347,54 +375,61 @@ class CheckpointStorage(LeasedFolder):
     def publish(self, version: int) -> None:
         """Publish a version: all readers use it from now on."""
         self.write_text(layout.VERSION_FILE, f"{version}\n")
+        # Not every disk has links, and the copy of a run may have a folder there.
+        link = self.path / layout.LATEST_LINK
+        new = link.with_suffix(layout.TEMPORARY_SUFFIX)
+        if version and (link.is_symlink() or not link.exists()):
+            with contextlib.suppress(OSError):
+                new.unlink(missing_ok=True)
+                new.symlink_to(layout.version_folder(version))
+                os.replace(new, link)
 
-    def write_receipt(self, entry: FileEntry) -> None:
-        """Write the receipt of a file, for which rank 0 waits."""
-        note = {"nonce": self.nonce, **dataclasses.asdict(entry)}
-        self.write_text(layout.receipt_file(entry.name), json.dumps(note))
+    def keep(self, version: int, pointer: str, note: Mapping[str, Any]) -> None:
+        """Point to a version, which then outlives newer ones; replaces an older pointer of that name.
 
-    def read_receipts(self, version: int) -> list[FileEntry]:
-        """Return the entries in the receipts of this job for a version."""
-        paths = sorted(self.path.glob(layout.receipts_pattern(version)))
-        notes = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-        # Files of a job that was killed may differ from those of this job. Its receipts have another nonce.
-        return [FileEntry.from_dict(note) for note in notes if note.pop("nonce", None) == self.nonce]
+        Parameters
+        ----------
+        version : int
+            It is published, or was.
+        pointer : str
+            ``"best"``, or one of :func:`dglkge.checkpoint.layout.epoch_pointer`.
+        note : mapping
+            The reason; :meth:`read_pointer` returns it.
+        """
+        self.write_json(pointer, {"version": version, "checksum": self.checksum_of(version), **note})
 
-    def remove_receipts(self, version: int) -> None:
-        """Remove the receipts of a version."""
-        for path in self.path.glob(layout.receipts_pattern(version)):
-            path.unlink(missing_ok=True)
+    def keep_all(self, manifest: Manifest) -> None:
+        """Write the pointers that a version was published with; those that are right stay as they are."""
+        checksum = self.checksum_of(manifest.version)
+        for pointer, note in manifest.kept_as.items():
+            if self.read_pointer(pointer).get("checksum") != checksum:
+                self.keep(manifest.version, pointer, note)
 
-    def signs_of_life(self, version: int) -> list[tuple[str, int]]:
-        """Return the files of a version, also unfinished ones, and the times of their last change."""
-        found = []
-        for path, one in self.versioned():
-            if one.version == version:
-                with contextlib.suppress(FileNotFoundError):  # renamed meanwhile
-                    found.append((path.name, path.stat().st_mtime_ns))
-        return found
-
-    def keep(self, version: int, name: str, note: Mapping[str, Any]) -> None:
-        """Make a snapshot of a version, see :func:`dglkge.checkpoint.snapshots.take`."""
-        self.check_lease()
+    def read_pointer(self, pointer: str) -> dict[str, Any]:
+        """Return version, checksum and note of a pointer; empty if there is none, or it is damaged."""
         try:
-            texts = self.manifest(version).all_texts.values()
-            places = {text.name: check_text(self.path, text, version) for text in texts}
-            snapshots.take(self.path, name, version, note, places)
-        except OSError as error:
-            raise write_error(f"cannot write {self.path / name}", error) from error
+            return parse_pointer((self.path / pointer).read_bytes())
+        except OSError:
+            return {}
+
+    def pointers(self) -> dict[str, dict[str, Any]]:
+        """Return what each pointer names, by its name; see :meth:`read_pointer`."""
+        names = sorted(os.listdir(self.path)) if self.path.is_dir() else []
+        return {name: self.read_pointer(name) for name in names if layout.is_pointer(name)}
 
     def drop_older(self, version: int) -> None:
-        """Remove all files of older versions, apart from those that a snapshot keeps."""
-        kept = snapshots.kept_versions(self.path)
-        for path, found in self.versioned():
-            # Snapshots have the texts under their own names, so staged texts are not kept for them.
-            leaving = path.name.endswith(layout.RECEIPT_SUFFIX) or found.staged
-            if found.version < version and (leaving or found.version not in kept):
-                path.unlink(missing_ok=True)
+        """Remove older versions, apart from those that a pointer names."""
+        pointers = self.pointers()
+        if not all(pointers.values()):
+            logger.warning("no older version in %s is removed: a pointer to one is damaged", self.path)
+            return
+        kept = {note["version"] for note in pointers.values()}
+        for old in self.versions():
+            if old < version and old not in kept:
+                self._remove(old)
 
     def drop_unpublished(self, version: int) -> None:
-        """Remove the files of an interrupted save: those newer than ``version``, and unfinished ones.
+        """Remove what an interrupted save left: versions newer than ``version``, and unfinished files.
 
         Raises
         ------
@@ -405,62 +440,10 @@ class CheckpointStorage(LeasedFolder):
         """
         self.check_lease()
         try:
-            # Snapshots first: their links would dangle if the files of their versions were removed before
-            # them.
-            snapshots.recover(self.path, version)
             self.drop_temporaries()
-            for path, found in self.versioned():
-                if found.version > version or found.temporary:
-                    path.unlink(missing_ok=True)
-        except OSError as error:
-            raise write_error(f"cannot write to {self.path}", error) from error
-
-    def withdraw_texts(self, version: int, kept: Collection[str]) -> None:
-        """Stage the texts of the published version, before the next one is published, except some.
-
-        No reader then finds the names of one version beside the rows of another. It may find no names for a
-        moment.
-
-        Raises
-        ------
-        CheckpointError
-            If the folder may not be written to, or belongs to another job now.
-        StorageError
-            If the disk is full or fails.
-        """
-        self.check_lease()
-        try:
-            for path in sorted(self.path.iterdir()):
-                if layout.is_replaced_text(path.name) and path.name not in kept:
-                    os.replace(path, self.path / layout.staged_file(path.name, version))
-            sync(self.path)
-        except OSError as error:
-            raise write_error(f"cannot write to {self.path}", error) from error
-
-    def place_texts(self, manifest: Manifest) -> None:
-        """Rename the staged texts of the published version to their own names; remove those of no part.
-
-        Does nothing if all texts have their names, and in folders with manifests of version 1 only.
-
-        Raises
-        ------
-        CheckpointError
-            If the folder may not be written to.
-        StorageError
-            If the disk is full or fails.
-        """
-        texts = manifest.all_texts
-        if not texts:
-            return
-        try:
-            # A missing staged file is normal: the text did not change, or was renamed before a crash.
-            for name in filter(layout.is_replaced_text, texts):
-                with contextlib.suppress(FileNotFoundError):
-                    os.replace(self.path / layout.staged_file(name, manifest.version), self.path / name)
-            # The version before may have had more parts, whose lists of names would describe no rows now.
-            for path in self.path.iterdir():
-                if layout.parse_names_part(path.name) is not None and path.name not in texts:
-                    path.unlink(missing_ok=True)
+            for newer in self.versions():
+                if newer > version:
+                    self._remove(newer)
         except OSError as error:
             raise write_error(f"cannot write to {self.path}", error) from error
 
@@ -477,21 +460,28 @@ class CheckpointStorage(LeasedFolder):
             raise write_error(f"cannot write to {self.path}", error) from error
         return folder
 
-    def versioned(self) -> Iterator[tuple[Path, layout.VersionedFile]]:
-        """Yield the files that belong to a version."""
-        paths: Sequence[Path] = sorted(self.path.iterdir()) if self.path.is_dir() else []
-        for path in paths:
-            found = layout.parse_versioned(path.name)
-            if found is not None:
-                yield path, found
-
     def num_bytes(self) -> int:
-        """Return the size of all files of versions in the folder, those of damaged ones among them."""
+        """Return the size of the files of all versions."""
         total = 0
-        for path, _ in self.versioned():
+        for version in self.versions():
             with contextlib.suppress(FileNotFoundError):
-                total += path.stat().st_size
+                total += sum(path.stat().st_size for path in self.folder(version).path.iterdir())
         return total
+
+    def checked(self, version: int, texts: bool) -> Manifest:
+        """Read the manifest of a version and check the sizes of its files, with or without its texts."""
+        folder = self.folder(version).path
+        manifest = read_manifest(folder, version)
+        check_rows(folder, manifest)
+        if texts:
+            check_texts(folder, manifest, checksums=False)
+        return manifest
+
+    def _remove(self, version: int) -> None:
+        """Remove the folder of a version; without its manifest the version is incomplete from the start."""
+        folder = self.folder(version).path
+        (folder / layout.MANIFEST_FILE).unlink(missing_ok=True)
+        shutil.rmtree(folder)
 
     def _advice(self) -> str:
         """Return the advice for a damaged checkpoint: the newest good version and the user's options."""
@@ -502,3 +492,27 @@ class CheckpointStorage(LeasedFolder):
             f"the newest good version is {good}: set checkpoint.fallback=true to go on from it "
             f"(what is newer is moved aside), or move the folder away to start anew"
         )
+
+
+def parse_pointer(content: bytes) -> dict[str, Any]:
+    """Return what a pointer's content names: version, checksum and note; empty if it is damaged."""
+    try:
+        note = json.loads(content)
+        is_whole = type(note["version"]) is int and isinstance(note["checksum"], str)
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return note if is_whole else {}
+
+
+def read_copy(run: Path) -> RunCopy:
+    """Return the copy in a run's folder; checks the sizes of the published version's files."""
+    storage, version = CheckpointStorage(run / layout.CHECKPOINT_FOLDER), 0
+    try:
+        version = storage.named_version()
+        if not version:
+            return RunCopy()
+        # Sizes only: checksums would read the whole checkpoint on each machine at each start.
+        manifest = storage.checked(version, texts=False)
+        return RunCopy(version, manifest.run_id, storage.checksum_of(version), tuple(manifest.lineage))
+    except CheckpointError as error:
+        return RunCopy(version, problem=str(error))

@@ -41,6 +41,7 @@ FIRST_PAUSE_SECONDS = 1.0
 _S3_OPTIONS = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 1}}}
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://?.*")
 _FILE = "file"
+COPY_BLOCK_BYTES = 8 << 20
 _WITH_FOLDERS = ("sftp", "ssh", "hdfs", "smb", "ftp", "webhdfs")
 
 
@@ -52,6 +53,8 @@ class Store(Protocol):
     Attributes
     ----------
     url : str
+    num_bytes : int
+        Bytes of uploads so far, for the progress of a save; a store may lack it.
     """
 
     url: str
@@ -103,7 +106,7 @@ class FileStore:
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url
+        self.url, self.num_bytes = url, 0
         text = url.partition(":")[2]
         self._folder = Path(text[2:] if text.startswith("//") else text)
         if not self._folder.is_absolute():
@@ -124,7 +127,10 @@ class FileStore:
         """Copy a file to the folder and flush it."""
         target = self._folder / name
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
+        with open(path, "rb") as source, open(target, "wb") as copy:
+            while block := source.read(COPY_BLOCK_BYTES):
+                copy.write(block)
+                self.num_bytes += len(block)
         sync(target)
 
     def download(self, name: str, path: Path) -> None:
@@ -166,7 +172,7 @@ class FsspecStore:
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url.rstrip("/")
+        self.url, self.num_bytes = url.rstrip("/"), 0
         scheme = scheme_of(url)
         package = _PACKAGES.get(scheme, "fsspec")
         options: dict[str, Any] = dict(_S3_OPTIONS) if scheme in ("s3", "s3a") else {}
@@ -195,7 +201,7 @@ class FsspecStore:
         """Write a file as an object."""
         with _as_os_errors():
             self._make_folder(name)
-            self._files.put_file(str(path), self._path(name))
+            self._files.put_file(str(path), self._path(name), callback=self._counter())
 
     def download(self, name: str, path: Path) -> None:
         """Write an object to a file."""
@@ -223,6 +229,18 @@ class FsspecStore:
         """Remove an object."""
         with _as_os_errors():
             self._files.rm_file(self._path(name))
+
+    def _counter(self) -> Any:
+        """Return fsspec's callback that counts the bytes of an upload."""
+        from fsspec.callbacks import Callback
+
+        counter = Callback()
+
+        def count(increment: int = 1) -> None:
+            self.num_bytes += increment
+
+        counter.relative_update = count
+        return counter
 
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}"

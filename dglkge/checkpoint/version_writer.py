@@ -14,12 +14,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from dglkge.checkpoint import layout, part_files, shared_texts
-from dglkge.checkpoint.bigraph_config import bigraph_attributes, bigraph_config
+from dglkge.checkpoint.bigraph import bigraph_attributes, bigraph_config
 from dglkge.checkpoint.courier import Courier, empty_outbox
+from dglkge.checkpoint.durable import LeasedFolder
 from dglkge.checkpoint.lineage import extended
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry, check_complete
 from dglkge.checkpoint.mirror import Mirror
-from dglkge.checkpoint.storage import CheckpointStorage, describe_text, is_there
+from dglkge.checkpoint.storage import (
+    CheckpointStorage,
+    describe_text,
+    read_receipts,
+    remove_receipts,
+    signs_of_life,
+    write_receipt,
+)
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.lease import new_nonce
 from dglkge.errors import CheckpointError, JobError
@@ -55,8 +63,8 @@ class NewVersion:
         All relations, on rank 0, which also publishes.
     previous : Manifest or None
         The version before.
-    snapshots : mapping of str to mapping
-        Names of snapshots of the version, and notes on their reason.
+    kept_as : mapping of str to mapping
+        Names of pointers to the version, and notes on their reason.
     stats : sequence of mapping
         Records of training since the version before.
     state : bytes
@@ -69,7 +77,7 @@ class NewVersion:
     parts: Sequence[TablePart]
     relations: TablePart | None
     previous: Manifest | None
-    snapshots: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    kept_as: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     stats: Sequence[Mapping[str, Any]] = ()
     state: bytes = b""
 
@@ -108,7 +116,14 @@ class VersionWriter:
         self.limit_seconds = limit_seconds
         # A job without a lease still needs an identity in the lineage.
         self._job = storage.nonce or new_nonce()
+        self._folder = storage.path
         self._since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+
+    def progress(self) -> str:
+        """Return a text that changes while this process's share of a version is written, sent or uploaded."""
+        sent = 0 if self.courier is None else self.courier.num_blocks
+        uploaded = 0 if self.mirror is None else self.mirror.num_bytes
+        return json.dumps([signs_of_life(self._folder), sent, uploaded])
 
     def write(self, new: NewVersion) -> None:
         """Write this process's files of a version and, where it has the relations, publish it.
@@ -121,25 +136,27 @@ class VersionWriter:
             If the disk is full or fails, another machine's files do not come, or the store of the copy cannot
             be reached. The version before stays as it is.
         """
-        config = bigraph_config(new.meta, new.num_parts, str(self.storage.path.resolve()))
+        folder = self.storage.folder(new.version)
+        self._folder = folder.path
+        config = bigraph_config(new.meta, new.num_parts, str(folder.path.resolve()))
         attributes = bigraph_attributes(new.meta, config)
         if self.courier is None:
-            self._write_parts(self.storage, new, attributes)
+            self._write_parts(folder, new, attributes)
         elif not self.courier.is_first:
             if new.parts:
-                outbox = CheckpointStorage(
-                    empty_outbox(self.storage.path, self.courier.rank), self.storage.lease
-                )
+                path = self._folder = empty_outbox(self.storage.path, self.courier.rank)
                 # Signs are names and modification times, so a file that grows counts as progress.
-                with self.courier.sending_heartbeats(lambda: outbox.signs_of_life(new.version)):
-                    self._write_parts(outbox, new, attributes)
+                with self.courier.sending_heartbeats(lambda: signs_of_life(path)):
+                    # An outbox starts empty: the texts of the version before are on the first machine only.
+                    outbox = LeasedFolder(path, self.storage.lease)
+                    self._write_parts(outbox, dataclasses.replace(new, previous=None), attributes)
                 with _failures_of_others():
-                    self.courier.send(outbox.path)
+                    self.courier.send(path)
         else:
             # Receiving overlaps with writing: both are bound by the disk or the network, not by the CPU.
             with ThreadPoolExecutor(1, "dglkge-courier") as thread, self.courier.abandoning_on_error():
-                receiving = thread.submit(self.courier.receive, self.storage)
-                self._write_parts(self.storage, new, attributes)
+                receiving = thread.submit(self.courier.receive, folder)
+                self._write_parts(folder, new, attributes)
                 with _failures_of_others():
                     receiving.result()
         if new.relations is not None:
@@ -150,79 +167,74 @@ class VersionWriter:
             if self.mirror is not None:
                 self.mirror.push()
 
-    def _write_parts(
-        self, storage: CheckpointStorage, new: NewVersion, attributes: Mapping[str, Any]
-    ) -> None:
+    def _write_parts(self, folder: LeasedFolder, new: NewVersion, attributes: Mapping[str, Any]) -> None:
         """Write this process's files, each with a receipt."""
-        is_outbox = storage is not self.storage
+        folder.make()
         for part in new.parts:
-            entry = part_files.write_part(storage, new.version, part, new.meta, attributes)
-            # An outbox starts empty: the texts of the version before are on the first machine only.
-            texts = () if is_outbox else self._same_names(entry, new.previous)
+            entry = part_files.write_part(folder, new.version, part, new.meta, attributes)
+            texts = self._same_names(folder, entry, new.previous)
             if not texts:
                 ids = part.original_ids.sort().values.tolist()
                 names = self.names.get(part.table)
-                texts = part_files.write_names(storage, new.version, part.table, part.part, ids, names)
+                texts = part_files.write_names(folder, part.table, part.part, ids, names)
             # The receipt follows the durable file: its presence is the proof that rank 0 waits for.
-            storage.write_receipt(dataclasses.replace(entry, texts=texts))
+            write_receipt(folder, dataclasses.replace(entry, texts=tuple(texts)))
         if new.relations is not None:
-            entry = part_files.write_relations(storage, new.version, new.relations, new.meta, attributes)
-            storage.write_receipt(entry)
+            entry = part_files.write_relations(folder, new.version, new.relations, new.meta, attributes)
+            write_receipt(folder, entry)
 
     def _wait_for_all(self, new: NewVersion) -> list[FileEntry]:
         """Wait for the receipts of all writers, and return them."""
         # One file for each part of each entity type, and one for all relations.
         expected = new.num_parts * len(new.meta.entity_types) + 1
+        folder = self.storage.folder(new.version)
         signs: list[tuple[str, int]] = []
         last_news = time.monotonic()
         while True:
-            files = self.storage.read_receipts(new.version)
+            files = read_receipts(folder)
             now = time.monotonic()
             # On timeout, check_complete raises the error with the list of parts that are missing.
             if len(files) >= expected or now - last_news > self.limit_seconds:
                 check_complete(new.meta, files)
                 return files
-            if (found := self.storage.signs_of_life(new.version)) != signs:
+            if (found := signs_of_life(folder.path)) != signs:
                 signs, last_news = found, now
             time.sleep(POLL_SECONDS)
 
-    def _same_names(self, entry: FileEntry, previous: Manifest | None) -> Sequence[TextEntry]:
-        """Return the entries of a part's names and count if the version before has the same, else nothing."""
-        for old in () if previous is None else previous.files:
+    def _same_names(
+        self, folder: LeasedFolder, entry: FileEntry, previous: Manifest | None
+    ) -> Sequence[TextEntry]:
+        """Link a part's names and count if the version before has the same; return their entries."""
+        if previous is None:
+            return ()
+        older = self.storage.folder(previous.version).path
+        for old in previous.files:
             # Equal checksums of the ids mean the same rows in the same part, so the names are equal too.
             if (old.table, old.part, old.ids_crc32) == (entry.table, entry.part, entry.ids_crc32):
-                return old.texts if all(is_there(self.storage.path, text) for text in old.texts) else ()
+                return old.texts if shared_texts.link_texts(folder, older, old.texts) else ()
         return ()
 
     def _publish(self, new: NewVersion, files: Sequence[FileEntry], config: Mapping[str, Any]) -> None:
         """Write the manifest of a version whose files are complete, publish it, and remove older versions."""
         storage, version, previous = self.storage, new.version, new.previous
-        config_text = json.dumps(config, indent=4)
-        texts = shared_texts.write(storage, version, new.meta, config_text, self.names, previous)
-        shared_texts.append_stats(storage, new.stats)
-        state = self._write_state(version, new.state)
+        folder = storage.folder(version)
+        older = storage.folder(0 if previous is None else previous.version).path
+        text = json.dumps(config, indent=4)
+        texts = shared_texts.write(folder, new.meta, text, self.names, older, previous)
+        shared_texts.write_stats(folder, older, new.stats)
+        state = self._write_state(folder, new.state)
         before = previous.lineage if previous is not None else ()
-        run_id = previous.run_id if previous is not None else ""
+        run_id = previous.run_id if previous is not None else new_nonce()
         lineage = extended(before, self._job, version, socket.gethostname(), self._since)
-        manifest = Manifest(version, new.meta, files, texts, run_id or new_nonce(), lineage, state)
-        if previous is None:
-            storage.place_texts(manifest)  # no published version has other texts under these names
-        # The order from here on is the commit protocol. The manifest lists files that are all durable.
-        # Snapshots come before publication: one of an unpublished version is removed at the next start, but a
-        # published version without its snapshot would never get one.
-        storage.write_text(layout.manifest_file(version), manifest.to_json())
-        for name, note in new.snapshots.items():
-            storage.keep(version, name, note)
-        if previous is None:
-            storage.publish(version)
-        else:
-            # Texts have the same names in all versions. They are renamed before and after the version file is
-            # replaced, so a reader finds the texts of the version that it reads, or none.
-            storage.withdraw_texts(previous.version, self._drop_same(manifest, previous))
-            storage.publish(version)
-            storage.place_texts(manifest)
+        manifest = Manifest(version, new.meta, files, texts, run_id, tuple(lineage), state, new.kept_as)
+        # The order from here on is the commit protocol. The manifest lists files that are all durable, and
+        # nothing in the folder changes any more. Pointers follow the publication: at no time does one name a
+        # version that does not count. The next start writes those that are missing.
+        remove_receipts(folder.path)
+        folder.write_text(layout.MANIFEST_FILE, manifest.to_json())
+        storage.publish(version)
+        storage.keep_all(manifest)
         try:
-            storage.remove_receipts(version)
             storage.drop_older(version)
         except OSError as error:
             # The version is published, so the save has succeeded. The next one removes the same files.
@@ -232,22 +244,13 @@ class VersionWriter:
             )  # fmt: skip
         logger.info("checkpoint version %d in %s", version, storage.path)
 
-    def _write_state(self, version: int, state: bytes) -> TextEntry | None:
+    def _write_state(self, folder: LeasedFolder, state: bytes) -> TextEntry | None:
         """Write the state of training; returns its entry, None if there is no state."""
         if not state:
             return None
-        name = layout.training_state_file(version)
-        with self.storage.new_file(name) as path:
+        with folder.new_file(layout.STATE_FILE) as path:
             path.write_bytes(state)
-        return describe_text(self.storage.path / name, name)
-
-    def _drop_same(self, manifest: Manifest, previous: Manifest) -> set[str]:
-        """Return the texts that do not change with the next version; remove their staged files."""
-        same = {name for name, text in manifest.all_texts.items() if previous.all_texts.get(name) == text}
-        same = {name for name in same if is_there(self.storage.path, manifest.all_texts[name])}
-        for name in same:
-            (self.storage.path / layout.staged_file(name, manifest.version)).unlink(missing_ok=True)
-        return same
+            return describe_text(path, layout.STATE_FILE)
 
 
 def refuse_missing_relations(relations: TablePart | None) -> TablePart:

@@ -12,6 +12,7 @@ from dglkge.cli.common import (
     RUN,
     VERIFY,
     Command,
+    flag,
     goes_with,
     human_bytes,
     open_model,
@@ -107,8 +108,7 @@ def _size_bytes(path: Path) -> int:
 def convert(args: argparse.Namespace) -> int:
     """Write the files, or the run."""
     # Here: --help does without torch and pandas.
-    from dglkge.checkpoint.bigraph_copy import copy_for_bigraph
-    from dglkge.checkpoint.conversion import convert_to_run
+    from dglkge.checkpoint.conversion import convert_to_run, copy_for_bigraph
     from dglkge.checkpoint.reader import open_checkpoint
     from dglkge.data.dataset import Dataset
     from dglkge.inference.imports.import_tables import import_tables
@@ -163,7 +163,7 @@ With --verify, read every file and compare it with its checksum.""",
   dglkge inspect runs/demo --verify --json""",
     options=[
         RUN,
-        option("--verify", action="store_true", help="read every file and compare it with its checksum"),
+        flag("--verify", "read every file and compare it with its checksum"),
         JSON,
     ],
     run=inspect,
@@ -180,38 +180,33 @@ CONVERT = Command(
     description="Write a checkpoint's rows for other programs, or create a run from theirs.",
     examples=f"examples:\n{CONVERT_EXAMPLES}",
     options=[
-        option("run", metavar="SOURCE", help="a run, a checkpoint, or a folder of files for --from"),
-        option("--to", required=True, choices=[TO_RUN, TO_BIGRAPH, *EXPORT_FORMATS], help="what to write"),
-        option(
-            "--from", dest="source_format", choices=IMPORT_FORMATS, help="format of files of rows to read"
-        ),
-        option("--output", required=True, metavar="DIR", help="folder for what is written"),
-        option("--dataset", metavar="DIR", help="for --to run: the run's data set"),
+        option("run", "a run, a checkpoint, or a folder of files for --from", metavar="SOURCE"),
+        option("--to", "what to write", required=True, choices=[TO_RUN, TO_BIGRAPH, *EXPORT_FORMATS]),
+        option("--from", "format of files of rows to read", dest="source_format", choices=IMPORT_FORMATS),
+        option("--output", "folder for what is written", required=True, metavar="DIR"),
+        option("--dataset", "for --to run: the run's data set", metavar="DIR"),
         option(
             "--score-function",
+            "for --from: the rows' score function (dglke: read from its files)",
             metavar="NAME",
-            help="for --from: the rows' score function (dglke: read from its files)",
         ),
         option(
             "--score-option",
+            "for --from: an option of the score function, e.g. p=1 of keci; may be repeated",
             action="append",
             default=[],
             metavar="NAME=VALUE",
-            help="for --from: an option of the score function, e.g. p=1 of keci; may be repeated",
         ),
-        option(
-            "--reciprocal", action="store_true", help="for --from: a relation's row has a half for each side"
-        ),
+        flag("--reciprocal", "for --from: a relation's row has a half for each side"),
         option(
             "--type",
+            "for --to run: an entity type of the checkpoint and that of the data set, e.g. all=entity; not "
+            "needed if the names are equal or each side has one type; may be repeated",
             action="append",
             default=[],
             metavar="THEIRS=OURS",
-            help="for --to run: an entity type of the checkpoint and that of the data set, e.g. all=entity; "
-            "not "
-            "needed if the names are equal or each side has one type; may be repeated",
         ),
-        option("--overwrite", action="store_true", help="replace files that exist, not a run"),
+        flag("--overwrite", "replace files that exist, not a run"),
     ],
     run=convert,
 )
@@ -264,26 +259,25 @@ With reciprocal relations, the first half of a relation's row is the one for que
     options=[
         RUN,
         VERIFY,
-        option("--format", required=True, choices=EXPORT_FORMATS, help="format of the files"),
-        option("--output", required=True, metavar="DIR", help="folder for the files"),
+        option("--format", "format of the files", required=True, choices=EXPORT_FORMATS),
+        option("--output", "folder for the files", required=True, metavar="DIR"),
         option(
             "--table",
+            "only this entity type, or relation; may be repeated (default: all)",
             action="append",
             metavar="TABLE",
-            help="only this entity type, or relation; may be repeated (default: all)",
         ),
         option(
             "--max-rows",
+            "for projector: a random sample of at most N rows of each table (default: 10000)",
             type=int,
             metavar="N",
-            help="for projector: a random sample of at most N rows of each table (default: 10000)",
         ),
         option(
             "--metric",
-            choices=METRICS,
-            help="for faiss: the metric of the index (default: that of the score function, e.g. "
-            "inner-product "
+            "for faiss: the metric of the index (default: that of the score function, e.g. inner-product "
             "for complex and l2 for transe_l2)",
+            choices=METRICS,
         ),
         OVERWRITE,
         JSON,

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,13 +42,13 @@ COMPLETED_SHELLS = ("bash", "zsh", "tcsh")
 class Option:
     """An argument of a command; see :func:`option`."""
 
-    names: tuple[str, ...]
+    name: str
     settings: dict[str, Any]
 
 
 def option(
-    *names: str,
-    help: str,
+    name: str,
+    help_text: str,
     least: float | None = None,
     most: float | None = None,
     unit: str = "",
@@ -57,9 +58,9 @@ def option(
 
     Parameters
     ----------
-    *names : str
-        As of ``add_argument``. An option is known with hyphens and with underscores; its help has the first.
-    help : str
+    name : str
+        An option is known with hyphens and with underscores; its help has this spelling.
+    help_text : str
     least, most : float, optional
         Bounds of a number, inclusive; ``type`` is int where it is not given.
     unit : str
@@ -68,8 +69,13 @@ def option(
         As of ``add_argument``.
     """
     if least is not None:
-        settings["type"] = _bounded(names[0], settings.get("type", int), least, most, unit)
-    return Option(names, {"help": help, **settings})
+        settings["type"] = _bounded(name, settings.get("type", int), least, most, unit)
+    return Option(name, {"help": help_text, **settings})
+
+
+def flag(name: str, help_text: str) -> Option:
+    """Describe an option without a value."""
+    return option(name, help_text, action="store_true")
 
 
 def _bounded(
@@ -152,10 +158,10 @@ class Command:
         places += [(parser.add_argument_group(title), each) for title, each in self.groups.items()]
         for place, options in places:
             for each in options:
-                name = each.names[0]
+                name = each.name
                 spellings = {f"--{name[2:].replace('_', '-')}", f"--{name[2:].replace('-', '_')}"}
                 others = sorted(spellings - {name}) if name.startswith("--") else []
-                action = place.add_argument(*each.names, *others, **each.settings)
+                action = place.add_argument(name, *others, **each.settings)
                 # The help shows one spelling.
                 action.option_strings = [text for text in action.option_strings if text not in others]
         if self.actions:
@@ -174,41 +180,39 @@ class Command:
 
 RUN = option(
     "run",
+    "folder of a run, a checkpoint folder in it, or a folder of PyTorch-BigGraph or DGL-KE; or the "
+    "URL of a run (s3://bucket/run), of which the newest version is downloaded to "
+    "~/.cache/dglkge/runs",
     metavar="RUN",
-    help="folder of a run, a checkpoint folder in it, or a folder of PyTorch-BigGraph or DGL-KE; or the "
-    "URL of a run (s3://bucket/run), of which the newest version is downloaded to ~/.cache/dglkge/runs",
 )
-VERIFY = option(
-    "--no-verify",
-    action="store_true",
-    help="do not compare files with their checksums; saves one pass over the rows",
-)
-DATASET = option("--dataset", metavar="DIR", help="the run's data set, if it has moved since training")
+VERIFY = flag("--no-verify", "do not compare files with their checksums; saves one pass over the rows")
+DATASET = option("--dataset", "the run's data set, if it has moved since training", metavar="DIR")
 FEATURES = option(
     "--features",
+    "file of named vectors as those of features.files; its names that the run does not know are "
+    "entities whose rows are computed from their vectors; TYPE=FILE where several entity types "
+    "have features; may be repeated",
     action="append",
     metavar="FILE",
-    help="file of named vectors as those of features.files; its names that the run does not know are "
-    "entities whose rows are computed from their vectors; TYPE=FILE where several entity types have "
-    "features; may be repeated",
 )
-OVERWRITE = option("--overwrite", action="store_true", help="replace files that exist")
-JSON = option("--json", action="store_true", help="print JSON instead of tables")
+OVERWRITE = flag("--overwrite", "replace files that exist")
+JSON = flag("--json", "print JSON instead of tables")
 SET = option(
     "--set",
+    "override one field; KEY=VALUE alone does the same",
     action="append",
     default=[],
     metavar="KEY=VALUE",
-    help="override one field; KEY=VALUE alone does the same",
 )
 IMPORT = option(
     "--import",
+    "module or .py file of yours that registers components; may be repeated. A run has a record of "
+    "those it was trained with; a resume imports them, and reading the run only if they are named "
+    "here",
     dest="imports",
     action="append",
-    default=argparse.SUPPRESS,  # the parser of an action must not undo that of its command
+    default=argparse.SUPPRESS,
     metavar="MODULE",
-    help="module or .py file of yours that registers components; may be repeated. A run has a record of "
-    "those it was trained with; a resume imports them, and reading the run only if they are named here",
 )
 
 
@@ -243,6 +247,26 @@ def _is_number(text: str) -> bool:
     except ValueError:
         return False
     return True
+
+
+def print_result(is_json: bool, value: Any, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print a value as JSON, or its rows as a table."""
+    if is_json:
+        print_json(value)
+    else:
+        print_columns(header, rows)
+
+
+def print_rich(*parts: Any, width: int | None = None, is_terminal: bool | None = None) -> None:
+    """Print parts of rich, or what callables print on a console of rich."""
+    from rich.console import Console
+
+    console = Console(width=width, force_terminal=is_terminal)
+    with console.capture() as capture:
+        for part in parts:
+            part(console) if callable(part) else console.print(part)
+    # Cells of a table are padded.
+    print_text("\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n")))
 
 
 def print_json(value: Any) -> None:
@@ -362,6 +386,20 @@ def run_command(name: str, body: Callable[[], int]) -> int:
     except BrokenPipeError:
         _discard_output()
         return BROKEN_PIPE_STATUS
+
+
+@contextlib.contextmanager
+def sigterm_raises() -> Iterator[None]:
+    """Let SIGTERM raise inside the block, so that temporary folders are removed and child processes end."""
+
+    def terminate(signal_number: int, frame: object) -> None:
+        raise SystemExit(128 + signal_number)
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from dglkge.config.recipes import recipe_files
-from dglkge.errors import missing_package
+from dglkge.errors import import_extra
 
 FILES = ("FILE", "VALID_FILE", "PATH", "CONFIG", "SPACE", "MODULE")
 FOLDERS = ("RUN", "DIR", "FOLDER", "SOURCE")
@@ -31,10 +31,7 @@ def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
     InputError
         If shtab is not installed.
     """
-    try:
-        import shtab
-    except ImportError as error:
-        raise missing_package("shell completion", "shtab", "completion", error) from None
+    shtab = import_extra("shell completion", "shtab", "completion")
     names = " ".join(recipe_files())
     # Written into the script: a list by `dglkge recipes` would take a second for each press of Tab.
     recipes = {"bash": RECIPE_FUNCTION, "zsh": f"({names})", "tcsh": f"({names})"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -11,10 +10,11 @@ from typing import Any
 import yaml
 
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
-from dglkge.cli.common import JSON, Command, option, print_columns, print_json, print_text
+from dglkge.cli.common import JSON, Command, flag, option, print_columns, print_json, print_text
 from dglkge.config import load_config
 from dglkge.config.recipes import NAMED_SCHEMA, SCHEMA, recipe_file, recipe_files
 from dglkge.config.schema import Config, field_table, fields, value_at
+from dglkge.data.dataset_files import load_json
 from dglkge.errors import InputError
 
 WIDTH = 106
@@ -83,13 +83,7 @@ def differences(path: Path) -> dict[str, Any]:
         If there is neither.
     """
     if path.is_dir():
-        file = path / RUN_CONFIG_FILE
-        try:
-            given = json.loads(file.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise InputError(f"cannot read {file}: {error.strerror}; expected the folder of a run") from None
-        except ValueError as error:
-            raise InputError(f"{file} is damaged: {error}") from None
+        given = load_json(path / RUN_CONFIG_FILE)
     else:
         given = load_config(str(path), []).to_dict()
     values = [(field, value_at(given, field.path)) for field in fields()]
@@ -141,9 +135,9 @@ or the fields of a run or of a file that differ from the defaults.""",
   dglkge config --diff my.yaml --json
   dglkge config --schema > schema.json      for editors: # yaml-language-server: $schema=schema.json""",
     options=[
-        option("section", nargs="?", metavar="PREFIX", help="only fields that begin so"),
-        option("--diff", metavar="RUN", help="fields of a run or YAML file that differ from defaults"),
-        option("--schema", action="store_true", help="print a JSON Schema, for editors"),
+        option("section", "only fields that begin so", nargs="?", metavar="PREFIX"),
+        option("--diff", "fields of a run or YAML file that differ from defaults", metavar="RUN"),
+        flag("--schema", "print a JSON Schema, for editors"),
         JSON,
     ],
     run=config,
@@ -157,6 +151,6 @@ RECIPES = Command(
   dglkge recipes
   dglkge recipes fb15k237/complex-5min > my.yaml       a file to change
   dglkge train --recipe fb15k237/complex-5min --set dataset=data/mine --set output=runs/mine""",
-    options=[option("name", nargs="?", metavar="NAME", help="print this one"), JSON],
+    options=[option("name", "print this one", nargs="?", metavar="NAME"), JSON],
     run=recipes,
 )

@@ -6,30 +6,27 @@ The first two are scripts of ``partition_tools`` too. All imports of packages ar
 from __future__ import annotations
 
 import argparse
-import contextlib
 import logging
-import signal
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
-from dglkge.cli.common import JSON, Command, flush_output, option, print_json, print_text, run_command
+from dglkge.cli.common import (
+    JSON,
+    Command,
+    flag,
+    flush_output,
+    option,
+    print_json,
+    print_rich,
+    print_text,
+    run_command,
+    sigterm_raises,
+)
+from dglkge.data.text_format import parse_columns, parse_delimiter
 from dglkge.distributed.dgl_import import require_dgl
-from dglkge.errors import InputError, JobError, StorageError
-
-
-def _terminate(signal_number: int, frame: object) -> None:
-    raise SystemExit(128 + signal_number)
-
-
-@contextlib.contextmanager
-def sigterm_raises() -> Iterator[None]:
-    """Let SIGTERM raise inside the block, so that temporary folders are removed and child processes end."""
-    before = signal.signal(signal.SIGTERM, _terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+from dglkge.errors import InputError, StorageError
+from dglkge.partition.options import Options, ReadingOptions, parse_fractions, parse_memory, parse_prefixes
 
 
 def run_script(command: str, argv: Sequence[str] | None = None) -> int:
@@ -46,44 +43,26 @@ def partition(args: argparse.Namespace) -> int:
     require_dgl("dglkge partition")
     # Imported late, so that --help is quick.
     from dglkge.data.dataset_files import Field
-    from dglkge.data.text_format import parse_columns, parse_delimiter
-    from dglkge.partition.make_dataset import Options, partition_files
-    from dglkge.partition.options import ReadingOptions, parse_fractions, parse_memory, parse_prefixes
+    from dglkge.partition.make_dataset import partition_files
     from dglkge.partition.report import print_figures, print_quality
 
+    values = vars(args)
     has_map = bool(args.entity_map or args.relation_map)
     if has_map and args.ids == "names":
         raise InputError("--ids names excludes --entity-map and --relation-map")
-    options = Options(
-        num_parts=args.num_parts,
-        method=args.method,
-        seed=args.seed,
-        columns=parse_columns(args.columns),
-        entity_types=args.entity_types,
-        integer_ids=has_map or args.ids == "integers",
-        entity_map=args.entity_map,
-        relation_map=args.relation_map,
-        split=parse_fractions(args.split) if args.split else None,
-        overwrite=args.overwrite,
-        name=args.name,
-        progress=args.progress,
-        reading=ReadingOptions(
-            format=args.format,
-            prefixes=parse_prefixes(args.prefix),
-            full_iris=args.full_iris,
-            base_iri=args.base_iri,
-            literals=args.literals,
-            graphs=tuple(args.graph),
-            types_from=args.types_from,
-            max_types=args.max_types,
-            relation_attribute=args.relation_attribute,
-            name_attribute=args.name_attribute,
-        ),
-        strict_splits=args.strict_splits,
-        max_memory=parse_memory(args.max_memory) if args.max_memory else None,
-        drop_leaks=args.drop_leaks,
-        num_workers=args.num_workers,
-    )
+    parsed = {
+        "columns": parse_columns(args.columns),
+        "split": parse_fractions(args.split) if args.split else None,
+        "max_memory": parse_memory(args.max_memory) if args.max_memory else None,
+        "integer_ids": has_map or args.ids == "integers",
+        "prefixes": parse_prefixes(args.prefix),
+        "graphs": tuple(args.graph),
+    }
+    # The other options have the names of their fields.
+    values = values | parsed
+    reading = ReadingOptions(**{field.name: values[field.name] for field in fields(ReadingOptions)})
+    values["reading"] = reading
+    options = Options(**{field.name: values[field.name] for field in fields(Options)})
     delimiter = parse_delimiter(args.delimiter) if args.delimiter is not None else None
     with sigterm_raises():
         figures = partition_files(args.input, args.output, options, delimiter)
@@ -93,35 +72,22 @@ def partition(args: argparse.Namespace) -> int:
         else:
             for note in figures[Field.INPUT]["notes"]:
                 print_text(note)
-            _print_by_console(lambda console: print_figures(figures, console))
-            _print_by_console(lambda console: print_quality(figures["quality"], console))
+            print_rich(lambda console: print_figures(figures, console))
+            print_rich(lambda console: print_quality(figures["quality"], console))
             dropped = [f"{count:,} of {split}" for split, count in figures["dropped_leaks"].items()]
             if dropped:
                 print_text(f"left out as leaks: {' and '.join(dropped)}")
             print_text(f"the dataset lies in {args.output}")
         flush_output()
     except StorageError as error:
-        raise JobError(
-            f"the dataset lies in {args.output}, but its figures are not printed: {error}"
-        ) from None
+        raise StorageError(f"the dataset lies in {args.output}, but its figures are lost: {error}") from None
     return 0
-
-
-def _print_by_console(write: Callable[[Any], object]) -> None:
-    """Print on stdout what a function prints on a console of rich."""
-    from rich.console import Console
-
-    console = Console()
-    with console.capture() as capture:
-        write(console)
-    print_text(capture.get().rstrip("\n"))
 
 
 def extend(args: argparse.Namespace) -> int:
     """Extend, and print what was added."""
     require_dgl("dglkge extend")
     # Imported late, so that --help is quick.
-    from dglkge.data.text_format import parse_columns, parse_delimiter
     from dglkge.partition.extend import extend_dataset
 
     with sigterm_raises():
@@ -155,7 +121,7 @@ def quality(args: argparse.Namespace) -> int:
     if args.json:
         print_json(figures)
         return 0
-    _print_by_console(lambda console: print_quality(figures, console))
+    print_rich(lambda console: print_quality(figures, console))
     return 0
 
 
@@ -215,132 +181,119 @@ python partition_tools/partition.py and dglkge partition are the same.
 exit status: 0 done, 1 failure, 2 something in the input (one line says what), 130 or 143 interrupted.""",
     groups={
         "what is read": [
-            option("--input", nargs="+", required=True, type=Path, metavar="PATH", help="a folder, or files"),
+            option("--input", "a folder, or files", nargs="+", required=True, type=Path, metavar="PATH"),
             option(
-                "--columns",
-                default="head,relation,tail",
-                metavar="LIST",
-                help="see below (head,relation,tail)",
+                "--columns", "see below (head,relation,tail)", default="head,relation,tail", metavar="LIST"
             ),
             option(
                 "--delimiter",
+                "instead of tab, and of the comma of .csv: tab, comma, space, ...",
                 metavar="CHAR",
-                help="instead of tab, and of the comma of .csv: tab, comma, space, ...",
             ),
             option(
                 "--split",
+                "split one file: fractions of train,valid,test, or of train alone",
                 metavar="FRACTIONS",
-                help="split one file: fractions of train,valid,test, or of train alone",
             ),
             option(
                 "--strict-splits",
+                "refuse leaks from train into valid and test, see below (0.5)",
                 nargs="?",
                 type=float,
                 const=0.5,
                 metavar="SHARE",
-                help="refuse leaks from train into valid and test, see below (0.5)",
             ),
-            option("--drop-leaks", choices=("exact", "implied"), help="leave them out, see below"),
+            option("--drop-leaks", "leave them out, see below", choices=("exact", "implied")),
             option(
                 "--entity-types",
+                "lines of entity and type (else one type, entity)",
                 type=Path,
                 metavar="FILE",
-                help="lines of entity and type (else one type, entity)",
             ),
             option(
-                "--ids",
-                choices=("names", "integers"),
-                help="what the fields are (names; with a map integers)",
+                "--ids", "what the fields are (names; with a map integers)", choices=("names", "integers")
             ),
-            option("--entity-map", type=Path, metavar="FILE", help="lines of integer id and entity name"),
-            option("--relation-map", type=Path, metavar="FILE", help="lines of integer id and relation name"),
+            option("--entity-map", "lines of integer id and entity name", type=Path, metavar="FILE"),
+            option("--relation-map", "lines of integer id and relation name", type=Path, metavar="FILE"),
         ],
         "formats other than tables": [
             option(
                 "--format",
+                "tsv, csv, parquet, ntriples, nquads, turtle, trig, graphml, dglke, openke or pykeen (found "
+                "out by the name, else by the content)",
                 metavar="NAME",
-                help="tsv, csv, parquet, ntriples, nquads, turtle, trig, graphml, dglke, openke or pykeen "
-                "(found out by the name, else by the content)",
             ),
             option(
                 "--prefix",
+                "RDF: shorten IRIs; may be repeated",
                 action="append",
                 default=[],
                 metavar="NAME=IRI",
-                help="RDF: shorten IRIs; may be repeated",
             ),
-            option("--full-iris", action="store_true", help="RDF: do not shorten IRIs"),
-            option("--base-iri", metavar="IRI", help="RDF: what relative IRIs are relative to"),
+            flag("--full-iris", "RDF: do not shorten IRIs"),
+            option("--base-iri", "RDF: what relative IRIs are relative to", metavar="IRI"),
             option(
                 "--literals",
+                "RDF: drop them, make them entities, or write the numeric ones to a file in the dataset: "
+                "drop, entities or numeric (drop)",
                 default="drop",
                 metavar="POLICY",
-                help="RDF: drop them, make them entities, or write the numeric ones to a file in the "
-                "dataset: "
-                "drop, entities or numeric (drop)",
             ),
             option(
                 "--graph",
+                'RDF: read this named graph only, "default" for the triples in none; may be repeated (all)',
                 action="append",
                 default=[],
                 metavar="IRI",
-                help='RDF: read this named graph only, "default" for the triples in none; may be repeated '
-                "(all)",
             ),
             option(
                 "--types-from",
-                metavar="RELATION",
-                help="take entity types from the triples of a relation (rdf:type), or from an attribute of "
-                "nodes "
+                "take entity types from the triples of a relation (rdf:type), or from an attribute of nodes "
                 "(GraphML)",
+                metavar="RELATION",
             ),
-            option(
-                "--max-types", type=int, default=20, metavar="N", help="types that --types-from makes (20)"
-            ),
+            option("--max-types", "types that --types-from makes (20)", type=int, default=20, metavar="N"),
             option(
                 "--relation-attribute",
-                metavar="NAME",
-                help="GraphML: attribute of edges that is the relation (relation, predicate, label, labelE "
+                "GraphML: attribute of edges that is the relation (relation, predicate, label, labelE "
                 "or type)",
+                metavar="NAME",
             ),
-            option("--name-attribute", metavar="NAME", help="GraphML: attribute of nodes (their id)"),
+            option("--name-attribute", "GraphML: attribute of nodes (their id)", metavar="NAME"),
         ],
         "what is made of it": [
-            option("--output", required=True, type=Path, metavar="FOLDER", help="the dataset folder to make"),
-            option("--num-parts", default=1, type=int, metavar="N", help="partitions, one per machine (1)"),
+            option("--output", "the dataset folder to make", required=True, type=Path, metavar="FOLDER"),
+            option("--num-parts", "partitions, one per machine (1)", default=1, type=int, metavar="N"),
             option(
                 "--method",
+                "how to partition; ldg is greedy and streaming, for graphs that METIS has no memory for "
+                "(metis)",
                 choices=("metis", "ldg", "random"),
                 default="metis",
-                help="how to partition; ldg is greedy and streaming, for graphs that METIS has no memory for "
-                "(metis)",
             ),
             option(
                 "--seed",
+                "of --split, of --method ldg and random, and of relations' owners (0)",
                 default=0,
                 type=int,
                 metavar="N",
-                help="of --split, of --method ldg and random, and of relations' owners (0)",
             ),
             option(
                 "--max-memory",
+                "memory for triples, e.g. 2GB, besides that for names (512 MiB; for METIS what is free)",
                 metavar="SIZE",
-                help="memory for triples, e.g. 2GB, besides that for names (512 MiB; for METIS what is free)",
             ),
             option(
                 "--num-workers",
+                "threads that read and check triples; the data set is the same with any number (all cores)",
                 type=int,
                 metavar="N",
-                help="threads that read and check triples; the data set is the same with any number (all "
-                "cores)",
             ),
-            option("--name", help="name of the dataset (the output folder's)"),
-            option("--overwrite", action="store_true", help="replace the dataset at the output"),
-            option("--json", action="store_true", help="print the figures as JSON instead of a table"),
+            option("--name", "name of the dataset (the output folder's)"),
+            flag("--overwrite", "replace the dataset at the output"),
+            flag("--json", "print the figures as JSON instead of a table"),
             option(
-                "--progress",
-                action=argparse.BooleanOptionalAction,
-                help="on stderr (where that is a terminal)",
+                "--progress", "on stderr (where that is a terminal)", action=argparse.BooleanOptionalAction
             ),
         ],
     },
@@ -368,23 +321,16 @@ examples:
 valid and test stay as they are. Repeated triples are kept and counted, as partition.py does.
 exit status: 0 done, 1 failure, 2 something in the input (one line says what), 130 or 143 interrupted.""",
     options=[
+        option("--dataset", "the data set to extend; it stays", required=True, type=Path, metavar="FOLDER"),
         option(
-            "--dataset", required=True, type=Path, metavar="FOLDER", help="the data set to extend; it stays"
+            "--input", "tsv, csv (also gz) or Parquet", nargs="+", required=True, type=Path, metavar="FILE"
         ),
-        option(
-            "--input",
-            nargs="+",
-            required=True,
-            type=Path,
-            metavar="FILE",
-            help="tsv, csv (also gz) or Parquet",
-        ),
-        option("--output", required=True, type=Path, metavar="FOLDER", help="the data set folder to make"),
-        option("--name", required=True, help="name of the edge set of the new triples"),
-        option("--columns", default="head,relation,tail", metavar="LIST", help="as of partition.py"),
-        option("--delimiter", metavar="CHAR", help="instead of tab, and of the comma of .csv"),
-        option("--entity-types", type=Path, metavar="FILE", help="lines of entity and type"),
-        option("--overwrite", action="store_true", help="replace the data set at the output"),
+        option("--output", "the data set folder to make", required=True, type=Path, metavar="FOLDER"),
+        option("--name", "name of the edge set of the new triples", required=True),
+        option("--columns", "as of partition.py", default="head,relation,tail", metavar="LIST"),
+        option("--delimiter", "instead of tab, and of the comma of .csv", metavar="CHAR"),
+        option("--entity-types", "lines of entity and type", type=Path, metavar="FILE"),
+        flag("--overwrite", "replace the data set at the output"),
         JSON,
     ],
     run=extend,
@@ -399,7 +345,7 @@ dglkge partition prints the same; docs/data-quality.md explains each figure.""",
   dglkge quality datasets/wn18
   dglkge quality datasets/wn18 --json""",
     options=[
-        option("dataset", metavar="DATASET", help="a folder that dglkge partition made"),
+        option("dataset", "a folder that dglkge partition made", metavar="DATASET"),
         JSON,
     ],
     run=quality,

@@ -16,6 +16,7 @@ from dglkge.cli.common import (
     RUN,
     VERIFY,
     Command,
+    flag,
     goes_with,
     num_candidates,
     open_model,
@@ -245,100 +246,90 @@ of the data set, and uses every core; no server is needed.""",
     options=[
         RUN,
         VERIFY,
-        option("--split", choices=SPLITS, help=f"which triples (default: {TEST})"),
+        option("--split", f"which triples (default: {TEST})", choices=SPLITS),
         option(
             "--triples",
+            "rank the triples of this file (tsv, txt, csv, also gz, or Parquet) instead of a split",
             metavar="FILE",
-            help="rank the triples of this file (tsv, txt, csv, also gz, or Parquet) instead of a split",
         ),
         option(
             "--columns",
+            "columns of the file: head,relation,tail (default), htr, or names of its header",
             metavar="ROLES",
-            help="columns of the file: head,relation,tail (default), htr, or names of its header",
         ),
-        option("--delimiter", metavar="CHAR", help="instead of the tab, or of the comma of CSV"),
+        option("--delimiter", "instead of the tab, or of the comma of CSV", metavar="CHAR"),
         DATASET,
         FEATURES,
-        option("--raw", action="store_true", help="rank among other known answers too (default: filtered)"),
+        flag("--raw", "rank among other known answers too (default: filtered)"),
         option(
             "--candidates",
+            "all entities of the type, or N sampled ones for each query (default: all)",
             metavar="N",
             type=num_candidates,
-            help="all entities of the type, or N sampled ones for each query (default: all)",
         ),
-        option("--seed", type=int, default=0, help="seed of the sampled candidates (default: %(default)s)"),
+        option("--seed", "seed of the sampled candidates (default: %(default)s)", type=int, default=0),
         option(
             "--ties",
+            "rank among equal scores: the mean, the best or the worst (default: %(default)s)",
             default="realistic",
             choices=("realistic", "optimistic", "pessimistic"),
-            help="rank among equal scores: the mean, the best or the worst (default: %(default)s)",
         ),
         option(
             "--by",
+            "show the metrics of every relation, or of every category of relations (1-1, 1-N, N-1, N-N in "
+            "the training triples); side divides these into head and tail; may be repeated",
             action="append",
             choices=GROUPS,
             default=[],
-            help="show the metrics of every relation, or of every category of relations (1-1, 1-N, N-1, N-N "
-            "in "
-            "the training triples); side divides these into head and tail; may be repeated",
         ),
-        option("--per-relation", action="store_true", help="the same as --by relation"),
-        option(
+        flag("--per-relation", "the same as --by relation"),
+        flag(
             "--classify",
-            action="store_true",
-            help="also tell true from false triples: a threshold for each relation, fitted on the valid "
-            "split; "
+            "also tell true from false triples: a threshold for each relation, fitted on the valid split; "
             "one false triple is drawn for each true one",
         ),
         option(
             "--negatives",
+            "files of false triples for --classify: for the valid split, and for the ranked triples",
             nargs=2,
             metavar=("VALID_FILE", "FILE"),
-            help="files of false triples for --classify: for the valid split, and for the ranked triples",
         ),
         option(
             "--calibrate",
+            "also fit probabilities of scores on the valid split, for dglkge predict --probability; "
+            "written beside the checkpoint",
             choices=METHODS,
-            help="also fit probabilities of scores on the valid split, for dglkge predict --probability; "
-            "written "
-            "beside the checkpoint",
         ),
         option(
             "--corruptions",
+            "with --calibrate, false triples drawn for each side of a true one "
+            f"(default: {CORRUPTIONS_EACH})",
             least=1,
             metavar="N",
-            help="with --calibrate, false triples drawn for each side of a true one "
-            f"(default: {CORRUPTIONS_EACH})",
         ),
         option(
             "--positive-rate",
+            "with --calibrate, share of true triples among those that you will judge (default: 0.5)",
             type=float,
             metavar="SHARE",
-            help="with --calibrate, share of true triples among those that you will judge (default: 0.5)",
         ),
         option(
-            "--batch-size",
-            least=1,
-            default=4096,
-            metavar="N",
-            help="queries at a time (default: %(default)s)",
+            "--batch-size", "queries at a time (default: %(default)s)", least=1, default=4096, metavar="N"
         ),
         option(
             "--device",
+            "where scores are computed: auto is cuda if torch finds a GPU, else cpu; cpu_staged is the "
+            "code of cuda on the CPU, for tests; the ranks are the same (default: %(default)s)",
             choices=DEVICES,
             default=AUTO_DEVICE,
-            help="where scores are computed: auto is cuda if torch finds a GPU, else cpu; cpu_staged is the "
-            "code "
-            "of cuda on the CPU, for tests; the ranks are the same (default: %(default)s)",
         ),
-        option("--limit", least=1, metavar="N", help="only the first N triples of the split"),
+        option("--limit", "only the first N triples of the split", least=1, metavar="N"),
         option(
             "--output",
-            metavar="FILE",
-            help="JSON file with the metrics of every relation (default: RUN/metrics-SPLIT.json, or "
+            "JSON file with the metrics of every relation (default: RUN/metrics-SPLIT.json, or "
             "RUN/metrics-triples-NAME.json with --triples; the name of another protocol has its options, "
-            "e.g. "
-            "RUN/metrics-test-raw-first500.json)",
+            "e.g. RUN/metrics-test-raw-first500.json)",
+            metavar="FILE",
         ),
         JSON,
     ],

@@ -9,15 +9,15 @@ import signal
 import time
 from typing import Any
 
-from dglkge.cli.common import JSON, Command, human_bytes, option, print_columns, print_json, print_text
+from dglkge.cli.common import JSON, Command, flag, human_bytes, option, print_columns, print_json, print_text
 from dglkge.distributed.jobs import (
     JobEntry,
     allocated_bytes,
     live_jobs,
     matching_jobs,
     process_owner,
-    process_start,
 )
+from dglkge.distributed.process_memory import process_start
 from dglkge.errors import FAILURE_STATUS, InputError
 
 POLL_SECONDS = 0.1
@@ -43,15 +43,13 @@ def _report(entry: JobEntry) -> dict[str, Any]:
     return {
         **entry.to_dict(),
         "allocated_shared_memory_bytes": allocated_bytes(entry.job),
-        "is_launched_here": entry.pid == entry.launcher_pid,
+        "is_launched_here": entry.is_launched_here,
     }
 
 
 def _row(entry: JobEntry) -> list[str]:
     """Return the line of a job."""
-    where = f"pid {entry.launcher_pid}" + (
-        "" if entry.pid == entry.launcher_pid else f" on {entry.host or '?'}"
-    )
+    where = f"pid {entry.launcher_pid}" + ("" if entry.is_launched_here else f" on {entry.host or '?'}")
     started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.started))
     planned = human_bytes(entry.memory_bytes) if entry.memory_bytes else "unknown"
     segments = human_bytes(allocated_bytes(entry.job))
@@ -92,7 +90,7 @@ def _find(text: str) -> JobEntry:
         what = "several jobs match" if found else "no job of this machine matches"
         raise InputError(f"{what} {text!r}; {'they are' if found else 'running'}: {known} (dglkge jobs)")
     (entry,) = found
-    if entry.pid != entry.launcher_pid:
+    if not entry.is_launched_here:
         raise InputError(f"{entry.describe()} was launched from another machine: stop it there")
     return entry
 
@@ -105,15 +103,15 @@ def _send(entry: JobEntry) -> None:
     InputError
         If it is another user's, or in another container.
     """
-    if process_start(entry.pid) != entry.pid_started:
+    if process_start(entry.launcher_pid) != entry.launcher_started:
         if _is_gone_by(entry, time.monotonic()):
             return
         raise InputError(f"{entry.describe()} runs in another container: stop it there")
     try:
         # Root may signal any process, and the entry's author chose its number.
-        if process_owner(entry.pid) not in (entry.owner, -1):
-            raise InputError(f"{entry.describe()}: process {entry.pid} is not of the entry's owner")
-        os.kill(entry.pid, signal.SIGTERM)
+        if process_owner(entry.launcher_pid) not in (entry.owner, -1):
+            raise InputError(f"{entry.describe()}: process {entry.launcher_pid} is not of the entry's owner")
+        os.kill(entry.launcher_pid, signal.SIGTERM)
     except ProcessLookupError:
         return
     except PermissionError:
@@ -151,17 +149,17 @@ if it still runs after the time limit, 2 if there is no such job or it is anothe
   dglkge stop 1f0c66a5            the job's id, or its beginning, from dglkge jobs
   dglkge stop runs/mine --now     without a commit: back to the last one""",
     options=[
-        option("job", metavar="RUN|JOB", help="folder of the run, id of the job, or pid of its launcher"),
-        option("--now", action="store_true", help="do not wait for a commit"),
+        option("job", "folder of the run, id of the job, or pid of its launcher", metavar="RUN|JOB"),
+        flag("--now", "do not wait for a commit"),
         option(
             "--seconds",
+            "limit of the wait (default: %(default)g; trainers have 120 s to commit, see dglkge-launch "
+            "--stop_seconds)",
             type=float,
-            least=0.001,
+            least=0.1,
             most=86400,
             default=180.0,
             metavar="S",
-            help="limit of the wait (default: %(default)g; trainers have 120 s to commit, see dglkge-launch "
-            "--stop_seconds)",
         ),
     ],
     run=stop,

@@ -18,16 +18,17 @@ from pathlib import Path
 
 from dglkge.config import Config
 from dglkge.distributed.dgl_import import require_dgl
-from dglkge.distributed.ip_config import Machine, read_ip_config
+from dglkge.distributed.ip_config import Machine, read_ip_config, write_ip_config
 from dglkge.distributed.jobs import JobEntry
 from dglkge.distributed.lease import new_nonce
 from dglkge.distributed.log_format import TEXT
 from dglkge.distributed.preemption import RESTART_STATUS
+from dglkge.distributed.process_memory import process_start
 from dglkge.errors import FAILURE_STATUS, DglkgeError, InputError, NotReadyError, exit_status_of
 from dglkge.launch.arguments import build_parser, parse_arguments
 from dglkge.launch.console import LAUNCHER_LOG, Console
 from dglkge.launch.job_result import JobResult, attempt_log_dir, run_with_restarts
-from dglkge.launch.local_site import write_job_files
+from dglkge.launch.machine import allow_open_files
 from dglkge.launch.node_place import NodePlace
 from dglkge.launch.ports import with_ports_chosen_again
 from dglkge.launch.process_plan import (
@@ -42,13 +43,13 @@ from dglkge.launch.process_plan import (
     plan_to_dict,
 )
 from dglkge.launch.remote.node import place_of_this_node, run_node
+from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.remote.rendezvous import Rendezvous, nodes_of_job
-from dglkge.launch.remote.session import SshSettings
+from dglkge.launch.remote.synced_site import SyncedSite
 from dglkge.launch.script_config import Needs, dataset_needs, planned_hosts, script_config
-from dglkge.launch.site import Site, SiteChooser
+from dglkge.launch.ssh import SshSettings
 from dglkge.launch.stop_signals import describe_stop, stop_signals_raised
 from dglkge.launch.supervisor import Supervisor
-from dglkge.launch.watched_process import allow_open_files
 from dglkge.typing import CUDA_DEVICE
 
 
@@ -120,9 +121,11 @@ def _launch_job(
     )
     # One id for all attempts: a restart may take over the lease of the attempt before.
     name = new_nonce()
-    chooser = SiteChooser(ssh, options.python, str(workspace), options.sync, name, nodes)
-    with contextlib.closing(chooser):
-        job = _Job(options, command, places, chooser, console, name, place, nodes)
+    site = RemoteSite(ssh, options.python, str(workspace), nodes, console.message)
+    if options.sync:
+        site = SyncedSite(ssh, options.python, str(workspace), nodes, console.message, name)
+    with contextlib.closing(site):
+        job = _Job(options, command, places, site, console, name, place, nodes)
         if options.dry_run:
             plan = job.plan(attempt_log_dir(log_dir, 0, options.max_restarts))
             console.summary(
@@ -163,7 +166,7 @@ class _Job:
     options: argparse.Namespace
     command: tuple[str, ...]
     places: Places
-    sites: SiteChooser
+    site: RemoteSite
     console: Console
     name: str
     place: NodePlace | None = None
@@ -172,7 +175,8 @@ class _Job:
 
     def plan(self, log_dir: Path) -> list[PlannedProcess]:
         """Plan an attempt for ``--dry_run``: no file is sent, nothing is registered."""
-        site, hosts, settings, config = self._prepare(log_dir, is_registered=False)
+        site = self.site
+        hosts, settings, config = self._prepare(log_dir, is_registered=False)
         # With --sync the machines have no files yet, so a check would only find that.
         if not self.options.sync:
             site.check(hosts, settings, self._needs(settings, config))
@@ -180,8 +184,8 @@ class _Job:
 
     def run(self, log_dir: Path) -> JobResult:
         """Run one attempt to its end."""
-        console, here = self.console, self.places.here
-        site, hosts, settings, config = self._prepare(log_dir, is_registered=True)
+        console, here, site = self.console, self.places.here, self.site
+        hosts, settings, config = self._prepare(log_dir, is_registered=True)
         # The files come before the check, which looks for them on the machines.
         site.send_files(self.command, config, self.options.part_config, self.places)
         site.check(hosts, settings, self._needs(settings, config))
@@ -190,26 +194,24 @@ class _Job:
         for warning in site.warnings():
             console.message(f"warning: {warning}")
         # After all checks: a refused job leaves no folder.
-        write_job_files(log_dir, hosts)
+        _write_job_files(log_dir, hosts)
         console.log_to(log_dir / LAUNCHER_LOG)
         site.write_job_files(Path(settings.log_dir), hosts)
         console.message(_announce(settings, hosts, log_dir))
         limits = Limits(stop_seconds=self.options.stop_seconds, exit_seconds=self.options.exit_seconds)
         output = None if config is None else here / config.output
         with site.fetching_versions(output, self.places, console.message, self.options.sync_seconds):
-            result = Supervisor(site.executor(), console, log_dir, limits).run(plan)
-        return self._with_files_fetched(site, result, output, log_dir)
+            result = Supervisor(site, console, log_dir, limits).run(plan)
+        return self._with_files_fetched(result, output, log_dir)
 
-    def _with_files_fetched(
-        self, site: Site, result: JobResult, output: Path | None, log_dir: Path
-    ) -> JobResult:
+    def _with_files_fetched(self, result: JobResult, output: Path | None, log_dir: Path) -> JobResult:
         """Fetch the files of an attempt; return its result, which a problem or a stop changes.
 
         A success becomes a failure: the user would take the results for complete. Another status stays: 143
         still means that the state is committed, and the next start of the job fetches it.
         """
         try:
-            site.fetch_files(output, log_dir, self.places)
+            self.site.fetch_files(output, log_dir, self.places)
         except DglkgeError as error:
             problem = f"not all files could be brought back: {' '.join(str(error).split())}"
             if result.status == 0:
@@ -226,20 +228,17 @@ class _Job:
             return dataclasses.replace(result, is_interrupted=True)
         return result
 
-    def _prepare(
-        self, log_dir: Path, is_registered: bool
-    ) -> tuple[Site, list[Host], JobSettings, Config | None]:
+    def _prepare(self, log_dir: Path, is_registered: bool) -> tuple[list[Host], JobSettings, Config | None]:
         """Read the inputs of an attempt anew: the machines, their cores, the configuration."""
         here = self.places.here
         machines = self._machines(here)
         config = script_config(self.command, here)
-        site = self.sites.choose(machines)
-        hosts = site.connect(machines, self._entry(log_dir, config) if is_registered else None)
+        hosts = self.site.connect(machines, self._entry(log_dir, config) if is_registered else None)
         device = "" if config is None else config.training.device
         settings = _settings(self.options, self.command, hosts, machines, log_dir, self.places, device)
-        hosts = site.with_ports(hosts, machines, settings.num_servers)
+        hosts = self.site.with_ports(hosts, machines, settings.num_servers)
         settings = dataclasses.replace(settings, job=self.name, attempt=next(self.attempts))
-        return site, hosts, settings, config
+        return hosts, settings, config
 
     def _entry(self, log_dir: Path, config: Config | None) -> JobEntry:
         """Describe the job for the registers of its machines."""
@@ -248,6 +247,7 @@ class _Job:
             user=_user_name(),
             host=socket.gethostname(),
             launcher_pid=os.getpid(),
+            launcher_started=process_start(os.getpid()),
             command=self.command,
             folder=str(self.places.workspace),
             run="" if config is None else str(self.places.on_machines(Path(config.output)).resolve()),
@@ -282,6 +282,21 @@ class _Job:
             config.tables.storage,
             (str(self.places.on_machines(Path(config.tables.folder))),) if config.tables.folder else (),
         )
+
+
+def _write_job_files(log_dir: Path, hosts: Sequence[Host]) -> None:
+    """Create the log folder with an ip_config.txt in the form that DGL's own parser reads.
+
+    Raises
+    ------
+    NotReadyError
+        If the folder cannot be written.
+    """
+    try:
+        log_dir.mkdir(parents=True, exist_ok=True)
+        write_ip_config(log_dir / "ip_config.txt", [Machine(host.address, host.port) for host in hosts])
+    except OSError as error:
+        raise NotReadyError(f"cannot write logs to {log_dir}: {error.strerror}") from None
 
 
 def _user_name() -> str:

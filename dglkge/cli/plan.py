@@ -15,7 +15,7 @@ from dglkge.data.sizes import DatasetSize, locate_partitions, read_dataset_size
 from dglkge.distributed.ip_config import read_ip_config
 from dglkge.errors import InputError
 from dglkge.launch.gpus import usable_gpus
-from dglkge.launch.local_site import usable_cores
+from dglkge.launch.machine import usable_cores
 from dglkge.launch.process_plan import MOST_DEFAULT_TRAINERS
 from dglkge.planning.epoch_time import Rates, epoch_seconds
 from dglkge.planning.host import HostMemory, host_memory, misfits
@@ -34,7 +34,7 @@ def plan(args: argparse.Namespace) -> int:
     """Plan, measure this machine, and print."""
     # Here: --help does without torch.
     from dglkge.config.refusals import refuse
-    from dglkge.training.building.components import check_config
+    from dglkge.training.building.checks import check_config
 
     config = load_config(args.config, args.set, args.imports)
     # Mistakes in the configuration first: the measurement below takes a second.
@@ -254,22 +254,22 @@ Exit status 2 if it does not fit into this machine or cannot be trained.""",
   dglkge plan my.yaml model.dimension=200 --ip_config ip_config.txt --json
   dglkge plan large.yaml --max_memory 16G sampling.bucket_order=hilbert""",
     options=[
-        option("config", help="YAML file of the run"),
+        option("config", "YAML file of the run"),
         SET,
-        option("--ip_config", metavar="FILE", help="the machines; without it one for each partition"),
-        option("--num_trainers", type=int, metavar="N", help="on each machine (default: as dglkge-launch)"),
+        option("--ip_config", "the machines; without it one for each partition", metavar="FILE"),
+        option("--num_trainers", "on each machine (default: as dglkge-launch)", type=int, metavar="N"),
         option(
             "--num_servers",
+            "on each machine; 0: none, one process alone (default: %(default)s)",
             type=int,
             default=1,
             metavar="N",
-            help="on each machine; 0: none, one process alone (default: %(default)s)",
         ),
         option(
             "--max_memory",
+            "memory of a machine, such as 16G, that ranges of tables on a disk shall fit into (default: "
+            "what is free)",
             metavar="SIZE",
-            help="memory of a machine, such as 16G, that "
-            "ranges of tables on a disk shall fit into (default: what is free)",
         ),
         JSON,
     ],

@@ -15,6 +15,7 @@ from dglkge.cli.common import (
     RUN,
     VERIFY,
     Command,
+    flag,
     open_model,
     option,
     print_columns,
@@ -210,7 +211,7 @@ def similar(args: argparse.Namespace) -> int:
     return 0
 
 
-TOPK = option("--topk", type=int, default=10, metavar="K", help="answers to show (default: %(default)s)")
+TOPK = option("--topk", "answers to show (default: %(default)s)", type=int, default=10, metavar="K")
 
 PREDICT = Command(
     description="""Complete a triple: the best tails of (head, relation, ?), heads of (?, relation, tail) or
@@ -230,29 +231,21 @@ relations of (head, ?, tail). An answer that the data set contains is marked wit
     options=[
         RUN,
         VERIFY,
-        option("--head", metavar="NAME", help="the head"),
-        option("--relation", metavar="NAME", help="the relation"),
-        option("--tail", metavar="NAME", help="the tail"),
-        option(
-            "--input", metavar="FILE", help="a file of queries instead: head, relation and tail on each line"
-        ),
-        option(
-            "--strict",
-            action="store_true",
-            help="end at the first query of the file with an unknown name",
-        ),
+        option("--head", "the head", metavar="NAME"),
+        option("--relation", "the relation", metavar="NAME"),
+        option("--tail", "the tail", metavar="NAME"),
+        option("--input", "a file of queries instead: head, relation and tail on each line", metavar="FILE"),
+        flag("--strict", "end at the first query of the file with an unknown name"),
         TOPK,
         option(
             "--known",
-            choices=[known.value for known in Known],
-            help="answers that the data set contains: mark them with their split, drop them, or keep them "
+            "answers that the data set contains: mark them with their split, drop them, or keep them "
             "unmarked (default: mark; without the data set, warn and keep)",
+            choices=[known.value for known in Known],
         ),
-        option(
+        flag(
             "--probability",
-            action="store_true",
-            help="show the probability that each answer is true, as dglkge evaluate --calibrate has fitted "
-            "it",
+            "show the probability that each answer is true, as dglkge evaluate --calibrate has fitted it",
         ),
         DATASET,
         FEATURES,
@@ -271,19 +264,12 @@ evaluate --calibrate fits, can be compared between relations. Where a name is un
     options=[
         RUN,
         VERIFY,
-        option("--input", required=True, metavar="FILE", help="triples, as partition.py reads them"),
+        option("--input", "triples, as partition.py reads them", required=True, metavar="FILE"),
         option(
-            "--columns",
-            default=",".join(ROLES),
-            metavar="LIST",
-            help="as in partition.py (default: %(default)s)",
+            "--columns", "as in partition.py (default: %(default)s)", default=",".join(ROLES), metavar="LIST"
         ),
-        option("--delimiter", metavar="CHAR", help="instead of tab, and of the comma of .csv"),
-        option(
-            "--strict",
-            action="store_true",
-            help="end with an error at the first triple with an unknown name",
-        ),
+        option("--delimiter", "instead of tab, and of the comma of .csv", metavar="CHAR"),
+        flag("--strict", "end with an error at the first triple with an unknown name"),
         DATASET,
         FEATURES,
         JSON,
@@ -300,8 +286,8 @@ SIMILAR = Command(
     options=[
         RUN,
         VERIFY,
-        option("--entity", required=True, metavar="NAME", help="the entity"),
-        option("--type", metavar="TYPE", help="its type, if entities of several types share the name"),
+        option("--entity", "the entity", required=True, metavar="NAME"),
+        option("--type", "its type, if entities of several types share the name", metavar="TYPE"),
         TOPK,
         JSON,
     ],

@@ -30,7 +30,7 @@ PAGE = "report.html"
 def report(args: argparse.Namespace) -> int:
     """Collect, render and write."""
     from dglkge.report.figures import Choices, collect  # here: torch takes a second, which --help need not
-    from dglkge.report.page import check_installed, render
+    from dglkge.report.page import packages, render
 
     choices = Choices(
         split=args.split,
@@ -42,7 +42,7 @@ def report(args: argparse.Namespace) -> int:
     )
     target = None if args.json and args.output is None else _target(args)
     if target is not None:
-        check_installed()
+        packages()
     bars: dict[str, tqdm] = {}
 
     with contextlib.ExitStack() as stack:
@@ -99,41 +99,35 @@ Needs: pip install 'dglkge[report]'""",
     options=[
         option(
             "runs",
+            "folder of a run, or a checkpoint folder in it (RUN/checkpoint/best)",
             nargs="+",
             metavar="RUN",
-            help="folder of a run, or a checkpoint folder in it (RUN/checkpoint/best)",
         ),
-        option("--output", metavar="FILE.html", help=f"the page (default for one run: RUN/{PAGE})"),
+        option("--output", f"the page (default for one run: RUN/{PAGE})", metavar="FILE.html"),
         OVERWRITE,
-        option("--split", choices=SPLITS, default=TEST, help="triples to rank (default: %(default)s)"),
+        option("--split", "triples to rank (default: %(default)s)", choices=SPLITS, default=TEST),
         option(
             "--limit",
+            "rank N triples, drawn from the split; 0: all (default: at most 2000, and fewer, but at least "
+            "100, where there are very many entities, so that the time is bounded; the page says how many)",
             least=0,
             metavar="N",
-            help="rank N triples, drawn from the split; 0: all (default: at most 2000, and fewer, but at "
-            "least "
-            "100, where there are very many entities, so that the time is bounded; the page says how many)",
         ),
         option(
             "--candidates",
+            "rank among all entities of the type, or N sampled ones for each query (default: all)",
             type=num_candidates,
             metavar="N",
-            help="rank among all entities of the type, or N sampled ones for each query (default: all)",
         ),
-        option(
-            "--seed", type=int, default=0, help="seed of drawn triples and candidates (default: %(default)s)"
-        ),
+        option("--seed", "seed of drawn triples and candidates (default: %(default)s)", type=int, default=0),
         option(
             "--points",
+            "entities of the map, those with the most training triples; 0: no map (default: %(default)s)",
             least=0,
             default=2000,
             metavar="N",
-            help="entities of the map, those with the most training triples; 0: no map (default: "
-            "%(default)s)",
         ),
-        option(
-            "--projection", choices=("pca", "tsne"), default="pca", help="of the map (default: %(default)s)"
-        ),
+        option("--projection", "of the map (default: %(default)s)", choices=("pca", "tsne"), default="pca"),
         DATASET,
         VERIFY,
         JSON,

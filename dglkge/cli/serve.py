@@ -14,14 +14,15 @@ from dglkge.cli.common import (
     RUN,
     VERIFY,
     Command,
+    flag,
     flush_output,
     open_model,
     option,
     print_json,
     print_text,
 )
-from dglkge.errors import InputError, missing_package
-from dglkge.launch.local_site import usable_cores
+from dglkge.errors import InputError, import_extra
+from dglkge.launch.machine import usable_cores
 from dglkge.launch.stop_signals import StoppedBySignal, stop_signals_raised
 
 DEFAULT_PORT = 8765
@@ -38,14 +39,10 @@ def serve(args: argparse.Namespace) -> int:
 
 
 def _serve(args: argparse.Namespace) -> int:
-    try:
-        import fastapi  # noqa: F401  checked before the run is read
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise missing_package("dglkge serve", error.name or "fastapi", "serve", error) from None
+    for module in ("fastapi", "uvicorn"):  # before the run is read
+        import_extra("dglkge serve", module, "serve")
     import torch
 
-    from dglkge.inference.exports.vectors import import_faiss
     from dglkge.serving.app import ModelCalls, create_app
     from dglkge.serving.explorer import Explorer
     from dglkge.serving.guard import HostNames
@@ -53,7 +50,7 @@ def _serve(args: argparse.Namespace) -> int:
 
     threads = _threads(args.threads)
     if args.faiss:
-        import_faiss("--faiss")
+        import_extra("--faiss", "faiss", "faiss", "faiss-cpu")
     token = _token(args.token)
     with listening_socket(args.host, args.port) as bound:
         is_local = is_loopback(bound)
@@ -102,14 +99,14 @@ def _threads(asked: int | None) -> int:
 
 def _token(given: str | None) -> str | None:
     """Return the token of ``--token``."""
-    from dglkge.serving.guard import check_token, read_token
+    from dglkge.serving.guard import read_token, valid_token
 
     if given is None:
         return None
     if given != "-":
         return read_token(Path(given))
     try:
-        return check_token(getpass.getpass("token: "), "that was entered")
+        return valid_token(getpass.getpass("token: "), "that was entered")
     except EOFError:
         raise InputError("--token -: no token was entered") from None
 
@@ -150,44 +147,33 @@ REST under the same address: /predict, /score, /similar, /entities, /relations, 
         VERIFY,
         DATASET,
         option(
-            "--host",
-            default="127.0.0.1",
-            help="address to listen on (default: %(default)s); others need --token",
+            "--host", "address to listen on (default: %(default)s); others need --token", default="127.0.0.1"
         ),
         option(
-            "--port",
-            least=0,
-            most=65535,
-            default=DEFAULT_PORT,
-            help="0 takes a free one (default: %(default)s)",
+            "--port", "0 takes a free one (default: %(default)s)", least=0, most=65535, default=DEFAULT_PORT
         ),
         option(
             "--token",
-            metavar="FILE",
-            help="file with a token that every request for data must have; - asks for it. The page asks for "
-            "it "
+            "file with a token that every request for data must have; - asks for it. The page asks for it "
             "too, or takes it from the address: http://HOST:PORT/#token=TOKEN",
+            metavar="FILE",
         ),
         option(
             "--allow-host",
+            "answer under this host name too, e.g. that of a proxy; may be repeated",
             action="append",
             default=[],
             metavar="NAME",
-            help="answer under this host name too, e.g. that of a proxy; may be repeated",
         ),
-        option(
-            "--faiss",
-            action="store_true",
-            help="search similar entities approximately, in types of --faiss-from entities or more",
-        ),
+        flag("--faiss", "search similar entities approximately, in types of --faiss-from entities or more"),
         option(
             "--faiss-from",
+            "smallest type for --faiss (default: %(default)s)",
             least=1,
             default=APPROXIMATE_FROM,
             metavar="N",
-            help="smallest type for --faiss (default: %(default)s)",
         ),
-        option("--threads", type=int, metavar="N", help="threads of the model (default: all cores)"),
+        option("--threads", "threads of the model (default: all cores)", type=int, metavar="N"),
         JSON,
     ],
     run=serve,

@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from dglkge.cli.common import SET, Command, option
+from dglkge.cli.common import SET, Command, flag, option
 from dglkge.config import load_config
 from dglkge.config.recipes import recipe_file
 from dglkge.distributed.dgl_import import require_dgl
@@ -72,17 +72,15 @@ scripts of your own.""",
   dglkge train my.yaml --num_trainers 4
   dglkge train my.yaml --ip_config ip_config.txt                    several machines""",
     options=[
-        option("config", nargs="?", metavar="CONFIG", help="YAML file; what it leaves out has a default"),
-        option(
-            "--recipe", metavar="NAME", help="a configuration that ships, instead of CONFIG: dglkge recipes"
-        ),
+        option("config", "YAML file; what it leaves out has a default", nargs="?", metavar="CONFIG"),
+        option("--recipe", "a configuration that ships, instead of CONFIG: dglkge recipes", metavar="NAME"),
         SET,
-        option("--ip_config", metavar="FILE", help="the machines (default: this one)"),
-        option("--num_trainers", metavar="N[:M]", help="on each machine, as in dglkge-launch"),
-        option("--num_servers", metavar="N", help="on each machine, as in dglkge-launch"),
-        option("--log_dir", metavar="FOLDER", help="folder for the logs (default: logs/ of the run)"),
-        option("--no_verify", action="store_true", help="as in dglkge-launch"),
-        option("--max_restarts", metavar="K", help="starts after failures, as in dglkge-launch"),
+        option("--ip_config", "the machines (default: this one)", metavar="FILE"),
+        option("--num_trainers", "on each machine, as in dglkge-launch", metavar="N[:M]"),
+        option("--num_servers", "on each machine, as in dglkge-launch", metavar="N"),
+        option("--log_dir", "folder for the logs (default: logs/ of the run)", metavar="FOLDER"),
+        flag("--no_verify", "as in dglkge-launch"),
+        option("--max_restarts", "starts after failures, as in dglkge-launch", metavar="K"),
     ],
     run=train,
 )

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from dglkge.cli.common import JSON, Command, option, print_columns, print_json, print_text
+from dglkge.cli.common import JSON, Command, flag, option, print_columns, print_json, print_text
 from dglkge.distributed.dgl_import import require_dgl
 from dglkge.registry import import_modules
 
@@ -18,7 +18,7 @@ def tune(args: argparse.Namespace) -> int:
     from tqdm import tqdm
 
     from dglkge.launch.stop_signals import stop_signals_raised
-    from dglkge.training.building.components import check_config
+    from dglkge.training.building.checks import check_config
     from dglkge.tuning.space import load_space
     from dglkge.tuning.trial_process import Trainer
     from dglkge.tuning.tune import Tuning, plan_row
@@ -86,22 +86,19 @@ a space:
     negatives.num_uniform: [500, 1000, 2000]
   search: {trials: 64, reduction: 4, budget: 3, seed: 0}""",
     options=[
-        option("space", metavar="SPACE", help="YAML file with the base, the space and the search"),
-        option("--output", required=True, metavar="DIR", help="folder of the search"),
-        option(
-            "--set", action="append", default=[], metavar="KEY=VALUE", help="override one field of the base"
-        ),
+        option("space", "YAML file with the base, the space and the search", metavar="SPACE"),
+        option("--output", "folder of the search", required=True, metavar="DIR"),
+        option("--set", "override one field of the base", action="append", default=[], metavar="KEY=VALUE"),
         option(
             "--num_trainers",
+            "train each trial with N trainers under dglkge-launch (default: 0, one process without servers)",
             least=0,
             default=0,
             metavar="N",
-            help="train each trial with N trainers under dglkge-launch (default: 0, one process without "
-            "servers)",
         ),
-        option("--trials", type=int, metavar="N", help="instead of search.trials of the file"),
-        option("--budget", type=float, metavar="B", help="instead of search.budget of the file"),
-        option("--dry-run", action="store_true", help="print the plan and exit"),
+        option("--trials", "instead of search.trials of the file", type=int, metavar="N"),
+        option("--budget", "instead of search.budget of the file", type=float, metavar="B"),
+        flag("--dry-run", "print the plan and exit"),
         JSON,
     ],
     run=tune,

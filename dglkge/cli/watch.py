@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dglkge.checkpoint.layout import Progress
-from dglkge.cli.common import JSON, Command, human_bytes, option, print_json, print_text, write_text
+from dglkge.cli.common import JSON, Command, flag, human_bytes, option, print_json, print_rich, write_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -46,7 +46,7 @@ def watch(args: argparse.Namespace) -> int:
         if args.json:
             print_json(finite(state))
         else:
-            print_text(_as_text(state))
+            _print(state)
         return 0
     return _follow(look, args.interval, FINISHED)
 
@@ -68,20 +68,15 @@ def _follow(look: Any, interval: float, finished: str) -> int:
         except KeyboardInterrupt:
             pass
     if console.is_terminal:
-        print_text(_as_text(state))
+        _print(state)
     return 0
 
 
-def _as_text(state: Mapping[str, Any]) -> str:
-    """Return a frame as text, as wide as the terminal; elsewhere no line is broken."""
-    from rich.console import Console
-
+def _print(state: Mapping[str, Any]) -> None:
+    """Print a frame, as wide as the terminal; elsewhere no line is broken."""
     is_terminal = sys.stdout is not None and sys.stdout.isatty()
-    console = Console(width=None if is_terminal else PIPE_COLUMNS, force_terminal=is_terminal or None)
-    with console.capture() as capture:
-        console.print(_frame(state))
-    # Cells of a table are padded.
-    return "\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n"))
+    width = None if is_terminal else PIPE_COLUMNS
+    print_rich(_frame(state), width=width, is_terminal=is_terminal or None)
 
 
 def _frame(state: Mapping[str, Any]) -> RenderableType:
@@ -183,36 +178,36 @@ node_exporter's textfile collector reads. docs/watching.md lists the metrics.
 
 exit status: 0 at the end of the run, with --once, or after Ctrl-C; 2 for bad input; 1 for a full disk.""",
     options=[
-        option("run", metavar="RUN", help="folder of a run"),
-        option("--once", action="store_true", help="look once, and end"),
+        option("run", "folder of a run", metavar="RUN"),
+        flag("--once", "look once, and end"),
         JSON,
         option(
             "--prometheus",
+            "replace FILE by metrics in Prometheus' text format at each interval",
             metavar="FILE",
-            help="replace FILE by metrics in Prometheus' text format at each interval",
         ),
         option(
             "--interval",
+            "seconds between two looks (default: %(default)g)",
             type=float,
             least=0.1,
             most=86400,
             unit=" seconds",
             default=2.0,
             metavar="S",
-            help="seconds between two looks (default: %(default)g)",
         ),
         option(
             "--logs",
+            "folder of the logs (default: the one that the run names, or RUN/logs)",
             metavar="FOLDER",
-            help="folder of the logs (default: the one that the run names, or RUN/logs)",
         ),
         option(
             "--lines",
+            "events and lines of the log (default: %(default)d)",
             least=0,
             most=100,
             default=10,
             metavar="N",
-            help="events and lines of the log (default: %(default)d)",
         ),
     ],
     run=watch,

@@ -12,7 +12,7 @@ from typing import Any
 
 from dglkge.config.schema import Config, DenseConfig
 from dglkge.errors import InputErrors
-from dglkge.model.choices import K_VS_ALL, NEGATIVE_SAMPLING
+from dglkge.model.choices import NEGATIVE_SAMPLING, OBJECTIVES
 from dglkge.model.losses import LOSSES, PairwiseLoss
 from dglkge.model.regularizers import REGULARIZERS, chosen_regularizer
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS
@@ -106,6 +106,7 @@ phases = component(SCORE, lambda made: made.relation_init == PHASE)
 has_module = component(SCORE, lambda made: made.has_module)
 lacks_module = component(SCORE, lambda made: not made.has_module)
 over_all = other_than(OBJECTIVE, NEGATIVE_SAMPLING)
+by_queries = component(OBJECTIVE, lambda chosen: chosen.by_queries)
 on_devices = of("tables.storage", DEVICE_STORAGE)
 in_buckets = When("sampling.num_ranges", lambda value: value > 1)
 several_machines = When(MACHINES, lambda value: value > 1)
@@ -195,8 +196,14 @@ ROWS: tuple[Row, ...] = (
     ),
     row("loss.reduction", only("mean"), "which adds the terms of all candidates", over_all),
     row("loss.confidences", only(False), "which does not take it", over_all),
-    row("loss.adversarial_weights", only(False), "over all candidates", of("loss", "softmax"), over_all),
-    row("loss.relation_weights", only({}), "which takes no weights", of(OBJECTIVE, K_VS_ALL)),
+    row(
+        "loss.adversarial_weights",
+        only(False),
+        "which weights no negatives over all candidates",
+        of("loss", "softmax"),
+        over_all,
+    ),
+    row("loss.relation_weights", only({}), "which takes no weights", by_queries),
     row(
         "training.relation_prediction",
         only(0),
@@ -209,12 +216,12 @@ ROWS: tuple[Row, ...] = (
         "and the weights of a query's negatives sum to 1",
         given("loss.adversarial_weights"),
     ),
-    row("training.edge_sets", only(()), QUERIES, of(OBJECTIVE, K_VS_ALL)),
-    row("training.rows", only("all"), QUERIES, of(OBJECTIVE, K_VS_ALL)),
-    row("evaluation.held_out.fraction", ABSENT, QUERIES, of(OBJECTIVE, K_VS_ALL)),
+    row("training.edge_sets", only(()), QUERIES, by_queries),
+    row("training.rows", only("all"), QUERIES, by_queries),
+    row("evaluation.held_out.fraction", ABSENT, QUERIES, by_queries),
     row(
         OBJECTIVE,
-        only(NEGATIVE_SAMPLING, "one_vs_all"),
+        Allowed(lambda name: not OBJECTIVES.get(name).Settings.by_queries, "negative_sampling, one_vs_all"),
         "which multiplies the rows of a query with that of its answer",
         component("regularizer", lambda made: made.needs_answer),
     ),
@@ -256,7 +263,7 @@ ROWS: tuple[Row, ...] = (
         "sampling.order",
         only("auto", "global"),
         "whose batches are queries in an order of the whole graph",
-        of(OBJECTIVE, K_VS_ALL),
+        by_queries,
     ),
     row(
         "sampling.order",
@@ -372,13 +379,14 @@ def refuse(config: Config, num_machines: int = 1, num_disks: int = 1) -> None:
     InputErrors
         Naming the field, its value, the field that it does not fit, the reason and what is allowed.
     """
-    problems = list(dict.fromkeys(_problems(config, {MACHINES: num_machines, DISKS: num_disks})))
+    problems = list(dict.fromkeys(problems_of(config, num_machines, num_disks)))
     if problems:
         raise InputErrors(problems)
 
 
-def _problems(config: Config, facts: Mapping[str, int]) -> Iterator[str]:
+def problems_of(config: Config, num_machines: int, num_disks: int) -> Iterator[str]:
     """Yield a line for each row that refuses something."""
+    facts = {MACHINES: num_machines, DISKS: num_disks}
     for one in ROWS:
         value = _value(config, one.field, facts)
         if value is _ABSENT or one.allowed.test(value):
@@ -416,6 +424,8 @@ def _component(config: Config, key: str) -> Any:
     if key == SCORE:
         settings = config.model.score_function
         return SCORE_FUNCTIONS.get(settings.name)(settings)
+    if key == OBJECTIVE:
+        return config.training.objective
     if key == "regularizer":
         return REGULARIZERS.get(chosen_regularizer(config.regularizer, config.model.score_function.name).name)
     return LOSSES.get(config.loss.name)

@@ -12,11 +12,13 @@ from dglkge.config.component import TAG, Component, component_of
 from dglkge.model import regularizers
 from dglkge.model.choices import (
     NEGATIVE_SAMPLING,
+    NO_TRANSFORM,
     ObjectiveSettings,
     OptimizerSettings,
     RelationSettings,
     SamplerSettings,
     ScheduleSettings,
+    TransformSettings,
     rule_settings,
 )
 from dglkge.model.losses import LossSettings
@@ -47,6 +49,7 @@ REGULARIZER = Component("regularizer", regularizers.AUTO, values=regularizers.VA
 
 NEGATIVES = Component("negative sampler", "mixed")
 OBJECTIVE = Component("objective", NEGATIVE_SAMPLING, is_section=False)
+ROW_TRANSFORM = Component("row transform", NO_TRANSFORM, is_section=False)
 RELATION_OPTIMIZER = Component(
     "optimizer",
     "",
@@ -125,6 +128,9 @@ class ModelConfig(Settings):
         lt=1,
     )
     relation_dropout: float = setting(0.0, "the same for the rows of relations", ge=0, lt=1)
+    row_transform: Annotated[TransformSettings, ROW_TRANSFORM] = component(
+        ROW_TRANSFORM, "change of a batch's rows before they are scored, by an imported module"
+    )
     max_norm: float = setting(
         0.0, "greatest length of an entity's row: updates scale longer ones to it; 0: no limit", ge=0
     )
@@ -377,7 +383,7 @@ class TrainingConfig(Settings):
         "rows that are trained: all, or touched, which are those in the triples that are trained; others "
         "stay as they are and serve as negatives (see checkpoint.init_path)",
     )
-    loggers: tuple[str, ...] = setting(
+    loggers: Annotated[tuple[str, ...], AfterValidator(_distinct)] = setting(
         (),
         "a list of trackers of experiments, which get loss, learning rate, speed and metrics; known",
         resume=FREE,
@@ -498,9 +504,15 @@ class EvaluationConfig(Settings):
     held_out: HeldOutConfig | None = optional("triples that are never trained, and ranked; null: none")
 
     @property
+    def ranks_splits(self) -> bool:
+        """Whether the entities of a split are ranked."""
+        return self.split != "none" or self.valid_every_epochs > 0
+
+    @property
     def held_out_fraction(self) -> float:
         """Share of each edge set that is never trained."""
         return self.held_out.fraction if self.held_out is not None else 0.0
+
     max_triples: int = setting(0, "rank only the first so many triples of a split; 0: all", ge=0, resume=FREE)
 
 
@@ -535,7 +547,7 @@ class Config(Settings):
         order = self.sampling.order
         if order == "auto":
             # Against all candidates the order costs next to nothing beside the scores, and exactness is free.
-            order = "machine" if self.training.objective.name == NEGATIVE_SAMPLING else "global"
+            order = "global" if self.training.objective.over_all else "machine"
         return num_machines > 1 and order == "machine" and self.sampling.num_ranges == 1
 
     def to_dict(self) -> dict[str, Any]:

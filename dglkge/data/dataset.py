@@ -10,10 +10,8 @@ from typing import Any
 import numpy as np
 
 from dglkge.data import dataset_files
-from dglkge.data.checksums import verify_files
-from dglkge.data.dataset_files import Field, read_description
-from dglkge.data.known_index import open_known_index
-from dglkge.data.known_triples import KnownTriples
+from dglkge.data.dataset_files import Field, read_description, verify_checksums
+from dglkge.data.known_triples import KnownTriples, open_known_index
 from dglkge.data.partition_layout import PartitionLayout, load_array
 from dglkge.data.quality import NumberedTriples, measure_quality
 from dglkge.data.sizes import DatasetSize, dataset_size
@@ -109,7 +107,7 @@ class Dataset:
         InputError
             If one is missing or damaged; the message names it.
         """
-        verify_files(self.path, self.description.get(Field.CHECKSUMS, {}))
+        verify_checksums(self.path, self.description.get(Field.CHECKSUMS, {}))
 
     def num_entities(self, entity_type: str) -> int:
         """Return the number of entities of a type."""

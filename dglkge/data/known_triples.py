@@ -2,19 +2,411 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+import json
+import logging
+import mmap
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
 
 import numpy as np
 
-from dglkge.data.known_index import Direction, Index, index_in_memory
+from dglkge.data.dataset_files import known_index_path, partial_path
+from dglkge.errors import JobError
+from dglkge.file_lock import wait_for_lock
 from dglkge.typing import Side
+
+logger = logging.getLogger(__name__)
+
+HEADER_BYTES = 4096
+CHECKED_BYTES = 64 << 10
+"""Bytes that share a checksum."""
+
+MAX_CHECKED = 1024
+"""Blocks that opening reads and checks, spread evenly: all of a file up to 64 MiB."""
+
+LOCK_SECONDS = 3600.0
+"""Limit of the wait for another process that builds the same index."""
+
+_CHUNK_ROWS = 1 << 20
+_RANDOM_ABOVE = 64 << 20
+_MAGIC = b"dglkge known answers 1\n"
+_LOW_BITS = 32
+_ID_BITS = 31
+_INDEXED = (Side.TAIL, Side.HEAD)
+
+
+@dataclass(frozen=True)
+class Direction:
+    """Sorted triples of one direction.
+
+    Attributes
+    ----------
+    starts : (R + 1,) int64
+        Range of the keys of each relation.
+    keys : (n,) uint64 or int64
+        Ascending within a relation: the given entity, with the answer in the lower half if ``shift`` is 32.
+    answers : (n,) uint32 or int64
+        Ascending within a query.
+    shift : int
+        32 or 0.
+    """
+
+    starts: np.ndarray
+    keys: np.ndarray
+    answers: np.ndarray
+    shift: int
+
+    def runs(self, entity_ids: np.ndarray, relation_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return the first answer of each query and the number of its answers: two (Q,) int64."""
+        entities, relations = np.asarray(entity_ids, np.int64), np.asarray(relation_ids, np.int64)
+        wanted = np.concatenate([entities, entities + 1]).astype(self.keys.dtype)
+        if self.shift:
+            # Ids of this layout are below 2**31; a shift would cut off the upper bits of larger ones.
+            wanted = np.minimum(wanted, np.uint64(1 << _ID_BITS)) << np.uint64(self.shift)
+        low, high = np.tile(self.starts[relations], 2), np.tile(self.starts[relations + 1], 2)
+        first, end = np.split(_lower_bound(self.keys, low, high, wanted), 2)
+        return first, end - first
+
+    def queries(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return the place of the first answer of every query, and its given entity: two (Q,) int64."""
+        first, anchors = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        # The first key of each relation begins a query, also where the entity is that of the key before.
+        begins = self.starts[:-1][np.diff(self.starts) > 0]
+        for start in range(0, len(self.keys), _CHUNK_ROWS):
+            # One key of the chunk before, to compare with.
+            before = max(start - 1, 0)
+            entities = (self.keys[before : start + _CHUNK_ROWS] >> self.keys.dtype.type(self.shift)).astype(
+                np.int64
+            )
+            is_new = np.concatenate([[start == 0], entities[1:] != entities[:-1]])
+            inside = slice(*np.searchsorted(begins, [start, start + _CHUNK_ROWS]))
+            is_new[begins[inside] - before] = True
+            is_new[: start - before] = False
+            first.append(np.flatnonzero(is_new) + before)
+            anchors.append(entities[is_new])
+        return np.concatenate(first), np.concatenate(anchors)
+
+    def contain(self, entity_ids: np.ndarray, relation_ids: np.ndarray, answer_ids: np.ndarray) -> np.ndarray:
+        """Return whether each query (Q,) has an answer (Q,): bool."""
+        first, count = self.runs(entity_ids, relation_ids)
+        wanted = np.asarray(answer_ids, np.int64)
+        place = _lower_bound(self.answers, first, first + count, wanted)
+        found = place < first + count
+        found[found] = self.answers[place[found]] == wanted[found]
+        return found
+
+
+def _lower_bound(values: np.ndarray, low: np.ndarray, high: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return for each range [low, high) of ascending values the first place not below the wanted value."""
+    if not len(values):
+        return low
+    # All queries take a step of the binary search at a time; numpy.searchsorted has one range for all.
+    for _ in range(int((high - low).max(initial=0)).bit_length()):
+        middle = (low + high) >> 1
+        is_below = (low < high) & (values[np.minimum(middle, len(values) - 1)] < wanted)
+        low, high = np.where(is_below, middle + 1, low), np.where(is_below, high, middle)
+    return low
+
+
+Index = dict[Side, Direction]
+"""Both directions of some triples."""
+
+
+def index_in_memory(triples: Sequence[np.ndarray], num_relations: int, sides: Sequence[Side]) -> Index:
+    """Build directions in this process's memory.
+
+    Parameters
+    ----------
+    triples : sequence of (n, 3) integer array
+        Duplicates count once.
+    num_relations : int
+    sides : sequence of Side
+    """
+    counts, wide = _survey(triples, num_relations)
+    found = {}
+    for side in sides:
+        room = np.empty((int(counts.sum()), 1 + wide), np.int64)
+        starts = _fill(triples, side, counts, room)
+        # Without duplicates the rows are a part of the room; the rest is given back where it is much.
+        rows = room[: starts[-1]]
+        found[side] = _direction(starts, rows.copy() if starts[-1] < 0.9 * len(room) else rows, wide)
+    return found
+
+
+def _direction(starts: np.ndarray, rows: np.ndarray, wide: bool) -> Direction:
+    """Return the direction of rows (n, 1) of packed keys, or (n, 2) of ids."""
+    if wide:
+        return Direction(starts, rows[:, 0], rows[:, 1], 0)
+    low_half = 0 if np.little_endian else 1
+    halves = rows.reshape(-1).view(np.uint32)[low_half::2]
+    return Direction(starts, rows.reshape(-1).view(np.uint64), halves, _LOW_BITS)
+
+
+def _chunks(triples: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
+    """Yield rows (n, 3) of int64, a bounded number at a time."""
+    for part in triples:
+        for start in range(0, len(part), _CHUNK_ROWS):
+            yield np.asarray(part[start : start + _CHUNK_ROWS], np.int64)
+
+
+def _survey(triples: Sequence[np.ndarray], num_relations: int) -> tuple[np.ndarray, bool]:
+    """Return the triples of each relation, duplicates included, and whether an id is 2**31 or larger."""
+    counts, largest = np.zeros(num_relations, np.int64), 0
+    for chunk in _chunks(triples):
+        counts += np.bincount(chunk[:, 1], minlength=num_relations)
+        largest = max(largest, int(chunk[:, 0].max()), int(chunk[:, 2].max()))
+    return counts, largest >> _ID_BITS > 0
+
+
+def _fill(triples: Sequence[np.ndarray], side: Side, counts: np.ndarray, room: np.ndarray) -> np.ndarray:
+    """Write the sorted distinct keys of a direction to the start of the room; returns ``starts``."""
+    places = np.cumsum(counts) - counts
+    for chunk in _chunks(triples):
+        anchors, relations, answers = (chunk[:, column] for column in (side.anchor_column, 1, side.column))
+        order = np.argsort(relations, kind="stable")
+        of_chunk = np.bincount(relations, minlength=len(counts))
+        # Place of a row: the next free one of its relation, plus its number within the chunk's run.
+        within = np.arange(len(chunk)) - np.repeat(np.cumsum(of_chunk) - of_chunk, of_chunk)
+        target = np.repeat(places, of_chunk) + within
+        if room.shape[1] == 1:
+            room[target, 0] = anchors[order] << _LOW_BITS | answers[order]
+        else:
+            room[target, 0], room[target, 1] = anchors[order], answers[order]
+        places += of_chunk
+    starts = np.zeros(len(counts) + 1, np.int64)
+    end = 0
+    for relation, stop in enumerate(places.tolist()):
+        rows = room[stop - counts[relation] : stop]
+        kept = _sorted_distinct(rows)
+        if end < stop - counts[relation] or kept is not rows:
+            # Towards the front, over what duplicates left free. Never over rows that are still to be read.
+            room[end : end + len(kept)] = kept
+        end += len(kept)
+        starts[relation + 1] = end
+    return starts
+
+
+def _sorted_distinct(rows: np.ndarray) -> np.ndarray:
+    """Return the rows (n, 1) or (n, 2) of a relation in ascending order, each once; they are changed."""
+    if rows.shape[1] == 1:
+        rows.reshape(-1).view(np.uint64).sort()
+    else:
+        rows[:] = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
+    if len(rows) < 2:
+        return rows
+    is_new = np.any(rows[1:] != rows[:-1], axis=1)
+    if is_new.all():
+        return rows
+    return rows[np.concatenate([[True], is_new])]
+
+
+def open_known_index(
+    dataset: Path,
+    split: str,
+    source: str,
+    triples: np.ndarray,
+    num_relations: int,
+    limit_seconds: float = LOCK_SECONDS,
+) -> Index:
+    """Map the index of a split; built by the first process that asks for it, while others wait.
+
+    Parameters
+    ----------
+    dataset : Path
+        The data set folder, which gets the file. If it is not writable, the index is built in memory.
+    split : str
+    source : str
+        Checksum of the triples, as the data set's description has it.
+    triples : (n, 3) integer array
+    num_relations : int
+    limit_seconds : float
+        Limit of the wait for another process.
+
+    Raises
+    ------
+    JobError
+        If another process still builds it at the limit.
+    """
+    path = known_index_path(dataset, split)
+    identity = {"source": source, "split": split, "triples": len(triples), "relations": num_relations}
+    try:
+        return _map(path, identity)
+    except FileNotFoundError:
+        pass
+    except (OSError, _UnfitError) as fault:
+        logger.info("%s is built again: %s", path, fault)
+    try:
+        with _locked(dataset, path, limit_seconds):
+            # The process that held the lock has built it meanwhile.
+            with contextlib.suppress(OSError, _UnfitError):
+                return _map(path, identity)
+            _build(path, identity, triples)
+            return _map(path, identity)
+    except OSError as error:
+        logger.warning(
+            "each process builds its own index of known answers (%.0f MB): cannot write %s: %s",
+            16e-6 * len(triples),
+            path,
+            error.strerror or error,
+        )
+        return index_in_memory([triples], num_relations, _INDEXED)
+
+
+class _UnfitError(Exception):
+    """A file is not the wanted index: cut off, damaged, or of other triples."""
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, path: Path, limit_seconds: float) -> Iterator[None]:
+    """Hold the lock of the folder; the kernel releases it when the process ends."""
+    # The folder itself is locked: no lock file is left behind in a data set.
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        if not wait_for_lock(handle, limit_seconds):
+            raise JobError(
+                f"another process has been building {path} for {limit_seconds:.0f} s (the limit): "
+                "end it, or wait and start again"
+            )
+        yield
+    finally:
+        os.close(handle)
+
+
+def _build(path: Path, identity: dict[str, Any], triples: np.ndarray) -> None:
+    """Write the index beside its name and rename it when it is complete and on the disk."""
+    partial = partial_path(path)
+    try:
+        with open(partial, "w+b") as file:
+            _write(file, identity, triples)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink(missing_ok=True)
+        raise
+
+
+def _write(file: BinaryIO, identity: dict[str, Any], triples: np.ndarray) -> None:
+    """Write header, directions and checksums."""
+    counts, wide = _survey([triples], identity["relations"])
+    num_rows, width = int(counts.sum()), 8 * (1 + wide)
+    num_starts = len(counts) + 1
+    sections, end = [], HEADER_BYTES
+    for side in _INDEXED:
+        rows_at = end + 8 * num_starts
+        # Reserved first: a store to a mapped page for which the disk has no room would end the process.
+        if num_rows:
+            os.posix_fallocate(file.fileno(), rows_at, num_rows * width)
+            room = np.memmap(file, np.int64, "r+", rows_at, (num_rows, 1 + wide))
+            starts = _fill([triples], side, counts, room)
+            del room
+        else:
+            starts = np.zeros(num_starts, np.int64)
+        os.pwrite(file.fileno(), starts.astype("<i8").tobytes(), end)
+        end = rows_at + int(starts[-1]) * width
+        sections.append([rows_at, int(starts[-1])])
+        # Behind it is what duplicates left free.
+        file.truncate(end)
+    checksums = [zlib.crc32(block) for block in _blocks_of(file, end)]
+    table = np.array(checksums, "<u4").tobytes()
+    os.pwrite(file.fileno(), table, end)
+    text = json.dumps(
+        {
+            **identity,
+            "wide": wide,
+            "sections": sections,
+            "checksums_at": end,
+            "checksums": zlib.crc32(table),
+            "bytes": end + len(table),
+        }
+    ).encode()
+    header = _MAGIC + f"{zlib.crc32(text)}\n".encode() + text + b"\n"
+    os.pwrite(file.fileno(), header.ljust(HEADER_BYTES, b"\0"), 0)
+
+
+def _blocks_of(file: BinaryIO, end: int) -> Iterator[bytes]:
+    """Yield the blocks between the header and the end."""
+    for start in range(HEADER_BYTES, end, CHECKED_BYTES):
+        yield os.pread(file.fileno(), min(CHECKED_BYTES, end - start), start)
+
+
+def _map(path: Path, identity: dict[str, Any]) -> Index:
+    """Map a file and check it.
+
+    Raises
+    ------
+    OSError
+        If it is missing or unreadable.
+    _UnfitError
+        If it is damaged, or of other triples.
+    """
+    with open(path, "rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        if size < HEADER_BYTES:
+            raise _UnfitError(f"it has {size} bytes, less than a header")
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    header = _read_header(mapped[:HEADER_BYTES])
+    if header["bytes"] != size:
+        raise _UnfitError(f"it has {size} bytes, expected {header['bytes']}")
+    for key, value in identity.items():
+        if header[key] != value:
+            raise _UnfitError(f"{key} is {header[key]}, expected {value}")
+    _check_blocks(mapped, header)
+    if size > _RANDOM_ABOVE:
+        # Queries are random accesses: without read-ahead the kernel reads the pages that they touch only.
+        mapped.madvise(mmap.MADV_RANDOM)
+    found = {}
+    for side, (rows_at, count) in zip(_INDEXED, header["sections"]):
+        num_starts, wide = identity["relations"] + 1, bool(header["wide"])
+        starts = np.frombuffer(mapped, "<i8", num_starts, rows_at - 8 * num_starts)
+        numbers = count * (1 + wide)
+        # No buffer begins at the end of a map.
+        rows = np.frombuffer(mapped, np.int64, numbers, rows_at) if numbers else np.empty(0, np.int64)
+        found[side] = _direction(starts, rows.reshape(count, 1 + wide), wide)
+    return found
+
+
+def _read_header(content: bytes) -> dict[str, Any]:
+    """Return the fields of a header."""
+    if not content.startswith(_MAGIC):
+        raise _UnfitError("it does not begin as an index of this version")
+    try:
+        checksum, text = content[len(_MAGIC) :].rstrip(b"\0").split(b"\n")[:2]
+        intact = zlib.crc32(text) == int(checksum)
+        header: dict[str, Any] = json.loads(text) if intact else {}
+    except ValueError:
+        header = {}
+    if not header:
+        raise _UnfitError("its header is damaged")
+    return header
+
+
+def _check_blocks(mapped: mmap.mmap, header: dict[str, Any]) -> None:
+    """Check the table of checksums, and the blocks that opening reads."""
+    end = header["checksums_at"]
+    table = mapped[end:]
+    if zlib.crc32(table) != header["checksums"]:
+        raise _UnfitError("its checksums are damaged")
+    checksums = np.frombuffer(table, "<u4")
+    step = max(1, -(-len(checksums) // MAX_CHECKED))
+    # The last block is always among them.
+    for number in {*range(0, len(checksums), step), len(checksums) - 1} - {-1}:
+        start = HEADER_BYTES + number * CHECKED_BYTES
+        if zlib.crc32(mapped[start : min(start + CHECKED_BYTES, end)]) != checksums[number]:
+            raise _UnfitError(f"the bytes from {start} are damaged")
 
 
 class KnownTriples:
     """Known answers to (head, relation, ?) and (?, relation, tail).
 
     Of a data set's splits :meth:`dglkge.data.dataset.Dataset.known_triples` makes it: the triples are then in
-    files that all processes of a machine map (see :mod:`dglkge.data.known_index`).
+    files that all processes of a machine map (see :mod:`dglkge.data.known_triples`).
 
     Parameters
     ----------

@@ -82,7 +82,9 @@ class Finder:
 
             def execute_and_prepare(module: types.ModuleType) -> None:
                 execute(module)
-                _refuse_graphbolt(module)
+                # Where a script asks for GraphBolt DGL would fail at a file that is not there.
+                for name in ("initialize", "load_partition", "partition_graph"):
+                    setattr(module, name, _without_graphbolt(getattr(module, name)))
                 name_segments()
 
             spec.loader.exec_module = execute_and_prepare  # type: ignore[method-assign]
@@ -144,12 +146,6 @@ def _missing(name: str) -> NoReturn:
     if name.startswith("__"):
         raise AttributeError(name)
     raise GraphBoltError(REASON)
-
-
-def _refuse_graphbolt(package: types.ModuleType) -> None:
-    """Refuse GraphBolt where a script asks for it, before DGL fails at a file that is not there."""
-    for name in ("initialize", "load_partition", "partition_graph"):
-        setattr(package, name, _without_graphbolt(getattr(package, name)))
 
 
 def _without_graphbolt(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,8 +1,8 @@
 """Register of the jobs of this machine: a locked file for each, in the folder of shared memory.
 
-``dglkge-job-<id>.json`` says who runs what in which folder, and what the job will take of memory. Its
-launcher (on machines that are reached over SSH, its agent there) holds a lock on the file as long as it
-lives, so a file without a lock belongs to a job that has ended or was killed. The folder has the scope that
+``dglkge-job-<id>.json`` says who runs what in which folder, and what the job will take of memory. Its node
+program on the machine holds a lock on the file as long as it lives, so a file without a lock belongs to a job
+that has ended or was killed. The folder has the scope that
 is wanted: containers that share it share its room too.
 
 All names in shared memory that a job makes begin with :func:`job_prefix`, so what an ended job has left is
@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import re
+import socket
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -63,10 +64,12 @@ class JobEntry:
         Name of the machine of the launcher.
     launcher_pid : int
         Number of the launcher there.
+    launcher_started : int
+        Start of the launcher in clock ticks since the boot: tells it from a later one of the same number.
     pid : int
-        Number of the process of this machine that holds the entry: the launcher, or its agent.
-    pid_started : int
-        Start of that process in clock ticks since the boot: tells it from a later one of the same number.
+        Number of the node program, the process of this machine that holds the entry.
+    is_ending : bool
+        Whether the launcher is lost and the node program ends the job's processes.
     command : tuple of str
         Script or module with its arguments.
     folder : str
@@ -91,8 +94,9 @@ class JobEntry:
     user: str = ""
     host: str = ""
     launcher_pid: int = 0
+    launcher_started: int = 0
     pid: int = 0
-    pid_started: int = 0
+    is_ending: bool = False
     command: tuple[str, ...] = ()
     folder: str = ""
     run: str = ""
@@ -115,6 +119,11 @@ class JobEntry:
     def to_dict(self) -> dict[str, Any]:
         """Return the entry as JSON values."""
         return dataclasses.asdict(self)
+
+    @property
+    def is_launched_here(self) -> bool:
+        """Whether the launcher is on this machine."""
+        return self.host == socket.gethostname()
 
     def describe(self) -> str:
         """Return ``job 1234 of user x, launcher pid 12 on host`` for messages."""
@@ -139,7 +148,7 @@ class Registration:
 
     def __init__(self, entry: JobEntry, folder: str = SHARED_MEMORY_FOLDER) -> None:
         self._folder = folder
-        self.entry = dataclasses.replace(entry, pid=os.getpid(), pid_started=process_start(os.getpid()))
+        self.entry = dataclasses.replace(entry, pid=os.getpid())
         name = f"{ENTRY_PREFIX}{entry.job}{ENTRY_SUFFIX}"
         self._path = os.path.join(folder, name)
         unlocked = os.path.join(folder, f".{name}.{os.getpid()}")
@@ -354,15 +363,6 @@ def _resident_bytes(root: int) -> int:
                     if line.startswith(("RssAnon:", "RssFile:")):
                         total += int(line.split()[1]) * 1024
     return total
-
-
-def process_start(pid: int) -> int:
-    """Return the start of a process in clock ticks since the boot; 0 if it cannot be seen."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
-    except (OSError, IndexError, ValueError):
-        return 0
 
 
 def process_owner(pid: int) -> int:

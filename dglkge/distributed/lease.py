@@ -29,6 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dglkge.checkpoint.layout import LEASE_FILE
+from dglkge.distributed.process_memory import process_start
 from dglkge.errors import CheckpointError, NotReadyError, StorageError, write_error
 
 logger = logging.getLogger(__name__)
@@ -95,7 +96,7 @@ class Holder:
             boot_id=_boot_id(),
             pid_namespace=_pid_namespace(),
             pid=os.getpid(),
-            start_time=_start_time(os.getpid()) or 0,
+            start_time=process_start(os.getpid()),
             since=time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
             renewed_ns=time.time_ns(),
         )
@@ -123,7 +124,8 @@ class Holder:
     @property
     def is_dead(self) -> bool:
         """Whether a process of this host has ended."""
-        return _start_time(self.pid) != self.start_time
+        start = process_start(self.pid)
+        return not start or start != self.start_time
 
     def describe(self) -> str:
         """Return the holder's description for messages."""
@@ -479,15 +481,3 @@ def _pid_namespace() -> str:
     with contextlib.suppress(OSError):
         return os.readlink("/proc/self/ns/pid")
     return ""
-
-
-def _start_time(pid: int) -> int | None:
-    """Return the start time of a process in ticks since the boot; None if it does not run."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    # The name in parentheses may contain spaces. A zombie has ended, though its parent has not yet waited for
-    # it.
-    state, *fields = text.rpartition(")")[2].split()
-    return None if state in "ZX" else int(fields[18])

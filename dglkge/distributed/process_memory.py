@@ -1,4 +1,4 @@
-"""Memory of processes of this machine, from ``/proc``."""
+"""Memory and start of processes of this machine, from ``/proc``."""
 
 from __future__ import annotations
 
@@ -54,15 +54,19 @@ def find_servers(job: str, proc: Path = PROC) -> dict[int, int]:
             continue
         # Processes that a server starts inherit its variables; it was there before them.
         pid = int(folder.name)
-        if int(number) not in found or _started(pid, proc) < _started(found[int(number)], proc):
+        known = found.get(int(number))
+        start, limit = process_start(pid, proc), 0 if known is None else process_start(known, proc)
+        if not limit or 0 < start < limit:
             found[int(number)] = pid
     return found
 
 
-def _started(pid: int, proc: Path) -> int:
-    """Return the time of a process's start in the kernel's ticks; a large number if it has ended."""
+def process_start(pid: int, proc: Path = PROC) -> int:
+    """Return the start of a process in clock ticks since the boot; 0 if it has ended or cannot be seen."""
     try:
         # The name, in brackets, may contain spaces: fields are counted behind it.
-        return int((proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()[19])
+        state, *fields = (proc / str(pid) / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        # A zombie has ended, though its parent has not yet waited for it.
+        return 0 if state in "ZX" else int(fields[18])
     except (OSError, ValueError, IndexError):
-        return 2**63
+        return 0

@@ -82,6 +82,11 @@ class World:
         """Whether this trainer does the work that is done once on each machine."""
         return self.local_rank == 0
 
+    @property
+    def is_disk_leader(self) -> bool:
+        """Whether this trainer does the work that is done once on each disk of the job."""
+        return self.rank == 0 or (self.has_own_disk and self.is_machine_leader)
+
     @classmethod
     def detect(cls, environment: Mapping[str, str] | None = None) -> World:
         """Read the place of this process from environment variables.

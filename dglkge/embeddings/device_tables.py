@@ -27,6 +27,7 @@ from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.clipping import clipped_squares
 from dglkge.optim.device_rows import DeviceRows
+from dglkge.optim.links import UpdateResult
 
 Ids = npt.NDArray[np.int64]
 
@@ -88,16 +89,10 @@ class DeviceTables:
 
     Attributes
     ----------
-    step_sum : int
-        Sum over all trainers of the numbers ``extra`` given to the last step.
-    clip_factor : float
-        Factor by which clipping by norm changed the gradient of the last step; 1 without clipping.
     network_bytes : int
         Bytes of gradients sent to other machines: 0, the tables are those of one machine.
     """
 
-    step_sum = 0
-    clip_factor = 1.0
     network_bytes = 0
 
     def __init__(
@@ -232,7 +227,7 @@ class DeviceTables:
         extra: int = 0,
         other_squares: float = 0.0,
         number: int = 0,
-    ) -> None:
+    ) -> UpdateResult:
         """Apply the gradients of the rows that were fetched last, see :meth:`SparseOptimizer.step_rows`.
 
         Parameters
@@ -256,8 +251,9 @@ class DeviceTables:
             name = self._names[id(embedding)]
             (of_batch if ids is self._open[name].ids else of_owned)[name] = rows
         sums = {name: self._summed(name, rows, of_owned.get(name)) for name, rows in of_batch.items()}
+        factor = 1.0
         if self._optimizer.clipping is not None:
-            self._clip([rows for _, rows in sums.values()], other_squares)
+            factor = self._clip([rows for _, rows in sums.values()], other_squares)
         self._enter("update")
         active = [name in sums and (name in of_owned or self._open[name].is_active) for name in self._shards]
         steps = self._optimizer.count_step(active, number)
@@ -268,8 +264,9 @@ class DeviceTables:
                 num_bad[place] = shard.update(step, *sums[name])
         self._is_changed = True
         self._enter("waiting")
-        *all_bad, self.step_sum = self._host.sum(num_bad).tolist()
+        *all_bad, extra_sum = self._host.sum(num_bad).tolist()
         self._optimizer.report_nonfinite(np.array(all_bad, np.int64))
+        return UpdateResult(extra_sum, factor)
 
     def _summed(
         self, name: str, gradients: torch.Tensor, of_owned: torch.Tensor | None
@@ -297,13 +294,14 @@ class DeviceTables:
             sums.index_add_(0, places[run], received[run])
         return targets, sums
 
-    def _clip(self, sums: Sequence[torch.Tensor], other_squares: float) -> None:
-        """Clip the merged gradients of all tables in place."""
+    def _clip(self, sums: Sequence[torch.Tensor], other_squares: float) -> float:
+        """Clip the merged gradients of all tables in place; returns the factor."""
         clipping = self._optimizer.clipping
         squares = np.array([sum(clipped_squares(rows, clipping.value) for rows in sums)], np.float64)
         if clipping.norm is not None:
             squares = self._host.sum(squares)
-        self.clip_factor = clipping.factor(float(squares[0]) + other_squares)
-        if self.clip_factor != 1:
+        factor: float = clipping.factor(float(squares[0]) + other_squares)
+        if factor != 1:
             for rows in sums:
-                rows *= self.clip_factor
+                rows *= factor
+        return factor

@@ -97,8 +97,8 @@ class MappedRows:
         Where the rows are in memory.
     num_ranges : int
         Ranges of them, as :func:`dglkge.data.range_walk.range_bounds` cuts a partition.
-    file : MappedFile, optional
-        The file, to write its pages back; without it the kernel chooses when.
+    file : MappedFile
+        To write its pages back.
     drops : bool
         Drop the pages that are pushed out from memory at once, instead of making them the next to go.
     is_leader : bool
@@ -112,7 +112,7 @@ class MappedRows:
         num_rows: int,
         row_bytes: int,
         num_ranges: int,
-        file: MappedFile | None = None,
+        file: MappedFile,
         drops: bool = False,
         is_leader: bool = True,
     ) -> None:
@@ -246,7 +246,7 @@ class MappedRows:
         if not self._drops:
             return not self._is_leader or self._madvise(address, num_bytes, MADV_COLD) == 0
         taken = self._madvise(address, num_bytes, MADV_DONTNEED) == 0
-        if self._is_leader and self._file is not None:
+        if self._is_leader:
             with self._opened() as file:
                 if file is None:
                     return False
@@ -256,7 +256,7 @@ class MappedRows:
 
     def _write_back(self, address: int, num_bytes: int, flags: int) -> bool:
         """Write the dirty pages of a piece back; returns False if the file is gone."""
-        if self._file is None or self._sync is None:
+        if self._sync is None:
             return True
         with self._opened() as file:
             if file is None:
@@ -264,21 +264,15 @@ class MappedRows:
             self._sync(file, self._offset(address), num_bytes, flags)
         return True
 
-    @property
-    def _mapped_file(self) -> MappedFile:
-        if self._file is None:
-            raise RuntimeError("these rows are in no file")
-        return self._file
-
     def _offset(self, address: int) -> int:
         """Return the place of an address in the file."""
-        return self._mapped_file.offset + address - self._address
+        return self._file.offset + address - self._address
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int | None]:
         """Open the file; None if it is gone."""
         try:
-            file = os.open(self._mapped_file.path, os.O_RDONLY)
+            file = os.open(self._file.path, os.O_RDONLY)
         except OSError:
             yield None
             return

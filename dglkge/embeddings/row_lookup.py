@@ -36,43 +36,43 @@ class LocatedRows(Protocol):
         ...
 
 
-class RowLookup(Protocol):
-    """Fetches the rows of one batch after the other."""
+class RowLookup:
+    """Fetches the rows of one batch after the other; what is said of reading ahead does nothing here.
 
-    looks_ahead: bool
-    """Whether a batch should be announced before its rows are fetched."""
+    Attributes
+    ----------
+    looks_ahead : bool
+        Whether a batch should be announced before its rows are fetched.
+    """
+
+    looks_ahead = False
 
     @property
     def sent_bytes(self) -> int:
         """Bytes that this trainer sent to other machines, or that their servers sent to it."""
-        ...
+        raise NotImplementedError
 
     def announce(self, batch: int, wanted: Wanted) -> None:
         """Start the lookup of the batch that the next call of ``rows`` is for."""
-        ...
 
     def rows(self, batch: int, wanted: Wanted) -> Mapping[str, LocatedRows]:
         """Locate the rows of each table's ids."""
-        ...
+        raise NotImplementedError
 
     def before_update(self) -> None:
         """Wait until the rows of this machine have been read for the announced batch."""
-        ...
 
     def finish(self) -> None:
         """Wait for the work in the background, before this trainer exits."""
-        ...
 
 
-class DirectLookup:
+class DirectLookup(RowLookup):
     """Rows from this machine's shared memory, and remote rows through DGL's kvstore.
 
     Parameters
     ----------
     tables : mapping of str to EmbeddingTable
     """
-
-    looks_ahead = False
 
     def __init__(self, tables: Mapping[str, EmbeddingTable]) -> None:
         self._tables = tables
@@ -82,18 +82,9 @@ class DirectLookup:
         """Bytes of ids and rows that went through the kvstore, without its own overhead."""
         return sum(table.pulled_bytes for table in self._tables.values())
 
-    def announce(self, batch: int, wanted: Wanted) -> None:
-        """Do nothing: rows are only read when they are needed."""
-
     def rows(self, batch: int, wanted: Wanted) -> dict[str, DirectRows]:
         """Locate the rows of each table's ids."""
         return {name: DirectRows(self._tables[name], ids) for name, ids in wanted.items()}
-
-    def before_update(self) -> None:
-        """Do nothing: nothing is read ahead."""
-
-    def finish(self) -> None:
-        """Do nothing: there is no work in the background."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +107,7 @@ class DirectRows:
         return self.table.gather(self.ids, out)
 
 
-class ExchangeLookup:
+class ExchangeLookup(RowLookup):
     """Rows of other machines through a :class:`RowExchange`; a collective, as is each of its methods.
 
     Rows of this machine are always read when they are needed. Ids of an announced batch travel in a

@@ -14,16 +14,11 @@ SHARE_OF_EQUALS_ABOVE = {"optimistic": 0.0, "realistic": 0.5, "pessimistic": 1.0
 """Share of the candidates of equal score that a rule ranks above the true answer (Berrendorf et al. 2020)."""
 
 
-def check_ties(ties: str) -> None:
-    """Check the name of a rule for ties.
-
-    Raises
-    ------
-    InputError
-        If the rule is unknown; the message lists the known ones.
-    """
+def share_of_equals_above(ties: str) -> float:
+    """Return the share of a rule for ties; an unknown rule is an InputError."""
     if ties not in SHARE_OF_EQUALS_ABOVE:
         raise unknown_name("rule for ties", ties, SHARE_OF_EQUALS_ABOVE)
+    return SHARE_OF_EQUALS_ABOVE[ties]
 
 
 def ranks(num_greater: np.ndarray, num_equal: np.ndarray, ties: str = "realistic") -> np.ndarray:
@@ -53,8 +48,7 @@ def ranks(num_greater: np.ndarray, num_equal: np.ndarray, ties: str = "realistic
     >>> ranks(np.array([2]), np.array([3]))
     array([4.5])
     """
-    check_ties(ties)
-    return 1.0 + num_greater + SHARE_OF_EQUALS_ABOVE[ties] * num_equal
+    return 1.0 + num_greater + share_of_equals_above(ties) * num_equal
 
 
 @dataclass(frozen=True)
@@ -93,7 +87,7 @@ class Protocol:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        check_ties(self.ties)
+        share_of_equals_above(self.ties)
         if self.num_candidates is not None and self.num_candidates < 1:
             raise InputError(
                 f"the number of candidates must be at least 1 (or none, for all), got {self.num_candidates}"

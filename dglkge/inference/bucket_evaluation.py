@@ -18,9 +18,8 @@ from dglkge.data.dataset_files import SPLITS, TRAIN
 from dglkge.data.known_triples import KnownTriples
 from dglkge.data.range_walk import range_bounds, ranges_of
 from dglkge.errors import InputError, unknown_name
-from dglkge.evaluation.categories import relation_categories
 from dglkge.evaluation.evaluator import RankingEvaluator
-from dglkge.evaluation.metrics import RankingResult
+from dglkge.evaluation.metrics import RankingResult, relation_categories
 from dglkge.evaluation.protocol import Protocol
 from dglkge.inference.imports.dglke_files import Tables
 from dglkge.model.kge_model import KgeModel

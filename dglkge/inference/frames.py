@@ -15,9 +15,8 @@ from dglkge.data.known_triples import KnownTriples
 from dglkge.data.named_triples import find_triples
 from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError
-from dglkge.evaluation.calibration import Curve
-from dglkge.evaluation.triple_scores import score_triples
-from dglkge.inference.calibration import Calibration
+from dglkge.evaluation.calibration import Calibration, Curve
+from dglkge.evaluation.queries import score_triples
 from dglkge.inference.choices import MISSING, Known
 from dglkge.inference.imports.dglke_files import Tables
 from dglkge.inference.named_queries import NamedAnswer, NamedQuery, Prediction, resolve

@@ -14,31 +14,34 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from dglkge.checkpoint.bigraph_reader import is_bigraph
+from dglkge.checkpoint.bigraph import is_bigraph
 from dglkge.checkpoint.hdf5_format import OPTIMIZER_GROUP, STATE_BLOB
-from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_CALIBRATION_FILE, RUN_METRICS_FILE, VERSION_FILE
+from dglkge.checkpoint.layout import (
+    CHECKPOINT_FOLDER,
+    METRICS_PATTERN,
+    RUN_CALIBRATION_FILE,
+    RUN_METRICS_FILE,
+    VERSION_FILE,
+    is_pointer,
+)
 from dglkge.checkpoint.manifest import UNKNOWN_CRC32
 from dglkge.checkpoint.mirror import local_path
 from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
 from dglkge.checkpoint.relation_layout import check_registered
-from dglkge.checkpoint.snapshots import snapshots
 from dglkge.data.dataset import Dataset
-from dglkge.data.dataset_files import SPLITS, TRAIN
-from dglkge.data.feature_files import feature_files, read_new_vectors
+from dglkge.data.dataset_files import SPLITS, TRAIN, load_json
 from dglkge.data.known_triples import KnownTriples
+from dglkge.data.vector_files import feature_files, read_new_vectors
 from dglkge.errors import InputError, unknown_name
-from dglkge.evaluation.calibration import Curve
-from dglkge.evaluation.categories import relation_categories
+from dglkge.evaluation.calibration import Calibration, Curve
 from dglkge.evaluation.evaluator import RankingEvaluator
-from dglkge.evaluation.metrics import RankingResult
+from dglkge.evaluation.metrics import RankingResult, load_results, relation_categories
 from dglkge.evaluation.protocol import Protocol
 from dglkge.inference.bucket_evaluation import BucketResult, EdgeSets, evaluate_buckets
-from dglkge.inference.calibration import Calibration
 from dglkge.inference.choices import Known
 from dglkge.inference.exports.export import export_tables
 from dglkge.inference.imports.dglke_files import DglkeFolder, DglkeTables, Tables, is_dglke
 from dglkge.inference.imports.hub_tables import HubTables, is_hub_folder
-from dglkge.inference.metrics_files import all_results, read_metrics
 from dglkge.inference.named_queries import NamedAnswer, NamedQuery, Prediction, resolve
 from dglkge.inference.search import Answer, LinkPredictor, LinkQuery, most_similar
 from dglkge.model.device import open_device
@@ -103,7 +106,9 @@ def open_run(
     # A run may contain an export in DGL-KE's format, so a checkpoint is looked for first.
     path = local_path(path)
     folder = Path(path)
-    is_checkpoint = (folder / VERSION_FILE).exists() or (folder / CHECKPOINT_FOLDER).is_dir()
+    is_checkpoint = (
+        (folder / VERSION_FILE).exists() or (folder / CHECKPOINT_FOLDER).is_dir() or is_pointer(folder.name)
+    )
     if not is_checkpoint and is_dglke(folder):
         return Run(DglkeTables(DglkeFolder.open(folder)), dataset)
     if not is_checkpoint and is_hub_folder(folder):
@@ -180,7 +185,7 @@ class Run:
         # Ids of these formats count rows in their own files, and no fingerprint shows which data set they
         # belong to.
         if isinstance(tables, DglkeTables) or (
-            isinstance(tables, Checkpoint) and is_bigraph(tables.path, tables.version)
+            isinstance(tables, Checkpoint) and is_bigraph(tables.folder, tables.version)
         ):
             writer = "PyTorch-BigGraph" if isinstance(tables, Checkpoint) else "DGL-KE"
             raise InputError(
@@ -228,21 +233,21 @@ class Run:
             If the file is damaged.
         """
         path = self.checkpoint.run_folder / RUN_METRICS_FILE
-        return read_metrics(path) if path.is_file() else {}
+        return load_json(path) if path.is_file() else {}
 
     @property
     def results(self) -> dict[str, dict[str, Any]]:
         """All ranking results in the run's folder by name: the training job's and ``dglkge evaluate``'s.
 
         Each has the fields protocol, num_triples (absent in files of older versions), both, head, tail and
-        per_relation; see :func:`dglkge.inference.metrics_files.all_results`.
+        per_relation; see :func:`dglkge.evaluation.metrics.load_results`.
 
         Raises
         ------
         InputError
             If a file is damaged.
         """
-        return all_results(self.checkpoint.run_folder)
+        return load_results(sorted(self.checkpoint.run_folder.glob(METRICS_PATTERN)))
 
     def known_triples(self, also_known: Sequence[np.ndarray] = ()) -> KnownTriples:
         """Return an index of the triples of all splits, and of others; built once without others."""
@@ -323,9 +328,7 @@ class Run:
         """
         return _frames().similar(self, entity, k, entity_type)
 
-    def embeddings(
-        self, names: Sequence[str] | None = None, entity_type: str | None = None
-    ) -> pd.DataFrame:
+    def embeddings(self, names: Sequence[str] | None = None, entity_type: str | None = None) -> pd.DataFrame:
         """Return the rows of entities by name; see :func:`dglkge.inference.frames.embeddings`."""
         return _frames().embeddings(self, names, entity_type)
 
@@ -566,9 +569,7 @@ class Run:
         """
         return evaluate_buckets(self, edge_sets, protocol, num_ranges, progress)
 
-    def with_new_entities(
-        self, names: Sequence[str], features: Any, entity_type: str | None = None
-    ) -> Run:
+    def with_new_entities(self, names: Sequence[str], features: Any, entity_type: str | None = None) -> Run:
         """Return this model with further entities, whose rows are their projected features.
 
         They are candidates and can be asked for, as the entities of the training. Nothing is trained or
@@ -688,10 +689,10 @@ class Run:
         checkpoint = self.checkpoint
         if verify:
             checkpoint.verify()
-            for path, _ in snapshots(checkpoint.path):
-                open_checkpoint(path).verify()
+            for version in set(checkpoint.versions()) - {checkpoint.version}:
+                open_checkpoint(checkpoint.root, version).verify()
         meta = checkpoint.meta
-        files = checkpoint.manifest.versioned_files
+        files = checkpoint.manifest.binary_files
         files += checkpoint.manifest.all_texts.values()
         num_dense = sum(values.numel() for values in checkpoint.dense_parameters().values())
         # PyTorch-BigGraph writes no checksums, so nothing of its checkpoints can be verified.

@@ -11,15 +11,14 @@ from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
 from dglkge.evaluation.calibration import (
     CORRUPTIONS_EACH,
-    METHODS,
+    Calibration,
     balanced_weights,
     calibration_metrics,
-    check_method,
+    curve_class,
 )
 from dglkge.evaluation.classification import ClassificationResult, fit_thresholds
 from dglkge.evaluation.corruption import draw_corruptions, draw_sides, seen_entities
-from dglkge.evaluation.triple_scores import score_triples
-from dglkge.inference.calibration import Calibration
+from dglkge.evaluation.queries import score_triples
 from dglkge.inference.run import Run
 from dglkge.typing import Side
 
@@ -126,7 +125,7 @@ def calibrate(
     InputError
         If an argument is out of range, or the valid split is empty.
     """
-    check_method(method)
+    curve = curve_class(method)
     if corruptions < 1:
         raise InputError(f"the number of corruptions must be at least 1, got {corruptions}")
     if not 0 < positive_rate < 1:
@@ -136,7 +135,7 @@ def calibrate(
     weights = balanced_weights(labels, positive_rate)
     return Calibration(
         method=method,
-        curve=METHODS[method].fit(scores, labels, weights),
+        curve=curve.fit(scores, labels, weights),
         positive_rate=positive_rate,
         corruptions=corruptions,
         seed=seed,

@@ -7,7 +7,7 @@ gradient of q, t the true answer, m and s the gradients of the scores q.t and q.
 
 where g is m t + s a plus the contribution of the negatives. Without reciprocal relations the query for the
 head has the conjugated relation: q = a o conj(r); the gradient of a is then g o r + s q, of r a o conj(g).
-``heads``, ``tails`` and ``relations`` "(B,) int64" are the addresses of the batch's float32 rows, see
+``rows`` = (heads, tails, relations) "(B,) int64" are the addresses of the batch's float32 rows, see
 :class:`FoundRows`. ``operator`` = (is_complex, is_reciprocal), ``operand`` arrays hold float32 or bfloat16
 words.
 """
@@ -60,9 +60,7 @@ def gather(rows: np.ndarray, operand: np.ndarray) -> None:
 
 @compiled
 def make_queries(
-    heads: np.ndarray,
-    tails: np.ndarray,
-    relations: np.ndarray,
+    rows: tuple,
     operator: tuple,
     operand: np.ndarray,
     positive: np.ndarray,
@@ -70,6 +68,7 @@ def make_queries(
 ) -> None:
     """Write the queries (2 B, D), those for tails first, and the scores of their true and own entities."""
     is_complex, is_reciprocal = operator
+    heads, tails, relations = rows
     num, dim = heads.shape[0], operand.shape[1]
     width = 2 * dim if is_reciprocal else dim
     query = np.empty(dim, positive.dtype)
@@ -114,6 +113,7 @@ def penalize(row: np.ndarray, factor: float, is_complex: bool, gradient: np.ndar
     return total
 
 
+# Eleven arguments: that arrays do not overlap is promised of arguments, not of the members of a tuple.
 @compiled_unaliased
 def add_query_gradients(
     anchor: np.ndarray,
@@ -156,18 +156,13 @@ def add_query_gradients(
 
 @compiled
 def write_gradients(
-    heads: np.ndarray,
-    tails: np.ndarray,
-    relations: np.ndarray,
+    rows: tuple,
     operator: tuple,
     of_queries: np.ndarray,
-    missing: np.ndarray,
-    own_shares: np.ndarray,
+    of_scores: tuple,
     factors: np.ndarray,
     n3: float,
-    of_heads: np.ndarray,
-    of_tails: np.ndarray,
-    of_relations: np.ndarray,
+    gradients: tuple,
 ) -> float:
     """Write the gradients of the batch's rows; returns the summed penalty of their weights.
 
@@ -175,14 +170,14 @@ def write_gradients(
     ----------
     of_queries : np.ndarray
         "(2 B, D)" operand: contribution of the negatives to the gradients of the queries.
-    missing, own_shares : np.ndarray
+    of_scores : two np.ndarray
         "(2 B,)" gradients of the scores of the true answers and of the own entities.
     factors : np.ndarray
         "(B,)" factor of each triple's loss in the gradient.
     n3 : float
         Weight of the regularizer, 0 for none; it counts the three rows of a triple once for each side.
-    of_heads, of_tails, of_relations : np.ndarray
-        "(B, D)", "(B, D)" and "(B, D or 2 D)", written.
+    gradients : three np.ndarray
+        "(B, D)", "(B, D)" and "(B, D or 2 D)" of heads, tails and relations, written.
 
     Returns
     -------
@@ -190,6 +185,9 @@ def write_gradients(
         The sum of the triples' penalties, each multiplied by its factor.
     """
     is_complex, is_reciprocal = operator
+    heads, tails, relations = rows
+    missing, own_shares = of_scores
+    of_heads, of_tails, of_relations = gradients
     num, dim = of_heads.shape
     width = of_relations.shape[1]
     kind = of_heads.dtype.type

@@ -96,14 +96,11 @@ def group_by_low_bits(
 @compiled
 def intern_names(
     rows: np.ndarray,
-    hashes: np.ndarray,
-    offsets: np.ndarray,
-    data: np.ndarray,
+    names: tuple,
     bits: int,
     shard: int,
     slots: np.ndarray,
-    known_offsets: np.ndarray,
-    known_data: np.ndarray,
+    known: tuple,
     num_known: int,
     ids: np.ndarray,
 ) -> int:
@@ -117,8 +114,8 @@ def intern_names(
     ----------
     rows : np.ndarray
         "(k,) int32": the names to look up.
-    hashes, offsets, data : np.ndarray
-        As of :func:`hash_names`, of all names of the block.
+    names : three np.ndarray
+        Hashes, offsets and data as of :func:`hash_names`, of all names of the block.
     bits, shard : int
         The id of name j of the table is ``j << bits | shard``. The lowest bits of hashes are not used for
         places: they are equal within a table.
@@ -126,8 +123,8 @@ def intern_names(
         "(2 ** s, 2) uint64": first the upper half of the first hash, and number of the name plus 1; then the
         second hash. 0 first where a place is free. Changed; there must be room for all rows, as there must be
         in the arrays of names.
-    known_offsets, known_data : np.ndarray
-        The names of the table, changed.
+    known : two np.ndarray
+        Offsets and data of the names of the table, changed.
     num_known : int
         The number of names in the table.
     ids : np.ndarray
@@ -138,6 +135,8 @@ def intern_names(
     int
         The number of names in the table now.
     """
+    hashes, offsets, data = names
+    known_offsets, known_data = known
     mask = slots.shape[0] - 1
     half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
     near = np.zeros(_ROWS_AHEAD, np.uint64)

@@ -78,23 +78,19 @@ def add_product_squares(
 
 @compiled
 def add_penalties(
-    heads: np.ndarray,
-    tails: np.ndarray,
-    relations: np.ndarray,
+    rows: tuple,
     operator: tuple,
     factors: np.ndarray,
     power: int,
     weights: tuple,
-    of_heads: np.ndarray,
-    of_tails: np.ndarray,
-    of_relations: np.ndarray,
+    gradients: tuple,
 ) -> float:
     """Add the gradients of both queries' penalties of each triple; returns the penalties' sum.
 
     Parameters
     ----------
-    heads, tails, relations : np.ndarray
-        "(B,) int64" addresses of float32 rows.
+    rows : three np.ndarray
+        "(B,) int64" addresses of the float32 rows of heads, tails and relations.
     operator : tuple
         (is_complex, is_reciprocal).
     factors : np.ndarray
@@ -103,10 +99,12 @@ def add_penalties(
         2 or 3, of the moduli.
     weights : tuple
         float32: of each entity's row in a triple, of each query's relation, of each query's product.
-    of_heads, of_tails, of_relations : np.ndarray
+    gradients : three np.ndarray
         "(B, D)", "(B, D)" and "(B, D or 2 D)", added to.
     """
     is_complex, is_reciprocal = operator
+    heads, tails, relations = rows
+    of_heads, of_tails, of_relations = gradients
     of_entity, of_relation, of_product = weights
     num, dim = of_heads.shape
     width = of_relations.shape[1]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 
@@ -54,6 +55,42 @@ def describe_stop(error: KeyboardInterrupt) -> tuple[str, int]:
     if isinstance(error, StoppedBySignal):
         return f"stopped by {error}", status_of_stop(error.number)
     return "interrupted", INTERRUPTED_STATUS
+
+
+FORWARD_SECONDS = 2.0
+"""Pause before a node's stop signal counts: a scheduler that signals all nodes reaches this launcher too."""
+
+
+class StopForwarder:
+    """Gives this launcher the first stop signal that a node has received, unless it has received one itself.
+
+    Parameters
+    ----------
+    report : callable
+        Takes messages for the user.
+    """
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+        self._has_signal = False
+
+    def forward(self, name: str, number: int) -> None:
+        """Forward a signal of a node."""
+        if self._has_signal or number not in STOP_SIGNALS:
+            return
+        self._has_signal = True
+
+        def send() -> None:
+            # A second signal to the launcher would end the trainers before they have committed.
+            if not num_received():
+                self._report(f"{name} received {signal.Signals(number).name}: stopping the job")
+                main = threading.main_thread().ident
+                if main is not None:
+                    signal.pthread_kill(main, number)
+
+        timer = threading.Timer(FORWARD_SECONDS, send)
+        timer.daemon = True
+        timer.start()
 
 
 @contextlib.contextmanager

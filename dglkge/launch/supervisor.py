@@ -1,23 +1,23 @@
-"""Runs a planned job to its end: one loop over output, reports of watchdogs, signals and timeouts."""
+"""Runs a planned job to its end: one loop over messages of node programs, signals and timeouts."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import os
-import selectors
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from dglkge.distributed.preemption import RESTART_STATUS
 from dglkge.errors import FAILURE_STATUS
+from dglkge.launch.connection import Events, RunningProcess
 from dglkge.launch.console import Console, ProcessOutput, plain_text, without_noise
 from dglkge.launch.job_result import JobResult, ProcessResult, describe_process, describe_status, exit_status
 from dglkge.launch.process_plan import TRAINER, Limits, PlannedProcess
+from dglkge.launch.protocol import Output
 from dglkge.launch.stop_signals import signals_recorded, status_of_stop
-from dglkge.launch.watched_process import Executor, WatchedProcess
 
 logger = logging.getLogger(__name__)
 
@@ -25,8 +25,17 @@ POLL_SECONDS = 0.2
 AFTERMATH_SECONDS = 0.5
 """Time after a first failure in which other ended processes may turn out to be its cause."""
 
-MOST_CONNECTING = 6
-"""Limit of connections that log in at once: sshd drops some of more than 10 (MaxStartups)."""
+
+class Executor(Protocol):
+    """Starts the processes of a job, and removes what they leave behind."""
+
+    def start(self, planned: PlannedProcess, events: Events) -> RunningProcess:
+        """Start one process; `events` gets its messages."""
+        ...
+
+    def clean_up(self, addresses: Collection[str]) -> list[str]:
+        """Remove shared memory of the ended job on some machines; return the names that were removed."""
+        ...
 
 
 class Supervisor:
@@ -48,10 +57,10 @@ class Supervisor:
         self._console = console
         self._log_dir = log_dir
         self._limits = limits
-        self._selector = selectors.DefaultSelector()
-        self._processes: list[WatchedProcess] = []
+        self._events = Events()
+        self._processes: list[RunningProcess] = []
         self._outputs: dict[str, ProcessOutput] = {}
-        self._ended: list[WatchedProcess] = []
+        self._ended: list[RunningProcess] = []
         self._signals: list[int] = []
         self._has_warned_of_logs = False
         self._status = 0
@@ -94,28 +103,14 @@ class Supervisor:
     def _start(self, plan: Sequence[PlannedProcess]) -> None:
         """Start all processes; stop at the first signal or failure."""
         for planned in plan:
-            self._await_connections(planned.address)
             if self._signals or any(process.status for process in self._processes):
                 return
             self._outputs[planned.name] = ProcessOutput(
                 self._log_dir / planned.log_name, planned.name, self._console.log_format
             )
             # Servers come first in the plan: trainers then find them listening and need no second attempt.
-            process = self._executor.start(planned)
-            # Two pipes for each process, output and reports, in one selector: no threads, so no locks.
-            self._processes.append(process)
-            self._selector.register(process.output, selectors.EVENT_READ, process)
-            self._selector.register(process.reports, selectors.EVENT_READ, process)
-
-    def _await_connections(self, address: str) -> None:
-        """Wait until fewer than MOST_CONNECTING connections to a machine log in; each has its own timeout."""
-
-        def is_connecting(process: WatchedProcess) -> bool:
-            is_open = process.is_remote and process.pid is None and process.status is None
-            return is_open and process.planned.address == address
-
-        while not self._signals and sum(map(is_connecting, self._processes)) >= MOST_CONNECTING:
-            self._process_events(POLL_SECONDS)
+            self._processes.append(self._executor.start(planned, self._events))
+            self._process_events(0.0)
 
     def _watch(self) -> None:
         """Wait until all trainers have succeeded, a process has failed, or a signal was received."""
@@ -125,7 +120,7 @@ class Supervisor:
                 return
             self._process_events(POLL_SECONDS)
 
-    def _find_failure(self, trainers: Sequence[WatchedProcess]) -> bool:
+    def _find_failure(self, trainers: Sequence[RunningProcess]) -> bool:
         """Find and record a failure among the ended processes, in the order of their ends."""
         for process in self._ended:
             status = process.status or 0
@@ -149,7 +144,7 @@ class Supervisor:
                 return True
         return False
 
-    def _root_failure(self, first: WatchedProcess) -> WatchedProcess:
+    def _root_failure(self, first: RunningProcess) -> RunningProcess:
         """Return the process whose failure was the cause of the first one.
 
         A process that was killed by a signal ends only after the kernel has released its memory. Another
@@ -173,7 +168,7 @@ class Supervisor:
         times = {each: at for each, at in raised.items() if at is not None and (each.status or 0) > 0}
         return min(times, key=lambda each: times[each], default=first)
 
-    def _await_stop(self, process: WatchedProcess, trainers: Sequence[WatchedProcess]) -> None:
+    def _await_stop(self, process: RunningProcess, trainers: Sequence[RunningProcess]) -> None:
         """Wait for the other trainers after one has committed and left with status 143."""
         planned = process.planned
         self._status = RESTART_STATUS
@@ -189,7 +184,7 @@ class Supervisor:
             self._status = FAILURE_STATUS
             self._reason += uncommitted
 
-    def _fail(self, process: WatchedProcess, what: str, status: int) -> None:
+    def _fail(self, process: RunningProcess, what: str, status: int) -> None:
         """Record the failure of the job; show the end of the log of the process that failed."""
         planned = process.planned
         if process.error is not None:
@@ -264,7 +259,7 @@ class Supervisor:
             self._status = status_of_stop(number)
             self._reason += uncommitted or "; no trainer had been started"
 
-    def _uncommitted(self, trainers: Sequence[WatchedProcess]) -> str:
+    def _uncommitted(self, trainers: Sequence[RunningProcess]) -> str:
         """Describe the trainers that did not end with status 143 or 0 after a stop signal."""
         lingering = [each.planned.name for each in trainers if each.status is None]
         died = [each for each in trainers if each.status not in (None, 0, RESTART_STATUS)]
@@ -276,26 +271,23 @@ class Supervisor:
         return words
 
     def _end(self) -> None:
-        """Kill the remaining processes, wait until all watchdogs have ended, remove the job's shared memory.
+        """Kill the remaining processes, wait until all have ended, remove the job's shared memory.
 
         Every step runs even if an earlier one fails.
         """
         with contextlib.ExitStack() as last:
-            # Callbacks run in reverse order: processes, selector, and shared memory last, when no process
-            # maps it.
+            # Callbacks run in reverse order: shared memory last, when no process maps it.
             last.callback(self._clean_up)
-            last.callback(self._selector.close)
-            for process in self._processes:
-                last.callback(process.close)
+            last.callback(self._events.close)
             self._send(self._processes, signal.SIGKILL)
             deadline = time.monotonic() + self._limits.kill_seconds
-            while time.monotonic() < deadline and self._selector.get_map():
+            while time.monotonic() < deadline and not all(process.is_gone for process in self._processes):
                 self._process_events(POLL_SECONDS)
             for process in self._processes:
                 planned = process.planned
                 if not process.is_gone:
                     who = describe_process(planned.name, process.pid, planned.address)
-                    self._console.message(f"warning: {who} could not be ended; its watchdog goes on trying")
+                    self._console.message(f"warning: {who} could not be ended")
                 self._show(process, self._outputs[planned.name].finish())
 
     def _clean_up(self) -> None:
@@ -304,7 +296,7 @@ class Supervisor:
         logger.debug("removed shared memory: %s", removed)
 
     def _await_exits(
-        self, processes: Iterable[WatchedProcess], seconds: float, num_signals: int | None = None
+        self, processes: Iterable[RunningProcess], seconds: float, num_signals: int | None = None
     ) -> None:
         """Wait until some processes have ended, until the timeout, or until the next signal.
 
@@ -317,35 +309,26 @@ class Supervisor:
                 return
             self._process_events(POLL_SECONDS)
 
-    def _send(self, processes: Iterable[WatchedProcess], number: int) -> None:
+    def _send(self, processes: Iterable[RunningProcess], number: int) -> None:
         """Send a signal to those that run; SIGKILL to all, as it also goes to descendants of ended ones."""
         for process in processes:
             if process.status is None or number == signal.SIGKILL:
                 process.send_signal(number)
 
     def _process_events(self, seconds: float) -> None:
-        """Process the available output and reports; block for at most `seconds` if there are none."""
-        ended: list[WatchedProcess] = []
-        for key, _ in self._selector.select(seconds):
-            process: WatchedProcess = key.data
-            if key.fd == process.reports:
-                was_running = process.status is None
-                if not process.read_reports():
-                    self._selector.unregister(key.fd)
-                if was_running and process.status is not None:
-                    ended.append(process)
-            else:
-                data = os.read(key.fd, 65536)
-                if not data:
-                    self._selector.unregister(key.fd)
-                self._show(process, self._outputs[process.planned.name].feed(data))
+        """Process the available messages; block for at most `seconds` if there are none."""
+        ended: list[RunningProcess] = []
+        for process, message in self._events.take(seconds):
+            if isinstance(message, Output):
+                self._show(process, self._outputs[process.planned.name].feed(message.data))
+                continue
+            was_running = process.status is None
+            process.apply(message)
+            if was_running and process.status is not None:
+                ended.append(process)
         self._warn_of_logs()
-        for process in self._processes:
-            # Sent by this loop and not by a thread: if the launcher hangs, heartbeats stop and the job is
-            # ended.
-            process.send_heartbeat()
-        # Reports of one poll come in the order of file descriptors. The time that the watchdog measured gives
-        # the order of the ends, which separates cause from consequence.
+        # Reports of several machines come in any order. The time that their node programs measured gives the
+        # order of the ends, which separates cause from consequence.
         self._ended.extend(sorted(ended, key=lambda process: process.ended_at))
 
     def _warn_of_logs(self) -> None:
@@ -361,7 +344,7 @@ class Supervisor:
                 )
                 return
 
-    def _show(self, process: WatchedProcess, lines: Sequence[str]) -> None:
+    def _show(self, process: RunningProcess, lines: Sequence[str]) -> None:
         """Show new lines of a process, and the progress bar of rank 0."""
         planned = process.planned
         if planned.role == TRAINER and planned.number == 0:

@@ -11,7 +11,7 @@ import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
 from pydantic import AfterValidator, create_model
 
@@ -29,15 +29,17 @@ class Choice:
     ----------
     help : str
         One line for the configuration's help.
-    place : str
-        ``"package.module:Class"``.
+    place : str or type
+        ``"package.module:Class"``, or the class itself.
     """
 
     help: str
-    place: str
+    place: str | Callable[..., Any]
 
     def load(self) -> Any:
         """Return the class."""
+        if callable(self.place):
+            return self.place
         module, _, name = self.place.partition(":")
         return getattr(importlib.import_module(module), name)
 
@@ -230,8 +232,36 @@ NEGATIVE_SAMPLERS.register("mixed")(
 )
 
 
+class TransformSettings(ComponentSettings):
+    """Settings of every row transform: none but the name."""
+
+
+@dataclass(frozen=True)
+class TransformChoice(Choice):
+    """A row transform: a class with the constructor of :class:`dglkge.step.contracts.TableTransform`."""
+
+    Settings: type[TransformSettings] = TransformSettings
+
+
+NO_TRANSFORM = "none"
+
+ROW_TRANSFORMS: Registry[TransformChoice] = Registry("row transform")
+ROW_TRANSFORMS.register(NO_TRANSFORM)(TransformChoice("no further transform", ""))
+
+
 class ObjectiveSettings(ComponentSettings):
-    """Settings of every objective: none but the name."""
+    """Settings of every objective: none but the name.
+
+    Attributes
+    ----------
+    over_all : bool
+        Whether all entities of the answer's type are candidates; else negatives are sampled.
+    by_queries : bool
+        Whether a batch is of queries with all their answers; else of triples.
+    """
+
+    over_all: ClassVar[bool] = False
+    by_queries: ClassVar[bool] = False
 
     @property
     def smoothing(self) -> float:
@@ -242,30 +272,45 @@ class ObjectiveSettings(ComponentSettings):
 class CandidateSettings(ObjectiveSettings):
     """Settings of objectives over all candidates."""
 
+    over_all: ClassVar[bool] = True
+
     label_smoothing: float = setting(
         0.0, "share of each label that is spread evenly over all candidates", ge=0, lt=1
     )
 
 
-@dataclass(frozen=True)
-class ObjectiveChoice:
-    """An objective: a line of help and its settings."""
+class QuerySettings(CandidateSettings):
+    """Settings of objectives over all candidates whose batches are queries."""
 
-    help: str
+    by_queries: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
+class ObjectiveChoice(Choice):
+    """An objective; over all candidates, ``place`` makes its queries.
+
+    It is called with :class:`dglkge.step.objectives.all_candidates.QueryOptions` and returns a ``QueryMaker``
+    of the same module.
+    """
+
     Settings: type[ObjectiveSettings] = ObjectiveSettings
 
 
 NEGATIVE_SAMPLING, ONE_VS_ALL, K_VS_ALL = "negative_sampling", "one_vs_all", "k_vs_all"
 
 OBJECTIVES: Registry[ObjectiveChoice] = Registry("objective")
-OBJECTIVES.register(NEGATIVE_SAMPLING)(ObjectiveChoice("each answer against sampled negatives"))
+OBJECTIVES.register(NEGATIVE_SAMPLING)(ObjectiveChoice("each answer against sampled negatives", ""))
 OBJECTIVES.register(ONE_VS_ALL)(
     ObjectiveChoice(
-        "each answer against all entities of the type, without sampled negatives", CandidateSettings
+        "each answer against all entities of the type, without sampled negatives",
+        "dglkge.step.objectives.one_vs_all:edge_queries",
+        CandidateSettings,
     )
 )
 OBJECTIVES.register(K_VS_ALL)(
     ObjectiveChoice(
-        "all answers of a query at once, a batch being of queries (h, r, ?) and (?, r, t)", CandidateSettings
+        "all answers of a query at once, a batch being of queries (h, r, ?) and (?, r, t)",
+        "dglkge.step.objectives.k_vs_all:AnsweredQueries",
+        QuerySettings,
     )
 )

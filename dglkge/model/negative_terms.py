@@ -103,9 +103,7 @@ def _adversarial_scores(
     return without(negative.detach() * temperature, ignored)
 
 
-def without(
-    scores: torch.Tensor, ignored: torch.Tensor | None, value: float = IGNORED_SCORE
-) -> torch.Tensor:
+def without(scores: torch.Tensor, ignored: torch.Tensor | None, value: float = IGNORED_SCORE) -> torch.Tensor:
     """Return scores with a value in place of ignored ones, through which no gradient flows."""
     return scores if ignored is None else scores.masked_fill(ignored, value)
 

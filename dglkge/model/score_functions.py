@@ -78,6 +78,8 @@ class ScoreFunction(Comparator):
         Whether relations have parameters.
     has_offset : bool
         Whether something of the relation is added to the entity's row, so that the score is not a product.
+    has_bias : bool
+        Whether the first number of an entity's row is a bias.
     acts_on_candidates : bool
         Whether each relation of a batch acts on all candidates at once, so that queries hold relations and
         their ids. :meth:`query` then takes a fourth argument ``relation_ids``, (...) int64, equal for equal
@@ -99,6 +101,7 @@ class ScoreFunction(Comparator):
     compiled: ClassVar[bool] = False
     has_parameters: ClassVar[bool] = True
     has_offset: ClassVar[bool] = False
+    has_bias: ClassVar[bool] = False
     acts_on_candidates: ClassVar[bool] = False
     shares_relations: ClassVar[bool] = False
     needs_reciprocal: ClassVar[bool] = False
@@ -226,12 +229,22 @@ class ScoreFunction(Comparator):
         Raises
         ------
         InputError
-            If it is not positive, or is odd where rows are complex.
+            If it is not positive, is no multiple of :attr:`dim_multiple`, or has no room for the bias.
         """
-        if dim < 1:
-            raise InputError(f"the dimension must be a positive number, got {dim}")
-        if self.complex_valued and dim % 2:
-            raise InputError(f"the dimension must be even (half real, half imaginary), got {dim}")
+        multiple, reason = self.dim_multiple
+        words = {1: "a positive number", 2: f"even ({reason})"}
+        if dim < 1 or dim % multiple:
+            allowed = words[1] if dim < 1 else words.get(multiple, f"a multiple of {multiple} ({reason})")
+        elif self.has_bias and dim < 2:
+            allowed = "at least 2 (one number is the bias)"
+        else:
+            return
+        raise InputError(f"the dimension must be {allowed}, got {dim}")
+
+    @property
+    def dim_multiple(self) -> tuple[int, str]:
+        """Number that every dimension is a multiple of, and the reason."""
+        return (2, "half real, half imaginary") if self.complex_valued else (1, "")
 
     def relation_dim(self, dim: int) -> int:
         """Return the width of a relation's row for entities of width dim."""

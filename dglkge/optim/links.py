@@ -31,6 +31,22 @@ from dglkge.optim.rules import UpdateRule, check_not_negative
 NEUTRAL: dict[str, Any] = {"weight_decay": 0.0, "decoupled_weight_decay": False, "max_row_norm": None}
 
 
+class UpdateResult(NamedTuple):
+    """What all trainers learn from a step.
+
+    Attributes
+    ----------
+    extra_sum : int
+        Sum over all trainers of the numbers ``extra`` given to the step: equal on each; with
+        ``synchronous=False`` the trainer's own number.
+    clip_factor : float
+        Factor by which clipping by norm changed the gradient; 1 without clipping.
+    """
+
+    extra_sum: int
+    clip_factor: float = 1.0
+
+
 class RuleStep(NamedTuple):
     """Update of one table in one step: its rule, and the numbers of rule and links.
 
@@ -71,10 +87,10 @@ class RuleStep(NamedTuple):
         cls,
         rule: UpdateRule,
         group: Mapping[str, Any],
-        mean: bool,
-        max_norm: float,
-        num_steps: int,
-        number: int,
+        mean: bool = False,
+        max_norm: float = math.inf,
+        num_steps: int = 1,
+        number: int = 0,
     ) -> RuleStep:
         """Make the update of a table in a parameter group.
 
@@ -168,11 +184,6 @@ class RuleStep(NamedTuple):
         for table, updated in zip(tables, [rows, *state]):
             table[targets] = updated
         return int((~finite).sum())
-
-
-def check_group(rule: UpdateRule, group: Mapping[str, Any]) -> None:
-    """Check the hyper-parameters of a group with a rule; a ValueError names the first that is wrong."""
-    RuleStep.of(rule, group, mean=False, max_norm=math.inf, num_steps=1, number=0)
 
 
 def limit_norms_plain(rows: torch.Tensor, max_norm: float) -> None:

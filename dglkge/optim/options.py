@@ -39,7 +39,8 @@ class Options:
     synchronous : bool
         False: asynchronous updates as in Hogwild (Niu et al. 2011): a trainer applies its own gradients to
         the shared rows at once and waits for no other trainer. Trainers of one machine only; simultaneous
-        updates of a row may be lost, runs are not reproducible, and ``step_sum`` is the trainer's own number.
+        updates of a row may be lost, runs are not reproducible, and ``extra_sum`` of a step is the trainer's
+        own number.
     kernels : {"auto", "reference"}
         "auto": merge and update rows with compiled loops; "reference": with their plain numpy and torch
         twins, slower and easier to read: the same results but for rounding.

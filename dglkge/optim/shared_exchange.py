@@ -212,8 +212,6 @@ class SharedExchange:
     ----------
     sent_bytes : int
         Bytes written for the others since the start.
-    step_sum : int
-        Sum of ``extra`` over the trainers of the machine, of the last finished step.
     """
 
     def __init__(
@@ -231,7 +229,7 @@ class SharedExchange:
         self._chains, self._wire = chains, wire
         self._timeout_seconds = timeout_seconds
         self._step = 0
-        self.sent_bytes = self.step_sum = 0
+        self.sent_bytes = 0
         self._scratch = Scratch()
         self._fields = [_fields_of(table) for table in range(len(chains))]
 
@@ -272,15 +270,14 @@ class SharedExchange:
         boxes: list[Any] = [self._outbox, *self._neighbours]
         return np.array([any(box.fields[fields][1] for box in boxes) for fields in self._fields])
 
-    def finish(self, num_bad: np.ndarray, extra: int) -> np.ndarray:
-        """Wait until every trainer of the machine has finished the step; returns the sum of ``num_bad``.
+    def finish(self, num_bad: np.ndarray, extra: int) -> tuple[np.ndarray, int]:
+        """Wait until every trainer of the machine has finished the step; returns the sums of both.
 
         Parameters
         ----------
         num_bad : np.ndarray
             "(num_tables,) int64".
         extra : int
-            Summed into :attr:`step_sum`.
         """
         # No trainer reads these fields before FINISHED has this step's number, and none writes them again
         # before all have published the next step, that is, after all have read them.
@@ -289,9 +286,9 @@ class SharedExchange:
             self._outbox.fields[fields][6] = bad
         self._outbox.fields[_FINISHED] = self._step
         self._wait(_FINISHED)
-        self.step_sum = int(extra) + sum(int(box.fields[_EXTRA]) for box in self._neighbours)
+        extra_sum = int(extra) + sum(int(box.fields[_EXTRA]) for box in self._neighbours)
         others = [[box.fields[fields][6] for fields in self._fields] for box in self._neighbours]
-        return num_bad + np.sum(others, axis=0, dtype=np.int64)
+        return num_bad + np.sum(others, axis=0, dtype=np.int64), extra_sum
 
     def fail(self) -> None:
         """Mark this trainer as failed: the others stop waiting for it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import weakref
@@ -16,7 +17,7 @@ from dgl.distributed import DistEmbedding, DistTensor
 from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.clipping import Clipping
 from dglkge.optim.dgl_tables import identity_of, key_of
-from dglkge.optim.links import NEUTRAL, RuleStep, check_group
+from dglkge.optim.links import NEUTRAL, RuleStep, UpdateResult
 from dglkge.optim.network_exchange import WireFormat
 from dglkge.optim.options import Options
 from dglkge.optim.row_chains import GradientRows
@@ -68,16 +69,18 @@ class Background:
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dglkge-optim")
         self._work: Future | None = None
+        self._result: Any = None
 
-    def start(self, work: Callable[[], None]) -> None:
+    def start(self, work: Callable[[], Any]) -> None:
         """Start some work; the work before it must have been finished."""
         self._work = self._thread.submit(work)
 
-    def finish(self) -> None:
-        """Wait for the work, if any, and raise its exception."""
+    def finish(self) -> Any:
+        """Wait for the work, if any, and raise its exception; returns what the last work returned."""
         work, self._work = self._work, None
         if work is not None:
-            work.result()
+            self._result = work.result()
+        return self._result
 
 
 Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
@@ -114,15 +117,9 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
     ----------
     num_skipped_rows : int
         Updates that were skipped, by any trainer, because the row's gradient was not finite.
-    step_sum : int
-        Sum over all trainers of the numbers ``extra`` given to the last finished step: equal on each.
-    clip_factor : float
-        Factor by which clipping by norm changed the gradient of the last finished step; 1 without clipping.
     """
 
     num_skipped_rows = 0
-    step_sum = 0
-    clip_factor = 1.0
     _num_started = 0
     _clipping: Clipping | None = None
     _enter: Callable[[str], None] = staticmethod(ignore_phase)
@@ -220,7 +217,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         group = {
             name: value for name, value in {**common, **rule.hyper, **param_group}.items() if name != "rule"
         }
-        check_group(rule, group)
+        RuleStep.of(rule, group)  # a ValueError names what is out of range
         params = group["params"]
         embeddings = [params] if isinstance(params, DistEmbedding) else list(params)
         self.finish()
@@ -307,7 +304,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         extra: int = 0,
         other_squares: float = 0.0,
         number: int | None = None,
-    ) -> None:
+    ) -> UpdateResult | None:
         """Apply gradient rows that the caller computed; like :meth:`step`, every trainer calls it.
 
         Parameters
@@ -317,16 +314,20 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
             several times, or not at all. The rows are not copied: do not change them before the step is
             finished.
         extra : int
-            An integer that is summed over all trainers with the step, without another round of messages: the
-            sum is ``step_sum`` once the step is finished.
+            An integer that is summed over all trainers with the step, without another round of messages.
         other_squares : float
             Sum of the squares of the gradient of parameters that are no rows, the same on every trainer. With
             ``clip_gradients(norm=...)`` the norm is that of the rows and of these together; multiply these by
-            ``clip_factor`` once the step is finished.
+            the result's ``clip_factor``.
         number : int, optional
             Number of the step, on which the random bits of :class:`NarrowEmbedding` depend; the same on all
             trainers. A training that is resumed gives the one that the step would have had. Default: the
             number of steps before it.
+
+        Returns
+        -------
+        UpdateResult or None
+            None with ``overlap``: :meth:`finish` returns it.
         """
         pairs: dict[str, list] = {table.key: [] for table in self._tables}
         for embedding, ids, rows in gradients:
@@ -334,12 +335,17 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
             if key not in pairs:
                 raise self._unknown(embedding)
             pairs[key].append((ids, rows))
-        self._start(list(pairs.values()), extra, other_squares, number)
+        return self._start(list(pairs.values()), extra, other_squares, number)
 
-    def finish(self) -> None:
-        """Wait for the step that runs in the background, if any, and raise its exception."""
-        if self._background is not None:
-            self._background.finish()
+    def finish(self) -> UpdateResult | None:
+        """Wait for the step that runs in the background, if any, and raise its exception.
+
+        Returns
+        -------
+        UpdateResult or None
+            With ``overlap``: of the last step.
+        """
+        return None if self._background is None else self._background.finish()
 
     def _start(
         self,
@@ -347,7 +353,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         extra: int = 0,
         other_squares: float = 0.0,
         number: int | None = None,
-    ) -> None:
+    ) -> UpdateResult | None:
         """Apply the gradients, given as (ids, rows) pairs for each table, now or in the background."""
         self.finish()
         if number is None:
@@ -355,10 +361,11 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         self._num_started += 1
         # Copies: a scheduler may change the groups while the step runs in the background.
         hyper_of = {key: dict(group) for keys, group in self._keyed_groups() for key in keys}
+        run = functools.partial(self._run, pairs_by_table, hyper_of, extra, other_squares, number)
         if self._background is None:
-            self._run(pairs_by_table, hyper_of, extra, other_squares, number)
-        else:
-            self._background.start(lambda: self._run(pairs_by_table, hyper_of, extra, other_squares, number))
+            return run()
+        self._background.start(run)
+        return None
 
     def _keyed_groups(self) -> list[tuple[list[str], dict[str, Any]]]:
         """Each parameter group with the keys of its tables."""
@@ -372,11 +379,11 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         extra: int,
         other_squares: float,
         number: int,
-    ) -> None:
+    ) -> UpdateResult:
         """Merge the gradients, send rows to their owners, and update the rows that this trainer owns."""
         exchange = self._exchange
         limit = self._timeout_seconds if self._options.synchronous else None
-        num_bad = np.zeros(len(self._tables), np.int64)
+        num_bad, factor = np.zeros(len(self._tables), np.int64), 1.0
         try:
             self._enter("merge")
             for table, pairs in zip(self._tables, pairs_by_table):
@@ -386,7 +393,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
             gradients = [table.chains for table in self._tables]
             if self._clipping is not None:
                 # One turn: every gradient is merged before the first row changes.
-                gradients, turns = self._clipped(self._clipping, list(turns), other_squares)
+                gradients, turns, factor = self._clipped(self._clipping, list(turns), other_squares)
             for turn, (selected, active) in enumerate(turns):
                 self._enter("update")
                 for place, table in enumerate(self._tables):
@@ -402,17 +409,17 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
             for table in self._tables:
                 table.chains.clear()
         self._enter("waiting")
-        num_bad = exchange.finish(num_bad, extra)
-        self.step_sum = exchange.step_sum
+        num_bad, extra_sum = exchange.finish(num_bad, extra)
         self.report_nonfinite(num_bad)
+        return UpdateResult(extra_sum, factor)
 
     def _clipped(
         self,
         clipping: Clipping,
         turns: Sequence[tuple[list[np.ndarray], np.ndarray]],
         other_squares: float,
-    ) -> tuple[list[GradientRows], list[tuple[list[np.ndarray], np.ndarray]]]:
-        """Clip the gradients of all rows that this trainer updates; returns them, and one turn of updates."""
+    ) -> tuple[list[GradientRows], list[tuple[list[np.ndarray], np.ndarray]], float]:
+        """Clip the gradients of all rows that this trainer updates; returns them, one turn, the factor."""
         self._enter("merge")
         selected = [np.concatenate(of_table) for of_table in zip(*(keys for keys, _ in turns))]
         merged = clipping.merge([table.chains for table in self._tables], selected)
@@ -420,9 +427,9 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         if clipping.norm is not None:
             self._enter("exchange")
             squares = self._group.sum(squares)
-        factor = self.clip_factor = clipping.factor(float(squares[0]) + other_squares)
+        factor = clipping.factor(float(squares[0]) + other_squares)
         every = [np.arange(len(rows.ids)) for rows in merged]
-        return [rows.scaled(factor) for rows in merged], [(every, turns[0][1])]
+        return [rows.scaled(factor) for rows in merged], [(every, turns[0][1])], factor
 
     def report_nonfinite(self, num_bad: np.ndarray) -> None:
         """Count and log, or raise, rows whose gradient was not finite: "(num_tables,)" sums over trainers."""

@@ -29,7 +29,7 @@ import torch
 
 from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.dgl_tables import state_array, write_back
-from dglkge.optim.links import check_group
+from dglkge.optim.links import RuleStep
 from dglkge.optim.step_exchange import StepExchange
 from dglkge.optim.table import Table
 
@@ -311,7 +311,7 @@ def take_over(
         if "betas" in saved:
             saved["betas"] = tuple(saved["betas"])
         for rule in {rule_of[key] for key in keys}:
-            check_group(rule, {**group, **saved})
+            RuleStep.of(rule, {**group, **saved})  # a ValueError names what is out of range
     for (_, group), saved in zip(groups, taken):
         for key, value in saved.items():
             if key in group and group[key] != value:
@@ -464,7 +464,7 @@ class DglAttributes:
     param_groups: list[dict[str, Any]]
     _states: dict[str, Any]
 
-    def finish(self) -> None:
+    def finish(self) -> Any:
         """Wait for a step in the background."""
         raise NotImplementedError
 

@@ -51,8 +51,6 @@ class StepExchange:
     ----------
     place, num_places : int
         Number of this trainer among those of its machine, and how many these are.
-    step_sum : int
-        Sum of ``extra`` over all trainers, of the last finished step.
     """
 
     def __init__(
@@ -67,7 +65,7 @@ class StepExchange:
         self._group, self._chains = group, chains
         self._network: GradientExchange | None = None
         self._neighbours: SharedExchange | None = None
-        self.place, self.num_places, self.step_sum = 0, 1, 0
+        self.place, self.num_places = 0, 1
         num_machines = len(starts[0]) - 1
         if not synchronous and num_machines > 1:
             raise ValueError(f"synchronous=False is for trainers of one machine, got {num_machines}")
@@ -136,26 +134,23 @@ class StepExchange:
         for selected in self._neighbours.run(owned, enter):
             yield selected, active if self._network is not None else self._neighbours.active()
 
-    def finish(self, num_bad: np.ndarray, extra: int = 0) -> np.ndarray:
-        """Wait until all trainers have finished the step; returns the sum of ``num_bad`` over them.
+    def finish(self, num_bad: np.ndarray, extra: int = 0) -> tuple[np.ndarray, int]:
+        """Wait until all trainers have finished the step; returns the sums of both over them.
 
         Parameters
         ----------
         num_bad : np.ndarray
             "(num_tables,) int64".
         extra : int
-            Summed over all trainers into :attr:`step_sum`; alone with ``synchronous=False``.
+            Not summed with ``synchronous=False``.
         """
         # The barrier at the end of a step carries both numbers: no message more than the step needs anyway.
         if self._network is not None:
-            *total, self.step_sum = self._group.sum(np.append(num_bad, int(extra))).tolist()
-            return np.array(total, np.int64)
+            *total, extra_sum = self._group.sum(np.append(num_bad, int(extra))).tolist()
+            return np.array(total, np.int64), extra_sum
         if self._neighbours is None:
-            self.step_sum = int(extra)
-            return num_bad
-        total_bad = self._neighbours.finish(num_bad, int(extra))
-        self.step_sum = self._neighbours.step_sum
-        return total_bad
+            return num_bad, int(extra)
+        return self._neighbours.finish(num_bad, int(extra))
 
     def fail(self) -> None:
         """Mark this trainer as failed: the trainers of this machine stop waiting for it."""

@@ -16,9 +16,15 @@ from typing import Any, BinaryIO, Protocol
 import numpy as np
 
 from dglkge.data import dataset_files
-from dglkge.data.checksums import file_checksums
 from dglkge.data.dataset import Dataset
-from dglkge.data.dataset_files import DESCRIPTION, PENDING_DESCRIPTION, TRAIN, Field, read_description
+from dglkge.data.dataset_files import (
+    DESCRIPTION,
+    PENDING_DESCRIPTION,
+    TRAIN,
+    Field,
+    file_checksums,
+    read_description,
+)
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import DglkgeError, InputError, StorageError
 from dglkge.partition.name_index import NameList

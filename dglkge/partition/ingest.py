@@ -1,19 +1,16 @@
 """Reads the triples of all splits as arrays of ids, which follow the order of the names.
 
-Files are read side by side: blocks are parsed and numbered on all cores, in any order. Rows are collected in
-the order of the files, so the result does not depend on the number of threads. Arrow and the compiled loops
-run without Python's lock, so threads do, and names need no copies between processes.
+Blocks of the files are parsed and numbered on all cores, in any order. Rows are collected in the order of the
+files, so the result does not depend on the number of threads. Arrow and the compiled loops run without
+Python's lock, so threads do, and names need no copies between processes.
 """
 
 from __future__ import annotations
 
 import os
-from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from threading import BoundedSemaphore, Event
 from typing import Any
 
 import numpy as np
@@ -39,6 +36,9 @@ IdsOf = Callable[[str, Any], np.ndarray]
 Numbered = tuple[np.ndarray, np.ndarray | None]
 """Ids (n, 3) int32 of a block, and weights (n,) float32 if it has any."""
 
+_FileBlock = tuple[str, TripleFile, "Block | None"]
+"""Split, file and block of it; None behind the last one."""
+
 Place = Callable[[str, int], str]
 """Returns where a row of a split is, for messages."""
 
@@ -47,7 +47,6 @@ Watch = Callable[[Path], Callable[[int], None]]
 
 _MIN_BLOCK_BYTES = 1 << 20
 _BLOCKS_A_WORKER = 2
-_POLL_SECONDS = 0.2
 _BYTES_A_BYTE = 4
 """Memory for each byte of a block of text: the text, Arrow's arrays and the ids."""
 
@@ -309,35 +308,30 @@ class SplitFiles:
         InputError
             If a file is wrong: that of the first wrong file.
         """
-        num_files = sum(map(len, self.files.values()))
-        num_readers = max(1, min(num_files, self.num_workers))
-        reader = _Reader(self, ids_of, folder)
-        splits = {}
-        with ThreadPoolExecutor(num_readers) as readers:
-            try:
-                waiting = [(split, file) for split, files in self.files.items() for file in files]
-                # Few files ahead: each has temporary files open.
-                started: deque[Future[_FileRows]] = deque()
-                for split, files in self.files.items():
-                    rows = _FileRows(folder)
-                    for _ in files:
-                        while waiting and len(started) <= 2 * num_readers:
-                            started.append(readers.submit(reader.read, waiting.pop(0)[1]))
-                        found = started.popleft().result()
-                        if len(files) == 1:
-                            rows = found
-                        else:
-                            rows.extend(found)
-                    splits[split] = rows
-            finally:
-                # After an error, or Ctrl-C in result() above, the threads end at their next block.
-                reader.stop()
-                readers.shutdown(cancel_futures=True)
+        splits = {split: _FileRows(folder) for split in self.files}
+
+        def numbered(item: _FileBlock) -> tuple[_FileBlock, Numbered | None]:
+            split, file, block = item
+            return item, None if block is None else _numbered(file.arrays(block), ids_of)
+
+        for (split, file, block), numbers in map_in_order(numbered, self._blocks(), self.num_workers):
+            if block is not None and numbers is not None:
+                splits[split].append(*numbers)
+            # Empty lines at the end are in no block.
+            position = file.path.stat().st_size if block is None else block.position
+            self.watch(file.path)(position)
         return splits
+
+    def _blocks(self) -> Iterator[_FileBlock]:
+        """Yield the blocks of all files, and None behind the last one of each."""
+        for split, files in self.files.items():
+            for file in files:
+                yield from ((split, file, block) for block in file.blocks())
+                yield split, file, None
 
 
 class _FileRows:
-    """Ids and weights of a file, or of a split."""
+    """Ids and weights of a split."""
 
     def __init__(self, folder: Path | None) -> None:
         self.triples = CollectedRows(folder, (3,), np.int32)
@@ -349,74 +343,3 @@ class _FileRows:
         if weights is not None:
             self.has_weights = True
             self.weights.append(weights)
-
-    def extend(self, other: _FileRows) -> None:
-        triples = other.triples.array()
-        weights = other.weights.array() if other.has_weights else None
-        for rows, (piece,) in pieces(triples):
-            self.append(piece, None if weights is None else weights[rows])
-
-
-class _Reader:
-    """Reads files, each in a thread of its own, and has their blocks parsed by common threads."""
-
-    def __init__(self, files: SplitFiles, ids_of: IdsOf, folder: Path | None) -> None:
-        self._files = files
-        self._ids_of = ids_of
-        self._folder = folder
-        self._parsers = ThreadPoolExecutor(files.num_workers)
-        # Blocks of all files that are in memory.
-        self._room = BoundedSemaphore(_BLOCKS_A_WORKER * files.num_workers)
-        self._stopped = Event()
-
-    def stop(self) -> None:
-        """End all threads at their next block."""
-        self._stopped.set()
-        self._parsers.shutdown(cancel_futures=True)
-
-    def read(self, file: TripleFile) -> _FileRows:
-        """Return the rows of a file."""
-        rows, report = _FileRows(self._folder), self._files.watch(file.path)
-        pending: deque[tuple[int, Future[Numbered]]] = deque()
-
-        def take_one() -> None:
-            position, future = pending.popleft()
-            try:
-                rows.append(*future.result())
-            finally:
-                self._room.release()
-            report(position)
-
-        try:
-            blocks = file.blocks()
-            while not self._stopped.is_set():
-                # Room comes of the oldest block of this file, or else of another file's.
-                if not self._room.acquire(timeout=0 if pending else _POLL_SECONDS):
-                    if pending:
-                        take_one()
-                    continue
-                try:
-                    block = next(blocks, None)
-                except BaseException:
-                    self._room.release()
-                    # Of two errors in a file, the one that stands first counts.
-                    while pending:
-                        take_one()
-                    raise
-                if block is None:
-                    self._room.release()
-                    break
-                pending.append((block.position, self._parsers.submit(self._number, file, block)))
-            while pending and not self._stopped.is_set():
-                take_one()
-            # Empty lines at the end are in no block.
-            report(file.path.stat().st_size)
-        finally:
-            # The readers of earlier files need the room that an error leaves.
-            for _, future in pending:
-                future.cancel()
-                self._room.release()
-        return rows
-
-    def _number(self, file: TripleFile, block: Block) -> Numbered:
-        return _numbered(file.arrays(block), self._ids_of)

@@ -36,7 +36,7 @@ from dglkge.partition.ingest import (
     ingest_names,
 )
 from dglkge.partition.name_index import MAX_NAMES
-from dglkge.partition.options import Options, check_options
+from dglkge.partition.options import Options
 from dglkge.partition.readers.find import Source, find_input, read_input
 from dglkge.partition.readers.formats import TABLE, Format
 from dglkge.partition.readers.id_folders import read_id_map
@@ -79,7 +79,6 @@ def partition_files(
     """
     # All options and the output are checked first: reading the triples may take minutes.
     options = options or Options()
-    check_options(options)
     check_output(output, options.overwrite)
     return _make(_read(inputs, output, options, delimiter), output, options)
 
@@ -169,7 +168,6 @@ def partition_dataframe(
     >>> figures = partition_dataframe(frame, "data/capitals")  # doctest: +SKIP
     """
     options = options or Options()
-    check_options(options)
     check_output(Path(output), options.overwrite)
     maps = _IdMaps.read(options)
     where = parse_columns(columns)

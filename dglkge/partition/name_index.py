@@ -184,14 +184,11 @@ class _Table:
             self._make_room(len(rows), num_bytes)
             self.num = intern_names(
                 rows,
-                hashes,
-                offsets,
-                data,
+                (hashes, offsets, data),
                 self._bits,
                 shard,
                 self._slots,
-                self._offsets,
-                self._data,
+                (self._offsets, self._data),
                 self.num,
                 ids,
             )

@@ -130,6 +130,11 @@ class Options:
         implies (``"implied"``).
     num_workers : int, optional
         Threads that read and check triples; by default one for each core.
+
+    Raises
+    ------
+    InputError
+        If a value is not allowed or a file is missing.
     """
 
     num_parts: int = 1
@@ -150,50 +155,44 @@ class Options:
     max_memory: int | None = None
     num_workers: int | None = None
 
-
-def check_options(options: Options) -> None:
-    """Check the options before any triple is read.
-
-    Raises
-    ------
-    InputError
-        If a value is not allowed or a file is missing.
-    """
-    reading = options.reading
-    for noun, value, allowed in (
-        ("partition method", options.method, METHODS),
-        ("kind of leaks to drop", options.drop_leaks, (None, *DROPPED_LEAKS)),
-        ("policy for literals", reading.literals, LITERALS),
-        ("format", reading.format, (None, *FORMATS)),
-    ):
-        if value not in allowed:
-            raise unknown_name(noun, str(value), [name for name in allowed if name is not None])
-    for what, number, least, most, expected in (
-        ("the number of partitions", options.num_parts, 1, math.inf, "1 or more"),
-        ("the seed", options.seed, 0, 2**63 - 1, "0 to 2**63 - 1"),
-        ("--strict-splits", options.strict_splits, 0, 1, "a share from 0 to 1"),
-        ("--max-memory", options.max_memory, MIN_MEMORY, math.inf, f"{MIN_MEMORY} bytes (64MB) or more"),
-        ("--num-workers", options.num_workers, 1, math.inf, "1 or more"),
-        ("max_types", reading.max_types, 1, math.inf, "1 or more"),
-    ):
-        if number is not None and not least <= number <= most:
-            raise InputError(f"{what} is {number}, expected {expected}")
-    if (options.entity_map or options.relation_map) and not options.integer_ids:
-        raise InputError("an entity or relation map was given, but the ids are not said to be integers")
-    if options.entity_types is not None and reading.types_from is not None:
-        raise InputError("entity types come from a file or from triples: give --entity-types or --types-from")
-    for name in reading.prefixes:
-        if not _PREFIX_NAME.fullmatch(name):
+    def __post_init__(self) -> None:
+        reading = self.reading
+        for noun, value, allowed in (
+            ("partition method", self.method, METHODS),
+            ("kind of leaks to drop", self.drop_leaks, (None, *DROPPED_LEAKS)),
+            ("policy for literals", reading.literals, LITERALS),
+            ("format", reading.format, (None, *FORMATS)),
+        ):
+            if value not in allowed:
+                raise unknown_name(noun, str(value), [name for name in allowed if name is not None])
+        for what, number, least, most, expected in (
+            ("the number of partitions", self.num_parts, 1, math.inf, "1 or more"),
+            ("the seed", self.seed, 0, 2**63 - 1, "0 to 2**63 - 1"),
+            ("--strict-splits", self.strict_splits, 0, 1, "a share from 0 to 1"),
+            ("--max-memory", self.max_memory, MIN_MEMORY, math.inf, f"{MIN_MEMORY} bytes (64MB) or more"),
+            ("--num-workers", self.num_workers, 1, math.inf, "1 or more"),
+            ("max_types", reading.max_types, 1, math.inf, "1 or more"),
+        ):
+            if number is not None and not least <= number <= most:
+                raise InputError(f"{what} is {number}, expected {expected}")
+        if (self.entity_map or self.relation_map) and not self.integer_ids:
+            raise InputError("an entity or relation map was given, but the ids are not said to be integers")
+        if self.entity_types is not None and reading.types_from is not None:
             raise InputError(
-                f"the prefix {name!r} is not allowed: a letter first, then letters, digits, . _ -"
+                "entity types come from a file or from triples: give --entity-types or --types-from"
             )
-    iris = {f"the IRI of prefix {name!r}": iri for name, iri in reading.prefixes.items()}
-    for what, iri in {**iris, "the base IRI": reading.base_iri}.items():
-        if iri is not None and not _IRI.fullmatch(iri):
-            raise InputError(f"{what} is {iri!r}, expected an absolute IRI such as http://example.org/")
-    for path in (options.entity_types, options.entity_map, options.relation_map):
-        if path is not None and not path.is_file():
-            raise InputError(f"{path}: there is no such file")
+        for name in reading.prefixes:
+            if not _PREFIX_NAME.fullmatch(name):
+                raise InputError(
+                    f"the prefix {name!r} is not allowed: a letter first, then letters, digits, . _ -"
+                )
+        iris = {f"the IRI of prefix {name!r}": iri for name, iri in reading.prefixes.items()}
+        for what, iri in {**iris, "the base IRI": reading.base_iri}.items():
+            if iri is not None and not _IRI.fullmatch(iri):
+                raise InputError(f"{what} is {iri!r}, expected an absolute IRI such as http://example.org/")
+        for path in (self.entity_types, self.entity_map, self.relation_map):
+            if path is not None and not path.is_file():
+                raise InputError(f"{path}: there is no such file")
 
 
 def parse_memory(text: str) -> int:

@@ -83,21 +83,31 @@ def map_in_order(
 ) -> Iterator[Result]:
     """Yield the result of each item in order; threads compute a bounded number ahead.
 
-    An exception of the function is raised when its turn comes; then, and if the caller stops, the threads
-    end with what they have begun.
+    An exception, of the function or of an item, is raised when its turn comes; then, and if the caller stops,
+    the threads end with what they have begun.
     """
     if num_workers == 1:
         yield from map(function, items)
         return
     pending: deque[Future[Result]] = deque()
+    failure: Exception | None = None
+    remaining = iter(items)
     with ThreadPoolExecutor(num_workers) as threads:
         try:
-            for item in items:
-                pending.append(threads.submit(function, item))
+            while True:
+                try:
+                    pending.append(threads.submit(function, next(remaining)))
+                except StopIteration:
+                    break
+                except Exception as error:
+                    failure = error  # raised when its turn comes
+                    break
                 if len(pending) > num_workers:
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
+            if failure is not None:
+                raise failure
         finally:
             threads.shutdown(cancel_futures=True)
 

@@ -19,17 +19,16 @@ from dglkge.data.dataset_files import (
     VALID,
     WEIGHT_BYTES,
 )
-from dglkge.data.feature_files import feature_files
 from dglkge.data.sizes import DatasetSize, PartSize
-from dglkge.data.vector_files import open_vectors
-from dglkge.model.choices import K_VS_ALL, NEGATIVE_SAMPLING
+from dglkge.data.vector_files import feature_files, open_vectors
+from dglkge.model.choices import NO_TRANSFORM
 from dglkge.planning import shared_memory as shared
 from dglkge.registry import registry_of
 from dglkge.typing import DEVICE_STORAGE, RELATION, STAGED_CPU_DEVICE
 
 MIB = 2**20
 LAUNCHER_BYTES = 13 * MIB
-KEEPER_BYTES = 6 * MIB
+NODE_PROGRAM_BYTES = 32 * MIB
 
 SERVER_BYTES_PER_EDGE = 30
 """Server heap after loading a partition's graph, apart from shared memory."""
@@ -226,9 +225,8 @@ def _plan_host(
     table_bytes, state_bytes = shared.table_bytes(part, config), shared.state_bytes(part, config)
     graph_bytes = shared.graph_bytes(part)
     world_size = num_trainers * len(size.parts)
-    processes = num_trainers + num_servers
     base_bytes = num_trainers * base.trainer_bytes + num_servers * base.server_bytes + base.library_bytes
-    base_bytes += LAUNCHER_BYTES + KEEPER_BYTES * processes if num_servers else 0
+    base_bytes += LAUNCHER_BYTES + NODE_PROGRAM_BYTES if num_servers else 0
     features = features_bytes(config, size)
     mapped = mapped_bytes(part, size) + features
     # The background writer saves a copy of rows and state, so that training can change the originals.
@@ -346,23 +344,33 @@ def negatives_per_side(config: Config, size: DatasetSize | None = None) -> list[
 
 def is_sampled(config: Config) -> bool:
     """Return whether answers are scored against sampled negatives, not against all candidates."""
-    return config.training.objective.name == NEGATIVE_SAMPLING
+    return not config.training.objective.over_all
+
+
+def num_entities_of(size: DatasetSize | PartSize) -> int:
+    """Return the rows of all entity types."""
+    return sum(count for table, count in size.num_rows.items() if table != RELATION)
+
+
+def candidate_rows(config: Config, size: DatasetSize, world_size: int) -> dict[str, int]:
+    """Return the rows that one trainer scores against the queries of all, by table; none with negatives."""
+    trainers = world_size // len(size.parts)
+    scores_relations, scores_entities = config.training.relation_prediction > 0, not is_sampled(config)
+    # The largest part, divided among the trainers of its machine.
+    return {
+        table: -(-max(part.num_rows[table] for part in size.parts) // trainers)
+        for table in size.num_rows
+        if (scores_relations if table == RELATION else scores_entities)
+    }
 
 
 def candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     """Return the memory in which one trainer scores its rows against the queries of all trainers."""
-    predicts_relations = config.training.relation_prediction > 0
-    if is_sampled(config) and not predicts_relations:
+    owned = candidate_rows(config, size, world_size)
+    if not owned:
         return 0
-    trainers = world_size // len(size.parts)
-    numbers, rows = 0, 0
-    for table in size.num_rows:
-        is_candidate = predicts_relations if table == RELATION else not is_sampled(config)
-        if is_candidate:
-            # The largest part, divided among the trainers of its machine.
-            owned = -(-max(part.num_rows[table] for part in size.parts) // trainers)
-            numbers += owned * shared.row_width(table, config)
-            rows += owned
+    rows = sum(owned.values())
+    numbers = sum(count * shared.row_width(table, config) for table, count in owned.items())
     # "auto" is not decided yet when a plan is made: float32 is the upper bound.
     number_bytes = 2 if config.training.matmul_dtype == "bfloat16" else shared.FLOAT_BYTES
     operands = numbers * number_bytes if number_bytes < shared.FLOAT_BYTES else 0
@@ -378,9 +386,9 @@ def candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     if scores > KEPT_SCORE_BYTES and rows > ROWS_A_PANEL:
         scores = KEPT_SCORE_BYTES + num_queries * ROWS_A_PANEL * number_bytes
     gradients = numbers * shared.FLOAT_BYTES + CHAIN_BYTES_PER_ROW * rows
-    index = QUERY_INDEX_BYTES * size.splits[TRAIN] if config.training.objective.name == K_VS_ALL else 0
+    index = QUERY_INDEX_BYTES * size.splits[TRAIN] if config.training.objective.by_queries else 0
     # One query of each triple for its relation, beside two for its entities.
-    index += index // 2 if predicts_relations else 0
+    index += index // 2 if RELATION in owned else 0
     return int(SPARE_SHARE * (operands + queries + scores + gradients)) + index
 
 
@@ -406,13 +414,9 @@ def device_bytes(config: Config, size: DatasetSize, machine: int, world_size: in
         # updated.
         shard = device_shard_bytes(config, size, machine, world_size)
         batch += 2 * rows
-    if config.evaluation.split == "none" and not config.evaluation.valid_every_epochs:
+    if not config.evaluation.ranks_splits:
         return shard + batch
-    tables = (
-        dim
-        * shared.FLOAT_BYTES
-        * sum(count for table, count in size.parts[machine].num_rows.items() if table != RELATION)
-    )
+    tables = dim * shared.FLOAT_BYTES * num_entities_of(size.parts[machine])
     # A row of scores for each true answer of a batch, its copy in their order, and what is compared.
     tile = 3 * shared.FLOAT_BYTES * config.evaluation.batch_size * RANKED_CANDIDATES
     ranked = 8 * RANKED_QUERY_NUMBERS * dim * config.evaluation.batch_size
@@ -432,19 +436,14 @@ def device_shard_bytes(config: Config, size: DatasetSize, machine: int, world_si
 
 def device_candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     """Return the memory of a GPU in which a trainer scores its rows against the queries of all trainers."""
-    num_queries, owned, widest = num_candidate_queries(config), 0, 0
-    trainers = world_size // len(size.parts)
-    for table in size.num_rows:
-        is_candidate = (
-            config.training.relation_prediction > 0 if table == RELATION else not is_sampled(config)
-        )
-        if is_candidate:
-            num_rows = -(-max(part.num_rows[table] for part in size.parts) // trainers)
-            owned += num_rows * shared.row_width(table, config) * shared.FLOAT_BYTES
-            widest = max(widest, num_rows)
-    if not owned:
+    num_rows = candidate_rows(config, size, world_size)
+    if not num_rows:
         return 0
-    block = min(num_queries * widest, DEVICE_BLOCK_NUMBERS) * shared.FLOAT_BYTES
+    num_queries = num_candidate_queries(config)
+    owned = sum(
+        count * shared.row_width(table, config) * shared.FLOAT_BYTES for table, count in num_rows.items()
+    )
+    block = min(num_queries * max(num_rows.values()), DEVICE_BLOCK_NUMBERS) * shared.FLOAT_BYTES
     queries = 2 * num_queries * shared.query_dim(config) * shared.FLOAT_BYTES
     # Gradients of a block's rows are at most as many as its rows. Where tables are on the device, rows are
     # copied for dropout only, and the gradients of all are kept.
@@ -465,12 +464,10 @@ def negatives_bytes(config: Config, size: DatasetSize) -> int:
     """Return the memory in which one trainer keeps what its negatives are drawn and masked by."""
     if not is_sampled(config):
         return 0
-    chosen = config.negatives
-    num_entities = sum(count for table, count in size.num_rows.items() if table != RELATION)
     # Every sampler of a side has its own sums.
     counts = negatives_per_side(config)
     num_samplers = len(counts if config.sampling.has_directed_buckets else set(counts))
-    return num_samplers * DEGREE_BYTES * num_entities * bool(chosen.power)
+    return num_samplers * DEGREE_BYTES * num_entities_of(size) * bool(config.negatives.power)
 
 
 def known_bytes(config: Config, size: DatasetSize) -> int:
@@ -478,8 +475,7 @@ def known_bytes(config: Config, size: DatasetSize) -> int:
 
     The relation of most triples may have all of them: what sorting it takes is an upper bound.
     """
-    ranks = config.evaluation.split != "none" or bool(config.evaluation.valid_every_epochs)
-    if ranks and config.evaluation.filtered:
+    if config.evaluation.ranks_splits and config.evaluation.filtered:
         num_triples, largest = sum(size.splits.values()), max(size.splits.values())
     elif is_sampled(config) and config.negatives.mask_known:
         num_triples = largest = size.splits[TRAIN]
@@ -518,8 +514,9 @@ def batch_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
 
 
 def drops_rows(config: Config) -> bool:
-    """Return whether batches train copies of rows with some of their numbers dropped."""
-    return config.model.entity_dropout > 0 or config.model.relation_dropout > 0
+    """Return whether batches train copies of rows with some of their numbers dropped or changed."""
+    model = config.model
+    return model.entity_dropout > 0 or model.relation_dropout > 0 or model.row_transform.name != NO_TRANSFORM
 
 
 def is_compiled(config: Config) -> bool:
@@ -544,7 +541,7 @@ def exchange_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
 
 def ranking_bytes(config: Config, size: DatasetSize) -> int:
     """Return the memory that one trainer takes to rank a split."""
-    if config.evaluation.split == "none" and not config.evaluation.valid_every_epochs:
+    if not config.evaluation.ranks_splits:
         return 0
     num_triples = max(size.splits.get(name, 0) for name in (VALID, config.evaluation.split))
     num_queries = min(config.evaluation.batch_size, config.evaluation.max_triples or num_triples)
@@ -599,12 +596,9 @@ def features_bytes(config: Config, size: DatasetSize) -> int:
 
 def ranked_copy_bytes(config: Config, part: PartSize) -> int:
     """Return the copy of the machine's rows with features added that a trainer ranks against."""
-    if config.features is None:
+    if config.features is None or not config.evaluation.ranks_splits:
         return 0
-    if config.evaluation.split == "none" and not config.evaluation.valid_every_epochs:
-        return 0
-    num_rows = sum(count for table, count in part.num_rows.items() if table != RELATION)
-    return num_rows * config.model.dimension * shared.FLOAT_BYTES
+    return num_entities_of(part) * config.model.dimension * shared.FLOAT_BYTES
 
 
 def mapped_bytes(part: PartSize, size: DatasetSize) -> int:
@@ -619,8 +613,7 @@ def mapped_bytes(part: PartSize, size: DatasetSize) -> int:
 
 def name_bytes(size: DatasetSize) -> int:
     """Return the memory for the entities' names, which one trainer of each machine reads from a file."""
-    num_entities = sum(count for table, count in size.num_rows.items() if table != RELATION)
-    return NAME_BYTES * num_entities
+    return NAME_BYTES * num_entities_of(size)
 
 
 def describe_hosts(hosts: Sequence[PlannedHost]) -> str:

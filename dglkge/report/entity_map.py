@@ -10,28 +10,12 @@ import torch
 
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import TRAIN
-from dglkge.errors import InputError, missing_package
+from dglkge.errors import InputError
 from dglkge.inference.imports.dglke_files import Tables
 
 METHODS = ("pca", "tsne")
 PERPLEXITY = 30
 """Of t-SNE, its usual value; smaller where there are fewer than 91 entities, of which it takes a third."""
-
-
-def check_installed() -> None:
-    """Refuse to begin without scikit-learn.
-
-    Raises
-    ------
-    InputError
-        With the command that installs it.
-    """
-    try:
-        import sklearn  # noqa: F401
-    except ImportError as error:
-        raise missing_package(
-            "the map of entities (--points 0 leaves it out)", "scikit-learn", "report", error
-        ) from None
 
 
 def degrees(dataset: Dataset) -> dict[str, np.ndarray]:
@@ -91,9 +75,8 @@ def project(rows: np.ndarray, method: str, seed: int = 0) -> tuple[np.ndarray, l
     Raises
     ------
     InputError
-        If scikit-learn is not installed, or rows are not finite.
+        If rows are not finite.
     """
-    check_installed()
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 

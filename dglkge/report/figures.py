@@ -16,12 +16,12 @@ from dglkge.config.schema import field_table, fields, value_at
 from dglkge.data import dataset_files
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TEST, Field
-from dglkge.errors import InputError
+from dglkge.errors import InputError, import_extra
 from dglkge.evaluation.metrics import SIDES, RankingResult
 from dglkge.evaluation.protocol import Protocol
 from dglkge.inference.named_queries import NamedQuery
 from dglkge.inference.run import Run, open_run
-from dglkge.report.entity_map import METHODS, check_installed, degrees, entity_map
+from dglkge.report.entity_map import METHODS, degrees, entity_map
 from dglkge.report.learning_curves import finite, learning_curves, read_lines, records_folder
 from dglkge.typing import Side
 
@@ -124,7 +124,8 @@ def collect(
     """
     labels = run_labels(paths)
     if choices.points:
-        check_installed()
+        user = "the map of entities (--points 0 leaves it out)"
+        import_extra(user, "sklearn", "report", "scikit-learn")
     # All are opened before the first is ranked, which may take minutes: a wrong path is found at once.
     runs = [open_run(path, dataset, verify) for path in paths]
     datasets: dict[str, dict[str, Any]] = {}

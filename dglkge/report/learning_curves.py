@@ -19,7 +19,7 @@ MOST_POINTS = 400
 
 
 def records_folder(run_folder: Path) -> Path:
-    """Return the folder with a run's records, for the folder of its checkpoint or of a snapshot too.
+    """Return the folder with a run's records, for its checkpoint or a version in that too.
 
     Examples
     --------
@@ -28,7 +28,7 @@ def records_folder(run_folder: Path) -> Path:
     """
     if run_folder.name == layout.CHECKPOINT_FOLDER:
         return run_folder.parent
-    inside = run_folder.parent.name == layout.CHECKPOINT_FOLDER and layout.is_snapshot(run_folder.name)
+    inside = run_folder.parent.name == layout.CHECKPOINT_FOLDER
     return run_folder.parent.parent if inside else run_folder
 
 

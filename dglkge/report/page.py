@@ -14,9 +14,8 @@ import numpy as np
 
 from dglkge import __version__
 from dglkge.data.dataset_files import SPLITS, Field
-from dglkge.errors import missing_package
-from dglkge.evaluation.categories import CATEGORIES, UNSEEN
-from dglkge.evaluation.metrics import SIDES
+from dglkge.errors import import_extra
+from dglkge.evaluation.metrics import CATEGORIES, SIDES, UNSEEN
 from dglkge.report.figures import OUTPUT_FIELDS
 
 HERE = Path(__file__).resolve().parent
@@ -81,13 +80,9 @@ def render(figures: Mapping[str, Any]) -> str:
     InputError
         If plotly or jinja2 is not installed.
     """
-    jinja2 = _jinja2()
-    try:
-        from plotly.offline import get_plotlyjs
+    jinja2, plotly = packages()
+    from dglkge.report import plots
 
-        from dglkge.report import plots
-    except ImportError as error:
-        raise missing_package("a report", "plotly", "report", error) from None
     runs, datasets = figures["runs"], figures["datasets"]
     drawn: dict[str, Any] = {}
     view = {
@@ -117,7 +112,7 @@ def render(figures: Mapping[str, Any]) -> str:
     trusted = {
         "css": (HERE / "page.css").read_text(encoding="utf-8"),
         "script": (HERE / "page.js").read_text(encoding="utf-8"),
-        "plotly": get_plotlyjs(),
+        "plotly": plotly.get_plotlyjs(),
         "plots": text,
     }
     # Marked, so that they are not escaped; nothing else of the page is.
@@ -128,27 +123,9 @@ def render(figures: Mapping[str, Any]) -> str:
     )
 
 
-def check_installed() -> None:
-    """Refuse to begin without the packages that the page needs.
-
-    Raises
-    ------
-    InputError
-        Naming the package, and the command that installs it.
-    """
-    _jinja2()
-    try:
-        import plotly.graph_objects  # noqa: F401
-    except ImportError as error:
-        raise missing_package("a report", "plotly", "report", error) from None
-
-
-def _jinja2() -> ModuleType:
-    try:
-        import jinja2
-    except ImportError as error:
-        raise missing_package("a report", "jinja2", "report", error) from None
-    return jinja2
+def packages() -> tuple[ModuleType, ModuleType]:
+    """Return jinja2 and plotly, which a page needs; without one, an InputError has the command."""
+    return import_extra("a report", "jinja2", "report"), import_extra("a report", "plotly.offline", "report")
 
 
 def _plain(value: Any) -> Any:

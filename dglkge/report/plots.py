@@ -10,8 +10,7 @@ from typing import Any
 import plotly.graph_objects as go
 
 from dglkge.data.dataset_files import VALID, Field
-from dglkge.evaluation.categories import CATEGORIES, UNSEEN
-from dglkge.evaluation.metrics import SIDES
+from dglkge.evaluation.metrics import CATEGORIES, SIDES, UNSEEN
 
 PALETTE = (
     *("#3b82f6", "#e8710a", "#16a34a", "#db2777", "#8b5cf6"),

@@ -174,7 +174,7 @@ def _newest_manifest(folder: Path) -> dict[str, Any]:
         version = layout.parse_version((checkpoint / layout.VERSION_FILE).read_text(encoding="utf-8").strip())
     except (OSError, ValueError):
         return {}
-    found = _read_json(checkpoint / layout.manifest_file(version)) if version else {}
+    found = _read_json(checkpoint / layout.version_folder(version) / layout.MANIFEST_FILE) if version else {}
     return {**found, "version": version}
 
 

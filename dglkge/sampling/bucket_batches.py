@@ -27,7 +27,7 @@ from dglkge.data.edge_buckets import EdgeBuckets
 from dglkge.data.range_walk import unordered, walk_pairs
 from dglkge.kernels.hashing import combine
 from dglkge.sampling import epoch_plan
-from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, ignore_phase, trainer_share
+from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, EdgeOptions, ignore_phase, trainer_share
 from dglkge.sampling.machine_batches import MachineShares
 
 Ids = npt.NDArray[np.int64]
@@ -292,10 +292,9 @@ class BucketBatches(EdgeBatches):
         Entity types of the heads and tails of each edge type.
     order_mark : int
         A number that is equal only where the order is: see :attr:`EdgeBatches.order_mark`.
+    options : EdgeOptions
     is_mixed : bool
         Of :class:`BucketOrder`.
-    **others
-        Of :class:`EdgeBatches`, without ``edges``.
     """
 
     _searches_triples = False  # triples are rows of the buckets already
@@ -308,10 +307,10 @@ class BucketBatches(EdgeBatches):
         triples_of_parts: Ids,
         types: Sequence[tuple[str, str]],
         order_mark: int,
+        options: EdgeOptions,
         is_mixed: bool = False,
-        **others: Any,
     ) -> None:
-        super().__init__(buckets.table, **others)
+        super().__init__(buckets.table, options)
         self.order_mark = order_mark
         self._starts = buckets.starts
         self._shares = MachineShares(triples_of_parts, self._batch_size)

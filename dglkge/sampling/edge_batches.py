@@ -127,13 +127,12 @@ class EdgeBatch:
         return len(self.heads)
 
 
-class EdgeBatches:
-    """Selects this trainer's triples of each global batch.
+@dataclass(frozen=True)
+class EdgeOptions:
+    """What batches of edges are made of, beside the edges.
 
-    Parameters
+    Attributes
     ----------
-    edges : EdgeTable
-        The edges of the partition on this machine.
     pair_of_relation : (R,) int64
         Edge type of each relation, by the relation's node id.
     num_triples : int
@@ -143,12 +142,34 @@ class EdgeBatches:
     local_rank, trainers_per_machine : int
         Which of the machine's trainers this is; each takes a run of its edges.
     seed : int
-    relation_weights : (R,) float32, optional
+    relation_weights : (R,) float32 or None
         Factor of the weights of each relation's triples, by the relation's node id.
     has_confidences : bool
         The edges' weights are confidences: labels, and no factors of losses.
-    order : TripleOrder, optional
-        Order of an epoch; by default all triples as one set.
+    order : TripleOrder or None
+        Order of an epoch; None: all triples as one set.
+    """
+
+    pair_of_relation: Ids
+    num_triples: int
+    batch_size: int
+    chunk_size: int
+    local_rank: int
+    trainers_per_machine: int
+    seed: int
+    relation_weights: npt.NDArray[np.float32] | None = None
+    has_confidences: bool = False
+    order: TripleOrder | None = None
+
+
+class EdgeBatches:
+    """Selects this trainer's triples of each global batch.
+
+    Parameters
+    ----------
+    edges : EdgeTable
+        The edges of the partition on this machine.
+    options : EdgeOptions
 
     Attributes
     ----------
@@ -160,34 +181,23 @@ class EdgeBatches:
     order_mark = 0
     _searches_triples = True
 
-    def __init__(
-        self,
-        edges: EdgeTable,
-        pair_of_relation: Ids,
-        num_triples: int,
-        batch_size: int,
-        chunk_size: int,
-        local_rank: int,
-        trainers_per_machine: int,
-        seed: int,
-        relation_weights: npt.NDArray[np.float32] | None = None,
-        has_confidences: bool = False,
-        order: TripleOrder | None = None,
-    ) -> None:
-        self.order = TripleOrder([EdgeSet("train", range(num_triples))], seed) if order is None else order
-        self._relation_weights, self._has_confidences = relation_weights, has_confidences
+    def __init__(self, edges: EdgeTable, options: EdgeOptions) -> None:
+        every = EdgeSet("train", range(options.num_triples))
+        self.order = TripleOrder([every], options.seed) if options.order is None else options.order
+        self._relation_weights, self._has_confidences = options.relation_weights, options.has_confidences
+        pair_of_relation = options.pair_of_relation
         # Plain arrays over the same mapped memory: numpy's memmap takes its time for every index.
         self._triple_ids, self._all_edges = np.asarray(edges.triple_ids), np.asarray(edges.edges)
         self._weights = None if edges.weights is None else np.asarray(edges.weights)
         self._pair_of_relation = pair_of_relation
         self._pairs = np.unique(pair_of_relation[pair_of_relation >= 0])
-        self._num_triples = num_triples
-        self._batch_size = batch_size
-        self._chunk_size = chunk_size
-        self._local_rank = local_rank
-        self._trainers_per_machine = trainers_per_machine
-        self._seed = seed
-        self._has_all = len(self._triple_ids) == num_triples
+        self._num_triples = options.num_triples
+        self._batch_size = options.batch_size
+        self._chunk_size = options.chunk_size
+        self._local_rank = options.local_rank
+        self._trainers_per_machine = options.trainers_per_machine
+        self._seed = options.seed
+        self._has_all = len(self._triple_ids) == options.num_triples
         is_searched = self._searches_triples and not self._has_all
         self._index = TripleIndex(self._triple_ids if is_searched else self._triple_ids[:0])
 

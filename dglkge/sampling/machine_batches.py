@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +17,7 @@ import numpy.typing as npt
 from dglkge.data.partition_layout import EdgeTable, Rows
 from dglkge.kernels.hashing import combine
 from dglkge.sampling import epoch_plan
-from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, ignore_phase, trainer_share
+from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, EdgeOptions, ignore_phase, trainer_share
 from dglkge.sampling.triple_order import TripleOrder
 
 Ids = npt.NDArray[np.int64]
@@ -168,16 +167,21 @@ class MachineBatches(EdgeBatches):
         The partition of this machine.
     order_mark : int
         A number that is equal only where the partitions are: see :attr:`EdgeBatches.order_mark`.
-    **others
-        Of :class:`EdgeBatches`.
+    options : EdgeOptions
     """
 
     _searches_triples = False  # a position's triple is a row of the partition already
 
     def __init__(
-        self, edges: EdgeTable, rows: Sequence[Rows], counts: Ids, part: int, order_mark: int, **others: Any
+        self,
+        edges: EdgeTable,
+        rows: Sequence[Rows],
+        counts: Ids,
+        part: int,
+        order_mark: int,
+        options: EdgeOptions,
     ) -> None:
-        super().__init__(edges, **others)
+        super().__init__(edges, options)
         self.order_mark = order_mark
         self._rows = rows
         self._part = part

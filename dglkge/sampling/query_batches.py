@@ -164,8 +164,8 @@ class QueryBatches:
         Entity types of the heads and tails of each relation, by original id.
     batch_size : int
         Queries of a global batch.
-    machine, local_rank, trainers_per_machine : int
-        Place of this trainer.
+    place : (int, int, int)
+        Machine of this trainer, its rank there, and the trainers of a machine.
     seed : int
     pairs : PairIndex, optional
         Queries (h, ?, t), which an epoch passes over as well, in the same order.
@@ -186,9 +186,7 @@ class QueryBatches:
         layout: PartitionLayout,
         types: Sequence[tuple[str, str]],
         batch_size: int,
-        machine: int,
-        local_rank: int,
-        trainers_per_machine: int,
+        place: tuple[int, int, int],
         seed: int,
         pairs: PairIndex | None = None,
     ) -> None:
@@ -196,7 +194,7 @@ class QueryBatches:
         self.pairs = pairs
         self._num_queries = len(index) + (0 if pairs is None else len(pairs))
         self._batch_size = batch_size
-        self._place = (local_rank, trainers_per_machine)
+        machine, *self._place = place
         self._seed = seed
         self._relations = np.asarray(layout.node_ids(RELATION))[index.relations]
         # A kind is a side and a pair of types; queries of one kind are looked up and scored together.

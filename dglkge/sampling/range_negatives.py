@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +20,25 @@ Ids = npt.NDArray[np.int64]
 _GLOBAL_KEY = 0x6A4E
 _LOCAL_KEY = 0x10CA2
 _IN_BATCH_KEY = 0xBA7C5
+
+
+@dataclass(frozen=True)
+class DrawnRanges:
+    """Ranges of rows that negatives are drawn from.
+
+    Attributes
+    ----------
+    bounds : mapping of str to (num_parts * P + 1,) int64
+        Bounds of the ranges of each entity type, in the order of the data set's types; see
+        :func:`dglkge.data.range_walk.range_bounds`.
+    num_ranges : int
+    is_mixed : bool
+        Whether buckets are mixed, see :mod:`dglkge.sampling.bucket_batches`.
+    """
+
+    bounds: Mapping[str, Ids]
+    num_ranges: int
+    is_mixed: bool = False
 
 
 class RangeNegatives:
@@ -40,17 +60,12 @@ class RangeNegatives:
         Negatives of a chunk, of all kinds.
     shares : (float, float, float)
         Of global, local and in-batch negatives.
-    bounds : mapping of str to (num_parts * P + 1,) int64
-        Bounds of the ranges of each entity type, in the order of the data set's types; see
-        :func:`dglkge.data.range_walk.range_bounds`.
-    num_ranges : int
+    ranges : DrawnRanges
     part : int
         The partition of this machine.
     pairs : sequence of (str, str)
         Entity types of the heads and tails of each edge type.
     seed : int
-    is_mixed : bool
-        Whether buckets are mixed, see :mod:`dglkge.sampling.bucket_batches`.
     weights : mapping of str to (n,) int64, optional
         For each entity type the weight of every node id, in the global and the local share; a range without
         weights above 0 is drawn from uniformly.
@@ -66,15 +81,14 @@ class RangeNegatives:
         side: Side,
         num_negatives: int,
         shares: tuple[float, float, float],
-        bounds: Mapping[str, Ids],
-        num_ranges: int,
+        ranges: DrawnRanges,
         part: int,
         pairs: Sequence[tuple[str, str]],
         seed: int,
-        is_mixed: bool = False,
         weights: Mapping[str, Ids] | None = None,
     ) -> None:
-        self._is_mixed = is_mixed
+        bounds, num_ranges = ranges.bounds, ranges.num_ranges
+        self._is_mixed = ranges.is_mixed
         self._num_ranges = num_ranges
         self._place = 0 if side is Side.HEAD else 1
         self._num_global, self._num_local, self._num_in_batch = split_count(num_negatives, shares)

@@ -17,8 +17,7 @@ from dglkge.errors import InputError
 from dglkge.inference.choices import Known
 from dglkge.inference.frames import calibrated_curve
 from dglkge.inference.run import Run
-from dglkge.serving.names import NameIndex
-from dglkge.serving.neighbours import Neighbours
+from dglkge.serving.indexes import NameIndex, Neighbours
 from dglkge.typing import Side
 
 MAX_OTHERS = 10_000
@@ -131,9 +130,7 @@ class Explorer:
             for label, relation, count in zip(relations.labels.names, relations.relations, counts)
         ]
 
-    def entities(
-        self, prefix: str, entity_type: str | None, k: int, anywhere: bool
-    ) -> list[dict[str, str]]:
+    def entities(self, prefix: str, entity_type: str | None, k: int, anywhere: bool) -> list[dict[str, str]]:
         """Return names that begin with a text.
 
         Parameters

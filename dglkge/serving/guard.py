@@ -212,7 +212,7 @@ async def _send_error(send: Send, status: int, problem: str) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-def check_token(token: str, where: str) -> str:
+def valid_token(token: str, where: str) -> str:
     """Return a token that can be sent in a header.
 
     Raises
@@ -248,4 +248,4 @@ def read_token(path: Path) -> str:
         ) from None
     except UnicodeDecodeError:
         raise InputError("the file that --token names is not text in UTF-8") from None
-    return check_token(lines[0].strip() if lines else "", "in the file that --token names")
+    return valid_token(lines[0].strip() if lines else "", "in the file that --token names")

@@ -100,6 +100,19 @@ class RowTransform(Protocol):
         ...
 
 
+class TableTransform(RowTransform, Protocol):
+    """A transform of some tables.
+
+    One that a configuration chooses is made with its settings, the original id of each node id by table
+    (mapping of str to (n,) int64 tensor), and the run's seed.
+    """
+
+    @property
+    def tables(self) -> Sequence[str]:
+        """Names of the tables whose rows it changes."""
+        ...
+
+
 class Stateful(Protocol):
     """Something with a state that a version of the checkpoint holds, in torch's words."""
 

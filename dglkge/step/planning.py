@@ -97,6 +97,8 @@ class Plan:
         By table, in the order of the tables: node ids of the rows that are fetched.
     groups : sequence of PlannedGroup
         Those of the objective that made the plan.
+    pairs : sequence of PairGroup
+        Queries (h, ?, t) beside queries for entities.
     staged : object
         What the row store has prepared for the plan.
     """
@@ -105,6 +107,7 @@ class Plan:
     divisor: int
     ids: Mapping[str, torch.Tensor]
     groups: Sequence[Any]
+    pairs: Sequence[PairGroup] = ()
     staged: Any = None
 
 
@@ -155,8 +158,8 @@ class Group(PlannedGroup):
         Confidences that the edges are true.
     relation_places : (B,) int64 or None
         Where ``relations`` holds each relation once (U,): the place there of each edge's.
-    inputs : GroupInputs or None
-        What the loss takes besides rows, where it takes that as tensors.
+    inputs : HostInputs, StagedInputs or None
+        Returns what the loss takes besides rows, where it takes that as tensors.
     ranges : mapping of Side to AnswerRanges
         Of the sides that are trained; empty where no score depends on them.
     """
@@ -386,7 +389,7 @@ class QueryPlanner:
     def plan(self, batch: QueryBatch, shares_relations: bool = False) -> Plan:
         """Ask for the rows of a batch's queries; ``shares_relations`` as in :meth:`EdgePlanner.plan`."""
         ids = RowIds(self._tables)
-        groups: list[QueryGroup | PairGroup] = []
+        groups, pair_groups = [], []
         for run in batch.runs:
             part = slice(run.start, run.end)
             relations = distinct = batch.relations[part]
@@ -408,9 +411,9 @@ class QueryPlanner:
             part = slice(pairs.start, pairs.end)
             heads = ids.add(pairs.lhs, batch.pair_heads[part])
             tails = ids.add(pairs.rhs, batch.pair_tails[part])
-            groups.append(PairGroup(batch.pair_ids[part], heads, tails))
+            pair_groups.append(PairGroup(batch.pair_ids[part], heads, tails))
         divisor = 1 if self._sums_batch else batch.global_size
-        return Plan(number_of(batch), divisor, ids.joined(), groups)
+        return Plan(number_of(batch), divisor, ids.joined(), groups, pair_groups)
 
 
 def number_of(batch: TrainingBatch) -> int:

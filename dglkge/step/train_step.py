@@ -91,7 +91,7 @@ class TrainStep:
             parameters.update(update.clip_factor)
         # 7 count
         sent = self._sent_bytes() - sent
-        return StepResult(found.loss, found.measures, sent, is_skipped, update.flag_sum)
+        return StepResult(found.loss, found.measures, sent, is_skipped, update.extra_sum)
 
     def _sent_bytes(self) -> int:
         """Return the bytes of ids, rows, queries and gradients that this trainer sent to other machines."""

@@ -3,30 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
 
 from dglkge.embeddings.table_set import TableSet
+from dglkge.optim.links import UpdateResult
 from dglkge.step.contracts import RowGradients
-
-
-@dataclass(frozen=True)
-class UpdateResult:
-    """What an update says about all trainers.
-
-    Attributes
-    ----------
-    clip_factor : float
-        Factor by which clipping by norm changed the gradient; 1 without clipping.
-    flag_sum : int
-        Sum of the flags of all trainers; of asynchronous ones their own.
-    """
-
-    clip_factor: float
-    flag_sum: int
 
 
 class RowUpdates:
@@ -76,14 +60,14 @@ class RowUpdates:
         flags : int
             Summed over the trainers with the gradients: no round of messages of its own.
         """
-        self._optimizer.step_rows(
+        result: UpdateResult = self._optimizer.step_rows(
             # Without a gradient neither a row nor its optimizer state changes, and nothing is sent.
             [self._trained(one) for one in gradients if one.table not in self._frozen],
             extra=flags,
             other_squares=other_squares,
             number=number,
         )
-        return UpdateResult(self._optimizer.clip_factor, self._optimizer.step_sum)
+        return result
 
     def _trained(self, gradients: RowGradients) -> tuple[Any, torch.Tensor, torch.Tensor]:
         """Return embedding, ids and gradients of the rows that are trained."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from dglkge.checkpoint.layout import Progress, epoch_snapshot
+from dglkge.checkpoint.layout import Progress, epoch_pointer
 from dglkge.config import Config
 from dglkge.config.schema import EarlyStoppingConfig
 from dglkge.distributed.runtime import Cluster
@@ -119,12 +119,12 @@ class Cadence:
         every = self._config.evaluation.valid_every_epochs
         return bool(every) and epochs_done % every == 0
 
-    def snapshots_after_epoch(self, epochs_done: int) -> dict[str, dict[str, Any]]:
+    def pointers_after_epoch(self, epochs_done: int) -> dict[str, dict[str, Any]]:
         """Return the names under which the version of an epoch is kept, and why."""
         every = self._config.checkpoint.keep_every_epochs
         if not every or epochs_done % every:
             return {}
-        return {epoch_snapshot(epochs_done): {Progress.FINISHED_EPOCHS: epochs_done}}
+        return {epoch_pointer(epochs_done): {Progress.FINISHED_EPOCHS: epochs_done}}
 
 
 class EarlyStopping:

@@ -29,10 +29,9 @@ from dglkge.step.computation import Computation
 from dglkge.step.parameters.dense_parameters import DenseParameters
 from dglkge.step.transforms.global_vectors import GlobalVectors
 from dglkge.training.building.components import REFERENCE, configured_model
+from dglkge.training.building.computing import choose_device, with_matmul_dtype
 from dglkge.training.building.dense_optimizer import dense_optimizer
-from dglkge.training.building.device import choose_device
-from dglkge.training.building.features import DenseWithFeatures, RunFeatures, build_features
-from dglkge.training.building.matmul_dtype import with_matmul_dtype
+from dglkge.training.building.features import RunFeatures, build_features
 from dglkge.training.building.module_precision import build_precision
 from dglkge.training.building.tables import (
     build_device_tables,
@@ -214,16 +213,21 @@ def _build_dense(
 
     None where there are none. A collective.
     """
-    others: Any = (
-        functools.partial(dense_optimizer, config.dense), DeviceGroups(request_timeout_seconds()),
-        cluster.world.rank == 0, config.optimizer.clip_value,
-        # One trainer has all of them in any case.
-        Path(config.output) if config.dense.sharding == "fsdp" and cluster.world.world_size > 1 else None,
-        loss_scale,
-        [] if model.module is None else [name for name, _ in model.module.named_parameters()],
-    )  # fmt: skip
+    module = model.module
+    names = [] if module is None else [name for name, _ in module.named_parameters()]
     if features is not None:
-        projections = features.projections
-        modules = projections if model.module is None else JoinedModules(model.module, projections)
-        return DenseWithFeatures(features, modules, *others)
-    return None if model.module is None else DenseParameters(model.module, *others)
+        module = features.projections if module is None else JoinedModules(module, features.projections)
+    if module is None:
+        return None
+    # One trainer has all of them in any case.
+    is_sharded = config.dense.sharding == "fsdp" and cluster.world.world_size > 1
+    return DenseParameters(
+        module,
+        functools.partial(dense_optimizer, config.dense),
+        DeviceGroups(request_timeout_seconds()),
+        cluster.world.rank == 0,
+        config.optimizer.clip_value,
+        Path(config.output) if is_sharded else None,
+        loss_scale,
+        names,
+    )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -47,35 +47,24 @@ def known_schedules() -> dict[str, type]:
     return {name: kind for name, kind in sorted(found.items()) if name not in _OF_FUNCTIONS}
 
 
-def check_schedule(config: Config) -> None:
-    """Refuse schedules that torch does not have, and settings that have no effect together.
-
-    Raises
-    ------
-    InputError
-        Naming the field, the value and what is allowed.
-    """
+def schedule_problems(config: Config) -> Iterator[str]:
+    """Yield schedules that torch does not have, or refuses."""
     rows, dense = config.optimizer, config.dense
-    for field, schedule, lrs in (
+    for field, chosen, lrs in (
         ("optimizer.schedule", rows.schedule, [rows.lr, rows.relations.lr or rows.lr]),
         ("dense.schedule", dense.schedule, [dense.lr]),
     ):
-        if schedule is not None:
-            _check(config, field, schedule, lrs)
-
-
-def _check(config: Config, field: str, chosen: ScheduleSettings, lrs: Sequence[float]) -> None:
-    """Refuse one schedule."""
-    known = known_schedules()
-    if chosen.name not in known:
-        raise unknown_name(field, chosen.name, list(known))
-    tried = Schedule(field, chosen, lrs)
-    num_epochs = config.training.num_epochs
-    try:
-        for _ in range(_TRIED_STEPS if chosen.every == EVERY_BATCH else min(num_epochs, 10_000)):
-            tried.step(0.0)
-    except Exception as error:
-        raise _refused(field, chosen, error) from None
+        if chosen is None:
+            continue
+        num_steps = _TRIED_STEPS if chosen.every == EVERY_BATCH else min(config.training.num_epochs, 10_000)
+        try:
+            tried = Schedule(field, chosen, lrs)
+            for _ in range(num_steps):
+                tried.step(0.0)
+        except InputError as error:
+            yield str(error)
+        except Exception as error:
+            yield str(_refused(field, chosen, error))
 
 
 def _refused(field: str, chosen: ScheduleSettings, error: Exception) -> InputError:
@@ -97,12 +86,15 @@ class Schedule:
     Raises
     ------
     InputError
-        For an option that the scheduler does not have, or a value that torch refuses.
+        If torch has no such scheduler; for an option that it does not have, or a value that torch refuses.
     """
 
     def __init__(self, field: str, chosen: ScheduleSettings, lrs: Sequence[float]) -> None:
         self._field = field
-        kind = known_schedules()[chosen.name]
+        known = known_schedules()
+        if chosen.name not in known:
+            raise unknown_name(field, chosen.name, list(known))
+        kind = known[chosen.name]
         self.follows_mrr, self.steps_batches = chosen.name == PLATEAU, chosen.every == EVERY_BATCH
         allowed = [name for name in inspect.signature(kind).parameters if name not in _NOT_OPTIONS]
         options = chosen.options
@@ -142,20 +134,11 @@ class Schedule:
         else:
             self._scheduler.step()
 
-    def check_length(self, num_steps: int) -> None:
-        """Refuse a run that is longer than the scheduler, if that has an end.
-
-        Raises
-        ------
-        InputError
-            With both numbers of steps.
-        """
+    @property
+    def total_steps(self) -> int | None:
+        """Steps after which the scheduler ends; None where it has no end."""
         total = getattr(self._scheduler, "total_steps", None)
-        if isinstance(total, int) and num_steps > total:
-            raise InputError(
-                f"{self._field} {type(self._scheduler).__name__} has {total} steps and the run "
-                f"{num_steps}; allowed: total_steps of at least that"
-            )
+        return total if isinstance(total, int) else None
 
     def state_dict(self) -> dict[str, Any]:
         """Return the scheduler's state, and the learning rates, from which most compute the next ones."""
@@ -235,7 +218,12 @@ class LearningRates:
             if settings is not None and self._base[part]:
                 schedule = Schedule(field, settings, self._base[part])
                 steps_an_epoch = num_batches if schedule.steps_batches else 1
-                schedule.check_length(config.training.num_epochs * steps_an_epoch)
+                num_steps = config.training.num_epochs * steps_an_epoch
+                if schedule.total_steps is not None and num_steps > schedule.total_steps:
+                    raise InputError(
+                        f"{field} {settings.name} has {schedule.total_steps} steps and the run {num_steps}; "
+                        "allowed: total_steps of at least that"
+                    )
                 self._schedules.append((name, schedule, part))
 
     @property

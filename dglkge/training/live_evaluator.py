@@ -25,11 +25,10 @@ class LiveEvaluator:
     Parameters
     ----------
     job : Job
-    protocol : Protocol
-        Its split is replaced by that of each ranking.
     """
 
-    def __init__(self, job: Job, protocol: Protocol) -> None:
+    def __init__(self, job: Job) -> None:
+        chosen = job.config.evaluation
         self._device = job.computation.device
         self._features = job.features
         self._shifts = {} if job.global_vectors is None else job.global_vectors.vectors
@@ -38,7 +37,14 @@ class LiveEvaluator:
         self._model = job.model
         self._tables = job.tables
         self._cluster = job.cluster
-        self._protocol = protocol
+        self._protocol = Protocol(
+            split=chosen.split,
+            filtered=chosen.filtered,
+            num_candidates=chosen.num_candidates or None,
+            ties=chosen.ties,
+            batch_size=chosen.batch_size,
+            seed=job.config.seed,
+        )
         self._known: KnownTriples | None = None
 
     def evaluate(self, split: str, max_triples: int, bar: bool, between: Callable[[], None]) -> RankingResult:

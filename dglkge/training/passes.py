@@ -69,7 +69,7 @@ class Passes:
         Parameters
         ----------
         folder : Path
-            The checkpoint's.
+            That of the version.
         epoch, batches_done : int
             The open epoch or the next one, and the batches of it that are done.
         """

@@ -156,7 +156,9 @@ class Position:
         return int(done // size)
 
 
-def check_settings(config: Config, saved: CheckpointMeta, now: Mapping[str, Any], where: Path) -> None:
+def check_settings(
+    config: Config, saved: CheckpointMeta, now: Mapping[str, Any], where: Path | str
+) -> None:
     """Refuse to resume with other settings than those that the run was started with.
 
     Raises

@@ -152,7 +152,7 @@ class Versions:
     def __init__(self, job: Job, checkpoints: CheckpointManager, state: TrainingState) -> None:
         self._job, self._checkpoints, self._state = job, checkpoints, state
         self._beside: list[ModelStateful] = [
-            item for item in (job.dense, job.global_vectors) if item is not None
+            item for item in (job.features, job.dense, job.global_vectors) if item is not None
         ]
         self._in_background = saves_in_background(job.config)
 
@@ -161,7 +161,7 @@ class Versions:
         if self._in_background:
             self._checkpoints.reserve(self._job.parts())
 
-    def write(self, meta: CheckpointMeta, snapshots: Mapping[str, Mapping[str, Any]]) -> None:
+    def write(self, meta: CheckpointMeta, kept_as: Mapping[str, Mapping[str, Any]]) -> None:
         """Write a version, in the background unless the configuration says otherwise; a collective.
 
         Raises
@@ -172,7 +172,7 @@ class Versions:
         # After it all rows are final.
         self._job.settle()
         save = self._checkpoints.start if self._in_background else self._checkpoints.save
-        save(self._job.parts(), self._relations(), meta, snapshots, self._state.to_bytes())
+        save(self._job.parts(), self._relations(), meta, kept_as, self._state.to_bytes())
 
     def _relations(self) -> TablePart | None:
         """Return the whole relation table on rank 0, which writes it, and what is beside it; a collective."""
@@ -189,26 +189,26 @@ class Versions:
         whole = tables[RELATION].whole(self._job.optimizer_state(RELATION))
         return dataclasses.replace(whole, shared=shared)
 
-    def restore(self, snapshot: str = "") -> None:
+    def restore(self, pointer: str = "") -> None:
         """Fill this machine's tables, on one trainer of it; every trainer reads what is beside them.
 
         Parameters
         ----------
-        snapshot : str
-            Name of a preserved version; empty: the newest one.
+        pointer : str
+            Name of a pointer to a preserved version; empty: the newest one.
 
         Raises
         ------
         CheckpointError
             If there is none, or it does not fit.
         """
-        storage = self._checkpoints.storage_of(snapshot)
-        manifest = storage.published() if self._beside else None
-        if manifest is not None:
-            with hdf5_format.open_file(storage.path / manifest.of_table(RELATION)[0].name) as file:
+        found = self._checkpoints.find(pointer)
+        if found is not None and self._beside:
+            folder, manifest = found
+            with hdf5_format.open_file(folder / manifest.of_table(RELATION)[0].name) as file:
                 for item in self._beside:
                     item.load_state_dict(file)
         if self._job.world.is_machine_leader:
             *parts, relations = self._job.own_parts()
-            self._checkpoints.restore(parts, relations, snapshot)
-        self._state.load(self._checkpoints.read_state(snapshot), str(storage.path))
+            self._checkpoints.restore(parts, relations, pointer)
+        self._state.load(self._checkpoints.read_state(pointer), str(self._checkpoints.storage.path))

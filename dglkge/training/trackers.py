@@ -6,7 +6,6 @@ training up; a tracker that fails is dropped with one warning. Its packages are 
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import logging
 import queue
@@ -19,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dglkge.errors import InputError
 from dglkge.registry import Registry
 
 logger = logging.getLogger(__name__)
@@ -205,32 +203,6 @@ class Mlflow(Tracker):
     def finish(self, is_complete: bool) -> None:
         """Set the run's status."""
         self._client.set_terminated(self.id, "FINISHED" if is_complete else "KILLED")
-
-
-def check_loggers(names: Sequence[str]) -> None:
-    """Refuse unknown and repeated trackers, and those without their package.
-
-    Raises
-    ------
-    InputError
-        Naming the first of them; where a package is absent, with the command that installs it.
-    """
-    for place, name in enumerate(names):
-        member = LOGGERS.get(name)
-        if name in names[:place]:
-            raise InputError(f"training.loggers has {name} twice; allowed is once")
-        if member.package and not _is_installed(member.package):
-            extra = (
-                f"pip install 'dglkge[{member.extra}]'" if member.extra else f"pip install {member.package}"
-            )
-            raise InputError(f"training.loggers has {name}, and {member.package} is not installed: {extra}")
-
-
-def _is_installed(package: str) -> bool:
-    """Return whether a package can be imported; nothing is imported."""
-    found = importlib.util.find_spec(package)
-    # A folder of that name, such as wandb makes for its runs, is found as a package without a file.
-    return found is not None and found.origin is not None
 
 
 class Trackers:

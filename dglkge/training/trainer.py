@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from dglkge.checkpoint.layout import BEST_SNAPSHOT, RUN_JOB_FILE, RUN_VECTORS_FILE, Progress
+from dglkge.checkpoint.layout import BEST, RUN_JOB_FILE, RUN_VECTORS_FILE, Progress
 from dglkge.checkpoint.manager import CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
 from dglkge.data.dataset_files import VALID
@@ -21,7 +21,7 @@ from dglkge.evaluation.metrics import RankingResult
 from dglkge.sampling.query_batches import EpochBatches, TrainingBatch
 from dglkge.step.train_step import TrainStep
 from dglkge.training.building.given_vectors import fill_from_vectors
-from dglkge.training.building.run_files import open_trackers
+from dglkge.training.building.run_folder import open_trackers
 from dglkge.training.building.warm_start import warm_start
 from dglkge.training.cadence import Cadence, EarlyStopping
 from dglkge.training.epochs import ElasticEpochs
@@ -212,8 +212,7 @@ class Trainer:
     def commit(self) -> None:
         """Write a version of the checkpoint, unless one holds this state; it is published on return."""
         self._commit()
-        self._checkpoints.finish()
-        self.cluster.barrier()
+        self._checkpoints.finish_together()
 
     def _commit(self) -> None:
         """Write a version, unless one holds this state; a collective."""
@@ -224,7 +223,7 @@ class Trainer:
             meta = dataclasses.replace(self._meta, progress=progress)
             # Only the commit at an epoch's end is kept under its name, not one inside the next epoch.
             is_end = self._position.ended < finished
-            self._versions.write(meta, self._cadence.snapshots_after_epoch(finished) if is_end else {})
+            self._versions.write(meta, self._cadence.pointers_after_epoch(finished) if is_end else {})
             self._position.committed = position
         self._cadence.committed()
 
@@ -296,6 +295,8 @@ class Trainer:
             # Rank 0's number decides for all.
             mrr = float(self.cluster.sum(np.array([mrr if is_first else 0.0]))[0])
             self._count_ranking(mrr)
+        if self._cadence.keeps_best:
+            self._checkpoints.finish_together()
         if is_first:
             logger.info("epoch %d: valid MRR %.4f", done, mrr)
             if self._cadence.keeps_best:
@@ -310,17 +311,16 @@ class Trainer:
 
     def _restore_best(self, ended_after: int) -> None:
         """End training with the version that has the best valid MRR, and commit it as the newest."""
-        # best/ is written by rank 0 once its version is published.
-        self._checkpoints.finish()
-        self.cluster.barrier()
+        # The pointer is written by rank 0 once its version is published.
+        self._checkpoints.finish_together()
         # Rank 0's reading of it decides: a shared disk may show it to other hosts with a delay.
-        note = json.loads(self.cluster.gather_texts(json.dumps(self._checkpoints.note_of(BEST_SNAPSHOT)))[0])
+        note = json.loads(self.cluster.gather_texts(json.dumps(self._checkpoints.read_pointer(BEST)))[0])
         finished = int(note.get(Progress.FINISHED_EPOCHS, ended_after))
         if self.cluster.world.rank == 0:
             text = "training ended after %d epochs; the best version is that after %d"
             logger.info(text, ended_after, finished)
         if finished != ended_after:
-            restore = functools.partial(self._versions.restore, BEST_SNAPSHOT)
+            restore = functools.partial(self._versions.restore, BEST)
             self.cluster.agree(restore, self._checkpoints.num_bytes())
             self._job.load_devices()
             # The version was committed before its valid split was ranked.
@@ -337,7 +337,7 @@ class Trainer:
         if self._position.ended < self._epochs.finished():
             self._commit()
             self._end_epoch()
-        self._checkpoints.finish()
+        self._checkpoints.finish_together()
         self._checkpoints.push_records()
 
     def _resume(self) -> None:
@@ -370,5 +370,5 @@ class Trainer:
             is_last = self._patience.is_on and 0 < self.config.training.num_epochs <= position.ended
             position.ended -= is_pending or is_last
         if self.cluster.world.rank == 0:
-            self._passes.resume(folder, *committed)
+            self._passes.resume(self._checkpoints.newest_folder(), *committed)
             logger.info("resumed: %d epochs and %d batches done", *committed)

@@ -2,22 +2,36 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-import yaml
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 
 from dglkge.config import Config, field_table, load_config
-from dglkge.errors import InputError, unknown_name
+from dglkge.config.tree import read_tree
+from dglkge.errors import InputError, InputErrors, unknown_name
+from dglkge.settings import expected
 
 Value = str | int | float | bool
+Number = int | float
 
-SECTIONS = ("config", "set", "space", "search")
-RANGE_KEYS = ("low", "high", "log", "step")
 NOT_SEARCHED = ("dataset", "output", "seed", "imports", "training.num_epochs", "evaluation.split")
 """Fields that the search sets itself, or that a result would not be comparable under."""
+
+_KNOWN_KEYS = ConfigDict(extra="forbid", allow_inf_nan=False)
+_STRICT = ConfigDict(**_KNOWN_KEYS, strict=True)
+Whole = Annotated[int, Field(strict=True)]
 
 
 @dataclass(frozen=True)
@@ -72,10 +86,12 @@ class SearchSettings:
         Of the sampled settings and of the subgraphs.
     """
 
-    trials: int = 64
-    reduction: int = 4
-    budget: float = 3.0
-    seed: int = 0
+    __pydantic_config__ = _KNOWN_KEYS
+
+    trials: Whole = 64
+    reduction: Whole = 4
+    budget: Annotated[float, Field(strict=True)] = 3.0
+    seed: Annotated[Whole, Field(ge=0)] = 0
 
 
 @dataclass(frozen=True)
@@ -120,6 +136,49 @@ def as_text(value: Value) -> str:
     )
 
 
+class _Range(BaseModel):
+    """Both ends of a range, as the file has them."""
+
+    model_config = _STRICT
+
+    low: Number
+    high: Number
+    log: bool = False
+    step: Number | None = None
+
+    @model_validator(mode="after")
+    def _ordered(self) -> _Range:
+        is_step_wrong = self.step is not None and (self.log or not self.step > 0)
+        if not self.low < self.high or (self.log and not self.low > 0) or is_step_wrong:
+            raise ValueError("low below high; with log a low above 0; without log a step above 0")
+        return self
+
+
+def _distinct(choices: list[Value]) -> list[Value]:
+    """Refuse a choice that occurs twice; 1 and true are two."""
+    if len(set(map(repr, choices))) < len(choices):
+        raise ValueError("each value once")
+    return choices
+
+
+class _File(BaseModel):
+    """A search space as it is written."""
+
+    model_config = _KNOWN_KEYS
+
+    config: Annotated[str, Field(strict=True)] | None = None
+    set: dict[str, Any] = {}
+    space: Annotated[dict[str, Any], Field(min_length=1)]
+    search: SearchSettings = SearchSettings()
+
+
+_CHOICES: TypeAdapter[Any] = TypeAdapter(
+    Annotated[list[Value], Field(min_length=1), AfterValidator(_distinct)], config=ConfigDict(strict=True)
+)
+_RANGE: TypeAdapter[Any] = TypeAdapter(_Range)
+_FILE: TypeAdapter[Any] = TypeAdapter(_File)
+
+
 def load_space(path: Path, overrides: Sequence[str] = ()) -> Space:
     """Read a search space and check each value against the configuration's fields.
 
@@ -137,21 +196,10 @@ def load_space(path: Path, overrides: Sequence[str] = ()) -> Space:
     InputError
         For a file that cannot be read, an unknown key, or a value that is not allowed.
     """
-    content = _read(path)
-    _check_keys(path, "", content, SECTIONS)
-    base = content.get("config")
-    if base is not None and not isinstance(base, str):
-        raise InputError(f"{path}: config is {base!r}; allowed: the path of a configuration")
-    given = [f"{key}={as_text(value)}" for key, value in _flat(path, content.get("set") or {}).items()]
-    fields = _mapping(path, "space", content.get("space"))
-    space = Space(
-        base,
-        (*given, *overrides),
-        tuple(_parameter(path, key, values) for key, values in fields.items()),
-        _search_settings(path, content.get("search") or {}),
-    )
-    if not space.parameters:
-        raise InputError(f"{path}: space has no field; give at least one, e.g. optimizer.lr: [0.05, 0.1]")
+    file: _File = _validated(_FILE, read_tree(path, []).plain(), str(path))
+    given = [f"{key}={as_text(value)}" for key, value in _flat(file.set).items()]
+    parameters = tuple(_parameter(f"{path}: space", key, values) for key, values in file.space.items())
+    space = Space(file.config, (*given, *overrides), parameters, file.search)
     space.configuration({})
     for parameter in space.parameters:
         for value in parameter.examples:
@@ -159,94 +207,49 @@ def load_space(path: Path, overrides: Sequence[str] = ()) -> Space:
     return space
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _validated(adapter: TypeAdapter[Any], value: Any, where: str) -> Any:
+    """Return a value as its type has it.
+
+    Raises
+    ------
+    InputErrors
+        For unknown keys, with the nearest known one, and values that are not allowed.
+    """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read the search space {path}: {error}") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{path}:{mark.line + 1}" if mark else str(path)
-        raise InputError(f"{where}: not valid YAML: {getattr(error, 'problem', error)}") from None
-    return _mapping(path, "the file", content)
-
-
-def _mapping(path: Path, what: str, value: Any) -> dict[str, Any]:
-    if not isinstance(value, dict) or not all(isinstance(key, str) for key in value):
-        raise InputError(f"{path}: {what} is {value!r}; allowed: 'key: value' lines")
-    return value
-
-
-def _check_keys(path: Path, prefix: str, found: Mapping[str, Any], known: Sequence[str]) -> None:
-    for key in found:
-        if key not in known:
-            raise InputError(f"{path}: {prefix}{unknown_name('key', key, known)}")
-
-
-def _flat(path: Path, values: Any, prefix: str = "") -> dict[str, Value]:
-    """Return nested mappings as one, with dotted keys."""
-    found: dict[str, Value] = {}
-    for key, value in _mapping(path, f"set {prefix}".strip(), values).items():
-        if isinstance(value, dict):
-            found.update(_flat(path, value, f"{prefix}{key}."))
+        return adapter.validate_python(value)
+    except ValidationError as error:
+        problems = error.errors(include_url=False)
+    lines = []
+    for problem in problems:
+        *sections, name = map(str, problem["loc"] or ("the value",))
+        place = ".".join((*sections, name))
+        if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
+            model = _Range if adapter is _RANGE else SearchSettings if sections else _File
+            known = list(inspect.signature(model).parameters)
+            lines.append(f"{where}: {unknown_name('key', name, known)}")
+        elif problem["type"] == "missing":
+            lines.append(f"{where}: {place} is not given")
         else:
-            found[prefix + key] = value
-    return found
+            lines.append(f"{where}: {place} is {problem['input']!r}; {expected(problem, '')}")
+    raise InputErrors(list(dict.fromkeys(lines)))
 
 
-def _parameter(path: Path, key: str, values: Any) -> Parameter:
+def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Value]:
+    """Return nested mappings as one, with dotted keys."""
+    flat: dict[str, Value] = {}
+    for key, value in values.items():
+        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value})
+    return flat
+
+
+def _parameter(where: str, key: str, values: Any) -> Parameter:
     known = [name for name, *_ in field_table() if name not in NOT_SEARCHED]
     if key in NOT_SEARCHED:
-        raise InputError(f"{path}: space: {key} cannot be searched")
+        raise InputError(f"{where}: {key} cannot be searched")
     if key not in known:
-        raise InputError(f"{path}: space: {unknown_name('field', key, known)}")
-    where = f"{path}: space: {key}"
+        raise InputError(f"{where}: {unknown_name('field', key, known)}")
     if isinstance(values, list):
-        if not values or not all(isinstance(value, (str, int, float, bool)) for value in values):
-            raise InputError(f"{where} is {values!r}; allowed: a list of values")
-        if len(set(map(repr, values))) < len(values):
-            raise InputError(f"{where} has a value twice: {values!r}")
-        return Parameter(key, choices=tuple(_number(value) for value in values))
+        return Parameter(key, choices=tuple(_validated(_CHOICES, values, f"{where}: {key}")))
     if not isinstance(values, dict):
-        raise InputError(f"{where} is {values!r}; allowed: a list of choices, or low and high")
-    _check_keys(path, f"space: {key}: ", values, RANGE_KEYS)
-    low, high, step = (_number(values.get(name)) for name in ("low", "high", "step"))
-    log = values.get("log", False)
-    for name, value in (("low", low), ("high", high), ("step", step)):
-        is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
-        if not is_number and not (name == "step" and value is None):
-            raise InputError(f"{where}: {name} is {value!r}; allowed: a number")
-    if not isinstance(log, bool):
-        raise InputError(f"{where}: log is {log!r}; allowed: true or false")
-    if not low < high or (log and not low > 0) or (step is not None and not step > 0):
-        raise InputError(
-            f"{where}: low {low!r}, high {high!r}, step {step!r}; allowed: low below high, a step above 0, "
-            "and with log a low above 0"
-        )
-    if log and step is not None:
-        raise InputError(f"{where}: a step does not go with log")
-    return Parameter(key, low=low, high=high, log=log, step=step)
-
-
-def _number(value: Any) -> Any:
-    """Return a text such as 1e-3, which YAML 1.1 takes for one, as the number that it is."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    return value
-
-
-def _search_settings(path: Path, values: Any) -> SearchSettings:
-    found = _mapping(path, "search", values)
-    _check_keys(path, "search: ", found, list(SearchSettings.__dataclass_fields__))
-    for key, value in found.items():
-        kinds = (int, float) if key == "budget" else (int,)
-        if isinstance(value, bool) or not isinstance(value, kinds):
-            words = "a number" if key == "budget" else "a whole number"
-            raise InputError(f"{path}: search: {key} is {value!r}; allowed: {words}")
-    settings = SearchSettings(**found)
-    if settings.seed < 0:
-        raise InputError(f"{path}: search: seed is {settings.seed}; allowed: at least 0")
-    return settings
+        raise InputError(f"{where}: {key} is {values!r}; allowed: a list of choices, or low and high")
+    return Parameter(key, **_validated(_RANGE, values, f"{where}: {key}").model_dump())

@@ -110,29 +110,11 @@ def drop_checkpoint(run: Path) -> None:
 
 def write_config(config: Config, path: Path) -> None:
     """Write the fields that differ from their defaults as YAML, atomically."""
-    text = yaml.safe_dump(changed_fields(config), sort_keys=False, allow_unicode=True)
+    fields = config.model_dump(mode="json", exclude_defaults=True)
+    text = yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)
-
-
-def changed_fields(config: Config) -> dict[str, object]:
-    """Return the fields that differ from their defaults, in nested dicts."""
-    default = Config().to_dict()
-    found: dict[str, object] = {}
-    for name, value in config.to_dict().items():
-        if isinstance(value, dict):
-            # A component has options that the default one lacks.
-            value = {
-                key: one
-                for key, one in value.items()
-                if key not in default[name] or one != default[name][key]
-            }
-            if value:
-                found[name] = value
-        elif value != default[name]:
-            found[name] = value
-    return found
 
 
 @contextlib.contextmanager

@@ -22,7 +22,7 @@ from pathlib import Path
 import torch
 
 from dglkge.checkpoint import CheckpointManager, CheckpointMeta
-from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, Progress
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, LATEST_LINK, Progress
 from dglkge.typing import RELATION, Relation, TablePart
 
 BLOCK_BYTES = 64 << 20
@@ -117,7 +117,7 @@ def measure(folder: Path, num_rows: int, dim: int, num_repeats: int) -> dict[str
         # start() returns when training could go on; finish() waits for the rest of the write.
         times["stall"].append(seconds(lambda: manager.start([part], relations, meta)))
         times["rest"].append(seconds(manager.finish))
-        forget((folder / CHECKPOINT_FOLDER).iterdir())
+        forget((folder / CHECKPOINT_FOLDER / LATEST_LINK).iterdir())
         times["read"].append(seconds(lambda: manager.restore([part])))
     times["background"] = [sum(pair) for pair in zip(times["stall"], times["rest"])]
     typical = {name: statistics.median(values[1:]) for name, values in times.items()}

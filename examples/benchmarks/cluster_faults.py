@@ -61,25 +61,20 @@ class Fault:
     limit_seconds: str = "600"
 
 
-def _kill_watchdog(hosts: Sequence[ClusterHost]) -> None:
+def _kill_node_program(hosts: Sequence[ClusterHost]) -> None:
     """Kill the parent of the trainer on host 1."""
     psutil.Process(job_process(hosts[1], "client").ppid()).kill()
 
 
 def _kill_ssh_client(hosts: Sequence[ClusterHost]) -> None:
-    """Kill the youngest ssh client of the launcher: that of the last trainer."""
+    """Kill the youngest ssh client of the launcher."""
     [process for process in hosts[0].processes() if process.name() == "ssh"][-1].kill()
-
-
-def _kill_channel(hosts: Sequence[ClusterHost]) -> None:
-    """Kill the youngest channel client of the launcher: that of the last trainer."""
-    [process for process in hosts[0].processes() if "channel.py" in " ".join(process.cmdline())][-1].kill()
 
 
 FAULTS = {
     "trainer": Fault("kill -9 of a trainer", lambda hosts: job_process(hosts[1], "client").kill()),
     "server": Fault("kill -9 of a server", lambda hosts: job_process(hosts[1], "server").kill()),
-    "watchdog": Fault("kill -9 of a trainer's watchdog", _kill_watchdog),
+    "program": Fault("kill -9 of a node program", _kill_node_program),
     "ssh": Fault("kill -9 of an ssh client", _kill_ssh_client),
     "sshd": Fault("kill -9 of an sshd session", lambda hosts: hosts[1].ssh_sessions()[-1].kill()),
     "launcher": Fault("kill -9 of the launcher", lambda hosts: launcher_process(hosts[0]).kill()),
@@ -95,8 +90,8 @@ FAULTS = {
 
 
 FAULTS_WITHOUT_SSH = {
-    **{name: fault for name, fault in FAULTS.items() if name not in ("ssh", "sshd")},
-    "channel": Fault("kill -9 of a channel client", _kill_channel),
+    # A node's dglkge-launch is its node program.
+    **{name: fault for name, fault in FAULTS.items() if name not in ("ssh", "sshd", "program")},
     "node": Fault("kill -9 of a node's dglkge-launch", lambda hosts: launcher_process(hosts[1]).kill()),
 }
 
@@ -186,7 +181,7 @@ def run_fault(fault: Fault, hosts: Sequence[ClusterHost], dataset: Path, has_ssh
         try:
             wait_until_trained(folder / "run" / RUN_STATS_FILE, 2, job, log)
             fault.strike(hosts)
-            # Watchdogs and agents count too: a job has ended when nothing of it is left.
+            # Node programs count too: a job has ended when nothing of it is left.
             seconds = seconds_until(lambda: not any(host.processes() for host in hosts))
             for each in jobs:
                 each.wait(PATIENCE_SECONDS)

@@ -159,16 +159,14 @@ def job_process(host: ClusterHost, role: str) -> psutil.Process:
 
 
 def job_processes(hosts: Sequence[ClusterHost]) -> list[psutil.Process]:
-    """Return the servers and trainers of the job, with their watchdogs."""
-    found: dict[int, psutil.Process] = {}
+    """Return the servers and trainers of the job."""
+    found = []
     for host in hosts:
         for process in host.processes():
             with contextlib.suppress(psutil.Error):
                 if "DGL_ROLE" in process.environ():
-                    found[process.pid] = process
-                    # A watchdog is the parent of its process.
-                    found[process.ppid()] = psutil.Process(process.ppid())
-    return list(found.values())
+                    found.append(process)
+    return found
 
 
 def launcher_process(host: ClusterHost) -> psutil.Process:

@@ -30,6 +30,7 @@ from dglkge.embeddings.row_lookup import Wanted
 from dglkge.embeddings.table_set import TableSet
 from dglkge.model.kge_model import build_model
 from dglkge.model.losses import build_loss
+from dglkge.optim.links import UpdateResult
 from dglkge.step.computation import Computation
 from dglkge.step.objectives.autograd_loss import AutogradLoss
 from dglkge.step.rows import HostStore
@@ -92,8 +93,6 @@ class StockRows:
     looks_ahead = False
     sent_bytes = 0
     network_bytes = 0
-    step_sum = 0
-    clip_factor = 1.0
 
     def __init__(self, tables: TableSet, lr: float, merges: bool) -> None:
         self._merges = merges
@@ -132,7 +131,7 @@ class StockRows:
         extra: int,
         other_squares: float,
         number: int,
-    ) -> None:
+    ) -> UpdateResult:
         """Give each table's rows their gradients and let DGL update them."""
         # DGL's optimizer reads the gradient of the tensor that the embedding returned.
         for embedding, _, gradients in updates:
@@ -142,6 +141,7 @@ class StockRows:
             )
         self._optimizer.zero_grad()  # forgets, at the end of the next step, what that step has used
         self._optimizer.step()
+        return UpdateResult(extra)
 
 
 def use_stock_rows(trainer: Any, config: Config, merges: bool) -> None:

@@ -24,7 +24,7 @@ import psutil
 
 from cluster_hosts import ClusterHost
 from cluster_jobs import PORT, TRAIN, environment
-from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, VERSION_FILE, Progress, manifest_file
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, MANIFEST_FILE, VERSION_FILE, Progress, version_folder
 from dglkge.distributed.jobs import live_jobs
 
 MARK = "DGLKGE_FAULTS_SITE"
@@ -131,7 +131,7 @@ class Site:
                 version = int((folder / VERSION_FILE).read_text(encoding="ascii"))
                 if version == 0:
                     return 0, 0
-                text = (folder / manifest_file(version)).read_text(encoding="utf-8")
+                text = (folder / version_folder(version) / MANIFEST_FILE).read_text(encoding="utf-8")
                 progress = json.loads(text)["meta"]["progress"]
                 return version, self.batches(
                     progress[Progress.FINISHED_EPOCHS], progress[Progress.BATCHES_DONE]

@@ -101,7 +101,7 @@ def _kill(role: str) -> Callable[[Site], None]:
     return strike
 
 
-def _kill_watchdog(site: Site) -> None:
+def _kill_node_program(site: Site) -> None:
     psutil.Process(random.choice(site.of_role("client")).ppid()).kill()
 
 
@@ -127,10 +127,7 @@ def _signal_trainer(number: int) -> Callable[[Site], None]:
 
 
 def _kill_ssh(site: Site) -> None:
-    # By age they lead to the other host's agent, server and trainer, and with --sync to an agent that fetches
-    # files. A job outlives its agents: only the connections of server and trainer count.
-    clients = [process for process in site.processes() if process.name() == "ssh"]
-    random.choice(clients[1:3]).kill()
+    next(process for process in site.processes() if process.name() == "ssh").kill()
 
 
 def _drop_packets(site: Site) -> None:
@@ -174,7 +171,7 @@ def _fill(folder: Path) -> None:
 FAULTS = {
     "trainer": Fault("kill -9 of a trainer", _kill("client")),
     "server": Fault("kill -9 of a server", _kill("server")),
-    "watchdog": Fault("kill -9 of a trainer's watchdog", _kill_watchdog),
+    "program": Fault("kill -9 of a node program", _kill_node_program),
     "launcher": Fault("kill -9 of the launcher", _signal_launcher(signal.SIGKILL), statuses=(-9, 137)),
     "all": Fault("kill -9 of everything at once", _kill_everything, statuses=(-9, 137), leaves_memory=True),
     "term": Fault("SIGTERM to the launcher", _signal_launcher(signal.SIGTERM), statuses=(STOPPED,)),
@@ -312,8 +309,8 @@ def damage(folder: Path, kind: str) -> Path | None:
     training_stats.json belongs to no version: training and PyTorch-BigGraph append to it.
     """
     # Empty files cannot be damaged in a place.
-    names = [path.name for path in folder.iterdir() if path.is_file() and path.stat().st_size]
-    path = folder / random.choice(sorted(set(names) - {STATS_FILE}))
+    paths = [path for path in folder.rglob("*") if path.is_file() and path.stat().st_size]
+    path = random.choice(sorted(path for path in paths if path.name != STATS_FILE))
     content = path.read_bytes()
     changed = content
     if kind == "bit":

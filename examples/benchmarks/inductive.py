@@ -34,7 +34,7 @@ import pandas as pd
 import torch
 
 import dglkge
-from dglkge.data.feature_files import read_new_vectors
+from dglkge.data.vector_files import read_new_vectors
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import DglkgeError, InputError
 from dglkge.evaluation.protocol import Protocol

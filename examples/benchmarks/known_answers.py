@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 
-from dglkge.data.known_index import open_known_index
+from dglkge.data.known_triples import open_known_index
 from dglkge.typing import Side
 from measuring.machine import describe_machine
 from synthetic_graph import BLOCK_ROWS, Shape, edges

@@ -43,13 +43,8 @@ from typing import Any
 
 import h5py
 
-from dglkge.checkpoint.layout import (
-    CHECKPOINT_FOLDER,
-    HDF5_PATTERN,
-    RUN_STATS_FILE,
-    Progress,
-    parse_versioned,
-)
+from dglkge.checkpoint import open_checkpoint
+from dglkge.checkpoint.layout import RUN_STATS_FILE, Progress
 from dglkge.config import load_config
 from dglkge.config.schema import BUCKET_ORDERS
 from dglkge.errors import DglkgeError, InputError
@@ -271,13 +266,8 @@ def choose_ranges(
 
 def last_version(run: Path) -> dict[str, Path]:
     """Return the HDF5 files of a run's newest version by their names without the version."""
-    found: dict[str, tuple[int, Path]] = {}
-    for path in (run / CHECKPOINT_FOLDER).glob(HDF5_PATTERN):
-        parsed = parse_versioned(path.name)
-        if parsed is not None and not parsed.temporary:
-            stem = path.name.rsplit(".v", 1)[0]
-            found[stem] = max(found.get(stem, (0, path)), (parsed.version, path))
-    return {stem: path for stem, (_, path) in found.items()}
+    checkpoint = open_checkpoint(run)
+    return {path.name.rsplit(".v", 1)[0]: path for path in checkpoint.folder.glob("*.h5")}
 
 
 def different_tables(one: Path, other: Path) -> list[str]:

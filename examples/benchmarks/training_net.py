@@ -39,7 +39,7 @@ from dglkge.distributed.world import World
 from dglkge.errors import InputError
 from dglkge.partition.make_dataset import partition_dataframe
 from dglkge.partition.options import Options
-from dglkge.training.build import check_training
+from dglkge.training.building.checks import check_config
 from dglkge.training.epochs import JOB
 
 NUM_CONFIGURATIONS, NUM_BATCHES = 40, 3
@@ -124,7 +124,7 @@ def draw(folder: Path, count: int) -> list[tuple[str, ...]]:
         settings = settings_of(number)
         number += 1
         try:
-            check_training(configuration(folder, settings, "none"), World())
+            check_config(configuration(folder, settings, "none"), World())
         except InputError:
             continue
         if not (WEIGHTED in str(settings) and "k_vs_all" in str(settings)):
@@ -206,7 +206,7 @@ def variants(folder: Path, settings: Sequence[str]) -> dict[str, tuple[str, ...]
     found = {"auto": kept}
     for name in ("training.kernels=reference", "training.device=cpu_staged"):
         with contextlib.suppress(InputError):
-            check_training(configuration(folder, (*kept, name), "none"), World())
+            check_config(configuration(folder, (*kept, name), "none"), World())
             found[name] = (*kept, name)
     return found
 

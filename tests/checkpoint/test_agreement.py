@@ -7,6 +7,7 @@ import errno
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from dglkge.checkpoint.courier import Courier
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.distributed.agreement import agree
 from dglkge.distributed.lease import LAUNCHER, Lease, LeaseTaker, new_nonce
-from dglkge.errors import CheckpointError, StorageError
+from dglkge.errors import CheckpointError, JobError, StorageError
 from dglkge.typing import RELATION
 from tests.checkpoint.test_damage import flip
 from tests.checkpoint.toy_checkpoint import blank, cut, toy_meta, toy_names, toy_tables
@@ -58,7 +59,7 @@ class NoCourier(Courier):
     """Says that machines share no disk; carries nothing."""
 
     def __init__(self, rank: int) -> None:
-        self.is_first, self.rank = rank == 0, rank
+        self.is_first, self.rank, self.num_blocks = rank == 0, rank, 0
 
 
 def together(
@@ -84,10 +85,10 @@ def together(
         )
         try:
             outcomes[rank] = str(work(manager))
-        except CheckpointError as error:
-            outcomes[rank] = f"error: {error}"
         except StorageError as error:
             outcomes[rank] = f"StorageError: {error}"
+        except (CheckpointError, JobError) as error:
+            outcomes[rank] = f"error: {error}"
 
     threads = [threading.Thread(target=leader, args=(rank,)) for rank in range(len(disks))]
     for thread in threads:
@@ -152,14 +153,14 @@ def test_versions_of_equal_number_and_other_content_end_all(disks):
 
 
 def test_damage_on_one_disk_ends_all(disks):
-    os.truncate(disks[1] / "embeddings_person_0.v2.h5", 100)
+    os.truncate(disks[1] / "v2" / "embeddings_person_0.v2.h5", 100)
     outcomes = together(disks, True, resume)
     assert outcomes[0] == outcomes[1]
     assert outcomes[0].startswith("error: rank 1, ") and "embeddings_person_0.v2.h5 is damaged" in outcomes[0]
 
 
 def test_damage_that_only_reading_finds_ends_all(disks):
-    flip(disks[1] / "embeddings_person_0.v2.h5", 2500)
+    flip(disks[1] / "v2" / "embeddings_person_0.v2.h5", 2500)
     outcomes = together(disks, True, resume)
     assert outcomes[0] == outcomes[1]
     assert outcomes[0].startswith("error: rank 1: ") and "its checksum is not the one" in outcomes[0]
@@ -167,14 +168,16 @@ def test_damage_that_only_reading_finds_ends_all(disks):
 
 def test_the_fallback_repairs_every_disk(disks):
     for disk in disks:
-        flip(disk / "embeddings_person_0.v2.h5", 2500)
+        flip(disk / "v2" / "embeddings_person_0.v2.h5", 2500)
 
     def work(manager):
         manager.fall_back()
         return resume(manager)
 
     assert together(disks, True, work) == ["resumed from 1"] * 2
-    assert [(disk / "damaged_v2" / "embeddings_person_0.v2.h5").is_file() for disk in disks] == [True] * 2
+    assert [(disk / "damaged_v2" / "v2" / "embeddings_person_0.v2.h5").is_file() for disk in disks] == [
+        True
+    ] * 2
 
 
 @pytest.mark.parametrize("sharing", ["", "second", "both"])
@@ -182,8 +185,8 @@ def test_the_fallback_repairs_a_disk_whose_lease_the_launcher_holds(disks, shari
     """The launcher's host may be any machine of the job; a disk that two machines see is repaired once."""
     if sharing == "both":
         disks = [disks[0], disks[0]]
-    flip(disks[-1] / "embeddings_person_0.v2.h5", 2500)
-    flip(disks[0] / "manifest.v2.json", 50)
+    flip(disks[-1] / "v2" / "embeddings_person_0.v2.h5", 2500)
+    flip(disks[0] / "v2" / "manifest.json", 50)
     launcher = LeaseTaker(disks[1].parent, new_nonce(), "job", LAUNCHER).take() if sharing else None
     nonce = new_nonce()
     leases = [LeaseTaker(disk.parent, nonce, "job").take() for disk in disks]
@@ -196,25 +199,25 @@ def test_the_fallback_repairs_a_disk_whose_lease_the_launcher_holds(disks, shari
         return resume(manager)
 
     assert together(disks, True, work, leases) == ["resumed from 1"] * 2
-    assert [(disk / "damaged_v2" / "manifest.v2.json").is_file() for disk in disks] == [True] * 2
+    assert [(disk / "damaged_v2" / "v2" / "manifest.json").is_file() for disk in disks] == [True] * 2
     assert not any((disk / "damaged_v2_2").exists() for disk in disks)
     for lease in [*leases, *([launcher] if launcher is not None else [])]:
         lease.release()
 
 
 def test_the_fallback_of_the_first_disk_reaches_whole_copies_too(disks):
-    flip(disks[0] / "embeddings_person_0.v2.h5", 2500)
+    flip(disks[0] / "v2" / "embeddings_person_0.v2.h5", 2500)
 
     def work(manager):
         manager.fall_back()
         return resume(manager)
 
     assert together(disks, True, work) == ["resumed from 1"] * 2
-    assert (disks[1] / "damaged_v2" / "manifest.v2.json").is_file()
+    assert (disks[1] / "damaged_v2" / "v2" / "manifest.json").is_file()
 
 
 def test_the_fallback_gives_up_no_work_where_only_a_copy_is_damaged(disks):
-    flip(disks[1] / "embeddings_person_0.v2.h5", 2500)
+    flip(disks[1] / "v2" / "embeddings_person_0.v2.h5", 2500)
     outcomes = together(disks, True, lambda manager: manager.fall_back())
     assert outcomes[0] == outcomes[1]
     assert f"error: rank 1, {disks[1]} on " in outcomes[0]
@@ -223,8 +226,8 @@ def test_the_fallback_gives_up_no_work_where_only_a_copy_is_damaged(disks):
 
 
 def test_the_fallback_without_a_common_version_ends_all(disks):
-    flip(disks[0] / "embeddings_person_0.v2.h5", 2500)
-    flip(disks[1] / "embeddings_person_0.v1.h5", 2500)
+    flip(disks[0] / "v2" / "embeddings_person_0.v2.h5", 2500)
+    flip(disks[1] / "v1" / "embeddings_person_0.v1.h5", 2500)
     outcomes = together(disks, True, lambda manager: manager.fall_back())
     assert outcomes[0] == outcomes[1] and "no version is whole on all 2 disks of the job" in outcomes[0]
     assert [CheckpointStorage(disk).published_version() for disk in disks] == [2, 2]
@@ -233,14 +236,14 @@ def test_the_fallback_without_a_common_version_ends_all(disks):
 def test_a_fallback_that_fails_on_rank_0_ends_all(tmp_path):
     """On one disk that all see; the others waited at a barrier."""
     save(tmp_path, 1)
-    flip(tmp_path / "embeddings_person_0.v1.h5", 2500)
+    flip(tmp_path / "v1" / "embeddings_person_0.v1.h5", 2500)
     outcomes = together([tmp_path, tmp_path], False, lambda manager: manager.fall_back())
     assert outcomes[0] == outcomes[1] and "its checksum is not the one in the manifest" in outcomes[0]
 
 
 def test_a_disk_that_is_full_in_a_fallback_ends_all(disks, monkeypatch):
     """The others waited for rank 0, which had left, and the job counted as badly started."""
-    flip(disks[0] / "embeddings_person_0.v2.h5", 2500)
+    flip(disks[0] / "v2" / "embeddings_person_0.v2.h5", 2500)
 
     def full(storage, version):
         raise StorageError(f"cannot write {storage.path}: No space left on device")
@@ -252,7 +255,7 @@ def test_a_disk_that_is_full_in_a_fallback_ends_all(disks, monkeypatch):
 
 @pytest.mark.parametrize("has_own_disks", [True, False])
 def test_a_disk_on_which_a_fallback_can_move_nothing_ends_all(disks, has_own_disks, monkeypatch):
-    flip(disks[0] / "embeddings_person_0.v2.h5", 2500)
+    flip(disks[0] / "v2" / "embeddings_person_0.v2.h5", 2500)
     real = os.replace
 
     def failing(source, target):
@@ -270,8 +273,8 @@ def test_a_disk_on_which_a_fallback_can_move_nothing_ends_all(disks, has_own_dis
 def test_waits_in_a_fallback_allow_for_all_that_is_read(disks, has_own_disks):
     """A barrier of fixed length ended the others while one trainer read every version on a slow disk."""
     for disk in disks:
-        flip(disk / "embeddings_person_0.v2.h5", 2500)
-    largest = max(sum(path.stat().st_size for path in disk.glob("*.v*.*")) for disk in disks)
+        flip(disk / "v2" / "embeddings_person_0.v2.h5", 2500)
+    largest = max(sum(path.stat().st_size for path in disk.glob("v*/*")) for disk in disks)
     waits: list[tuple[int, int]] = []
 
     def work(manager):
@@ -320,3 +323,36 @@ def test_a_host_that_sees_a_version_late_is_waited_for(disks, monkeypatch, work_
     monkeypatch.setattr(CheckpointStorage, "published", late)
     assert together([disks[0], disks[0]], False, work) == [outcome] * 2
     assert len(calls) == 3
+
+
+class SlowMirror:
+    """Uploads for longer than the limit, in blocks or without a sign of progress."""
+
+    def __init__(self, num_blocks: int, is_stuck: bool) -> None:
+        self.num_bytes, self._num_blocks, self._is_stuck = 0, num_blocks, is_stuck
+
+    def push(self) -> None:
+        """Upload the newest version."""
+        for _ in range(self._num_blocks):
+            time.sleep(0.1)
+            self.num_bytes += not self._is_stuck
+
+
+@pytest.mark.parametrize("is_stuck", [False, True])
+def test_waiting_for_a_write_follows_its_progress(tmp_path, monkeypatch, is_stuck):
+    """After a fixed time the other trainers ended the job, so no larger version was ever saved."""
+    monkeypatch.setattr(managers, "PROGRESS_SECONDS", 0.05)
+    mirror = SlowMirror(15, is_stuck)
+
+    def save_slowly(manager):
+        manager._limit_seconds = 0.5
+        if manager.rank == 0:
+            manager._writer.mirror = mirror
+        return start_saving(manager)
+
+    outcomes = together([tmp_path / "run"] * 2, False, save_slowly)
+    if is_stuck:
+        assert outcomes == ["error: a version was not written: nothing has changed for 0.5 s"] * 2
+    else:
+        assert outcomes == ["1", "1"] and mirror.num_bytes == 15
+    assert open_checkpoint(tmp_path / "run").version == 1  # it counts on the disk in any case

@@ -150,6 +150,6 @@ def test_training_stats_come_with_the_version(tmp_path):
         manager.add_stats({"epoch_idx": epoch, "stats": {"count": len(lines), "metrics": {"loss": 0.5}}})
         start(manager, meta, toy_tables(meta))
         manager.finish()
-        lines = (tmp_path / "training_stats.json").read_text().splitlines()
+        lines = (tmp_path / "latest" / "training_stats.json").read_text().splitlines()
     assert [line for line in lines if '"epoch_idx": 1' in line] == [lines[-1]]
     assert len(lines) == 2 and '"count": 2' in lines[1]

@@ -9,7 +9,7 @@ import h5py
 import pytest
 
 from dglkge.checkpoint import open_checkpoint
-from dglkge.checkpoint.bigraph_copy import PassCount, copy_for_bigraph
+from dglkge.checkpoint.conversion import PassCount, copy_for_bigraph
 from dglkge.errors import CheckpointError, InputError
 from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import save_toy, toy_meta, toy_tables
@@ -69,7 +69,7 @@ def test_rows_and_state_by_name(tmp_path):
     assert theirs[RELATION][:].numpy().tobytes() == ours[RELATION][:].numpy().tobytes()
     for part in (0, 1):
         with (
-            h5py.File(run / "checkpoint" / f"embeddings_person_{part}.v1.h5") as old,
+            h5py.File(run / "checkpoint" / "v1" / f"embeddings_person_{part}.v1.h5") as old,
             h5py.File(tmp_path / "copy" / f"embeddings_person_{part}.v2.h5") as new,
         ):
             assert sorted(new) == ["embeddings", "optimizer"] and list(new["optimizer"]) == ["state_dict"]
@@ -77,7 +77,8 @@ def test_rows_and_state_by_name(tmp_path):
             assert state[0] == state[1]
             assert json.loads(new.attrs["config/json"])["checkpoint_path"] == str(tmp_path / "copy")
         for name in (f"entity_count_person_{part}.txt", f"entity_names_person_{part}.json"):
-            assert (tmp_path / "copy" / name).read_text() == (run / "checkpoint" / name).read_text()
+            text = (run / "checkpoint" / "latest" / name).read_text()
+            assert (tmp_path / "copy" / name).read_text() == text
     assert not list(tmp_path.glob(".copy*"))
 
 
@@ -94,7 +95,7 @@ def test_records_of_passes_that_the_version_does_not_have_are_left_out(tmp_path)
         for chunk in range(2)
     ]
     text = "".join(json.dumps(one) + "\n" for one in records)
-    (run / "checkpoint" / "training_stats.json").write_text(text)
+    (run / "checkpoint" / "latest" / "training_stats.json").write_text(text)
     assert copy_for_bigraph(open_checkpoint(run), tmp_path / "copy") == 3
     found = (tmp_path / "copy" / "training_stats.json").read_text().splitlines()
     assert [json.loads(line) for line in found] == records[:3]
@@ -112,7 +113,7 @@ def test_refusals_leave_nothing(tmp_path):
     copy_for_bigraph(open_checkpoint(run), tmp_path / "theirs")
     with pytest.raises(InputError, match="was written by PyTorch-BigGraph"):
         copy_for_bigraph(open_checkpoint(tmp_path / "theirs"), tmp_path / "copy")
-    path = run / "checkpoint" / "embeddings_person_0.v1.h5"
+    path = run / "checkpoint" / "v1" / "embeddings_person_0.v1.h5"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)

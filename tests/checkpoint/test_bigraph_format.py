@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 import re
 import textwrap
 
@@ -47,7 +48,9 @@ def tree(path):
 def test_every_file(tmp_path):
     meta = toy_meta()
     save_toy(tmp_path, meta, toy_tables(meta), 2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint_version.txt", "latest", "v1"]
+    assert os.readlink(tmp_path / "latest") == "v1"
+    assert sorted(path.name for path in (tmp_path / "v1").iterdir()) == [
         "checkpoint_version.txt",
         "config.json",
         "dynamic_rel_count.txt",
@@ -58,26 +61,29 @@ def test_every_file(tmp_path):
         "entity_count_person_1.txt",
         "entity_names_person_0.json",
         "entity_names_person_1.json",
-        "manifest.v1.json",
+        "manifest.json",
         "model.v1.h5",
         "training_stats.json",
         "vocabulary_person.txt",
     ]
-    assert (tmp_path / "checkpoint_version.txt").read_text() == "1\n"
-    assert (tmp_path / "entity_count_person_0.txt").read_text() == "12\n"
-    assert (tmp_path / "dynamic_rel_count.txt").read_text() == "2\n"
-    assert json.loads((tmp_path / "dynamic_rel_names.json").read_text()) == ["likes", "knows"]
+    for folder in (tmp_path, tmp_path / "v1"):
+        assert (folder / "checkpoint_version.txt").read_text() == "1\n"
+    assert (tmp_path / "latest" / "entity_count_person_0.txt").read_text() == "12\n"
+    assert (tmp_path / "latest" / "dynamic_rel_count.txt").read_text() == "2\n"
+    assert json.loads((tmp_path / "latest" / "dynamic_rel_names.json").read_text()) == ["likes", "knows"]
 
 
 @pytest.mark.parametrize("name", ["embeddings_person_1.v1.h5", "model.v1.h5"])
 def test_root_attributes(tmp_path, name):
     meta = toy_meta()
     save_toy(tmp_path, meta, toy_tables(meta), 2)
-    with h5py.File(tmp_path / name) as file:
+    with h5py.File(tmp_path / "v1" / name) as file:
         attributes = dict(file.attrs)
     assert attributes.pop("format_version") == 1
     assert attributes.pop("iteration/edge_path") == "train"
-    assert json.loads(attributes.pop("config/json")) == json.loads((tmp_path / "config.json").read_text())
+    assert json.loads(attributes.pop("config/json")) == json.loads(
+        (tmp_path / "latest" / "config.json").read_text()
+    )
     assert attributes == ITERATION
     assert all(value.dtype == np.int64 for value in attributes.values())
 
@@ -88,8 +94,8 @@ def test_embeddings_file(tmp_path):
     save_toy(tmp_path, meta, tables, 2)
     seen = []
     for part in (0, 1):
-        path = tmp_path / f"embeddings_person_{part}.v1.h5"
-        count = int((tmp_path / f"entity_count_person_{part}.txt").read_text())
+        path = tmp_path / "v1" / f"embeddings_person_{part}.v1.h5"
+        count = int((tmp_path / "latest" / f"entity_count_person_{part}.txt").read_text())
         assert tree(path) == {
             "embeddings": ("<f4", (count, 6)),
             "original_ids": ("<i8", (count,)),
@@ -100,11 +106,11 @@ def test_embeddings_file(tmp_path):
             ids, rows = file["original_ids"][:], file["embeddings"][:]
         assert (np.diff(ids) > 0).all()
         assert rows.tobytes() == tables["person"].rows[ids].numpy().tobytes()
-        names = json.loads((tmp_path / f"entity_names_person_{part}.json").read_text())
+        names = json.loads((tmp_path / "latest" / f"entity_names_person_{part}.json").read_text())
         assert names == [f"person-{id_}" for id_ in ids]
         seen += ids.tolist()
     assert sorted(seen) == list(range(23))
-    assert (tmp_path / "vocabulary_person.txt").read_text().splitlines() == [
+    assert (tmp_path / "latest" / "vocabulary_person.txt").read_text().splitlines() == [
         f"person-{id_}" for id_ in range(23)
     ]
 
@@ -112,7 +118,7 @@ def test_embeddings_file(tmp_path):
 def test_names_are_laid_out_as_biggraph_lays_them_out(tmp_path):
     meta = toy_meta(num_people=2)
     save_toy(tmp_path, meta, toy_tables(meta))
-    text = (tmp_path / "entity_names_person_0.json").read_text()
+    text = (tmp_path / "latest" / "entity_names_person_0.json").read_text()
     assert text == json.dumps(["person-0", "person-1"], indent=4)
 
 
@@ -120,7 +126,7 @@ def test_row_adagrad_has_biggraphs_blob_as_well(tmp_path):
     meta = toy_meta(optimizer="row_adagrad")
     tables = toy_tables(meta)
     save_toy(tmp_path, meta, tables, 2)
-    with h5py.File(tmp_path / "embeddings_person_0.v1.h5") as file:
+    with h5py.File(tmp_path / "v1" / "embeddings_person_0.v1.h5") as file:
         blob = file["optimizer/state_dict"]
         assert blob.dtype == np.dtype("V1") and blob.ndim == 1
         state = torch.load(io.BytesIO(blob[...].tobytes()), weights_only=True)
@@ -146,7 +152,7 @@ def test_row_adagrads_sums_of_relations_in_the_shapes_of_biggraphs_operators(tmp
     meta = toy_meta(optimizer="row_adagrad", **pairs)
     tables = toy_tables(meta)
     save_toy(tmp_path, meta, tables, 2)
-    with h5py.File(tmp_path / "model.v1.h5") as file:
+    with h5py.File(tmp_path / "v1" / "model.v1.h5") as file:
         keys = {}
         file["model"].visititems(
             lambda _, found: (
@@ -199,8 +205,8 @@ def test_dynamic_model_file(tmp_path, score_function, parameters):
         for side in ("lhs", "rhs")
         for name, shape in parameters.items()
     }
-    assert tree(tmp_path / "model.v1.h5") == {**expected, "optimizer/sum": ("<f4", (2, width))}
-    with h5py.File(tmp_path / "model.v1.h5") as file:
+    assert tree(tmp_path / "v1" / "model.v1.h5") == {**expected, "optimizer/sum": ("<f4", (2, width))}
+    with h5py.File(tmp_path / "v1" / "model.v1.h5") as file:
         for side in ("lhs", "rhs"):
             for name in parameters:
                 key = file[f"{DYNAMIC}/{side}/{name}"].attrs["state_dict_key"]
@@ -224,8 +230,8 @@ def test_static_model_file(tmp_path, reciprocal):
             }
         )
     expected["optimizer/sum"] = ("<f4", (3, 12 if reciprocal else 6))
-    assert tree(tmp_path / "model.v1.h5") == expected
-    with h5py.File(tmp_path / "model.v1.h5") as file:
+    assert tree(tmp_path / "v1" / "model.v1.h5") == expected
+    with h5py.File(tmp_path / "v1" / "model.v1.h5") as file:
         assert file["model/relations/2/operator/rhs/imag"].attrs["state_dict_key"] == "rhs_operators.2.imag"
 
 
@@ -261,7 +267,7 @@ def test_biggraph_computes_our_scores(tmp_path, score_function, reciprocal):
     left, right = heads.double().numpy(), tails.double().numpy()
     for relation in range(2):
         row = tables[RELATION].rows[relation].expand(5, -1)
-        with h5py.File(tmp_path / "model.v1.h5") as file:
+        with h5py.File(tmp_path / "v1" / "model.v1.h5") as file:
             for side in (Side.HEAD, Side.TAIL):
                 ours = model.score(heads, row, tails, side).numpy()
                 if reciprocal:
@@ -294,18 +300,18 @@ def test_config_of_dynamic_relations(tmp_path):
         "comparator": "dot",
         "global_emb": False,
         "bias": False,
-        "entity_path": str(tmp_path),
+        "entity_path": str(tmp_path / "v1"),
         "edge_paths": [],
-        "checkpoint_path": str(tmp_path),
+        "checkpoint_path": str(tmp_path / "v1"),
     }
-    found = json.loads((tmp_path / "config.json").read_text())
+    found = json.loads((tmp_path / "latest" / "config.json").read_text())
     assert {key: found[key] for key in wanted} == wanted
 
 
 def test_config_of_static_relations(tmp_path):
     meta = toy_meta("transe_l2", TWO_PAIRS)
     save_toy(tmp_path, meta, toy_tables(meta))
-    config = json.loads((tmp_path / "config.json").read_text())
+    config = json.loads((tmp_path / "latest" / "config.json").read_text())
     assert config["dynamic_relations"] is False
     assert config["comparator"] == "l2"
     same = {"operator": "translation", "weight": 1.0, "all_negs": False}
@@ -314,7 +320,7 @@ def test_config_of_static_relations(tmp_path):
         {"name": "made", "lhs": "person", "rhs": "film", **same},
         {"name": "likes", "lhs": "person", "rhs": "film", **same},
     ]
-    assert json.loads((tmp_path / "dynamic_rel_names.json").read_text()) == [
+    assert json.loads((tmp_path / "latest" / "dynamic_rel_names.json").read_text()) == [
         "likes (person → person)",
         "made",
         "likes (person → film)",
@@ -331,7 +337,7 @@ def test_the_specification_opens_the_files(tmp_path, monkeypatch):
     snippets = [textwrap.dedent(re.match(r"(?:\n|    .*\n)+", block).group()) for block in blocks]
     code = "\n".join(snippet for snippet in snippets if "h5py.File" in snippet)
     assert code.count("h5py.File") == 2
-    monkeypatch.chdir(tmp_path)
+    monkeypatch.chdir(tmp_path / "v7")
     found = {"h5py": h5py}
     # Datasets are looked at before their file is closed.
     exec(code.replace('lhs/real"]', 'lhs/real"][:]'), found)
@@ -373,7 +379,7 @@ def test_config_has_every_key_of_its_schema(tmp_path, relations):
     }
     meta = toy_meta(relations=relations, config=config)
     save_toy(tmp_path, meta, toy_tables(meta))
-    found = json.loads((tmp_path / "config.json").read_text())
+    found = json.loads((tmp_path / "latest" / "config.json").read_text())
     assert set(found) == CONFIG_KEYS
     for entity in found["entities"].values():
         assert set(entity) == {"num_partitions", "featurized"}
@@ -381,7 +387,7 @@ def test_config_has_every_key_of_its_schema(tmp_path, relations):
         assert set(relation) == {"name", "lhs", "rhs", "weight", "operator", "all_negs"}
     assert (found["loss_fn"], found["margin"], found["init_scale"]) == ("ranking", 2.0, 0.5)
     assert (found["num_epochs"], found["batch_size"], found["num_uniform_negs"]) == (9, 300, 70)
-    assert found["lr"] == 0.1 and found["checkpoint_path"] == str(tmp_path.resolve())
+    assert found["lr"] == 0.1 and found["checkpoint_path"] == str(tmp_path.resolve() / "v1")
 
 
 def test_config_has_weights_of_relations_and_sides_that_are_not_trained(tmp_path):
@@ -389,7 +395,7 @@ def test_config_has_weights_of_relations_and_sides_that_are_not_trained(tmp_path
     config = {"loss": {"relation_weights": {one: 2.5}}, "negatives": {"num_for_heads": 0}}
     meta = toy_meta(relations=TWO_PAIRS, config=config)
     save_toy(tmp_path, meta, toy_tables(meta))
-    found = json.loads((tmp_path / "config.json").read_text())
+    found = json.loads((tmp_path / "latest" / "config.json").read_text())
     wanted = [2.5 if relation.name == one else 1.0 for relation in TWO_PAIRS]
     assert [relation["weight"] for relation in found["relations"]] == wanted and 2.5 in wanted
     assert found["disable_lhs_negs"] is True and found["disable_rhs_negs"] is False
@@ -406,13 +412,13 @@ def test_element_wise_adagrad_has_its_blob(tmp_path):
     tables = toy_tables(meta)
     save_toy(tmp_path, meta, tables, 2)
     for part in (0, 1):
-        path = tmp_path / f"embeddings_person_{part}.v1.h5"
+        path = tmp_path / "v1" / f"embeddings_person_{part}.v1.h5"
         with h5py.File(path) as file:
             ids = file["original_ids"][:]
         found = blob(path)["state"][0]["sum"]
         wanted = tables["person"].state["sum"].double().numpy()[ids].mean(axis=1)
         np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-6)
-    state = blob(tmp_path / "model.v1.h5")["state"]
+    state = blob(tmp_path / "v1" / "model.v1.h5")["state"]
     found = np.concatenate([state[number]["sum"].numpy() for number in range(4)], axis=1)
     assert found.tobytes() == tables[RELATION].state["sum"].numpy().tobytes()
 
@@ -426,19 +432,19 @@ def test_relations_with_an_optimizer_of_their_own(tmp_path):
     wide = torch.rand(tables[RELATION].rows.shape)
     tables[RELATION] = ToyTable(tables[RELATION].rows, {"sum": wide})
     save_toy(tmp_path, meta, tables, 1)
-    found = blob(tmp_path / "model.v1.h5")
+    found = blob(tmp_path / "v1" / "model.v1.h5")
     sums = np.concatenate([found["state"][number]["sum"].numpy() for number in range(4)], axis=1)
     assert sums.tobytes() == wide.numpy().tobytes()
     assert found["param_groups"][0]["lr"] == 0.02
-    assert blob(tmp_path / "embeddings_person_0.v1.h5")["param_groups"][0]["lr"] == 0.1
-    config = json.loads((tmp_path / "config.json").read_text())
+    assert blob(tmp_path / "v1" / "embeddings_person_0.v1.h5")["param_groups"][0]["lr"] == 0.1
+    config = json.loads((tmp_path / "latest" / "config.json").read_text())
     assert (config["lr"], config["relation_lr"]) == (0.1, 0.02)
     # Adam of the entities has no sums; the relations' Adagrad has.
     meta = dataclasses.replace(meta, optimizer={**both, "name": "sparse_adam"})
     save_toy(tmp_path / "adam", meta, tables, 1)
-    sums = [one["sum"] for one in blob(tmp_path / "adam" / "model.v1.h5")["state"].values()]
+    sums = [one["sum"] for one in blob(tmp_path / "adam" / "v1" / "model.v1.h5")["state"].values()]
     assert all(bool((one > 0).any()) for one in sums)
-    entities = blob(tmp_path / "adam" / "embeddings_person_0.v1.h5")["state"][0]["sum"]
+    entities = blob(tmp_path / "adam" / "v1" / "embeddings_person_0.v1.h5")["state"][0]["sum"]
     assert torch.equal(entities, torch.zeros_like(entities))
 
 
@@ -451,7 +457,9 @@ def test_other_optimizers_have_a_blob_that_starts_anew(tmp_path, optimizer):
     meta = dataclasses.replace(meta, optimizer=optimizer)
     save_toy(tmp_path, meta, tables, 2)
     for name, shape in (("embeddings_person_0.v1.h5", (12,)), ("model.v1.h5", (2, 3))):
-        found = blob(tmp_path / name)
+        found = blob(tmp_path / "v1" / name)
         assert found["param_groups"][0]["lr"] == (0.003 if optimizer else 0.01)
         assert all(torch.equal(one["sum"], torch.zeros(shape)) for one in found["state"].values())
-    assert json.loads((tmp_path / "config.json").read_text())["lr"] == (0.003 if optimizer else 0.01)
+    assert json.loads((tmp_path / "latest" / "config.json").read_text())["lr"] == (
+        0.003 if optimizer else 0.01
+    )

@@ -104,7 +104,7 @@ def test_files_are_bigraphs(tmp_path, name, reciprocal):
         tables[RELATION].rows[:] = 0
     save_toy(tmp_path, meta, tables, 2)
     declared = bigraph.operator_of(name)
-    config = json.loads((tmp_path / "config.json").read_text())
+    config = json.loads((tmp_path / "latest" / "config.json").read_text())
     assert config["comparator"] == declared.comparator and config["bias"] is name.endswith("_bias")
     assert {one["operator"] for one in config["relations"]} == {declared.name}
     assert config["dynamic_relations"] is reciprocal and config["dimension"] == DIM
@@ -117,7 +117,7 @@ def test_files_are_bigraphs(tmp_path, name, reciprocal):
                     (2, *shape) if reciprocal else shape, f"{side}_operators.{index}.{piece}"
                 )  # fmt: skip
                 shapes.append(expected[path][0])
-    with h5py.File(tmp_path / "model.v1.h5") as file:
+    with h5py.File(tmp_path / "v1" / "model.v1.h5") as file:
         found = {}
         file["model"].visititems(
             lambda path, item: found.__setitem__(path, (item.shape, item.attrs["state_dict_key"]))

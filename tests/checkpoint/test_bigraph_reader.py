@@ -34,7 +34,11 @@ from tests.toy_kg import toy_dataset
 
 
 def strip(folder, version=1):
-    """Take away what PyTorch-BigGraph does not write."""
+    """Make PyTorch-BigGraph's folder of ours: without what it does not write."""
+    (folder / "latest").unlink()
+    for path in (folder / f"v{version}").iterdir():
+        path.replace(folder / path.name)
+    (folder / f"v{version}").rmdir()
     for path in [*folder.glob("manifest*"), *folder.glob("vocabulary_*")]:
         path.unlink()
     for path in folder.glob("*.h5"):
@@ -141,7 +145,7 @@ def test_a_checkpoint_becomes_a_run_on_a_dataset(tmp_path):
     assert run.meta.dataset_fingerprint == dataset.fingerprint
     assert run["entity"][:].numpy().tobytes() == tables["entity"].rows.numpy().tobytes()
     assert run[RELATION][:].numpy().tobytes() == tables[RELATION].rows.flip(0).numpy().tobytes()
-    with h5py.File(tmp_path / "run" / "checkpoint" / "embeddings_entity_0.v1.h5") as file:
+    with h5py.File(tmp_path / "run" / "checkpoint" / "v1" / "embeddings_entity_0.v1.h5") as file:
         assert np.array_equal(file["optimizer/sum"][:], tables["entity"].state["sum"].numpy())
     with pytest.raises(CheckpointError, match="holds a checkpoint already; take another folder"):
         convert_to_run(open_checkpoint(tmp_path / "theirs"), dataset, tmp_path / "run")
@@ -222,7 +226,7 @@ def test_its_usual_type_becomes_ours(words, reciprocal, tmp_path, capsys):
     assert run.entity_types == ["entity"]
     assert run["entity"][:].numpy().tobytes() == tables["all"].rows.numpy().tobytes()
     assert run[RELATION][:].numpy().tobytes() == tables[RELATION].rows.flip(0).numpy().tobytes()
-    with h5py.File(tmp_path / "run" / "checkpoint" / "embeddings_entity_0.v1.h5") as file:
+    with h5py.File(tmp_path / "run" / "checkpoint" / "v1" / "embeddings_entity_0.v1.h5") as file:
         assert np.array_equal(file["optimizer/sum"][:], tables["all"].state["sum"].numpy())
 
 
@@ -323,11 +327,11 @@ def test_a_converted_run_keeps_what_was_measured(tmp_path):
     ]
     (tmp_path / "theirs" / "training_stats.json").write_text("".join(json.dumps(one) + "\n" for one in lines))
     convert_to_run(open_checkpoint(tmp_path / "theirs"), dataset, tmp_path / "run")
-    text = (tmp_path / "run" / "checkpoint" / "training_stats.json").read_text()
+    text = (tmp_path / "run" / "checkpoint" / "latest" / "training_stats.json").read_text()
     assert [json.loads(line) for line in text.splitlines()] == lines
     (tmp_path / "theirs" / "training_stats.json").unlink()
     convert_to_run(open_checkpoint(tmp_path / "theirs"), dataset, tmp_path / "again")
-    assert (tmp_path / "again" / "checkpoint" / "training_stats.json").read_text() == ""
+    assert (tmp_path / "again" / "checkpoint" / "latest" / "training_stats.json").read_text() == ""
 
 
 @pytest.mark.parametrize("command", [["evaluate"], ["evaluate", "--dataset", "DATASET"], ["predict"]])

@@ -17,7 +17,7 @@ from dglkge.checkpoint import CheckpointManager
 from dglkge.checkpoint import courier as courier_module
 from dglkge.checkpoint.courier import Courier
 from dglkge.checkpoint.layout import OUTBOX_FOLDER
-from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.checkpoint.storage import CheckpointStorage, check_rows, check_texts
 from dglkge.distributed.process_group import end_process_group
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
@@ -109,15 +109,17 @@ def test_first_disk_holds_everything(tmp_path: Path) -> None:
     storage = CheckpointStorage(disk(tmp_path, 0))
     manifest = storage.published()
     assert manifest.version == 3
-    storage.check_files(manifest, checksums=True)
+    folder = storage.folder(3).path
+    check_rows(folder, manifest, checksums=True)
+    check_texts(folder, manifest)
     parts = sorted((entry.table, entry.part) for entry in manifest.files)
     assert parts == [("film", 0), ("film", 1), ("person", 0), ("person", 1), (RELATION, 0)]
-    assert len(list(storage.path.glob("entity_names_*.json"))) == 4
-    assert not list(storage.path.glob("*.receipt.json"))
+    assert len(list(folder.glob("entity_names_*.json"))) == 4
+    assert not list(folder.glob("*.receipt.json"))
     other = disk(tmp_path, 1)
     assert not other.exists()
     assert not list(other.parent.glob(f"{OUTBOX_FOLDER}*"))
-    shutil.copytree(storage.path, other)
+    shutil.copytree(storage.path, other, symlinks=True)
     (tmp_path / "rendezvous").unlink(missing_ok=True)
     run_all(restore_from_own_disk, tmp_path)
     assert storage.published().version == 4

@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.checkpoint import CheckpointManager, hdf5_format, open_checkpoint
+from dglkge.checkpoint import CheckpointManager, durable, hdf5_format, open_checkpoint
+from dglkge.checkpoint import storage as storage_module
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import CheckpointError
 from tests.checkpoint.toy_checkpoint import blank, cut, save_toy, toy_meta, toy_tables
@@ -58,7 +59,7 @@ ADVICE = "the newest good version is 2: set checkpoint.fallback=true to go on fr
         ("-1\n", "reads '-1'"),
         ("1.5\n", "reads '1.5'"),
         ("9" * 5000 + "\n", f"reads '{'9' * 40}'; expected one number; " + ADVICE),
-        ("5\n", "manifest.v5.json is missing: half-written, or not written by dglkge; " + ADVICE),
+        ("5\n", "v5/manifest.json is missing: half-written, or not written by dglkge; " + ADVICE),
     ],
 )
 def test_version_file(folder, content, words):
@@ -98,14 +99,14 @@ def test_binary_version_file(folder):
 
 @pytest.mark.parametrize("name", ["embeddings_person_1.v2.h5", "model.v2.h5"])
 def test_a_file_is_gone(folder, name):
-    (folder / name).unlink()
+    (folder / "v2" / name).unlink()
     refused(
         folder, f"{name} is missing; no version in the folder is whole; move the folder away to start anew"
     )
 
 
 def test_a_file_is_cut_off(folder):
-    path = folder / "embeddings_person_0.v2.h5"
+    path = folder / "v2" / "embeddings_person_0.v2.h5"
     size = path.stat().st_size
     os.truncate(path, size - 1)
     refused(folder, f"embeddings_person_0.v2.h5 is damaged: it has {size - 1} bytes, expected {size}")
@@ -122,9 +123,9 @@ def flip(path, place):
 
 def test_a_flipped_bit(folder):
     name = "embeddings_person_0.v2.h5"
-    with h5py.File(folder / name) as file:
+    with h5py.File(folder / "v2" / name) as file:
         place = file["embeddings"].id.get_offset() + 5
-    flip(folder / name, place)
+    flip(folder / "v2" / name, place)
     words = f"{name} is damaged: its checksum is not the one in the manifest"
     with pytest.raises(CheckpointError, match=re.escape(words)):
         open_checkpoint(folder).verify()
@@ -146,30 +147,32 @@ def test_a_flipped_bit(folder):
         (lambda text: "[1, 2]", "not a manifest of dglkge, or damaged ("),
         (lambda text: '{"name": "other"}', "not a manifest of dglkge, or damaged ("),
         (
-            lambda text: text.replace('"manifest_version": 2', '"manifest_version": 3'),
-            "manifest version 3; this dglkge reads up to 2",
+            lambda text: text.replace('"manifest_version": 3', '"manifest_version": 4'),
+            "manifest version 4; this dglkge reads 3",
         ),
     ],
 )
 def test_manifest(folder, change, words):
-    path = folder / "manifest.v2.json"
+    path = folder / "v2" / "manifest.json"
     path.write_text(change(path.read_text()))
-    refused(folder, f"manifest.v2.json: {words}")
+    refused(folder, f"v2/manifest.json: {words}")
 
 
 def test_manifest_of_another_version(folder):
-    (folder / "manifest.v2.json").rename(folder / "manifest.v3.json")
+    (folder / "v2").rename(folder / "v3")
     (folder / "checkpoint_version.txt").write_text("3\n")
-    refused(folder, "manifest.v3.json is damaged: it describes version 2")
+    refused(folder, "v3/manifest.json is damaged: it describes version 2")
 
 
 def test_the_newest_good_version_is_the_newest_whole_one(folder, tmp_path):
     storage = CheckpointStorage(folder)
     assert storage.newest_good() == 2
-    (folder / "manifest.v7.json").write_text("{}")
-    (folder / "embeddings_person_0.v9.h5").write_bytes(b"")
+    for version in (7, 9):
+        (folder / f"v{version}").mkdir()
+    (folder / "v7" / "manifest.json").write_text("{}")
+    (folder / "v9" / "embeddings_person_0.v9.h5").write_bytes(b"")
     assert storage.newest_good() == 2
-    flip(folder / "embeddings_person_0.v2.h5", 3000)
+    flip(folder / "v2" / "embeddings_person_0.v2.h5", 3000)
     assert storage.newest_good() is None
 
 
@@ -179,7 +182,7 @@ def test_foreign_checkpoint(tmp_path):
         file["embeddings"] = np.zeros((3, 2), np.float32)
     refused(
         tmp_path,
-        "manifest.v4.json is missing: half-written, or not written by dglkge; no version in the folder",
+        "v4/manifest.json is missing: half-written, or not written by dglkge; no version in the folder",
     )
 
 
@@ -296,12 +299,12 @@ def test_state_that_only_the_blob_holds(tmp_path):
 
 
 def test_the_manifest_tells_the_whole_run(folder):
-    text = json.loads((folder / "manifest.v2.json").read_text())
+    text = json.loads((folder / "v2" / "manifest.json").read_text())
     assert text["version"] == 2
     assert text["meta"]["dataset_fingerprint"] == "f00d"
     assert text["meta"]["progress"] == {"finished_epochs": 2, "batches_done": 17, "global_batch_size": 100}
     assert [(entry["name"], entry["size_bytes"]) for entry in text["files"]] == [
-        (name, (folder / name).stat().st_size)
+        (name, (folder / "v2" / name).stat().st_size)
         for name in ("embeddings_person_0.v2.h5", "embeddings_person_1.v2.h5", "model.v2.h5")
     ]
     shapes = text["files"][0]["shapes"]
@@ -323,8 +326,8 @@ def test_a_disk_that_fails_to_read_is_damage_like_any_other(tmp_path, monkeypatc
         kept = {f"epoch_{version}": {}}
         assert manager.save(parts, cut("relation", tables["relation"], 1)[0], meta, kept) == version
         meta = dataclasses.replace(meta, progress={**meta.progress, "finished_epochs": version})
-    bad = tmp_path / "embeddings_person_0.v2.h5"
-    real = hdf5_format.open_crc32
+    bad = tmp_path / "v2" / "embeddings_person_0.v2.h5"
+    real = durable.open_crc32
 
     def failing(file):
         if os.path.samestat(os.fstat(file.fileno()), bad_place):
@@ -332,7 +335,8 @@ def test_a_disk_that_fails_to_read_is_damage_like_any_other(tmp_path, monkeypatc
         return real(file)
 
     bad_place = os.stat(bad)
-    monkeypatch.setattr(hdf5_format, "open_crc32", failing)
+    for module in (durable, storage_module):
+        monkeypatch.setattr(module, "open_crc32", failing)
     with pytest.raises(CheckpointError, match=f"cannot read {re.escape(str(bad))}: Input/output error"):
         open_checkpoint(tmp_path).verify()
     manager.fall_back()

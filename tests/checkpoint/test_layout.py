@@ -7,41 +7,27 @@ import pytest
 from dglkge.checkpoint import layout
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        layout.embeddings_file("person", 0, 12),
-        layout.embeddings_file("a_1.v2_b", 10, 12),
-        layout.model_file(12),
-        layout.manifest_file(12),
-        layout.training_state_file(12),
-        layout.receipt_file(layout.model_file(12)),
-    ],
-)
-def test_versioned(name):
-    assert layout.parse_versioned(name) == layout.VersionedFile(12, temporary=False)
-    assert layout.parse_versioned(name + ".tmp") == layout.VersionedFile(12, temporary=True)
+@pytest.mark.parametrize("version", [1, 12, 10**17])
+def test_folders_of_versions(version):
+    assert layout.parse_version_folder(layout.version_folder(version)) == version
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "checkpoint_version.txt",
-        "config.json",
-        "model.h5",
-        "model.v1.h5.bak",
-        "my_model.v1.h5",
-        "embeddings_person.v1.h5",
-        layout.entity_names_file("person", 1),
-        layout.vocabulary_file("person"),
-    ],
-)
-def test_not_versioned(name):
-    assert layout.parse_versioned(name) is None
+@pytest.mark.parametrize("name", ["v", "version", "v1.tmp", "vv1", "v-1", "1", "latest", "v" + "9" * 19])
+def test_other_folders(name):
+    assert layout.parse_version_folder(name) is None
 
 
-def test_names_part():
-    assert layout.parse_names_part(layout.entity_names_file("a_7", 3)) == 3
-    assert layout.parse_names_part(layout.entity_count_file("person", 11)) == 11
-    assert layout.parse_names_part("entity_names.json") is None
-    assert layout.parse_names_part("manifest.v3.json") is None
+@pytest.mark.parametrize("name", [layout.BEST, layout.epoch_pointer(7)])
+def test_pointers(name):
+    assert layout.is_pointer(name)
+
+
+@pytest.mark.parametrize("name", ["best.tmp", "epoch_", "epoch_x", "epoch_1.old", "v7", "latest"])
+def test_no_pointers(name):
+    assert not layout.is_pointer(name)
+
+
+def test_temporary_files_of_jobs():
+    assert layout.is_temporary_of_a_job(layout.temporary_file("config.json", "0123456789abcdef"))
+    for name in ("config.json", "config.json.tmp", "config.json.0123456789abcdeg.tmp", "config.json.012.tmp"):
+        assert not layout.is_temporary_of_a_job(name)

@@ -105,7 +105,7 @@ def test_a_file_that_is_not_needed_is_not_read(tmp_path):
     meta = toy_meta(relations=TWO_PAIRS)
     tables = toy_tables(meta)
     save_toy(tmp_path, meta, tables)
-    path = tmp_path / "embeddings_film_0.v1.h5"
+    path = tmp_path / "v1" / "embeddings_film_0.v1.h5"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
@@ -120,8 +120,10 @@ def test_without_names_the_ids_stand_in(tmp_path):
     tables = toy_tables(meta)
     manager = CheckpointManager(tmp_path, 0, True, lambda: None)
     manager.save([cut("person", tables["person"], 1)[0]], relation_part(meta, tables), meta)
-    assert (tmp_path / "entity_names_person_0.json").read_text() == '[\n    "0",\n    "1",\n    "2"\n]'
-    assert not (tmp_path / "vocabulary_person.txt").exists()
+    assert (
+        tmp_path / "latest" / "entity_names_person_0.json"
+    ).read_text() == '[\n    "0",\n    "1",\n    "2"\n]'
+    assert not (tmp_path / "latest" / "vocabulary_person.txt").exists()
     assert open_checkpoint(tmp_path).vocabulary("person")[2] == "2"
     assert torch.equal(open_checkpoint(tmp_path)["person"]["1"], tables["person"].rows[1])
 
@@ -133,7 +135,7 @@ def test_names_in_any_script(tmp_path):
     manager = CheckpointManager(tmp_path, 0, True, lambda: None, {"person": people})
     manager.save([cut("person", tables["person"], 1)[0]], relation_part(meta, tables), meta)
     assert list(open_checkpoint(tmp_path).vocabulary("person").names) == people.names
-    assert json.loads((tmp_path / "entity_names_person_0.json").read_text()) == people.names
+    assert json.loads((tmp_path / "latest" / "entity_names_person_0.json").read_text()) == people.names
 
 
 def test_tables_are_never_held_twice(tmp_path, monkeypatch):

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from dglkge.checkpoint import CheckpointManager, open_checkpoint
 from dglkge.checkpoint import mirror as mirror_module
-from dglkge.checkpoint import open_checkpoint
 from dglkge.checkpoint.manager import go_back
+from dglkge.checkpoint.manifest import check_same_run
 from dglkge.checkpoint.mirror import Mirror, local_path
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.checkpoint.stores import STORES, FileStore, FsspecStore, is_url, open_store, retried
@@ -59,11 +60,16 @@ def saved(folder: Path, seed: int = 0, num_parts: int = 2):
     return tables
 
 
+def same_run(saved) -> None:
+    """Refuse another run, as a trainer does."""
+    check_same_run(saved, toy_meta())
+
+
 def pushed(folder: Path, url: str, seed: int = 0) -> Mirror:
     """Save a version and commit it at the URL."""
     saved(folder, seed)
     mirror = Mirror(url, folder)
-    mirror.agree(mirror.newest(), writes=True)
+    mirror.agree(mirror.take(same_run), writes=True)
     return mirror
 
 
@@ -85,9 +91,9 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 def test_a_fresh_machine_goes_on_from_the_url(tmp_path, url):
     tables = saved(tmp_path / "a")
     mirror = Mirror(url, tmp_path / "a")
-    mirror.agree(mirror.newest(), writes=True)
+    mirror.agree(mirror.take(same_run), writes=True)
     other = Mirror(url, tmp_path / "b")
-    other.agree(other.newest(), writes=True)
+    other.agree(other.take(same_run), writes=True)
     assert same(rows_of(tmp_path / "b"), tables["person"].rows)
     assert (tmp_path / "b" / "config.json").read_text() == "{}"
     # It is a whole run: the next version is saved on top of it, and published at the URL.
@@ -95,7 +101,7 @@ def test_a_fresh_machine_goes_on_from_the_url(tmp_path, url):
     other.push()
     assert CheckpointStorage(tmp_path / "b" / "checkpoint").published_version() == 2
     assert same(rows_of(local_path(url)), newer["person"].rows)
-    assert not [name for name in names_at(url) if ".v1." in name]
+    assert not [name for name in names_at(url) if "/v1/" in name]
 
 
 def test_objects_copied_to_a_disk_are_a_run(tmp_path):
@@ -130,10 +136,10 @@ def test_parts_then_manifest_then_pointer(tmp_path, url, monkeypatch):
 
         monkeypatch.setattr(kind, method, log)
     mirror = Mirror(url, tmp_path / "a")
-    mirror.agree(None, writes=True)
+    mirror.agree(mirror.take(same_run), writes=True)
     parts = [number for number, name in enumerate(written) if name.endswith(".h5")]
     assert len(parts) == 3
-    assert max(parts) < written.index("checkpoint/manifest.v1.json")
+    assert max(parts) < written.index("checkpoint/v1/manifest.json")
     assert written[-1] == "checkpoint/checkpoint_version.txt"
 
 
@@ -175,7 +181,7 @@ def test_killed_during_any_write_the_version_before_counts(tmp_path, monkeypatch
     assert same(read, second if is_whole else first) or same(read, second)
     # The next job of the same machine uploads what was left out.
     again = Mirror(url, tmp_path / "a")
-    again.agree(again.newest(), writes=True)
+    again.agree(again.take(same_run), writes=True)
     assert same(rows_of(url), second)
 
 
@@ -186,13 +192,12 @@ def test_snapshots_are_kept_and_brought_back(tmp_path, url):
     for seed in (1, 2):
         saved(tmp_path / "a", seed=seed)
         mirror.push()
-    versions = {name.split(".v")[1].split(".")[0] for name in names_at(url) if ".v" in name}
-    assert versions == {"1", "3"}
+    assert {name.split("/")[1] for name in names_at(url) if "/v" in name} == {"v1", "v3"}
     other = Mirror(url, tmp_path / "b")
-    other.agree(other.newest(), writes=True)
+    other.agree(other.take(same_run), writes=True)
     assert same(rows_of(tmp_path / "b" / "checkpoint" / "best"), best)
     assert same(rows_of(url + "/checkpoint/best"), best)
-    with pytest.raises(CheckpointError, match="has no snapshot 'epoch_7'"):
+    with pytest.raises(CheckpointError, match="has no kept version 'epoch_7'"):
         open_checkpoint(url + "/checkpoint/epoch_7")
 
 
@@ -201,17 +206,17 @@ def test_two_histories_are_refused(tmp_path, url):
     saved(tmp_path / "b", seed=1)
     other = Mirror(url, tmp_path / "b")
     with pytest.raises(CheckpointError, match="neither continues the other: take another checkpoint.storage"):
-        other.agree(other.newest(), writes=True)
+        other.agree(other.take(same_run), writes=True)
 
 
 def test_a_job_that_was_replaced_publishes_nothing(tmp_path, url):
     mirror = pushed(tmp_path / "a", url)
     second = Mirror(url, tmp_path / "b")
-    second.agree(second.newest(), writes=True)
+    second.agree(second.take(same_run), writes=True)
     saved(tmp_path / "a", seed=1)
     with pytest.raises(CheckpointError, match="was taken over by job [0-9a-f]{8} on .*no longer writes"):
         mirror.push()
-    assert "checkpoint/manifest.v2.json" not in names_at(url)
+    assert "checkpoint/v2/manifest.json" not in names_at(url)
 
 
 def test_versions_that_a_fallback_gave_up_are_not_overwritten(tmp_path, url):
@@ -231,16 +236,16 @@ def test_versions_that_a_fallback_gave_up_are_not_overwritten(tmp_path, url):
 
 def test_a_damaged_folder_does_not_hide_the_copy(tmp_path, url):
     pushed(tmp_path / "a", url)
-    (tmp_path / "a" / "checkpoint" / "model.v1.h5").write_bytes(b"cut off")
+    (tmp_path / "a" / "checkpoint" / "v1" / "model.v1.h5").write_bytes(b"cut off")
     again = Mirror(url, tmp_path / "a")
     with pytest.raises(CheckpointError, match="model.v1.h5 is damaged.*has version 1: move .* away to go on"):
-        again.agree(again.newest(), writes=True)
+        again.agree(again.take(same_run), writes=True)
 
 
 def test_a_damaged_object_is_named(tmp_path):
     url = f"file://{tmp_path}/bucket/run"
     pushed(tmp_path / "a", url)
-    path = tmp_path / "bucket" / "run" / "checkpoint" / "model.v1.h5"
+    path = tmp_path / "bucket" / "run" / "checkpoint" / "v1" / "model.v1.h5"
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
     path.write_bytes(content)
@@ -354,7 +359,7 @@ def test_a_trainer_goes_on_from_the_url(tmp_path, url):
     def life(folder, epochs):
         folder.mkdir(exist_ok=True)
         mirror = Mirror(url, folder)
-        mirror.agree(mirror.newest(), writes=True)
+        mirror.agree(mirror.take(same_run), writes=True)
         run = ToyRun(folder, f"training.num_epochs={epochs}", mirror=mirror)
         run.train(epochs)
         run.cluster.leave()
@@ -413,9 +418,9 @@ def test_s3(tmp_path, s3_url):
     newer = saved(tmp_path / "a", seed=1)["person"].rows
     mirror.push()
     assert same(rows_of(s3_url), newer)
-    assert not [name for name in names_at(s3_url) if ".v1." in name]
+    assert not [name for name in names_at(s3_url) if "/v1/" in name]
     other = Mirror(s3_url, tmp_path / "b")
-    other.agree(other.newest(), writes=True)
+    other.agree(other.take(same_run), writes=True)
     assert same(rows_of(tmp_path / "b"), newer)
     # By a process that shares nothing with this one but the server.
     shutil.rmtree(tmp_path / "home")
@@ -430,8 +435,124 @@ def test_s3_refusals(tmp_path, s3_url, monkeypatch):
     saved(tmp_path / "a")
     mirror = Mirror("s3://no-such-bucket-here/run", tmp_path / "a")
     with pytest.raises(CheckpointError, match="cannot write s3://no-such-bucket-here/run/writer.json"):
-        mirror.agree(mirror.newest(), writes=True)
+        mirror.agree(mirror.take(same_run), writes=True)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     command = [sys.executable, "-m", "dglkge", "inspect", s3_url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=dict(os.environ))
     assert done.returncode == 1 and "after 5 attempts" in done.stderr and "Traceback" not in done.stderr
+
+
+def flipped(path: Path) -> None:
+    """Change a bit in the middle of a file."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def newer_format(path: Path) -> None:
+    path.write_text('{"crc32": 1, "manifest_version": 9}')
+
+
+@pytest.mark.parametrize("damage", [flipped, newer_format])
+def test_a_manifest_that_cannot_be_read_is_no_empty_url(tmp_path, damage):
+    """The next job began at epoch 0 and removed the run."""
+    url = f"file://{tmp_path}/bucket/run"
+    pushed(tmp_path / "a", url)
+    damage(tmp_path / "bucket" / "run" / "checkpoint" / "v1" / "manifest.json")
+    before = {path: path.read_bytes() for path in (tmp_path / "bucket").rglob("*") if path.is_file()}
+    other = Mirror(url, tmp_path / "b")
+    with pytest.raises(CheckpointError, match="v1/manifest.json"):
+        other.take(same_run)
+    assert {path: path.read_bytes() for path in (tmp_path / "bucket").rglob("*") if path.is_file()} == before
+
+
+def test_a_refused_start_takes_nothing(tmp_path, url):
+    """A start with another dimension ended the job that trained."""
+    mirror = pushed(tmp_path / "a", url)
+    with pytest.raises(CheckpointError, match="has dim 6, this run has 7"):
+        Mirror(url, tmp_path / "b").take(lambda saved: check_same_run(saved, toy_meta(dim=7)))
+    newer = saved(tmp_path / "a", seed=1)["person"].rows
+    mirror.push()
+    assert same(rows_of(url), newer)
+
+
+def test_a_version_that_is_committed_during_a_takeover_stays(tmp_path, url):
+    """It is what the new job goes on from; before, the job removed it."""
+    mirror = pushed(tmp_path / "a", url)
+    newer = saved(tmp_path / "a", seed=1)["person"].rows
+    other = Mirror(url, tmp_path / "b")
+
+    def commit(meta):
+        mirror.push()  # after the first look, before the URL is taken
+
+    other.agree(other.take(commit), writes=True)
+    assert same(rows_of(tmp_path / "b"), newer) and same(rows_of(url), newer)
+
+
+def test_versions_that_were_not_read_are_not_removed(tmp_path):
+    """Of another run, or with a manifest that cannot be read."""
+    url = f"file://{tmp_path}/bucket/run"
+    mirror = pushed(tmp_path / "a", url)
+    folder = tmp_path / "bucket" / "run" / "checkpoint"
+    for seed in (1, 2):
+        saved(tmp_path / "a", seed=seed)
+    shutil.copytree(tmp_path / "a" / "checkpoint" / "v3", folder / "v2")
+    flipped(folder / "v2" / "manifest.json")
+    mirror.push()
+    assert {path.name for path in folder.glob("v*")} >= {"v2", "v3"}
+    assert same(rows_of(url), rows_of(tmp_path / "a"))
+
+
+def test_pointers_to_kept_versions_follow_the_pointer(tmp_path, url, monkeypatch):
+    """A job that was killed in between left a best that named other rows, or none."""
+    mirror = pushed(tmp_path / "a", url)
+    saved(tmp_path / "a", seed=1)
+    CheckpointStorage(tmp_path / "a" / "checkpoint").keep(2, "best", {"score": 0.5})
+    written = []
+    kind = FileStore if url.startswith("file") else FsspecStore
+    real = kind.write
+    monkeypatch.setattr(kind, "write", lambda self, *args: written.append(args[0]) or real(self, *args))
+    mirror.push()
+    assert written[-2:] == ["checkpoint/checkpoint_version.txt", "checkpoint/best"]
+    assert open_checkpoint(url + "/checkpoint/best").version == 2
+
+
+def test_a_run_in_a_folder_that_begins_with_checkpoint(tmp_path):
+    url = f"file://{tmp_path}/checkpoints/mine"
+    pushed(tmp_path / "a", url)
+    for place in (url, url + "/checkpoint", url + "/checkpoint/v1", url + "/"):
+        assert same(rows_of(place), rows_of(tmp_path / "a"))
+
+
+def test_the_cache_of_a_url_repairs_itself(tmp_path, url):
+    """After a flipped bit in the cache, and after another run has taken the place at the URL."""
+    mirror = pushed(tmp_path / "a", url)
+    for seed in (1, 2, 3):
+        saved(tmp_path / "a", seed=seed)
+        mirror.push()
+    rows = rows_of(url)
+    for path in (Path(local_path(url)) / "checkpoint" / "v4").glob("*[!s].[jh]*"):
+        flipped(path)
+        assert same(rows_of(url), rows)
+    for name in names_at(url):
+        open_store(url).remove(name)
+    shutil.rmtree(tmp_path / "a")
+    pushed(tmp_path / "a", url, seed=5)
+    assert same(rows_of(url), rows_of(tmp_path / "a")) and not same(rows_of(url), rows)
+
+
+def test_a_fallback_takes_the_newest_version_from_the_url(tmp_path, url):
+    """It went back to an older one, which the URL refused at the first save."""
+    mirror = pushed(tmp_path / "a", url)
+    CheckpointStorage(tmp_path / "a" / "checkpoint").keep(1, "epoch_1", {})
+    newer = saved(tmp_path / "a", seed=1)["person"].rows
+    mirror.push()
+    flipped(tmp_path / "a" / "checkpoint" / "v2" / "embeddings_person_0.v2.h5")
+    again = Mirror(url, tmp_path / "a")
+    again.agree(again.take(same_run), writes=True)
+    manager = CheckpointManager(tmp_path / "a" / "checkpoint", 0, True, lambda: None, mirror=again)
+    manager.fall_back()
+    assert same(rows_of(tmp_path / "a"), newer)
+    saved(tmp_path / "a", seed=2)
+    again.push()
+    assert open_checkpoint(url).version == 3

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dglkge.checkpoint import open_checkpoint
-from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.checkpoint import storage as storage_module
 from dglkge.errors import CheckpointError, InputError
 from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import TWO_PAIRS, save_toy, toy_meta, toy_tables
@@ -114,7 +114,7 @@ def test_names(run, tmp_path):
     assert checkpoint.vocabulary("film") is checkpoint.vocabulary("film")
     meta = toy_meta()
     save_toy(tmp_path, meta, toy_tables(meta))
-    names = tmp_path / "vocabulary_person.txt"
+    names = tmp_path / "latest" / "vocabulary_person.txt"
     names.write_text("a\nb\n")
     with pytest.raises(CheckpointError, match="vocabulary_person.txt is damaged: it has 4 bytes"):
         open_checkpoint(tmp_path)
@@ -126,7 +126,7 @@ def test_names(run, tmp_path):
 def test_operators_of_another_model(tmp_path):
     meta = toy_meta()
     save_toy(tmp_path, meta, toy_tables(meta))
-    with h5py.File(tmp_path / "model.v1.h5", "r+") as file:
+    with h5py.File(tmp_path / "v1" / "model.v1.h5", "r+") as file:
         del file["model/relations/0/operator/rhs/imag"]
     with pytest.raises(
         CheckpointError, match="model.v1.h5: the relations' operators are not those of the run"
@@ -142,7 +142,7 @@ def test_a_version_that_training_drops_is_read_on(tmp_path):
     checkpoint = open_checkpoint(tmp_path, verify=True)
     for seed in (2, 3):
         save_toy(tmp_path, meta, toy_tables(meta, seed), 1)
-    assert not (tmp_path / "embeddings_person_0.v1.h5").exists()
+    assert not (tmp_path / "v1" / "embeddings_person_0.v1.h5").exists()
     for table, whole in first.items():
         assert checkpoint[table][:].numpy().tobytes() == whole.rows.numpy().tobytes()
     assert checkpoint.state_shapes("person") == {"sum": (12, 6)}
@@ -154,17 +154,17 @@ def test_a_version_that_is_dropped_while_it_is_opened(tmp_path, monkeypatch, num
     """Training publishes between the look at the version file and that at the files."""
     meta = toy_meta()
     save_toy(tmp_path, meta, toy_tables(meta, 0))
-    real, saves = CheckpointStorage.manifest, iter(range(1, 1 + num_saves))
+    real, saves = storage_module.read_manifest, iter(range(1, 1 + num_saves))
 
-    def manifest(storage, version):
+    def read_manifest(folder, version):
         seed = next(saves, None)
         if seed is not None:
             with monkeypatch.context() as undone:
-                undone.setattr(CheckpointStorage, "manifest", real)
+                undone.setattr(storage_module, "read_manifest", real)
                 save_toy(tmp_path, meta, toy_tables(meta, seed))
-        return real(storage, version)
+        return real(folder, version)
 
-    monkeypatch.setattr(CheckpointStorage, "manifest", manifest)
+    monkeypatch.setattr(storage_module, "read_manifest", read_manifest)
     checkpoint = open_checkpoint(tmp_path, verify=True)
     assert checkpoint.version == 1 + num_saves
     wanted = toy_tables(meta, num_saves)["person"].rows

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.checkpoint.bigraph_config import bigraph_attributes, bigraph_config
+from dglkge.checkpoint.bigraph import bigraph_attributes, bigraph_config
 from dglkge.checkpoint.relation_layout import (
     bigraph_row_sums,
     from_parameters,

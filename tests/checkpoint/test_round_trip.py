@@ -85,8 +85,8 @@ def test_small_blocks_change_nothing(tmp_path, monkeypatch):
     save_toy(tmp_path / "small", meta, tables, 2)
     name = "embeddings_person_1.v1.h5"
     with (
-        hdf5_format.open_file(tmp_path / "small" / name) as small,
-        hdf5_format.open_file(tmp_path / "large" / name) as large,
+        hdf5_format.open_file(tmp_path / "small" / "v1" / name) as small,
+        hdf5_format.open_file(tmp_path / "large" / "v1" / name) as large,
     ):
         assert small["embeddings"][:].tobytes() == large["embeddings"][:].tobytes()
     live = blank(cut("person", tables["person"], 1)[0])
@@ -113,12 +113,7 @@ def test_versions_follow_each_other_and_leave_one(tmp_path):
     meta = toy_meta()
     for version in (1, 2, 3):
         assert save_toy(tmp_path, meta, toy_tables(meta, version), 2) == version
-    assert sorted(path.name for path in tmp_path.glob("*.v*")) == [
-        "embeddings_person_0.v3.h5",
-        "embeddings_person_1.v3.h5",
-        "manifest.v3.json",
-        "model.v3.h5",
-    ]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint_version.txt", "latest", "v3"]
     assert same_bits(open_checkpoint(tmp_path)["person"][:], toy_tables(meta, 3)["person"].rows)
 
 
@@ -126,7 +121,7 @@ def test_fewer_parts_leave_no_names_of_the_old_ones(tmp_path):
     meta = toy_meta()
     save_toy(tmp_path, meta, toy_tables(meta), 3)
     save_toy(tmp_path, meta, toy_tables(meta), 2)
-    assert sorted(path.name for path in tmp_path.glob("entity_*")) == [
+    assert sorted(path.name for path in (tmp_path / "latest").glob("entity_*")) == [
         "entity_count_person_0.txt",
         "entity_count_person_1.txt",
         "entity_names_person_0.json",
@@ -159,7 +154,7 @@ def test_rows_that_are_not_there(tmp_path):
     meta = toy_meta()
     save_toy(tmp_path, meta, toy_tables(meta), 2)
     part = TablePart("person", 4, torch.tensor([3, 99, 5]), torch.zeros(3, 6))
-    with pytest.raises(CheckpointError, match="version 1 has 2 of the 3 rows of table 'person', part 4"):
+    with pytest.raises(CheckpointError, match="v1 has 2 of the 3 rows of table 'person', part 4"):
         alone(tmp_path).restore([part])
 
 
@@ -230,7 +225,7 @@ def test_parts_that_do_not_fit_are_refused_and_nothing_is_published(tmp_path):
 def test_names_stay_the_same_file_until_the_parts_change(tmp_path):
     meta = toy_meta()
     save_toy(tmp_path, meta, toy_tables(meta), 2, seed=1)
-    path = tmp_path / "entity_names_person_0.json"
+    path = tmp_path / "latest" / "entity_names_person_0.json"
     first = path.stat().st_ino
     save_toy(tmp_path, meta, toy_tables(meta), 2, seed=1)
     assert path.stat().st_ino == first
@@ -268,7 +263,7 @@ def test_damaged_ids_are_found_by_whoever_needs_their_rows(tmp_path, reading):
     tables = toy_tables(meta)
     save_toy(tmp_path, meta, tables, 2)
     parts = cut("person", tables["person"], 2)
-    path = tmp_path / "embeddings_person_1.v1.h5"
+    path = tmp_path / "v1" / "embeddings_person_1.v1.h5"
     ids = parts[reading].original_ids.sort().values[: len(parts[1].original_ids)]
     with h5py.File(path, "r+") as file:
         kept = file[hdf5_format.ORIGINAL_IDS]

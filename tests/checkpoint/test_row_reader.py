@@ -10,7 +10,7 @@ import h5py
 import numpy as np
 import pytest
 
-from dglkge.checkpoint import hdf5_format
+from dglkge.checkpoint import durable, hdf5_format
 from dglkge.checkpoint import restore as row_reader
 from dglkge.checkpoint.restore import RowReader, Span, plan_pieces
 
@@ -58,7 +58,7 @@ def test_contiguous_compressed_and_empty_rows(tmp_path, small_blocks, monkeypatc
         found = gathered(((time.sleep(0.001), each)[1] for each in reader), datasets)
     for name, values in {**arrays, "in memory": arrays["ids"]}.items():
         assert found[name].tobytes() == values.tobytes(), name
-    assert reader.crc32 == hdf5_format.file_crc32(path)
+    assert reader.crc32 == durable.file_crc32(path)
 
 
 def test_pieces_cover_the_file_once(small_blocks):

@@ -6,14 +6,16 @@ import errno
 import os
 import re
 import resource
+import shutil
 from pathlib import Path
 
 import pytest
 
 from dglkge.checkpoint import layout, open_checkpoint
 from dglkge.checkpoint.courier import empty_outbox
+from dglkge.checkpoint.durable import LeasedFolder
 from dglkge.checkpoint.manifest import FileEntry
-from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.checkpoint.storage import CheckpointStorage, read_receipts, remove_receipts, write_receipt
 from dglkge.errors import CheckpointError, StorageError
 from tests.checkpoint.test_faults import run, save_alone
 from tests.checkpoint.toy_checkpoint import save_toy, toy_meta, toy_tables
@@ -29,51 +31,43 @@ def names_in(folder):
     return sorted(path.name for path in folder.iterdir())
 
 
-VERSIONS = [
-    "embeddings_a_0.v1.h5",
-    "embeddings_a_0.v2.h5",
-    "embeddings_a_0.v3.h5",
-    "embeddings_a_0.v3.h5.tmp",
-    "embeddings_a_0.v2.h5.tmp",
-    "manifest.v1.json",
-    "manifest.v2.json",
-    "manifest.v3.json.tmp",
-    "model.v1.h5",
-    "model.v2.h5",
-    "model.v3.h5",
-    "model.v3.h5.receipt.json",
-    "entity_names_a_0.json",
-    "notes.txt",
-]
+def versions(folder, *numbers):
+    """Make folders of versions, and files of others beside them."""
+    for number in numbers:
+        (folder / f"v{number}").mkdir()
+        touch(folder / f"v{number}", f"model.v{number}.h5", "manifest.json", "config.json.tmp")
+    touch(folder, "notes.txt", "mine.tmp")
+    (folder / "vocabulary").mkdir()
+
+
+OTHERS = ["mine.tmp", "notes.txt"]
 
 
 def test_older_versions_go(tmp_path):
-    touch(tmp_path, *VERSIONS)
+    versions(tmp_path, 1, 2, 3)
     CheckpointStorage(tmp_path).drop_older(3)
-    assert names_in(tmp_path) == [
-        "embeddings_a_0.v3.h5",
-        "embeddings_a_0.v3.h5.tmp",
-        "entity_names_a_0.json",
-        "manifest.v3.json.tmp",
-        "model.v3.h5",
-        "model.v3.h5.receipt.json",
-        "notes.txt",
-    ]
+    assert names_in(tmp_path) == [*OTHERS, "v3", "vocabulary"]
+
+
+def test_versions_with_a_pointer_stay(tmp_path):
+    versions(tmp_path, 1, 2, 3)
+    CheckpointStorage(tmp_path).keep(1, "best", {})
+    CheckpointStorage(tmp_path).drop_older(3)
+    assert names_in(tmp_path) == ["best", *OTHERS, "v1", "v3", "vocabulary"]
+
+
+def test_nothing_goes_while_a_pointer_is_damaged(tmp_path, caplog):
+    versions(tmp_path, 1, 2, 3)
+    (tmp_path / "best").write_text("{")
+    CheckpointStorage(tmp_path).drop_older(3)
+    assert names_in(tmp_path) == ["best", *OTHERS, "v1", "v2", "v3", "vocabulary"]
+    assert "a pointer to one is damaged" in caplog.text
 
 
 def test_leavings_of_an_interrupted_save_go(tmp_path):
-    touch(tmp_path, *VERSIONS)
+    versions(tmp_path, 1, 2, 3)
     CheckpointStorage(tmp_path).drop_unpublished(2)
-    assert names_in(tmp_path) == [
-        "embeddings_a_0.v1.h5",
-        "embeddings_a_0.v2.h5",
-        "entity_names_a_0.json",
-        "manifest.v1.json",
-        "manifest.v2.json",
-        "model.v1.h5",
-        "model.v2.h5",
-        "notes.txt",
-    ]
+    assert names_in(tmp_path) == [*OTHERS, "v1", "v2", "vocabulary"]
 
 
 def test_a_new_file_appears_whole_or_not_at_all(tmp_path):
@@ -106,7 +100,9 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "replace", replace)
     monkeypatch.setattr(os, "fsync", fsync)
     CheckpointStorage(tmp_path).publish(4)
-    assert events == ["sync checkpoint_version.txt.tmp", "rename", f"sync {tmp_path.name}"]
+    # The last one is the link for people.
+    assert events == ["sync checkpoint_version.txt.tmp", "rename", f"sync {tmp_path.name}", "rename"]
+    assert os.readlink(tmp_path / "latest") == "v4"
     assert (tmp_path / "checkpoint_version.txt").read_text() == "4\n"
 
 
@@ -120,23 +116,23 @@ def test_the_version_is_published_after_all_of_it_is_on_the_disk(tmp_path, monke
 
     monkeypatch.setattr(os, "replace", replace)
     save_alone(tmp_path, toy_meta(), toy_tables(toy_meta()))
-    assert order[0] == order[-1] == "checkpoint_version.txt"
-    assert order[-2] == "manifest.v1.json"
-    assert {"embeddings_person_0.v1.h5", "model.v1.h5", "vocabulary_person.txt"} < set(order[1:-2])
+    assert order[0] == "checkpoint_version.txt"
+    assert order[-3:] == ["manifest.json", "checkpoint_version.txt", "latest"]
+    assert {"embeddings_person_0.v1.h5", "model.v1.h5", "vocabulary_person.txt"} < set(order[1:-3])
 
 
 def test_receipts(tmp_path):
-    storage = CheckpointStorage(tmp_path)
+    folder = LeasedFolder(tmp_path)
     entries = [
         FileEntry(name, "a", part, 5, 100, 1, 2, {"embeddings": [5, 3]})
         for part, name in enumerate([layout.embeddings_file("a", 0, 2), layout.embeddings_file("a", 1, 2)])
     ]
     for one in entries:
-        storage.write_receipt(one)
-    touch(tmp_path, "embeddings_a_0.v1.h5.receipt.json", "embeddings_a_0.v12.h5.receipt.json")
-    assert storage.read_receipts(2) == entries
-    storage.remove_receipts(2)
-    assert names_in(tmp_path) == ["embeddings_a_0.v1.h5.receipt.json", "embeddings_a_0.v12.h5.receipt.json"]
+        write_receipt(folder, one)
+    assert read_receipts(folder) == entries
+    touch(tmp_path, "model.v2.h5")
+    remove_receipts(tmp_path)
+    assert names_in(tmp_path) == ["model.v2.h5"]
 
 
 def test_prepare_says_that_nothing_counts_yet(tmp_path):
@@ -163,7 +159,7 @@ def save_with_little_room(path, meta, tables, max_file_bytes):
     resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
     whole = open_checkpoint(path)
     whole.verify()
-    no_leavings = not list(path.glob("*.tmp"))
+    no_leavings = not list(path.rglob("*.tmp"))
     good = "cannot write " in message and whole.version == 1 and no_leavings
     os._exit(0 if good and save_alone(path, meta, tables) == 2 else 4)
 
@@ -188,18 +184,16 @@ def test_a_disk_that_fails_to_rename_is_no_bad_input(tmp_path, monkeypatch, numb
     meta = toy_meta()
     save_toy(tmp_path, meta, toy_tables(meta))
     storage = CheckpointStorage(tmp_path)
-    manifest = storage.published()
 
     def failing(*_arguments, **_options):
         raise OSError(number, os.strerror(number))
 
-    (tmp_path / "model.v9.h5").touch()
+    (tmp_path / "v9").mkdir()
+    (tmp_path / "v9" / "manifest.json").touch()
     monkeypatch.setattr(os, "replace", failing)
     monkeypatch.setattr(os, "mkdir", failing)
     monkeypatch.setattr(Path, "unlink", failing)
     for work in (
-        lambda: storage.withdraw_texts(1, ()),
-        lambda: storage.place_texts(manifest),
         lambda: storage.drop_unpublished(1),
         lambda: storage.damaged_folder(2),
     ):
@@ -214,19 +208,16 @@ def test_a_version_counts_although_older_files_stay(tmp_path, monkeypatch, caplo
     meta = toy_meta()
     tables = toy_tables(meta)
     save_toy(tmp_path, meta, tables)
-    unlink = Path.unlink
 
-    def failing(path, missing_ok=False):
-        if ".v1." in path.name or path.name.endswith(layout.RECEIPT_SUFFIX):
-            raise OSError(errno.EIO, "Input/output error")
-        unlink(path, missing_ok)
+    def failing(path, **_options):
+        raise OSError(errno.EIO, "Input/output error")
 
     with monkeypatch.context() as patch:
-        patch.setattr(Path, "unlink", failing)
+        patch.setattr(shutil, "rmtree", failing)
         save_toy(tmp_path, meta, tables)
     assert "version 2 is published, but older files" in caplog.text and "Input/output error" in caplog.text
     assert open_checkpoint(tmp_path).version == 2
-    assert (tmp_path / "model.v1.h5").exists()
+    assert (tmp_path / "v1" / "model.v1.h5").exists()
     save_toy(tmp_path, meta, tables)
     assert open_checkpoint(tmp_path).version == 3
-    assert not [name for name in names_in(tmp_path) if ".v1." in name or ".v2." in name]
+    assert names_in(tmp_path) == ["checkpoint_version.txt", "latest", "v3"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import random
@@ -22,11 +23,12 @@ from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION
 from tests.checkpoint.killing import die_at_step
 from tests.checkpoint.test_faults import run as run_apart
-from tests.checkpoint.toy_checkpoint import blank, cut, save_toy, toy_meta, toy_names, toy_tables
+from tests.checkpoint.toy_checkpoint import cut, save_toy, toy_meta, toy_names, toy_tables
 
 META = toy_meta()
 TABLES = toy_tables(META)
 TEXTS = [
+    "checkpoint_version.txt",
     "config.json",
     "dynamic_rel_count.txt",
     "dynamic_rel_names.json",
@@ -52,41 +54,20 @@ def save(path, num_parts, seed, name=None):
     return manager.save(parts, cut(RELATION, TABLES[RELATION], 1)[0], META, notes)
 
 
-def test_names_of_parts_that_are_no_more_go(tmp_path):
-    """And what other programs have put there stays."""
-    save(tmp_path, 4, seed=1)
-    (tmp_path / "entity_names.json").write_text("[]")
-    save(tmp_path, 2, seed=1)
-    assert sorted(path.name for path in tmp_path.glob("entity_*")) == [
-        "entity_count_person_0.txt",
-        "entity_count_person_1.txt",
-        "entity_names.json",
-        "entity_names_person_0.json",
-        "entity_names_person_1.json",
-    ]
-
-
-def names_are_right(folder: Path, may_lack: bool) -> None:
-    """Hold what PyTorch-BigGraph reads against the ids in the files of the version that counts."""
+def names_are_right(folder: Path) -> None:
+    """Hold what PyTorch-BigGraph reads against the ids in the files of a version."""
     version = int((folder / "checkpoint_version.txt").read_text())
     parts = sorted(folder.glob(f"embeddings_person_*.v{version}.h5"))
-    config = folder / "config.json"
-    assert may_lack or config.is_file()
-    if config.is_file():
-        assert json.loads(config.read_text())["entities"]["person"]["num_partitions"] == len(parts)
+    config = json.loads((folder / "config.json").read_text())
+    assert config["entities"]["person"]["num_partitions"] == len(parts)
     for part, path in enumerate(parts):
         with h5py.File(path) as file:
             ids = file["original_ids"][:].tolist()
-        names, count = (folder / f"entity_{kind}_person_{part}" for kind in ("names", "count"))
-        names, count = names.with_suffix(".json"), count.with_suffix(".txt")
-        assert may_lack or (names.is_file() and count.is_file())
-        if names.is_file():
-            assert json.loads(names.read_text()) == [f"person-{id_}" for id_ in ids]
-        if count.is_file():
-            assert count.read_text() == f"{len(ids)}\n"
-    if not may_lack:
-        for pattern in ("entity_names_*.json", "entity_count_*.txt"):
-            assert len([path for path in folder.glob(pattern) if ".v" not in path.name]) == len(parts)
+        names = json.loads((folder / f"entity_names_person_{part}.json").read_text())
+        assert names == [f"person-{id_}" for id_ in ids]
+        assert (folder / f"entity_count_person_{part}.txt").read_text() == f"{len(ids)}\n"
+    for pattern in ("entity_names_*.json", "entity_count_*.txt"):
+        assert len(list(folder.glob(pattern))) == len(parts)
 
 
 def save_and_die(path, num_parts, step):
@@ -104,66 +85,90 @@ def test_a_crash_between_two_partitionings_never_leaves_wrong_names(tmp_path, nu
         shutil.rmtree(path, ignore_errors=True)
         shutil.copytree(tmp_path / "start", path, symlinks=True)
         exit_code = run_apart(save_and_die, path, num_parts, step)
-        names_are_right(path, may_lack=exit_code != 0)
         checkpoint = open_checkpoint(path)
         checkpoint.verify()
-        names_are_right(path / "epoch_1", may_lack=False)
-        if checkpoint.version == 2:
-            names_are_right(path / "epoch_2", may_lack=False)
+        names_are_right(checkpoint.folder)
+        kept = open_checkpoint(path / "epoch_1")
+        kept.verify()
+        names_are_right(kept.folder)
         if exit_code == 0:
             break
         assert exit_code == -signal.SIGKILL
-        live = blank(cut("person", TABLES["person"], 1)[0])
-        CheckpointManager(path, 0, True, lambda: None).restore([live])
-        names_are_right(path, may_lack=False)  # put back by the next start
         assert save(path, 2, seed=3) == checkpoint.version + 1
-        names_are_right(path, may_lack=False)
+        names_are_right(path / "latest")
+        assert checkpoint.version == 1 or open_checkpoint(path / "epoch_2").version == 2
     assert step > 30
-    for pattern in ("*.tmp", "entity_*.v*", "config.v*"):
-        assert not list(path.glob(pattern))
+    assert not list(path.rglob("*.tmp"))
 
 
 def test_names_of_the_version_that_is_gone_back_to(tmp_path):
     save(tmp_path, 2, seed=1, name="epoch_1")
     save(tmp_path, 3, seed=2)
-    (tmp_path / "model.v2.h5").write_bytes(b"")
+    (tmp_path / "v2" / "model.v2.h5").write_bytes(b"")
     assert fall_back(CheckpointStorage(tmp_path)) == 1
-    names_are_right(tmp_path, may_lack=False)
+    names_are_right(tmp_path / "latest")
     open_checkpoint(tmp_path).verify()
 
 
 def test_every_file_of_a_version_is_in_its_manifest(tmp_path):
     save(tmp_path, 2, seed=1)
     save(tmp_path, 2, seed=1)
-    body = json.loads((tmp_path / "manifest.v2.json").read_text())
+    body = json.loads((tmp_path / "v2" / "manifest.json").read_text())
     texts = [*body["texts"], *(text for entry in body["files"] for text in entry["texts"])]
     assert sorted(text["name"] for text in texts) == TEXTS
     for text in texts:
-        content = (tmp_path / text["name"]).read_bytes()
+        content = (tmp_path / "v2" / text["name"]).read_bytes()
         assert (text["size_bytes"], text["crc32"]) == (len(content), zlib.crc32(content))
 
 
 def test_texts_that_stay_the_same_are_not_written_again(tmp_path):
     save(tmp_path, 2, seed=1)
-    before = {name: (tmp_path / name).stat().st_ino for name in TEXTS}
+    before = inodes(tmp_path)
     save(tmp_path, 2, seed=1)
-    assert {name: (tmp_path / name).stat().st_ino for name in TEXTS} == before
+    after = inodes(tmp_path)
+    # PyTorch-BigGraph writes into these two.
+    changed = {name for name in TEXTS if after[name] != before[name]}
+    assert changed == {"checkpoint_version.txt", "config.json"}
     save(tmp_path, 2, seed=2)
-    after = {name: (tmp_path / name).stat().st_ino for name in TEXTS}
-    assert {name for name in TEXTS if after[name] != before[name]} == {
+    assert {name for name, inode in inodes(tmp_path).items() if inode != after[name]} == {
+        "checkpoint_version.txt",
+        "config.json",
         "entity_names_person_0.json",
         "entity_names_person_1.json",
-    }  # both cuts have 12 and 11 rows
+        "entity_count_person_0.txt",
+        "entity_count_person_1.txt",
+    }
+
+
+def inodes(folder: Path) -> dict[str, int]:
+    """Return the inodes of the texts of the newest version."""
+    return {name: (folder / "latest" / name).stat().st_ino for name in TEXTS}
+
+
+def test_texts_are_copied_where_a_disk_has_no_hard_links(tmp_path, monkeypatch):
+    save(tmp_path, 2, seed=1, name="epoch_1")
+
+    def failing(source, target):
+        raise OSError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", failing)
+    before = inodes(tmp_path)
+    save(tmp_path, 2, seed=1)
+    assert not set(inodes(tmp_path).values()) & set(before.values())
+    names_are_right(tmp_path / "latest")
+    open_checkpoint(tmp_path).verify()
+    open_checkpoint(tmp_path / "epoch_1").verify()
 
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_text_that_is_removed_while_a_run_trains_is_written_with_the_next_version(tmp_path, name):
     """Hours of training do not end for want of a file that the next version writes anyway."""
     save(tmp_path, 2, seed=1)
-    content = (tmp_path / name).read_bytes()
-    (tmp_path / name).unlink()
+    content = (tmp_path / "v1" / name).read_bytes()
+    (tmp_path / "v1" / name).unlink()
     assert save(tmp_path, 2, seed=1) == 2
-    assert (tmp_path / name).read_bytes() == content
+    if name not in ("checkpoint_version.txt", "config.json"):
+        assert (tmp_path / "v2" / name).read_bytes() == content
     open_checkpoint(tmp_path).verify()
 
 
@@ -184,26 +189,26 @@ def flips(path: Path, number: int) -> list[int]:
 def test_every_flip_is_refused(whole, tmp_path, name, capsys):
     path = tmp_path / "checkpoint"
     shutil.copytree(whole, path)
-    content = (path / name).read_bytes()
+    content = (path / "v1" / name).read_bytes()
     commands = (["inspect", str(path), "--verify"], ["similar", str(path), "--entity", "person-1"])
-    for place in flips(path / name, 20):
+    for place in flips(path / "v1" / name, 20):
         changed = bytearray(content)
         changed[place] ^= 1
-        (path / name).write_bytes(changed)
+        (path / "v1" / name).write_bytes(changed)
         for command in commands:
             assert main(command) == 2
             error = capsys.readouterr().err
             assert error.count("\n") == 1 and f"{name} is damaged: its checksum is not" in error
         with pytest.raises(CheckpointError, match=f"{name} is damaged: its checksum"):
             CheckpointManager(path, 0, True, lambda: None).restore([])
-    (path / name).write_bytes(content)
+    (path / "v1" / name).write_bytes(content)
     assert main(commands[0]) == 0
 
 
 def test_permuted_names_are_refused(whole, tmp_path, capsys):
     path = tmp_path / "checkpoint"
     shutil.copytree(whole, path)
-    file = path / "vocabulary_person.txt"
+    file = path / "v1" / "vocabulary_person.txt"
     lines = file.read_text().splitlines(keepends=True)
     for number in range(20):
         changed = lines[:]
@@ -220,12 +225,12 @@ def test_flips_in_rows_are_refused(whole, tmp_path, name, capsys):
     """Nothing but a checksum can find these: the numbers are other numbers."""
     path = tmp_path / "checkpoint"
     shutil.copytree(whole, path)
-    content = (path / name).read_bytes()
+    content = (path / "v1" / name).read_bytes()
     place = content.index(TABLES["person"].rows[7].numpy().tobytes()) if "person_0" in name else 3000
     for offset in range(5):
         changed = bytearray(content)
         changed[place + offset] ^= 4
-        (path / name).write_bytes(changed)
+        (path / "v1" / name).write_bytes(changed)
         command = ["predict", str(path), "--head", "person-1", "--relation", "likes", "--known", "keep"]
         assert main(command) == 2
         error = capsys.readouterr().err
@@ -238,31 +243,13 @@ def test_a_text_that_is_gone_is_refused_and_the_fallback_writes_it_anew(whole, t
     for name in TEXTS:
         path = tmp_path / name / "checkpoint"
         shutil.copytree(whole, path)
-        content = (path / name).read_bytes()
-        (path / name).unlink()
+        content = (path / "v1" / name).read_bytes()
+        (path / "v1" / name).unlink()
         advice = "the newest good version is 1: set checkpoint.fallback=true"
         with pytest.raises(CheckpointError, match=f"{name} is missing; {advice}"):
             open_checkpoint(path)
-        (path / name).write_bytes(b"x" * len(content))
+        (path / "v1" / name).write_bytes(b"x" * len(content))
         assert fall_back(CheckpointStorage(path), toy_names(META)) == 1
-        assert (path / name).read_bytes() == content
+        assert (path / "v1" / name).read_bytes() == content
         assert (path / "damaged_v1" / name).read_bytes() == b"x" * len(content)
         open_checkpoint(path).verify()
-
-
-def test_a_manifest_of_version_1_is_read_and_followed_by_one_of_version_2(whole, tmp_path):
-    path = tmp_path / "checkpoint"
-    shutil.copytree(whole, path)
-    body = json.loads((path / "manifest.v1.json").read_text())
-    del body["crc32"], body["texts"]
-    body["manifest_version"] = 1
-    for entry in body["files"]:
-        del entry["texts"]
-    crc32 = zlib.crc32(json.dumps(body, sort_keys=True).encode())
-    (path / "manifest.v1.json").write_text(json.dumps({"crc32": crc32, **body}))
-    checkpoint = open_checkpoint(path, verify=True)
-    checkpoint.verify()
-    assert checkpoint.vocabulary("person")[3] == "person-3"
-    assert save(path, 3, seed=4) == 2
-    names_are_right(path, may_lack=False)
-    open_checkpoint(path, verify=True).verify()

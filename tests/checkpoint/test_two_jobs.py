@@ -10,7 +10,7 @@ import pytest
 
 from dglkge.checkpoint import CheckpointManager, layout, open_checkpoint
 from dglkge.checkpoint import part_files as writers
-from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.checkpoint.storage import CheckpointStorage, write_receipt
 from dglkge.distributed.lease import LEASE_FILE, Holder, Lease, LeaseTaker, new_nonce
 from dglkge.errors import CheckpointError, JobError
 from dglkge.typing import RELATION
@@ -44,6 +44,10 @@ def save(manager: CheckpointManager, seed: int, num_parts: int = 1) -> int:
     return manager.save(parts, cut(RELATION, tables[RELATION], 1)[0], META)
 
 
+def contents(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
 def take_by_another(run: Path) -> None:
     """Let a job on another host have the lease: this one was suspended for too long."""
     other = dataclasses.replace(Holder.this_process(new_nonce(), "", "trainer"), host="elsewhere")
@@ -53,13 +57,13 @@ def take_by_another(run: Path) -> None:
 def test_a_job_that_lost_its_lease_publishes_nothing(tmp_path, lease):
     manager = manager_of(tmp_path, lease)
     save(manager, 1)
-    before = {path.name: path.read_bytes() for path in (tmp_path / "checkpoint").iterdir()}
+    before = contents(tmp_path / "checkpoint")
     take_by_another(tmp_path)
     with pytest.raises(
         CheckpointError, match=r"lost its lease on .*: it is held by trainer \(pid .* on elsewhe"
     ):
         save(manager, 2)
-    assert {path.name: path.read_bytes() for path in (tmp_path / "checkpoint").iterdir()} == before
+    assert contents(tmp_path / "checkpoint") == before
 
 
 @pytest.mark.parametrize("step", range(1, 9))
@@ -86,13 +90,12 @@ def test_receipts_of_another_job_do_not_count(tmp_path, lease):
     """Part 1 of the same version, written by a job that was thought dead."""
     tables = toy_tables(META, 5)
     manager = manager_of(tmp_path, lease, num_parts=2, limit_seconds=0.2)
-    other = CheckpointStorage(tmp_path / "checkpoint")
-    other.prepare()
+    other = CheckpointStorage(tmp_path / "checkpoint").folder(1)
     real = writers.write_relations
 
     def write(*arguments):
         part = cut("person", tables["person"], 2)[1]
-        other.write_receipt(writers.write_part(other, 1, part, META, arguments[-1]))
+        write_receipt(other, writers.write_part(other, 1, part, META, arguments[-1]))
         return real(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -109,7 +112,7 @@ def test_temporary_files_have_the_jobs_name_and_those_of_dead_jobs_go(tmp_path, 
     with storage.new_file("model.v1.h5") as path:
         path.write_text("x")
         assert path.name == f"model.v1.h5.{lease.nonce}.tmp"
-        assert layout.parse_versioned(path.name) == layout.VersionedFile(1, temporary=True)
+        assert layout.is_temporary_of_a_job(path.name)
     left = [f"{name}.{new_nonce()}.tmp" for name in ("model.v2.h5", "config.json", "entity_names_a_0.json")]
     for name in left:
         (folder / name).touch()

@@ -25,8 +25,8 @@ def test_inspect_and_verify(run, capsys):
     status, out, _ = call(capsys, "inspect", run, "--json")
     assert status == 0 and json.loads(out)["verified"] is False
     status, out, _ = call(capsys, "verify", run)
-    assert status == 0 and "all 25 files are as they were written" in out
-    path = run / "checkpoint" / "model.v1.h5"
+    assert status == 0 and "all 26 files are as they were written" in out
+    path = run / "checkpoint" / "v1" / "model.v1.h5"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
@@ -66,7 +66,7 @@ def test_options_of_a_score_function(run, dataset, tmp_path, capsys):
     assert status == 0 and "keci, dimension 6, p 1, q 1, reciprocal relations" in out
     back[-1], back[back.index("p=1")] = tmp_path / "other", "p=2"
     status, _, err = call(capsys, "convert", tmp_path / "files", *back)
-    assert status == 2 and "the dimension must be a multiple of 1 + p + q, 4, got 6" in err
+    assert status == 2 and "the dimension must be a multiple of 4 (1 + p + q), got 6" in err
 
 
 def test_dglke_there_and_back(tmp_path, capsys):

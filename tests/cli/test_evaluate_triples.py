@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from dglkge.evaluation.categories import relation_categories
+from dglkge.evaluation.metrics import relation_categories
 from dglkge.inference.run import open_run
 
 

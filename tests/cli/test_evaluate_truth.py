@@ -9,9 +9,8 @@ import pytest
 
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.layout import RUN_CALIBRATION_FILE
-from dglkge.evaluation.calibration import METHODS, balanced_weights
+from dglkge.evaluation.calibration import METHODS, Calibration, balanced_weights
 from dglkge.evaluation.classification import ClassificationMetrics, fit_thresholds
-from dglkge.inference.calibration import Calibration
 from dglkge.inference.run import open_run
 from dglkge.inference.truth import calibrate, labelled_scores
 from dglkge.typing import RELATION, Side

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,15 +16,18 @@ import pytest
 from dglkge.cli.main import main
 from dglkge.distributed.jobs import JobEntry, Registration
 from dglkge.distributed.lease import new_nonce
+from dglkge.distributed.process_memory import process_start
 
 ROOT = Path(__file__).resolve().parents[2]
 LAUNCHER = """
-import os, signal, sys
+import os, signal, socket, sys
 from dglkge.distributed.jobs import JobEntry, Registration
+from dglkge.distributed.process_memory import process_start
 job, run, num_signals = sys.argv[1], sys.argv[2], int(sys.argv[3])
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
 pid = os.getpid()
-entry = Registration(JobEntry(job, user="ann", host="here", launcher_pid=pid, run=run, log_dir="/logs"))
+launcher = {"host": socket.gethostname(), "launcher_pid": pid, "launcher_started": process_start(pid)}
+entry = Registration(JobEntry(job, user="ann", run=run, log_dir="/logs", **launcher))
 print("ready", flush=True)
 for _ in range(num_signals):
     signal.sigwait([signal.SIGTERM])
@@ -84,7 +88,7 @@ def test_stop_now_is_a_second_signal(launcher, capsys: pytest.CaptureFixture[str
 @pytest.mark.parametrize("seconds", ["0", "-1", "nan", "1e9"])
 def test_limits(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["stop", "x", "--seconds", seconds]) == 2
-    assert "--seconds must be 0.001 to 86400, got" in capsys.readouterr().err
+    assert "--seconds must be 0.1 to 86400, got" in capsys.readouterr().err
 
 
 def test_who_cannot_be_stopped_from_here(
@@ -98,8 +102,10 @@ def test_who_cannot_be_stopped_from_here(
         raise PermissionError
 
     monkeypatch.setattr("dglkge.cli.jobs.os.kill", refuse)
+    pid = os.getpid()
     here, away = (
-        Registration(JobEntry(new_nonce(), launcher_pid=pid, host="far")) for pid in (os.getpid(), 1)
+        Registration(JobEntry(new_nonce(), "", host, launcher_pid=pid, launcher_started=process_start(pid)))
+        for host in (socket.gethostname(), "far")
     )
     try:
         assert main(["stop", away.entry.job]) == 2

@@ -308,7 +308,7 @@ def test_inspect(call, run, dataset):
     assert status == 0
     assert "version 1" in out and "finished_epochs 2, batches_done 17, global_batch_size 100" in out
     assert "complex, dimension 6, reciprocal relations" in out
-    assert "all 25 files are as they were written" in out
+    assert "all 26 files are as they were written" in out
     assert ["person", "40", "6", "2", "sum"] in [line[:5] for line in lines]
     assert ["relation", "5", "12", "1", "sum"] in [line[:5] for line in lines]
     status, out, _ = call("inspect", run / "checkpoint", "--json")
@@ -321,11 +321,12 @@ def test_inspect(call, run, dataset):
         ("town", 10),
         ("relation", 5),
     ]
-    assert report["size_bytes"] == sum(path.stat().st_size for path in (run / "checkpoint").glob("*.h5"))
+    files = (run / "checkpoint" / "v1").glob("*.h5")
+    assert report["size_bytes"] == sum(path.stat().st_size for path in files)
 
 
 def test_inspect_finds_a_flipped_bit(call, run):
-    path = run / "checkpoint" / "embeddings_person_0.v1.h5"
+    path = run / "checkpoint" / "v1" / "embeddings_person_0.v1.h5"
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
@@ -415,7 +416,7 @@ def test_json_files_are_whole_or_not_there(tmp_path):
 
 
 def test_evaluate_compares_what_it_reads_with_its_checksums(call, run):
-    path = run / "checkpoint" / "embeddings_town_1.v1.h5"
+    path = run / "checkpoint" / "v1" / "embeddings_town_1.v1.h5"
     content = bytearray(path.read_bytes())
     place = content.index(open_checkpoint(run).shards("town")[1].rows[2].numpy().tobytes())
     content[place] ^= 1  # the lowest bit of a number, which no reader can see

@@ -9,9 +9,8 @@ import pytest
 
 import dglkge
 from dglkge.data.dataset import Dataset
-from dglkge.evaluation.calibration import Platt
-from dglkge.evaluation.triple_scores import score_triples
-from dglkge.inference.calibration import Calibration
+from dglkge.evaluation.calibration import Calibration, Platt
+from dglkge.evaluation.queries import score_triples
 
 COLUMNS = ["head", "relation", "tail"]
 

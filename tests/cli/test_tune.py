@@ -67,7 +67,7 @@ def test_plan_is_shown_first(space, tmp_path, capsys):
         (["--set", "dataset=/nowhere"], "/nowhere is no dataset folder"),
         (["--set", "model.dim=3"], "unknown key 'model.dim'"),
         (["--set", "loss.name=softmx"], "unknown loss 'softmx'"),
-        (["--set", "training.objective=k_vs_all", "--set", "loss.name=margin_ranking"], "k_vs_all"),
+        (["--set", "training.objective=k_vs_all", "--set", "negatives.mask_known=true"], "k_vs_all"),
     ],
 )
 def test_mistakes(space, tmp_path, capsys, arguments, words):

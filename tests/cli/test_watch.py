@@ -50,14 +50,14 @@ def run(tmp_path: Path) -> Path:
     """A run in its third epoch of four."""
     folder = tmp_path / "my rün"
     logs = tmp_path / "logs"
-    (folder / "checkpoint").mkdir(parents=True)
+    (folder / "checkpoint" / "v7").mkdir(parents=True)
     logs.mkdir()
     text = "".join(json.dumps(one) + "\n" for one in LINES) + '{"epoch": 2, "batch'
     (folder / "stats.jsonl").write_text(text, encoding="utf-8")
     (folder / "config.json").write_text('{"training": {"num_epochs": 4}}')
     (folder / "job.json").write_text('{"log_dir": "/nowhere/else", "log_dir_from_here": "../logs"}')
     (folder / "checkpoint" / "checkpoint_version.txt").write_text("7\n")
-    (folder / "checkpoint" / "manifest.v7.json").write_text('{"progress": {"finished_epochs": 2}}')
+    (folder / "checkpoint" / "v7" / "manifest.json").write_text('{"progress": {"finished_epochs": 2}}')
     (logs / "launcher.log").write_text("2023-11-14T22:12:00.500Z 1 server(s) and 2 trainer(s) on 10.0.0.1\n")
     (logs / "trainer-0.log").write_text(
         "resumed: 2 epochs\nClient [7] waits on 10.0.0.1:1\n[red]not markup[/red]\n"
@@ -113,13 +113,13 @@ def test_a_run_without_news_a_finished_one_and_a_new_one(run: Path) -> None:
 
 
 def test_a_run_that_ended_early_is_finished(run: Path) -> None:
-    manifest = run / "checkpoint" / "manifest.v7.json"
+    manifest = run / "checkpoint" / "v7" / "manifest.json"
     manifest.write_text('{"progress": {"finished_epochs": 2, "ended_after": 3}}')
     assert run_state(run, now=NOW)["state"] == "finished"
 
 
 def test_half_written_files_and_lines_of_older_versions(run: Path) -> None:
-    for name in ("config.json", "job.json", "metrics.json", "checkpoint/manifest.v7.json"):
+    for name in ("config.json", "job.json", "metrics.json", "checkpoint/v7/manifest.json"):
         (run / name).write_text('{"half')
     (run / "stats.jsonl").write_text(
         json.dumps({k: v for k, v in line(0, 5, 1.0, "22:13:00").items() if k != "time"})

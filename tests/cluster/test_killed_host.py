@@ -1,4 +1,4 @@
-"""A host on which everything is killed at once, watchdogs too, which leaves its shared memory."""
+"""A host on which everything is killed at once, node programs too, which leaves its shared memory."""
 
 from __future__ import annotations
 

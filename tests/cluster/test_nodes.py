@@ -60,7 +60,7 @@ def node_process(host: ClusterHost) -> psutil.Process:
 
 def table(folder: Path) -> np.ndarray:
     """Return the entities' rows of a run."""
-    (path,) = (folder / "checkpoint").glob("embeddings_*_0.v*.h5")
+    (path,) = (folder / "checkpoint" / "latest").glob("embeddings_*_0.v*.h5")
     with h5py.File(path) as file:
         return np.asarray(file["embeddings"])
 
@@ -138,7 +138,7 @@ def test_faults(two_hosts: list[ClusterHost], tmp_path: Path, faults: tuple[str,
     if "trainer" in faults:
         assert "attempt 1: trainer 1 (pid " in first
         assert " on 10.77.0.2 was killed by signal 9 (SIGKILL)" in first
-        assert "node 1 (10.77.0.2) is lost: its connection " in first
+        assert "node 1 (10.77.0.2) is lost: the connection ended" in first
         assert "node 1 (10.77.0.2) received SIGTERM: stopping the job" in first
         assert "all trainers have committed and left" in second
     else:

@@ -105,17 +105,17 @@ def test_versions_outlive_the_launcher_and_a_new_order_of_hosts(two_hosts, tmp_p
 
 
 def test_versions_come_back_while_the_job_runs_and_after_a_lost_connection(two_hosts, tmp_path):
-    """The machine that has the results is reached by an agent, whose ssh is killed."""
+    """The job is started again when ssh to the machine that has the results is killed."""
     first, second = two_hosts
     prepare(two_hosts)
     log = tmp_path / LAUNCHER_LOG
-    job = start([second, first], first, tmp_path, "--sync_seconds", "1")
+    job = start([second, first], first, tmp_path, "--sync_seconds", "1", "--max_restarts", "1")
     try:
         wait_for_version(first, 3, job, log)  # brought here
         open_checkpoint(first.folder / "run").verify()
         launcher = next(one for one in first.processes() if "dglkge.cli.launch" in one.cmdline())
         clients = [one for one in launcher.children() if one.name() == "ssh"]
-        min(clients, key=lambda one: one.create_time()).kill()  # the agent's, the first connection of all
+        min(clients, key=lambda one: one.create_time()).kill()  # that of the node program
         assert job.wait(120) == 0, log.read_text()
     finally:
         end_all(two_hosts)

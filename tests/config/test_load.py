@@ -429,6 +429,7 @@ def test_help_lists_the_components_that_a_field_names() -> None:
         "regularizer.name": "regularizer",
         "negatives.name": "negative sampler",
         "training.objective": "objective",
+        "model.row_transform": "row transform",
         "optimizer.name": "optimizer",
         "optimizer.relations": "optimizer",
         "training.loggers": "logger",

@@ -167,8 +167,8 @@ def test_checker_finds_a_broken_rule(module, target, reason):
         ("partition_tools.partition", "dglkge.__version__"),
         ("dglkge.model.losses", "dglkge.model.negative_terms"),
         ("dglkge.distributed.lease", "dglkge.checkpoint.layout.LEASE_FILE"),
-        ("dglkge.launch.remote.sync", "dglkge.checkpoint.lineage.read_copy"),
-        ("dglkge.checkpoint.lineage", "dglkge.checkpoint.layout"),
+        ("dglkge.launch.remote.sync", "dglkge.checkpoint.storage.read_copy"),
+        ("dglkge.checkpoint.lineage", "dataclasses"),
         ("dglkge.checkpoint.lineage", "json"),
     ],
 )

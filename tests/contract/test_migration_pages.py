@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from dglkge.config import field_table, load_config
-from dglkge.training.building.components import check_config
+from dglkge.training.building.checks import check_config
 from tests.contract.source_tree import ROOT
 from tests.contract.test_readme import help_of
 

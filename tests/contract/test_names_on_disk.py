@@ -16,7 +16,7 @@ from tests.contract.source_tree import sources
 
 OWNERS = (dataset_files, layout)
 
-SUFFIXES = {layout.TEMPORARY_SUFFIX, layout.REPLACED_SUFFIX}
+SUFFIXES = {layout.TEMPORARY_SUFFIX}
 """Conventions of all programs; not the names of files."""
 
 OF_OTHERS = {
@@ -29,6 +29,7 @@ OF_OTHERS = {
         "train",
         "format_version",
     },
+    "examples/benchmarks/cluster_hosts.py": {"v\0"},
     "examples/benchmarks/growth.py": {"partition.log"},
     "examples/benchmarks/out_of_core.py": {"partition.log"},
     "examples/benchmarks/quality.py": {"partition.log"},
@@ -58,9 +59,9 @@ def owned_templates(owner: ModuleType) -> set[str]:
     found = set()
     for function in functions:
         if function.__module__ == owner.__name__ and function.__name__.endswith(
-            ("_file", "_files", "_folder", "_pattern", "_snapshot")
+            ("_file", "_files", "_folder", "_pattern", "_pointer")
         ):
-            if not function.__name__.startswith(("is_", "staged", "temporary", "receipt_")):
+            if not function.__name__.startswith(("is_", "parse_", "temporary", "receipt_")):
                 found.add(function(*("\0" for _ in inspect.signature(function).parameters)))
     return found
 
@@ -125,7 +126,7 @@ def retyped(tree: ast.AST) -> list[tuple[int, str]]:
 
 
 def test_owners_have_names():
-    assert {"dataset.json", "manifest.v\0.json", "lease.json"} <= FILES | TEMPLATES
+    assert {"dataset.json", "manifest.json", "lease.json"} <= FILES | TEMPLATES
     assert {"part\0", "part-\0", "node_ids_\0.npy", "embeddings_\0_\0.v\0.h5", "epoch_\0"} <= TEMPLATES
     assert {"checkpoint", "partitions", "entities"} <= WORDS and "graph_name" in FIELDS
 
@@ -151,7 +152,7 @@ def test_no_name_is_typed_twice():
         "path = os.path.join(data, 'partitions')",
         "description['graph_name']",
         "progress.get('batches_done')",
-        "name = f'manifest.v{version}.json'",
+        "name = f'model.v{version}.h5'",
         "name = f'part{number}'",
         "name = f'{folder}/part{number}'",
         "name = f'{folder}/stats.jsonl'",

@@ -13,7 +13,7 @@ from functools import cache
 
 import pytest
 
-from dglkge.launch.remote.session import FORWARDED_VARIABLES
+from dglkge.launch.ssh import FORWARDED_VARIABLES
 from tests import warm
 from tests.contract.source_tree import ROOT
 

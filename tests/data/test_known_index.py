@@ -11,9 +11,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dglkge.data import known_index
-from dglkge.data.known_index import CHECKED_BYTES, HEADER_BYTES, Direction, open_known_index
-from dglkge.data.known_triples import KnownTriples
+from dglkge.data import known_triples
+from dglkge.data.known_triples import CHECKED_BYTES, HEADER_BYTES, Direction, KnownTriples, open_known_index
 from dglkge.errors import JobError
 from dglkge.typing import Side
 
@@ -58,7 +57,7 @@ def check(known: KnownTriples, triples: np.ndarray, queries: np.ndarray) -> None
 def test_answers_are_those_of_a_dict(
     largest: int, num_relations: int, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(known_index, "_CHUNK_ROWS", chunk)
+    monkeypatch.setattr(known_triples, "_CHUNK_ROWS", chunk)
     triples = random_triples(300, largest, num_relations)
     triples[0, 0] = triples[1, 2] = largest
     queries = np.concatenate(
@@ -75,7 +74,7 @@ def test_answers_are_those_of_a_dict(
     in_memory_too = KnownTriples(
         [triples[:30]],
         num_relations,
-        [lambda: known_index.index_in_memory([triples[20:]], num_relations, list(Side))],
+        [lambda: known_triples.index_in_memory([triples[20:]], num_relations, list(Side))],
     )
     check(in_memory_too, triples, queries)
 
@@ -207,7 +206,7 @@ def test_large_files_are_opened_without_reading_all(tmp_path: Path, monkeypatch:
     content = bytearray((tmp_path / FILE).read_bytes())
     flip(content, HEADER_BYTES + CHECKED_BYTES + 1)
     (tmp_path / FILE).write_bytes(content)
-    monkeypatch.setattr(known_index, "MAX_CHECKED", 2)
+    monkeypatch.setattr(known_triples, "MAX_CHECKED", 2)
     before = inode(tmp_path)
     mapped(tmp_path, triples, 3)
     assert inode(tmp_path) == before

@@ -21,11 +21,11 @@ from dglkge.distributed.jobs import (
     job_prefix,
     live_jobs,
     matching_jobs,
-    process_start,
     register_lock,
     remove_stale_entries,
 )
 from dglkge.distributed.lease import new_nonce
+from dglkge.distributed.process_memory import process_start
 from dglkge.errors import InputError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,7 +53,7 @@ def test_an_entry_lives_as_long_as_its_process(tmp_path: Path) -> None:
         assert holder.stdout.readline() == b"held\n"
         (entry,) = live_jobs(str(tmp_path))
         assert (entry.job, entry.user, entry.pid) == (ONE, "eve", holder.pid)
-        assert entry.pid_started == process_start(holder.pid) > 0
+        assert 0 < process_start(os.getpid()) <= process_start(holder.pid)
         with pytest.raises(InputError) as caught:
             Registration(JobEntry(TWO, run="/runs/one"), str(tmp_path))
         assert str(caught.value) == (
@@ -87,7 +87,8 @@ def test_entries_that_cannot_be_read(tmp_path: Path) -> None:
 def test_other_users_are_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither an entry that names this user's run or another's process, nor a lock on the folder."""
     monkeypatch.setattr(jobs, "REGISTER_LOCK_SECONDS", 0.1)
-    held = Registration(JobEntry(ONE, run="/runs/one", launcher_pid=os.getpid()), str(tmp_path))
+    launcher = {"launcher_pid": os.getpid(), "launcher_started": process_start(os.getpid())}
+    held = Registration(JobEntry(ONE, run="/runs/one", **launcher), str(tmp_path))
     os.chown(tmp_path / f"dglkge-job-{ONE}.json", 65534, 65534)
     lock = (
         "import fcntl, os, sys; folder = os.open(sys.argv[1], os.O_RDONLY); os.setuid(65534); "
@@ -139,7 +140,7 @@ def test_claims_are_what_is_planned_and_not_allocated(tmp_path: Path) -> None:
 def test_names_of_segments() -> None:
     job = new_nonce()
     assert job_of_segment(f"{job_prefix(job)}0~x-kvdata-") == job
-    for other in (f"dglkge-job-{job}.json", "dglkge-watchdog-1-2", "node~_N~emb_0-kvdata-", f"dglkge-{job}"):
+    for other in (f"dglkge-job-{job}.json", "node~_N~emb_0-kvdata-", f"dglkge-{job}"):
         assert job_of_segment(other) == ""
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from dglkge.embeddings import mapped_rows
-from dglkge.embeddings.mapped_rows import MappedRows, find_mapped_file, is_on_disk
+from dglkge.embeddings.mapped_rows import MappedFile, MappedRows, find_mapped_file, is_on_disk
 
 NUM_ROWS, DIM = 1 << 14, 256
 """16 MiB: 4 ranges of 4 MiB."""
@@ -233,7 +233,7 @@ def test_a_private_mapping_is_left_alone(file: Path) -> None:
 def test_pieces_cover_a_range_in_whole_pages() -> None:
     base = 10 * mmap.PAGESIZE
     for row_bytes, num_rows, num_ranges in ((400, 1000, 3), (4, 17, 5), (1 << 20, 40, 2)):
-        pages = MappedRows(base + 64, num_rows, row_bytes, num_ranges)
+        pages = MappedRows(base + 64, num_rows, row_bytes, num_ranges, MappedFile("x", 0))
         for number in range(num_ranges):
             first, end = (num_rows * turn // num_ranges for turn in (number, number + 1))
             pieces = pages.pieces(number)
@@ -242,7 +242,7 @@ def test_pieces_cover_a_range_in_whole_pages() -> None:
             assert sum(pieces[-1]) == stop
             assert all(address % mmap.PAGESIZE == 0 for address, _ in pieces)
             assert all(sum(piece) == following[0] for piece, following in zip(pieces, pieces[1:]))
-    assert MappedRows(base, 2, 8, 4).pieces(0) == []
+    assert MappedRows(base, 2, 8, 4, MappedFile("x", 0)).pieces(0) == []
 
 
 def test_memory_is_no_file(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from dglkge.evaluation.calibration import (
     Platt,
     balanced_weights,
     calibration_metrics,
-    check_method,
+    curve_class,
 )
 
 cases = st.lists(
@@ -141,7 +141,7 @@ def test_weights_give_the_share():
     with pytest.raises(InputError, match="there are no false ones"):
         balanced_weights(np.array([True]), 0.5)
     with pytest.raises(InputError, match="unknown method of calibration 'beta'; known: 'isotonic', 'platt'"):
-        check_method("beta")
+        curve_class("beta")
 
 
 def test_quality_one_score_at_a_time():

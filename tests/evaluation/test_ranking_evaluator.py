@@ -154,7 +154,7 @@ def test_ranks_on_a_device_are_those_of_the_cpu(num_candidates, options, monkeyp
 
 @pytest.mark.parametrize("num_candidates", [None, 5])
 def test_the_module_of_a_model_computes_where_the_rows_are(num_candidates, monkeypatch):
-    """Its copy of the moment: the model's own, on the host, is changed by training and cannot take them."""
+    """The model's own where it is there already, as in training; otherwise a copy of the moment."""
     world = toy_world("distmult", reciprocal=False, num_people=30, seed=3)
     world.model = build_model("conve", 16, True, seed=2)
     sizes = {"person": (30, 16), "town": (7, 16), RELATION: (2, 30)}
@@ -178,10 +178,13 @@ def test_the_module_of_a_model_computes_where_the_rows_are(num_candidates, monke
         used.clear()
         world.options = ON_DEVICE
         found = world.evaluate(protocol, 2, known_of(world))
-        assert used and not any(module is world.model.module for module in used)
+        assert used and all(module is world.model.module for module in used)  # the stand-in is a CPU too
         used.clear()
         for side in Side:
             assert found.ranks[side].tolist() == expected.ranks[side].tolist()
+    moved = world.model.on_device(torch.device("meta"))
+    assert {one.device.type for one in moved.module.parameters()} == {"meta"}
+    assert {one.device.type for one in world.model.module.parameters()} == {"cpu"}
 
 
 @pytest.mark.parametrize("options", [{}, ON_DEVICE, NOT_KEPT], ids=["cpu", "device", "device, rows copied"])

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dglkge.errors import InputError
-from dglkge.evaluation.triple_scores import score_triples
+from dglkge.evaluation.queries import score_triples
 from dglkge.typing import Side
 from tests.evaluation.memory_rows import MemoryRows
 from tests.evaluation.toy_world import RELATIONS, toy_world

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 from dglkge.config import load_config
-from dglkge.training.building.components import check_config
+from dglkge.training.building.checks import check_config
 from tests.toy_kg import REPOSITORY
 
 

@@ -37,7 +37,7 @@ def test_tables_are_compared_bit_by_bit(benchmark_module, tmp_path):
     changed = write(tmp_path / "changed", rows)
     assert compare(one, changed) == ["embeddings_entity_0:embeddings"]
     assert compare(one, tmp_path / "none") == ["files ['embeddings_entity_0'] and []"]
-    with h5py.File(changed / "checkpoint" / "embeddings_entity_0.v1.h5", "a") as file:
+    with h5py.File(changed / "checkpoint" / "v1" / "embeddings_entity_0.v1.h5", "a") as file:
         del file["optimizer/sum"]
     assert compare(one, changed) == ["embeddings_entity_0", "embeddings_entity_0:embeddings"]
 

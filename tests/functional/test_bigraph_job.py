@@ -33,7 +33,7 @@ MAX_NORM = 0.8
 def global_vectors(run: Path) -> dict[str, np.ndarray]:
     """Read the vectors of the newest version, by entity type."""
     checkpoint = open_checkpoint(run)
-    with h5py.File(checkpoint.path / f"model.v{checkpoint.version}.h5") as file:
+    with h5py.File(checkpoint.path / "latest" / f"model.v{checkpoint.version}.h5") as file:
         found = file["model"].get("entities", {})
         return {name: found[name]["global_embedding"][...] for name in found}
 
@@ -42,7 +42,7 @@ def stored_lengths(run: Path) -> np.ndarray:
     """Return the lengths of the entities' rows as the files have them, without global vectors."""
     checkpoint = open_checkpoint(run)
     lengths = []
-    for path in checkpoint.path.glob(f"embeddings_*.v{checkpoint.version}.h5"):
+    for path in (checkpoint.path / "latest").glob(f"embeddings_*.v{checkpoint.version}.h5"):
         with h5py.File(path) as file:
             lengths.append(np.linalg.norm(file["embeddings"][...].astype(float), axis=1))
     return np.concatenate(lengths)

@@ -173,7 +173,7 @@ def files(run: Path) -> dict[str, np.ndarray]:
         if isinstance(one, h5py.Dataset) and one.dtype.kind != "V":
             found[f"{stem}:{name}"] = one[...]
 
-    for path in sorted((run / "checkpoint").glob("*.h5")):
+    for path in sorted((run / "checkpoint" / "latest").glob("*.h5")):
         with h5py.File(path) as file:
             file.visititems(functools.partial(read, path.name.rsplit(".v", 1)[0]))
     return found

@@ -38,11 +38,11 @@ def test_epochs_and_the_best_are_kept(run: tuple[Path, Path]) -> None:
         checkpoint = open_checkpoint(folder / name)
         checkpoint.verify()
         assert checkpoint.progress["finished_epochs"] == epochs and checkpoint.progress["batches_done"] == 0
-    best = json.loads((folder / "best" / "snapshot.json").read_text(encoding="utf-8"))
+    best = json.loads((folder / "best").read_text(encoding="utf-8"))
     assert open_checkpoint(folder / "best").progress["finished_epochs"] == best["finished_epochs"]
     # At the end of each of 4 epochs, and after those of its first 3 batches before which 6 ms have passed.
     assert 4 <= open_checkpoint(folder).version <= 4 * 4
-    lines = (folder / "training_stats.json").read_text(encoding="utf-8").splitlines()
+    lines = (folder / "latest" / "training_stats.json").read_text(encoding="utf-8").splitlines()
     stats = [json.loads(line) for line in lines]
     assert [one["epoch_idx"] for one in stats] == [0, 1, 2, 3]
     assert [one["stats"]["count"] for one in stats] == [192] * 4

@@ -32,7 +32,7 @@ SETTINGS = (
 def model_file(run: Path) -> Path:
     """Return the newest file of relations and dense parameters."""
     checkpoint = open_checkpoint(run)
-    return checkpoint.path / checkpoint.manifest.of_table(RELATION)[0].name
+    return checkpoint.folder / checkpoint.manifest.of_table(RELATION)[0].name
 
 
 def compare(dataset: Path, alone: Path, run: Path) -> None:

@@ -16,7 +16,7 @@ from tests.functional import job as commands
 from tests.functional.test_same_result_everywhere import stats, tables
 from tests.toy_kg import toy_dataset
 
-OWN = Path(__file__).with_name("own_dense_score.py")
+OWN = Path(__file__).with_name("own") / "dense_score.py"
 SETTINGS = (
     *("model.dimension=16", "model.init_scale=0.1", "training.matmul_dtype=float32"),
     *("training.batch_size=50", "training.num_epochs=3", "dense.lr=0.01", "evaluation.split=none"),

@@ -31,7 +31,7 @@ def contents(run: Path) -> dict[str, np.ndarray]:
     """Return rows and optimizer state of a run's newest version, by table."""
     checkpoint = open_checkpoint(run)
     found = {name: checkpoint[name][:].numpy() for name in (*checkpoint.entity_types, RELATION)}
-    for path in (run / "checkpoint").glob("embeddings_*.h5"):
+    for path in (run / "checkpoint" / "latest").glob("embeddings_*.h5"):
         with h5py.File(path, "r") as file:
             found[f"{path.name.split('.')[0]} state"] = np.asarray(file["optimizer/sum"])
     return found

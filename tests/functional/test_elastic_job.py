@@ -47,8 +47,11 @@ TABLE_TOLERANCE = 5e-4
 LAUNCH = """
 import sys
 from dglkge.cli import launch
-from dglkge.launch import local_site
-local_site.usable_cores = lambda: int(open(sys.argv[1]).read())
+from dglkge.launch.remote import remote_site
+planned = remote_site.planned_host
+def host(address, machine, described):
+    return planned(address, machine, {**described, "num_cores": int(open(sys.argv[1]).read())})
+remote_site.planned_host = host
 sys.exit(launch.main(sys.argv[2:]))
 """
 """The launcher on a machine whose number of cores stands in a file."""
@@ -87,11 +90,14 @@ class Job:
         self.log = folder / f"launcher-{time.monotonic_ns()}.log"
         if not (folder / "cores").exists():
             (folder / "cores").write_text("2")
-        words = [*warm.python(), "-c", LAUNCH, str(folder / "cores"), "--ip_config", str(self.ip_config)]
+        words = [*commands.PLAIN, "-c", LAUNCH, str(folder / "cores"), "--ip_config", str(self.ip_config)]
         words += ["--num_trainers", trainers, "--num_omp_threads", "1", "--log_dir", str(folder / "logs")]
         with self.log.open("w") as log:
             self.launcher = subprocess.Popen(
-                [*words, *options, *command], stdout=log, stderr=subprocess.STDOUT, env=commands.environment()
+                [*words, *options, *command],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=warm.runners(commands.environment()),
             )
 
     def __enter__(self) -> Job:

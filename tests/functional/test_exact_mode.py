@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dglkge.training.building import matmul_dtype
+from dglkge.training.building import computing
 from tests.functional import job as commands
 from tests.functional.test_same_result_everywhere import stats, tables
 from tests.toy_kg import toy_dataset
@@ -27,8 +27,8 @@ LARGE_ENOUGH = (
 def test_float32_products_are_the_exact_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One setting gives the same tables with one process and with two trainers, at a size where the default
     would choose bfloat16, with which they differ by about 6e-4: ten times this tolerance."""
-    monkeypatch.setattr(matmul_dtype, "matmul_seconds", lambda left, right: float(left.element_size()))
-    assert matmul_dtype.faster_type((300, 300, 64)) == "bfloat16"
+    monkeypatch.setattr(computing, "matmul_seconds", lambda left, right: float(left.element_size()))
+    assert computing.faster_type((300, 300, 64)) == "bfloat16"
     exact = ("training.matmul_dtype=float32", f"dataset={toy_dataset()}", *LARGE_ENOUGH)
     runs = [tmp_path / name for name in ("alone", "two")]
     for done in (

@@ -42,7 +42,7 @@ def tables(run: Path) -> dict[str, torch.Tensor]:
 
 def state(run: Path) -> np.ndarray:
     """Return Adagrad's sums of the entities."""
-    path = next((run / "checkpoint").glob("embeddings_entity_0.v*.h5"))
+    path = next((run / "checkpoint" / "latest").glob("embeddings_entity_0.v*.h5"))
     with h5py.File(path, "r") as file:
         return np.asarray(file["optimizer/sum"])
 

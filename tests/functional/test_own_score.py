@@ -1,6 +1,6 @@
 """A score function in a file of the user goes all the way: plan, launch, resume, evaluate, predict, export.
 
-No file of dglkge names it: ``own_score.py`` beside this file is all there is. It is imported by the commands
+No file of dglkge names it: ``own/score.py`` beside this file is all there is. It is imported by the commands
 only, so that the other tests do not meet it.
 """
 
@@ -26,7 +26,7 @@ SETTINGS = (
     "training.batch_size=48",
     "training.num_epochs=2",
 )
-MODULE = Path(__file__).with_name("own_score.py")
+MODULE = Path(__file__).with_name("own") / "score.py"
 
 
 @pytest.fixture(scope="module")

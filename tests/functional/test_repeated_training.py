@@ -46,7 +46,7 @@ def in_one_process(*trainings: list[str]) -> list[str]:
 def tables(output: Path) -> dict[str, bytes]:
     """Return the bits of every array of the newest version, by file and name."""
     arrays: dict[str, bytes] = {}
-    for path in sorted((output / "checkpoint").glob("*.h5")):
+    for path in sorted((output / "checkpoint" / "latest").glob("*.h5")):
         with h5py.File(path) as file:
             file.visititems(
                 lambda name, item, path=path: (

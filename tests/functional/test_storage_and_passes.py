@@ -32,7 +32,7 @@ PLACE = ("epoch_idx", "edge_path_idx", "edge_chunk_idx")
 
 def records(run: Path) -> list[dict]:
     """Lines of training_stats.json."""
-    text = (run / "checkpoint" / "training_stats.json").read_text()
+    text = (run / "checkpoint" / "latest" / "training_stats.json").read_text()
     return [json.loads(line) for line in text.splitlines()]
 
 

@@ -64,13 +64,13 @@ def content(run: Path) -> dict[str, Any]:
     found: dict[str, Any] = {}
     checkpoint = open_checkpoint(run, verify=True)
     for entry in checkpoint.manifest.files:
-        with h5py.File(checkpoint.path / entry.name) as file:
+        with h5py.File(checkpoint.folder / entry.name) as file:
             for name in entry.shapes:
                 if "state_dict" not in name:
                     found[f"{entry.table} {name}"] = np.asarray(file[name])
     state = checkpoint.manifest.state
     assert state is not None
-    found["training"] = torch.load(checkpoint.path / state.name, weights_only=True)
+    found["training"] = torch.load(checkpoint.folder / state.name, weights_only=True)
     found["progress"] = dict(checkpoint.meta.progress)
     found["metrics"] = json.loads((run / "metrics.json").read_text())
     return found
@@ -107,7 +107,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_one_process_ends_with_its_best_version(alone: Path) -> None:
     found = content(alone)
     assert found["progress"]["ended_after"] == 3
-    best = json.loads((alone / "checkpoint" / "best" / "snapshot.json").read_text())
+    best = json.loads((alone / "checkpoint" / "best").read_text())
     assert found["progress"]["finished_epochs"] == best["finished_epochs"]
     assert found["metrics"]["valid"]["both"]["mrr"] == best["score"]
     assert found["training"]["learning_rates"]["num_batches"] == best["finished_epochs"] * BATCHES_PER_EPOCH

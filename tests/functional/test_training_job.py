@@ -113,7 +113,8 @@ def test_trainers_that_do_not_wait_for_one_another_learn_and_resume(ring: Path, 
     done = commands.train_alone(*settings(ring, tmp_path / "run", *more, "training.num_epochs=6"))
     assert done.returncode == 0, done.stderr
     assert "resumed: 4 epochs and 0 batches done" in done.stderr
-    lines = (tmp_path / "run" / "checkpoint" / "training_stats.json").read_text(encoding="utf-8").splitlines()
+    stats = tmp_path / "run" / "checkpoint" / "latest" / "training_stats.json"
+    lines = stats.read_text(encoding="utf-8").splitlines()
     counts = [json.loads(line)["stats"]["count"] for line in lines]
     assert len(counts) == 6 and len(set(counts)) == 1  # every triple in every epoch, whoever trained it
 

@@ -11,8 +11,7 @@ import torch
 
 import dglkge
 from dglkge.errors import InputError
-from dglkge.evaluation.calibration import Platt
-from dglkge.inference.calibration import Calibration
+from dglkge.evaluation.calibration import Calibration, Platt
 from dglkge.typing import RELATION, Side
 
 COLUMNS = ["head", "relation", "tail"]

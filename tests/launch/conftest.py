@@ -66,7 +66,7 @@ class LaunchedJob:
         return "\n".join(self.seen)
 
     def process(self, role: str, number: int) -> psutil.Process:
-        """Find the process of a trainer or server, not its watchdog."""
+        """Find the process of a trainer or server, not its node program."""
         variable = {"trainer": "RANK", "server": "DGL_SERVER_ID"}[role]
         for child in psutil.Process(self.launcher.pid).children(recursive=True):
             with contextlib.suppress(psutil.Error):

@@ -128,14 +128,14 @@ def test_from_cron_in_a_folder_with_spaces_and_letters_of_other_scripts(
 
 
 def test_a_low_limit_of_open_files_is_raised_or_named(tmp_path: Path, ip_config: Path) -> None:
-    """9 processes need 68: a soft limit of 40 is raised, a hard one is an error before any start."""
+    """9 processes need 73: a soft limit of 40 is raised, a hard one is an error before any start."""
     done = run(tmp_path, "ulimit -S -n 40", "--num_trainers", "8")
     assert done.returncode == 0 and done.stdout.count("trains in") == 8, done.stdout + done.stderr
     shutil.rmtree(tmp_path / "logs")
     done = run(tmp_path, "ulimit -n 40", "--num_trainers", "8")
     assert done.returncode == 2
     assert done.stderr == (
-        "dglkge-launch: error: the launcher of 9 processes needs 68 open files, and the limit is 40: raise "
+        "dglkge-launch: error: each process of a job of 9 needs 73 open files, and the limit is 40: raise "
         "it (ulimit -n, LimitNOFILE of systemd), or start fewer trainers\n"
     )
     assert not (tmp_path / "logs").exists()

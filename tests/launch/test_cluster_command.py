@@ -20,8 +20,7 @@ FAKE_SSH = """#!/bin/sh
 while [ "$1" != -- ]; do shift; done
 echo "$2" >>"$FAKE_SSH_CALLS"
 [ -z "$FAKE_SSH_FAILS" ] || { echo "ssh: connect to host $2 port 22: No route to host" >&2; exit 255; }
-case $3 in tar*) [ ! -e "$FAKE_SSH_CALLS.cut" ] || exit 255 ;; *) echo "Welcome to $2" ;; esac
-case $3 in tar*) [ ! -e "$FAKE_SSH_CALLS.stuck" ] || { >"$FAKE_SSH_CALLS.waits"; exec sleep 600; } ;; esac
+echo "Welcome to $2"
 cd /
 exec env -i HOME="$HOME" FAKE_SSH_CALLS="$FAKE_SSH_CALLS" sh -c "$3"
 """
@@ -86,9 +85,7 @@ def test_arguments_and_environment_arrive(remote, tmp_path: Path) -> None:
     assert not (tmp_path / "injected").exists()
     assert "[launcher] trainer 0 (pid " in output
     assert ") on 127.0.0.1 ended with status 5\n" in output
-    assert "[trainer 0] Welcome to 127.0.0.1\n" in output
-    # the agent, a server, a trainer
-    assert (tmp_path / "calls").read_text().split() == ["127.0.0.1"] * 3
+    assert (tmp_path / "calls").read_text().split() == ["127.0.0.1"]
     job.await_none_left()
 
 
@@ -103,16 +100,16 @@ def test_sigterm_commits(remote) -> None:
     job.await_none_left()
 
 
-@pytest.mark.parametrize("victim", ["launcher", "watchdog"])
+@pytest.mark.parametrize("victim", ["launcher", "node program"])
 def test_broken_connection(remote, victim: str) -> None:
     """Whoever is killed, nothing is left on the other machine."""
     job = remote(["--num_trainers", "1"], WAITS)
     job.wait_for("waits server", "waits 0")
-    watchdog = job.process("trainer", 0).parent()
-    (job.launcher if victim == "launcher" else watchdog).kill()
+    program = job.process("trainer", 0).parent()
+    (job.launcher if victim == "launcher" else program).kill()
     output = job.finish()
     job.await_none_left()
-    if victim == "watchdog":
+    if victim == "node program":
         assert job.launcher.returncode == 255
         assert ") on 127.0.0.1 was lost: " in output
 
@@ -127,7 +124,7 @@ def test_restart(remote, tmp_path: Path) -> None:
     output = job.finish()
     assert job.launcher.returncode == 0, output
     assert "[launcher] restart 1 of 1 in 1 s" in output
-    assert len((tmp_path / "calls").read_text().split()) == 1 + 2 * 2
+    assert len((tmp_path / "calls").read_text().split()) == 1
 
 
 def test_all_problems_are_told(run, tmp_path: Path, ip_config: Path) -> None:
@@ -213,8 +210,7 @@ def test_sync(remote, tmp_path: Path) -> None:
     assert sorted(path.name for path in work.iterdir()) == ["helper.py", "logs", "my file.txt", "script_0.py"]
     assert "warning" not in output
     assert (tmp_path / "logs" / "notes.txt").read_text() == "noted"
-    # the agent, tar there, a server, a trainer, tar back
-    assert len((tmp_path / "calls").read_text().split()) == 5
+    assert len((tmp_path / "calls").read_text().split()) == 1
 
 
 @pytest.mark.parametrize("status", [0, 5])
@@ -223,7 +219,8 @@ def test_results_that_cannot_be_brought_back_are_no_success(remote, tmp_path: Pa
     script = SERVERS_LEAVE + (
         "from pathlib import Path\n"
         "Path(os.environ['DGLKGE_LOG_DIR'], 'notes.txt').write_text('noted')\n"
-        f"Path(os.environ['FAKE_SSH_CALLS'] + '.cut').touch()\nsys.exit({status})\n"
+        f"Path(os.environ['FAKE_SSH_CALLS']).with_name('logs').joinpath('notes.txt').mkdir()\n"
+        f"sys.exit({status})\n"
     )
     work = tmp_path / "its" / "own work"
     options = ["--num_trainers", "1", "--sync", "--workspace", str(work), "--log_dir", "logs"]
@@ -234,7 +231,7 @@ def test_results_that_cannot_be_brought_back_are_no_success(remote, tmp_path: Pa
         "not all files could be brought back: 1 problem on 1 of 1 hosts; their files are still there"
         in output
     )
-    assert "files could not be copied from or to 127.0.0.1" in output
+    assert f"files from 127.0.0.1 cannot be placed in {tmp_path / 'logs'}: " in output
     assert "all processes ended well" not in output and "Traceback" not in output
     assert (work / "logs" / "notes.txt").read_text() == "noted"
 
@@ -253,15 +250,13 @@ def test_a_stop_while_files_are_fetched(
 ) -> None:
     """A blocked transfer is cancelled within seconds; 143 still means that the state is committed."""
     script = SERVERS_LEAVE + (
-        "from pathlib import Path\n"
-        "Path(os.environ['DGLKGE_LOG_DIR'], 'notes.txt').write_text('noted')\n"
-        f"Path(os.environ['FAKE_SSH_CALLS'] + '.stuck').touch()\nsys.exit({status})\n"
+        f"os.mkfifo(os.path.join(os.environ['DGLKGE_LOG_DIR'], 'blocked'))\nsys.exit({status})\n"
     )
     work = tmp_path / "its" / "own work"
     options = ["--num_trainers", "1", "--sync", "--workspace", str(work), "--log_dir", "logs", "--json"]
     job = remote([*options, "--max_restarts", "0"], script)
     deadline = time.monotonic() + TIMEOUT_SECONDS
-    while not (tmp_path / "calls.waits").exists():
+    while not list((tmp_path / "logs").glob(".dglkge-sync-*")):
         assert time.monotonic() < deadline and job.launcher.poll() is None
         time.sleep(0.02)
     start = time.monotonic()
@@ -274,5 +269,5 @@ def test_a_stop_while_files_are_fetched(
     summary = json.loads(output.splitlines()[-1])
     assert (summary["status"], summary["is_interrupted"]) == (expected, True)
     assert not list((tmp_path / "logs").glob(".dglkge-sync-*"))
-    assert (work / "logs" / "notes.txt").read_text() == "noted"
+    assert (work / "logs" / "blocked").is_fifo()
     job.await_none_left()

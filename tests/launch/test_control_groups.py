@@ -124,7 +124,7 @@ LIMITED = """
 import os, sys
 for tasks in sys.argv[1:]:
     open(tasks, "w").write(str(os.getpid()))
-from dglkge.launch.local_site import usable_cores
+from dglkge.launch.machine import usable_cores
 from dglkge.planning.host import available_memory
 print(usable_cores(), available_memory())
 """

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from dglkge.launch.remote.session import forwarded_environment
+from dglkge.launch.ssh import forwarded_environment
 
 
 @pytest.mark.parametrize(

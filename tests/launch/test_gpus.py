@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from dglkge.cli.launch import main
+from dglkge.distributed.ip_config import Machine
 from dglkge.errors import InputError
-from dglkge.launch import gpus, local_site
+from dglkge.launch import gpus
 from dglkge.launch.gpus import VISIBLE_VARIABLE, find_gpus, torch_has_cuda
 from dglkge.launch.process_plan import (
     Host,
@@ -20,6 +23,7 @@ from dglkge.launch.process_plan import (
     device_of_trainers,
     plan_processes,
 )
+from dglkge.launch.remote import remote_site
 from tests.toy_kg import REPOSITORY
 
 FOUR = Host("10.0.0.1", 30050, 2, gpus=("0", "1", "2", "3"))
@@ -149,10 +153,20 @@ def dry_run(folder: Path, *more: str) -> list[str]:
     return [*options, script, "--set", "dataset=nowhere", "--set", "training.device=cuda"]
 
 
+def let_machines_have(monkeypatch: pytest.MonkeyPatch, *found: str) -> None:
+    """Let the node programs of all machines report these GPUs."""
+    planned = remote_site.planned_host
+
+    def host(address: str, machine: Machine, described: Mapping[str, Any]) -> Host:
+        return planned(address, machine, {**described, "gpus": found})
+
+    monkeypatch.setattr(remote_site, "planned_host", host)
+
+
 def test_launcher_plans_with_the_gpus_of_this_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(local_site, "usable_gpus", lambda: ("3", "1"))
+    let_machines_have(monkeypatch, "3", "1")
     assert main(dry_run(tmp_path)) == 0
     plan = json.loads(capsys.readouterr().out)
     assert [each["environment"][VISIBLE_VARIABLE] for each in plan] == ["", "3", "1"]
@@ -162,7 +176,7 @@ def test_launcher_plans_with_the_gpus_of_this_machine(
 def test_launcher_refuses_cuda_before_anything_starts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(local_site, "usable_gpus", lambda: ())
+    let_machines_have(monkeypatch)
     assert main(dry_run(tmp_path)) == 2
     error = capsys.readouterr().err
     assert error.startswith("dglkge-launch: error: training.device is cuda and machine 127.0.0.1 has no GPU")

@@ -8,35 +8,27 @@ import pytest
 
 from dglkge.distributed.ip_config import Machine
 from dglkge.errors import InputError
-from dglkge.launch.local_site import (
-    are_all_local,
-    is_local,
-    local_interfaces,
-    locate_hosts,
-    resolve,
-    usable_cores,
-)
+from dglkge.launch.machine import is_local, local_interfaces, machine_addresses, resolve, usable_cores
 from dglkge.launch.process_plan import Host
+from dglkge.launch.remote.remote_site import planned_host
 
 INTERFACES = {"127.0.0.1": "lo", "10.1.2.3": "eth0"}
 
 
 @pytest.mark.parametrize(
-    ("address", "host"),
-    [
-        ("127.0.0.1", Host("127.0.0.1", 30050, 4, "lo")),
-        ("127.0.0.9", Host("127.0.0.9", 30050, 4, "lo")),
-        ("10.1.2.3", Host("10.1.2.3", 30050, 4, "eth0")),
-    ],
+    ("address", "interface"),
+    [("127.0.0.1", "lo"), ("127.0.0.9", "lo"), ("10.1.2.3", "eth0"), ("10.1.2.4", None)],
 )
-def test_local(address: str, host: Host) -> None:
-    """An address of this machine gives one host with the interface that holds it."""
-    assert locate_hosts([Machine(address)], INTERFACES, 4) == [host]
+def test_interface_of_an_address(address: str, interface: str | None) -> None:
+    """All of 127.0.0.0/8 is reached by the loopback."""
+    described = {"interfaces": INTERFACES, "gpus": [], "runner": ["python"], "num_cores": 4}
+    host = planned_host(address, Machine(address, 20000), described)
+    assert host == Host(address, 20000, 4, interface, ("python",))
 
 
 def test_host_name_becomes_its_address() -> None:
     """DGL's sockets take only numbers."""
-    assert locate_hosts([Machine("localhost", 20000)], INTERFACES, 1) == [Host("127.0.0.1", 20000, 1, "lo")]
+    assert machine_addresses([Machine("localhost", 20000)], INTERFACES) == ["127.0.0.1"]
     assert resolve("10.9.8.7") == "10.9.8.7"
 
 
@@ -53,26 +45,12 @@ def test_unknown_name(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve("nowhere")
 
 
-@pytest.mark.parametrize(
-    ("addresses", "expected"),
-    [
-        (["127.0.0.1"], True),
-        (["localhost", "10.1.2.3"], True),
-        (["10.1.2.4"], False),
-        (["10.1.2.3", "10.1.2.4"], False),
-    ],
-)
-def test_all_local(addresses: list[str], expected: bool) -> None:
-    """One foreign address makes it a job on several machines."""
-    assert are_all_local([Machine(address) for address in addresses], INTERFACES) is expected
-
-
 def test_two_addresses_of_one_machine() -> None:
     """They would collide in shared memory, so they are refused with that reason."""
     with pytest.raises(
         InputError, match=r"names this machine 2 times \(127.0.0.1, 10.1.2.3\): the shared memory"
     ):
-        locate_hosts([Machine("127.0.0.1"), Machine("10.1.2.3")], INTERFACES, 1)
+        machine_addresses([Machine("127.0.0.1"), Machine("10.1.2.3")], INTERFACES)
 
 
 def test_this_machine() -> None:

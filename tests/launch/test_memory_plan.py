@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dglkge.config import Config, load_config
-from dglkge.data.known_index import open_known_index
+from dglkge.data.known_triples import open_known_index
 from dglkge.data.sizes import DatasetSize, PartSize, read_dataset_size
 from dglkge.evaluation import evaluator, ranking
 from dglkge.model.functions import autograd
@@ -70,9 +70,9 @@ def test_processes_are_counted() -> None:
         )
         for trainers, servers in ((1, 0), (1, 1), (3, 2))
     }
-    keepers = memory_plan.LAUNCHER_BYTES + 5 * memory_plan.KEEPER_BYTES
+    launcher = memory_plan.LAUNCHER_BYTES + memory_plan.NODE_PROGRAM_BYTES
     assert found[1, 0] == 1010 * MIB
-    assert found[3, 2] == 3210 * MIB + keepers
+    assert found[3, 2] == 3210 * MIB + launcher
     (host,) = plan_memory(config(), size, 3, 2, BASE)
     assert host.base_bytes == found[3, 2]
     assert host.memory_bytes == sum(num_bytes for _, num_bytes in host.memory)

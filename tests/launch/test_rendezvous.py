@@ -1,4 +1,4 @@
-"""Nodes that connect to the launcher by TCP: authentication, channels, losses, ends. All on the loopback."""
+"""Nodes that connect to the launcher by TCP: authentication, losses, ends. All on the loopback."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ import pytest
 
 from dglkge import __version__
 from dglkge.errors import InputError, NotReadyError
+from dglkge.launch.connection import Events, RunningProcess
 from dglkge.launch.node_place import NodePlace
-from dglkge.launch.remote.channel import request_connection
+from dglkge.launch.process_plan import PlannedProcess
+from dglkge.launch.protocol import Output
 from dglkge.launch.remote.file_transfer import Tree, fetch, send
 from dglkge.launch.remote.handshake import Peer, RefusedError, introduce_node, read_secret
-from dglkge.launch.remote.node import Node
+from dglkge.launch.remote.node import connect
 from dglkge.launch.remote.rendezvous import Rendezvous, listen
-from dglkge.launch.remote.session import HostSession, forwarded_environment
+from dglkge.launch.ssh import forwarded_environment
 from tests.launch.conftest import ROOT, TIMEOUT_SECONDS
 
 SECRET = b"a secret of more than sixteen bytes"
@@ -56,10 +58,11 @@ class _Hub:
         self.started.append(node)
         return node
 
-    def session(self) -> HostSession:
-        """Start an agent on node 1."""
-        transport = self.nodes.transport(1)
-        return HostSession("127.0.0.1", transport, transport.python, {})
+    def start(self, code: str) -> tuple[RunningProcess, Events]:
+        """Start a process on node 1."""
+        events = Events()
+        planned = PlannedProcess("trainer", 0, "127.0.0.1", ("sh", "-c", code), {})
+        return self.nodes.connection(1).start(planned, "/", events), events
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         """Wait for something."""
@@ -84,20 +87,30 @@ def hub(free_port: int) -> Iterator[_Hub]:
         assert not alive
 
 
-def test_a_session_over_a_channel(hub: _Hub, tmp_path: Path) -> None:
-    """The agent replies, files go there and back, and at the end the node has the status of the job."""
+def outcome(process: RunningProcess, events: Events) -> bytes:
+    """Wait for the end of a process; return its output."""
+    output, deadline = b"", time.monotonic() + TIMEOUT_SECONDS
+    while not process.is_gone:
+        assert time.monotonic() < deadline
+        for _, message in events.take(0.1):
+            process.apply(message)
+            output += message.data if isinstance(message, Output) else b""
+    return output
+
+
+def test_a_job_of_two_nodes(hub: _Hub, tmp_path: Path) -> None:
+    """Calls are answered, files go there and back, and at the end the node has the status of the job."""
     node = hub.start_node()
     hub.nodes.await_nodes()
-    session = hub.session()
+    session = hub.nodes.connection(1)
     assert session.call("describe")["versions"]["dglkge"] == __version__
     here, there, back = (tmp_path / name for name in ("here", "there", "back"))
     here.mkdir()
-    content = os.urandom(3 << 20)
+    content = os.urandom(9 << 20)
     (here / "a b").write_bytes(content)
     assert send(session, Tree(str(here), str(there), ("a b",))) == 1
     assert fetch(session, str(there), str(back)) == 1
     assert (back / "a b").read_bytes() == content
-    session.close()
     hub.nodes.end(7, "trainer 0 ended with status 7")
     output = node.communicate(timeout=TIMEOUT_SECONDS)[0]
     # Told the end, a node leaves, maybe before the launcher closes: it is not lost.
@@ -108,111 +121,74 @@ def test_a_session_over_a_channel(hub: _Hub, tmp_path: Path) -> None:
     assert "[launcher] the job has ended: trainer 0 ended with status 7\n" in output
 
 
-def _run(hub: _Hub, *words: str, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]:
-    """Run a command on node 1."""
-    command = hub.nodes.transport(1).command("", words)
-    return subprocess.run(command, input=stdin, capture_output=True, timeout=TIMEOUT_SECONDS)
-
-
-def test_commands(hub: _Hub) -> None:
-    """Status, pipes and environment are those of the command; the secret is not in it."""
+def test_processes(hub: _Hub) -> None:
+    """Status and environment are those of the node's processes; the secret is not in it."""
     hub.start_node()
     hub.nodes.await_nodes()
-    done = _run(
-        hub,
-        "sh",
-        "-c",
-        "cat; echo bad >&2; echo $ODD$DGLKGE_SECRET$TORCHELASTIC_USE_AGENT_STORE; exit 5",
-        stdin=b"x" * 200_000,
-    )
-    assert done.returncode == 5
-    assert (done.stdout, done.stderr) == (b"x" * 200_000 + b"it's\n", b"bad\n")
-    assert _run(hub, "sh", "-c", "kill -9 $$").returncode == 128 + 9
-    missing = _run(hub, "/no/such/program")
-    assert missing.returncode == 127
-    assert missing.stderr == b"cannot start /no/such/program: No such file or directory\n"
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root may become another user")
-def test_another_user_gets_no_channel(hub: _Hub) -> None:
-    """The launcher's socket has no permissions; it serves its own user only."""
-    hub.start_node()
-    hub.nodes.await_nodes()
-    name = hub.nodes.transport(1).name
-    request_connection(name, 1).close()
-    child = os.fork()
-    if child == 0:
-        os.setuid(65534)
-        try:
-            request_connection(name, 1)
-        except OSError:
-            os._exit(3)
-        os._exit(4)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
-
-
-def test_a_client_that_is_killed(hub: _Hub) -> None:
-    """The command reaches the end of its stdin, as under sshd."""
-    node = hub.start_node()
-    hub.nodes.await_nodes()
-    command = hub.nodes.transport(1).command("", ["cat"])
-    client = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    client.stdin.write(b"x")
-    client.stdin.flush()
-    assert client.stdout.read(1) == b"x"
-    (cat,) = psutil.Process(node.pid).children()
-    client.kill()
-    client.communicate()
-    assert cat.wait(TIMEOUT_SECONDS) is None or not cat.is_running()
+    process, events = hub.start("echo $ODD$DGLKGE_SECRET$TORCHELASTIC_USE_AGENT_STORE; exit 5")
+    assert outcome(process, events) == b"it's\n"
+    assert process.status == 5
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_node_that_is_lost(hub: _Hub, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The session ends, a new channel is refused with the reason, and its agent exits."""
-    monkeypatch.setattr("dglkge.launch.remote.rendezvous.HEARTBEAT_TIMEOUT_SECONDS", 3.0)
+    """Its processes count as lost, calls fail with the reason, and the rank is free."""
+    monkeypatch.setattr("dglkge.launch.connection.HEARTBEAT_TIMEOUT_SECONDS", 3.0)
     node = hub.start_node()
     hub.nodes.await_nodes()
-    session = hub.session()
+    session = hub.nodes.connection(1)
     session.call("describe")
-    children = psutil.Process(node.pid).children()
+    process, events = hub.start("exec sleep 600")
+    hub.wait_for(lambda: any(process.apply(message) or True for _, message in events.take(0.1)))
     os.kill(node.pid, number)
     hub.wait_for(lambda: any("is lost" in line for line in hub.reports))
-    why = "its connection ended" if number == signal.SIGKILL else "no heartbeat for 3 s"
+    why = "the connection ended" if number == signal.SIGKILL else "no heartbeat for 3 s"
     assert hub.reports[-1] == f"node 1 (127.0.0.1) is lost: {why}"
-    done = _run(hub, "true")
-    assert (done.returncode, done.stderr.decode()) == (255, f"node 1 is not connected: {why}\n")
+    outcome(process, events)
+    assert (process.status, process.error) == (255, why)
+    with pytest.raises(NotReadyError, match=f"cannot be reached by its node's dglkge-launch: {why}"):
+        hub.nodes.connection(1)
+    with pytest.raises(NotReadyError, match=why):
+        session.call("describe")
     if number == signal.SIGKILL:
-        with pytest.raises(InputError, match="cannot be reached by its node's dglkge-launch: the connection"):
-            session.call("describe")
-        psutil.wait_procs(children, timeout=TIMEOUT_SECONDS)
-        assert not any(child.is_running() for child in children)
-        # A scheduler may start it again: the rank is free.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            psutil.Process(process.pid).wait(TIMEOUT_SECONDS)
+        # A scheduler may start it again.
         hub.start_node()
         hub.nodes.await_nodes()
-        assert _run(hub, "true").returncode == 0
+        assert hub.nodes.connection(1).call("describe")
     os.kill(node.pid, signal.SIGCONT)
-    session.close()
 
 
 def test_a_launcher_that_is_lost(hub: _Hub) -> None:
-    """The node ends its commands and exits with status 255."""
+    """The node ends its processes and exits with status 255."""
     node = hub.start_node()
     hub.nodes.await_nodes()
-    client = subprocess.Popen(hub.nodes.transport(1).command("", ["cat"]), stdin=subprocess.PIPE)
+    hub.start("exec sleep 600")
     hub.wait_for(lambda: bool(psutil.Process(node.pid).children()))
-    (cat,) = psutil.Process(node.pid).children()
+    (child,) = psutil.Process(node.pid).children()
     hub.nodes.close()
     output = node.communicate(timeout=TIMEOUT_SECONDS)[0]
     assert node.returncode == 255
     where = f"127.0.0.1:{hub.port}"
     assert f"the launcher at {where} is lost: the connection ended; this node's part ends" in output
-    assert not cat.is_running()
-    client.communicate(timeout=TIMEOUT_SECONDS)
-    assert client.returncode == 255
+    assert not child.is_running()
+
+
+def test_dripping_connections(hub: _Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who sends a byte now and then holds no place for longer than a handshake may take."""
+    monkeypatch.setattr("dglkge.launch.remote.handshake.HANDSHAKE_SECONDS", 1.0)
+    with socket.create_connection(("127.0.0.1", hub.port), TIMEOUT_SECONDS) as connection:
+        start = time.monotonic()
+        with pytest.raises(OSError):
+            while time.monotonic() < start + TIMEOUT_SECONDS:
+                connection.sendall(b"x")
+                time.sleep(0.1)
+        assert time.monotonic() - start < 5
 
 
 def test_a_wrong_secret(hub: _Hub) -> None:
-    """One line on both sides, status 2; no channel without the secret either."""
+    """One line on both sides, status 2."""
     node = hub.start_node(1, b"another secret of many bytes")
     output = node.communicate(timeout=TIMEOUT_SECONDS)[0]
     words = "wrong secret: --secret_file or DGLKGE_SECRET must be the same on all nodes"
@@ -283,7 +259,7 @@ def test_nodes_of_another_job(hub: _Hub, rank: int, nodes: int, message: str) ->
     """One line that names the difference."""
     place = NodePlace(rank, nodes, "127.0.0.1", hub.port)
     with pytest.raises(RefusedError, match=message):
-        Node(place, SECRET, sys.executable, {}, hub.reports.append).run(5.0)
+        connect(place, SECRET, 5.0, hub.reports.append)
 
 
 def test_two_nodes_of_one_rank(hub: _Hub) -> None:
@@ -292,7 +268,7 @@ def test_two_nodes_of_one_rank(hub: _Hub) -> None:
     hub.nodes.await_nodes()
     place = NodePlace(1, 2, "127.0.0.1", hub.port)
     with pytest.raises(NotReadyError, match=r"within 0 s .*: node 1 is connected already, from 127\.0\.0\.1"):
-        Node(place, SECRET, sys.executable, {}, hub.reports.append).run(0.0)
+        connect(place, SECRET, 0.0, hub.reports.append)
 
 
 def test_a_launcher_that_does_not_come(free_port: int) -> None:
@@ -301,12 +277,12 @@ def test_a_launcher_that_does_not_come(free_port: int) -> None:
     place = NodePlace(1, 2, "127.0.0.1", free_port)
     message = f"no launcher of node 0 at 127.0.0.1:{free_port} within 0 s .*: Connection refused"
     with pytest.raises(NotReadyError, match=message):
-        Node(place, SECRET, sys.executable, {}, reports.append).run(0.0)
+        connect(place, SECRET, 0.0, reports.append)
 
 
 def test_stop_signals_of_a_node(hub: _Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first signal to a node stops the job by the launcher; the second ends the node."""
-    monkeypatch.setattr("dglkge.launch.remote.rendezvous.SIGNAL_SECONDS", 0.0)
+    monkeypatch.setattr("dglkge.launch.stop_signals.FORWARD_SECONDS", 0.0)
     received: list[Any] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     try:
@@ -348,7 +324,7 @@ def test_ipv6(free_port: int) -> None:
     try:
         place = NodePlace(1, 2, "::1", free_port)
         with pytest.raises(RefusedError, match="sockets are IPv4 only: give this machine's IPv4 address"):
-            Node(place, SECRET, sys.executable, {}, lambda _: None).run(5.0)
+            connect(place, SECRET, 5.0, lambda _: None)
     finally:
         nodes.close()
 

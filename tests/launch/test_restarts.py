@@ -18,7 +18,7 @@ from dglkge.launch.job_result import (
     pause_seconds,
     run_with_restarts,
 )
-from dglkge.launch.local_site import usable_cores
+from dglkge.launch.machine import usable_cores
 
 
 def result(status: int, is_interrupted: bool = False) -> JobResult:
@@ -100,7 +100,9 @@ def test_the_launcher_restarts_with_what_is_there_then(launch, tmp_path: Path, i
     options = ["--num_trainers", "1:2", "--max_restarts", "2", "--log_dir", "logs", "--json"]
     job = launch(options, script, "1")
     job.wait_for("attempt 1 of")
-    psutil.Process(job.launcher.pid).cpu_affinity([min(os.sched_getaffinity(0))])
+    launcher = psutil.Process(job.launcher.pid)
+    for process in (launcher, *launcher.children()):  # and its node program
+        process.cpu_affinity([min(os.sched_getaffinity(0))])
     ip_config.write_text(f"127.0.0.2 {port}\n")
     (tmp_path / "go").touch()
     output = job.finish()

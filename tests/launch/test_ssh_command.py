@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from dglkge.launch.remote.session import SshSettings, python_from_stdin, ssh_client, ssh_command
+from dglkge.launch.ssh import SshSettings, python_from_stdin, ssh_client, ssh_command
 
 HOSTILE = ["a b", "it's", '"', "$HOME", "`id`", "; touch injected", "\\", "a\nb", "*", "&& false", "-o", "é"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import re
@@ -15,11 +16,15 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dglkge.distributed.ip_config import Machine
+from dglkge.distributed.jobs import JobEntry
+from dglkge.distributed.world import JOB_VARIABLE
 from dglkge.launch.console import Console
 from dglkge.launch.job_result import JobResult
 from dglkge.launch.process_plan import SERVER, TRAINER, Limits, PlannedProcess
+from dglkge.launch.remote.remote_site import RemoteSite
+from dglkge.launch.ssh import SshSettings
 from dglkge.launch.supervisor import Supervisor
-from dglkge.launch.watched_process import LocalExecutor
 
 JOB = uuid.uuid4().hex[:16]
 SHORT = Limits(failure_seconds=0.5, stop_seconds=0.5, exit_seconds=0.5)
@@ -46,6 +51,13 @@ def is_running(pid: int) -> bool:
         return False
 
 
+def supervise(folder: Path, console: Console, limits: Limits, plan: list[PlannedProcess]) -> JobResult:
+    """Run a job on this machine to its end."""
+    with contextlib.closing(RemoteSite(SshSettings(), sys.executable, str(folder))) as site:
+        site.connect([Machine("127.0.0.1", 1)], JobEntry(JOB))
+        return Supervisor(site, console, folder, limits).run(plan)
+
+
 class Run:
     """A finished job: its result and what was shown."""
 
@@ -58,13 +70,11 @@ class Run:
                 number - (len(servers) if role == TRAINER else 0),
                 "127.0.0.1",
                 (sys.executable, "-u", "-c", code),
-                {"DGLKGE_TEST": str(number)},
+                {"DGLKGE_TEST": str(number), JOB_VARIABLE: JOB},
             )  # fmt: skip
             for number, (role, code) in enumerate(scripts)
         ]
-        executor = LocalExecutor(str(folder), JOB)
-        supervisor = Supervisor(executor, Console.of(self.out, self.err), folder, limits)
-        self.result: JobResult = supervisor.run(plan)
+        self.result = supervise(folder, Console.of(self.out, self.err), limits, plan)
         self.statuses = {process.name: process.status for process in self.result.processes}
 
 
@@ -180,23 +190,23 @@ def test_program_that_does_not_exist(tmp_path: Path) -> None:
     """What cannot be started is a failure with the reason."""
     out, err = io.StringIO(), io.StringIO()
     plan = [PlannedProcess(TRAINER, 0, "127.0.0.1", ("/no/such/program",), {})]
-    result = Supervisor(LocalExecutor(str(tmp_path)), Console.of(out, err), tmp_path, SHORT).run(plan)
+    result = supervise(tmp_path, Console.of(out, err), SHORT, plan)
     assert result.status == 127
     assert result.reason.startswith("trainer 0 on 127.0.0.1 could not be started: [Errno 2] No such file")
 
 
-def test_lost_keeper(run) -> None:
-    """A process whose watchdog is killed has failed, and what it had started is ended too."""
-    code = "import os, signal, subprocess, sys\n" + (
+def test_a_killed_node_program(run, tmp_path: Path) -> None:
+    """Its processes have failed, and what they had started is ended too."""
+    note = tmp_path / "orphan"  # what it prints is lost with the node program
+    code = "import os, pathlib, signal, subprocess, sys\n" + (
         f"child = subprocess.Popen([sys.executable, '-c', {STUBBORN!r}], stdout=subprocess.PIPE)\n"
-        "child.stdout.readline(); print(child.pid, flush=True)\n"
+        f"child.stdout.readline(); pathlib.Path({str(note)!r}).write_text(str(child.pid))\n"
         "os.kill(os.getppid(), 9); signal.pause()"
     )
     job = run([FOREVER], [code])
     assert job.result.status == 255
-    assert job.result.reason.endswith("was lost: its watchdog was killed")
-    orphan = int(job.out.getvalue().split("[trainer 0] ")[1].split()[0])
-    assert not is_running(orphan)
+    assert job.result.reason.endswith("was lost: its node program was killed")
+    assert not is_running(int(note.read_text()))
 
 
 def test_lingering_server_is_ended_with_a_warning(run) -> None:
@@ -260,7 +270,7 @@ def test_signals_end_the_job(tmp_path: Path, number: int, code: str) -> None:
     plan = [PlannedProcess(role, 0, "127.0.0.1", command, {}) for role in (SERVER, TRAINER)]
     err = io.StringIO()
     thread = send_when("waits", out, 2, number)
-    result = Supervisor(LocalExecutor(str(tmp_path)), Console.of(out, err), tmp_path, SHORT).run(plan)
+    result = supervise(tmp_path, Console.of(out, err), SHORT, plan)
     thread.join()
     name = signal.Signals(number).name
     if code is STUBBORN:
@@ -293,7 +303,7 @@ def test_trainers_may_save_while_servers_still_serve(tmp_path: Path) -> None:
     plan = [PlannedProcess(role, 0, "127.0.0.1", command, {}) for role in (SERVER, TRAINER)]
     thread = send_when("waits", out, 2, signal.SIGTERM)
     limits = Limits(stop_seconds=20)
-    result = Supervisor(LocalExecutor(str(tmp_path)), Console.of(out, err), tmp_path, limits).run(plan)
+    result = supervise(tmp_path, Console.of(out, err), limits, plan)
     thread.join()
     assert (result.is_interrupted, result.reason) == (
         True,
@@ -312,7 +322,7 @@ def test_a_closed_terminal_asks_for_a_commit(tmp_path: Path) -> None:
     plan = [PlannedProcess(TRAINER, 0, "127.0.0.1", (sys.executable, "-u", "-c", SAVES), {})]
     thread = send_when("waits", out, 1, signal.SIGHUP)
     limits = Limits(stop_seconds=20)
-    result = Supervisor(LocalExecutor(str(tmp_path)), Console.of(out, err), tmp_path, limits).run(plan)
+    result = supervise(tmp_path, Console.of(out, err), limits, plan)
     thread.join()
     words = "stopped by SIGHUP; all trainers have committed and left"
     assert (result.status, result.reason, result.is_interrupted) == (143, words, True)
@@ -325,7 +335,7 @@ def test_trainers_that_finish_when_they_are_asked_to_stop(tmp_path: Path) -> Non
     out, err = io.StringIO(), io.StringIO()
     plan = [PlannedProcess(TRAINER, 0, "127.0.0.1", (sys.executable, "-u", "-c", ends), {})]
     thread = send_when("waits", out, 1, signal.SIGTERM)
-    result = Supervisor(LocalExecutor(str(tmp_path)), Console.of(out, err), tmp_path, SHORT).run(plan)
+    result = supervise(tmp_path, Console.of(out, err), SHORT, plan)
     thread.join()
     assert (result.status, result.reason) == (0, "stopped by SIGTERM; all trainers had ended well")
 
@@ -366,7 +376,7 @@ def test_a_first_signal_does_not_cut_short_who_commits_already(tmp_path: Path) -
     plan = [PlannedProcess(TRAINER, i, "127.0.0.1", command, {}) for i, command in enumerate(commands)]
     thread = send_when("start me again", err, 1, signal.SIGTERM)
     limits = Limits(failure_seconds=0.2, stop_seconds=20)
-    result = Supervisor(LocalExecutor(str(tmp_path)), Console.of(out, err), tmp_path, limits).run(plan)
+    result = supervise(tmp_path, Console.of(out, err), limits, plan)
     thread.join()
     assert [process.status for process in result.processes] == [143, 143]
     assert (result.status, result.is_interrupted) == (143, True)
@@ -388,9 +398,7 @@ def test_a_second_signal_right_after_the_message_is_heard(tmp_path: Path) -> Non
     plan = [PlannedProcess(TRAINER, 0, "127.0.0.1", (sys.executable, "-u", "-c", STUBBORN), {})]
     first = send_when("waits", out, 1, signal.SIGINT)
     limits = Limits(stop_seconds=3600, failure_seconds=0.2)
-    result = Supervisor(LocalExecutor(str(tmp_path)), Console.of(out, Impatient()), tmp_path, limits).run(
-        plan
-    )
+    result = supervise(tmp_path, Console.of(out, Impatient()), limits, plan)
     first.join()
     assert result.status == 130 and result.is_interrupted
 
@@ -403,7 +411,7 @@ def test_second_signal_cuts_the_wait_short(tmp_path: Path) -> None:
     first = send_when("waits", out, 1, signal.SIGINT)
     second = send_when("stopped by", err, 1, signal.SIGINT)
     limits = Limits(stop_seconds=3600, failure_seconds=0.2)
-    result = Supervisor(LocalExecutor(str(tmp_path)), Console.of(out, err), tmp_path, limits).run(plan)
+    result = supervise(tmp_path, Console.of(out, err), limits, plan)
     first.join()
     second.join()
     assert (result.status, result.processes[0].status) == (130, -9)
@@ -424,6 +432,7 @@ def test_shared_memory_of_a_failed_job_is_removed(run) -> None:
     mark = uuid.uuid4().hex
     shared = Path("/dev/shm")
     mapped, unmapped, foreign = f"dglkge-{JOB}-0~{mark}-a", f"dglkge-{JOB}-0~{mark}-b", f"old~{mark}-kvdata-"
+    (shared / foreign).touch()
     try:
         killed_at_once = segment_script(unmapped, "os.kill(os.getpid(), 9)")
         servers = [segment_script(name, "signal.pause()") for name in (mapped, foreign)]
@@ -474,7 +483,7 @@ def test_clean_up_is_done_whatever_goes_wrong_before(tmp_path: Path) -> None:
         for number, text in enumerate((code, "import time; time.sleep(2); raise SystemExit(3)"))
     ]
     with pytest.raises(MemoryError):
-        Supervisor(LocalExecutor(str(tmp_path), JOB), console, tmp_path, SHORT).run(plan)
+        supervise(tmp_path, console, SHORT, plan)
     assert processes_left() == []
     assert not (Path("/dev/shm") / name).exists()
 
@@ -489,7 +498,7 @@ def test_progress_of_rank_0_only(tmp_path: Path) -> None:
     out = io.StringIO()
     console = Console(out, io.StringIO(), is_terminal=True, is_coloured=False)
     plan = [PlannedProcess(TRAINER, i, "127.0.0.1", (sys.executable, "-c", bar), {}) for i in range(2)]
-    assert Supervisor(LocalExecutor(str(tmp_path)), console, tmp_path, SHORT).run(plan).status == 0
+    assert supervise(tmp_path, console, SHORT, plan).status == 0
     shown = out.getvalue()
     assert "[trainer 0] 3/5" in shown
     assert "[trainer 1] 3/5" not in shown

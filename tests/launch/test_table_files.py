@@ -9,7 +9,7 @@ import pytest
 
 from dglkge.distributed.lease import new_nonce
 from dglkge.errors import InputError
-from dglkge.launch.local_site import MachineJob
+from dglkge.launch.machine import MachineJob
 from dglkge.launch.script_config import MachineNeeds
 from dglkge.launch.table_files import TableFolder, file_system, free_bytes, roomy_folder, usual_folders
 

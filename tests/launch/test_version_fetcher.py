@@ -1,4 +1,4 @@
-"""Bringing versions while a job runs: it ends when it is told to, and leaves no agent."""
+"""Bringing versions while a job runs: it ends when it is told to."""
 
 from __future__ import annotations
 
@@ -8,55 +8,52 @@ from collections.abc import Callable
 
 import psutil
 
-from dglkge.launch.remote.session import HostSession
+from dglkge.errors import InputError
+from dglkge.launch.connection import open_node
 from dglkge.launch.remote.synced_site import VersionFetcher
 from tests.launch.conftest import ROOT, TIMEOUT_SECONDS
 
 
-def agents() -> list[psutil.Process]:
-    """The agents that this process has started."""
-    return [child for child in psutil.Process().children() if "remote.agent" in " ".join(child.cmdline())]
-
-
-def open_session() -> HostSession:
-    """Start an agent on this machine."""
-    return HostSession("here", None, sys.executable, {"PYTHONPATH": str(ROOT)})
-
-
 def test_the_end_does_not_wait_for_an_answer() -> None:
-    """An agent that is at work is ended; nothing is said of it."""
+    """A call of a node program that is at work is given up; nothing is said of it."""
     asked = threading.Event()
     said: list[str] = []
+    session = open_node("here", None, sys.executable, {"PYTHONPATH": str(ROOT)})
+    session.call("describe")
+    (program,) = [each for each in psutil.Process().children() if "node_program" in " ".join(each.cmdline())]
 
-    def bring(session: HostSession, is_cancelled: Callable[[], bool]) -> None:
-        session.call("describe")
-        (agent,) = agents()
-        agent.suspend()
+    def bring(is_cancelled: Callable[[], bool]) -> None:
         asked.set()
-        session.call("describe", TIMEOUT_SECONDS)
+        session.call("describe", TIMEOUT_SECONDS, is_cancelled)
 
-    fetcher = VersionFetcher(open_session, bring, said.append, 0.01)
+    try:
+        program.suspend()
+        fetcher = VersionFetcher(bring, said.append, 0.01)
+        fetcher.start()
+        assert asked.wait(TIMEOUT_SECONDS)
+        fetcher.stop()
+        assert not fetcher._thread.is_alive() and said == []
+    finally:
+        program.resume()
+        session.close()
+
+
+def test_a_problem_is_told_once() -> None:
+    """The next poll tries again."""
+    said: list[str] = []
+    outcomes = [InputError("no room"), InputError("no room"), None, InputError("no way")]
+    is_done = threading.Event()
+
+    def bring(is_cancelled: Callable[[], bool]) -> None:
+        if not outcomes:
+            is_done.set()
+            return
+        outcome = outcomes.pop(0)
+        if outcome is not None:
+            raise outcome
+
+    fetcher = VersionFetcher(bring, said.append, 0.01)
     fetcher.start()
-    assert asked.wait(TIMEOUT_SECONDS)
+    assert is_done.wait(TIMEOUT_SECONDS)
     fetcher.stop()
-    assert not fetcher._thread.is_alive()
-    assert agents() == [] and said == []
-
-
-def test_an_agent_that_comes_too_late_is_let_go() -> None:
-    """The end came while it was being started: nothing is asked of it."""
-    is_opening, may_go_on = threading.Event(), threading.Event()
-    brought: list[HostSession] = []
-
-    def connect() -> HostSession:
-        is_opening.set()
-        may_go_on.wait(TIMEOUT_SECONDS)
-        return open_session()
-
-    fetcher = VersionFetcher(connect, lambda session, _: brought.append(session), print, 0.01)
-    fetcher.start()
-    assert is_opening.wait(TIMEOUT_SECONDS)
-    threading.Timer(0.5, may_go_on.set).start()
-    fetcher.stop()
-    assert not fetcher._thread.is_alive()
-    assert agents() == [] and brought == []
+    assert [text.rpartition(": ")[2] for text in said] == ["no room", "no way"]

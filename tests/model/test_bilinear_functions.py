@@ -10,7 +10,8 @@ from dglkge.config import load_config
 from dglkge.errors import InputError
 from dglkge.model.kge_model import build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS
-from dglkge.training.building.components import check_config, configured_model
+from dglkge.training.building.checks import check_config
+from dglkge.training.building.components import configured_model
 from dglkge.typing import RELATION, Side
 from tests.model.score_oracle import clifford, fitting_dim, float64_score
 
@@ -77,7 +78,7 @@ class TestKeci:
         [
             (
                 ["model.score_function={name: keci, p: 2}", "model.dimension=7"],
-                "the dimension must be a multiple of 1 + p + q, 4, got 7",
+                "the dimension must be a multiple of 4 (1 + p + q), got 7",
             ),
             (
                 ["model.score_function.p=2"],

@@ -18,7 +18,7 @@ from dglkge.model.functions.projected_comparators import ProjectedDistance, Scal
 from dglkge.model.kge_model import build_model
 from dglkge.model.regularizers import build_regularizer
 from dglkge.model.score_functions import SCORE_FUNCTIONS
-from dglkge.training.building.components import check_config
+from dglkge.training.building.checks import check_config
 from dglkge.typing import RELATION, Side
 
 COMPARATORS = [ScaledL1(), ProjectedDistance(), SCORE_FUNCTIONS.get("transr_l1")()]

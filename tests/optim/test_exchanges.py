@@ -96,8 +96,8 @@ def trainer(threads: Threads, layout: list[int], rank: int, wire: WireFormat) ->
                     assert (table, key) not in updated
                     updated[table, key] = row, count
             updated["active"] = active.tolist()
-        updated["sum"] = exchange.finish(np.array([rank, 1]), extra=rank == step).tolist()
-        updated["extra"] = exchange.step_sum
+        num_bad, updated["extra"] = exchange.finish(np.array([rank, 1]), extra=rank == step)
+        updated["sum"] = num_bad.tolist()
         steps.append(updated)
     return steps, exchange.sent_bytes
 
@@ -209,8 +209,8 @@ def test_asynchronous_trainers_do_not_wait() -> None:
         chains[0].add(np.array([4, 5, 4]), np.ones((3, 3), np.float32))
         turns = [(selected[0].tolist(), active.tolist()) for selected, active in exchange.run()]
         assert turns == [([0, 1], [True])]
-        assert exchange.finish(np.array([rank]), extra=True).tolist() == [rank]
-        assert (exchange.step_sum, exchange.sent_bytes) == (1, 0)
+        assert exchange.finish(np.array([rank]), extra=True) == (np.array([rank]), 1)
+        assert exchange.sent_bytes == 0
     with pytest.raises(ValueError, match="synchronous=False is for trainers of one machine, got 2"):
         StepExchange(groups[0], 0, [np.array([0, 5, 9])], chains_of[0], wire, synchronous=False)
 
@@ -258,7 +258,7 @@ def test_many_tables() -> None:
         for table, of_table in enumerate(chains):
             of_table.add(np.array([table % 9]), np.ones((1, 1), np.float32))
         num_updated = sum(len(keys) for selected, _ in exchange.run() for keys in selected)
-        return num_updated, exchange.finish(np.arange(num_tables)).tolist()
+        return num_updated, exchange.finish(np.arange(num_tables))[0].tolist()
 
     with ThreadPoolExecutor(2) as pool:
         results = [future.result(timeout=60) for future in [pool.submit(run, rank) for rank in range(2)]]

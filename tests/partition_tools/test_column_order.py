@@ -142,10 +142,9 @@ def test_gaps_in_integer_ids_are_explained(tmp_path, capsys):
     err = capsys.readouterr().err
     assert err == (
         "partition.py: error: 39 of the relation ids 0 to 78 never occur, the first is 1: give "
-        "--relation-map if there are more than occur, or --ids names if these are names; "
-        "the columns look as if they were in "
-        "another order: 80 heads, 40 relations, 3 tails; if what was read as tail is the relation, give "
-        "--columns head,tail,relation\n"
+        "--relation-map if there are more than occur, or --ids names if these are names; the columns look "
+        "as if they were in another order: 80 heads, 40 relations, 3 tails; if what was read as tail is "
+        "the relation, give --columns head,tail,relation\n"
     )
 
 

@@ -171,5 +171,5 @@ def test_command_and_training_of_touched_rows(tmp_path):
     names = Dataset.open(tmp_path / "new").vocabulary("entity")
     moved = (before["entity"][:] != after["entity"][: len(before["entity"])]).any(1).nonzero().squeeze(1)
     assert {names[one] for one in moved.tolist()} == {"e003", "e005"}
-    lines = (tmp_path / "b" / "checkpoint" / "training_stats.json").read_text().splitlines()
+    lines = (tmp_path / "b" / "checkpoint" / "latest" / "training_stats.json").read_text().splitlines()
     assert [json.loads(line)["stats"]["count"] for line in lines] == [2, 2, 2]

@@ -6,12 +6,12 @@ import pytest
 
 from dglkge.errors import InputError
 from dglkge.partition.make_dataset import check_num_parts
-from dglkge.partition.options import Options, check_options
+from dglkge.partition.options import Options
 from dglkge.partition.report import reading_progress, show_line
 
 
 def test_defaults_are_allowed():
-    check_options(Options())
+    Options()
 
 
 @pytest.mark.parametrize(
@@ -26,21 +26,21 @@ def test_defaults_are_allowed():
 )
 def test_values_that_are_not_allowed(options, message):
     with pytest.raises(InputError, match=message):
-        check_options(Options(**options))
+        Options(**options)
 
 
 def test_maps_need_integer_ids(tmp_path):
     (tmp_path / "m.tsv").touch()
-    check_options(Options(entity_map=tmp_path / "m.tsv", integer_ids=True))
+    Options(entity_map=tmp_path / "m.tsv", integer_ids=True)
     with pytest.raises(
         InputError, match="a map was given|map was given, but the ids are not said to be integers"
     ):
-        check_options(Options(relation_map=tmp_path / "m.tsv"))
+        Options(relation_map=tmp_path / "m.tsv")
 
 
 def test_files_must_be_there(tmp_path):
     with pytest.raises(InputError, match="types.tsv: there is no such file"):
-        check_options(Options(entity_types=tmp_path / "types.tsv"))
+        Options(entity_types=tmp_path / "types.tsv")
 
 
 def test_partitions_need_a_node_of_every_type_each():

@@ -209,9 +209,8 @@ def test_status_as_a_process(tmp_path):
     path = write(tmp_path, "t.tsv", b"a\tb\n")
     done = run("--input", path, "--output", tmp_path / "out")
     assert done.returncode == 2 and done.stdout == ""
-    assert done.stderr == (
-        f"partition.py: error: {path}:1: got 2 columns separated by tabs, expected 3: 'a\\tb'\n"
-    )
+    fault = f"{path}:1: got 2 columns separated by tabs, expected 3: 'a\\tb'"
+    assert done.stderr == f"partition.py: error: {fault}\n"
 
 
 def test_failure_of_the_child_is_status_1(tmp_path, source, monkeypatch, capsys):

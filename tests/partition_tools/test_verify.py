@@ -11,9 +11,9 @@ import pytest
 
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
+from dglkge.partition.build_graph import VerificationError, verify_partitions
 from dglkge.partition.make_dataset import partition_dataframe
 from dglkge.partition.options import Options
-from dglkge.partition.verify import VerificationError, verify_partitions
 from tests.toy_kg import typed_triples
 
 
@@ -118,7 +118,7 @@ def test_triple_id_that_no_triple_has(partitions):
 
 @pytest.mark.parametrize("rows", [1, 7])
 def test_triples_are_checked_in_pieces(partitions, rows, monkeypatch):
-    monkeypatch.setattr("dglkge.partition.verify._ROWS_AT_A_TIME", rows)
+    monkeypatch.setattr("dglkge.partition.build_graph.PIECE_ROWS", rows)
     verify(partitions)
     change(partitions / "part0" / "triple_ids.npy", swap_first)
     with pytest.raises(VerificationError, match="partition 0: (triple ids|edges .* are not)"):

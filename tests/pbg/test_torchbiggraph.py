@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 from dglkge.checkpoint import hdf5_format, layout, open_checkpoint, restore
-from dglkge.checkpoint.bigraph_config import PassCount
+from dglkge.checkpoint.bigraph import PassCount
 from dglkge.data.dataset import Dataset
 from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import save_toy_named, toy_meta, toy_tables
@@ -89,7 +89,7 @@ def same_relation_state(theirs: Path, run: Path, relation_order: np.ndarray) -> 
     with h5py.File(theirs / f"model.v{open_checkpoint(theirs).version}.h5") as file:
         state = hdf5_format.read_blob(file["optimizer/state_dict"])["state"]
     expected = np.concatenate([state[number]["sum"].numpy() for number in range(4)], axis=1).mean(axis=1)
-    with h5py.File(run / "checkpoint" / "model.v1.h5") as file:
+    with h5py.File(run / "checkpoint" / "v1" / "model.v1.h5") as file:
         found = file["optimizer/sum"][:]
     assert (expected > 0).all()
     np.testing.assert_allclose(found[relation_order], expected, rtol=1e-6)
@@ -136,7 +136,7 @@ def described(folder: Path) -> dict[str, Any]:
 
 
 def test_it_evaluates_ours_and_gets_our_figures(ours: Path, dataset: Dataset, tmp_path: Path) -> None:
-    model = described(ours / "checkpoint")
+    model = described(ours / "checkpoint" / "latest")
     edges = write_edges(tmp_path / "test", dataset.split("test"))
     config = write_config(tmp_path / "c.py", model, edge_paths=[str(edges)], **everything_negative(model))
     same_figures(biggraph("eval", config), ours)
@@ -161,7 +161,7 @@ def test_it_evaluates_other_models_of_ours_and_gets_our_figures(
     score_function: str, reciprocal: bool, dataset: Dataset, tmp_path: Path
 ) -> None:
     run = random_run(tmp_path, dataset, score_function, reciprocal)
-    model = described(run / "checkpoint")
+    model = described(run / "checkpoint" / "latest")
     edges = write_edges(tmp_path / "test", dataset.split("test"))
     config = write_config(tmp_path / "c.py", model, edge_paths=[str(edges)], **everything_negative(model))
     same_figures(biggraph("eval", config), run)
@@ -169,14 +169,14 @@ def test_it_evaluates_other_models_of_ours_and_gets_our_figures(
 
 def test_it_resumes_training_from_ours(ours: Path, dataset: Dataset, tmp_path: Path) -> None:
     before = open_checkpoint(ours)["entity"][:].numpy()
-    with h5py.File(ours / "checkpoint" / "embeddings_entity_0.v1.h5") as file:
+    with h5py.File(ours / "checkpoint" / "v1" / "embeddings_entity_0.v1.h5") as file:
         sums = file["optimizer/sum"][:]
-    with h5py.File(ours / "checkpoint" / "model.v1.h5") as file:
+    with h5py.File(ours / "checkpoint" / "v1" / "model.v1.h5") as file:
         relation_sums = file["optimizer/sum"][:]
     edges = write_edges(tmp_path / "train", dataset.split("train"))
     config = write_config(
         tmp_path / "c.py",
-        described(ours / "checkpoint"),
+        described(ours / "checkpoint" / "latest"),
         edge_paths=[str(edges)],
         num_epochs=3,
         lr=0.1,
@@ -189,10 +189,10 @@ def test_it_resumes_training_from_ours(ours: Path, dataset: Dataset, tmp_path: P
     assert np.abs(rows - before).max() < 1e-4 and (rows != before).any()
     found = after.state_shapes("entity")
     assert found == {"sum": sums.shape}
-    with hdf5_format.open_file(ours / "checkpoint" / "embeddings_entity_0.v3.h5") as file:
+    with hdf5_format.open_file(ours / "checkpoint" / "latest" / "embeddings_entity_0.v3.h5") as file:
         later = hdf5_format.read_state(file)["sum"]
     assert (later >= sums).all() and (later > sums).any()  # Adagrad's sums went on from ours
-    model = ours / "checkpoint" / "model.v3.h5"
+    model = ours / "checkpoint" / "latest" / "model.v3.h5"
     with hdf5_format.open_file(model) as file:
         later = np.asarray(restore.read_state(model, file, RELATION, after.meta)["sum"])
     assert (later > relation_sums * (1 - 1e-6)).all() and (later > relation_sums).any()
@@ -248,7 +248,7 @@ def test_assertions_of_its_own_test_and_a_resume(optimizer: str, dataset: Datase
     more = (f"optimizer.name={optimizer}", "optimizer.lr=0.001", "training.num_epochs=2")
     done = commands.train_alone(*settings(dataset.path, run, *more, "evaluation.split=none"))
     assert done.returncode == 0, done.stdout + done.stderr
-    folder = run / "checkpoint"
+    folder = (run / "checkpoint" / "latest").resolve()
     version = open_checkpoint(run).version
     check_written(folder, version)
     before = open_checkpoint(run)["entity"][:].numpy()
@@ -268,8 +268,8 @@ def test_assertions_of_its_own_test_and_a_resume(optimizer: str, dataset: Datase
     words = ["checkpoint", "convert", str(folder), "--to", "run", "--dataset", str(dataset.path)]
     done = commands.dglkge(*words, "--output", str(tmp_path / "converted"))
     assert done.returncode == 0, done.stderr
-    check_written(tmp_path / "converted" / "checkpoint", 1)
-    text = (tmp_path / "converted" / "checkpoint" / "training_stats.json").read_text()
+    check_written(tmp_path / "converted" / "checkpoint" / "latest", 1)
+    text = (tmp_path / "converted" / "checkpoint" / "latest" / "training_stats.json").read_text()
     assert text == (folder / "training_stats.json").read_text() != ""
 
 
@@ -319,7 +319,8 @@ def test_it_resumes_at_the_epoch_whatever_the_cadence_of_commits_was(
 
 def test_its_export_reads_ours(ours: Path, dataset: Dataset, tmp_path: Path) -> None:
     edges = write_edges(tmp_path / "train", dataset.split("train"))
-    config = write_config(tmp_path / "c.py", described(ours / "checkpoint"), edge_paths=[str(edges)])
+    model = described(ours / "checkpoint" / "latest")
+    config = write_config(tmp_path / "c.py", model, edge_paths=[str(edges)])
     outputs = [tmp_path / "entities.tsv", tmp_path / "relations.tsv"]
     biggraph(
         "export_to_tsv",

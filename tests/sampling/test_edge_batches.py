@@ -7,7 +7,7 @@ import pytest
 
 from dglkge.data.partition_layout import EdgeTable
 from dglkge.sampling import epoch_plan
-from dglkge.sampling.edge_batches import EdgeBatches
+from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
 
 NUM_TRIPLES, BATCH_SIZE, CHUNK_SIZE, SEED = 1003, 100, 40, 11
 PAIR_OF_RELATION = np.array([0, 1, 0, 2])
@@ -26,10 +26,15 @@ def edge_tables(num_parts: int) -> list[EdgeTable]:
     return tables
 
 
+def options(local: int, per_machine: int) -> EdgeOptions:
+    """Options of a trainer."""
+    return EdgeOptions(PAIR_OF_RELATION, NUM_TRIPLES, BATCH_SIZE, CHUNK_SIZE, local, per_machine, SEED)
+
+
 def trainers(num_parts: int, per_machine: int) -> list[EdgeBatches]:
     """All trainers of a cluster."""
     return [
-        EdgeBatches(table, PAIR_OF_RELATION, NUM_TRIPLES, BATCH_SIZE, CHUNK_SIZE, local, per_machine, SEED)
+        EdgeBatches(table, options(local, per_machine))
         for table in edge_tables(num_parts)
         for local in range(per_machine)
     ]
@@ -76,6 +81,6 @@ def test_trainers_of_a_machine_share_its_edges_evenly() -> None:
 
 def test_a_machine_without_edges_trains_empty_batches() -> None:
     nothing = EdgeTable(np.empty(0, np.int64), np.empty((0, 3), np.int64), None)
-    batches = EdgeBatches(nothing, PAIR_OF_RELATION, NUM_TRIPLES, BATCH_SIZE, CHUNK_SIZE, 0, 1, SEED)
+    batches = EdgeBatches(nothing, options(0, 1))
     batch = batches.batch(0, 0)
     assert len(batch) == 0 and batch.groups == () and batch.global_size == BATCH_SIZE

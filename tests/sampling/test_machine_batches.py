@@ -10,7 +10,7 @@ import pytest
 
 from dglkge.data.partition_layout import EdgeTable
 from dglkge.sampling import epoch_plan, machine_batches
-from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches
+from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, EdgeOptions
 from dglkge.sampling.machine_batches import MachineBatches, num_chunks, partition_mark, rows_of_sets
 from dglkge.sampling.negatives import MixedNegatives
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder
@@ -59,14 +59,11 @@ def trainers_of(
     for part, table in enumerate(tables):
         machines.append([])
         for local in range(per_machine):
-            others: Any = (PAIR_OF_RELATION, num_triples, batch_size, chunk_size, local, per_machine, SEED)
+            sizes = (num_triples, batch_size, chunk_size)
+            options = EdgeOptions(PAIR_OF_RELATION, *sizes, local, per_machine, SEED, order=order)
+            one = EdgeBatches(table, options)
             if by_machine:
-                names = ("pair_of_relation", "num_triples", "batch_size", "chunk_size", "local_rank")
-                names += ("trainers_per_machine", "seed")
-                given = dict(zip(names, others))
-                one: EdgeBatches = MachineBatches(table, rows[part], counts, part, 1, **given, order=order)
-            else:
-                one = EdgeBatches(table, *others, order=order)
+                one = MachineBatches(table, rows[part], counts, part, 1, options)
             machines[-1].append(one)
     return machines
 

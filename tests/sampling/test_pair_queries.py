@@ -40,7 +40,7 @@ def batches_of(dataset: Dataset, machine: int, local_rank: int, trainers: int) -
     types = [(relation.lhs, relation.rhs) for relation in dataset.relations.relations]
     triples = dataset.split("train")
     index, pairs = QueryIndex(KnownTriples([triples], len(types))), PairIndex(triples, types)
-    return QueryBatches(index, dataset.layout(), types, 64, machine, local_rank, trainers, 3, pairs)
+    return QueryBatches(index, dataset.layout(), types, 64, (machine, local_rank, trainers), 3, pairs)
 
 
 @pytest.mark.parametrize("typed", [False, True])

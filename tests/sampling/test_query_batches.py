@@ -52,7 +52,7 @@ def batches_of(dataset: Dataset, machine: int, local_rank: int, trainers: int) -
     relations = dataset.relations.relations
     types = [(relation.lhs, relation.rhs) for relation in relations]
     index = QueryIndex(dataset.known_triples(["train"]))
-    return QueryBatches(index, dataset.layout(), types, 64, machine, local_rank, trainers, seed=3)
+    return QueryBatches(index, dataset.layout(), types, 64, (machine, local_rank, trainers), seed=3)
 
 
 @pytest.mark.parametrize("typed", [False, True])

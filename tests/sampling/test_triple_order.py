@@ -7,7 +7,7 @@ import pytest
 
 from dglkge.data.partition_layout import EdgeTable
 from dglkge.sampling import epoch_plan
-from dglkge.sampling.edge_batches import EdgeBatches
+from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
 from dglkge.sampling.triple_order import EdgeSet, Pass, TripleOrder, plan_passes
 
 SEED = 5
@@ -90,11 +90,10 @@ def test_machines_share_the_batches_of_sets():
         ids = np.flatnonzero(owner == part)
         table = EdgeTable(ids, edges[ids], None)
         for local in range(2):
-            trainers.append(
-                EdgeBatches(table, np.zeros(1, np.int64), 120, 16, 8, local, 2, SEED, order=order)
-            )
-    alone = EdgeBatches(EdgeTable(np.arange(120), edges, None), np.zeros(1, np.int64), 120, 16, 8, 0, 1, SEED,
-                        order=order)  # fmt: skip
+            options = EdgeOptions(np.zeros(1, np.int64), 120, 16, 8, local, 2, SEED, order=order)
+            trainers.append(EdgeBatches(table, options))
+    options = EdgeOptions(np.zeros(1, np.int64), 120, 16, 8, 0, 1, SEED, order=order)
+    alone = EdgeBatches(EdgeTable(np.arange(120), edges, None), options)
     assert len(alone) == -(-order.num_positions // 16)
     for index in range(len(alone)):
         expected = alone.batch(2, index)

@@ -10,6 +10,7 @@ from dglkge.data.edge_buckets import EdgeBuckets
 from dglkge.data.partition_layout import EdgeTable
 from dglkge.data.range_walk import range_bounds
 from dglkge.sampling.bucket_batches import BucketBatches
+from dglkge.sampling.edge_batches import EdgeOptions
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder
 
 NUM_TRIPLES, BATCH_SIZE, CHUNK_SIZE, SEED = 1003, 100, 40, 11
@@ -61,10 +62,10 @@ def toy_trainers(
     sizes = np.array([machine.triples_of_sets for machine in machines])
     return [
         BucketBatches(
-            machine, order, part, sizes, PAIRS, 1, is_mixed,
-            pair_of_relation=PAIR_OF_RELATION, num_triples=NUM_TRIPLES, batch_size=batch_size,
-            chunk_size=CHUNK_SIZE, local_rank=local, trainers_per_machine=per_machine, seed=SEED,
-            order=toy_order(num_sets),
+            machine, order, part, sizes, PAIRS, 1,
+            EdgeOptions(PAIR_OF_RELATION, NUM_TRIPLES, batch_size, CHUNK_SIZE, local, per_machine, SEED,
+                        order=toy_order(num_sets)),
+            is_mixed,
         )
         for part, machine in enumerate(machines)
         for local in range(per_machine)

@@ -14,8 +14,7 @@ import torch
 
 import dglkge
 from dglkge.data.vocabulary import Vocabulary
-from dglkge.evaluation.calibration import Platt
-from dglkge.inference.calibration import Calibration
+from dglkge.evaluation.calibration import Calibration, Platt
 from dglkge.serving.guard import MAX_BODY_BYTES, MIN_TOKEN_LENGTH, HostNames
 from tests.checkpoint.toy_checkpoint import (
     TWO_PAIRS,

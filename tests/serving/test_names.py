@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from dglkge.serving.names import NameIndex
+from dglkge.serving.indexes import NameIndex
 
 NAMES = [
     "Straße",

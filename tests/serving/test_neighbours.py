@@ -11,7 +11,7 @@ import torch
 import dglkge
 from dglkge.errors import InputError
 from dglkge.serving.explorer import Explorer
-from dglkge.serving.neighbours import Neighbours
+from dglkge.serving.indexes import Neighbours
 from tests.checkpoint.toy_checkpoint import ToyTable, save_toy, toy_meta, toy_tables
 
 

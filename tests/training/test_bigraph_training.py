@@ -15,7 +15,7 @@ from dglkge.errors import InputError
 from dglkge.evaluation.protocol import Protocol
 from dglkge.inference.imports.import_tables import import_tables
 from dglkge.inference.named_queries import NamedQuery
-from dglkge.training import build
+from dglkge.training.building.checks import check_config
 from dglkge.training.epochs import JOB
 from dglkge.typing import Side
 from tests.toy_kg import toy_dataset
@@ -93,14 +93,14 @@ def test_relation_prediction_without_parameters_is_refused(tmp_path: Path) -> No
         InputError,
         match="training.relation_prediction is 1 and model.score_function is none_l2, of which a relation",
     ):
-        build.check_training(config, World())
+        check_config(config, World())
     JOB.restore(0)
 
 
 def test_dura_takes_products_only(tmp_path: Path) -> None:
     """A translated or affine product has other terms than those of its definition."""
     settings = [f"dataset={toy_dataset()}", f"output={tmp_path}", "regularizer.name=dura"]
-    build.check_training(load_config(None, [*settings, "model.score_function=rescal"]), World())
+    check_config(load_config(None, [*settings, "model.score_function=rescal"]), World())
     for name in ("translation_dot", "affine_dot", "none_dot_bias", "diagonal_cos"):
         with pytest.raises(InputError, match=f"regularizer.name dura takes .* got {name}"):
-            build.check_training(load_config(None, [*settings, f"model.score_function={name}"]), World())
+            check_config(load_config(None, [*settings, f"model.score_function={name}"]), World())

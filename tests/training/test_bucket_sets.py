@@ -13,8 +13,8 @@ import pytest
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.sampling.bucket_batches import BucketBatches
-from dglkge.training.building.bucket_order import build_bucket_batches
-from dglkge.training.building.edge_sets import configured_order
+from dglkge.sampling.edge_batches import EdgeOptions
+from dglkge.training.building.batches import build_bucket_batches, configured_order
 from tests.toy_kg import toy_dataset
 
 NUM_PARTS = 2
@@ -28,18 +28,14 @@ def build(
     config = load_config(None, [f"dataset={folder}", f"output={output}", "sampling.num_ranges=3", *settings])
     world = SimpleNamespace(machine=part, is_machine_leader=True)
     cluster: Any = SimpleNamespace(world=world, sum=total, agree=lambda work, num_bytes: work())
-    of_edges = {
-        "pair_of_relation": np.zeros(dataset.num_relations, np.int64),
-        "num_triples": len(dataset.split("train")),
-        "batch_size": 20,
-        "chunk_size": 7,
-        "local_rank": 0,
-        "trainers_per_machine": 1,
-        "seed": config.seed,
-    }
     pairs = [(lhs, rhs) for lhs, rhs, *_ in dataset.edge_types]
-    order = configured_order(config, dataset)
-    return build_bucket_batches(config, dataset.layout(), cluster, pairs, order, of_edges)
+    job: Any = SimpleNamespace(
+        config=config, dataset=dataset, layout=dataset.layout(), cluster=cluster, pairs=pairs, output=output
+    )
+    order, pair_of_relation = configured_order(job), np.zeros(dataset.num_relations, np.int64)
+    num_triples = len(dataset.split("train"))
+    options = EdgeOptions(pair_of_relation, num_triples, 20, 7, 0, 1, config.seed, order=order)
+    return build_bucket_batches(job, order, options)
 
 
 def build_all(output: Path, *settings: str, folder: Path | None = None) -> list[BucketBatches]:

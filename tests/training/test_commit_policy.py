@@ -8,7 +8,7 @@ import pytest
 
 from dglkge.config import load_config
 from dglkge.errors import InputError
-from dglkge.training.building.components import check_config
+from dglkge.training.building.checks import check_config
 from dglkge.training.cadence import Cadence
 
 
@@ -72,7 +72,7 @@ def test_minutes_that_are_over_while_a_version_is_written():
 def test_epochs():
     chosen = policy("checkpoint.every_epochs=4", "checkpoint.keep_every_epochs=3")
     assert [n for n in range(1, 11) if chosen.due_after_epoch(n)] == [3, 4, 6, 8, 9, 10]
-    kept = [chosen.snapshots_after_epoch(n) for n in range(1, 11)]
+    kept = [chosen.pointers_after_epoch(n) for n in range(1, 11)]
     assert [list(one) for one in kept if one] == [["epoch_3"], ["epoch_6"], ["epoch_9"]]
     assert [n for n in range(1, 11) if policy("checkpoint.every_epochs=0").due_after_epoch(n)] == [10]
 

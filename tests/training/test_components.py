@@ -12,7 +12,8 @@ from dglkge.cli.main import main
 from dglkge.config import load_config
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
-from dglkge.training import build, job, join
+from dglkge.training import job, join
+from dglkge.training.building.checks import check_config
 from tests import warm
 from tests.toy_kg import REPOSITORY, toy_dataset
 
@@ -112,8 +113,8 @@ REFUSED = [
     ),
     (
         ["training.objective=k_vs_all", "loss.adversarial_weights=true"],
-        "loss.adversarial_weights is true and training.objective is k_vs_all, which does not "
-        "take it; allowed: false, or another value of training.objective",
+        "loss.adversarial_weights is true and loss is softmax, which weights no negatives over all "
+        "candidates; allowed: false, ",
     ),
     (
         ["loss.confidences=true"],
@@ -235,11 +236,10 @@ def test_several_machines_that_do_not_wait(tmp_path, monkeypatch, capsys):
     assert main(words) == 2
     said = capsys.readouterr().err
     with pytest.raises(InputError) as caught:
-        build.check_training(load_config(None, given), World(0, 2))
+        check_config(load_config(None, given), World(0, 2))
     assert said == f"dglkge: error: {caught.value}\n"
     assert (
-        "training.synchronous is false and the number of machines is 2, and machines share no memory"
-        in said
+        "training.synchronous is false and the number of machines is 2, and machines share no memory" in said
     )
 
 

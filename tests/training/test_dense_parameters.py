@@ -26,7 +26,7 @@ from dglkge.evaluation.protocol import Protocol
 from dglkge.model.functions.dense import DenseScore
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.step.parameters.dense_parameters import DenseParameters
-from dglkge.training import build
+from dglkge.training.building.checks import check_config
 from dglkge.training.epochs import JOB
 from dglkge.training.trainer import Trainer
 from dglkge.typing import RELATION, Side
@@ -166,12 +166,12 @@ def test_files_resume_and_ranking(tmp_path: Path, score_function: str, optimizer
         train(trainer, 1)
         half_way = dense_of(trainer)
     assert start.keys() < half_way.keys()
-    with h5py.File(folder / "checkpoint" / "model.v1.h5") as file:
+    with h5py.File(folder / "checkpoint" / "v1" / "model.v1.h5") as file:
         for path, one in half_way.items():
             assert np.array_equal(file[path][()], one.numpy()), path
             assert path.startswith("dense/")
         assert set(file) == {"dense", "model", "optimizer", "reciprocal"}
-    assert json.loads((folder / "checkpoint" / "config.json").read_text())["relations"]
+    assert json.loads((folder / "checkpoint" / "latest" / "config.json").read_text())["relations"]
     with opened(folder, *more) as trainer:
         assert all(torch.equal(one, half_way[path]) for path, one in dense_of(trainer).items())
         train(trainer, 2)
@@ -335,7 +335,7 @@ def test_refused_modules(function: type[DenseScore], words: str) -> None:
 def test_refused_settings(tmp_path: Path, settings: list[str], words: str) -> None:
     given = [f"dataset={toy_dataset()}", f"output={tmp_path}", *settings]
     with pytest.raises(InputError, match=words):
-        build.check_training(load_config(None, given), World())
+        check_config(load_config(None, given), World())
 
 
 def test_a_checkpoint_without_a_parameter_is_refused() -> None:

@@ -12,7 +12,7 @@ from dglkge.config import load_config
 from dglkge.config.schema import DenseConfig
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
-from dglkge.training import build
+from dglkge.training.building.checks import check_config
 from dglkge.training.building.dense_optimizer import known_optimizers, works_by_number
 from tests import warm
 from tests.functional.job import environment
@@ -55,7 +55,7 @@ def refusal(folder: Path, *settings: str) -> str:
     """Return the error of a configuration."""
     chosen = [f"dataset={toy_dataset()}", f"output={folder}", "dense.sharding=fsdp", *settings]
     with pytest.raises(InputError) as caught:
-        build.check_training(load_config(None, chosen), World())
+        check_config(load_config(None, chosen), World())
     return str(caught.value)
 
 

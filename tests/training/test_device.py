@@ -27,9 +27,8 @@ from dglkge.step.objectives.scored_losses import ScoredLosses
 from dglkge.step.planning import AnswerRanges, Group, Negatives, Plan, RowIds
 from dglkge.step.rows import HostStore, Transforms
 from dglkge.step.staged_rows import StagedStore, Upload
-from dglkge.training import build
-from dglkge.training.building import compiled_loss
-from dglkge.training.building import device as device_choice
+from dglkge.training.building import checks, computing
+from dglkge.training.building.checks import check_config
 from dglkge.typing import RELATION, Side
 from tests.training import batch_rows
 from tests.training.batch_rows import MemoryTables
@@ -197,15 +196,15 @@ def test_gradients_of_compiled_losses_equal_those_of_the_cpu(name: str, loss: st
 def test_what_is_not_compiled_is_refused(settings: str, words: str) -> None:
     config = load_config(None, ["dataset=x", STAGED, "training.compile=true", *settings.split()])
     with pytest.raises(InputError, match=words) as error:
-        build.check_training(config, World())
+        check_config(config, World())
     assert "\n" not in str(error.value)
 
 
 def test_a_machine_without_compiler_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config(None, ["dataset=x", STAGED, "training.compile=true"])
-    monkeypatch.setattr(compiled_loss, "compiler_problem", lambda: "g++ is not in PATH")
+    monkeypatch.setattr(checks, "compiler_problem", lambda: "g++ is not in PATH")
     with pytest.raises(InputError, match=r"by a C\+\+ compiler, and g\+\+ is not in PATH; allowed"):
-        build.check_training(config, World())
+        check_config(config, World())
     monkeypatch.undo()
 
     def failing(*sizes: Any) -> None:
@@ -280,8 +279,8 @@ def test_cuda_without_a_gpu_is_refused() -> None:
         r"training\.device is cuda and torch .* (built without CUDA|finds no GPU here); allowed here: cpu,"
     )
     with pytest.raises(InputError, match=words):
-        build.check_training(config, World())
-    build.check_training(load_config(None, ["dataset=x", "training.device=auto"]), World())
+        check_config(config, World())
+    check_config(load_config(None, ["dataset=x", "training.device=auto"]), World())
 
 
 @pytest.mark.parametrize(("gpus", "expected"), [([True, True], "cuda"), ([True, False], "cpu")])
@@ -290,15 +289,15 @@ def test_auto_is_a_gpu_only_where_every_trainer_has_one(
 ) -> None:
     """Of two trainers, the second in this process; the other's number is added by the sum."""
     opened = []
-    monkeypatch.setattr(device_choice, "problem_of", lambda name: None if gpus[1] else "no GPU")
+    monkeypatch.setattr(computing, "problem_of", lambda name: None if gpus[1] else "no GPU")
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(
-        device_choice, "open_device", lambda *arguments: opened.append(arguments) or ComputeDevice()
+        computing, "open_device", lambda *arguments: opened.append(arguments) or ComputeDevice()
     )
     cluster: Any = SimpleNamespace(
         world=SimpleNamespace(world_size=2, local_rank=1), sum=lambda array: array + gpus[0]
     )
-    device_choice.choose_device(load_config(None, ["dataset=x"]), cluster)
+    computing.choose_device(load_config(None, ["dataset=x"]), cluster)
     # Without our launcher trainers see all GPUs of the machine, and share them out.
     assert opened == [(expected, "training.device", 1 if expected == "cuda" else 0)]
 

@@ -21,8 +21,8 @@ from dglkge.distributed.world import World
 from dglkge.errors import InputError
 from dglkge.model.choices import OPTIMIZERS
 from dglkge.step.train_step import TrainStep
-from dglkge.training import build
 from dglkge.training.building import tables
+from dglkge.training.building.checks import check_config
 from dglkge.training.epochs import JOB
 from tests.toy_kg import toy_dataset
 from tests.training.test_device import OBJECTIVES
@@ -133,7 +133,7 @@ def words_of(words: str) -> str:
 def test_what_needs_tables_in_memory_is_refused(settings: str, words: str) -> None:
     config = load_config(None, ["dataset=x", *ON_DEVICE, *settings.split()])
     with pytest.raises(InputError, match=words_of(words)) as error:
-        build.check_training(config, World())
+        check_config(config, World())
     assert "\n" not in str(error.value)
 
 
@@ -152,9 +152,9 @@ def test_a_device_that_is_too_small_is_named(tmp_path: Path, monkeypatch: pytest
 def test_several_machines_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     words = "tables.storage is device and the number of machines is 2, and devices are those of one machine"
     config = load_config(None, ["dataset=x", *ON_DEVICE])
-    build.check_training(config, World())
+    check_config(config, World())
     with pytest.raises(InputError, match=re.escape(words)):
-        build.check_training(config, World(0, 2))
+        check_config(config, World(0, 2))
     # The plan refuses what training refuses, with exit status 2.
     path = tmp_path / "toy.yaml"
     path.write_text(f"dataset: {toy_dataset(2)}\noutput: {tmp_path / 'run'}\n", encoding="utf-8")

@@ -45,9 +45,10 @@ class Case:
             scattered(self.entities, self.tails),
             scattered(self.relations, self.relation_rows),
         )
-        self.rows = (*(found.addresses for found in self.found), self.operator)
+        self.rows = (tuple(found.addresses for found in self.found), self.operator)
         self.of_queries = draw.normal(size=(2 * NUM, DIM)).astype(np.float32)
         self.of_positive, self.of_own = draw.normal(size=(2, 2 * NUM)).astype(np.float32)
+        self.of_scores = self.of_positive, self.of_own
         self.factors = draw.uniform(0.5, 2, NUM).astype(np.float32)
 
     def queries(self, dtype: torch.dtype) -> tuple[torch.Tensor, np.ndarray, np.ndarray]:
@@ -108,7 +109,7 @@ def test_gradients_of_all_rows_and_the_penalty(score_function: str, reciprocal: 
     (total + penalty).backward()
     gradients = [np.full(leaf.shape, np.nan, np.float32) for leaf in leaves]
     got = dot_kernels.write_gradients(
-        *case.rows, case.of_queries, case.of_positive, case.of_own, case.factors, np.float32(n3), *gradients
+        *case.rows, case.of_queries, case.of_scores, case.factors, np.float32(n3), tuple(gradients)
     )
     assert got == pytest.approx(penalty.item(), rel=1e-5)
     for mine, leaf in zip(gradients, leaves):
@@ -123,7 +124,7 @@ def test_gradients_of_queries_may_come_in_bfloat16() -> None:
     for rows in (words(narrow_rows), narrow_rows.float().numpy()):
         gradients = [np.empty((NUM, width), np.float32) for width in (DIM, DIM, 2 * DIM)]
         dot_kernels.write_gradients(
-            *case.rows, rows, case.of_positive, case.of_own, case.factors, np.float32(0.1), *gradients
+            *case.rows, rows, case.of_scores, case.factors, np.float32(0.1), tuple(gradients)
         )
         results.append(gradients)
     for left, right in zip(*results):
@@ -169,7 +170,8 @@ def test_penalties_are_added_to_the_gradients(score_function: str, reciprocal: b
         gradients = [np.ones(leaf.shape, np.float32) for leaf in leaves]
         power, *weights = regularizer.loop_weights
         got = penalty_kernels.add_penalties(
-            *case.rows, case.factors, power, tuple(np.float32(weight) for weight in weights), *gradients,
+            *case.rows, case.factors, power, tuple(np.float32(weight) for weight in weights),
+            tuple(gradients),
         )  # fmt: skip
         assert got == pytest.approx(penalty.item(), rel=1e-5)
         for mine, leaf in zip(gradients, leaves):

@@ -16,8 +16,7 @@ from dglkge.config.schema import EarlyStoppingConfig
 from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
-from dglkge.training.build import check_training
-from dglkge.training.building.components import check_config
+from dglkge.training.building.checks import check_config
 from dglkge.training.cadence import EarlyStopping
 from tests.training.toy_trainer import NUM_BATCHES, NUM_TRIPLES, ToyRun
 
@@ -87,10 +86,10 @@ def test_refusals(settings: list[str], message: str) -> None:
 def test_machines_without_a_common_disk_are_refused() -> None:
     machines = World(0, 2, 0, 1, launched=True)
     alone = dataclasses.replace(machines, has_own_disk=True)
-    check_training(load_config(None, ["dataset=toy", *PATIENT]), machines)
+    check_config(load_config(None, ["dataset=toy", *PATIENT]), machines)
     with pytest.raises(InputError, match="patience is 2 and the number of disks is 2"):
-        check_training(load_config(None, ["dataset=toy", *PATIENT]), alone)
-    check_training(load_config(None, ["dataset=toy"]), alone)
+        check_config(load_config(None, ["dataset=toy", *PATIENT]), alone)
+    check_config(load_config(None, ["dataset=toy"]), alone)
 
 
 def life(folder: Path, scores: list[float], *settings: str) -> ToyRun:

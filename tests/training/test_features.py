@@ -26,7 +26,7 @@ from dglkge.errors import CheckpointError, InputError
 from dglkge.evaluation.protocol import Protocol
 from dglkge.model.projections import ProjectedFeatures
 from dglkge.planning.memory import plan_memory
-from dglkge.training import build
+from dglkge.training.building.checks import check_config
 from dglkge.training.epochs import JOB
 from dglkge.training.trainer import Trainer
 from dglkge.typing import RELATION
@@ -195,7 +195,7 @@ def test_files_resume_and_ranking(tmp_path: Path, files: dict[str, Path], more: 
     with opened(files, folder, *sets) as trainer:
         train(trainer, 1)
         half_way = parameters(trainer)
-    with h5py.File(folder / "checkpoint" / "model.v1.h5") as file:
+    with h5py.File(folder / "checkpoint" / "v1" / "model.v1.h5") as file:
         for name, one in half_way.items():
             assert np.array_equal(file[f"dense/parameters/{name}"][...], one.numpy())
     note = json.loads((folder / "features" / "features.json").read_text())
@@ -432,7 +432,7 @@ def test_refusals(tmp_path: Path, files: dict[str, Path], sets: list[str], words
     given = [one.replace("PEOPLE", str(files["person"])) for one in sets]
     with pytest.raises(InputError, match=words) as caught:
         config = load_config(None, settings(files, tmp_path / "run", *given))
-        build.check_training(config, World())
+        check_config(config, World())
         with dglkge.join_cluster(config) as cluster:
             dglkge.build_trainer(config, cluster)
     assert "\n" not in str(caught.value)
@@ -492,7 +492,7 @@ def test_exports_have_the_sum(tmp_path: Path, files: dict[str, Path], shared: Pa
     run = dglkge.open_run(shared)
     run.export("npy", tmp_path / "npy")
     for name in ("person", "country"):
-        with h5py.File(next((shared / "checkpoint").glob(f"embeddings_{name}_0.v*.h5"))) as file:
+        with h5py.File(next((shared / "checkpoint" / "latest").glob(f"embeddings_{name}_0.v*.h5"))) as file:
             stored = torch.from_numpy(file["embeddings"][...]).double()
         exported = torch.from_numpy(np.load(tmp_path / "npy" / f"{name}.npy")).double()
         if name in files:

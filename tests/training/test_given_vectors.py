@@ -18,7 +18,7 @@ from dglkge.embeddings.embedding_table import TableShard
 from dglkge.errors import InputError
 from dglkge.model.initializers import normal_rows
 from dglkge.training.building import given_vectors
-from dglkge.training.building.components import check_config
+from dglkge.training.building.checks import check_config
 from dglkge.training.building.given_vectors import fill_from_vectors, principal_axes
 from tests.toy_kg import toy_dataset
 
@@ -156,8 +156,8 @@ def test_axes_do_not_depend_on_blocks() -> None:
 @pytest.mark.parametrize(
     "vectors, names, message",
     [
-        (VECTORS, [f"x{i}" for i in range(len(NAMES))], "v.npy: no name is an entity's: the file begins with "
-         "'x0', the data set with 'country0'"),
+        (VECTORS, [f"x{i}" for i in range(len(NAMES))], "v.npy: no name is an entity's of type country or "
+         "person or town: the file begins with 'x0', the data set with 'country0'"),
         (np.full_like(VECTORS, 3), NAMES, "v.npy: the vectors of the entities are all equal or 0"),
         (np.where(np.arange(len(NAMES)) == 2, np.nan, VECTORS.T).T, NAMES, "v.names.txt:3: the vector has "
          "nan; allowed: finite"),

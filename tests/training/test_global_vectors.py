@@ -22,7 +22,7 @@ from dglkge.errors import InputError
 from dglkge.evaluation.protocol import Protocol
 from dglkge.step.train_step import TrainStep
 from dglkge.step.transforms.global_vectors import GlobalVectors
-from dglkge.training import build
+from dglkge.training.building.checks import check_config
 from dglkge.training.epochs import JOB
 from dglkge.training.trainer import Trainer
 from dglkge.typing import RELATION
@@ -164,7 +164,7 @@ def test_files_resume_and_ranking(tmp_path: Path) -> None:
     with opened(folder, *more) as trainer:
         train(trainer, 1)
         half_way = {name: one.clone() for name, one in trainer._job.global_vectors.vectors.items()}
-    with h5py.File(folder / "checkpoint" / "model.v1.h5") as file:
+    with h5py.File(folder / "checkpoint" / "v1" / "model.v1.h5") as file:
         for name, one in half_way.items():
             found = file[f"model/entities/{name}/global_embedding"]
             assert found.attrs["state_dict_key"] == f"global_embs.emb_{name}" and one.any()
@@ -175,7 +175,7 @@ def test_files_resume_and_ranking(tmp_path: Path) -> None:
         assert len(state) == num_relations + len(half_way)
         for number, name in enumerate(half_way):
             assert np.array_equal(state[num_relations + number]["sum"], file[f"global_sums/{name}"][...])
-    assert json.loads((folder / "checkpoint" / "config.json").read_text())["global_emb"] is True
+    assert json.loads((folder / "checkpoint" / "latest" / "config.json").read_text())["global_emb"] is True
     with opened(folder, *more) as trainer:
         train(trainer, 2)
         rows, vectors = live(trainer), trainer._job.global_vectors.vectors
@@ -229,4 +229,4 @@ def test_refusals(tmp_path: Path, setting: str, words: str) -> None:
     sets = ["model.global_vectors=true", "model.reciprocal_relations=false", setting]
     config = load_config(None, [f"dataset={toy_dataset()}", f"output={tmp_path}", *sets])
     with pytest.raises(InputError, match=words):
-        build.check_training(config, World())
+        check_config(config, World())

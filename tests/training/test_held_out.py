@@ -15,10 +15,10 @@ from dglkge.distributed.world import World
 from dglkge.errors import InputError
 from dglkge.model.kge_model import build_model
 from dglkge.planning import memory
-from dglkge.sampling.edge_batches import EdgeBatches
+from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder
 from dglkge.training import held_out
-from dglkge.training.building.edge_sets import build_passes
+from dglkge.training.building.batches import build_passes
 from dglkge.training.held_out import HeldOutEvaluator
 from dglkge.typing import RELATION, Relation, Side
 
@@ -156,7 +156,8 @@ def test_metrics_are_those_of_plain_loops(tables, triples):
 def test_the_loss_is_the_one_that_is_configured(tables, triples, settings, loss):
     ids, order = np.arange(60), TripleOrder([EdgeSet("train", range(60))], seed=3, held_out=0.25)
     edges = EdgeTable(ids, np.zeros((60, 3), np.int64), None)
-    batches = EdgeBatches(edges, np.zeros(2, np.int64), 60, BATCH, BATCH, 0, 1, seed=1, order=order)
+    options = EdgeOptions(np.zeros(2, np.int64), 60, BATCH, BATCH, 0, 1, seed=1, order=order)
+    batches = EdgeBatches(edges, options)
     job = job_of(triples, settings=settings)
     passes = build_passes(job, batches, lambda name, ids: tables[name][ids])
     found = passes._held_out.evaluate(0, 0)["metrics"]["loss"]

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from dglkge.config import load_config
+from dglkge.config.refusals import refuse
 from dglkge.errors import InputError
 from dglkge.training.building.tables import choose_lookup
 
@@ -43,7 +44,7 @@ def test_several_machines_exchange_unless_told_otherwise() -> None:
 
 def test_rows_of_the_kvstore_are_never_stale() -> None:
     with pytest.raises(InputError, match="training.staleness is 1 and training.lookup is kvstore"):
-        choose(2, "training.lookup=kvstore", "training.staleness=1")
+        refuse(load_config(None, ["dataset=toy", "training.lookup=kvstore", "training.staleness=1"]))
 
 
 @pytest.mark.parametrize("setting", ["training.lookup=rpc", "training.staleness=2", "training.wire=float16"])

@@ -13,9 +13,9 @@ import pytest
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.planning.memory import batch_rows, order_bytes
-from dglkge.sampling.edge_batches import EdgeBatches
+from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
 from dglkge.sampling.machine_batches import MachineBatches
-from dglkge.training.building.edge_sets import build_edge_batches
+from dglkge.training.building.batches import build_edge_batches, configured_order
 from tests.toy_kg import toy_dataset
 
 NUM_PARTS = 2
@@ -35,16 +35,11 @@ def build(
         trainers_per_machine=2,
     )
     cluster: Any = SimpleNamespace(world=world, sum=total)
-    of_edges = {
-        "pair_of_relation": np.zeros(dataset.num_relations, np.int64),
-        "num_triples": len(dataset.split("train")),
-        "batch_size": config.training.batch_size,
-        "chunk_size": 7,
-        "local_rank": trainer,
-        "trainers_per_machine": 2,
-        "seed": 0,
-    }
-    return build_edge_batches(config, dataset, dataset.layout(), cluster, of_edges)
+    job: Any = SimpleNamespace(config=config, dataset=dataset, layout=dataset.layout(), cluster=cluster)
+    order = configured_order(job)
+    sizes = (len(dataset.split("train")), config.training.batch_size, 7)
+    options = EdgeOptions(np.zeros(dataset.num_relations, np.int64), *sizes, trainer, 2, 0, order=order)
+    return build_edge_batches(job, order, options)
 
 
 def build_all(folder: Path, *settings: str) -> list[EdgeBatches]:

@@ -23,8 +23,8 @@ from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.precision import LossScale, ModulePrecision, autocast_problem, compiler_problem
 from dglkge.step.contracts import RowGradients
 from dglkge.step.parameters.dense_parameters import DenseParameters
-from dglkge.training import build
-from dglkge.training.building import module_precision
+from dglkge.training.building import checks, module_precision
+from dglkge.training.building.checks import check_config
 from dglkge.training.trainer import Trainer
 from dglkge.typing import Side
 from tests.functional import job as commands
@@ -238,7 +238,7 @@ def test_a_batch_that_overflows_changes_nothing(tmp_path: Path, more: tuple[str,
         saved = {"scale": 2.0**6, "num_good": batch.index - 1, "num_skipped": 1}
         last = json.loads((folder / "stats.jsonl").read_text().splitlines()[-1])
         assert last["skipped_batches"] == 1 and np.isfinite(last["epoch_loss"])
-    with h5py.File(folder / "checkpoint" / "model.v1.h5") as file:
+    with h5py.File(folder / "checkpoint" / "v1" / "model.v1.h5") as file:
         assert {key: one[()] for key, one in file["dense/loss_scale"].items()} == saved
     with opened(folder, *settings) as trainer:
         assert trainer._job.dense.loss_scale.state() == saved
@@ -335,7 +335,7 @@ def test_compiled_gradients_are_those_of_the_module(tmp_path: Path, monkeypatch:
 def test_refused_settings(tmp_path: Path, settings: list[str], words: str) -> None:
     with pytest.raises(InputError, match=words):
         config = load_config(None, [f"dataset={toy_dataset()}", f"output={tmp_path}", *settings])
-        build.check_training(config, World())
+        check_config(config, World())
 
 
 class Beside(OneLayer):
@@ -351,22 +351,22 @@ def test_float16_takes_parameters_in_the_module_only(tmp_path: Path) -> None:
     config = load_config(None, [f"dataset={toy_dataset()}", f"output={tmp_path}"])
     cpu = torch.device("cpu")
     for name, dim in (("tucker", 8), ("conve", 9), ("conex", 8), ("transformer", 8)):
-        module_precision._check_scaling(config, build_model(name, dim, True), cpu)
-    module_precision._check_scaling(config, KgeModel(OneLayer(), 8, True), cpu)
+        module_precision._require_scaled(config, build_model(name, dim, True), cpu)
+    module_precision._require_scaled(config, KgeModel(OneLayer(), 8, True), cpu)
     with pytest.raises(InputError, match="uses parameters of its module beside run_module and run_precisely"):
-        module_precision._check_scaling(config, KgeModel(Beside(), 8, True), cpu)
+        module_precision._require_scaled(config, KgeModel(Beside(), 8, True), cpu)
 
 
 def test_a_type_that_torch_lacks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def problem(device_type: str, dtype: torch.dtype) -> str | None:
         return "torch 1 has no float16 autocast on cpu" if dtype == torch.float16 else None
 
-    monkeypatch.setattr(module_precision, "autocast_problem", problem)
+    monkeypatch.setattr(checks, "autocast_problem", problem)
     settings = ["model.score_function=conve", "dense.autocast=float16"]
     config = load_config(None, [f"dataset={toy_dataset()}", f"output={tmp_path}", *settings])
     words = "dense.autocast is float16 and torch 1 has no float16 .* cpu; allowed here: none or bfloat16"
     with pytest.raises(InputError, match=words):
-        build.check_training(config, World())
+        check_config(config, World())
     assert "has no int8 autocast on cpu" in str(precisions.autocast_problem("cpu", torch.int8))
 
 

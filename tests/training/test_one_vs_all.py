@@ -19,8 +19,9 @@ from dglkge.errors import InputError
 from dglkge.model.kge_model import build_model
 from dglkge.model.losses import LOSSES, build_loss
 from dglkge.model.score_functions import SCORE_FUNCTIONS, ComplEx
+from dglkge.optim.links import UpdateResult
 from dglkge.sampling.edge_batches import EdgeBatch
-from dglkge.training.building.components import check_config
+from dglkge.training.building.checks import check_config
 from dglkge.training.epochs import JOB
 from dglkge.typing import RELATION, Side
 from tests.toy_kg import toy_dataset
@@ -217,7 +218,12 @@ def test_wide_queries(tmp_path: Path, score_function: str, reciprocal: str) -> N
             for name, table in trainer.tables.items()
         }
         found = {}
-        trainer.optimizer.step_rows = lambda gradients, **_: found.update(summed(gradients, trainer))
+
+        def collect(gradients: list, **_: Any) -> UpdateResult:
+            found.update(summed(gradients, trainer))
+            return UpdateResult(0)
+
+        trainer.optimizer.step_rows = collect
         for _ in dglkge.remaining_epochs_until(1):
             batch = next(iter(trainer.batches()))
             loss = oracle(data, rows, batch, config) / batch.global_size

@@ -11,7 +11,7 @@ from dglkge.errors import InputError
 from dglkge.optim import Adagrad, Adam, RowWiseAdagrad, UpdateRule
 from dglkge.planning.shared_memory import state_widths
 from dglkge.training.building import tables
-from dglkge.training.building.components import check_config
+from dglkge.training.building.checks import check_config
 from dglkge.typing import RELATION
 
 

@@ -38,7 +38,7 @@ class HeldOut:
 
 def lines(folder: Path) -> list[dict]:
     """Records of the newest version."""
-    text = (folder / "checkpoint" / "training_stats.json").read_text()
+    text = (folder / "checkpoint" / "latest" / "training_stats.json").read_text()
     return [json.loads(line) for line in text.splitlines()]
 
 

@@ -13,7 +13,8 @@ import torch
 from dglkge.data.edge_buckets import EdgeTable
 from dglkge.embeddings.mapped_rows import MappedRows, is_on_disk
 from dglkge.sampling.bucket_batches import BucketBatches
-from dglkge.training.building import bucket_order
+from dglkge.sampling.edge_batches import EdgeOptions
+from dglkge.training.building import batches as batch_building
 from tests.sampling.toy_buckets import CHUNK_SIZE, NUM_TRIPLES, PAIR_OF_RELATION, PAIRS, SEED, toy_buckets
 
 
@@ -34,8 +35,7 @@ def test_triples_are_dropped_where_tables_do_not_fit(fits: bool, tmp_path: Path,
     batches = BucketBatches(
         replace(machine, table=EdgeTable(maps["ids"], maps["edges"], maps["weights"])),
         "inside_out", 0, np.array([[NUM_TRIPLES]]), PAIRS, 1,
-        pair_of_relation=PAIR_OF_RELATION, num_triples=NUM_TRIPLES, batch_size=20, chunk_size=CHUNK_SIZE,
-        local_rank=0, trainers_per_machine=1, seed=SEED,
+        EdgeOptions(PAIR_OF_RELATION, NUM_TRIPLES, 20, CHUNK_SIZE, 0, 1, SEED),
     )  # fmt: skip
     rows = torch.from_file(str(tmp_path / "rows"), shared=True, size=300 * 64).view(300, 64)
     one = SimpleNamespace(local_rows=rows, embedding=None)
@@ -44,14 +44,14 @@ def test_triples_are_dropped_where_tables_do_not_fit(fits: bool, tmp_path: Path,
     cluster = SimpleNamespace(
         world=SimpleNamespace(is_machine_leader=True), sum=lambda numbers: numbers, on_exit=closing.append
     )
-    optimizer = SimpleNamespace(state_tensors=lambda embedding: {})
-    monkeypatch.setattr(bucket_order, "available_memory", lambda: 1 << 40 if fits else 0)
+    job = SimpleNamespace(tables=tables, cluster=cluster, optimizer_state=lambda name: {})
+    monkeypatch.setattr(batch_building, "available_memory", lambda: 1 << 40 if fits else 0)
     dropped = set()
     drop = MappedRows.drop
     monkeypatch.setattr(
         MappedRows, "drop", lambda self, *piece: (dropped.add(self._file.path), drop(self, *piece))[1]
     )
-    bucket_order.prefetch_ranges(batches, tables, optimizer, cluster)
+    batch_building.prefetch_ranges(job, batches)
     try:
         trained = []
         for index in range(len(batches)):

@@ -16,7 +16,7 @@ from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from dglkge.sampling.edge_batches import EdgeBatch
-from dglkge.training.building.components import check_config
+from dglkge.training.building.checks import check_config
 from dglkge.training.epochs import JOB
 from dglkge.typing import RELATION, Side
 from tests.toy_kg import toy_dataset

@@ -11,7 +11,7 @@ import torch
 
 from dglkge.config import load_config
 from dglkge.errors import InputError
-from dglkge.training.building.components import check_config
+from dglkge.training.building.checks import check_config
 from dglkge.training.learning_rates import LearningRates, Schedule, known_schedules, warm_up_factor
 from dglkge.training.state import TrainingState
 

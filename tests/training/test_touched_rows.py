@@ -9,9 +9,9 @@ import pytest
 
 from dglkge.config import load_config
 from dglkge.data.partition_layout import EdgeTable
-from dglkge.sampling.edge_batches import EdgeBatches
+from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder
-from dglkge.training.building import edge_sets
+from dglkge.training.building import batches as batch_building
 from dglkge.typing import RELATION, Relation
 
 TYPES = ("person", "town", "film")
@@ -34,7 +34,7 @@ class Triples:
 
 @pytest.mark.parametrize("sets", [[range(100)], [range(10, 30), np.arange(41, 100, 3)]])
 def test_marks_are_those_of_a_loop_over_triples_and_each_is_read_once(sets, monkeypatch):
-    monkeypatch.setattr(edge_sets, "TRIPLES_A_BLOCK", 7, raising=False)
+    monkeypatch.setattr(batch_building, "TRIPLES_A_BLOCK", 7, raising=False)
     rng = np.random.default_rng(3)
     relations = [Relation(f"r{n}", TYPES[n % 3], TYPES[n // 3 % 3]) for n in range(COUNTS[RELATION])]
     numbers = rng.integers(0, COUNTS[RELATION] - 5, NUM_TRIPLES)
@@ -55,9 +55,11 @@ def test_marks_are_those_of_a_loop_over_triples_and_each_is_read_once(sets, monk
     dataset = SimpleNamespace(split=lambda name: triples, relations=SimpleNamespace(relations=relations))
     order = TripleOrder([EdgeSet(str(n), ids) for n, ids in enumerate(sets)], seed=1)
     table = EdgeTable(np.arange(NUM_TRIPLES), rows, None)
-    batches = EdgeBatches(table, np.zeros(40, np.int64), NUM_TRIPLES, 10, 10, 0, 1, seed=1, order=order)
+    options = EdgeOptions(np.zeros(40, np.int64), NUM_TRIPLES, 10, 10, 0, 1, seed=1, order=order)
+    batches = EdgeBatches(table, options)
     config = load_config(None, ["dataset=x", "training.rows=touched"])
-    found = edge_sets.touched_rows(config, dataset, layout, batches)
+    job = SimpleNamespace(config=config, dataset=dataset, layout=layout)
+    found = batch_building.touched_rows(job, batches)
     expected = {name: np.zeros(count, bool) for name, count in COUNTS.items()}
     for number in np.concatenate([list(ids) for ids in sets]):
         head, relation, tail = rows[number]
@@ -72,4 +74,4 @@ def test_marks_are_those_of_a_loop_over_triples_and_each_is_read_once(sets, monk
         assert np.array_equal(found[name], marks) and 0 < marks.sum() < len(marks)
     assert max(triples.taken) <= 7 and sum(triples.taken) == sum(map(len, sets))
     batches = SimpleNamespace(order=order)  # of queries: every row is trained
-    assert edge_sets.touched_rows(config, dataset, layout, batches) is None
+    assert batch_building.touched_rows(job, batches) is None

@@ -17,10 +17,12 @@ from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.distributed.dgl_compat import request_timeout_seconds, set_request_timeout
 from dglkge.distributed.runtime import Cluster
+from dglkge.distributed.world import World
 from dglkge.errors import InputError
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.sampling.negatives import UniformNegatives
 from dglkge.training.building import tables
+from dglkge.training.building.checks import check_config
 from dglkge.training.building.tables import build_optimizer
 from dglkge.training.cadence import reports_apart
 from dglkge.training.epochs import JOB
@@ -308,7 +310,7 @@ def test_trainers_of_several_machines_must_wait() -> None:
     config = load_config(None, ["dataset=toy", "training.synchronous=false"])
     words = "synchronous is false and the number of machines is 2, .*; allowed: true"
     with pytest.raises(InputError, match=words):
-        build_optimizer(config, [], num_machines=2)
+        check_config(config, World(0, 2))
 
 
 def test_the_limit_of_waiting_reaches_the_optimizer(monkeypatch: pytest.MonkeyPatch) -> None:

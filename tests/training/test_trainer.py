@@ -79,7 +79,7 @@ def test_a_signal_while_a_trainer_is_built_leaves_at_once(monkeypatch: pytest.Mo
         signal.raise_signal(signal.SIGTERM)
         reached.append("done")
 
-    monkeypatch.setattr(build, "_open", long_work)
+    monkeypatch.setattr(build, "_build", long_work)
     with cluster.stop.listening():
         for _ in range(2):
             with pytest.raises(Preempted) as caught:
@@ -216,7 +216,7 @@ VALIDATED = ("evaluation.valid_every_epochs=1", "checkpoint.keep_best=true")
 def validated(folder: Path) -> list[int]:
     """Return the epoch of the kept version, and that of the last validation."""
     found = []
-    for path in (folder / "checkpoint" / "best" / "snapshot.json", folder / "validation.json"):
+    for path in (folder / "checkpoint" / "best", folder / "validation.json"):
         found.append(json.loads(path.read_text())["finished_epochs"] if path.exists() else 0)
     return found
 
@@ -267,7 +267,7 @@ def test_a_stop_after_break_is_followed_by_the_validation(tmp_path: Path) -> Non
         with pytest.raises(Preempted):
             first.trainer.stop_if_asked()
     assert first.committed() == (2, 0) and validated(tmp_path) == [1, 1]
-    assert (tmp_path / "checkpoint" / "epoch_2").is_dir()
+    assert (tmp_path / "checkpoint" / "epoch_2").is_file()
     second = ToyRun(tmp_path, *VALIDATED, "checkpoint.keep_every_epochs=2")
     second.evaluator.mrr = iter([0.2])
     assert second.epochs.finished() == 2
@@ -325,7 +325,7 @@ def test_the_loss_of_an_epoch_covers_all_lives_of_the_run(tmp_path: Path) -> Non
     third = ToyRun(tmp_path / "parts")
     third.train(2)
     assert whole.committed() == third.committed() == (2, 0)
-    stats = [read_stats(tmp_path / name / "checkpoint") for name in ("whole", "parts")]
+    stats = [read_stats(tmp_path / name / "checkpoint" / "latest") for name in ("whole", "parts")]
     losses = [sum(index * size for index, size in enumerate((5, 5, 5, 5, 3))) / 23] * 2
     for records in stats:
         assert [record["stats"]["count"] for record in records] == [NUM_TRIPLES] * 2
@@ -344,7 +344,7 @@ def test_batches_that_are_asked_for_twice_in_an_epoch_count_once(tmp_path: Path)
                     break
     assert len(life.trained) == NUM_BATCHES + 2  # a batch that is left by break is trained again
     assert life.committed() == (1, 0)
-    (record,) = read_stats(tmp_path / "checkpoint")
+    (record,) = read_stats(tmp_path / "checkpoint" / "latest")
     assert record["stats"]["count"] == NUM_TRIPLES
 
 

@@ -17,7 +17,7 @@ from dglkge.config import load_config
 from dglkge.data.partition_layout import EdgeTable
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
-from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches
+from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, EdgeOptions
 from dglkge.sampling.triple_order import plan_passes
 from dglkge.step.computation import Computation
 from dglkge.step.contracts import StepResult
@@ -107,7 +107,8 @@ class ToyRun:
         ids = np.arange(NUM_TRIPLES)
         edges = EdgeTable(ids, np.stack([ids, ids % 2, ids], axis=1), None)
         pair_of_relation = np.zeros(2, np.int64)
-        order = EdgeBatches(edges, pair_of_relation, NUM_TRIPLES, BATCH_SIZE, BATCH_SIZE, 0, 1, seed=1)
+        options = EdgeOptions(pair_of_relation, NUM_TRIPLES, BATCH_SIZE, BATCH_SIZE, 0, 1, seed=1)
+        order = EdgeBatches(edges, options)
         self.checkpoints = CheckpointManager(
             folder / "checkpoint", 0, True, self.cluster.barrier, num_parts=1, mirror=mirror
         )

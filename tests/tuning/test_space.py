@@ -56,21 +56,21 @@ def test_base_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("- 1", "the file is [1]; allowed: 'key: value' lines"),
+        ("- 1", "expected 'key: value' lines"),
         ("a: [", "not valid YAML"),
         ("spaces: {}", "unknown key 'spaces'; did you mean 'space'?"),
-        ("set: {dataset: x}", "space is None; allowed: 'key: value' lines"),
-        ("space: {}", "space has no field; give at least one"),
+        ("set: {dataset: x}", "space is not given"),
+        ("space: {}", "space is {}; allowed: at least 1"),
         ("space: {optimiser.lr: [1]}", "unknown field 'optimiser.lr'; did you mean 'optimizer.lr'"),
         ("space: {training.num_epochs: [1]}", "training.num_epochs cannot be searched"),
         ("space: {optimizer.lr: 3}", "optimizer.lr is 3; allowed: a list of choices, or low and high"),
-        ("space: {optimizer.lr: []}", "allowed: a list of values"),
-        ("space: {optimizer.lr: [0.1, 0.1]}", "has a value twice"),
-        ("space: {optimizer.lr: {low: 1}}", "high is None; allowed: a number"),
+        ("space: {optimizer.lr: []}", "is []; allowed: at least 1"),
+        ("space: {optimizer.lr: [0.1, 0.1]}", "allowed: each value once"),
+        ("space: {optimizer.lr: {low: 1}}", "optimizer.lr: high is not given"),
         ("space: {optimizer.lr: {low: 1, high: 1}}", "allowed: low below high"),
         ("space: {optimizer.lr: {low: 0, high: 1, log: true}}", "with log a low above 0"),
         ("space: {optimizer.lr: {low: 1, high: 2, log: 3}}", "log is 3; allowed: true or false"),
-        ("space: {optimizer.lr: {low: 1, high: 2, log: true, step: 1}}", "a step does not go with log"),
+        ("space: {optimizer.lr: {low: 1, high: 2, log: true, step: 1}}", "without log a step above 0"),
         ("space: {optimizer.lr: {low: 1, hihg: 2}}", "unknown key 'hihg'; did you mean 'high'"),
         ("space: {optimizer.lr: {low: -1, high: 2}}", "optimizer.lr is -1.0; allowed: a number above 0"),
         (
@@ -81,7 +81,7 @@ def test_base_file(tmp_path):
         ("space: {optimizer.lr: [1]}\nsearch: {trials: 1.5}", "trials is 1.5; allowed: a whole number"),
         ("space: {optimizer.lr: [1]}\nsearch: {budget: a}", "budget is 'a'; allowed: a number"),
         ("space: {optimizer.lr: [1]}\nsearch: {seed: -1}", "seed is -1; allowed: at least 0"),
-        ("config: 3\nspace: {optimizer.lr: [1]}", "config is 3; allowed: the path of a configuration"),
+        ("config: 3\nspace: {optimizer.lr: [1]}", "config is 3; allowed: a text"),
         ("config: /no.yaml\nspace: {optimizer.lr: [1]}", "cannot read the configuration /no.yaml"),
     ],
 )
@@ -94,5 +94,5 @@ def test_mistakes(tmp_path, text, words):
 
 
 def test_no_file(tmp_path):
-    with pytest.raises(InputError, match="cannot read the search space"):
+    with pytest.raises(InputError, match="cannot read the configuration .*nowhere.yaml"):
         load_space(tmp_path / "nowhere.yaml")

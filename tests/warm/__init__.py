@@ -3,10 +3,10 @@
 The imports take three CPU seconds in each process of a job, more than everything else that a small job does.
 :func:`python` gives the words to put before a script, in place of ``python``. What runs is a copy (``fork``)
 of a process of :mod:`tests.warm.server`; :mod:`tests.warm.client`, which the test sees, passes signals on and
-ends with the same status. A launched job's servers and trainers are copies too.
+ends with the same status. Servers and trainers of a launched job become clients of copies too.
 
-:func:`runners` leaves launchers, agents, watchdogs and process numbers as they are: a server or trainer that
-a watchdog has started becomes the client of a copy, which is on the same host of ``tests/cluster``.
+:func:`runners` leaves launchers, node programs and process numbers as they are: a server or trainer that
+a node program has started becomes the client of a copy, which is on the same host of ``tests/cluster``.
 
 Tests that look at processes (their numbers, children, command lines, environment), or that change what an
 import sees, use plain ``python``. Servers and trainers that are copies are named after their role and number.
@@ -64,17 +64,11 @@ if script == "script_runner.py" or script == "build_graph.py" and {build!r} in o
 def runners(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment in which servers and trainers of launched jobs are copies.
 
-    Their launchers and watchdogs are ordinary processes. A process that a watchdog has started connects to
+    Their launchers and node programs are ordinary processes. A process that one has started connects to
     the server as a client, which takes 20 ms instead of 3 s: it has the number, environment and command line
     that a test looks for, and what it stands for dies with it.
     """
-    socket = _server().socket
-    folder = socket.with_name("site")
-    if not folder.exists():
-        folder.mkdir()
-        client = str(HERE / "client.py")
-        text = SITE.format(client=client, variable=VARIABLE, socket=str(socket), build=COPIED_BUILD)
-        (folder / "sitecustomize.py").write_text(text)
+    folder = _server().socket.with_name("site")
     path = os.pathsep.join([str(folder), environment.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     return {**environment, "PYTHONPATH": path}
 
@@ -91,6 +85,10 @@ class Server:
         own = shlex.quote(f"{VARIABLE}={self.socket}")
         self.executable.write_text(f'#!/bin/sh\nexec env {own} {shlex.join(client)} "$@"\n')
         self.executable.chmod(0o755)
+        site = self.socket.with_name("site")
+        site.mkdir()
+        text = SITE.format(client=client[-1], variable=VARIABLE, socket=str(self.socket), build=COPIED_BUILD)
+        (site / "sitecustomize.py").write_text(text)
         template = environment.get(TEMPLATE)
         command = [*client, "--serve"] if template else [sys.executable, "-m", "tests.warm.server"]
         # OpenMP reads its number of threads when it is loaded. The server ends with its standard input, so

@@ -1,8 +1,9 @@
 """Stands for a process that :mod:`tests.warm.server` runs: same standard streams, signals and status.
 
 This file is a program of its own with the standard library only: ``client.py script.py args...``,
-``client.py -m module args...``, ``client.py -c program args...``, ``client.py --serve socket``, or a
-launcher's command for a watchdog. What multiprocessing has opened for its own server is passed on, too.
+``client.py -m module args...``, ``client.py -c program args...`` or ``client.py --serve socket``. A node
+program is an ordinary process, whose servers and trainers are clients. What multiprocessing has opened for
+its own server is passed on, too.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import socket
 import sys
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGQUIT)
-ACTIONS = ("-c", "-m", "--serve", "--watchdog")
+ACTIONS = ("-c", "-m", "--serve")
 """What is no flag of the interpreter, which a copy has from the process that it is a copy of."""
 FORK_SERVER = "from multiprocessing.forkserver import main;"
 """How the program begins that multiprocessing starts for processes that are copies of one another."""
@@ -36,8 +37,10 @@ def main() -> int:
     # METIS repeats itself with variables that glibc reads at a start: it is a copy only where asked for.
     if arguments[0].endswith("/build_graph.py") and "DGLKGE_TEST_COPIED_BUILD" not in os.environ:
         os.execv(sys.executable, [sys.executable, *arguments])
-    if arguments[:2] == ["-I", "-S"] and arguments[2].endswith("/watchdog.py"):
-        arguments = ["--watchdog"]
+    if arguments[0] in ("-c", "-m") and "dglkge.launch.node_program" in arguments[1]:
+        site = os.path.join(os.path.dirname(os.environ["DGLKGE_TEST_WARM_SOCKET"]), "site")
+        os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [site, os.environ.get("PYTHONPATH")]))
+        os.execv(sys.executable, [sys.executable, *arguments])
     options = [word for word in arguments[:1] if word == "--plain"]
     del arguments[: len(options)]
     while arguments[0].startswith("-") and arguments[0] not in ACTIONS:

@@ -5,8 +5,7 @@ client, and ends with its standard input. It never starts a thread: a copy of a 
 that made it. A copy can be such a server too, for the clients of another socket.
 
 A copy leaves :func:`serve` with the function that it has to run, and nothing of the server is below it.
-Streams, working folder, environment, signals and ``sys.path`` are those that the client has sent. Watchdogs
-of a launcher are copies as well, whose process is a copy in its turn: its parent is its watchdog, as always.
+Streams, working folder, environment, signals and ``sys.path`` are those that the client has sent.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ import select
 import signal
 import socket
 import struct
-import subprocess
 import sys
 import threading
 import traceback
@@ -57,7 +55,6 @@ RESET = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SI
 MOST_STREAMS = 16
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_POPEN = subprocess.Popen
 
 
 @dataclass
@@ -172,8 +169,6 @@ def _copy(request: Request, streams: Sequence[int], client: int) -> Callable[[],
     become(request.environment, request.folder, request.ignored, request.streams)
     if request.arguments[0] == "--serve":
         return lambda: serve_too(request.arguments[1])
-    if request.arguments[0] == "--watchdog":
-        return run_watchdog
     if request.arguments[0].endswith("/script_runner.py"):
         return lambda: run_script(request.arguments)
     return lambda: run_python(request.arguments)
@@ -286,54 +281,11 @@ def run_python(arguments: list[str]) -> None:
 
 
 def run_script(arguments: list[str]) -> None:
-    """Run the launcher's program for user scripts, in place of a process that a watchdog has started."""
+    """Run the launcher's program for user scripts, in place of a process that a node program has started."""
     from dglkge.launch import script_runner
 
     sys.argv = arguments
     script_runner.main()
-
-
-def run_watchdog() -> None:
-    """Run a watchdog whose process, if it is a Python script under the runner, is a copy of this one."""
-    from dglkge.launch import watchdog
-
-    class Copy(_POPEN):  # type: ignore[type-arg]
-        def __init__(self, command: list[str], **settings: Any) -> None:
-            if Path(command[0]).name.startswith("python") and Path(command[1]).name == "script_runner.py":
-                pid = os.fork()
-                if pid == 0:
-                    _become_script(command, settings)
-                self.pid, self.returncode = pid, None
-                self._child_created = False  # nothing for Popen to wait for
-            else:
-                super().__init__(command, **settings)
-
-    watchdog.subprocess.Popen = Copy  # type: ignore[misc]
-    sys.exit(watchdog.main())
-
-
-def _become_script(command: list[str], settings: dict[str, Any]) -> NoReturn:
-    """Be the process of a watchdog from here on."""
-    from dglkge.launch import script_runner, watchdog
-
-    try:
-        settings["preexec_fn"]()
-        os.setsid()
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.dup2(1, 2)
-        become(settings["env"], settings["cwd"])
-        role = os.environ.get("DGL_ROLE", "client")
-        number = os.environ.get("RANK" if role == "client" else "DGL_SERVER_ID", "0")
-        _LIBC.prctl(_PR_SET_NAME, f"{role} {number}".encode(), 0, 0, 0)
-        # The watchdog's record is not this copy's to remove while it unwinds.
-        watchdog.Record.remove = lambda self: None  # type: ignore[method-assign]
-        subprocess.Popen = _POPEN  # type: ignore[misc]
-    except BaseException:
-        traceback.print_exc()
-        os._exit(1)
-    sys.argv = command[1:]
-    raise Become(script_runner.main)
 
 
 def import_all() -> None:

@@ -65,7 +65,7 @@ def test_a_signal_to_the_client_ends_the_copy(tmp_path: Path, number: int) -> No
 
 
 @pytest.mark.parametrize("status", [0, 3])
-def test_a_process_of_a_watchdog_becomes_the_client_of_a_copy(tmp_path: Path, status: int) -> None:
+def test_a_process_of_a_node_program_becomes_the_client_of_a_copy(tmp_path: Path, status: int) -> None:
     """What it prints and its status are its own; only that nothing was imported shows the difference."""
     (tmp_path / "show.py").write_text(SHOW + "\n")
     command = [sys.executable, script_runner.__file__, "show.py", str(status), "a b"]

@@ -13,6 +13,7 @@ import yaml
 from dglkge import __version__
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.errors import InputError
+from dglkge.evaluation.metrics import BOTH, PROTOCOL
 from dglkge.inference.exports.files import (
     Export,
     ExportedTable,
@@ -33,7 +34,6 @@ from dglkge.inference.imports.hub_tables import (
     dense_tensor,
     names_file,
 )
-from dglkge.inference.metrics_files import BOTH, PROTOCOL
 from dglkge.typing import RELATION
 
 LOCAL_FIELDS = ("dataset", "output", "imports")

@@ -14,7 +14,7 @@ from typing import BinaryIO
 import numpy as np
 import pyarrow as pa
 
-from dglkge.errors import InputError, JobError, missing_package, unknown_name
+from dglkge.errors import InputError, JobError, import_extra, unknown_name
 from dglkge.inference.exports.files import (
     Export,
     ExportedTable,
@@ -50,33 +50,13 @@ def plan_faiss(export: Export) -> list[Output]:
     metric = export.metric or SCORE_FUNCTIONS.get(export.source.meta.score_function).metric
     if metric not in METRICS:
         raise unknown_name("metric", metric, METRICS)
-    faiss = import_faiss("the format faiss")
+    faiss = import_extra("the format faiss", "faiss", "faiss", "faiss-cpu")
     outputs = []
     for table in export.tables:
         write = partial(_write_faiss, table, metric, faiss)
         outputs.append(file_output(export.folder / f"{table.name}.faiss", write))
         outputs.append(names_output(export.folder / f"{table.name}.names.txt", table))
     return outputs
-
-
-def import_faiss(user: str) -> ModuleType:
-    """Import faiss.
-
-    Parameters
-    ----------
-    user : str
-        What needs it, for the message.
-
-    Raises
-    ------
-    InputError
-        If it is not installed.
-    """
-    try:
-        import faiss
-    except ImportError as error:
-        raise missing_package(user, "faiss-cpu", "faiss", error) from None
-    return faiss
 
 
 def _write_faiss(table: ExportedTable, metric: str, faiss: ModuleType, file: BinaryIO) -> None:
@@ -112,10 +92,7 @@ def plan_lancedb(export: Export) -> list[Output]:
     InputError
         If lancedb is not installed.
     """
-    try:
-        import lancedb
-    except ImportError as error:
-        raise missing_package("the format lancedb", "lancedb", "lancedb", error) from None
+    lancedb = import_extra("the format lancedb", "lancedb", "lancedb")
     return [
         Output(export.folder / f"{table.name}.lance", partial(_write_lance, table, lancedb))
         for table in export.tables

@@ -252,7 +252,7 @@ class DglkeTables(TablesByName):
             names[table] = files.names(table, len(found)) or [str(id_) for id_ in range(len(found))]
         dim, relation_width = rows[ENTITY].shape[1], rows[RELATION].shape[1]
         # No file states the model's shape: the widths are the only check that rows and model fit.
-        check_relation_width(score_function, dim, relation_width, False, files.folder)
+        model_of_width(score_function, dim, relation_width, False, files.folder)
         self.relations = RelationVocabulary([Relation(name, ENTITY, ENTITY) for name in names[RELATION]])
         self._names = Vocabulary(names[ENTITY], ENTITY)
         lookup: dict[str, Callable[[str], int]] = {ENTITY: self._names.id, RELATION: self.relations.id}
@@ -322,7 +322,7 @@ def load_npy(path: Path) -> np.ndarray:
         raise InputError(f"{path} is damaged or not an npy file of numbers: {error}") from None
 
 
-def check_relation_width(
+def model_of_width(
     score_function: str,
     dim: int,
     relation_width: int,

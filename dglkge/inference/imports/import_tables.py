@@ -20,7 +20,7 @@ from dglkge.data.vector_files import word2vec_name
 from dglkge.data.vocabulary import Vocabulary, read_lines
 from dglkge.errors import InputError, unknown_name
 from dglkge.inference.exports.export import SAFETENSORS_NAME
-from dglkge.inference.imports.dglke_files import ENTITY, DglkeFolder, check_relation_width, load_npy, models
+from dglkge.inference.imports.dglke_files import ENTITY, DglkeFolder, load_npy, model_of_width, models
 from dglkge.inference.imports.hub_tables import map_tensor
 from dglkge.typing import RELATION, TablePart
 
@@ -90,7 +90,7 @@ def import_tables(
         raise InputError(f"{folder}: the entity tables must be equally wide, got {widths}")
     dim = next(iter(widths.values()))
     width = parts[RELATION].rows.shape[1]
-    model = check_relation_width(score_function, dim, width, reciprocal, folder, score_options)
+    model = model_of_width(score_function, dim, width, reciprocal, folder, score_options)
     if model.score_function.has_module:
         raise InputError(
             f"the score function {score_function} has dense parameters, which files of rows do not hold; "

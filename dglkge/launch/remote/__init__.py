@@ -1,1 +1,1 @@
-"""Machines of a job that are reached over SSH: agents, files, connections."""
+"""Machines of a job: their sites, nodes without SSH, and the files that travel."""

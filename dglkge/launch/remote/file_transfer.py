@@ -1,31 +1,31 @@
-"""Copies files to a machine and back: tar over ssh into a staging folder, then renamed into their places."""
+"""Copies files to a machine and back, in blocks over its stream; a staging folder keeps unfinished ones."""
 
 from __future__ import annotations
 
-import contextlib
-import os
-import select
+import functools
+import queue
 import shutil
-import subprocess
-import tempfile
-import time
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, cast
+from typing import Any
 
 from dglkge.checkpoint.layout import is_transient
 from dglkge.errors import InputError
+from dglkge.launch.connection import CANCELLED, NodeConnection
 from dglkge.launch.remote.host_files import (
     FileState,
+    Piece,
     file_state,
     list_files,
     make_staging,
     place_files,
+    read_block,
     remove_others,
     stale_files,
+    write_block,
 )
-from dglkge.launch.remote.session import HostSession
 
 COMPARE_SECONDS = 300.0
 PLACE_SECONDS = 600.0
@@ -33,14 +33,9 @@ SLOWEST_DISK_BYTES_PER_SECOND = 10e6
 """Write rate that timeouts of renaming and fsync allow for; heartbeats detect a lost connection sooner."""
 
 STALL_SECONDS = 300.0
-"""Timeout without progress of a copy: a blocked disk never fails by itself."""
+"""Timeout of one block: a blocked disk never fails by itself."""
 
-BLOCK_BYTES = 1 << 20
-REAP_SECONDS = 5.0
-
-LONGEST_REASON = 300
-CANCEL_POLL_SECONDS = 0.5
-CANCELLED = "the transfer was cancelled"
+NAMES_OF_CALL = 1000
 
 
 @dataclass(frozen=True)
@@ -59,12 +54,12 @@ class Tree:
     names: tuple[str, ...]
 
 
-def send(session: HostSession, tree: Tree, last: Sequence[str] = (), is_mirror: bool = False) -> int:
+def send(session: NodeConnection, tree: Tree, last: Sequence[str] = (), is_mirror: bool = False) -> int:
     """Copy files to a machine, except those that it has already.
 
     Parameters
     ----------
-    session : HostSession
+    session : NodeConnection
     tree : Tree
     last : sequence of str
         Names that are renamed into their places after all others.
@@ -81,17 +76,22 @@ def send(session: HostSession, tree: Tree, last: Sequence[str] = (), is_mirror: 
     InputError
         If the machine cannot be reached or cannot take them.
     """
-    # On this machine both may be the same folder: unpacking there would replace files by themselves.
-    if session.transport is None and Path(tree.here).resolve() == Path(tree.there).resolve():
+    # On this machine both may be the same folder: its files would be replaced by themselves.
+    if session.is_here and Path(tree.here).resolve() == Path(tree.there).resolve():
         return 0
     wanted = _states(tree)
     stale = _with_last(
         session.call("stale_files", COMPARE_SECONDS, folder=tree.there, wanted=wanted), wanted, last
     )
     if stale or is_mirror:
-        # Unpacked beside the target and renamed: an interrupted copy never leaves a half-written file.
+        # Written beside the target and renamed: an interrupted copy never leaves a half-written file.
         staging = session.call("make_staging", folder=tree.there)
-        _pipe(_pack(tree.here), session.command(_unpack(staging)), stale, session)
+        read = functools.partial(_in_time, session, read_block, tree.here)
+
+        def write(pieces: Sequence[Piece], data: bytes) -> None:
+            session.call("write_block", STALL_SECONDS, folder=staging, pieces=pieces, data=data)
+
+        _copy(read, write, stale, lambda: session.is_cut)
         keep = list(tree.names) if is_mirror else []
         question = {"folder": tree.there, "staging": staging, "last": list(last), "keep": keep}
         missing = set(stale)
@@ -102,7 +102,7 @@ def send(session: HostSession, tree: Tree, last: Sequence[str] = (), is_mirror: 
 
 
 def fetch(
-    session: HostSession,
+    session: NodeConnection,
     there: str,
     here: str,
     last: Sequence[str] = (),
@@ -115,7 +115,7 @@ def fetch(
 
     Parameters
     ----------
-    session : HostSession
+    session : NodeConnection
     there, here : str
         The folder on the machine; the local folder.
     last : sequence of str
@@ -139,23 +139,32 @@ def fetch(
     InputError
         If the machine cannot be reached, or there is no room here.
     """
-    if session.transport is None and Path(there).resolve() == Path(here).resolve():
+    if session.is_here and Path(there).resolve() == Path(here).resolve():
         return 0
-    found = session.call("list_files", COMPARE_SECONDS, folder=there)
-    # An unfinished file would be gone by the time at which tar reads it.
+    found = session.call("list_files", COMPARE_SECONDS, is_cancelled, folder=there)
+    # An unfinished file would be gone by the time at which it is read.
     wanted: list[FileState] = [
         tuple(state) for state in found if state[0] not in skip and not is_transient(Path(state[0]).name)
     ]
     stale = _with_last(stale_files(here, wanted), wanted, last)
+
+    def must_stop() -> bool:
+        return session.is_cut or is_cancelled()
+
+    def read(names: Sequence[str], start: int) -> tuple[list[Piece], bytes]:
+        question = {"folder": there, "names": names, "start": start}
+        pieces, data = session.call_for_data("read_block", STALL_SECONDS, is_cancelled, **question)
+        return [Piece(*piece) for piece in pieces], data
+
     if stale:
-        if session.is_cut or is_cancelled():
+        if must_stop():
             raise InputError(CANCELLED)
         staging = make_staging(here)
         try:
-            _pipe(session.command(_pack(there)), _unpack(staging), stale, session, is_cancelled)
+            _copy(read, functools.partial(_in_time, session, write_block, staging), stale, must_stop)
             # The last moment at which nothing has changed here.
             check()
-            place_files(here, staging, last)
+            place_files(here, staging, last, is_confined=True)
             if dropped_in is not None:
                 mark = dropped_in + "/"
                 below = [name[len(mark) :] for name, *_ in wanted if name.startswith(mark)]
@@ -165,6 +174,47 @@ def fetch(
         finally:
             shutil.rmtree(staging, ignore_errors=True)
     return len(stale)
+
+
+def _copy(
+    read: Callable[[Sequence[str], int], tuple[list[Piece], bytes]],
+    write: Callable[[Sequence[Piece], bytes], object],
+    names: Sequence[str],
+    is_cancelled: Callable[[], bool],
+) -> None:
+    """Copy files block by block; raises InputError if the copy is cancelled."""
+    position, start = 0, 0
+    while position < len(names):
+        if is_cancelled():
+            raise InputError(CANCELLED)
+        pieces, data = read(names[position : position + NAMES_OF_CALL], start)
+        write(pieces, data)
+        last = pieces[-1]
+        position += len(pieces) - (not last.is_last)
+        start = 0 if last.is_last else last.offset + last.size
+
+
+def _in_time(session: NodeConnection, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function that uses a disk of this machine, which may be blocked, for at most STALL_SECONDS."""
+    outcome: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
+
+    def run() -> None:
+        try:
+            outcome.put((function(*arguments), None))
+        except BaseException as error:
+            outcome.put((None, error))
+
+    threading.Thread(target=run, daemon=True).start()
+    try:
+        value, error = outcome.get(timeout=STALL_SECONDS)
+    except queue.Empty:
+        raise InputError(
+            f"files could not be copied from or to {session.address}: nothing moved for {STALL_SECONDS:g} s; "
+            "is a disk blocked?"
+        ) from None
+    if error is not None:
+        raise error
+    return value
 
 
 def files_below(folder: Path) -> tuple[str, ...]:
@@ -185,142 +235,3 @@ def _states(tree: Tree) -> list[FileState]:
     if missing:
         raise InputError(f"cannot send {Path(tree.here, missing[0])}: there is no such file")
     return [state for _, state in found if state is not None]
-
-
-def _pack(folder: str) -> list[str]:
-    """Return the command that packs files whose names come from stdin."""
-    # Names are separated by zero bytes and taken literally: they may contain line ends or begin with "-".
-    return ["tar", "--create", "--directory", folder, "--null", "--verbatim-files-from", "--files-from=-"]
-
-
-def _unpack(folder: str) -> list[str]:
-    """Return the command that unpacks stdin."""
-    # Users may have other numbers on the machine.
-    return ["tar", "--extract", "--no-same-owner", "--directory", folder]
-
-
-def _pipe(
-    pack: list[str],
-    unpack: list[str],
-    names: Sequence[str],
-    session: HostSession,
-    is_cancelled: Callable[[], bool] = lambda: False,
-) -> None:
-    """Pipe one command into the other; both must succeed, and bytes must move every STALL_SECONDS.
-
-    The transfer is cancelled too when the session is cut: tar runs in processes of its own.
-    """
-
-    def must_stop() -> bool:
-        return session.is_cut or is_cancelled()
-
-    with tempfile.TemporaryFile() as listed, tempfile.TemporaryFile() as errors:
-        # The list of names goes through a file: a pipe could fill up while tar already writes its output.
-        listed.write(b"".join(name.encode(errors="surrogateescape") + b"\0" for name in names))
-        listed.seek(0)
-        processes: list[subprocess.Popen[bytes]] = []
-        try:
-            packer = _start(pack, listed, subprocess.PIPE, errors, session)
-            processes.append(packer)
-            unpacker = _start(unpack, subprocess.PIPE, errors, errors, session)
-            processes.append(unpacker)
-            source, sink = cast(IO[bytes], packer.stdout), cast(IO[bytes], unpacker.stdin)
-            _pump(source.fileno(), sink.fileno(), must_stop)
-            with contextlib.suppress(OSError):
-                sink.close()
-            source.close()  # a packer that still writes gets SIGPIPE
-            # The unpacker first: if it fails, the packer ends with SIGPIPE, which is only a consequence.
-            statuses = [_await_exit(process, must_stop) for process in (unpacker, packer)]
-        except (TimeoutError, subprocess.TimeoutExpired):
-            raise InputError(
-                f"files could not be copied from or to {session.address}: nothing moved for "
-                f"{STALL_SECONDS:g} s; is a disk or the network blocked?"
-            ) from None
-        finally:
-            for process in processes:
-                process.kill()
-                with contextlib.suppress(subprocess.TimeoutExpired):  # in a call of a blocked disk
-                    process.wait(REAP_SECONDS)
-                for pipe in (process.stdin, process.stdout):
-                    with contextlib.suppress(OSError):
-                        if pipe is not None:
-                            pipe.close()
-        if any(statuses):
-            errors.seek(0)
-            words = " ".join(errors.read().decode(errors="replace").split())
-            what = words[:LONGEST_REASON] or f"tar ended with status {max(statuses)}"
-            raise InputError(f"files could not be copied from or to {session.address}: {what}")
-
-
-def _start(
-    command: list[str],
-    stdin: int | IO[bytes],
-    stdout: int | IO[bytes],
-    errors: IO[bytes],
-    session: HostSession,
-) -> subprocess.Popen[bytes]:
-    """Start one of the two commands.
-
-    Raises
-    ------
-    InputError
-        If its program is not on this machine.
-    """
-    try:
-        return subprocess.Popen(command, stdin=stdin, stdout=stdout, stderr=errors, bufsize=0)
-    except OSError as error:
-        raise InputError(
-            f"files could not be copied from or to {session.address}: the launcher's machine cannot start "
-            f"{command[0]!r}: {error.strerror}"
-        ) from None
-
-
-def _pump(source: int, sink: int, is_cancelled: Callable[[], bool]) -> None:
-    """Copy one pipe to another until the end of either.
-
-    Raises
-    ------
-    TimeoutError
-        If nothing moves for STALL_SECONDS, however long the whole takes.
-    InputError
-        If the transfer is cancelled.
-    """
-    # Non-blocking: a write to a pipe that accepts less than a block would otherwise ignore the timeout.
-    os.set_blocking(sink, False)
-    while True:
-        # tar may write nothing for a while: the limit is on the pause and not on the whole transfer.
-        _await_ready([source], [], is_cancelled)
-        block = memoryview(os.read(source, BLOCK_BYTES))
-        if not block:
-            return
-        while block:
-            _await_ready([], [sink], is_cancelled)
-            try:
-                block = block[os.write(sink, block) :]
-            except BlockingIOError:
-                continue
-            except BrokenPipeError:  # the unpacker's status and stderr give the reason
-                return
-
-
-def _await_exit(process: subprocess.Popen[bytes], is_cancelled: Callable[[], bool]) -> int:
-    """Wait until a process has ended, for at most STALL_SECONDS; return its status."""
-    deadline = time.monotonic() + STALL_SECONDS
-    while not is_cancelled():
-        try:
-            return process.wait(min(CANCEL_POLL_SECONDS, STALL_SECONDS))
-        except subprocess.TimeoutExpired:
-            if time.monotonic() >= deadline:
-                raise
-    raise InputError(CANCELLED)
-
-
-def _await_ready(sources: list[int], sinks: list[int], is_cancelled: Callable[[], bool]) -> None:
-    """Wait until a pipe can be read or written."""
-    deadline = time.monotonic() + STALL_SECONDS
-    while not is_cancelled():
-        if any(select.select(sources, sinks, [], min(CANCEL_POLL_SECONDS, STALL_SECONDS))):
-            return
-        if time.monotonic() >= deadline:
-            raise TimeoutError
-    raise InputError(CANCELLED)

@@ -13,15 +13,15 @@ import hmac
 import json
 import secrets
 import socket
-import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dglkge.errors import InputError
 from dglkge.launch.private_files import read_private
-from dglkge.launch.remote.session import SECRET_VARIABLE
-from dglkge.launch.watchdog import HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS
+from dglkge.launch.protocol import HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS
+from dglkge.launch.ssh import SECRET_VARIABLE
 
 PROTOCOL = 1
 HANDSHAKE_SECONDS = 10.0
@@ -71,40 +71,45 @@ def read_secret(path: str | None, environment: Mapping[str, str]) -> bytes:
 
 
 class Peer:
-    """An open connection that carries lines of JSON; empty lines are heartbeats.
+    """An open connection that carries lines of JSON, for HANDSHAKE_SECONDS in all.
 
     Parameters
     ----------
     connection : socket.socket
+
+    Attributes
+    ----------
+    received : bytes
+        What has arrived after the last line.
     """
 
     def __init__(self, connection: socket.socket) -> None:
         self.connection = connection
         self.received = b""
-        self._sending = threading.Lock()
+        self._deadline = time.monotonic() + HANDSHAKE_SECONDS
         _detect_loss(connection)
 
-    def send(self, message: Mapping[str, Any] | None) -> None:
-        """Send one message; None sends a heartbeat.
+    def send(self, message: Mapping[str, Any]) -> None:
+        """Send one message.
 
         Raises
         ------
         OSError
             If the connection is lost.
         """
-        line = b"\n" if message is None else json.dumps(message).encode() + b"\n"
-        with self._sending:
-            self.connection.sendall(line)
+        self.connection.sendall(json.dumps(message).encode() + b"\n")
 
     def receive(self) -> dict[str, Any] | None:
-        """Return the next message, empty for a heartbeat; None at the end of the connection.
+        """Return the next message; None at the end of the connection.
 
         Raises
         ------
         OSError
-            If the connection is lost or its timeout passes, or what arrives is no message.
+            If the connection is lost, the time is over, or what arrives is no message.
         """
         while b"\n" not in self.received:
+            # One limit for all lines: who drips single bytes must not hold a place for ever.
+            self.connection.settimeout(max(0.001, self._deadline - time.monotonic()))
             data = self.connection.recv(4096)
             if not data:
                 return None
@@ -112,8 +117,6 @@ class Peer:
             if len(self.received) > LONGEST_LINE_BYTES:
                 raise OSError("a line is too long")
         line, _, self.received = self.received.partition(b"\n")
-        if not line:
-            return {}
         try:
             message = json.loads(line)
         except ValueError:
@@ -121,12 +124,6 @@ class Peer:
         if not isinstance(message, dict):
             raise OSError("a line is no message")
         return message
-
-    def close(self) -> None:
-        """Close the connection, also under a thread that reads from it."""
-        with contextlib.suppress(OSError):
-            self.connection.shutdown(socket.SHUT_RDWR)
-        self.connection.close()
 
 
 def _detect_loss(connection: socket.socket) -> None:

@@ -1,4 +1,4 @@
-"""File operations of a copy on one machine, used by its agent and, for local files, by the launcher."""
+"""File operations of a copy on one machine, for its node program and for the launcher's own files."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import tempfile
 import zlib
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from dglkge.errors import InputError
 
@@ -28,6 +29,119 @@ def list_files(folder: str) -> list[FileState]:
 def stale_files(folder: str, wanted: Sequence[FileState]) -> list[str]:
     """Return the names of wanted files that are absent in a folder or have another state."""
     return [name for name, *state in wanted if file_state(folder, name) != (name, *state)]
+
+
+BLOCK_BYTES = 4 << 20
+
+
+class Piece(NamedTuple):
+    """A part of a file in a block: name, where it begins, its bytes, and what the whole file has."""
+
+    name: str
+    offset: int
+    size: int
+    mode: int
+    changed_ns: int
+    link: str | None = None
+    is_last: bool = True
+
+
+def read_block(folder: str, names: Sequence[str], start: int = 0) -> tuple[list[Piece], bytes]:
+    """Read up to BLOCK_BYTES of some files.
+
+    Parameters
+    ----------
+    folder : str
+    names : sequence of str
+        In the folder, one at least.
+    start : int
+        Byte of the first file to begin at.
+
+    Returns
+    -------
+    pieces : list of Piece
+        Of the first files; of the last one it may be a part.
+    data : bytes
+        Their contents.
+
+    Raises
+    ------
+    InputError
+        If a file cannot be read.
+    """
+    pieces: list[Piece] = []
+    data = bytearray()
+    for name in names:
+        path = os.path.join(folder, name)
+        try:
+            status = os.lstat(path)
+            if stat.S_ISLNK(status.st_mode):
+                pieces.append(Piece(name, 0, 0, 0, status.st_mtime_ns, os.readlink(path)))
+                continue
+            with open(path, "rb") as file:
+                file.seek(start)
+                content = file.read(BLOCK_BYTES - len(data))
+                # A file that grows meanwhile, such as a log, ends where it ends now.
+                is_last = not file.read(1)
+        except OSError as error:
+            raise InputError(f"cannot read {path}: {error.strerror}") from None
+        mode = stat.S_IMODE(status.st_mode)
+        pieces.append(Piece(name, start, len(content), mode, status.st_mtime_ns, None, is_last))
+        data += content
+        start = 0
+        if not is_last or len(data) >= BLOCK_BYTES:
+            break
+    return pieces, bytes(data)
+
+
+def write_block(folder: str, pieces: Sequence[Sequence[Any]], data: bytes = b"") -> None:
+    """Write what :func:`read_block` has read into an empty folder and its subfolders.
+
+    The other machine's names and links lead to nothing outside of the folder.
+
+    Raises
+    ------
+    InputError
+        If a name or link leads out of it.
+    """
+    position = 0
+    for piece in (Piece(*fields) for fields in pieces):
+        path = inner_path(folder, piece.name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if piece.link is not None:
+            if not _stays_inside(os.path.join(os.path.dirname(piece.name), piece.link), piece.link):
+                raise InputError(f"the link {piece.name} leads out of its folder, to {piece.link}")
+            os.symlink(piece.link, path)
+            continue
+        with open(path, "r+b" if piece.offset else "xb") as file:
+            file.seek(piece.offset)
+            file.write(memoryview(data)[position : position + piece.size])
+        position += piece.size
+        if piece.is_last:
+            os.chmod(path, piece.mode)
+            os.utime(path, ns=(piece.changed_ns, piece.changed_ns))
+
+
+def inner_path(folder: str, name: str) -> str:
+    """Return the path of a name in a folder.
+
+    Raises
+    ------
+    InputError
+        If the name, or a link below the folder, leads out of it.
+    """
+    parent = os.path.join(os.path.realpath(folder), os.path.dirname(name)).rstrip("/")
+    if not _stays_inside(name, name) or os.path.realpath(parent) != parent:
+        raise InputError(f"the name {name!r} leads out of {folder}, or through a link in it")
+    return os.path.join(folder, name)
+
+
+def _stays_inside(path: str, name: str) -> bool:
+    """Whether a relative name, which makes a path, has ".." at its begin only and leaves no folder by it."""
+    parts = Path(name).parts
+    climbs = [part == ".." for part in parts]
+    is_plain = bool(parts) and not os.path.isabs(name) and climbs == sorted(climbs, reverse=True)
+    return is_plain and os.path.normpath(path).split("/")[0] != ".."
 
 
 def make_staging(folder: str) -> str:
@@ -62,7 +176,13 @@ def place_folder(folder: str) -> None:
         raise InputError(f"cannot make the folder {folder}: {error.strerror}") from None
 
 
-def place_files(folder: str, staging: str, last: Sequence[str] = (), keep: Collection[str] = ()) -> None:
+def place_files(
+    folder: str,
+    staging: str,
+    last: Sequence[str] = (),
+    keep: Collection[str] = (),
+    is_confined: bool = False,
+) -> None:
     """Sync unpacked files to the disk and rename them into their places, each atomically.
 
     Parameters
@@ -75,12 +195,14 @@ def place_files(folder: str, staging: str, last: Sequence[str] = (), keep: Colle
         Names that come after all others: files that make the others valid, such as a version number.
     keep : collection of str
         If not empty, files with other names below the folder are removed at the end.
+    is_confined : bool
+        Whether files of another machine may not lead through links below the folder.
     """
     names = sorted(names_below(staging), key=lambda name: (name in last, name))
     for name in names:
         # Content first, then the name, then the folder: after a power failure no name is without its content.
         _sync(os.path.join(staging, name))
-        target = os.path.join(folder, name)
+        target = inner_path(folder, name) if is_confined else os.path.join(folder, name)
         os.makedirs(os.path.dirname(target), exist_ok=True)
         os.replace(os.path.join(staging, name), target)
         _sync(os.path.dirname(target))
@@ -90,9 +212,13 @@ def place_files(folder: str, staging: str, last: Sequence[str] = (), keep: Colle
 
 
 def remove_others(folder: str, keep: Collection[str]) -> None:
-    """Remove all files below a folder except some."""
+    """Remove all files below a folder except some, and the folders that are empty then."""
     for name in set(names_below(folder)) - set(keep):
         os.unlink(os.path.join(folder, name))
+        parent = os.path.dirname(os.path.join(folder, name))
+        while parent != folder and not os.listdir(parent):
+            os.rmdir(parent)
+            parent = os.path.dirname(parent)
 
 
 def names_below(folder: str) -> Iterator[str]:
@@ -110,7 +236,7 @@ def names_below(folder: str) -> Iterator[str]:
 def file_state(folder: str, name: str) -> FileState | None:
     """Return the state of one file, or of a link itself; None if absent."""
     try:
-        # The link itself: snapshots link to files of the checkpoint, which are copied once.
+        # The link itself: a checkpoint links to the folder of its newest version.
         found = os.lstat(os.path.join(folder, name))
     except OSError:
         return None

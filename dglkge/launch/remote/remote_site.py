@@ -1,12 +1,12 @@
-"""Site of several machines with a shared disk: an agent on each, called in parallel, processes over SSH."""
+"""Site of one or several machines that see one disk: a node program on each, called in parallel."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import itertools
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -18,19 +18,13 @@ from dglkge.config import Config
 from dglkge.distributed.ip_config import Machine
 from dglkge.distributed.jobs import JobEntry
 from dglkge.errors import InputError, NotReadyError
-from dglkge.launch import watchdog
-from dglkge.launch.local_site import is_local, local_interfaces, resolve
+from dglkge.launch.connection import Events, NodeConnection, RunningProcess, close_all, open_node
+from dglkge.launch.machine import is_local, local_interfaces, machine_addresses
 from dglkge.launch.process_plan import Host, JobSettings, Places, PlannedProcess, plan_processes
 from dglkge.launch.remote.rendezvous import Rendezvous
-from dglkge.launch.remote.session import (
-    HostSession,
-    Transport,
-    close_all,
-    forwarded_environment,
-    python_from_stdin,
-)
 from dglkge.launch.script_config import Needs
-from dglkge.launch.watched_process import WatchedProcess
+from dglkge.launch.ssh import SshSettings, forwarded_environment
+from dglkge.launch.stop_signals import StopForwarder
 
 
 class PreflightError(NotReadyError):
@@ -69,7 +63,7 @@ def compare_versions(described: Mapping[str, Mapping[str, Any]], own_version: st
     Parameters
     ----------
     described : mapping of str to mapping
-        Replies of ``agent.describe_machine`` by address.
+        Replies of ``node_tasks.describe_machine`` by address.
     own_version : str
         dglkge's version of the launcher.
     """
@@ -108,59 +102,18 @@ SIGNAL_POLL_SECONDS = 0.5
 """Time after which a signal is noticed that another thread received."""
 
 
-class ClusterExecutor:
-    """Executor for several machines.
-
-    Parameters
-    ----------
-    sessions : mapping of str to HostSession
-        By address.
-    folder : str
-        Working folder of the processes.
-    """
-
-    def __init__(self, sessions: Mapping[str, HostSession], folder: str) -> None:
-        self._sessions = sessions
-        self._folder = folder
-        # Sent with each start, so that launcher and watchdog are of one version.
-        self._program = Path(watchdog.__file__).read_bytes()
-
-    def start(self, planned: PlannedProcess) -> WatchedProcess:
-        """Start one process under a watchdog, whose program is sent before the request."""
-        session = self._sessions[planned.address]
-        environment = {**session.environment, **planned.environment}
-        return WatchedProcess(
-            dataclasses.replace(planned, environment=environment),
-            session.command(python_from_stdin(session.python, self._program)),
-            self._folder,
-            self._program,
-            is_remote=session.transport is not None,
-        )
-
-    def clean_up(self, addresses: Collection[str]) -> list[str]:
-        """Remove shared memory of the job on each machine; watchdogs of lost machines do so themselves."""
-        removed = []
-        for address in addresses:
-            session = self._sessions[address]
-            # A dead session would cost CLEAN_UP_SECONDS of waiting for a reply.
-            if session.is_alive:
-                with contextlib.suppress(InputError):  # its agent has ended meanwhile
-                    removed.append(session.call("clean_up", CLEAN_UP_SECONDS))
-        return list(itertools.chain.from_iterable(removed))
-
-
-Problems = list[tuple[str, str]]
+Problems = list[tuple[str, InputError]]
 
 
 class RemoteSite:
-    """Several machines with an agent on each; an implementation of :class:`dglkge.launch.site.Site`.
+    """The machines of a job that see one disk, with a node program on each.
 
-    Sessions with agents stay open from one attempt of a job to the next. Machines with an address of this one
-    are reached without SSH.
+    Node programs go on from one attempt of a job to the next. Machines with an address of this one are
+    reached without SSH. One machine alone, if it is this one, is used as it is named in ip_config.txt.
 
     Parameters
     ----------
-    ssh : Transport
+    ssh : SshSettings
         To machines that are not this one.
     python : str
         The interpreter on every machine.
@@ -168,14 +121,28 @@ class RemoteSite:
         Working folder of the processes.
     nodes : Rendezvous, optional
         Connections of the nodes of a job without SSH: line k of ip_config is node k, line 0 is this machine.
+    report : callable, optional
+        Takes messages for the user.
     """
 
-    def __init__(self, ssh: Transport, python: str, folder: str, nodes: Rendezvous | None = None) -> None:
+    has_shared_disk = True
+
+    def __init__(
+        self,
+        ssh: SshSettings,
+        python: str,
+        folder: str,
+        nodes: Rendezvous | None = None,
+        report: Callable[[str], None] = lambda text: None,
+    ) -> None:
         self._ssh = ssh
         self._nodes = nodes
         self._python = python
         self._folder = folder
-        self._sessions: dict[str, HostSession] = {}
+        self._forwarder = StopForwarder(report)
+        self._is_alone = False
+        self._job = ""
+        self._sessions: dict[str, NodeConnection] = {}
         self._described: dict[str, dict[str, Any]] = {}
         self._checked: dict[str, dict[str, Any]] = {}
         self._problems: Problems = []
@@ -183,7 +150,7 @@ class RemoteSite:
         self._num_working = 0
 
     def connect(self, machines: Sequence[Machine], entry: JobEntry | None) -> list[Host]:
-        """Start missing agents, and get the facts that the plan depends on.
+        """Start missing node programs, and get the facts that the plan depends on.
 
         Parameters
         ----------
@@ -203,7 +170,10 @@ class RemoteSite:
         InputError
             If a name has no address or two have the same, or a loopback address is among several.
         """
-        addresses = self._order = _addresses(machines)
+        interfaces = local_interfaces()
+        addresses = self._order = machine_addresses(machines, interfaces)
+        can_be_alone = self.has_shared_disk and self._nodes is None and len(addresses) == 1
+        self._is_alone = can_be_alone and is_local(addresses[0], interfaces)
         self._problems = []
         names = dict(zip(addresses, (machine.address for machine in machines)))
         dead = [
@@ -211,16 +181,24 @@ class RemoteSite:
             for address, session in self._sessions.items()
             if address not in names or not session.is_alive
         ]
-        close_all([self._sessions.pop(address) for address in dead])
+        self._close(dead)
         for address in addresses:
             if address not in self._sessions:
-                self._sessions[address] = self._open(address, names[address])
+                try:
+                    self._sessions[address] = self._open(address, names[address])
+                except NotReadyError as error:
+                    if not self._is_node(address):
+                        raise
+                    self._problems.append((address, error))
         # All machines reply in parallel: a login over SSH takes most of a second.
-        self._described = self._call_all({address: {} for address in addresses}, "describe")
+        self._described = self._call_all(
+            {address: {} for address in addresses if address in self._sessions}, "describe"
+        )
         if entry is not None:
+            self._job = entry.job
             self._call_all(dict.fromkeys(self._described, {"entry": entry.to_dict()}), "register")
         return [
-            _host(address, machine, self._described[address])
+            planned_host(address, machine, self._described[address])
             for address, machine in zip(addresses, machines)
             if address in self._described
         ]
@@ -261,23 +239,29 @@ class RemoteSite:
                 "num_servers": settings.num_servers,
                 "folder": self._folder,
                 "script": script,
-                "part_config": needs.partition_file,
-                "part_id": self._order.index(host.address),
+                # A script on this machine alone looks at its data set itself.
+                "part_config": settings.part_config if self._is_alone else needs.partition_file,
+                "part_id": None if self._is_alone else self._order.index(host.address),
                 "num_parts": len(self._order),
+                "num_processes": len(hosts) * (settings.num_servers + settings.num_trainers),
                 "needs": dataclasses.asdict(needs.on_machine(self._order.index(host.address))),
             }
             for host in hosts
         }
-        self._problems += compare_versions(self._described, __version__)
+        differences = compare_versions(self._described, __version__)
         found = self._call_all(questions, "check")
         self._checked = found
         for address, answer in found.items():
-            self._problems += [(address, text) for text in answer["problems"]]
+            self._problems += [
+                (address, (InputError if is_input else NotReadyError)(text))
+                for text, is_input in answer["problems"]
+            ]
         prints = {address: answer["fingerprint"] for address, answer in found.items()}
-        self._problems += compare_fingerprints(prints)
+        differences += compare_fingerprints(prints)
+        self._problems += [(address, NotReadyError(text)) for address, text in differences]
         # Stable: the order of ip_config, and of the checks on each machine.
         self._problems.sort(key=lambda problem: self._order.index(problem[0]))
-        raise_problems(self._problems, len(self._order))
+        self._raise_problems()
 
     def plan(self, hosts: Sequence[Host], settings: JobSettings) -> list[PlannedProcess]:
         """Plan the job, with a rendezvous port that is free on the first machine now.
@@ -287,13 +271,13 @@ class RemoteSite:
         PreflightError
             If a machine was not reached, or the first one has no free port.
         """
-        raise_problems(self._problems, len(self._order))
+        self._raise_problems()
         first = hosts[0]
         avoid = list(range(first.port, first.port + settings.num_servers))
         question = {"address": first.address, "avoid": avoid}
         # Chosen as late as possible: any program may take the port until torch binds it.
         ports = self._call_all({first.address: question}, "choose_master_port")
-        raise_problems(self._problems, len(self._order))
+        self._raise_problems()
         folders = {address: answer["table_folder"] for address, answer in self._checked.items()}
         hosts = [dataclasses.replace(host, table_folder=folders.get(host.address, "")) for host in hosts]
         return plan_processes(hosts, settings, ports[first.address], (), os.environ)
@@ -323,35 +307,94 @@ class RemoteSite:
         machines = [[host.address, host.port] for host in hosts]
         question = {"log_dir": str(log_dir), "machines": machines}
         self._call_all({host.address: question for host in hosts}, "write_job_files")
-        raise_problems(self._problems, len(self._order))
+        self._raise_problems()
 
     def warnings(self) -> list[str]:
         """Return where tables are files."""
         return [
-            f"{address}: {answer['note']}" for address, answer in self._checked.items() if answer["note"]
+            answer["note"] if self._is_alone else f"{address}: {answer['note']}"
+            for address, answer in self._checked.items()
+            if answer["note"]
         ]
 
-    def executor(self) -> ClusterExecutor:
-        """Return the executor for these machines."""
-        return ClusterExecutor(self._sessions, self._folder)
+    def start(self, planned: PlannedProcess, events: Events) -> RunningProcess:
+        """Start one process on its machine."""
+        return self._sessions[planned.address].start(planned, self._folder, events)
+
+    def clean_up(self, addresses: Collection[str]) -> list[str]:
+        """Remove what the job's processes have left on some machines; node programs of lost ones do so."""
+        removed = []
+        for address in addresses:
+            session = self._sessions[address]
+            # A machine that cannot be reached would cost CLEAN_UP_SECONDS.
+            if session.is_silent:
+                continue
+            question = {"job": self._job}
+            with contextlib.suppress(InputError):
+                if not session.is_alive:  # it was killed: another one cleans up
+                    question["table_folder"] = self._checked.get(address, {}).get("table_folder", "")
+                    session = self._sessions[address] = self._reopen(address)
+                removed += session.call("clean_up", CLEAN_UP_SECONDS, **question)
+        return removed
 
     def close(self) -> None:
-        """End all agents, and with them the job's entries on the machines."""
-        close_all(list(self._sessions.values()))
-        self._sessions = {}
+        """End all node programs, and with them the job's entries on the machines."""
+        self._close(list(self._sessions))
 
-    def _open(self, address: str, name: str) -> HostSession:
-        """Connect to a machine and start its agent."""
-        environment = forwarded_environment(os.environ)
-        rank = self._order.index(address)
-        if self._nodes is not None and rank > 0:
-            node = self._nodes.transport(rank)
-            # The node's own variables win: a scheduler sets some of them for each node.
-            own = {name: value for name, value in environment.items() if name not in node.variables}
-            return HostSession(name, node, node.python, own)
+    def _open(self, address: str, name: str) -> NodeConnection:
+        """Connect to a machine and start its node program."""
+
+        def forward(number: int) -> None:
+            self._forwarder.forward(f"the node program on {address}", number)
+
+        if self._is_node(address) and self._nodes is not None:
+            return self._nodes.connection(self._order.index(address))
         # Without SSH the machine of the launcher needs no SSH server and no key.
-        here = self._nodes is not None or is_local(address, local_interfaces())
-        return HostSession(name, None if here else self._ssh, self._python, environment)
+        is_here = self._nodes is not None or is_local(address, local_interfaces())
+        python = sys.executable if self._is_alone else self._python
+        return open_node(
+            name, None if is_here else self._ssh, python, forwarded_environment(os.environ), forward
+        )
+
+    def _reopen(self, address: str) -> NodeConnection:
+        """Connect anew to a machine whose node program has ended."""
+        session = self._sessions[address]
+        if not session.is_borrowed:
+            session.close()
+        return self._open(address, session.address)
+
+    def _is_node(self, address: str) -> bool:
+        """Whether a machine's node program has connected by itself."""
+        return self._nodes is not None and self._order.index(address) > 0
+
+    def _close(self, addresses: Sequence[str]) -> None:
+        """End the job's entries, and node programs but those that have connected by themselves."""
+        children = []
+        for address in addresses:
+            session = self._sessions.pop(address)
+            if session.is_borrowed:
+                with contextlib.suppress(InputError):
+                    session.call("release", CLEAN_UP_SECONDS)
+            else:
+                children.append(session)
+        close_all(children)
+
+    def _raise_problems(self, outcome: str = "nothing was started") -> None:
+        """Raise all problems in one error, if there are any.
+
+        Raises
+        ------
+        InputError
+            Of this machine alone, if what the user gave is wrong.
+        NotReadyError
+            If machines are not ready.
+        """
+        if self._is_alone and self._problems:
+            errors = [error for _, error in self._problems]
+            raise next((error for error in errors if not isinstance(error, NotReadyError)), errors[0])
+        raise_problems(
+            [(address, str(error)) for address, error in self._problems], len(self._order), outcome
+        )
 
     def _call_all(self, questions: Mapping[str, dict[str, Any]], task: str) -> dict[str, Any]:
         """Call a task on machines in parallel; record the problems, return the replies."""
@@ -367,7 +410,7 @@ class RemoteSite:
         chosen = self._order if addresses is None else addresses
         for address, outcome in self._run_in_threads(work, chosen).items():
             if isinstance(outcome, InputError):
-                self._problems.append((address, str(outcome)))
+                self._problems.append((address, outcome))
             elif isinstance(outcome, BaseException):
                 raise outcome
             else:
@@ -417,25 +460,11 @@ class RemoteSite:
         return self._num_working > 0
 
 
-def _addresses(machines: Sequence[Machine]) -> list[str]:
-    """Return the IPv4 address of each machine."""
-    addresses = [resolve(machine.address) for machine in machines]
-    for address, machine in zip(addresses, machines):
-        # Without interfaces is_local tests for a loopback address only.
-        if is_local(address, {}) and len(machines) > 1:
-            raise InputError(
-                f"ip_config names {machine.address} among {len(machines)} machines: the others cannot reach "
-                "a loopback address; give the machine's address on their network"
-            )
-        if addresses.count(address) > 1:
-            raise InputError(f"ip_config names {address} {addresses.count(address)} times, under other names")
-    return addresses
-
-
-def _host(address: str, machine: Machine, described: Mapping[str, Any]) -> Host:
+def planned_host(address: str, machine: Machine, described: Mapping[str, Any]) -> Host:
     """Return a machine as the plan needs it."""
-    interface = described["interfaces"].get(address)
-    # An agent of another version, which the check refuses, may know no GPUs.
-    gpus = tuple(described.get("gpus", ()))
+    # 127.0.0.2 and others are no addresses of an interface, but all of them are reached by the loopback.
+    loopback = described["interfaces"].get("127.0.0.1", "lo") if address.startswith("127.") else None
+    interface = described["interfaces"].get(address, loopback)
+    gpus = tuple(described["gpus"])
     runner = tuple(described["runner"])
     return Host(address, machine.port, described["num_cores"], interface, runner, gpus=gpus)

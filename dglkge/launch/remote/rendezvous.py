@@ -1,10 +1,8 @@
-"""The first node's side of a job without SSH: accepts the other nodes, and hands out channels to them.
+"""The first node's side of a job without SSH: accepts the node programs of the other nodes.
 
 Every other node (:mod:`dglkge.launch.remote.node`) connects to one TCP port here, authenticates itself and
-stays connected. For each agent, watchdog and transfer the launcher starts ``channel.py``, as it starts an ssh
-client for a machine with SSH. The client asks the :class:`Rendezvous` by a Unix socket for a channel; the
-node is told to connect once more, and the authenticated connection is passed to the client. So the nodes
-listen on nothing, and all that holds for a job over SSH holds here: agents, watchdogs, heartbeats, locks.
+stays connected; its connection is that of its node program. So the nodes listen on nothing, and all that
+holds for a job over SSH holds here.
 """
 
 from __future__ import annotations
@@ -13,12 +11,7 @@ import contextlib
 import errno
 import ipaddress
 import os
-import queue
-import secrets
-import signal
 import socket
-import struct
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -28,72 +21,32 @@ from typing import Any
 
 from dglkge.distributed.ip_config import Machine, read_ip_config
 from dglkge.errors import DglkgeError, InputError, NotReadyError, exit_status_of
-from dglkge.launch import stop_signals
+from dglkge.launch.connection import NodeConnection, SocketStream, close_all
 from dglkge.launch.node_place import NodePlace
-from dglkge.launch.remote import channel
+from dglkge.launch.protocol import JobEnd
 from dglkge.launch.remote.handshake import (
-    HANDSHAKE_SECONDS,
     Peer,
     RefusedError,
     authenticate_node,
     read_secret,
 )
-from dglkge.launch.remote.session import NOT_INHERITED
-from dglkge.launch.stop_signals import describe_stop
-from dglkge.launch.watchdog import HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS
+from dglkge.launch.ssh import NOT_INHERITED, forwarded_environment
+from dglkge.launch.stop_signals import StopForwarder, describe_stop
 
 MOST_HANDSHAKES = 64
 """Most connections whose handshake is not finished; further ones are closed."""
 
-SIGNAL_SECONDS = 2.0
-"""Pause before a node's stop signal counts: a scheduler that signals all nodes reaches this launcher too."""
-
 END_SECONDS = 5.0
 POLL_SECONDS = 0.2
-
-_CREDENTIALS = struct.Struct("3i")
-"""``struct ucred`` of man 7 unix: process, user, group."""
-
-
-@dataclass(frozen=True)
-class NodeTransport:
-    """Reaches a node by its connection to the rendezvous; takes the place of ``SshSettings``.
-
-    Attributes
-    ----------
-    name : str
-        Of the launcher's Unix socket.
-    rank : int
-    python : str
-        The node's interpreter.
-    variables : frozenset of str
-        Names of variables that the node's own environment has; they are not replaced by the launcher's.
-    """
-
-    name: str
-    rank: int
-    python: str
-    variables: frozenset[str] = frozenset()
-
-    client_name = "channel client"
-    how = "by its node's dglkge-launch"
-    remedy = "the interpreter of this dglkge-launch is gone"
-
-    def command(self, address: str, words: Sequence[str]) -> list[str]:
-        """Return the command that runs some words on the node; `address` is not needed."""
-        program = str(Path(channel.__file__).resolve())
-        return [sys.executable, "-I", "-S", program, self.name, str(self.rank), *words]
 
 
 @dataclass
 class _Node:
-    """A node that is connected."""
+    """A node that is connected: its address, connection, and socket."""
 
-    peer: Peer
-    rank: int
     address: str
-    python: str
-    variables: frozenset[str]
+    connection: NodeConnection
+    socket: socket.socket
 
 
 @contextlib.contextmanager
@@ -180,19 +133,12 @@ class Rendezvous:
         self._left: dict[int, str] = {}
         self._refused: dict[str, str] = {}
         self._changed = threading.Condition()
-        self._waiting: dict[str, queue.SimpleQueue[Peer]] = {}
         self._handshakes = threading.BoundedSemaphore(MOST_HANDSHAKES)
         self._is_closing = threading.Event()
         self._has_ended = threading.Event()
-        self._has_signal = threading.Event()
+        self._forwarder = StopForwarder(report)
         self._listener = listen(host, port)
-        # An abstract socket: a launcher that is killed leaves no file.
-        self._name = f"dglkge-{secrets.token_hex(16)}"
-        self._channels = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._channels.bind(f"\0{self._name}")
-        self._channels.listen(64)
-        for body in (self._accept_nodes, self._accept_clients, self._send_heartbeats):
-            threading.Thread(target=body, daemon=True, name="dglkge-rendezvous").start()
+        threading.Thread(target=self._accept_nodes, daemon=True, name="dglkge-rendezvous").start()
 
     def await_nodes(self) -> None:
         """Wait until all nodes are connected.
@@ -224,7 +170,7 @@ class Rendezvous:
     def own_address(self) -> str | None:
         """Return the IPv4 address of this machine that the nodes reach; None if it is not known."""
         with self._changed:
-            sockets = [self._listener, *(node.peer.connection for node in self._nodes.values())]
+            sockets = [self._listener, *(node.socket for node in self._nodes.values())]
         for each in sockets:
             with contextlib.suppress(OSError, ValueError):
                 address = ipaddress.ip_address(each.getsockname()[0])
@@ -265,13 +211,20 @@ class Rendezvous:
             )
         return [Machine(address, has_port=False) for address in (own, *self.addresses())]
 
-    def transport(self, rank: int) -> NodeTransport:
-        """Return how to reach a node, whether or not it is connected at present."""
+    def connection(self, rank: int) -> NodeConnection:
+        """Return the connection of a node.
+
+        Raises
+        ------
+        NotReadyError
+            If it is not connected at present.
+        """
         with self._changed:
             node = self._nodes.get(rank)
+            why = self._left.get(rank, "it has not connected")
         if node is None:
-            return NodeTransport(self._name, rank, sys.executable)
-        return NodeTransport(self._name, rank, node.python, node.variables)
+            raise NotReadyError(f"cannot be reached by its node's dglkge-launch: {why}")
+        return node.connection
 
     def end(self, status: int, reason: str) -> None:
         """Tell all nodes that the job has ended with a status; they exit with it.
@@ -285,20 +238,17 @@ class Rendezvous:
             nodes = list(self._nodes.values())
         self._has_ended.set()  # before a node is told and leaves
         for node in nodes:
-            with contextlib.suppress(OSError):
-                node.peer.send({"end": status, "reason": reason})
+            node.connection.send(JobEnd(status, reason))
 
     def close(self) -> None:
         """Close all connections. Nodes that were not told the end count the launcher as lost."""
         self._is_closing.set()
-        for listener in (self._listener, self._channels):
-            with contextlib.suppress(OSError):
-                listener.shutdown(socket.SHUT_RDWR)  # ends a blocked accept()
-            listener.close()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # ends a blocked accept()
+        self._listener.close()
         with self._changed:
             nodes = list(self._nodes.values())
-        for node in nodes:
-            node.peer.close()
+        close_all([node.connection for node in nodes])
 
     def _describe_missing(self, missing: Sequence[int]) -> str:
         """Describe which nodes have not come; called under the lock."""
@@ -327,14 +277,9 @@ class Rendezvous:
         """Authenticate a connection, and use it for what it asks; the body of a thread."""
         address = address[len("::ffff:") :] if address.startswith("::ffff:") else address
         try:
-            connection.settimeout(HANDSHAKE_SECONDS)
             peer = Peer(connection)
             hello, proof = authenticate_node(peer, self._secret)
-            if "channel" in hello:
-                peer.send({"proof": proof})
-                self._hand_over(peer, str(hello["channel"]))
-                return
-            node = self._admit(peer, hello, proof, address)
+            self._admit(peer, hello, proof, address)
         except RefusedError as error:
             self._refuse(address, str(error))
             connection.close()
@@ -344,7 +289,6 @@ class Rendezvous:
             return
         finally:
             self._handshakes.release()
-        self._listen_to(node)
 
     def _refuse(self, address: str, why: str) -> None:
         """Record a refused connection; report it once for each address and reason."""
@@ -355,7 +299,7 @@ class Rendezvous:
         if is_new:
             self._report(f"warning: refused a connection from {address}: {why}")
 
-    def _admit(self, peer: Peer, hello: Mapping[str, Any], proof: str, address: str) -> _Node:
+    def _admit(self, peer: Peer, hello: Mapping[str, Any], proof: str, address: str) -> None:
         """Add a node to those of the job.
 
         Raises
@@ -363,10 +307,8 @@ class Rendezvous:
         RefusedError
             If its rank is taken or not of this job; it has been told.
         """
-        rank, num_nodes = int(hello["rank"]), int(hello["nodes"])
-        node = _Node(
-            peer, rank, str(hello["address"]), str(hello["python"]), frozenset(map(str, hello["variables"]))
-        )
+        rank, num_nodes, own_address = int(hello["rank"]), int(hello["nodes"]), str(hello["address"])
+        variables = set(map(str, hello["variables"]))
         problem, retry = None, {}
         with self._changed:
             if num_nodes != self.num_nodes:
@@ -378,121 +320,35 @@ class Rendezvous:
                 problem = f"node {rank} is connected already, from {self._nodes[rank].address}"
                 retry = {"retry": True}
             if problem is None:
-                # Sent under the lock: the node is told of its admission before it is told to open a channel.
+                # Sent under the lock: the node is told of its admission before anything else.
                 peer.send({"proof": proof})
-                peer.connection.settimeout(HEARTBEAT_TIMEOUT_SECONDS)
-                self._nodes[rank] = node
+                peer.connection.settimeout(None)
+                # The node's own variables win: a scheduler sets some of them for each node.
+                environment = forwarded_environment(os.environ)
+                connection = NodeConnection(
+                    own_address,
+                    SocketStream(peer.connection),
+                    environment={name: value for name, value in environment.items() if name not in variables},
+                    on_stop=lambda number: self._forwarder.forward(f"node {rank} ({own_address})", number),
+                    on_lost=lambda why: self._lose(rank, own_address, why),
+                    received=peer.received,
+                )
+                self._nodes[rank] = _Node(own_address, connection, peer.connection)
                 self._came.add(rank)
                 self._refused.pop(address, None)
                 self._changed.notify_all()
         if problem is not None:
             peer.send({"proof": proof, "error": problem, **retry})
             raise RefusedError(problem)
-        return node
 
-    def _listen_to(self, node: _Node) -> None:
-        """Read a node's messages to the end of its connection."""
-        why = "its connection ended"
-        try:
-            while (message := node.peer.receive()) is not None:
-                if "signal" in message:
-                    self._forward_signal(node, int(message["signal"]))
-                if "problem" in message:
-                    why = str(message["problem"])
-        except TimeoutError:
-            why = f"no heartbeat for {HEARTBEAT_TIMEOUT_SECONDS:g} s"
-        except (OSError, ValueError) as error:
-            why = f"its connection was lost: {error}"
+    def _lose(self, rank: int, address: str, why: str) -> None:
+        """Remove a node whose connection has ended; called in the thread of its connection."""
         with self._changed:
-            self._left[node.rank] = why
-            del self._nodes[node.rank]
+            self._left[rank] = why
+            del self._nodes[rank]
             self._changed.notify_all()
-        node.peer.close()
         if not self._has_ended.is_set() and not self._is_closing.is_set():
-            self._report(f"node {node.rank} ({node.address}) is lost: {why}")
-
-    def _forward_signal(self, node: _Node, number: int) -> None:
-        """Give the launcher a stop signal that a node has received, unless it has received one itself."""
-        if self._has_signal.is_set() or number not in stop_signals.STOP_SIGNALS:
-            return
-        self._has_signal.set()
-
-        def forward() -> None:
-            # A second signal to the launcher would end the trainers before they have committed.
-            if not self._is_closing.wait(SIGNAL_SECONDS) and not stop_signals.num_received():
-                name = signal.Signals(number).name
-                self._report(f"node {node.rank} ({node.address}) received {name}: stopping the job")
-                main = threading.main_thread().ident
-                if main is not None:
-                    signal.pthread_kill(main, number)
-
-        threading.Thread(target=forward, daemon=True).start()
-
-    def _accept_clients(self) -> None:
-        """Accept channel clients until closed; the body of a thread."""
-        for connection, _ in _accepted(self._channels, self._is_closing):
-            threading.Thread(target=self._serve_client, args=(connection,), daemon=True).start()
-
-    def _serve_client(self, client: socket.socket) -> None:
-        """Get a channel from a node and pass it to a client; the body of a thread."""
-        with client, contextlib.suppress(OSError, ValueError):
-            client.settimeout(HANDSHAKE_SECONDS)
-            # The socket has no permissions: other users of this machine may connect to it.
-            credentials = client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            if _CREDENTIALS.unpack(credentials)[1] != os.geteuid():
-                return
-            rank = int(client.recv(64))
-            try:
-                peer = self._open_channel(rank)
-            except OSError as error:
-                client.sendall(str(error).encode())
-                return
-            # The client has a copy of the connection from here on.
-            socket.send_fds(client, [b"ok"], [peer.connection.fileno()])
-            peer.connection.close()
-
-    def _open_channel(self, rank: int) -> Peer:
-        """Let a node connect once more; return that connection.
-
-        Raises
-        ------
-        OSError
-            If it is not connected, or does not connect in time.
-        """
-        with self._changed:
-            node = self._nodes.get(rank)
-            why = self._left.get(rank, "it has not connected")
-        if node is None:
-            raise OSError(f"node {rank} is not connected: {why}")
-        token = secrets.token_hex(16)
-        arrived: queue.SimpleQueue[Peer] = queue.SimpleQueue()
-        self._waiting[token] = arrived
-        try:
-            node.peer.send({"open": token})
-            return arrived.get(timeout=HANDSHAKE_SECONDS)
-        except queue.Empty:
-            raise OSError(f"node {rank} opened no channel within {HANDSHAKE_SECONDS:g} s") from None
-        finally:
-            del self._waiting[token]
-
-    def _hand_over(self, peer: Peer, token: str) -> None:
-        """Give a channel to the thread that waits for it; close it if none does any more."""
-        arrived = self._waiting.get(token)
-        if arrived is None:
-            peer.close()
-            return
-        peer.connection.settimeout(None)
-        arrived.put(peer)
-
-    def _send_heartbeats(self) -> None:
-        """Send heartbeats to all nodes until closed; the body of a thread."""
-        while not self._is_closing.wait(HEARTBEAT_SECONDS):
-            with self._changed:
-                nodes = list(self._nodes.values())
-            for node in nodes:
-                # The thread that reads from the connection finds its end.
-                with contextlib.suppress(OSError):
-                    node.peer.send(None)
+            self._report(f"node {rank} ({address}) is lost: {why}")
 
 
 def _accepted(

@@ -21,7 +21,8 @@ from typing import Any
 
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, LEASE_FILE, ORIGIN_FILE, VERSION_FILE
-from dglkge.checkpoint.lineage import RunCopy, copy_to_dict, manifest_checksum, read_copy
+from dglkge.checkpoint.lineage import RunCopy, copy_to_dict, manifest_checksum
+from dglkge.checkpoint.storage import read_copy
 from dglkge.distributed.lease import Holder
 from dglkge.errors import InputError
 from dglkge.launch.remote.host_files import STAGING_PREFIX, names_below
@@ -220,7 +221,7 @@ def choose_copy(launcher: Candidate, machines: Mapping[str, Candidate]) -> str |
 def _is_hold_of(hold: Path, copy: RunCopy) -> bool:
     """Return whether a folder holds a part of a version: its manifest is linked before all other files."""
     try:
-        content = (hold / CHECKPOINT_FOLDER / layout.manifest_file(copy.version)).read_bytes()
+        content = (hold / CHECKPOINT_FOLDER / _manifest(copy.version)).read_bytes()
     except OSError:
         return False
     return manifest_checksum(content) == copy.checksum
@@ -238,11 +239,10 @@ def _link_version(run: Path, hold: Path, version: int, deadline: float) -> None:
     """
     folder, target = run / CHECKPOINT_FOLDER, hold / CHECKPOINT_FOLDER
     target.mkdir(parents=True, exist_ok=True)
-    manifest = layout.manifest_file(version)
+    manifest = _manifest(version)
     # The manifest first: it identifies the version that a hold belongs to, see _is_hold_of.
     for name in sorted(names_below(str(folder)), key=lambda name: (name != manifest, name)):
-        found = layout.parse_versioned(os.path.basename(name))
-        is_newer = found is not None and found.version > version
+        is_newer = (layout.parse_version_folder(Path(name).parts[0]) or 0) > version
         is_unfinished = any(layout.is_transient(part) for part in Path(name).parts)
         if name == VERSION_FILE or is_unfinished or is_newer:
             continue
@@ -260,6 +260,11 @@ def _link_version(run: Path, hold: Path, version: int, deadline: float) -> None:
         # Copied and not linked: the job appends to its records in place.
         if path.is_file() and path.name not in OWN_FILES and not path.name.endswith(layout.TEMPORARY_SUFFIX):
             shutil.copy2(path, hold / path.name)
+
+
+def _manifest(version: int) -> str:
+    """Return the name of a version's manifest in the checkpoint's folder."""
+    return f"{layout.version_folder(version)}/{layout.MANIFEST_FILE}"
 
 
 def _link(source: Path, target: Path, deadline: float) -> None:

@@ -15,14 +15,15 @@ from pathlib import Path
 from typing import Any
 
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, VERSION_FILE, is_transient
-from dglkge.checkpoint.lineage import RunCopy, copy_from_dict, read_copy
+from dglkge.checkpoint.lineage import RunCopy, copy_from_dict
+from dglkge.checkpoint.storage import read_copy
 from dglkge.config import Config
 from dglkge.data.dataset_files import PARTITIONS, Field, part_of_folder
 from dglkge.errors import InputError
+from dglkge.launch.connection import NodeConnection
 from dglkge.launch.process_plan import Places
-from dglkge.launch.remote.file_transfer import CANCELLED, COMPARE_SECONDS, Tree, fetch, files_below, send
+from dglkge.launch.remote.file_transfer import COMPARE_SECONDS, Tree, fetch, files_below, send
 from dglkge.launch.remote.run_copies import HOLD_FOLDER, HOLD_SLICE_SECONDS, OWN_FILES, Candidate, choose_copy
-from dglkge.launch.remote.session import HostSession
 
 
 def plan_sync(
@@ -122,7 +123,7 @@ JOB_FILE = "ip_config.txt"
 
 
 def send_inputs(
-    sessions: Mapping[str, HostSession],
+    sessions: Mapping[str, NodeConnection],
     order: Sequence[str],
     command: Sequence[str],
     config: Config | None,
@@ -133,7 +134,7 @@ def send_inputs(
 
     Parameters
     ----------
-    sessions : mapping of str to HostSession
+    sessions : mapping of str to NodeConnection
         By address.
     order : sequence of str
         Addresses; machine k holds partition k.
@@ -156,7 +157,7 @@ def send_inputs(
 
 
 def choose_source(
-    sessions: Mapping[str, HostSession],
+    sessions: Mapping[str, NodeConnection],
     found: Mapping[str, Mapping[str, Any]],
     output: Path,
     places: Places,
@@ -165,7 +166,7 @@ def choose_source(
 
     Parameters
     ----------
-    sessions : mapping of str to HostSession
+    sessions : mapping of str to NodeConnection
         By address, in the order of the job.
     found : mapping of str to mapping
         Replies of ``run_copies.describe_copy`` by address.
@@ -204,7 +205,7 @@ def launcher_place(output: Path) -> str:
     return f"{socket.gethostname()}:{output.resolve()}"
 
 
-def send_output(session: HostSession, output: Path, places: Places) -> int:
+def send_output(session: NodeConnection, output: Path, places: Places) -> int:
     """Send a machine the local copy of the run: its records and its checkpoint; other checkpoint files go.
 
     The records (stats.jsonl and others) are needed if another machine is the first now, which appends to
@@ -213,7 +214,7 @@ def send_output(session: HostSession, output: Path, places: Places) -> int:
     there = str(places.on_machines(output))
     # A launcher that was killed may have left its hold; with it the machine's disk keeps an old version.
     session.call("drop_hold", COMPARE_SECONDS, hold=str(Path(there, HOLD_FOLDER)))
-    # Where the launcher's machine is one of the job's, its agent may be writing the list of copies here.
+    # Where the launcher's machine is one of the job's, its node program may be writing its list here.
     records = tuple(
         path.name
         for path in sorted(output.iterdir())
@@ -229,7 +230,7 @@ def send_output(session: HostSession, output: Path, places: Places) -> int:
 
 
 def fetch_output(
-    session: HostSession, output: Path, places: Places, job: str, check: Callable[[], object]
+    session: NodeConnection, output: Path, places: Places, job: str, check: Callable[[], object]
 ) -> int:
     """Fetch the run's folder from a machine; checkpoint files that it no longer has are removed here.
 
@@ -257,7 +258,7 @@ def fetch_output(
 
 
 def fetch_version(
-    session: HostSession,
+    session: NodeConnection,
     output: Path,
     places: Places,
     is_cancelled: Callable[[], bool],
@@ -268,14 +269,12 @@ def fetch_version(
     `check` is that of :func:`fetch_output`.
     """
     there = str(places.on_machines(output))
-    if session.transport is None and Path(there).resolve() == output.resolve():
+    if session.is_here and Path(there).resolve() == output.resolve():
         return None
     question = {"folder": there, "known": read_copy(output).checksum, "seconds": HOLD_SLICE_SECONDS}
-    hold = session.call("hold_version", COMPARE_SECONDS, **question)
+    hold = session.call("hold_version", COMPARE_SECONDS, is_cancelled, **question)
     while isinstance(hold, dict):  # it copies files, and every answer is progress
-        if is_cancelled():
-            raise InputError(CANCELLED)
-        hold = session.call("hold_version", COMPARE_SECONDS, **question)
+        hold = session.call("hold_version", COMPARE_SECONDS, is_cancelled, **question)
     if hold is None:
         return None
     try:
@@ -295,6 +294,6 @@ def fetch_version(
     return read_copy(output).version
 
 
-def fetch_logs(session: HostSession, log_dir: Path, places: Places) -> int:
+def fetch_logs(session: NodeConnection, log_dir: Path, places: Places) -> int:
     """Fetch files that the script has written to the log folder; the launcher itself writes the logs here."""
     return fetch(session, str(places.on_machines(log_dir)), str(log_dir), skip=[JOB_FILE])

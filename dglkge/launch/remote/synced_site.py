@@ -12,10 +12,9 @@ from dglkge.distributed.lease import LAUNCHER, Lease, LeaseTaker, new_nonce
 from dglkge.errors import InputError
 from dglkge.launch.process_plan import Places
 from dglkge.launch.remote.file_transfer import COMPARE_SECONDS
-from dglkge.launch.remote.remote_site import RemoteSite, raise_problems
+from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.remote.rendezvous import Rendezvous
 from dglkge.launch.remote.run_copies import HOLD_FOLDER
-from dglkge.launch.remote.session import HostSession, Transport
 from dglkge.launch.remote.sync import (
     choose_source,
     fetch_logs,
@@ -25,6 +24,7 @@ from dglkge.launch.remote.sync import (
     send_inputs,
     send_output,
 )
+from dglkge.launch.ssh import SshSettings
 
 STOP_SECONDS = 20.0
 
@@ -37,16 +37,24 @@ class SyncedSite(RemoteSite):
 
     Parameters
     ----------
-    ssh, python, folder, nodes
+    ssh, python, folder, nodes, report
         See :class:`RemoteSite`.
     job : str
         Id of the job, equal for all its attempts, in the leases of run folders.
     """
 
+    has_shared_disk = False
+
     def __init__(
-        self, ssh: Transport, python: str, folder: str, job: str = "", nodes: Rendezvous | None = None
+        self,
+        ssh: SshSettings,
+        python: str,
+        folder: str,
+        nodes: Rendezvous | None = None,
+        report: Callable[[str], None] = lambda text: None,
+        job: str = "",
     ) -> None:
-        super().__init__(ssh, python, folder, nodes)
+        super().__init__(ssh, python, folder, nodes, report)
         self._job = job
         self._lease: Lease | None = None
 
@@ -60,12 +68,12 @@ class SyncedSite(RemoteSite):
         PreflightError
             If a machine cannot be reached or cannot take its files.
         """
-        raise_problems(self._problems, len(self._order))
+        self._raise_problems()
         self._run_all(send_inputs(self._sessions, self._order, command, config, part_config, places))
-        raise_problems(self._problems, len(self._order))
+        self._raise_problems()
         if config is not None:
             self._send_run(places.here / config.output, places)
-            raise_problems(self._problems, len(self._order))
+            self._raise_problems()
 
     def _send_run(self, output: Path, places: Places) -> None:
         """Find the newest version of the run among all copies, fetch it here, and send it to every machine.
@@ -84,7 +92,7 @@ class SyncedSite(RemoteSite):
         there = str(places.on_machines(output))
         question = {"folder": there, "launcher": launcher_place(output), "job": self._job}
         found = self._call_all(dict.fromkeys(self._order, question), "describe_copy")
-        raise_problems(self._problems, len(self._order))
+        self._raise_problems()
         ordered = {address: found[address] for address in self._order}
         source, copy = choose_source(sessions, ordered, output, places)
         if source is not None:
@@ -92,14 +100,14 @@ class SyncedSite(RemoteSite):
                 lambda address: fetch_output(sessions[address], output, places, self._job, self._check_lease),
                 [source],
             )
-            raise_problems(self._problems, len(self._order))
+            self._raise_problems()
         if copy.version:
             self._run_all(lambda address: send_output(sessions[address], output, places))
 
     def fetch_files(self, output: Path | None, log_dir: Path, places: Places) -> None:
         """Fetch the logs of all machines, and the run's folder of the first.
 
-        A machine whose agent has ended meanwhile gets a new one.
+        A machine whose node program has ended meanwhile gets a new one.
 
         Raises
         ------
@@ -108,10 +116,9 @@ class SyncedSite(RemoteSite):
         """
         self._problems = []
         for address, session in self._sessions.items():
-            # Results are fetched even if the agent has ended, for instance after a lost connection.
+            # Results are fetched even if the node program has ended, for instance after a lost connection.
             if not session.is_alive:
-                session.close()
-                self._sessions[address] = self._open(address, session.address)
+                self._sessions[address] = self._reopen(address)
         self._run_all(lambda address: fetch_logs(self._sessions[address], log_dir, places))
 
         def fetch_run(address: str) -> None:
@@ -126,7 +133,7 @@ class SyncedSite(RemoteSite):
         if output is not None:
             # Rank 0 is on the first machine, and its disk has the run's folder.
             self._run_all(fetch_run, self._order[:1])
-        raise_problems(self._problems, len(self._order), "their files are still there")
+        self._raise_problems("their files are still there")
 
     @contextlib.contextmanager
     def fetching_versions(
@@ -136,13 +143,9 @@ class SyncedSite(RemoteSite):
         if output is None or not seconds:
             yield
             return
-        run, first = output, self._order[0]
-        name = self._sessions[first].address
+        run, session = output, self._sessions[self._order[0]]
         fetcher = VersionFetcher(
-            lambda: self._open(first, name),
-            lambda session, is_cancelled: fetch_version(
-                session, run, places, is_cancelled, self._check_lease
-            ),
+            lambda is_cancelled: fetch_version(session, run, places, is_cancelled, self._check_lease),
             report,
             seconds,
         )
@@ -168,16 +171,13 @@ class SyncedSite(RemoteSite):
 class VersionFetcher:
     """Polls the first machine for a new checkpoint version, and fetches the newest, in a thread.
 
-    It has an agent of its own there, so the job's agent stays free. A problem is reported once, and the next
-    poll tries again: the job does not depend on it.
+    A problem is reported once, and the next poll tries again: the job does not depend on it.
 
     Parameters
     ----------
-    connect : callable
-        Starts an agent on the first machine.
     fetch : callable
-        Fetches the newest version, given the agent and a test whether to cancel; returns its number, or None
-        if there is nothing new.
+        Fetches the newest version, given a test whether to cancel; returns its number, or None if there is
+        nothing new.
     report : callable
         Takes messages for the user.
     seconds : float
@@ -186,16 +186,13 @@ class VersionFetcher:
 
     def __init__(
         self,
-        connect: Callable[[], HostSession],
-        fetch: Callable[[HostSession, Callable[[], bool]], int | None],
+        fetch: Callable[[Callable[[], bool]], int | None],
         report: Callable[[str], None],
         seconds: float,
     ) -> None:
-        self._connect = connect
         self._fetch = fetch
         self._report = report
         self._seconds = seconds
-        self._session: HostSession | None = None
         self._is_stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="dglkge-fetch", daemon=True)
 
@@ -206,43 +203,19 @@ class VersionFetcher:
     def stop(self) -> None:
         """Stop at once. A transfer is cancelled and leaves the earlier files in place."""
         self._is_stopped.set()
-        session = self._session
-        if session is not None:
-            session.cut()  # ends a blocked call; the thread itself closes the pipes that it reads from
         # Bounded: a blocked disk could hold the thread forever. It is a daemon thread.
         self._thread.join(STOP_SECONDS)
 
     def _run(self) -> None:
-        """Poll until stopped; the body of the thread."""
-        try:
-            self._poll()
-        finally:
-            self._close()
-
-    def _poll(self) -> None:
-        """Fetch new versions until stopped."""
+        """Fetch new versions until stopped; the body of the thread."""
         has_warned = False
         while not self._is_stopped.wait(self._seconds):
             try:
-                if self._session is None:
-                    self._session = self._connect()
-                if self._is_stopped.is_set():  # stop() may have found no session to cut
-                    return
-                self._fetch(self._session, self._is_stopped.is_set)
+                self._fetch(self._is_stopped.is_set)
                 has_warned = False
             except (InputError, OSError, ValueError) as error:
-                if self._is_stopped.is_set():
-                    return
-                if not has_warned:
+                if not has_warned and not self._is_stopped.is_set():
                     self._report(
                         f"warning: the newest version could not be brought here, trying again: {error}"
                     )
                 has_warned = True
-                if self._session is not None and not self._session.is_alive:
-                    self._close()
-
-    def _close(self) -> None:
-        """Close the session with the agent."""
-        if self._session is not None:
-            self._session.close()
-            self._session = None

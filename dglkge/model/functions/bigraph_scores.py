@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dglkge.errors import InputError
 from dglkge.model.functions.bigraph_operators import OPERATORS, BigraphOperator
 from dglkge.model.functions.comparators import (
     FLOAT32_UNIT,
@@ -103,19 +102,10 @@ class BigraphScore(ScoreFunction):
     acts : BigraphOperator
     comparator : str
         Name of the comparator in :data:`COMPARATORS`.
-    has_bias : bool
-        Whether the first number of an entity's row is a bias.
     """
 
     acts: BigraphOperator
     comparator: str
-    has_bias: bool
-
-    def check_dim(self, dim: int) -> None:
-        """Refuse a dimension that leaves nothing to compare beside the bias; see :class:`ScoreFunction`."""
-        super().check_dim(dim)
-        if isinstance(self, Biased) and dim < 2:
-            raise InputError(f"the dimension must be at least 2 (one number is the bias), got {dim}")
 
     def relation_dim(self, dim: int) -> int:
         """Return the number of the operator's parameters."""
@@ -167,8 +157,8 @@ class StaticScore(BigraphScore):
     def __init__(self, pair: BigraphScore) -> None:
         self.pair = pair
         self.acts = pair.acts
-        self.has_bias = isinstance(pair, Biased)
         # Instances, as the facts of a pair are those of its class.
+        self.has_bias = pair.has_bias  # type: ignore[misc]
         self.complex_valued = pair.complex_valued  # type: ignore[misc]
         self.relation_init = pair.relation_init  # type: ignore[misc]
         self.help = pair.help  # type: ignore[misc]
@@ -177,10 +167,6 @@ class StaticScore(BigraphScore):
     def options(self) -> dict[str, Any]:
         """Options of the pair."""
         return self.pair.options
-
-    def check_dim(self, dim: int) -> None:
-        """Refuse what the pair refuses."""
-        self.pair.check_dim(dim)
 
     def static(self) -> ScoreFunction:
         """Return the same."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from dglkge.errors import InputError
 from dglkge.model.functions.bigraph_operators import LinearOperator
 from dglkge.model.functions.comparators import Dot
 from dglkge.model.score_functions import SCORE_FUNCTIONS, ScoreFunction, ScoreSettings
@@ -77,11 +76,9 @@ class SimplE(Dot, ScoreFunction):
 
     help = "two vectors of each entity, as head and as tail (Kazemi and Poole 2018)"
 
-    def check_dim(self, dim: int) -> None:
-        """Refuse a dimension without halves."""
-        super().check_dim(dim)
-        if dim % 2:
-            raise InputError(f"the dimension must be even (half as head, half as tail), got {dim}")
+    @property
+    def dim_multiple(self) -> tuple[int, str]:
+        return 2, "half as head, half as tail"
 
     def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
         """Return [h' r', h r] / 2, to be compared with [t, t']."""
@@ -111,11 +108,9 @@ class QuatE(Dot, ScoreFunction):
 
     help = "rotation of quaternions by unit quaternions (Zhang et al. 2019)"
 
-    def check_dim(self, dim: int) -> None:
-        """Refuse a dimension without quarters."""
-        super().check_dim(dim)
-        if dim % 4:
-            raise InputError(f"the dimension must be a multiple of 4 (quaternions), got {dim}")
+    @property
+    def dim_multiple(self) -> tuple[int, str]:
+        return 4, "quaternions"
 
     def initial_relations(self, drawn: torch.Tensor, dim: int) -> torch.Tensor:
         """Return unit quaternions, at random where the numbers are drawn from a normal distribution."""
@@ -201,13 +196,9 @@ class Keci(Dot, ScoreFunction):
         """Basis vectors with square -1."""
         return int(self.settings.q)
 
-    def check_dim(self, dim: int) -> None:
-        """Refuse a dimension that is not divisible."""
-        super().check_dim(dim)
-        if dim % (1 + self.p + self.q):
-            raise InputError(
-                f"the dimension must be a multiple of 1 + p + q, {1 + self.p + self.q}, got {dim}"
-            )
+    @property
+    def dim_multiple(self) -> tuple[int, str]:
+        return 1 + self.p + self.q, "1 + p + q"
 
     def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
         """Multiply by the relation, without the parts of two vectors."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from dglkge.errors import InputError
 from dglkge.model.functions.comparators import Dot, complex_product
 from dglkge.model.score_functions import SCORE_FUNCTIONS, ScoreFunction, ScoreSettings
 from dglkge.registry import deferred
@@ -158,11 +157,7 @@ class ConvE(DenseScore):
 
         channels: int = setting(32, "filters of the convolution", ge=1)
 
-    def check_dim(self, dim: int) -> None:
-        """Refuse a dimension without an image beside the bias."""
-        super().check_dim(dim)
-        if dim < 2:
-            raise InputError(f"the dimension must be at least 2 (one number is the bias), got {dim}")
+    has_bias = True
 
     def relation_dim(self, dim: int) -> int:
         """Return the width of an entity's row without its bias."""
@@ -252,14 +247,9 @@ class Transformer(DenseScore):
         layers: int = setting(1, "layers of the encoder", ge=1)
         heads: int = setting(4, "heads of the attention, which divide the dimension", ge=1)
 
-    def check_dim(self, dim: int) -> None:
-        """Refuse a dimension that the heads cannot share."""
-        super().check_dim(dim)
-        if dim % self.settings.heads:
-            raise InputError(
-                f"the dimension must be a multiple of {self.settings.heads} (heads of the attention), "
-                f"got {dim}"
-            )
+    @property
+    def dim_multiple(self) -> tuple[int, str]:
+        return int(self.settings.heads), "heads of the attention"
 
     def build_module(self, dim: int, seed: int) -> torch.nn.Module:
         """Return the encoder."""

@@ -8,12 +8,11 @@ from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import IO, Any
 
 from dglkge.data.dataset_files import NUMERIC_LITERALS
 from dglkge.data.text_format import ROLES, bare_path, open_stream, read_errors
-from dglkge.errors import InputError, StorageError, missing_package
+from dglkge.errors import InputError, StorageError, import_extra
 from dglkge.partition.ingest import CHUNK_ROWS, IdTriples, Reading, Watch, ingest_names, name_chunk, renamed
 from dglkge.partition.options import DEFAULT_GRAPH, ReadingOptions
 from dglkge.partition.readers.formats import Format, format_by_content
@@ -168,21 +167,6 @@ def read_rdf(
     return reader.finish(triples)
 
 
-def import_pyoxigraph() -> ModuleType:
-    """Import the parser.
-
-    Raises
-    ------
-    InputError
-        If it is not installed.
-    """
-    try:
-        import pyoxigraph
-    except ImportError as error:
-        raise missing_package("reading RDF", "pyoxigraph", "rdf", error) from None
-    return pyoxigraph
-
-
 class _BlankNames:
     """Names of a file's blank nodes: ``_:file.label``, and ``_:file.[0]`` for one without a label."""
 
@@ -203,7 +187,7 @@ class _RdfReader:
 
     def __init__(self, options: ReadingOptions, temporary: Path) -> None:
         self._options = options
-        self._rdf = import_pyoxigraph()
+        self._rdf = import_extra("reading RDF", "pyoxigraph", "rdf")
         self._counts: Counter[str] = Counter()
         self._prefixes: list[dict[str, str]] = []
         self._tags: set[str] = set()

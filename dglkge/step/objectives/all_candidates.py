@@ -172,7 +172,7 @@ class AllCandidates:
         return loss, self._exchange.return_gradients(parts), row_gradients
 
     def _answer_scores(self, scored: Sequence[_Scored]) -> list[AnswerScores]:
-        """Return the scores of the answers on all shards, for a loss that reads them."""
+        """Return the scores of the answers on all shards, if their one loss reads them."""
         if not scored or not scored[0].candidates.shard.objective.loss.reads_answers:
             return [NO_ANSWERS] * len(scored)
         pairs = []
@@ -314,32 +314,39 @@ class QueryMaker(Protocol):
         ...
 
 
-class ModelQueries(QueryMaker):
-    """Queries and penalties of any model, by autograd: what its two kinds share.
+@dataclass(frozen=True)
+class QueryOptions:
+    """What queries are made of.
 
-    Parameters
+    Attributes
     ----------
     model : KgeModel
     regularizer : Regularizer or None
     relation_weight : float
         Weight of the queries (h, ?, t); 0: none.
     shares_relations : bool
-        Groups hold the row of each relation once.
+        Groups may hold the row of each relation once.
+    has_loops : bool
+        Whether compiled loops may be used.
     """
+
+    model: KgeModel
+    regularizer: Regularizer | None
+    relation_weight: float
+    shares_relations: bool
+    has_loops: bool
+
+
+class ModelQueries(QueryMaker):
+    """Queries and penalties of any model, by autograd: what its kinds share."""
 
     reads_in_place = False
 
-    def __init__(
-        self,
-        model: KgeModel,
-        regularizer: Regularizer | None,
-        relation_weight: float,
-        shares_relations: bool,
-    ) -> None:
-        self.shares_relations = shares_relations
-        self._model = model
-        self._regularizer = regularizer
-        self._relation_weight = relation_weight
+    def __init__(self, options: QueryOptions) -> None:
+        self.shares_relations = options.shares_relations
+        self._model = options.model
+        self._regularizer = options.regularizer
+        self._relation_weight = options.relation_weight
 
 
 class CandidateLoss(Objective):

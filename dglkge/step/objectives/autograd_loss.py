@@ -94,14 +94,14 @@ class AutogradLoss(Objective):
 
     def _group_loss(self, group: Group, rows: Rows, measures: BatchMeasures) -> torch.Tensor:
         """Return the summed loss of a group, a scalar."""
-        inputs: GroupInputs = group.inputs
+        inputs: GroupInputs = group.inputs()
         # Leaves accumulate into views of the request's gradients, so nothing is copied after backward().
         heads, relations, tails = map(rows.leaf, (group.heads, group.relations, group.tails))
         entities = {Side.TAIL: (heads, relations, tails), Side.HEAD: (tails, relations, heads)}
         of_sides = [
             # Both sides may share negatives: their leaves are views of the same gradients, and autograd adds
             # to them in place.
-            self._side_losses(group, side, triples, rows.leaf(group.negatives[side].rows), measures)
+            self._side_losses(group, inputs, side, triples, rows.leaf(group.negatives[side].rows), measures)
             for side, triples in entities.items()
             if side in group.negatives
         ]
@@ -111,6 +111,7 @@ class AutogradLoss(Objective):
     def _side_losses(
         self,
         group: Group,
+        inputs: GroupInputs,
         side: Side,
         triples: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
         candidates: torch.Tensor,
@@ -118,7 +119,6 @@ class AutogradLoss(Objective):
     ) -> torch.Tensor:
         """Return the loss (B,) of the queries for one side; triples are anchors, relations and truths."""
         anchors, relations, truths = triples
-        inputs: GroupInputs = group.inputs
         model, places = self._model, inputs.relation_places
         if places is None:
             query = model.query(anchors, relations, side, inputs.relation_ids)
@@ -127,7 +127,7 @@ class AutogradLoss(Objective):
         # With two entity types the anchor is no candidate of the answer's type.
         own = anchors if self._own_entity and group.lhs == group.rhs else None
         losses, above = self.scored(
-            query, candidates, own, truths, inputs.ignored(side), inputs.labels, inputs.ranges(side)
+            query, candidates, own, truths, inputs.ignored[side], inputs.labels, inputs.ranges.get(side)
         )
         if above is not None:
             measures.add_violators(side, int(above))

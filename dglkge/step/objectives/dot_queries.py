@@ -62,21 +62,20 @@ class CompiledQueries(GroupQueries):
         self._found = [rows.found(places) for places in self._places]
 
     def write(self, queries: torch.Tensor, positive: np.ndarray, own: np.ndarray) -> None:
-        rows = [found.addresses for found in self._found]
-        dot.make_queries(*rows, self._operator, words(queries), positive, own)
+        rows = tuple(found.addresses for found in self._found)
+        dot.make_queries(rows, self._operator, words(queries), positive, own)
 
     def differentiate(
         self, of_queries: torch.Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
     ) -> float:
         penalty: float = dot.write_gradients(
-            *(found.addresses for found in self._found),
+            tuple(found.addresses for found in self._found),
             self._operator,
             words(of_queries),
-            missing,
-            own_shares,
+            (missing, own_shares),
             factors,
             self._penalty.n3,
-            *(self._rows.gradients(places).numpy() for places in self._places),
+            tuple(self._rows.gradients(places).numpy() for places in self._places),
         )
         return penalty + self._penalty.add(self._group, self._rows, factors)
 

@@ -5,9 +5,10 @@ None of it depends on rows, so it can be on the device before the rows are final
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import dataclasses
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,40 +22,50 @@ RangeTensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Those of :class:`dglkge.step.planning.AnswerRanges`: (B,), (B,) and (N,) bool."""
 
 
-class GroupInputs(Protocol):
-    """Tensors of a group on the device of its rows; None where the group has none."""
+@dataclass(frozen=True)
+class GroupInputs:
+    """Inputs of a group: tensors on the device of its rows; arrays, or what is being copied, before.
 
-    @property
-    def relation_ids(self) -> torch.Tensor:
-        """Node id of each edge's relation, (B,) int64."""
-        ...
+    Attributes
+    ----------
+    relation_ids : (B,) int64
+        Node id of each edge's relation.
+    relation_places : (B,) int64 or None
+        Place of each edge's relation; see :class:`Group`.
+    weights, labels : (B,) or None
+        Weight and confidence of each edge.
+    ignored : mapping of Side to (B, N) bool
+        Which scores of a side are of no negative; own entities are the last column.
+    ranges : mapping of Side to three arrays
+        Ranges of the queries' entities, of true answers and of negatives; empty where no score depends on
+        them.
+    """
 
-    @property
-    def relation_places(self) -> torch.Tensor | None:
-        """Place of each edge's relation, (B,) int64; see :class:`Group`."""
-        ...
+    relation_ids: Any
+    relation_places: Any
+    weights: Any
+    labels: Any
+    ignored: Mapping[Side, Any]
+    ranges: Mapping[Side, Any]
 
-    @property
-    def weights(self) -> torch.Tensor | None:
-        """Weight of each edge, (B,)."""
-        ...
+    def mapped(self, function: Callable[[Any], Any]) -> GroupInputs:
+        """Return the results of a function of each array, tensor or copy."""
 
-    @property
-    def labels(self) -> torch.Tensor | None:
-        """Confidence of each edge, (B,)."""
-        ...
+        def optional(value: Any) -> Any:
+            return None if value is None else function(value)
 
-    def ignored(self, side: Side) -> torch.Tensor:
-        """Return which scores of a side are of no negative, (B, N) bool; own entities are the last column."""
-        ...
-
-    def ranges(self, side: Side) -> RangeTensors | None:
-        """Return the ranges of the queries' entities, of true answers and of negatives of a side."""
-        ...
+        return GroupInputs(
+            function(self.relation_ids),
+            optional(self.relation_places),
+            optional(self.weights),
+            optional(self.labels),
+            {side: function(value) for side, value in self.ignored.items()},
+            {side: tuple(map(function, values)) for side, values in self.ranges.items()},
+        )
 
 
 class HostInputs:
-    """Inputs in the host's memory, where the group has them.
+    """Inputs in the host's memory, made when they are called for.
 
     Parameters
     ----------
@@ -70,145 +81,61 @@ class HostInputs:
         self._own_entity = own_entity and group.lhs == group.rhs
         self._plainly = plainly
 
-    @property
-    def relation_ids(self) -> torch.Tensor:
-        """Node id of each edge's relation, (B,)."""
-        return torch.from_numpy(self._group.relation_ids)
+    def __call__(self) -> GroupInputs:
+        """Return the tensors."""
+        return self._arrays().mapped(torch.from_numpy)
 
-    @property
-    def relation_places(self) -> torch.Tensor | None:
-        """Place of each edge's relation, (B,)."""
-        return _tensor(self._group.relation_places)
+    def staged(self, upload: Upload) -> StagedInputs:
+        """Add the inputs to what is copied to a device."""
+        arrays = self._arrays()
+        # Places of the scores, row by row: fewer bytes to copy than a mask.
+        places = {side: np.flatnonzero(mask) for side, mask in arrays.ignored.items()}
+        shapes = {side: mask.shape for side, mask in arrays.ignored.items()}
+        return StagedInputs(dataclasses.replace(arrays, ignored=places).mapped(upload), shapes)
 
-    @property
-    def weights(self) -> torch.Tensor | None:
-        """Weight of each edge, (B,)."""
-        return _tensor(self._group.weights)
+    def _arrays(self) -> GroupInputs:
+        """Return the arrays."""
+        group = self._group
+        ignored = {side: self._ignored(side) for side in group.negatives}
+        ranges = {
+            side: (found.anchors, found.truths, found.negatives) for side, found in group.ranges.items()
+        }
+        places = group.relation_places
+        return GroupInputs(group.relation_ids, places, group.weights, group.labels, ignored, ranges)
 
-    @property
-    def labels(self) -> torch.Tensor | None:
-        """Confidence of each edge, (B,)."""
-        return _tensor(self._group.labels)
-
-    def ignored(self, side: Side) -> torch.Tensor:
-        """Return which scores of a side are of no negative, (B, N); see :class:`GroupInputs`."""
+    def _ignored(self, side: Side) -> npt.NDArray[np.bool_]:
+        """Return which scores of a side are of no negative, (B, N)."""
         group, negatives = self._group, self._group.negatives[side]
         anchor_ids, true_ids = (
             (group.head_ids, group.tail_ids) if side is Side.TAIL else (group.tail_ids, group.head_ids)
         )
-        ignored = torch.zeros(len(group), len(negatives.ids), dtype=torch.bool)
+        ignored = np.zeros((len(group), len(negatives.ids)), bool)
         # Sampled negatives may be the true answer itself; it must not be pushed down as a negative.
-        rows, columns = find_equal(true_ids, negatives.ids)
-        ignored[torch.from_numpy(rows), torch.from_numpy(columns)] = True
+        ignored[find_equal(true_ids, negatives.ids)] = True
         known = group.known.get(side)
         if known is not None:
-            known.ignore(ignored.numpy(), self._plainly)
+            known.ignore(ignored, self._plainly)
         # With two entity types the anchor is no candidate of the answer's type.
         if self._own_entity:
             is_truth = anchor_ids == true_ids
             is_known = is_truth if known is None else is_truth | known.own
-            ignored = torch.cat([ignored, torch.from_numpy(is_known)[:, None]], dim=1)
+            ignored = np.concatenate([ignored, is_known[:, None]], axis=1)
         return ignored
-
-    def ranges(self, side: Side) -> RangeTensors | None:
-        """Return the ranges of a side, where scores depend on them; see :class:`GroupInputs`."""
-        found = self._group.ranges.get(side)
-        if found is None:
-            return None
-        return (
-            torch.from_numpy(found.anchors),
-            torch.from_numpy(found.truths),
-            torch.from_numpy(found.negatives),
-        )
-
-    def staged(self, upload: Upload) -> StagedInputs:
-        """Add the inputs to what is copied to a device."""
-
-        def optional(array: npt.NDArray[Any] | None) -> Any:
-            return None if array is None else upload(array)
-
-        group = self._group
-        masks: dict[Side, tuple[_Tensor, tuple[int, int]]] = {}
-        for side in group.negatives:
-            ignored = self.ignored(side).numpy()
-            masks[side] = (upload(np.flatnonzero(ignored)), (ignored.shape[0], ignored.shape[1]))
-        return StagedInputs(
-            upload(group.relation_ids),
-            optional(group.relation_places),
-            optional(group.weights),
-            optional(group.labels),
-            masks,
-            {
-                side: (upload(ranges.anchors), upload(ranges.truths), upload(ranges.negatives))
-                for side, ranges in group.ranges.items()
-            },
-        )
-
-
-def _tensor(array: npt.NDArray[Any] | None) -> torch.Tensor | None:
-    return None if array is None else torch.from_numpy(array)
-
-
-class _Tensor(Protocol):
-    """Something that has its tensor once that is copied."""
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        """The tensor."""
-        ...
 
 
 @dataclass(frozen=True)
 class StagedInputs:
-    """Inputs on a device.
+    """Inputs that are copied to a device: places in place of masks, whose shapes stand beside them."""
 
-    Attributes
-    ----------
-    of_relation_ids, of_relation_places, of_weights, of_labels : copied tensor, or None
-    ignored_places : mapping of Side to (copied tensor, (int, int))
-        Places of the scores that are of no negative, row by row, and the shape of the scores: fewer bytes to
-        copy than a mask.
-    of_ranges : mapping of Side to three copied tensors
-        Ranges of queries' entities, true answers and negatives; empty where no score depends on them.
-    """
+    copied: GroupInputs
+    shapes: Mapping[Side, tuple[int, ...]]
 
-    of_relation_ids: _Tensor
-    of_relation_places: _Tensor | None
-    of_weights: _Tensor | None
-    of_labels: _Tensor | None
-    ignored_places: Mapping[Side, tuple[_Tensor, tuple[int, int]]]
-    of_ranges: Mapping[Side, tuple[_Tensor, _Tensor, _Tensor]]
-
-    @property
-    def relation_ids(self) -> torch.Tensor:
-        """Node id of each edge's relation, (B,)."""
-        return self.of_relation_ids.tensor
-
-    @property
-    def relation_places(self) -> torch.Tensor | None:
-        """Place of each edge's relation, (B,)."""
-        return None if self.of_relation_places is None else self.of_relation_places.tensor
-
-    @property
-    def weights(self) -> torch.Tensor | None:
-        """Weight of each edge, (B,)."""
-        return None if self.of_weights is None else self.of_weights.tensor
-
-    @property
-    def labels(self) -> torch.Tensor | None:
-        """Confidence of each edge, (B,)."""
-        return None if self.of_labels is None else self.of_labels.tensor
-
-    def ignored(self, side: Side) -> torch.Tensor:
-        """Return which scores of a side are of no negative, (B, N); see :class:`GroupInputs`."""
-        copied, (num_rows, num_columns) = self.ignored_places[side]
-        places = copied.tensor
-        ignored = torch.zeros(num_rows * num_columns, dtype=torch.bool, device=places.device)
-        return ignored.index_fill_(0, places, True).view(num_rows, num_columns)
-
-    def ranges(self, side: Side) -> RangeTensors | None:
-        """Return the ranges of a side, where scores depend on them; see :class:`GroupInputs`."""
-        if side not in self.of_ranges:
-            return None
-        anchors, truths, negatives = self.of_ranges[side]
-        return anchors.tensor, truths.tensor, negatives.tensor
+    def __call__(self) -> GroupInputs:
+        """Return the tensors, once they are there."""
+        inputs = self.copied.mapped(lambda copy: copy.tensor)
+        masks = {}
+        for side, places in inputs.ignored.items():
+            mask = torch.zeros(self.shapes[side], dtype=torch.bool, device=places.device)
+            mask.view(-1).index_fill_(0, places, True)
+            masks[side] = mask
+        return dataclasses.replace(inputs, ignored=masks)

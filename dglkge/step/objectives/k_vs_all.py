@@ -21,7 +21,7 @@ from dglkge.step.objectives.all_candidates import ModelQueries, Piece, TakeBack
 from dglkge.step.objectives.one_vs_all import differentiated, make_queries, places_on
 from dglkge.step.objectives.relation_prediction import relation_pieces
 from dglkge.step.objectives.shard_objective import Answers
-from dglkge.step.planning import PairGroup, Plan
+from dglkge.step.planning import Plan
 
 Ids = npt.NDArray[np.int64]
 
@@ -34,11 +34,6 @@ class AnsweredQueries(ModelQueries):
         pieces: list[Piece] = []
         total = torch.zeros(())
         for group in plan.groups:
-            if isinstance(group, PairGroup):
-                share = np.full(len(group.pair_ids), self._relation_weight / plan.divisor, np.float32)
-                heads, tails = rows.leaf(group.heads), rows.leaf(group.tails)
-                pieces += relation_pieces(model, group.pair_ids, heads, tails, share)
-                continue
             anchors, relations = rows.leaf(group.anchors), rows.leaf(group.relations)
             # Divided by the global batch, as shares of trainers are uneven and gradients are summed.
             factors = np.full(len(group.query_ids), 1 / plan.divisor, np.float32)
@@ -51,6 +46,10 @@ class AnsweredQueries(ModelQueries):
                     own_rows = relations if places is None else relations[places]
                     penalty = model.query_penalty(self._regularizer, anchors, own_rows, group.side)
                 total = total + penalty.sum() / plan.divisor
+        for pairs in plan.pairs:
+            share = np.full(len(pairs.pair_ids), self._relation_weight / plan.divisor, np.float32)
+            heads, tails = rows.leaf(pairs.heads), rows.leaf(pairs.tails)
+            pieces += relation_pieces(model, pairs.pair_ids, heads, tails, share)
         return pieces, functools.partial(differentiated, [piece.queries for piece in pieces], total)
 
 

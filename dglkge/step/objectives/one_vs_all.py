@@ -12,16 +12,15 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dglkge.embeddings.found_rows import FoundRows
-from dglkge.kernels import dot as dot_kernels
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import Regularizer
 from dglkge.optim.scratch import Scratch
 from dglkge.step.contracts import Rows
-from dglkge.step.objectives.all_candidates import ModelQueries, Piece, QueryMaker, TakeBack
+from dglkge.step.objectives.all_candidates import ModelQueries, Piece, QueryMaker, QueryOptions, TakeBack
+from dglkge.step.objectives.dot_queries import CompiledQueries
 from dglkge.step.objectives.penalties import GroupPenalty, loop_weights
 from dglkge.step.objectives.relation_prediction import RelationQueries, relation_pieces
-from dglkge.step.planning import Group, Plan
+from dglkge.step.planning import Plan
 from dglkge.typing import Side
 
 Ids = npt.NDArray[np.int64]
@@ -107,46 +106,41 @@ def has_loops(model: KgeModel, regularizer: Regularizer | None) -> bool:
     return is_plain and (regularizer is None or loop_weights(model, regularizer) is not None)
 
 
+def edge_queries(options: QueryOptions) -> QueryMaker:
+    """Return the queries of triples: by compiled loops where there are some, else by autograd."""
+    is_compiled = options.has_loops and has_loops(options.model, options.regularizer)
+    return LoopQueries(options) if is_compiled else AutogradQueries(options)
+
+
 class LoopQueries(QueryMaker):
     """Queries and penalties of DistMult and ComplEx, by compiled loops, from rows in place.
 
     Parameters
     ----------
-    model : KgeModel
-    regularizer : Regularizer or None
-        One that has loops; see :func:`has_loops`.
-    relation_weight : float
-        Weight of relation prediction; 0: none.
+    options : QueryOptions
+        With a regularizer that has loops; see :func:`has_loops`.
     """
 
     reads_in_place = True
     shares_relations = False
 
-    def __init__(self, model: KgeModel, regularizer: Regularizer | None, relation_weight: float) -> None:
-        self._model = model
-        self._operator = (model.score_function.complex_valued, model.reciprocal)
-        self._penalty = GroupPenalty(model, regularizer)
-        self._of_relations = RelationQueries(model, relation_weight)
+    def __init__(self, options: QueryOptions) -> None:
+        model = self._model = options.model
+        self._queries = functools.partial(CompiledQueries, model, GroupPenalty(model, options.regularizer))
+        self._of_relations = RelationQueries(model, options.relation_weight)
         self._scratch = Scratch()
 
     def make(self, plan: Plan, rows: Rows) -> tuple[list[Piece], TakeBack]:
-        groups = [(group, group.factors(plan.divisor)) for group in plan.groups]
-        num = sum(len(group) for group, _ in groups)
-        room = self._scratch.take("queries", 2 * num, self._model.dim)
+        room = self._scratch.take("queries", 2 * sum(map(len, plan.groups)), self._model.dim)
         pieces: list[Piece] = []
+        groups: list[tuple[CompiledQueries, Floats]] = []
         start = 0
-        for group, factors in groups:
+        for group in plan.groups:
+            factors, queries = group.factors(plan.divisor), self._queries(group, rows)
             middle, end = start + len(group), start + 2 * len(group)
             # The loop also writes scores of the true and own entities; here the shards compute the true ones.
-            unused = self._scratch.take("scores", 2, end - start).numpy()
-            found = _found(group, rows)
-            dot_kernels.make_queries(
-                *(one.addresses for one in found),
-                self._operator,
-                room[start:end].numpy(),
-                unused[0],
-                unused[1],
-            )
+            queries.write(room[start:end], *self._scratch.take("scores", 2, end - start).numpy())
+            groups.append((queries, factors))
             pieces += [
                 Piece(group.rhs, room[start:middle], group.tail_ids, factors),
                 Piece(group.lhs, room[middle:end], group.head_ids, factors),
@@ -155,35 +149,12 @@ class LoopQueries(QueryMaker):
         relation_queries, relations_back = self._of_relations.make(plan, rows)
 
         def take_back(gradients: Sequence[torch.Tensor]) -> float:
-            loss = self._take_back(groups, rows, gradients)
+            loss = 0.0
+            for number, (queries, factors) in enumerate(groups):
+                query_gradients = torch.cat(list(gradients[2 * number : 2 * number + 2]))
+                # The answers' own shares are gradients of candidates, which are with the shards.
+                none = np.zeros(2 * len(factors), np.float32)
+                loss += queries.differentiate(query_gradients, none, none, factors)
             return loss + relations_back(gradients[2 * len(groups) :])
 
         return pieces + relation_queries, take_back
-
-    def _take_back(
-        self, groups: Sequence[tuple[Group, Floats]], rows: Rows, gradients: Sequence[torch.Tensor]
-    ) -> float:
-        """Write the gradients of the rows from those of the queries of both sides; returns the penalty."""
-        loss = 0.0
-        for number, (group, factors) in enumerate(groups):
-            of_queries = torch.cat(list(gradients[2 * number : 2 * number + 2])).numpy()
-            # The answers' own shares are gradients of candidates, which are with the shards.
-            none = np.zeros(2 * len(group), np.float32)
-            found = _found(group, rows)
-            loss += dot_kernels.write_gradients(
-                *(one.addresses for one in found),
-                self._operator,
-                of_queries,
-                none,
-                none,
-                factors,
-                self._penalty.n3,
-                *(rows.gradients(places).numpy() for places in (group.heads, group.tails, group.relations)),
-            )
-            loss += self._penalty.add(group, rows, factors)
-        return loss
-
-
-def _found(group: Group, rows: Rows) -> list[FoundRows]:
-    """Return the rows of heads, tails and relations; keep them until a loop has read their addresses."""
-    return [rows.found(places) for places in (group.heads, group.tails, group.relations)]

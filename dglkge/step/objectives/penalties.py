@@ -65,12 +65,12 @@ class GroupPenalty:
         found = [rows.found(one) for one in places]
         weights = tuple(np.float32(weight) for weight in self._weights[1:])
         penalty: float = kernels.add_penalties(
-            *(one.addresses for one in found),
+            tuple(one.addresses for one in found),
             self._operator,
             factors,
             self._weights.power,
             weights,
-            *(rows.gradients(one).numpy() for one in places),
+            tuple(rows.gradients(one).numpy() for one in places),
         )
         return penalty
 

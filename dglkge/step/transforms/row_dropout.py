@@ -16,7 +16,7 @@ import torch
 
 from dglkge.kernels.dropout import drop_numbers
 from dglkge.kernels.hashing import column_bits, row_keys, stream_key
-from dglkge.step.contracts import RowTransform
+from dglkge.step.contracts import TableTransform
 
 _BLOCK_WORDS = 1 << 16
 """Random words drawn at a time: the working arrays stay in cache."""
@@ -25,7 +25,7 @@ _LEVELS = 1 << 16
 """A number takes 16 random bits, so that probabilities are multiples of 2^-16."""
 
 
-class RowDropout(RowTransform):
+class RowDropout(TableTransform):
     """Masks of the rows of a batch.
 
     Parameters

@@ -1,22 +1,36 @@
-"""The batches of a run, as configured."""
+"""The batches of a run: their order, by edge sets, machines or ranges; passes; the rows that are trained."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
+import torch
 
-from dglkge.data.dataset import Dataset
+from dglkge.config.schema import MIXED
+from dglkge.data import dataset_files
 from dglkge.data.dataset_files import TRAIN
-from dglkge.data.partition_layout import PartitionLayout
-from dglkge.model.choices import K_VS_ALL
-from dglkge.sampling.query_batches import TrainingBatches
-from dglkge.training.building.bucket_order import build_bucket_batches, prefetch_ranges
-from dglkge.training.building.candidates import build_query_batches
-from dglkge.training.building.edge_sets import build_edge_batches, configured_order
-from dglkge.training.building.loss_settings import relation_weights
+from dglkge.data.edge_buckets import ALL_TRIPLES, TrainedSets, make_buckets, open_buckets
+from dglkge.embeddings.mapped_rows import MappedRows
+from dglkge.errors import InputError, unknown_name
+from dglkge.kernels.hashing import combine
+from dglkge.planning.host import available_memory
+from dglkge.sampling.bucket_batches import BucketBatches
+from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
+from dglkge.sampling.machine_batches import MachineBatches, partition_mark, rows_of_sets
+from dglkge.sampling.pair_queries import PairIndex
+from dglkge.sampling.prefetch import Prefetcher, TripleReader
+from dglkge.sampling.query_batches import QueryBatches, QueryIndex, TrainingBatches
+from dglkge.sampling.triple_order import EdgeSet, TripleOrder, plan_passes
+from dglkge.training.building.components import relation_weights
+from dglkge.training.held_out import HeldOutEvaluator
 from dglkge.training.job import Job
+from dglkge.training.passes import Passes
 from dglkge.typing import RELATION
+
+TRIPLES_A_BLOCK = 1 << 20
+"""Triples that are read at a time."""
 
 
 def build_batches(job: Job) -> TrainingBatches:
@@ -28,38 +42,227 @@ def build_batches(job: Job) -> TrainingBatches:
         If the data set has no edge set of a name, or weights that the objective does not take.
     """
     config, dataset, layout, world = job.config, job.dataset, job.layout, job.world
-    if config.training.objective.name == K_VS_ALL:
-        return build_query_batches(config, dataset, world)
-    options: dict[str, Any] = {
-        "pair_of_relation": _pair_of_relation(dataset, layout, job.pairs),
-        "num_triples": len(dataset.split(TRAIN)),
-        "batch_size": config.training.batch_size,
-        "chunk_size": config.negatives.chunk_size,
-        "local_rank": world.local_rank,
-        "trainers_per_machine": world.trainers_per_machine,
-        "seed": config.seed,
-        "relation_weights": _by_node(relation_weights(config, dataset), layout),
-        "has_confidences": config.loss.has_confidences,
-    }
+    if config.training.objective.by_queries:
+        return _query_batches(job)
+    # Batches have node ids of relations, the data set lists relations by original id.
+    by_node = layout.original_ids(RELATION)
+    number = {pair: index for index, pair in enumerate(job.pairs)}
+    # The number of each relation's edge type; -1 where no training triple has it.
+    pair_of_relation = [number.get((one.lhs, one.rhs), -1) for one in dataset.relations.relations]
+    weights = relation_weights(config, dataset)
+    order = configured_order(job)
+    options = EdgeOptions(
+        np.array(pair_of_relation, np.int64)[by_node],
+        len(dataset.split(TRAIN)),
+        config.training.batch_size,
+        config.negatives.chunk_size,
+        world.local_rank,
+        world.trainers_per_machine,
+        config.seed,
+        None if weights is None else weights[by_node],
+        config.loss.has_confidences,
+        order,
+    )
     if config.sampling.num_ranges == 1:
-        return build_edge_batches(config, dataset, layout, job.cluster, options)
-    order = configured_order(config, dataset)
-    batches = build_bucket_batches(config, layout, job.cluster, job.pairs, order, options)
-    prefetch_ranges(batches, job.tables, job.optimizer, job.cluster)
+        return build_edge_batches(job, order, options)
+    batches = build_bucket_batches(job, order, options)
+    prefetch_ranges(job, batches)
     return batches
 
 
-def _pair_of_relation(dataset: Dataset, layout: PartitionLayout, pairs: list[tuple[str, str]]) -> np.ndarray:
-    """Return the number of each relation's edge type, by node id; -1 where no training triple has it."""
-    number = {pair: index for index, pair in enumerate(pairs)}
-    # Batches have node ids of relations, the data set lists relations by original id.
-    by_original = np.array(
-        [number.get((relation.lhs, relation.rhs), -1) for relation in dataset.relations.relations],
-        dtype=np.int64,
+def _query_batches(job: Job) -> QueryBatches:
+    """Make the batches of ``k_vs_all``."""
+    config, dataset, world = job.config, job.dataset, job.world
+    if dataset.has_weights:  # a query stands for several triples
+        raise InputError(
+            f"training.objective k_vs_all takes no weights of triples, and {dataset.path} has them; "
+            "allowed: negative_sampling, one_vs_all"
+        )
+    types = [(relation.lhs, relation.rhs) for relation in dataset.relations.relations]
+    return QueryBatches(
+        QueryIndex(dataset.known_triples([TRAIN])),
+        dataset.layout(),
+        types,
+        config.training.batch_size,
+        (world.machine, world.local_rank, world.trainers_per_machine),
+        config.seed,
+        PairIndex(dataset.split(TRAIN), types) if config.training.relation_prediction > 0 else None,
     )
-    return by_original[layout.original_ids(RELATION)]
 
 
-def _by_node(weights: np.ndarray | None, layout: PartitionLayout) -> np.ndarray | None:
-    """Return weights of relations by node id, given by original id."""
-    return None if weights is None else weights[layout.original_ids(RELATION)]
+def configured_order(job: Job) -> TripleOrder:
+    """Return the order of an epoch: all triples as one set, or the named sets one after another."""
+    config, dataset = job.config, job.dataset
+    names, known = config.training.edge_sets, dataset.edge_set_names
+    for name in names:
+        if name not in known:
+            raise InputError(f"training.edge_sets: {unknown_name('edge set', name, known)}")
+    numbers = dataset.edge_set_of_triples()
+    sets = [EdgeSet(TRAIN, range(len(dataset.split(TRAIN))))]
+    if names and numbers is not None:
+        sets = [_edge_set(name, numbers, known.index(name)) for name in names]
+    return TripleOrder(sets, config.seed, config.evaluation.held_out_fraction)
+
+
+def _edge_set(name: str, numbers: np.ndarray, number: int) -> EdgeSet:
+    """Return the triples of a set: a range where they stand together, else a list."""
+    ids = np.flatnonzero(numbers == number).astype(np.int64)
+    if len(ids) and ids[-1] - ids[0] + 1 == len(ids):
+        return EdgeSet(name, range(int(ids[0]), int(ids[-1]) + 1))
+    return EdgeSet(name, ids)
+
+
+def build_edge_batches(job: Job, order: TripleOrder, options: EdgeOptions) -> EdgeBatches:
+    """Make the batches of edges, in the order of the whole graph or of each machine; a collective.
+
+    Parameters
+    ----------
+    job : Job
+    order : TripleOrder
+        That of the options.
+    options : EdgeOptions
+    """
+    world = job.cluster.world
+    edges = job.layout.edge_table(world.machine)
+    if not job.config.is_ordered_by_machine(world.num_machines):
+        return EdgeBatches(edges, options)
+    triple_ids = np.asarray(edges.triple_ids)
+    rows = rows_of_sets(order, triple_ids)
+    checksum = partition_mark(triple_ids, rows) if world.is_machine_leader else 0
+    counts, mark = _of_all_parts(job, [len(one) for one in rows], checksum)
+    return MachineBatches(edges, rows, counts, world.machine, mark, options)
+
+
+def _of_all_parts(job: Job, counts: Sequence[int], checksum: int, *more: int) -> tuple[np.ndarray, int]:
+    """Return the trained triples of each set by part, and the mark of an order; a collective.
+
+    One trainer of each machine adds its own.
+    """
+    parts = np.zeros((job.layout.num_parts, len(counts) + 1), np.int64)
+    if job.cluster.world.is_machine_leader:
+        parts[job.cluster.world.machine] = [*counts, checksum]
+    parts = job.cluster.sum(parts)
+    # At least 1: 0 is the order of the whole graph.
+    return parts[:, :-1], 1 + (combine(*parts[:, -1].tolist(), *more) >> 1)
+
+
+def build_bucket_batches(job: Job, order: TripleOrder, options: EdgeOptions) -> BucketBatches:
+    """Make the batches in bucket order; one trainer of each machine makes the files. A collective.
+
+    Parameters
+    ----------
+    job : Job
+    order, options
+        As for :func:`build_edge_batches`.
+
+    Raises
+    ------
+    CheckpointError, StorageError
+        On all trainers, if one of them cannot write the files.
+    """
+    config, layout, world, pairs = job.config, job.layout, job.cluster.world, job.pairs
+    part, num_ranges = world.machine, config.sampling.num_ranges
+    spare = job.output / dataset_files.PARTITIONS / dataset_files.part_folder(part)
+    sets = ALL_TRIPLES
+    if config.training.edge_sets or config.evaluation.held_out:
+        sets = TrainedSets(order.made_of(), partial(rows_of_sets, order), len(order.sets))
+
+    def make_files() -> None:
+        """Make the files of this machine, on one of its trainers."""
+        if world.is_machine_leader:
+            make_buckets(layout, part, num_ranges, pairs, options.pair_of_relation, spare, sets)
+
+    # The others wait for the disk: the files are read once and written once.
+    edges = layout.edge_table(part)
+    num_bytes = int(np.asarray(edges.edges).nbytes + np.asarray(edges.triple_ids).nbytes)
+    job.cluster.agree(make_files, 2 * num_bytes)
+    buckets = open_buckets(layout, part, num_ranges, pairs, spare, sets)
+    walk, is_mixed = config.sampling.bucket_order, config.sampling.buckets == MIXED
+    checksum = buckets.checksum() if world.is_machine_leader else 0
+    counts, mark = _of_all_parts(job, buckets.triples_of_sets.tolist(), checksum, int(is_mixed))
+    return BucketBatches(buckets, walk, part, counts, pairs, mark, options, is_mixed)
+
+
+def prefetch_ranges(job: Job, batches: BucketBatches) -> None:
+    """Read ranges ahead and push out written ones, where tables are files on a disk.
+
+    One trainer of each machine does it for all. The others map what comes, and unmap what is pushed out: the
+    kernel drops no page that a process has mapped. For tables in memory nobody does anything.
+    """
+    tables, cluster = job.tables, job.cluster
+    is_leader = cluster.world.is_machine_leader
+    num_ranges = batches.walk.num_ranges
+    rows_of: dict[str, list[torch.Tensor]] = {}
+    for name in tables.entity_types:
+        state = job.optimizer_state(name).values()
+        rows_of[name] = [tables[name].local_rows, *(one.local_partition for one in state)]
+    # Where everything fits, pages that were written back may stay: the next visit then reads nothing.
+    num_bytes = sum(rows.numel() * rows.element_size() for found in rows_of.values() for rows in found)
+    # All trainers of a machine must agree: a page that one of them keeps mapped stays in memory.
+    drops = bool(cluster.sum(np.array([num_bytes > available_memory()], dtype=np.int64))[0])
+    mapped: dict[str, list[MappedRows]] = {}
+    for name, found in rows_of.items():
+        pages = [MappedRows.of_tensor(rows, num_ranges, drops, is_leader) for rows in found]
+        mapped[name] = [one for one in pages if one is not None]
+    if not any(mapped.values()):
+        return
+    # The first rows were made, or read from a checkpoint, range after range by this process.
+    there = {(name, number) for name in mapped for number in range(num_ranges)} if drops else set()
+    prefetcher = Prefetcher(batches.walk, mapped, there)
+    batches.when_batch(prefetcher.advance)
+    if drops:
+        # All trainers: a page goes with the last one that has it mapped.
+        files = [MappedRows.of_array(table, drops) for table in batches.triple_tables]
+        reader = TripleReader(batches, [one for one in files if one is not None])
+        batches.when_batch(reader.advance)
+    cluster.on_exit(prefetcher.close)
+
+
+def build_passes(
+    job: Job, batches: TrainingBatches, gather: Callable[[str, torch.Tensor], torch.Tensor]
+) -> Passes:
+    """Return the passes of an epoch, and the ranking of what is held out of them.
+
+    Raises
+    ------
+    InputError
+        If everything is held out.
+    """
+    config, size = job.config, job.config.training.batch_size
+    num_chunks, settings = config.training.edge_chunks, config.evaluation.held_out
+    if not isinstance(batches, EdgeBatches):
+        return Passes(plan_passes([(0, len(batches) * size)], num_chunks, size))
+    order = batches.order
+    if not order.num_positions:
+        raise InputError(
+            f"evaluation.held_out.fraction is {config.evaluation.held_out_fraction:g}, and no triple is left "
+            "to train; expected a smaller share, or larger edge sets"
+        )
+    ranges = [order.range_of(number) for number in range(len(order.sets))]
+    held_out = None if settings is None else HeldOutEvaluator(job, settings, order, gather)
+    return Passes(plan_passes(ranges, num_chunks, size), held_out)
+
+
+def touched_rows(job: Job, batches: TrainingBatches) -> dict[str, np.ndarray] | None:
+    """Return whether a row is trained, by table and node id; None where all rows are.
+
+    With ``training.rows: touched`` those of the trained triples are. It takes a byte for each row in each
+    trainer.
+    """
+    if job.config.training.rows == "all" or not isinstance(batches, EdgeBatches):
+        return None
+    train, relations, layout = job.dataset.split(TRAIN), job.dataset.relations.relations, job.layout
+    # One array for all tables by original id: where an entity's mark stands follows from the relation.
+    starts = dict(zip(layout.ntypes, np.cumsum([0, *map(layout.num_nodes, layout.ntypes)]).tolist()))
+    first_head = np.array([starts[relation.lhs] for relation in relations])
+    first_tail = np.array([starts[relation.rhs] for relation in relations])
+    marks = np.zeros(sum(map(layout.num_nodes, layout.ntypes)), bool)
+    for one in batches.order.sets:
+        for start in range(0, len(one.triple_ids), TRIPLES_A_BLOCK):
+            ids = one.triple_ids[start : start + TRIPLES_A_BLOCK]
+            triples = train[ids.start : ids.stop] if isinstance(ids, range) else train[ids]
+            heads, numbers, tails = triples.T
+            marks[first_head[numbers] + heads] = True
+            marks[starts[RELATION] + numbers] = True
+            marks[first_tail[numbers] + tails] = True
+    return {name: marks[start:][layout.original_ids(name)] for name, start in starts.items()}

@@ -1,4 +1,4 @@
-"""Builders of batches and losses of the objectives over all candidates, ``one_vs_all`` and ``k_vs_all``."""
+"""Builders of losses of the objectives over all candidates, ``one_vs_all`` and ``k_vs_all``."""
 
 from __future__ import annotations
 
@@ -10,29 +10,25 @@ import numpy as np
 import torch
 
 from dglkge.config import Config
-from dglkge.data.dataset import Dataset
-from dglkge.data.dataset_files import TRAIN
 from dglkge.distributed.dgl_compat import request_timeout_seconds
-from dglkge.distributed.world import World
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.embeddings.table_set import TableSet
-from dglkge.errors import InputError
+from dglkge.model.choices import OBJECTIVES
 from dglkge.model.full_losses import FullLoss, FullSoftmax
 from dglkge.model.functions.comparators import Dot
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import Regularizer
 from dglkge.optim.alltoall import Alltoall
-from dglkge.sampling.pair_queries import PairIndex
-from dglkge.sampling.query_batches import QueryBatches, QueryIndex, ShardAnswers, TrainingBatches
+from dglkge.sampling.query_batches import QueryBatches, ShardAnswers, TrainingBatches
 from dglkge.step.objectives.all_candidates import (
     AllCandidates,
     CandidateLoss,
     Candidates,
     QueryMaker,
+    QueryOptions,
     only_answers,
 )
-from dglkge.step.objectives.k_vs_all import AnsweredQueries, all_answers
-from dglkge.step.objectives.one_vs_all import AutogradQueries, LoopQueries, has_loops
+from dglkge.step.objectives.k_vs_all import all_answers
 from dglkge.step.objectives.query_exchange import QueryExchange
 from dglkge.step.objectives.relation_prediction import RELATION_BLOCKS, RelationQueries
 from dglkge.step.objectives.shard_objective import (
@@ -46,34 +42,6 @@ from dglkge.step.rows import Transforms
 from dglkge.training.building.components import REFERENCE, configured_loss, configured_regularizer
 from dglkge.training.job import Job
 from dglkge.typing import RELATION, Side
-
-
-def build_query_batches(config: Config, dataset: Dataset, world: World) -> QueryBatches:
-    """Make the batches of ``k_vs_all``.
-
-    Raises
-    ------
-    InputError
-        If the training triples have weights: a query stands for several of them.
-    """
-    if dataset.has_weights:
-        raise InputError(
-            f"training.objective k_vs_all takes no weights of triples, and {dataset.path} has them; "
-            "allowed: negative_sampling, one_vs_all"
-        )
-    types = [(relation.lhs, relation.rhs) for relation in dataset.relations.relations]
-    predicts_relations = config.training.relation_prediction > 0
-    return QueryBatches(
-        QueryIndex(dataset.known_triples([TRAIN])),
-        dataset.layout(),
-        types,
-        config.training.batch_size,
-        world.machine,
-        world.local_rank,
-        world.trainers_per_machine,
-        config.seed,
-        PairIndex(dataset.split(TRAIN), types) if predicts_relations else None,
-    )
 
 
 @dataclass(frozen=True)
@@ -182,18 +150,13 @@ def build_candidate_loss(job: Job, batches: TrainingBatches, transforms: Transfo
     loss, penalizes = configured_loss(config).over_candidates(), regularizer is not None
     candidates = [_candidates(job, batches, name, one, loss, penalizes) for name, one in comparisons.items()]
     shares_relations = model.score_function.shares_relations and not job.computation.is_reference
+    options = QueryOptions(model, regularizer, relation_weight, shares_relations, job.has_loops)
+    maker: QueryMaker = OBJECTIVES.get(config.training.objective.name).load()(options)
     sums_batch = config.loss.batch_reduction == "sum"
-    maker: QueryMaker
-    if isinstance(batches, QueryBatches):
-        maker = AnsweredQueries(model, regularizer, relation_weight, shares_relations)
-        queries = QueryPlanner(list(job.tables), sums_batch)
-        return _sharded(job, transforms, queries, maker, comparisons, candidates, regularizer)
-    if job.has_loops and has_loops(model, regularizer):
-        maker = LoopQueries(model, regularizer, relation_weight)
-    else:
-        maker = AutogradQueries(model, regularizer, relation_weight, shares_relations)
-    edges = EdgePlanner(list(job.tables), job.pairs, {}, sums_batch)
-    return _sharded(job, transforms, edges, maker, comparisons, candidates, regularizer)
+    planner: EdgePlanner | QueryPlanner = EdgePlanner(list(job.tables), job.pairs, {}, sums_batch)
+    if config.training.objective.by_queries:
+        planner = QueryPlanner(list(job.tables), sums_batch)
+    return _sharded(job, transforms, planner, maker, comparisons, candidates, regularizer)
 
 
 def build_relation_loss(

@@ -1,17 +1,13 @@
-"""The model, loss and regularizer that a configuration names, and the checks that need no data set.
-
-``dglkge plan`` and training call the same checks, so that neither approves what the other refuses. DGL is not
-imported here: a plan does not need it.
-"""
+"""The model, loss and regularizer that a configuration names; DGL is not imported here."""
 
 from __future__ import annotations
 
-from pathlib import Path
+import numpy as np
+import numpy.typing as npt
 
-from dglkge.checkpoint.stores import is_url, open_store
 from dglkge.config import Config
-from dglkge.config.refusals import refuse
-from dglkge.errors import InputError
+from dglkge.data.dataset import Dataset
+from dglkge.errors import unknown_name
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import LOSSES, Loss
 from dglkge.model.regularizers import (
@@ -21,57 +17,9 @@ from dglkge.model.regularizers import (
     chosen_regularizer,
 )
 from dglkge.model.score_functions import SCORE_FUNCTIONS
-from dglkge.sampling.shares import split_count
-from dglkge.training.building.dense_optimizer import check_dense
-from dglkge.training.learning_rates import check_schedule
-from dglkge.training.trackers import check_loggers
 
 REFERENCE = "reference"
 """``training.kernels`` of the plain path: autograd, torch and numpy, no compiled loop."""
-
-
-def check_config(config: Config, num_machines: int = 1, num_disks: int = 1) -> None:
-    """Refuse values that do not fit each other.
-
-    Raises
-    ------
-    InputError
-        Naming them.
-    """
-    model = configured_model(config)
-    configured_regularizer(config, model)
-    refuse(config, num_machines, num_disks)
-    split_count(config.negatives.num_uniform, config.negatives.shares)
-    check_schedule(config)
-    check_dense(config, model)
-    check_loggers(config.training.loggers)
-    check_storage(config)
-
-
-def check_storage(config: Config) -> None:
-    """Refuse a URL in place of the run's folder, and one that cannot be opened; nothing is read.
-
-    Raises
-    ------
-    InputError
-        Naming the field.
-    """
-    if is_url(config.output):
-        raise InputError(
-            f"output is {config.output!r}; expected a folder of this machine: checkpoint.storage takes the "
-            "URL to which versions are committed as well"
-        )
-    url = config.checkpoint.storage
-    if not url:
-        return
-    try:
-        open_store(url)
-    except InputError as error:
-        raise InputError(f"checkpoint.storage: {error}") from None
-    if url.startswith("file:") and Path("/" + url[5:].lstrip("/")).resolve() == Path(config.output).resolve():
-        raise InputError(
-            f"checkpoint.storage is {url!r}, which is the run's own folder; expected another one"
-        )
 
 
 def configured_model(config: Config) -> KgeModel:
@@ -107,3 +55,21 @@ def configured_regularizer(config: Config, model: KgeModel) -> Regularizer | Non
     check_regularizer(chosen.name, score_function)
     made = REGULARIZERS.get(chosen.name)(chosen, model.score_function.complex_valued)
     return made if made.weight else None
+
+
+def relation_weights(config: Config, dataset: Dataset) -> npt.NDArray[np.float32] | None:
+    """Return the weight of every relation (R,), by original id; None if all are 1.
+
+    A name that joins several pairs of entity types is several relations, which all have its weight.
+
+    Raises
+    ------
+    InputError
+        If a name is none of a relation.
+    """
+    weights = config.loss.relation_weights
+    names = [relation.name for relation in dataset.relations.relations]
+    for name in weights:
+        if name not in names:
+            raise unknown_name("relation", name, sorted(set(names)))
+    return np.array([weights.get(name, 1.0) for name in names], np.float32) if weights else None

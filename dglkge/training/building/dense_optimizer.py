@@ -6,7 +6,7 @@ DGL is not imported here: ``dglkge plan`` refuses what training refuses.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -55,56 +55,46 @@ def dense_optimizer(chosen: DenseConfig, parameters: Sequence[torch.nn.Parameter
     try:
         made: torch.optim.Optimizer = kind(list(parameters), lr=chosen.lr, **options)
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"dense.optimizer {optimizer}: torch refuses it: {reason}") from None
+        raise InputError(_refused(chosen, error)) from None
     return made
 
 
-def check_dense(config: Config, model: KgeModel) -> None:
-    """Refuse settings of dense parameters that have no effect or do not fit.
-
-    Raises
-    ------
-    InputError
-        Naming the field, the value and what is allowed.
-    """
-    score_function = model.score_function
-    if config.dense.compile and type(score_function.module).forward is torch.nn.Module.forward:
-        raise InputError(
+def dense_problems(config: Config, model: KgeModel) -> Iterator[str]:
+    """Yield settings of dense parameters that have no effect, or that torch refuses."""
+    chosen = config.dense
+    if chosen.compile and model.module is not None and type(model.module).forward is torch.nn.Module.forward:
+        yield (
             f"dense.compile is true and the module of model.score_function {config.model.score_function} has "
             "no forward to compile, as it is matrix products alone; allowed: false"
         )
     tried = torch.nn.Parameter(torch.zeros(2, 2))
-    optimizer = dense_optimizer(config.dense, [tried])
-    tried.grad = torch.ones(2, 2)
     try:
+        optimizer = dense_optimizer(chosen, [tried])
+        tried.grad = torch.ones(2, 2)
         optimizer.step()
+    except InputError as error:
+        yield str(error)
+        return
     except Exception as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"dense.optimizer {config.dense.optimizer}: torch refuses it: {reason}") from None
-    if config.dense.sharding == "fsdp":
-        _check_sharding(config.dense)
-
-
-def _check_sharding(chosen: DenseConfig) -> None:
-    """Refuse slices of parameters where torch cannot make them, or the optimizer needs the whole ones.
-
-    Raises
-    ------
-    InputError
-        If this is so.
-    """
-    if not has_slices_on_processors():
-        raise InputError(
+        yield _refused(chosen, error)
+        return
+    # Slices of parameters: torch must make them, and the optimizer must need no whole ones.
+    if chosen.sharding == "fsdp" and not has_slices_on_processors():
+        yield (
             f"dense.sharding is fsdp, and torch {torch.__version__} has no FSDP2 on processors; allowed: "
             "replicated, or a newer torch (2.13 is tested)"
         )
-    if not works_by_number(chosen):
-        raise InputError(
+    elif chosen.sharding == "fsdp" and not works_by_number(chosen):
+        yield (
             f"dense.optimizer is {chosen.optimizer.name} and dense.sharding is fsdp, which gives each "
             "trainer a slice of a parameter: this optimizer's step depends on the whole; allowed: optimizers "
             "that work number by number, e.g. Adam, or dense.sharding replicated"
         )
+
+
+def _refused(chosen: DenseConfig, error: Exception) -> str:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return f"dense.optimizer {chosen.optimizer}: torch refuses it: {reason}"
 
 
 def has_slices_on_processors() -> bool:

@@ -16,18 +16,17 @@ import h5py
 import numpy as np
 import torch
 
-from dglkge.checkpoint import hdf5_format, layout
+from dglkge.checkpoint import layout
+from dglkge.checkpoint.durable import file_crc32
 from dglkge.checkpoint.features import open_features, parse_note, record_path
 from dglkge.config import Config
 from dglkge.config.schema import FeaturesConfig
 from dglkge.data.dataset import Dataset
-from dglkge.data.feature_files import FeatureFile, feature_files
-from dglkge.data.vector_files import VectorFile, open_vectors
+from dglkge.data.vector_files import FeatureFile, VectorFile, feature_files, open_vectors
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import CheckpointError, InputError, write_error
-from dglkge.model.projections import PREFIX, FeatureProjections, ProjectedFeatures
-from dglkge.step.parameters.dense_parameters import DenseParameters
-from dglkge.training.building.given_vectors import Matches, together
+from dglkge.model.projections import FeatureProjections, ProjectedFeatures
+from dglkge.training.building.given_vectors import match_names, nothing_matches, together
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ Records = Mapping[str, torch.Tensor]
 
 
 class RunFeatures(ProjectedFeatures):
-    """Features of the entities of a run, and the records of their files.
+    """Features of the entities of a run, and the records of their files, which every version has.
 
     Attributes
     ----------
@@ -56,6 +55,28 @@ class RunFeatures(ProjectedFeatures):
         self.records = dict(records)
         self.untrained_types = self.entity_types if are_alone else []
 
+    is_collective = False
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return the records by dataset of a model file."""
+        return {record_path(name): record.clone() for name, record in self.records.items()}
+
+    def load_state_dict(self, state: h5py.File) -> None:
+        """Compare the records with those of a model file.
+
+        Raises
+        ------
+        CheckpointError
+            If the version was trained with other vectors.
+        """
+        for path, record in self.state_dict().items():
+            saved = state[path][...].tolist() if path in state else None
+            if saved != record.tolist():
+                raise CheckpointError(
+                    f"{state.filename} was trained with other features: rows, numbers and checksum {saved}, "
+                    f"this run's folder has {record.tolist()}"
+                )
+
 
 def build_features(config: Config, cluster: Cluster, dataset: Dataset) -> RunFeatures | None:
     """Return the features of a run and their untrained projections; None without features. A collective.
@@ -75,7 +96,7 @@ def build_features(config: Config, cluster: Cluster, dataset: Dataset) -> RunFea
     files = feature_files(chosen.files, dataset.entity_types, "features.files")
     # The barrier's limit allows for reading the largest of the files.
     largest = max((one.path for one in files), key=lambda path: path.stat().st_size if path.exists() else 0)
-    writes = world.rank == 0 or (world.has_own_disk and world.is_machine_leader)
+    writes = world.is_disk_leader
 
     def copy() -> bool:
         if not writes or _is_kept(config.output, chosen, files, note):
@@ -137,24 +158,13 @@ def _write(chosen: FeaturesConfig, dataset: Dataset, files: list[FeatureFile], f
     types: dict[str, Any] = {}
     for one in files:
         file = open_vectors(one.path, chosen.names, chosen.entity_column, chosen.vector_column)
-        matches = {}
-        for name in one.entity_types:
-            names = dataset.names_of(name, np.arange(dataset.num_entities(name)))
-            matches[name] = Matches([file.key(entity) for entity in names])
-        for number, text in enumerate(file.names()):
-            key = file.key(text)
-            for of_type in matches.values():
-                of_type.add(number, key, file)
-        found = {name: of_type.found() for name, of_type in matches.items()}
-        with_any = {name: one for name, one in found.items() if len(one[0])}
-        if not with_any:
-            first = next(iter(file.names()))
-            known = next(iter(dataset.names_of(one.entity_types[0], np.array([0]))))
-            raise InputError(
-                f"{one.path}: no name is an entity's of type {' or '.join(one.entity_types)}: the file "
-                f"begins with {first!r}, the data set with {known!r}"
-            )
-        for name, (numbers, places) in with_any.items():
+        ids = {name: np.arange(dataset.num_entities(name)) for name in one.entity_types}
+        _, matches = match_names(file, dataset, ids)
+        if not any(len(numbers) for numbers, _ in matches.values()):
+            raise nothing_matches(file, dataset, one.entity_types)
+        for name, (numbers, places) in matches.items():
+            if not len(numbers):
+                continue
             num_rows = dataset.num_entities(name)
             crc32 = _write_type(file, numbers, places, num_rows, chosen.dtype, folder, name)
             types[name] = {
@@ -202,7 +212,7 @@ def _write_type(
     written.flush()
     del written
     os.replace(temporary, target)
-    return hdf5_format.file_crc32(target)
+    return file_crc32(target)
 
 
 def _report(note: Path) -> None:
@@ -212,48 +222,3 @@ def _report(note: Path) -> None:
             "features of %s from %s: %d numbers each; %d entities with a vector, %d without (theirs is 0)",
             name, one["path"], one["shape"][1], one["with_vector"], one["without"],
         )  # fmt: skip
-
-
-class DenseWithFeatures(DenseParameters):
-    """Dense parameters among which are the projections of features; saves the records of the vectors' files.
-
-    Parameters
-    ----------
-    features : RunFeatures
-    """
-
-    def __init__(self, features: RunFeatures, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
-        self._records = {record_path(name): one for name, one in features.records.items()}
-        self._of_features = features.projections
-
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return the parameters, the optimizer's state and the records, by dataset of a model file."""
-        return {**super().state_dict(), **{path: one.clone() for path, one in self._records.items()}}
-
-    def take(self, values: Mapping[str, torch.Tensor], where: str) -> None:
-        """Take the parameters of another run; projections that it lacks stay as they are.
-
-        A collective where they are sharded.
-        """
-        with self.whole():
-            if not any(name.startswith(PREFIX) for name in values):
-                values = {**dict(self._of_features.named_parameters()), **values}
-            super().take(values, where)
-
-    def load_state_dict(self, state: h5py.File) -> None:
-        """Take the parameters and the optimizer's state of a model file.
-
-        Raises
-        ------
-        CheckpointError
-            As :class:`DenseParameters`, or if the version was trained with other vectors.
-        """
-        for place, one in self._records.items():
-            saved = state[place][...].tolist() if place in state else None
-            if saved != one.tolist():
-                raise CheckpointError(
-                    f"{state.filename} was trained with other features: rows, numbers and checksum {saved}, "
-                    f"this run's folder has {one.tolist()}"
-                )
-        super().load_state_dict(state)

@@ -117,6 +117,51 @@ class Matches:
         return self._numbers[places[order]], places[order]
 
 
+def match_names(
+    file: VectorFile, dataset: Dataset, ids: Mapping[str, Ids], has_bar: bool = False
+) -> tuple[int, dict[str, tuple[Ids, Ids]]]:
+    """Match the names of a file with those of entities.
+
+    Parameters
+    ----------
+    file : VectorFile
+    dataset : Dataset
+    ids : mapping of str to (n,) array
+        Original ids of entities, by type.
+    has_bar : bool
+
+    Returns
+    -------
+    count : int
+        Vectors of the file.
+    matches : dict of str to (numbers, places)
+        By type: numbers of the vectors that entities have, ascending, and the place among the ids of each.
+
+    Raises
+    ------
+    InputError
+        If two vectors have the name of an entity.
+    """
+    matches = {name: Matches([file.key(one) for one in dataset.names_of(name, ids[name])]) for name in ids}
+    count = 0
+    names = tqdm(file.names(), desc=f"names of {file.path.name}", unit="row", disable=not has_bar)
+    for count, name in enumerate(names, 1):
+        key = file.key(name)
+        for of_type in matches.values():
+            of_type.add(count - 1, key, file)
+    return count, {name: of_type.found() for name, of_type in matches.items()}
+
+
+def nothing_matches(file: VectorFile, dataset: Dataset, entity_types: Sequence[str]) -> InputError:
+    """Build the error for a file without a name of an entity."""
+    first = next(iter(file.names()))
+    known = next(iter(dataset.names_of(entity_types[0], np.array([0]))))
+    return InputError(
+        f"{file.path}: no name is an entity's of type {' or '.join(entity_types)}: the file begins with "
+        f"{first!r}, the data set with {known!r}"
+    )
+
+
 def fill_from_vectors(
     config: Config, cluster: Cluster, dataset: Dataset, tables: TableSet, record: Callable[[Any], object]
 ) -> None:
@@ -146,32 +191,20 @@ def fill_from_vectors(
         name: tables[name].shard(world.local_rank, world.trainers_per_machine) for name in tables.entity_types
     }
 
-    def match() -> tuple[VectorFile, int, list[Matches]]:
+    ids = {name: shard.original_ids.numpy() for name, shard in shards.items()}
+
+    def match() -> tuple[VectorFile, int, dict[str, tuple[Ids, Ids]]]:
         file = open_vectors(path, chosen.names, chosen.entity_column, chosen.vector_column)
-        matches = []
-        for entity_type, shard in shards.items():
-            names_here = dataset.names_of(entity_type, shard.original_ids.numpy())
-            matches.append(Matches([file.key(name) for name in names_here]))
-        number = -1
-        names = tqdm(file.names(), desc=f"names of {path.name}", unit="row", disable=not has_bar)
-        for number, name in enumerate(names):
-            key = file.key(name)
-            for of_type in matches:
-                of_type.add(number, key, file)
-        return file, number + 1, matches
+        return file, *match_names(file, dataset, ids, has_bar)
 
     file, num_vectors, matches = together(cluster, path, match)
     sizes = cluster.gather_texts(json.dumps([num_vectors, file.width]))
     if len(set(sizes)) > 1:
         raise InputError(f"{path} has {' or '.join(sorted(set(sizes)))} rows and columns, by the machine")
-    found = [one.found() for one in matches]
+    found = list(matches.values())
     num_matched = cluster.sum(np.array([len(places) for _, places in found], dtype=np.int64))
     if not num_matched.any():
-        known = next(iter(dataset.names_of(tables.entity_types[0], np.array([0]))))
-        name = next(iter(file.names()))
-        raise InputError(
-            f"{path}: no name is an entity's: the file begins with {name!r}, the data set with {known!r}"
-        )
+        raise nothing_matches(file, dataset, tables.entity_types)
     used = np.zeros(num_vectors, dtype=np.int32)
     for numbers, _ in found:
         used[numbers] = 1

@@ -11,55 +11,23 @@ from dglkge.config import Config
 from dglkge.config.schema import DenseConfig
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import InputError
-from dglkge.model.device import ComputeDevice, problem_of
+from dglkge.model.device import ComputeDevice
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.precision import (
     LEAST_COMPILED,
     NARROW_TYPES,
     LossScale,
     ModulePrecision,
-    autocast_problem,
-    compiler_problem,
     one_line,
 )
-from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE, Side
+from dglkge.training.building.checks import autocast_problems
+from dglkge.typing import Side
 
 TRIED_ROWS = 2 * LEAST_COMPILED
 """Queries of the first call of a module."""
 
 TRIED_SCALE = 4.0
 """Loss scale by which gradients must grow: a power of 2, with which this is exact."""
-
-
-def check_precision(config: Config) -> None:
-    """Refuse a type or a compilation that this process does not have.
-
-    Raises
-    ------
-    InputError
-        Naming the field, the problem and what is allowed.
-    """
-    name = config.training.device
-    is_cuda = name in (AUTO_DEVICE, CUDA_DEVICE) and problem_of(CUDA_DEVICE) is None
-    _check_autocast(config, CUDA_DEVICE if is_cuda else CPU_DEVICE)
-    problem = compiler_problem() if config.dense.compile else None
-    if problem:
-        raise InputError(
-            f"dense.compile is true, which takes a C++ compiler, and {problem}; allowed here: false"
-        )
-
-
-def _check_autocast(config: Config, device_type: str) -> None:
-    """Refuse a type without autocast on a device."""
-    name = config.dense.autocast
-    problem = autocast_problem(device_type, NARROW_TYPES[name]) if name in NARROW_TYPES else None
-    if problem:
-        allowed = ["none"] + [
-            other
-            for other, dtype in NARROW_TYPES.items()
-            if other != name and autocast_problem(device_type, dtype) is None
-        ]
-        raise InputError(f"dense.autocast is {name} and {problem}; allowed here: {' or '.join(allowed)}")
 
 
 def build_precision(
@@ -88,14 +56,15 @@ def build_precision(
     if model.module is None or (chosen.autocast == "none" and not chosen.compile):
         return None
     device_type = device.device.type
-    _check_autocast(config, device_type)
+    for problem in autocast_problems(chosen.autocast, device_type):
+        raise InputError(problem)
     dtype = NARROW_TYPES.get(chosen.autocast, torch.float32)
     made = ModulePrecision(device_type, dtype, chosen.compile)
     # Tried now, so that what fails does so with one message and before anything is trained: a compiler, or an
     # operation that torch does not have in 16 bits.
     cluster.agree(lambda: _try_out(chosen, model.in_precision(made), device.device))
     if made.loss_scale is not None:
-        _check_scaling(config, model, device.device)
+        _require_scaled(config, model, device.device)
     return made
 
 
@@ -131,7 +100,7 @@ def _gradients(model: KgeModel, device: torch.device) -> list[list[torch.Tensor]
     return [[one for one in part if one is not None] for part in (found[:2], found[2:])]
 
 
-def _check_scaling(config: Config, model: KgeModel, device: torch.device) -> None:
+def _require_scaled(config: Config, model: KgeModel, device: torch.device) -> None:
     """Refuse a score function that uses parameters beside ``run_precisely``: their gradients are not scaled.
 
     Raises

@@ -19,7 +19,7 @@ from dglkge.model.losses import Loss
 from dglkge.sampling.degree_draws import count_degrees, degree_weights
 from dglkge.sampling.known_answers import KnownAnswers
 from dglkge.sampling.negatives import AllNegatives, NegativeSampler
-from dglkge.sampling.range_negatives import RangeNegatives
+from dglkge.sampling.range_negatives import DrawnRanges, RangeNegatives
 from dglkge.sampling.range_offset import NodeRanges, range_offset
 from dglkge.typing import RELATION, Side
 
@@ -50,19 +50,18 @@ def build_negatives(
         weights = {name: degree_weights(found, chosen.power) for name, found in degrees.items()}
     num_ranges = config.sampling.num_ranges
     if num_ranges > 1:
-        bounds = _bounds(layout, dataset, num_ranges)
+        is_mixed = config.sampling.buckets == MIXED
+        ranges = DrawnRanges(_bounds(layout, dataset, num_ranges), num_ranges, is_mixed)
         if weights is not None:
             weights = {name: found[layout.original_ids(name)] for name, found in weights.items()}
-        part, is_mixed = tables[RELATION].part, config.sampling.buckets == MIXED
+        part = tables[RELATION].part
         of_sides: dict[Side, NegativeSampler] = {}
         for side, count in counts.items():
             others = [one for one, number in counts.items() if one in of_sides and number == count]
             if is_mixed and others:
                 of_sides[side] = of_sides[others[0]]
                 continue
-            of_sides[side] = RangeNegatives(
-                side, count, shares, bounds, num_ranges, part, pairs, config.seed, is_mixed, weights
-            )
+            of_sides[side] = RangeNegatives(side, count, shares, ranges, part, pairs, config.seed, weights)
         return of_sides
     make = partial(NEGATIVE_SAMPLERS.get(chosen.name).load(), **chosen.options(MixedSettings))
     if weights is not None:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from dglkge.model.choices import NEGATIVE_SAMPLING
+import logging
+import time
+
+from dglkge.errors import InputError
+from dglkge.model.choices import NO_TRANSFORM, ROW_TRANSFORMS
+from dglkge.model.precision import one_line
 from dglkge.sampling.query_batches import TrainingBatches
-from dglkge.step.contracts import Objective, RowStore, RowTransform
+from dglkge.step.contracts import Objective, RowStore, RowTransform, TableTransform
 from dglkge.step.device_rows import DeviceStore
 from dglkge.step.look_ahead import LookAhead
 from dglkge.step.objectives import dot_softmax
 from dglkge.step.objectives.autograd_loss import AutogradLoss
 from dglkge.step.objectives.dot_softmax import DotSoftmax
 from dglkge.step.objectives.relation_prediction import WithRelations
+from dglkge.step.objectives.scored_losses import ScoredLosses
 from dglkge.step.planning import EdgePlanner
 from dglkge.step.rows import HostStore, Transforms
 from dglkge.step.staged_rows import StagedStore
@@ -18,16 +24,17 @@ from dglkge.step.train_step import TrainStep
 from dglkge.step.transforms.features import AddedFeatures
 from dglkge.step.transforms.row_dropout import RowDropout
 from dglkge.step.updates import RowUpdates
+from dglkge.training.building.batches import touched_rows
 from dglkge.training.building.candidates import build_candidate_loss, build_relation_loss
-from dglkge.training.building.compiled_loss import compile_loss
 from dglkge.training.building.components import (
     configured_loss,
     configured_regularizer,
 )
-from dglkge.training.building.edge_sets import touched_rows
 from dglkge.training.building.negatives import build_known, build_negatives, build_range_offset
 from dglkge.training.job import Job
 from dglkge.typing import RELATION
+
+logger = logging.getLogger(__name__)
 
 
 def build_step(job: Job, batches: TrainingBatches) -> tuple[TrainStep, LookAhead]:
@@ -35,7 +42,7 @@ def build_step(job: Job, batches: TrainingBatches) -> tuple[TrainStep, LookAhead
     config, tables, device, clock = job.config, job.tables, job.computation.device, job.clock
     transforms = _build_transforms(job)
     objective: Objective
-    if config.training.objective.name != NEGATIVE_SAMPLING:
+    if config.training.objective.over_all:
         objective = build_candidate_loss(job, batches, transforms)
     else:
         objective = _build_sampled(job, batches, transforms)
@@ -48,7 +55,7 @@ def build_step(job: Job, batches: TrainingBatches) -> tuple[TrainStep, LookAhead
         store = HostStore(tables, transforms, objective.reads_in_place)
     optimizer = job.optimizer if job.device_tables is None else job.device_tables
     optimizer.when_phase(clock.enter)
-    touched = touched_rows(config, job.dataset, job.layout, batches)
+    touched = touched_rows(job, batches)
     updates = RowUpdates(tables, optimizer, job.untrained_types, touched)
     parameters = [one for one in (job.dense, job.global_vectors) if one is not None]
     ahead = LookAhead(batches, objective, store, clock)
@@ -79,14 +86,14 @@ def _build_sampled(job: Job, batches: TrainingBatches, transforms: Transforms) -
         )
         if computation.is_compiled:
             has_own = own_entity and any(lhs == rhs for lhs, rhs in pairs)
-            compile_loss(sampled.scored, config.model.dimension, has_own, computation.device, job.cluster)
+            _compile_loss(job, sampled.scored, has_own)
     if config.training.relation_prediction:
         objective = WithRelations(objective, build_relation_loss(job, batches, transforms, planner))
     return objective
 
 
 def _build_transforms(job: Job) -> Transforms:
-    """Return the transforms of each table's rows: what is added to them, then dropout."""
+    """Return the transforms of each table's rows: what is added, then dropout, then the chosen one."""
     config, tables, global_vectors, features = job.config, job.tables, job.global_vectors, job.features
     original_ids = {name: table.original_ids for name, table in tables.items()}
     chains: dict[str, list[RowTransform]] = {name: [] for name in tables}
@@ -98,7 +105,39 @@ def _build_transforms(job: Job) -> Transforms:
             chains[name].append(AddedFeatures(features, original_ids))
     chosen = config.model
     rates = dict.fromkeys(tables.entity_types, chosen.entity_dropout) | {RELATION: chosen.relation_dropout}
-    dropout = RowDropout(rates, original_ids, config.seed, config.training.kernels)
-    for name in dropout.tables:
-        chains[name].append(dropout)
+    dropout: TableTransform = RowDropout(rates, original_ids, config.seed, config.training.kernels)
+    more = [dropout]
+    if chosen.row_transform.name != NO_TRANSFORM:
+        transform = ROW_TRANSFORMS.get(chosen.row_transform.name).load()
+        more.append(transform(chosen.row_transform, original_ids, config.seed))
+    for one in more:
+        for name in one.tables:
+            chains[name].append(one)
     return Transforms(chains)
+
+
+def _compile_loss(job: Job, scored: ScoredLosses, own_entity: bool) -> None:
+    """Call a compiled function for the first time, so that it is compiled before the first batch.
+
+    A collective.
+
+    Raises
+    ------
+    InputError
+        If torch cannot compile it on one of the trainers; on all of them.
+    """
+    begin = time.monotonic()
+
+    def try_out() -> None:
+        """Compile the loss."""
+        try:
+            with job.computation.device.computing():
+                scored.try_out(job.config.model.dimension, own_entity)
+        except Exception as error:  # torch's own, and those of the compiler, have no common class
+            raise InputError(
+                f"training.compile is true, and torch fails to compile the loss: {one_line(error)}; allowed "
+                "here: false"
+            ) from None
+
+    job.cluster.agree(try_out)
+    logger.info("scores and losses are compiled by torch (%.0f s)", time.monotonic() - begin)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dglkge.config import Config
-from dglkge.config.refusals import refuse
+from dglkge.config.schema import OptimizerConfig
 from dglkge.data.dataset import Dataset
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.distributed.dgl_compat import request_timeout, request_timeout_seconds
@@ -19,12 +19,13 @@ from dglkge.embeddings.embedding_table import RowStorage
 from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import InputError
 from dglkge.kernels.links import limit_norms
+from dglkge.model.choices import OPTIMIZERS, RelationSettings
 from dglkge.model.device import ComputeDevice
 from dglkge.model.kge_model import KgeModel
 from dglkge.optim.alltoall import Alltoall
+from dglkge.optim.rules import UpdateRule
 from dglkge.optim.sparse_optimizer import SparseOptimizer
 from dglkge.training.building.features import RunFeatures
-from dglkge.training.building.optimizer_options import clipping_of, configured_rule, relation_group
 from dglkge.typing import DEVICE_STORAGE, RELATION
 
 
@@ -67,13 +68,7 @@ def fill_tables(
 
 
 def open_optimizer(config: Config, tables: TableSet, num_machines: int) -> SparseOptimizer:
-    """Make the optimizer of all tables; a collective.
-
-    Raises
-    ------
-    InputError
-        As :func:`build_optimizer`.
-    """
+    """Make the optimizer of all tables; a collective."""
     with request_timeout():
         optimizer = build_optimizer(config, [table.embedding for table in tables.values()], num_machines)
     for name in tables.entity_types if config.model.max_norm else ():
@@ -82,14 +77,7 @@ def open_optimizer(config: Config, tables: TableSet, num_machines: int) -> Spars
 
 
 def build_optimizer(config: Config, embeddings: Sequence[Any], num_machines: int) -> Any:
-    """Build the optimizer of all tables, of which the relations are the last.
-
-    Raises
-    ------
-    InputError
-        If it is unknown, or trainers of several machines are configured not to wait for one another.
-    """
-    refuse(config, num_machines)
+    """Build the optimizer of all tables, of which the relations are the last."""
     chosen = config.optimizer
     # Trainers of one machine exchange gradients in shared memory, where bfloat16 would save nothing.
     wire_dtype = getattr(torch, config.training.wire) if num_machines > 1 else None
@@ -108,10 +96,35 @@ def build_optimizer(config: Config, embeddings: Sequence[Any], num_machines: int
         timeout_seconds=request_timeout_seconds(),
         kernels=config.training.kernels,
     )
-    limits = clipping_of(chosen)
+    limits = {"norm": chosen.clip_norm, "value": chosen.clip_value}
+    limits = {name: limit for name, limit in limits.items() if limit}
     if limits:
         optimizer.clip_gradients(**limits)
     return optimizer
+
+
+def describe_optimizer(chosen: OptimizerConfig) -> dict[str, Any]:
+    """Return name and learning rate for a checkpoint, and those of the relations where they differ."""
+    described: dict[str, Any] = {"name": chosen.name, "lr": chosen.lr}
+    if chosen.relations.name not in ("", chosen.name):
+        described["relation_name"] = chosen.relations.name
+    if chosen.relations.lr not in (0, chosen.lr):
+        described["relation_lr"] = chosen.relations.lr
+    return described
+
+
+def configured_rule(settings: OptimizerConfig | RelationSettings) -> UpdateRule:
+    """Return the update rule of the rows of entities or of relations, with its hyper-parameters."""
+    rule = OPTIMIZERS.get(settings.name)()
+    return rule.of({name: getattr(settings, name) for name in rule.hyper})
+
+
+def relation_group(chosen: OptimizerConfig) -> dict[str, Any]:
+    """Return what differs in the parameter group of the relations; empty if nothing does."""
+    lr = chosen.relations.lr or chosen.lr
+    group: dict[str, Any] = {} if lr == chosen.lr else {"lr": lr}
+    rule = configured_rule(chosen.relations) if chosen.relations.name else configured_rule(chosen)
+    return group if rule == configured_rule(chosen) else {**group, "rule": rule}
 
 
 def choose_lookup(config: Config, tables: TableSet, num_machines: int) -> None:
@@ -122,13 +135,7 @@ def choose_lookup(config: Config, tables: TableSet, num_machines: int) -> None:
     config : Config
     tables : TableSet
     num_machines : int
-
-    Raises
-    ------
-    InputError
-        If rows that the kvstore fetches are configured to be stale.
     """
-    refuse(config, num_machines)
     chosen = config.training
     if chosen.lookup == "kvstore":
         return

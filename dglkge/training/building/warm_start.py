@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint import conversion
-from dglkge.checkpoint.bigraph_reader import is_bigraph
-from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, VERSION_FILE
+from dglkge.checkpoint.bigraph import find_bigraph
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
-from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.checkpoint.storage import check_texts
 from dglkge.config import Config
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import CheckpointError, InputError
@@ -38,18 +38,13 @@ def refuse_bigraph_output(config: Config) -> None:
     """
     output = Path(config.output)
     for folder in (output, output / CHECKPOINT_FOLDER):
-        if (folder / VERSION_FILE).is_file():
-            try:
-                version = CheckpointStorage(folder).published_version()
-            except CheckpointError:  # a damaged version file is the business of resuming, and of its fallback
-                continue
-            if version and is_bigraph(folder, version):
-                resumed = output.with_name(output.name + "_resumed")
-                raise CheckpointError(
-                    f"{folder} was written by PyTorch-BigGraph, with ids of its own; to go on from it: "
-                    f"dglkge checkpoint convert {folder} --to run --dataset {config.dataset} "
-                    f"--output {resumed}, then output={resumed}"
-                )
+        if find_bigraph(folder) is not None:
+            resumed = output.with_name(output.name + "_resumed")
+            raise CheckpointError(
+                f"{folder} was written by PyTorch-BigGraph, with ids of its own; to go on from it: "
+                f"dglkge checkpoint convert {folder} --to run --dataset {config.dataset} "
+                f"--output {resumed}, then output={resumed}"
+            )
 
 
 def limit_rows(rows: torch.Tensor, max_norm: float) -> None:
@@ -91,11 +86,13 @@ def warm_start(job: Job, meta: CheckpointMeta, names: Mapping[str, Vocabulary]) 
         return
     checkpoint = open_checkpoint(path)
     # Only the texts here: take_over checks the rows as it reads them, so large files are read once.
-    checkpoint.storage.check_texts(checkpoint.manifest)
+    check_texts(checkpoint.folder, checkpoint.manifest)
     keeps = _keeps_projections(config, checkpoint)
     if dense is not None:
-        projections = checkpoint.feature_parameters() if keeps else {}
-        dense.take({**checkpoint.dense_parameters(), **projections}, str(checkpoint.path))
+        with dense.whole():
+            own = {} if job.features is None else dict(job.features.projections.named_parameters())
+            projections = checkpoint.feature_parameters() if keeps else own
+            dense.take({**projections, **checkpoint.dense_parameters()}, str(checkpoint.path))
     conversion.check_same_model(checkpoint.meta, meta, str(checkpoint.path))
     types = conversion.saved_types(checkpoint.entity_types, list(meta.entity_types))
     found = np.zeros(len(meta.entity_types) + 1, dtype=np.int64)

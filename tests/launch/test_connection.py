@@ -1,4 +1,4 @@
-"""The agent on a machine, over its own pipes: what it answers, whom it serves, and when it leaves."""
+"""The launcher's end of a node program: calls of its tasks, and what is told when it is gone."""
 
 from __future__ import annotations
 
@@ -15,8 +15,9 @@ from dglkge import __version__
 from dglkge.distributed.jobs import JobEntry, live_jobs
 from dglkge.distributed.lease import new_nonce
 from dglkge.errors import InputError
-from dglkge.launch.local_site import local_interfaces, usable_cores
-from dglkge.launch.remote.session import HostSession, SshSettings, close_all
+from dglkge.launch.connection import NodeConnection, close_all, open_node
+from dglkge.launch.machine import local_interfaces, usable_cores
+from dglkge.launch.ssh import SshSettings
 from tests.launch.conftest import ROOT
 
 CHECK = {
@@ -28,19 +29,20 @@ CHECK = {
     "part_config": None,
     "part_id": 0,
     "num_parts": 1,
+    "num_processes": 2,
     "needs": {},
 }
 
 
 @pytest.fixture
-def session() -> Iterator[HostSession]:
+def session() -> Iterator[NodeConnection]:
     """An agent on this machine."""
-    opened = HostSession("here", None, sys.executable, {"PYTHONPATH": str(ROOT), "ODD": "it's"})
+    opened = open_node("here", None, sys.executable, {"PYTHONPATH": str(ROOT), "ODD": "it's"})
     yield opened
     opened.close()
 
 
-def test_description(session: HostSession) -> None:
+def test_description(session: NodeConnection) -> None:
     """What a plan depends on, as it is here."""
     described = session.call("describe")
     assert described["num_cores"] == usable_cores()
@@ -51,7 +53,7 @@ def test_description(session: HostSession) -> None:
     assert Path(described["runner"][1]).name == "script_runner.py"
 
 
-def test_every_obstacle_is_found(session: HostSession, tmp_path: Path) -> None:
+def test_every_obstacle_is_found(session: NodeConnection, tmp_path: Path) -> None:
     """Address, folder, ports, shared memory and partition are looked at, whatever the others say."""
     (tmp_path / "ring.json").write_text('{"num_parts": 1, "part-0": {"part_graph": "part0/graph.dgl"}}')
     question = {
@@ -63,7 +65,7 @@ def test_every_obstacle_is_found(session: HostSession, tmp_path: Path) -> None:
         "needs": {"shared_memory_bytes": 10**18},
     }
     answer = session.call("check", **question)
-    texts = " | ".join(answer["problems"])
+    texts = " | ".join(text for text, _ in answer["problems"])
     assert len(answer["problems"]) == 5
     assert "none of its interfaces has the address 192.0.2.7 that ip_config gives it (it has " in texts
     assert "has no folder /no/such/folder" in texts
@@ -72,7 +74,7 @@ def test_every_obstacle_is_found(session: HostSession, tmp_path: Path) -> None:
     assert f"partition 0 is not whole: {tmp_path}/part0/graph.dgl is missing" in texts
 
 
-def test_nothing_in_the_way(session: HostSession, tmp_path: Path, free_port: int) -> None:
+def test_nothing_in_the_way(session: NodeConnection, tmp_path: Path, free_port: int) -> None:
     """A machine that is ready has no problems, and says which partition file it has."""
     (tmp_path / "train.py").touch()
     (tmp_path / "part0").mkdir()
@@ -84,7 +86,7 @@ def test_nothing_in_the_way(session: HostSession, tmp_path: Path, free_port: int
     assert len(answer["fingerprint"]) == 64
 
 
-def test_job_files(session: HostSession, tmp_path: Path) -> None:
+def test_job_files(session: NodeConnection, tmp_path: Path) -> None:
     """ip_config.txt as DGL reads it, in a folder that is made."""
     session.call(
         "write_job_files", log_dir=str(tmp_path / "a" / "b"), machines=[["10.0.0.1", 5], ["10.0.0.2", 6]]
@@ -93,7 +95,7 @@ def test_job_files(session: HostSession, tmp_path: Path) -> None:
     assert len(list((tmp_path / "a" / "b").iterdir())) == 1
 
 
-def test_failed_tasks(session: HostSession) -> None:
+def test_failed_tasks(session: NodeConnection) -> None:
     """What a task raises is an answer; the agent goes on."""
     with pytest.raises(InputError, match="write_job_files failed: TypeError"):
         session.call("write_job_files")
@@ -102,12 +104,12 @@ def test_failed_tasks(session: HostSession) -> None:
     assert session.call("describe")
 
 
-def test_jobs_side_by_side(session: HostSession) -> None:
+def test_jobs_side_by_side(session: NodeConnection) -> None:
     """A second job is taken, unless it has the same run folder; an entry ends with its agent."""
     first, second = (JobEntry(new_nonce(), run="/runs/one", host="here", launcher_pid=7) for _ in range(2))
     session.call("register", entry=first.to_dict())
     session.call("register", entry=first.to_dict())  # its next attempt
-    other = HostSession("here", None, sys.executable, {"PYTHONPATH": str(ROOT)})
+    other = open_node("here", None, sys.executable, {"PYTHONPATH": str(ROOT)})
     try:
         with pytest.raises(
             InputError, match=f"/runs/one is in use: another job writes there, job {first.job} "
@@ -121,9 +123,9 @@ def test_jobs_side_by_side(session: HostSession) -> None:
         other.close()
 
 
-def test_ports_that_two_jobs_choose(session: HostSession) -> None:
+def test_ports_that_two_jobs_choose(session: NodeConnection) -> None:
     """Ports that a job has chosen and not yet taken are no other's."""
-    other = HostSession("here", None, sys.executable, {"PYTHONPATH": str(ROOT)})
+    other = open_node("here", None, sys.executable, {"PYTHONPATH": str(ROOT)})
     try:
         chosen = []
         for agent in (session, other):
@@ -137,11 +139,11 @@ def test_ports_that_two_jobs_choose(session: HostSession) -> None:
 def agent_process() -> psutil.Process:
     """Return the agent that this process has started."""
     children = psutil.Process().children()
-    (agent,) = [child for child in children if "launch.remote.agent" in " ".join(child.cmdline())]
+    (agent,) = [child for child in children if "launch.node_program" in " ".join(child.cmdline())]
     return agent
 
 
-def test_agent_that_is_gone(session: HostSession) -> None:
+def test_agent_that_is_gone(session: NodeConnection) -> None:
     """A dead agent is noticed, in asking as well as in between."""
     assert session.call("describe")
     agent = agent_process()
@@ -151,7 +153,7 @@ def test_agent_that_is_gone(session: HostSession) -> None:
     assert not session.is_alive
 
 
-def test_silent_agent(session: HostSession) -> None:
+def test_silent_agent(session: NodeConnection) -> None:
     """An answer has a time limit."""
     assert session.call("describe")
     agent = agent_process()
@@ -173,7 +175,7 @@ def test_no_ssh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "install OpenSSH's client"
     )
     with pytest.raises(InputError) as caught:
-        HostSession("192.0.2.7", SshSettings(), sys.executable, {})
+        open_node("192.0.2.7", SshSettings(), sys.executable, {})
     assert str(caught.value) == message
 
 
@@ -187,7 +189,7 @@ def test_an_interpreter_that_does_not_exist_here(python: str, reason: str) -> No
         "give the path of another interpreter with --python"
     )
     with pytest.raises(InputError) as caught:
-        HostSession("here", None, python, {})
+        open_node("here", None, python, {})
     assert str(caught.value) == message
 
 
@@ -196,7 +198,8 @@ def test_environment_and_greetings(tmp_path: Path) -> None:
     program = tmp_path / "python"
     program.write_text(f'#!/bin/sh\necho "Welcome"; echo "[1]"\nexec {sys.executable} "$@"\n')
     program.chmod(0o755)
-    session = HostSession("here", None, str(program), {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]})
+    environment = {"PYTHONPATH": str(ROOT), "PATH": os.environ["PATH"]}
+    session = open_node("here", None, str(program), environment)
     try:
         assert session.call("describe")["versions"]["dglkge"] == __version__
     finally:

@@ -1,19 +1,11 @@
-"""Agent of the launcher on a machine: a small RPC server over stdin and stdout, which also registers the job.
-
-stdin has one JSON object per line, ``{"id": number, "do": name of a task, ...arguments}``; an empty line is a
-heartbeat. stdout has one reply for each, with its id and ``ok`` or ``error``. The agent exits, and ends
-the registration, at the end of stdin or after HEARTBEAT_TIMEOUT_SECONDS without a line.
-"""
+"""Tasks of a node program, which the launcher calls by name: facts, checks, files, the job's registration."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import importlib.metadata
-import json
 import os
-import select
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -21,12 +13,13 @@ from typing import Any
 
 from dglkge import __version__
 from dglkge.distributed.ip_config import Machine, write_ip_config
-from dglkge.distributed.jobs import JobEntry
-from dglkge.errors import DglkgeError, InputError
+from dglkge.errors import InputError, NotReadyError
 from dglkge.launch import script_runner
 from dglkge.launch.gpus import usable_gpus
-from dglkge.launch.local_site import (
+from dglkge.launch.machine import (
     MachineJob,
+    allow_open_files,
+    clean_up,
     is_local,
     local_interfaces,
     usable_cores,
@@ -34,13 +27,11 @@ from dglkge.launch.local_site import (
 from dglkge.launch.ports import check_server_ports, find_master_port
 from dglkge.launch.remote import host_files, run_copies
 from dglkge.launch.script_config import MachineNeeds, check_part, check_part_config
-from dglkge.launch.shared_memory import remove_job_segments, remove_stale_segments
-from dglkge.launch.watchdog import HEARTBEAT_TIMEOUT_SECONDS
 
 COMPARED_PACKAGES = ("dgl", "torch")
 
 
-def describe_machine() -> dict[str, Any]:
+def describe_machine(python: str = sys.executable) -> dict[str, Any]:
     """Return facts for the plan (cores, GPUs, interfaces, runner), and versions to compare."""
     # From the packages' metadata: importing dgl and torch would take seconds on each machine.
     versions = {name: _installed_version(name) for name in COMPARED_PACKAGES}
@@ -49,7 +40,7 @@ def describe_machine() -> dict[str, Any]:
         "interfaces": local_interfaces(),
         "num_cores": usable_cores(),
         "gpus": usable_gpus(),
-        "runner": [sys.executable, str(Path(script_runner.__file__).resolve())],
+        "runner": [python, str(Path(script_runner.__file__).resolve())],
     }
 
 
@@ -61,8 +52,9 @@ def check_machine(
     folder: str,
     script: str | None,
     part_config: str | None,
-    part_id: int,
+    part_id: int | None,
     num_parts: int,
+    num_processes: int,
     needs: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Check for all problems that would keep a job from running on this machine.
@@ -80,30 +72,33 @@ def check_machine(
     part_config : str or None
         DGL's partition file, relative to the folder.
     part_id, num_parts : int
-        The machine's own partition, and how many there must be.
+        The machine's own partition (None: not to be checked), and how many there must be.
+    num_processes : int
+        Of the job.
     needs : mapping
         Fields of :class:`MachineNeeds`.
 
     Returns
     -------
     dict
-        ``problems``, a list of sentences; ``fingerprint`` of the partition file or None; ``table_folder`` of
-        the tables if they are files, else empty, and ``note`` about it.
+        ``problems``, a list of sentences, each with whether it is bad input; ``fingerprint`` of the partition
+        file or None; ``table_folder`` of the tables if they are files, else empty, and ``note`` about it.
     """
-    problems: list[str] = []
+    problems: list[tuple[str, bool]] = []
 
     def attempt(check: Callable[..., Any], *arguments: Any) -> Any:
         try:
             return check(*arguments)
         # A check that fails does not keep the others from running.
         except InputError as error:
-            problems.append(str(error))
+            problems.append((str(error), not isinstance(error, NotReadyError)))
             return None
 
     # All checks run, so that the user gets all problems of a machine at once.
     attempt(_check_address, address)
     attempt(_check_folder, folder, script)
     attempt(check_server_ports, address, port, num_servers)
+    attempt(allow_open_files, num_processes)
     table_folder = attempt(held.claim, MachineNeeds(**needs))
     # Compared between machines: partitions of two runs of the partitioner do not fit each other.
     fingerprint = None
@@ -115,11 +110,6 @@ def check_machine(
         "table_folder": table_folder or "",
         "note": held.note,
     }
-
-
-def choose_master_port(address: str, avoid: Sequence[int]) -> int:
-    """Return a free port of this machine for torch's rendezvous."""
-    return find_master_port(address, avoid)
 
 
 def write_job_files(log_dir: str, machines: Sequence[Sequence[Any]]) -> None:
@@ -139,11 +129,6 @@ def write_job_files(log_dir: str, machines: Sequence[Sequence[Any]]) -> None:
         os.replace(temporary, folder / "ip_config.txt")
     except OSError as error:
         raise InputError(f"cannot write logs to {log_dir}: {error.strerror}") from None
-
-
-def clean_up(held: MachineJob) -> list[str]:
-    """Remove shared memory of an ended job on this machine."""
-    return remove_job_segments(held.job) + remove_stale_segments()
 
 
 def _installed_version(package: str) -> str | None:
@@ -175,91 +160,33 @@ def _check_folder(folder: str, script: str | None) -> None:
         raise InputError(f"has no script {os.path.join(folder, script)}; --sync brings it there")
 
 
-def _check_partition(path: Path, part_id: int, num_parts: int) -> str:
+def _check_partition(path: Path, part_id: int | None, num_parts: int) -> str:
     """Check the machine's own partition; return a fingerprint of the partition file."""
     check_part_config(path, num_parts)
-    check_part(path, part_id)
+    if part_id is not None:
+        check_part(path, part_id)
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-TASKS: Mapping[str, Callable[..., Any]] = {
-    "describe": describe_machine,
-    "choose_master_port": choose_master_port,
-    "write_job_files": write_job_files,
-    "list_files": host_files.list_files,
-    "stale_files": host_files.stale_files,
-    "make_staging": host_files.make_staging,
-    "place_folder": host_files.place_folder,
-    "place_files": host_files.place_files,
-    "describe_copy": run_copies.describe_copy,
-    "note_origin": run_copies.note_origin,
-    "hold_version": run_copies.hold_version,
-    "drop_hold": run_copies.drop_hold,
-}
-
-
-def serve(requests: int, answers: int) -> None:
-    """Serve requests until the end of stdin or a heartbeat timeout.
-
-    Parameters
-    ----------
-    requests, answers : int
-        File descriptors.
-    """
-    pending = b""
-    job = MachineJob()
-
-    def register(entry: Mapping[str, Any]) -> None:
-        """Register the job, or prepare for its next attempt."""
-        job.register(JobEntry.from_dict(entry))
-
-    with contextlib.ExitStack() as held:
-        held.callback(job.release)
-        tasks: dict[str, Callable[..., Any]] = {
-            **TASKS,
-            "register": register,
-            "check": functools.partial(check_machine, job),
-            "clean_up": functools.partial(clean_up, job),
-            "choose_server_ports": job.choose_server_ports,
-        }
-        # Without this timeout an agent would keep the entry after the launcher's machine has lost power.
-        while select.select([requests], [], [], HEARTBEAT_TIMEOUT_SECONDS)[0]:
-            try:
-                data = os.read(requests, 65536)
-            except OSError:  # the connection was reset
-                return
-            if not data:
-                return
-            # Requests run one after the other. While one runs, heartbeats wait in the pipe and then count at
-            # once.
-            *lines, pending = (pending + data).split(b"\n")
-            for line in filter(None, lines):
-                answer = json.dumps(_answer(tasks, json.loads(line))).encode() + b"\n"
-                while answer:
-                    answer = answer[os.write(answers, answer) :]
-
-
-def _answer(tasks: Mapping[str, Callable[..., Any]], request: dict[str, Any]) -> dict[str, Any]:
-    """Run one task and return its reply."""
-    name, number = request.pop("do"), request.pop("id")
-    try:
-        return {"id": number, "ok": tasks[name](**request)}
-    except DglkgeError as error:
-        return {"id": number, "error": str(error)}
-    # A defect in one task must not end the agent: the job's entry would be gone.
-    except Exception as error:
-        return {"id": number, "error": f"{name} failed: {error!r}"}
-
-
-def main() -> None:
-    """Serve the launcher over stdin and stdout; prints of other code go to stderr."""
-    # Libraries and login shells print to file descriptor 1. Replies have a descriptor of their own.
-    answers = os.dup(1)
-    os.dup2(2, 1)
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        serve(0, answers)
-    sys.exit(0)
-
-
-if __name__ == "__main__":
-    main()
+def node_tasks(job: MachineJob, python: str) -> dict[str, Callable[..., Any]]:
+    """Return the tasks of a node program by name, given its job and the interpreter of its processes."""
+    return {
+        "describe": functools.partial(describe_machine, python),
+        "release": job.release,
+        "choose_server_ports": job.choose_server_ports,
+        "choose_master_port": find_master_port,
+        "check": functools.partial(check_machine, job),
+        "write_job_files": write_job_files,
+        "clean_up": clean_up,
+        "list_files": host_files.list_files,
+        "stale_files": host_files.stale_files,
+        "make_staging": host_files.make_staging,
+        "read_block": host_files.read_block,
+        "write_block": host_files.write_block,
+        "place_folder": host_files.place_folder,
+        "place_files": host_files.place_files,
+        "describe_copy": run_copies.describe_copy,
+        "note_origin": run_copies.note_origin,
+        "hold_version": run_copies.hold_version,
+        "drop_hold": run_copies.drop_hold,
+    }

@@ -1,4 +1,4 @@
-"""Type of the matmuls of a run: chosen once, at its first start, by a measurement."""
+"""Device of a run, and the type of its matmuls, chosen once, at its first start, by a measurement."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.config import Config
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import CheckpointError
-from dglkge.model.choices import NEGATIVE_SAMPLING
-from dglkge.model.device import HOST, ComputeDevice
+from dglkge.model.device import HOST, ComputeDevice, open_device, problem_of
 from dglkge.training.building.components import REFERENCE
+from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +35,29 @@ MAX_ROWS = 512
 
 DEVICE_MAX_ROWS = 4096
 """The same on a device, where smaller matmuls would measure their start."""
+
+
+def choose_device(config: Config, cluster: Cluster) -> ComputeDevice:
+    """Return this trainer's device; a collective.
+
+    ``auto`` is a GPU only where every trainer has one: the others would wait for one that computes on a CPU.
+
+    Raises
+    ------
+    InputError
+        If the configured device is not there.
+    """
+    name: str = config.training.device
+    if name == AUTO_DEVICE:
+        has_gpu = problem_of(CUDA_DEVICE) is None
+        num_gpus = int(cluster.sum(np.array([has_gpu], np.int64))[0])
+        name = CUDA_DEVICE if num_gpus == cluster.world.world_size else CPU_DEVICE
+    # Our launcher shows each trainer one GPU; without it trainers of a machine see all, and share them out.
+    count = torch.cuda.device_count() if name == CUDA_DEVICE else 0
+    device = open_device(name, "training.device", cluster.world.local_rank % max(1, count))
+    if device.is_staged:
+        logger.info("losses and rankings are computed on %s (%s)", device.name, device.device)
+    return device
 
 
 def with_matmul_dtype(config: Config, cluster: Cluster, device: ComputeDevice = HOST) -> Config:
@@ -77,7 +100,7 @@ def _measured(config: Config, device: ComputeDevice) -> str:
     """Measure matmuls of the shape of a chunk."""
     num_queries = 2 * min(config.negatives.chunk_size, config.training.batch_size)
     candidates = config.negatives.num_uniform
-    if config.training.objective.name != NEGATIVE_SAMPLING:
+    if config.training.objective.over_all:
         # All entities are candidates: enough of them for the largest shape that is measured.
         num_queries, candidates = 2 * config.training.batch_size, DEVICE_MAX_ROWS
     shape = (num_queries, candidates, config.model.dimension)

@@ -1,0 +1,386 @@
+"""PyTorch-BigGraph's description of a model: written with our versions, read from its checkpoints."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dglkge.checkpoint import hdf5_format, layout
+from dglkge.checkpoint.layout import Progress
+from dglkge.checkpoint.manifest import UNKNOWN_CRC32, CheckpointMeta, FileEntry, Manifest
+from dglkge.checkpoint.relation_layout import is_dynamic, operator_of
+from dglkge.data.vocabulary import Vocabulary
+from dglkge.errors import CheckpointError
+from dglkge.formats import bigraph
+from dglkge.formats.bigraph import score_function_of
+from dglkge.model.choices import BIGRAPH_OPTIMIZER
+from dglkge.model.functions.bigraph_operators import OPERATORS
+from dglkge.model.functions.bigraph_scores import COMPARATORS
+from dglkge.typing import RELATION, Relation
+
+DEFAULTS: dict[str, Any] = {
+    "init_scale": 1e-3,
+    "max_norm": None,
+    "bias": False,
+    "loss_fn": "softmax",
+    "margin": 0.1,
+    "init_path": None,
+    "checkpoint_preservation_interval": None,
+    "max_edges_per_chunk": 1_000_000_000,
+    "bucket_order": "inside_out",
+    "workers": None,
+    "batch_size": 1000,
+    "num_uniform_negs": 50,
+    "disable_lhs_negs": False,
+    "disable_rhs_negs": False,
+    "lr": 1e-2,
+    "relation_lr": None,
+    "eval_num_batch_negs": 1000,
+    "eval_num_uniform_negs": 1000,
+    "background_io": False,
+    "verbose": 0,
+    "hogwild_delay": 2.0,
+    "num_machines": 1,
+    "num_partition_servers": -1,
+    "distributed_init_method": None,
+    "distributed_tree_init_order": True,
+}
+"""PyTorch-BigGraph's defaults of the keys that do not depend on the run."""
+
+
+@dataclass(frozen=True)
+class PassCount:
+    """Passes of a run, as PyTorch-BigGraph counts them.
+
+    Attributes
+    ----------
+    edge_sets : sequence of str
+        Names of the edge sets of an epoch; one where all training triples are one.
+    num_chunks : int
+        Chunks of each edge set.
+    finished : int
+        Passes since the beginning of the run.
+    """
+
+    edge_sets: tuple[str, ...]
+    num_chunks: int
+    finished: int
+
+    @classmethod
+    def of(cls, meta: CheckpointMeta) -> PassCount:
+        """Count the finished passes of a version."""
+        training = meta.config.get("training", {})
+        sets = tuple(training.get("edge_sets", ())) or ("train",)
+        num_chunks = int(training.get("edge_chunks", 1))
+        epochs = int(meta.progress.get(Progress.FINISHED_EPOCHS, 0))
+        # A pass that is open is not counted: it is trained from its beginning, as after a crash there.
+        of_open_epoch = int(meta.progress.get(Progress.PASSES_DONE, 0))
+        return cls(sets, num_chunks, epochs * len(sets) * num_chunks + of_open_epoch)
+
+    def attributes(self) -> dict[str, Any]:
+        """Return the attributes of HDF5 files that name the pass just trained; before the first one, that."""
+        epoch, place = divmod(max(0, self.finished - 1), len(self.edge_sets) * self.num_chunks)
+        edge_set, chunk = divmod(place, self.num_chunks)
+        return {
+            "iteration/epoch_idx": epoch,
+            "iteration/num_edge_paths": len(self.edge_sets),
+            "iteration/edge_path_idx": edge_set,
+            "iteration/edge_path": self.edge_sets[edge_set],
+            "iteration/num_edge_chunks": self.num_chunks,
+            "iteration/edge_chunk_idx": chunk,
+        }
+
+
+def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str, Any]:
+    """Describe the model as PyTorch-BigGraph's configuration does.
+
+    Parameters
+    ----------
+    meta : CheckpointMeta
+    num_parts : int
+        Parts of each entity type.
+    path : str
+        The checkpoint's folder, which also holds the names and counts.
+
+    Returns
+    -------
+    dict
+        Every key of the schema of PyTorch-BigGraph 1.0.0, which refuses any other. Those that have no equal
+        here, or that a run without a configuration leaves open, have its defaults. Names of operators,
+        comparators and losses that it lacks are ours; it refuses them when it trains.
+    """
+    operator = operator_of(meta)
+    if is_dynamic(meta):
+        # Dynamic relations share one entry in the schema: their number is in dynamic_rel_count.txt.
+        lhs, rhs = meta.relation_pairs[0]
+        relations = [_relation("all", lhs, rhs, operator.name)]
+    else:
+        weights = meta.config.get("loss", {}).get("relation_weights", {})
+        relations = [
+            _relation(one.name, one.lhs, one.rhs, operator.name, weights.get(one.name, 1.0))
+            for one in meta.relations
+        ]
+    # Rows that were converted from another program come without a configuration, so any key may be missing.
+    sections = ("model", "loss", "negatives", "training", "checkpoint", "evaluation")
+    chosen = {name: meta.config.get(name, {}) for name in sections}
+    held_out = chosen["evaluation"].get("held_out") or {}
+    loss = chosen["loss"].get("name", DEFAULTS["loss_fn"])
+    loss_fn = bigraph.LOSSES.get(loss, "")
+    described = {
+        "entities": {name: {"num_partitions": num_parts, "featurized": False} for name in meta.entity_types},
+        "relations": relations,
+        "dimension": meta.dim,
+        "init_scale": float(chosen["model"].get("init_scale", DEFAULTS["init_scale"])),
+        "max_norm": float(chosen["model"].get("max_norm", 0)) or None,
+        "global_emb": bool(chosen["model"].get("global_vectors", False)),
+        "comparator": operator.comparator,
+        "bias": operator.bias,
+        "loss_fn": loss_fn or loss,
+        "margin": float(chosen["loss"].get("margin", DEFAULTS["margin"])),
+        "entity_path": path,
+        "edge_paths": [],
+        "checkpoint_path": path,
+        "num_epochs": num_epochs(meta),
+        "num_edge_chunks": PassCount.of(meta).num_chunks,
+        "batch_size": int(chosen["training"].get("batch_size", DEFAULTS["batch_size"])),
+        # PyTorch-BigGraph refuses batches that are no multiple of these. All negatives are declared uniform.
+        "num_batch_negs": 0,
+        "disable_lhs_negs": chosen["negatives"].get("num_for_heads") == 0,
+        "disable_rhs_negs": chosen["negatives"].get("num_for_tails") == 0,
+        "num_uniform_negs": int(chosen["negatives"].get("num_uniform", DEFAULTS["num_uniform_negs"])),
+        "lr": learning_rate(meta),
+        "relation_lr": meta.optimizer.get("relation_lr"),
+        "init_path": chosen["checkpoint"].get("init_path") or None,
+        "checkpoint_preservation_interval": int(chosen["checkpoint"].get("keep_every_epochs", 0)) or None,
+        "eval_fraction": float(held_out.get("fraction", 0.0)),
+        "eval_num_batch_negs": int(held_out.get("batch_negatives", DEFAULTS["eval_num_batch_negs"])),
+        "eval_num_uniform_negs": int(held_out.get("uniform_negatives", DEFAULTS["eval_num_uniform_negs"])),
+        "dynamic_relations": is_dynamic(meta),
+    }
+    return {**DEFAULTS, **described}
+
+
+def _relation(name: str, lhs: str, rhs: str, operator: str, weight: float = 1.0) -> dict[str, Any]:
+    """Describe one relation."""
+    return {"name": name, "lhs": lhs, "rhs": rhs, "weight": weight, "operator": operator, "all_negs": False}
+
+
+def learning_rate(meta: CheckpointMeta) -> float:
+    """Return the run's learning rate, or PyTorch-BigGraph's default for converted rows."""
+    return float(meta.optimizer.get("lr", DEFAULTS["lr"]))
+
+
+def num_epochs(meta: CheckpointMeta) -> int:
+    """Return how many epochs the run is to have, at least those that it has finished."""
+    finished = int(meta.progress.get(Progress.FINISHED_EPOCHS, 0))
+    return max(finished, int(meta.config.get("training", {}).get("num_epochs", finished)))
+
+
+def bigraph_attributes(meta: CheckpointMeta, config: dict[str, Any]) -> dict[str, Any]:
+    """Return the root attributes of an HDF5 file, apart from ``format_version``."""
+    return {
+        "config/json": json.dumps(config, indent=4),
+        "iteration/num_epochs": num_epochs(meta),
+        **PassCount.of(meta).attributes(),
+    }
+
+
+def is_bigraph(folder: Path, version: int) -> bool:
+    """Return whether PyTorch-BigGraph wrote a version: without a manifest, and rows without original ids."""
+    first = sorted(folder.glob(layout.first_parts_pattern(version)))
+    if not first:
+        return False
+    with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
+        # It may have gone on from a version of ours, in the folder of that, with the next number.
+        if json.loads((folder / layout.MANIFEST_FILE).read_text(encoding="utf-8"))["version"] == version:
+            return False
+    try:
+        config = json.loads((folder / layout.CONFIG_FILE).read_text(encoding="utf-8"))
+        with hdf5_format.open_file(first[0]) as file:
+            # The name of the first part and the keys of config.json are equal in both formats. Only our files
+            # have original ids.
+            ours = hdf5_format.ORIGINAL_IDS in file
+    except (OSError, ValueError, CheckpointError):
+        return False
+    return not ours and isinstance(config, dict) and {"entities", "relations", "entity_path"} <= set(config)
+
+
+def find_bigraph(folder: Path) -> tuple[Path, int] | None:
+    """Return folder and version of PyTorch-BigGraph's checkpoint; None if it wrote none.
+
+    Parameters
+    ----------
+    folder : Path
+        Its own, or our checkpoint's: it may have gone on from the published version, in the folder of that.
+    """
+    for _ in range(2):
+        try:
+            version = layout.parse_version((folder / layout.VERSION_FILE).read_text(encoding="utf-8").strip())
+        except (OSError, ValueError):
+            return None
+        if version and is_bigraph(folder, version):
+            return folder, version
+        folder = folder / layout.version_folder(version or 0)
+    return None
+
+
+def read_manifest(folder: Path, version: int) -> Manifest:
+    """Describe a version that PyTorch-BigGraph wrote.
+
+    Parameters
+    ----------
+    folder : Path
+    version : int
+        The number in checkpoint_version.txt.
+
+    Returns
+    -------
+    Manifest
+        Without checksums and fingerprint, which PyTorch-BigGraph does not have. An entity's id is its place
+        in the parts, one after the other.
+
+    Raises
+    ------
+    CheckpointError
+        If a file is missing or damaged, or the model is none that dglkge has.
+    """
+    path = folder / layout.CONFIG_FILE
+    config = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        return _described(config, folder, version)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        words = f"{type(error).__name__}: {error}"
+        raise CheckpointError(f"{path} is no configuration of PyTorch-BigGraph ({words})") from None
+
+
+def _described(config: Any, folder: Path, version: int) -> Manifest:
+    """Return the manifest of a version, given PyTorch-BigGraph's configuration."""
+    with hdf5_format.open_file(folder / layout.model_file(version)) as file:
+        score_function = _score_function(config, folder)
+        attributes = dict(file.attrs)
+        relations = _relations(config, folder)
+    files = [
+        _entry(folder, layout.embeddings_file(name, part, version), name, part)
+        for name, entity in config["entities"].items()
+        for part in range(int(entity["num_partitions"]))
+    ]
+    files.append(_entry(folder, layout.model_file(version), RELATION, 0, len(relations)))
+    # PyTorch-BigGraph counts a version for each pass over one edge path and one chunk of its edges. Its epoch
+    # is all of these passes.
+    passes = 1
+    for name in ("iteration/num_edge_paths", "iteration/num_edge_chunks"):
+        passes *= max(int(attributes.get(name, 1)), 1)
+    counts = {name: sum(one.num_rows for one in files if one.table == name) for name in config["entities"]}
+    meta = CheckpointMeta(
+        config=config,
+        dataset_name="unknown",
+        dataset_path="",
+        dataset_fingerprint="",
+        entity_types=counts,
+        relations=relations,
+        progress={
+            Progress.FINISHED_EPOCHS: version // passes,
+            Progress.BATCHES_DONE: 0,
+            Progress.GLOBAL_BATCH_SIZE: 1,
+        },
+        seed=0,
+        score_function=score_function,
+        dim=int(config["dimension"]),
+        reciprocal=bool(config.get("dynamic_relations", False)),
+        optimizer={"name": BIGRAPH_OPTIMIZER, "lr": config.get("lr", 0.01)},
+        versions={"torchbiggraph": "unknown"},
+    )
+    return Manifest(version, meta, files)
+
+
+def entity_names(folder: Path, meta: CheckpointMeta, entity_type: str, num_parts: int) -> Vocabulary | None:
+    """Return the names of a type from PyTorch-BigGraph's lists; None where there are none."""
+    names: list[str] = []
+    for part in range(num_parts):
+        path = _beside(folder, meta.config, layout.entity_names_file(entity_type, part))
+        if path is None:
+            return None
+        names += _json(path)
+    return Vocabulary([str(name) for name in names], "entity")
+
+
+def _score_function(config: Mapping[str, Any], folder: Path) -> str:
+    """Return our name of the model.
+
+    Raises
+    ------
+    CheckpointError
+        If dglkge has no such model.
+    """
+    where = folder / layout.CONFIG_FILE
+    operators = {relation["operator"] for relation in config["relations"]}
+    comparator = config.get("comparator", "cos")
+    if any(entity.get("featurized") for entity in config["entities"].values()):
+        # They have no rows of their own.
+        raise CheckpointError(f"{where}: featurized entities are not dglkge's; allowed is False")
+    if len(operators) > 1:
+        raise CheckpointError(
+            f"{where}: relations have the operators {', '.join(sorted(operators))}; allowed is one operator "
+            "for all relations"
+        )
+    (operator,) = operators
+    name = score_function_of(operator, comparator, bool(config.get("bias")))
+    if name is not None:
+        return name
+    raise CheckpointError(
+        f"{where}: operator {operator} with comparator {comparator}; allowed is one of "
+        f"{', '.join(OPERATORS)} with one of {', '.join(COMPARATORS)}"
+    )
+
+
+def _relations(config: Mapping[str, Any], folder: Path) -> Sequence[Relation]:
+    """Return the relations in the order of their ids."""
+    given = config["relations"]
+    if not config.get("dynamic_relations"):
+        return [Relation(one["name"], one["lhs"], one["rhs"]) for one in given]
+    path = _beside(folder, config, layout.RELATION_NAMES_FILE)
+    if path is None:
+        raise CheckpointError(
+            f"{layout.RELATION_NAMES_FILE} is neither in {config['entity_path']} nor in {folder}"
+        )
+    return [Relation(str(name), given[0]["lhs"], given[0]["rhs"]) for name in _json(path)]
+
+
+def _entry(folder: Path, name: str, table: str, part: int, num_rows: int | None = None) -> FileEntry:
+    """Describe one file by what it holds."""
+    path = folder / name
+    with hdf5_format.open_file(path) as file:
+        shapes = hdf5_format.shapes(file)
+    if num_rows is None:
+        num_rows = shapes[hdf5_format.EMBEDDINGS][0]
+    return FileEntry(name, table, part, num_rows, path.stat().st_size, UNKNOWN_CRC32, UNKNOWN_CRC32, shapes)
+
+
+def _beside(folder: Path, config: Mapping[str, Any], name: str) -> Path | None:
+    """Find a file in the checkpoint's folder, else in PyTorch-BigGraph's entity_path; None if absent."""
+    # The folder first: entity_path is a path on the machine that trained, and need not exist here.
+    for place in (folder, Path(config.get("entity_path", folder))):
+        if (place / name).is_file():
+            return place / name
+    return None
+
+
+def _json(path: Path) -> list[Any]:
+    """Read a list.
+
+    Raises
+    ------
+    CheckpointError
+        If the file is damaged.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from None
+    if not isinstance(found, list):
+        raise CheckpointError(f"{path} is damaged: expected a list")
+    return found

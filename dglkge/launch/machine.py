@@ -1,0 +1,317 @@
+"""This machine, and a job's place on it: its registration, ports, tables and shared memory."""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+import resource
+import shutil
+import signal
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import psutil
+
+from dglkge.distributed.ip_config import Machine
+from dglkge.distributed.jobs import JobEntry, Registration, job_of_segment, live_jobs, register_lock
+from dglkge.distributed.world import JOB_VARIABLE
+from dglkge.errors import InputError, NotReadyError
+from dglkge.launch.ports import find_server_ports
+from dglkge.launch.processes import has_variable, kill, process_parents
+from dglkge.launch.script_config import MachineNeeds
+from dglkge.launch.shared_memory import check_shared_memory, remove_job_segments, remove_stale_segments
+from dglkge.launch.table_files import TableFolder, roomy_folder, usual_folders
+from dglkge.planning.control_groups import cores_to_use, quota_of_cores
+
+
+def local_interfaces() -> dict[str, str]:
+    """Return this machine's IPv4 addresses, each with its network interface."""
+    return {
+        address.address: name
+        for name, addresses in psutil.net_if_addrs().items()
+        for address in addresses
+        if address.family == socket.AF_INET
+    }
+
+
+def usable_cores() -> int:
+    """Return the number of cores that this process may use: affinity and quota of its control groups."""
+    # Not os.cpu_count(): a container or scheduler may allow fewer cores than the machine has.
+    return cores_to_use(os.sched_getaffinity(0), quota_of_cores())
+
+
+FILES_OF_PROCESS = 64
+"""Open files of a launcher, node program or trainer besides those for the other processes of a job."""
+
+
+def allow_open_files(num_processes: int) -> None:
+    """Raise this process's limit as far as a job needs it; processes that it starts inherit the limit.
+
+    Parameters
+    ----------
+    num_processes : int
+        Processes of the job: a trainer has a connection to each, the launcher its log.
+
+    Raises
+    ------
+    InputError
+        If the highest limit that this user may set is too low.
+    """
+    needed = FILES_OF_PROCESS + num_processes
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft == resource.RLIM_INFINITY or soft >= needed:
+        return
+    if hard != resource.RLIM_INFINITY and hard < needed:
+        raise InputError(
+            f"each process of a job of {num_processes} needs {needed} open files, and the limit is {hard}: "
+            "raise it (ulimit -n, LimitNOFILE of systemd), or start fewer trainers"
+        )
+    # A sandbox may forbid it; then a later open shows the limit.
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
+
+
+def machine_addresses(machines: Sequence[Machine], interfaces: Mapping[str, str]) -> list[str]:
+    """Return the IPv4 address of each machine.
+
+    Parameters
+    ----------
+    machines : sequence of Machine
+        The lines of ip_config.txt.
+    interfaces : mapping of str to str
+        Addresses of this machine and their interfaces; all of 127.0.0.0/8 belongs to it too.
+
+    Raises
+    ------
+    NotReadyError
+        If a name has no IPv4 address.
+    InputError
+        If two have the same address, or a loopback address is among several.
+    """
+    addresses = [resolve(machine.address) for machine in machines]
+    if len(machines) > 1 and all(is_local(address, interfaces) for address in addresses):
+        raise InputError(
+            f"ip_config names this machine {len(machines)} times ({', '.join(addresses)}): the shared memory "
+            "of two DGL machines on one host would collide; give one line and partition into one part"
+        )
+    for address, machine in zip(addresses, machines):
+        if ipaddress.IPv4Address(address).is_loopback and len(machines) > 1:
+            raise InputError(
+                f"ip_config names {machine.address} among {len(machines)} machines: the others cannot reach "
+                "a loopback address; give the machine's address on their network"
+            )
+        if addresses.count(address) > 1:
+            raise InputError(f"ip_config names {address} {addresses.count(address)} times, under other names")
+    return addresses
+
+
+def is_local(address: str, interfaces: Mapping[str, str]) -> bool:
+    """Whether an IPv4 address is this machine's own."""
+    return address in interfaces or ipaddress.IPv4Address(address).is_loopback
+
+
+def resolve(address: str) -> str:
+    """Return the IPv4 address of a host name (DGL's sockets take only numbers).
+
+    Raises
+    ------
+    NotReadyError
+        If the name has no IPv4 address.
+    """
+    try:
+        found = socket.getaddrinfo(address, None, socket.AF_INET, socket.SOCK_STREAM)
+    except OSError as error:
+        raise NotReadyError(f"no IPv4 address for host {address!r} of ip_config: {error.strerror}") from None
+    return str(found[0][4][0])
+
+
+ENTRY_BYTES = 2**16
+"""Room in shared memory for the entry of a job."""
+
+ENDING_SECONDS = 15.0
+"""Limit of the wait for node programs that end the processes of a lost launcher; they take 8 s at most."""
+
+KILL_SECONDS = 5.0
+"""Time for processes to end after SIGKILL; one that a dead disk blocks in the kernel is then left alone."""
+
+POLL_SECONDS = 0.1
+
+
+def wait_for_ending_jobs(job: str = "", seconds: float = ENDING_SECONDS) -> None:
+    """Wait for jobs whose launcher is lost: their processes hold ports, memory and files of their run.
+
+    Parameters
+    ----------
+    job : str
+        Id of a job whose earlier node program counts too, since its connection was lost.
+    seconds : float
+        Timeout.
+
+    Raises
+    ------
+    NotReadyError
+        If one still runs after the timeout.
+    """
+    deadline = time.monotonic() + seconds
+    while ending := [
+        entry
+        for entry in live_jobs()
+        if (entry.is_ending or entry.job == job) and entry.owner == os.geteuid()
+    ]:
+        if time.monotonic() > deadline:
+            pids = ", ".join(str(entry.pid) for entry in ending)
+            raise NotReadyError(
+                f"processes of an earlier job have not ended on this machine after {seconds:g} s (its node "
+                f"program: pid {pids}); end them"
+            )
+        time.sleep(POLL_SECONDS)
+
+
+def clean_up(job: str, table_folder: str = "") -> list[str]:
+    """Remove what ended jobs, and a job with no processes at present, have left on this machine.
+
+    Parameters
+    ----------
+    job : str
+        Id of the job; processes of it are left only if its node program was killed, and are killed.
+    table_folder : str
+        Folder of its tables, if they were files and its node program was killed.
+
+    Returns
+    -------
+    list of str
+        The segments of shared memory that were removed.
+    """
+    deadline = time.monotonic() + KILL_SECONDS
+    while left := [pid for pid in process_parents() if job and has_variable(pid, JOB_VARIABLE, job)]:
+        for pid in left:
+            kill(pid, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            break
+        time.sleep(POLL_SECONDS)
+    if job_of_segment(Path(table_folder).name) == job:
+        shutil.rmtree(table_folder, ignore_errors=True)
+    return remove_job_segments(job) + remove_stale_segments()
+
+
+class MachineJob:
+    """A job on this machine: its registration, ports, planned memory and tables.
+
+    Attributes
+    ----------
+    note : str
+        Where the tables are, if they are files; else empty.
+    """
+
+    def __init__(self) -> None:
+        self._registration: Registration | None = None
+        self._tables: TableFolder | None = None
+        self.note = ""
+
+    @property
+    def job(self) -> str:
+        """Id of the registered job; empty without one."""
+        return self._registration.entry.job if self._registration is not None else ""
+
+    def register(self, entry: JobEntry) -> None:
+        """Register the job, or prepare the machine for its next attempt.
+
+        Raises
+        ------
+        NotReadyError
+            If another job has the same run folder, or processes of an ended one do not end.
+        """
+        if self._registration is None:
+            wait_for_ending_jobs(entry.job)
+            self._registration = Registration(entry)
+        self._remove_tables()
+        clean_up(self.job)
+
+    def mark_as_ending(self) -> None:
+        """Tell the next job that this one's processes are being ended."""
+        if self._registration is not None:
+            self._registration.update(is_ending=True)
+
+    def choose_server_ports(self, address: str, num_servers: int) -> int:
+        """Return the first of free ports for the servers; other jobs that register here keep theirs.
+
+        Raises
+        ------
+        NotReadyError
+            If there are none.
+        """
+        with register_lock():
+            others = [entry for entry in live_jobs() if entry.job != self.job]
+            first = find_server_ports(address, num_servers, {port for each in others for port in each.ports})
+            if self._registration is not None:
+                self._registration.update(ports=tuple(range(first, first + num_servers)))
+        return first
+
+    def claim(self, needs: MachineNeeds) -> str:
+        """Check that the plan fits beside those of other jobs, enter it, and make the folder of tables.
+
+        Returns
+        -------
+        str
+            Folder of the tables, if they are files; empty: they are in shared memory.
+
+        Raises
+        ------
+        NotReadyError
+            If the tables fit neither into shared memory nor, where that is possible, into a folder.
+        """
+        self.note = ""
+        shared, memory = needs.shared_memory_bytes, needs.memory_bytes
+        with register_lock():
+            base, reason = self._base_of_tables(needs)
+            if base is not None:
+                check_shared_memory(needs.structure_bytes + ENTRY_BYTES, self.job)
+                in_files, shared = shared - needs.structure_bytes, needs.structure_bytes
+                memory -= in_files
+                self.note = f"tables are files in {base} ({in_files / 1e9:.2f} GB): {reason}"
+            if self._registration is None:
+                return ""
+            if base is not None:
+                self._tables = TableFolder(base, self.job)
+            self._registration.update(shared_memory_bytes=shared, memory_bytes=memory)
+        return "" if self._tables is None else str(self._tables.path)
+
+    def _base_of_tables(self, needs: MachineNeeds) -> tuple[Path | None, str]:
+        """Return the folder in which tables shall be files, and why; None for shared memory."""
+        reason = "tables.storage is disk"
+        if needs.storage != "disk":
+            try:
+                check_shared_memory(
+                    needs.shared_memory_bytes and needs.shared_memory_bytes + ENTRY_BYTES, self.job
+                )
+                return None, ""
+            except NotReadyError as error:
+                reason = str(error)
+                if not needs.structure_bytes:  # a script of another project: how it shares is unknown
+                    raise
+        needed = needs.shared_memory_bytes - needs.structure_bytes
+        folders = [Path(folder) for folder in needs.table_folders] or usual_folders(needs.storage == "disk")
+        base = roomy_folder(folders, needed)
+        if base is None:
+            raise NotReadyError(
+                f"{reason}; files take {needed / 1e9:.2f} GB, and none of {', '.join(map(str, folders))} has "
+                "that room: give another tables.folder"
+            )
+        return base, reason
+
+    def _remove_tables(self) -> None:
+        """Remove the files of tables of the attempt before."""
+        if self._tables is not None:
+            self._tables.remove()
+            self._tables = None
+
+    def release(self) -> None:
+        """Remove tables and shared memory, end the registration."""
+        self._remove_tables()
+        if self._registration is not None:
+            clean_up(self.job)
+            self._registration.release()
+            self._registration = None

@@ -1,0 +1,414 @@
+"""Node program: starts, watches, ends and cleans up the processes of a job on one machine.
+
+The launcher has one on every machine, its own included, over a stream (:mod:`dglkge.launch.protocol`): the
+pipes of a child, of ssh, or a connection. When the stream ends, or nothing arrives for
+HEARTBEAT_TIMEOUT_SECONDS where it may be lost without an end, the launcher counts as lost: the program ends
+its processes (SIGTERM, GRACE_SECONDS later SIGKILL), removes their tables and shared memory and exits. When
+the program itself is killed, the kernel ends its processes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from dglkge.distributed.jobs import JobEntry
+from dglkge.errors import DglkgeError, NotReadyError
+from dglkge.launch.machine import MachineJob
+from dglkge.launch.node_tasks import node_tasks
+from dglkge.launch.processes import has_variable, kill, process_parents
+from dglkge.launch.protocol import (
+    BLOCK_BYTES,
+    HEARTBEAT_SECONDS,
+    HEARTBEAT_TIMEOUT_SECONDS,
+    MARK,
+    Call,
+    Decoder,
+    Ended,
+    Gone,
+    Heartbeat,
+    JobEnd,
+    Message,
+    Output,
+    ProtocolError,
+    Reply,
+    Signal,
+    Start,
+    Started,
+    StopRequest,
+    encode,
+)
+from dglkge.launch.stop_signals import STOP_SIGNALS, status_of_stop
+
+POLL_SECONDS = 0.05
+GRACE_SECONDS = 3.0
+"""From SIGTERM to SIGKILL if the launcher is lost."""
+KILL_LIMIT_SECONDS = 5.0
+"""Time for processes to end after SIGKILL; one that a dead disk blocks in the kernel is then left alone."""
+LOST_STATUS = 255
+LEFT_SECONDS = 15.0
+"""Limit of the wait for processes of the attempt before."""
+
+PROCESS_VARIABLE = "DGLKGE_PROCESS"
+"""Tells to which process of the job an orphan belongs."""
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+class _Process:
+    """A process of the job: its number, pid, and whether it has ended, and with it all its descendants."""
+
+    def __init__(self, number: int, popen: subprocess.Popen[bytes]) -> None:
+        self.number = number
+        self.pid = popen.pid
+        self.popen = popen
+        self.output: asyncio.Task[None] | None = None
+        self.is_ended = False
+        self.gone = asyncio.Event()
+
+    @property
+    def mark(self) -> str:
+        """Value of PROCESS_VARIABLE."""
+        return process_mark(self.number)
+
+
+def process_mark(number: int) -> str:
+    """Return the value of PROCESS_VARIABLE of one process of this program."""
+    return f"{os.getpid()}-{number}"
+
+
+class NodeProgram:
+    """Serves one launcher.
+
+    Parameters
+    ----------
+    requests, replies : int
+        File descriptors of the stream, which may be equal.
+    heartbeat_timeout : float
+        Seconds without a message after which the launcher counts as lost; 0: never, since the stream always
+        reaches its end.
+    python : str
+        Interpreter of servers and trainers.
+    received : bytes
+        What was read from the stream before.
+    report : callable
+        Takes messages for the user of a node program that has connected by itself.
+    greeting : str
+        First message, once stop signals are handled.
+    """
+
+    def __init__(
+        self,
+        requests: int,
+        replies: int,
+        heartbeat_timeout: float,
+        python: str = sys.executable,
+        received: bytes = b"",
+        report: Callable[[str], None] = lambda text: None,
+        greeting: str = "",
+    ) -> None:
+        self._requests = requests
+        self._replies = replies
+        self._heartbeat_timeout = heartbeat_timeout
+        self._received = received
+        self._report = report
+        self._greeting = greeting
+        self._end: JobEnd | None = None
+        self._processes: dict[int, _Process] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self._signals: list[int] = []
+        self._job = MachineJob()
+        tasks = node_tasks(self._job, python)
+        self._tasks: Mapping[str, Callable[..., Any]] = {**tasks, "register": self._register}
+
+    async def run(self) -> tuple[int, str]:
+        """Serve until the launcher has told the end of the job, or is lost.
+
+        Returns
+        -------
+        status : int
+            The job's, LOST_STATUS, or that of a second stop signal.
+        reason : str
+            Why the job has ended, or the launcher counts as lost.
+        """
+        loop = asyncio.get_running_loop()
+        # Orphans of the job's processes become children of this program, so that it finds and ends them.
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        loop.add_signal_handler(signal.SIGCHLD, self._reap)
+        self._main = asyncio.current_task()
+        for number in STOP_SIGNALS:
+            loop.add_signal_handler(number, self._take_stop_signal, number)
+        self._report(self._greeting)
+        reader = await self._open_stream(loop)
+        self._writer.write(MARK)
+        status, reason = LOST_STATUS, "the connection ended"
+        try:
+            if self._heartbeat_timeout:
+                self._spawn(self._send_heartbeats())
+            await self._receive(reader)
+            if self._end is not None:
+                status, reason = self._end.status, self._end.reason
+        except asyncio.TimeoutError:
+            reason = f"no heartbeat for {self._heartbeat_timeout:g} s"
+        except OSError as error:
+            reason = error.strerror or str(error)
+        except asyncio.CancelledError:
+            status, reason = status_of_stop(self._signals[-1]), "stopped by a second signal"
+        finally:
+            await self._end_processes()
+            self._job.release()
+        return status, reason
+
+    async def _open_stream(self, loop: asyncio.AbstractEventLoop) -> asyncio.StreamReader:
+        """Open both ends of the stream; return the reader."""
+        is_socket = stat.S_ISSOCK(os.fstat(self._requests).st_mode)
+        if is_socket and os.path.sameopenfile(self._requests, self._replies):
+            connection = socket.socket(fileno=self._requests)
+            reader, self._writer = await asyncio.open_connection(sock=connection)
+            return reader
+        reader = asyncio.StreamReader()
+        await loop.connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._requests, "rb", 0)
+        )
+        transport, protocol = await loop.connect_write_pipe(
+            asyncio.streams.FlowControlMixin, os.fdopen(self._replies, "wb", 0)
+        )
+        self._writer = asyncio.StreamWriter(transport, protocol, None, loop)
+        return reader
+
+    async def _receive(self, reader: asyncio.StreamReader) -> None:
+        """Process messages until the end of the job or of the stream."""
+        decoder = Decoder()
+        data = self._received
+        while True:
+            for message in decoder.feed(data):
+                if isinstance(message, JobEnd):
+                    self._end = message
+                    return
+                self._process(message)
+            data = await asyncio.wait_for(reader.read(BLOCK_BYTES), self._heartbeat_timeout or None)
+            if not data:
+                return
+
+    def _process(self, message: Message) -> None:
+        """Do what a message asks for."""
+        if isinstance(message, Call):
+            # In a thread: heartbeats and output go on. A daemon: a blocked disk must not keep it.
+            arguments = (message, asyncio.get_running_loop())
+            threading.Thread(target=self._answer, args=arguments, daemon=True).start()
+        elif isinstance(message, Start):
+            self._start(message)
+        elif isinstance(message, Signal):
+            self._signal(message.process, message.number)
+        elif not isinstance(message, Heartbeat):
+            raise ProtocolError(f"no message for a node program: {message}")
+
+    @property
+    def was_told_the_end(self) -> bool:
+        """Whether the launcher has told the end of the job."""
+        return self._end is not None
+
+    def _spawn(self, work: Any) -> None:
+        """Run a coroutine as a task."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    def _send(self, message: Message) -> None:
+        """Queue a message; the loop that reads finds the end of the stream."""
+        if not self._writer.transport.is_closing():
+            self._writer.write(encode(message))
+
+    async def _send_heartbeats(self) -> None:
+        while True:
+            await asyncio.sleep(HEARTBEAT_SECONDS)
+            self._send(Heartbeat())
+
+    def _answer(self, call: Call, loop: asyncio.AbstractEventLoop) -> None:
+        """Run one task and send its reply; the body of a thread."""
+        try:
+            more = {"data": call.data} if call.data else {}
+            value = self._tasks[call.task](**call.arguments, **more)
+            data = b""
+            if isinstance(value, tuple):
+                value, data = value
+            reply = Reply(call.id, value, data=data)
+        except DglkgeError as error:
+            reply = Reply(call.id, error=str(error), is_input=not isinstance(error, NotReadyError))
+        # A defect in one task must not end the program.
+        except Exception as error:
+            reply = Reply(call.id, error=f"{call.task} failed: {error!r}")
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(self._send, reply)
+
+    def _take_stop_signal(self, number: int) -> None:
+        """Ask the launcher to stop the job; a second signal ends this program and its processes."""
+        self._signals.append(number)
+        self._send(StopRequest(number))
+        name = signal.Signals(number).name
+        if len(self._signals) == 1:
+            self._report(f"received {name}: the launcher stops the job; a second signal ends this node")
+        elif self._main is not None:
+            self._report(f"stopped by a second signal, {name}: this node's part ends")
+            self._main.cancel()
+
+    def _start(self, request: Start) -> None:
+        """Start a process in a session of its own; the kernel kills it if this program dies."""
+        program = os.getpid()
+
+        def die_with_program() -> None:
+            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+            if os.getppid() != program:  # it died before prctl took effect
+                os._exit(1)
+
+        mark = {PROCESS_VARIABLE: process_mark(request.process)}
+        try:
+            # A session of its own: signals of a terminal reach the launcher only.
+            popen = subprocess.Popen(
+                request.command,
+                env={**os.environ, **request.environment, **mark},
+                cwd=request.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=die_with_program,
+                bufsize=0,
+            )
+        except (OSError, ValueError) as error:
+            self._send(Gone(request.process, str(error)))
+            return
+        popen.returncode = 0  # _reap() waits for it together with the orphans
+        process = self._processes[request.process] = _Process(request.process, popen)
+        self._send(Started(request.process, popen.pid))
+        process.output = asyncio.get_running_loop().create_task(self._forward_output(process))
+
+    async def _forward_output(self, process: _Process) -> None:
+        """Send the output of a process; reads on if the stream is lost, so that it is not blocked."""
+        reader = asyncio.StreamReader()
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(
+            lambda: asyncio.StreamReaderProtocol(reader), process.popen.stdout
+        )
+        try:
+            while data := await reader.read(BLOCK_BYTES):
+                self._send(Output(process.number, data))
+                with contextlib.suppress(OSError):
+                    await self._writer.drain()
+        finally:
+            transport.close()
+
+    def _reap(self) -> None:
+        """Wait for ended processes, orphans included; report the status of the job's own."""
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if pid == 0:
+                    return
+                for process in self._processes.values():
+                    if process.pid == pid and not process.is_ended:
+                        process.is_ended = True
+                        self._send(Ended(process.number, os.waitstatus_to_exitcode(status), time.time()))
+                        self._spawn(self._conclude(process))
+
+    async def _conclude(self, process: _Process) -> None:
+        """End what a process has left behind, and report when all of it is gone."""
+        start, number = time.monotonic(), int(signal.SIGTERM)
+        while members := self._members(process):
+            seconds = time.monotonic() - start
+            if seconds > GRACE_SECONDS + KILL_LIMIT_SECONDS:
+                break
+            for pid in members:
+                kill(pid, number if seconds < GRACE_SECONDS else signal.SIGKILL)
+            number = 0  # 0 sends nothing: the first signal is sent once
+            await asyncio.sleep(POLL_SECONDS)
+        if process.output is not None:
+            # One that is blocked in the kernel may hold the pipe.
+            await asyncio.wait([process.output], timeout=None if not members else POLL_SECONDS)
+        process.gone.set()
+        self._send(Gone(process.number))
+
+    def _members(self, process: _Process) -> list[int]:
+        """Return a process, if it has not ended, with all its descendants, orphans included."""
+        parents = process_parents()
+        own = {other.pid for other in self._processes.values() if not other.is_ended}
+        pending = [process.pid] if not process.is_ended else []
+        for pid, parent in parents.items():
+            if parent == os.getpid() and pid not in own and has_variable(pid, PROCESS_VARIABLE, process.mark):
+                pending.append(pid)
+        members: list[int] = []
+        while pending:
+            members.append(pending.pop())
+            pending += [pid for pid, parent in parents.items() if parent == members[-1]]
+        return members
+
+    def _signal(self, number: int, signal_number: int) -> None:
+        """Send a signal to a process, and SIGKILL to all its descendants too."""
+        process = self._processes.get(number)
+        if process is None:
+            return
+        # SIGTERM and SIGINT go to the process alone, which decides what they mean to its children.
+        if signal_number == signal.SIGKILL:
+            for pid in self._members(process):
+                kill(pid, signal.SIGKILL)
+        elif not process.is_ended:
+            kill(process.pid, signal_number)
+
+    async def _end_processes(self) -> None:
+        """End all processes in place of the launcher."""
+        running = [process for process in self._processes.values() if not process.gone.is_set()]
+        if not running:
+            return
+        self._job.mark_as_ending()
+        for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, KILL_LIMIT_SECONDS)):
+            for process in running:
+                self._signal(process.number, number)
+            waits = [asyncio.ensure_future(process.gone.wait()) for process in running]
+            await asyncio.wait(waits, timeout=seconds)
+            for wait in waits:
+                wait.cancel()
+
+    def _register(self, entry: Mapping[str, Any]) -> None:
+        """Register the job, or prepare for its next attempt, once the processes of the one before are gone.
+
+        Raises
+        ------
+        NotReadyError
+            If one still runs after LEFT_SECONDS.
+        """
+        deadline = time.monotonic() + LEFT_SECONDS
+        while left := [process.pid for process in self._processes.values() if not process.gone.is_set()]:
+            if time.monotonic() > deadline:
+                raise NotReadyError(
+                    "processes of the attempt before have not ended on this machine after "
+                    f"{LEFT_SECONDS:g} s (pid {', '.join(map(str, left))}); end them"
+                )
+            time.sleep(POLL_SECONDS)
+        self._job.register(JobEntry.from_dict(entry))
+
+
+def main(heartbeat_timeout: float = HEARTBEAT_TIMEOUT_SECONDS) -> None:
+    """Serve the launcher over stdin and stdout; prints of other code go to stderr."""
+    requests, replies = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    status, _ = asyncio.run(NodeProgram(requests, replies, heartbeat_timeout).run())
+    sys.stderr.flush()
+    os._exit(0 if status == LOST_STATUS else status)  # a thread may be blocked by a disk
+
+
+if __name__ == "__main__":
+    main()

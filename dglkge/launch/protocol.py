@@ -1,0 +1,190 @@
+"""Messages between the launcher and the node program of a machine, over one stream in each direction.
+
+A frame is the length of its head and of its data (4 bytes each, big-endian), the head in JSON, the data. The
+node program sends :data:`MARK` first: what comes before it is output of a login shell.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+MARK = b"\0dglkge node program 1\n"
+
+HEARTBEAT_SECONDS = 2.0
+"""Interval of heartbeats in both directions, over streams that may be lost without an end of file."""
+HEARTBEAT_TIMEOUT_SECONDS = 12.0
+"""Without a message for this time the other end counts as lost."""
+
+LONGEST_PART_BYTES = 1 << 26
+BLOCK_BYTES = 1 << 16
+_LENGTHS = struct.Struct("!II")
+
+
+@dataclass(frozen=True)
+class Heartbeat:
+    """Sign of life, of both ends."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """The launcher calls a task of the node program; replies come in any order."""
+
+    id: int
+    task: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+    data: bytes = b""
+
+
+@dataclass(frozen=True)
+class Reply:
+    """Result of a call, or the text of its error. `is_input`: whether the error is of what the user gave."""
+
+    id: int
+    value: Any = None
+    error: str | None = None
+    is_input: bool = True
+    data: bytes = b""
+
+
+@dataclass(frozen=True)
+class Start:
+    """The launcher starts a process, by which number it is known from here on."""
+
+    process: int
+    command: list[str]
+    environment: Mapping[str, str]
+    folder: str
+
+
+@dataclass(frozen=True)
+class Signal:
+    """The launcher sends a signal to a process; SIGKILL goes to all its descendants too."""
+
+    process: int
+    number: int
+
+
+@dataclass(frozen=True)
+class Started:
+    """A process runs."""
+
+    process: int
+    pid: int
+
+
+@dataclass(frozen=True)
+class Output:
+    """Output of a process and its descendants, stderr included."""
+
+    process: int
+    data: bytes
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process has ended: its status, or minus the signal's number, and the time by the node's clock."""
+
+    process: int
+    status: int
+    time: float
+
+
+@dataclass(frozen=True)
+class Gone:
+    """All descendants of a process have ended too; `error`: why it could not be started or was lost."""
+
+    process: int
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class StopRequest:
+    """The node program has received a stop signal."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class JobEnd:
+    """The job has ended; a node program that has connected by itself exits with its status."""
+
+    status: int
+    reason: str = ""
+
+
+Message = Heartbeat | Call | Reply | Start | Signal | Started | Output | Ended | Gone | StopRequest | JobEnd
+_KINDS: dict[str, Callable[..., Message]] = {
+    kind.__name__: kind
+    for kind in (Heartbeat, Call, Reply, Start, Signal, Started, Output, Ended, Gone, StopRequest, JobEnd)
+}
+
+
+class ProtocolError(OSError):
+    """What arrives is no message of this version."""
+
+
+def encode(message: Message) -> bytes:
+    """Return the frame of a message."""
+    fields = {item.name: getattr(message, item.name) for item in dataclasses.fields(message)}
+    data = fields.pop("data", b"")
+    head = json.dumps([type(message).__name__, fields]).encode()
+    return _LENGTHS.pack(len(head), len(data)) + head + data
+
+
+class Decoder:
+    """Splits a stream into messages.
+
+    Parameters
+    ----------
+    mark : bytes
+        All bytes before it, and it, are dropped.
+    """
+
+    def __init__(self, mark: bytes = b"") -> None:
+        self._mark = mark
+        self._received = bytearray()
+
+    def feed(self, data: bytes) -> list[Message]:
+        """Return the messages that some more bytes complete.
+
+        Raises
+        ------
+        ProtocolError
+            If what has arrived is no message.
+        """
+        self._received += data
+        if self._mark:
+            before, mark, after = bytes(self._received).partition(self._mark)
+            if not mark:
+                del self._received[: -len(self._mark)]
+                return []
+            self._mark, self._received = b"", bytearray(after)
+        messages = []
+        while (message := self._next()) is not None:
+            messages.append(message)
+        return messages
+
+    def _next(self) -> Message | None:
+        """Take the first message; None if it is not complete."""
+        if len(self._received) < _LENGTHS.size:
+            return None
+        head_bytes, data_bytes = _LENGTHS.unpack_from(self._received)
+        if max(head_bytes, data_bytes) > LONGEST_PART_BYTES:
+            raise ProtocolError("what arrives is no message")
+        end = _LENGTHS.size + head_bytes
+        if len(self._received) < end + data_bytes:
+            return None
+        head, data = bytes(self._received[_LENGTHS.size : end]), bytes(self._received[end : end + data_bytes])
+        del self._received[: end + data_bytes]
+        try:
+            name, fields = json.loads(head)
+            if data:
+                fields["data"] = data
+            return _KINDS[name](**fields)
+        except (ValueError, KeyError, TypeError) as error:
+            raise ProtocolError(f"no message of this version: {error!r}") from None

@@ -1,0 +1,158 @@
+"""Ways to other machines: ssh, and the environment that is forwarded.
+
+No user input passes through a shell: the remote command line is an interpreter and one fixed line of Python,
+and everything else (program, arguments, variables) follows over stdin.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+FORWARDED_VARIABLES = (
+    "CONDA_*", "CUDA_*", "DGL*", "GLOO_*", "GOMP_*", "HDF5_*", "KMP_*", "LANG", "LANGUAGE", "LC_*",
+    "LD_LIBRARY_PATH", "LD_PRELOAD", "MALLOC_*", "MKL_*", "NCCL_*", "NUMBA_*", "OMP_*", "OPENBLAS_*", "PATH",
+    "PYTHON*", "TORCH_*", "TP_*", "TZ", "VIRTUAL_ENV",
+)  # fmt: skip
+"""Patterns of names; --extra_envs forwards any other."""
+
+SECRET_VARIABLE = "DGLKGE_SECRET"
+"""Secret of jobs without SSH; never given to another process."""
+
+NOT_INHERITED = (SECRET_VARIABLE, "TORCHELASTIC_USE_AGENT_STORE")
+"""Removed from the environment of jobs without SSH. torchrun sets the second: torch would then connect to the
+store of torchrun instead of the job's."""
+
+SEARCH_PATHS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
+
+
+def forwarded_environment(environment: Mapping[str, str]) -> dict[str, str]:
+    """Select the variables that are forwarded to other machines.
+
+    Parameters
+    ----------
+    environment : mapping of str to str
+        That of the launcher.
+
+    Returns
+    -------
+    dict of str to str
+        Relative folders of search paths are made absolute: processes elsewhere start in other folders.
+    """
+    picked = {
+        name: value
+        for name, value in environment.items()
+        if name != SECRET_VARIABLE
+        and any(fnmatch.fnmatchcase(name, pattern) for pattern in FORWARDED_VARIABLES)
+    }
+    for name in SEARCH_PATHS:
+        if name in picked:
+            folders = picked[name].split(os.pathsep)
+            picked[name] = os.pathsep.join(
+                os.path.abspath(folder) if folder else folder for folder in folders
+            )
+    return picked
+
+
+CONNECT_SECONDS = 10
+ALIVE_SECONDS = 3
+ALIVE_COUNT = 4
+"""ssh closes a connection after ALIVE_SECONDS * ALIVE_COUNT without a reply."""
+
+
+@dataclass(frozen=True)
+class SshSettings:
+    """Options for SSH from the command line; None: the value of ``~/.ssh/config``.
+
+    Attributes
+    ----------
+    port : int or None
+    username : str or None
+    identity_file : str or None
+        Private key.
+    options : tuple of str
+        Further ``KEY=VALUE`` of ssh_config(5); they override those of this module.
+    """
+
+    port: int | None = None
+    username: str | None = None
+    identity_file: str | None = None
+    options: tuple[str, ...] = ()
+
+
+def ssh_command(settings: SshSettings, address: str, words: Sequence[str]) -> list[str]:
+    """Return the command that runs some words on another machine, each quoted for the shell there.
+
+    Parameters
+    ----------
+    settings : SshSettings
+    address : str
+        As in ip_config.txt, so that entries of ``~/.ssh/config`` with this name apply.
+    words : sequence of str
+        Program and arguments.
+
+    Examples
+    --------
+    >>> ssh_command(SshSettings(port=2222), "10.0.0.2", ["echo", "it's"])[-5:]
+    ['-p', '2222', '--', '10.0.0.2', "echo 'it'\\"'\\"'s'"]
+    """
+    return [*ssh_client(settings), "--", address, shlex.join(words)]
+
+
+def ssh_client(settings: SshSettings) -> list[str]:
+    """Return the ssh client with its options."""
+    # BatchMode: ssh must fail and not ask for a password, which no user could enter.
+    ours = {
+        "BatchMode": "yes",
+        "ConnectTimeout": CONNECT_SECONDS,
+        "ServerAliveInterval": ALIVE_SECONDS,
+        "ServerAliveCountMax": ALIVE_COUNT,
+        "LogLevel": "ERROR",
+        # a shared connection would serve at most 10 processes (MaxSessions)
+        "ControlMaster": "no",
+        "ControlPath": "none",
+    }
+    command = ["ssh", "-T", "-x"]
+    # ssh uses the first value of a repeated option
+    for option in (*settings.options, *(f"{key}={value}" for key, value in ours.items())):
+        command += ["-o", option]
+    if settings.identity_file is not None:
+        command += ["-i", settings.identity_file]
+    if settings.username is not None:
+        command += ["-l", settings.username]
+    if settings.port is not None:
+        command += ["-p", str(settings.port)]
+    return command
+
+
+def python_from_stdin(python: str, program: bytes) -> list[str]:
+    """Return the command that runs a Python program whose source comes first on stdin.
+
+    The source is read byte by byte, so that the bytes after it are left for the program. It may import the
+    standard library only.
+    """
+    # Works with any login shell, as the words contain no user input. No file is needed on the machine.
+    reader = f'import os,sys;exec(b"".join(os.read(0,1)or sys.exit(1)for _ in range({len(program)})))'
+    return [python, "-I", "-S", "-c", reader]
+
+
+STARTER = b"""\
+import json, os, sys
+line = b""
+while not line.endswith(b"\\n"):
+    byte = os.read(0, 1)
+    if not byte:
+        sys.exit(1)
+    line += byte
+command, environment = json.loads(line)
+os.chdir("/")
+try:
+    os.execve(command[0], command, {**os.environ, **environment})
+except OSError as error:
+    sys.exit(f"cannot start {command[0]}: {error.strerror}")
+"""
+"""Program that sets an environment and becomes another program, given as a line of JSON; the rest of stdin is
+that program's. In ``/``: a folder named dglkge in the home folder would be imported as the package."""

@@ -1,0 +1,192 @@
+"""Refusals by torch, by what is installed, and by this process's devices, in all of a configuration at once.
+
+Values that do not fit one another are a table, :mod:`dglkge.config.refusals`. ``dglkge plan`` and training
+check the same, so that neither approves what the other refuses; a plan does without DGL.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from dglkge.checkpoint.stores import is_url, open_store
+from dglkge.config import Config
+from dglkge.config.refusals import problems_of
+from dglkge.data.dataset import Dataset
+from dglkge.data.dataset_files import VALID
+from dglkge.distributed.world import World
+from dglkge.errors import InputError, InputErrors
+from dglkge.model.device import open_device, problem_of
+from dglkge.model.precision import NARROW_TYPES, autocast_problem, compiler_problem
+from dglkge.sampling.shares import split_count
+from dglkge.training.building.components import configured_model, configured_regularizer, relation_weights
+from dglkge.training.building.dense_optimizer import dense_problems
+from dglkge.training.learning_rates import schedule_problems
+from dglkge.training.trackers import LOGGERS
+from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE, STAGED_CPU_DEVICE
+
+WEIGHTS_A_BLOCK = 1 << 20
+"""Weights of triples that are checked at a time."""
+
+
+def check_config(config: Config, world: World | None = None) -> None:
+    """Refuse a configuration that cannot be trained, whatever the data set.
+
+    Parameters
+    ----------
+    config : Config
+    world : World, optional
+        Of the job in which this process trains; without it the devices of this process do not matter.
+
+    Raises
+    ------
+    InputErrors
+        For an unknown component, and values that do not fit each other, or this process.
+    """
+    model = configured_model(config)
+    num_machines = 1 if world is None else world.num_machines
+    num_disks = num_machines if world is not None and world.has_own_disk else 1
+    _raise(
+        problems_of(config, num_machines, num_disks),
+        _raised(lambda: configured_regularizer(config, model)),
+        _raised(lambda: split_count(config.negatives.num_uniform, config.negatives.shares)),
+        schedule_problems(config),
+        dense_problems(config, model),
+        _loggers(config),
+        _storage(config),
+        () if world is None else _this_process(config),
+    )
+
+
+def check_dataset(config: Config, dataset: Dataset) -> None:
+    """Refuse, before anything is trained, a configuration that does not fit a data set.
+
+    Raises
+    ------
+    InputErrors
+        For a split to rank without triples, an unknown relation, weights that are missing or no confidences.
+    """
+    _raise(
+        _empty_splits(config, dataset),
+        _raised(lambda: relation_weights(config, dataset)),
+        _confidences(config, dataset) if config.loss.has_confidences else (),
+    )
+
+
+def _raise(*problems: Iterator[str] | tuple[str, ...]) -> None:
+    lines = list(dict.fromkeys(itertools.chain(*problems)))
+    if lines:
+        raise InputErrors(lines)
+
+
+def _raised(check: Callable[[], object]) -> Iterator[str]:
+    """Yield the text of the error that a function raises."""
+    try:
+        check()
+    except InputError as error:
+        yield str(error)
+
+
+def _loggers(config: Config) -> Iterator[str]:
+    """Yield unknown trackers, and those without their package."""
+    for name in config.training.loggers:
+        yield from _raised(lambda name=name: LOGGERS.get(name))  # type: ignore[misc]
+        member = LOGGERS.get(name) if name in LOGGERS else None
+        if member is not None and member.package and not is_installed(member.package):
+            package = f"'dglkge[{member.extra}]'" if member.extra else member.package
+            yield (
+                f"training.loggers has {name}, and {member.package} is not installed: pip install {package}"
+            )
+
+
+def is_installed(package: str) -> bool:
+    """Return whether a package can be imported; nothing is imported."""
+    spec = importlib.util.find_spec(package)
+    # A folder of that name, such as wandb makes for its runs, is found as a package without a file.
+    return spec is not None and spec.origin is not None
+
+
+def _storage(config: Config) -> Iterator[str]:
+    """Yield a URL in place of the run's folder, and one that cannot be opened; nothing is read."""
+    if is_url(config.output):
+        yield (
+            f"output is {config.output!r}; expected a folder of this machine: checkpoint.storage takes the "
+            "URL to which versions are committed as well"
+        )
+    url = config.checkpoint.storage
+    if url:
+        yield from (f"checkpoint.storage: {text}" for text in _raised(lambda: open_store(url)))
+    if url.startswith("file:") and Path("/" + url[5:].lstrip("/")).resolve() == Path(config.output).resolve():
+        yield f"checkpoint.storage is {url!r}, which is the run's own folder; expected another one"
+
+
+def _this_process(config: Config) -> Iterator[str]:
+    """Yield a device, a type or a compiler that is configured and that this process does not have."""
+    device, cuda_problem = config.training.device, problem_of(CUDA_DEVICE)
+    if problem_of(device):
+        yield from _raised(lambda: open_device(device, "training.device"))
+    is_cuda = device in (AUTO_DEVICE, CUDA_DEVICE) and cuda_problem is None
+    yield from autocast_problems(config.dense.autocast, CUDA_DEVICE if is_cuda else CPU_DEVICE)
+    compiles_module, compiles_loss = config.dense.compile, config.training.compile
+    needs_compiler = compiles_module or (compiles_loss and device == STAGED_CPU_DEVICE)
+    problem = compiler_problem() if needs_compiler else None
+    if problem and compiles_module:
+        yield f"dense.compile is true, which takes a C++ compiler, and {problem}; allowed here: false"
+    loss = "training.compile is true, which compiles the loss of sampled negatives on a device"
+    if compiles_loss and (device == CPU_DEVICE or (device == AUTO_DEVICE and cuda_problem)):
+        value = CPU_DEVICE if device == CPU_DEVICE else f"auto, and {cuda_problem}"
+        yield (
+            f"{loss}, and training.device is {value}; allowed: {CUDA_DEVICE} or {STAGED_CPU_DEVICE}; the CPU "
+            "has compiled loops"
+        )
+    elif problem and compiles_loss and device == STAGED_CPU_DEVICE:
+        yield f"{loss} by a C++ compiler, and {problem}; allowed here: false"
+
+
+def autocast_problems(name: str, device_type: str) -> Iterator[str]:
+    """Yield why a device has no autocast of a type that is configured."""
+    problem = autocast_problem(device_type, NARROW_TYPES[name]) if name in NARROW_TYPES else None
+    if problem:
+        others = [
+            other
+            for other, dtype in NARROW_TYPES.items()
+            if other != name and autocast_problem(device_type, dtype) is None
+        ]
+        yield f"dense.autocast is {name} and {problem}; allowed here: {' or '.join(['none', *others])}"
+
+
+def _empty_splits(config: Config, dataset: Dataset) -> Iterator[str]:
+    """Yield splits that are to be ranked and have no triples."""
+    split, every = config.evaluation.split, config.evaluation.valid_every_epochs
+    ranked: list[tuple[str, str, str, str]]
+    ranked = [("evaluation.split", split, split, "none")] if split != "none" else []
+    ranked += [("evaluation.valid_every_epochs", str(every), VALID, "0")] if every else []
+    for setting, value, name, allowed in ranked:
+        if not len(dataset.split(name)):
+            yield (
+                f"{setting} is {value}, and {dataset.path} has no {name} triples to rank; allowed is "
+                f"{allowed}, or a data set with that split"
+            )
+
+
+def _confidences(config: Config, dataset: Dataset) -> Iterator[str]:
+    """Yield weights that are missing, and the first that is no confidence."""
+    weights = dataset.train_weights()
+    if weights is None:
+        yield (
+            f"loss.confidences is true, and the triples of {dataset.path} have no weights; allowed: false, "
+            "or a data set with a column of weights"
+        )
+        return
+    # In blocks: the weights are mapped, not read as a whole.
+    for start in range(0, len(weights), WEIGHTS_A_BLOCK):
+        block = weights[start : start + WEIGHTS_A_BLOCK]
+        if block.max() > 1:
+            place = int(block.argmax())
+            yield (
+                f"loss.confidences is true, and training triple {start + place} of {dataset.path} has the "
+                f"weight {block[place]:g}; allowed: weights in [0, 1]"
+            )
+            return

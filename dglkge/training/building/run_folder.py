@@ -1,0 +1,210 @@
+"""The run's folder: its lease, its copy at a URL, its checkpoint, description, configuration and trackers."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dglkge import __version__
+from dglkge.checkpoint.conversion import dataset_fields
+from dglkge.checkpoint.courier import Courier
+from dglkge.checkpoint.durable import LeasedFolder
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_CONFIG_FILE, RUN_TRACKERS_FILE, Progress
+from dglkge.checkpoint.manager import CheckpointManager
+from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
+from dglkge.checkpoint.mirror import Mirror, StoredVersion
+from dglkge.config import Config, save_config
+from dglkge.data.dataset import Dataset
+from dglkge.data.dataset_files import load_json
+from dglkge.distributed.dgl_compat import dgl
+from dglkge.distributed.lease import Lease, LeaseTaker, new_nonce
+from dglkge.distributed.runtime import Cluster
+from dglkge.distributed.world import World
+from dglkge.errors import InputError, write_error
+from dglkge.training.building.components import configured_model
+from dglkge.training.building.tables import describe_optimizer
+from dglkge.training.job import Job
+from dglkge.training.resume import check_settings
+from dglkge.training.trackers import Trackers
+
+ATTEMPT_SECONDS = 5.0
+"""Time that one trainer tries before all of them exchange their results: well below their timeout."""
+
+
+def hold_run(output: Path, cluster: Cluster) -> Lease:
+    """Take the lease on a run's folder, released when this trainer ends, however it ends; a collective.
+
+    Rank 0 takes it, and where machines share no disk one trainer of each machine. The others get a lease of
+    the same nonce, which they can check.
+
+    Raises
+    ------
+    CheckpointError
+        On all trainers, if another job holds a folder or it may not be written to.
+    StorageError
+        On all trainers, if a disk is full or fails.
+    """
+    world = cluster.world
+    # One nonce for the whole job: trainers that hold no lease check by it that the file is still this job's.
+    nonce = cluster.gather_texts(new_nonce())[0]
+    taker = LeaseTaker(output, nonce, world.job) if world.is_disk_leader else None
+    lease: Lease | None = None
+
+    def attempt() -> Lease | None:
+        """Try to take the lease, where this trainer needs one and has none."""
+        return lease if taker is None or lease is not None else taker.attempt(ATTEMPT_SECONDS)
+
+    # Short attempts instead of one long wait: between them all trainers exchange results, within the timeout
+    # of a collective.
+    while True:
+        taken = cluster.agree(attempt)
+        if taken is not None and lease is None:
+            cluster.on_exit(taken.release)
+        lease = taken
+        if not cluster.sum(np.array([taker is not None and lease is None], np.int64))[0]:
+            break
+    holder_nonce = cluster.gather_texts("" if lease is None else lease.holder_nonce)[0]
+    return lease if lease is not None else Lease.of_job(output, nonce, holder_nonce)
+
+
+def open_mirror(config: Config, cluster: Cluster, lease: Lease, meta: CheckpointMeta) -> Mirror | None:
+    """Open the run's copy and bring every disk of the job to the newer version; a collective.
+
+    Returns
+    -------
+    Mirror or None
+        On rank 0, if a URL is configured.
+
+    Raises
+    ------
+    InputError
+        On all trainers: for a URL that cannot be opened, or a copy of another run.
+    StorageError
+        On all trainers, if the store cannot be reached.
+    """
+    url, world = config.checkpoint.storage, cluster.world
+    if not url:
+        return None
+    mirror = Mirror(url, config.output, lease) if world.is_disk_leader else None
+    # Rank 0 first: it may have a version that was not uploaded when its job was killed.
+    _agree(cluster, mirror if world.rank == 0 else None, lambda saved: _check(config, saved, meta))
+    _agree(cluster, mirror if world.rank != 0 else None, None)
+    return mirror if world.rank == 0 else None
+
+
+def _check(config: Config, saved: CheckpointMeta, meta: CheckpointMeta) -> None:
+    """Refuse to take a URL with another run, or one with other settings."""
+    check_same_run(saved, meta)
+    training = dict(meta.config["training"])
+    if training["matmul_dtype"] == "auto":
+        del training["matmul_dtype"]  # chosen later, as the run has recorded it
+    check_settings(config, saved, {**meta.config, "training": training}, config.checkpoint.storage)
+
+
+def _agree(
+    cluster: Cluster, mirror: Mirror | None, check: Callable[[CheckpointMeta], object] | None
+) -> None:
+    """Bring a disk and the URL to the newer version, on the trainers with a mirror; a collective.
+
+    With a check of the run there the job takes the URL.
+    """
+    found: list[StoredVersion | None] = []
+
+    def find() -> None:
+        """Read the pointer and the manifest."""
+        if mirror is not None:
+            found.append(mirror.newest() if check is None else mirror.take(check))
+
+    cluster.agree(find)
+    sizes = [one.manifest.num_bytes for one in found if one is not None]
+    most = max(map(int, cluster.gather_texts(str(max(sizes, default=0)))))
+    cluster.agree(lambda: mirror.agree(found[0], check is not None) if mirror is not None else None, most)
+
+
+def open_checkpoints(job: Job, mirror: Mirror | None) -> CheckpointManager:
+    """Open the checkpoint in the run's folder."""
+    world, dataset, cluster = job.world, job.dataset, job.cluster
+    # Only the trainer that writes a machine's files needs names, and only in the first version of a run.
+    writes = world.is_machine_leader
+    names = {name: dataset.mapped_vocabulary(name) for name in dataset.entity_types if writes}
+    return CheckpointManager(
+        job.output / CHECKPOINT_FOLDER,
+        world.rank,
+        world.is_machine_leader,
+        cluster.barrier,
+        names,
+        dataset.num_parts,
+        world.timeout_seconds,
+        courier=_build_courier(world),
+        lease=job.lease,
+        gather=cluster.gather_texts,
+        mirror=mirror,
+    )
+
+
+def _build_courier(world: World) -> Courier | None:
+    """Return the transfer of checkpoints to the first machine; None where machines share a disk."""
+    if not world.has_own_disk or world.num_machines == 1:
+        return None
+    leaders = range(0, world.world_size, world.trainers_per_machine)
+    return Courier(world.rank, leaders, world.timeout_seconds)
+
+
+def describe_run(config: Config, dataset: Dataset) -> CheckpointMeta:
+    """Return the description of a run that every version of its checkpoint holds."""
+    return CheckpointMeta(
+        config=config.to_dict(),
+        **dataset_fields(dataset),
+        progress={
+            Progress.FINISHED_EPOCHS: 0,
+            Progress.BATCHES_DONE: 0,
+            Progress.GLOBAL_BATCH_SIZE: config.training.batch_size,
+        },
+        seed=config.seed,
+        score_function=config.model.score_function.name,
+        score_options=configured_model(config).score_function.options,
+        dim=config.model.dimension,
+        reciprocal=config.model.reciprocal_relations,
+        optimizer=describe_optimizer(config.optimizer),
+        versions={"dglkge": __version__, "dgl": dgl.__version__, "torch": torch.__version__},
+    )
+
+
+def record_config(config: Config, output: Path) -> None:
+    """Write the run's configuration.
+
+    Raises
+    ------
+    InputError
+        If the folder may not be written to.
+    StorageError
+        If the disk is full or fails.
+    """
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        save_config(config, output / RUN_CONFIG_FILE)
+    except OSError as error:
+        raise write_error(f"cannot write to {output}", error) from error
+
+
+def open_trackers(config: Config, cluster: Cluster, records: LeasedFolder) -> Trackers:
+    """Return the trackers, which end when this trainer ends; none on ranks above 0."""
+    if cluster.world.rank != 0:
+        return Trackers()
+    path = Path(config.output) / RUN_TRACKERS_FILE
+
+    def recall() -> dict[str, str]:
+        """Return the ids that earlier starts recorded."""
+        try:
+            return {str(name): str(id_) for name, id_ in load_json(path).items()}
+        except InputError:  # no earlier start had a tracker, or the file is damaged: its run is a new one
+            return {}
+
+    write = functools.partial(records.write_json, RUN_TRACKERS_FILE)
+    trackers = Trackers(config.training.loggers, Path(config.output), config.to_dict(), recall, write)
+    cluster.on_exit(trackers.finish)
+    return trackers

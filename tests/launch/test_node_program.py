@@ -1,0 +1,360 @@
+"""The node program as its launcher sees it: one stream, and nothing left when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dglkge.distributed.jobs import JobEntry, Registration, live_jobs
+from dglkge.distributed.lease import new_nonce
+from dglkge.errors import NotReadyError
+from dglkge.launch.machine import clean_up, wait_for_ending_jobs
+from dglkge.launch.processes import has_variable, process_parents
+from dglkge.launch.protocol import (
+    MARK,
+    Call,
+    Decoder,
+    Ended,
+    Gone,
+    Heartbeat,
+    Message,
+    Output,
+    ProtocolError,
+    Reply,
+    Signal,
+    Start,
+    Started,
+    StopRequest,
+    encode,
+)
+
+TIMEOUT_SECONDS = 30
+WAIT_FOR_EVER = "import signal, sys; print('ready', flush=True); signal.pause()"
+STUBBORN = "import signal; [signal.signal(n, signal.SIG_IGN) for n in (2, 15)];" + WAIT_FOR_EVER
+PROGRAM = """
+import sys
+from dglkge.launch import node_program
+node_program.HEARTBEAT_SECONDS, node_program.GRACE_SECONDS = 0.1, float(sys.argv[2])
+node_program.main(float(sys.argv[1]))
+"""
+
+
+class RunningProgram:
+    """A node program, and a launcher that is this test."""
+
+    def __init__(self, folder: Path, heartbeat_timeout: float = 0.0, grace: float = 3.0) -> None:
+        self.folder = folder
+        self.program = subprocess.Popen(
+            [sys.executable, "-c", PROGRAM, str(heartbeat_timeout), str(grace)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,
+        )
+        self._decoder = Decoder(MARK)
+        self._messages: list[Message] = []
+
+    def send(self, message: Message) -> None:
+        """Send a message."""
+        self.program.stdin.write(encode(message))
+
+    def start(self, code: str, number: int = 1, **changes: object) -> None:
+        """Start a Python process."""
+        fields = {"command": [sys.executable, "-c", code], "environment": {}, "folder": str(self.folder)}
+        self.send(Start(number, **{**fields, **changes}))
+
+    def next(self) -> Message:
+        """Return the next message."""
+        while not self._messages:
+            data = os.read(self.program.stdout.fileno(), 65536)
+            if not data:
+                raise EOFError
+            self._messages = self._decoder.feed(data)
+        return self._messages.pop(0)
+
+    def until(self, kind: type) -> tuple[list[Message], bytes]:
+        """Read to a message of a kind; return all but output, and the output."""
+        messages, output = [], b""
+        while not (messages and isinstance(messages[-1], kind)):
+            message = self.next()
+            if isinstance(message, Output):
+                output += message.data
+            else:
+                messages.append(message)
+        return messages, output
+
+    def wait_ready(self) -> psutil.Process:
+        """Wait for the word of WAIT_FOR_EVER; return its process."""
+        started = self.next()
+        assert isinstance(started, Started)
+        output = b""
+        while b"ready\n" not in output:
+            output += self.next().data
+        return psutil.Process(started.pid)
+
+    def register(self, job: str) -> None:
+        """Register a job."""
+        self.send(Call(0, "register", {"entry": JobEntry(job).to_dict()}))
+        assert self.next() == Reply(0)
+
+    def lose(self) -> None:
+        """End the stream, and wait for the end of the program."""
+        self.program.stdin.close()
+        self.program.wait(TIMEOUT_SECONDS)
+
+
+@pytest.fixture
+def program(tmp_path: Path) -> Iterator[RunningProgram]:
+    """A node program that does not outlive the test."""
+    running = RunningProgram(tmp_path)
+    yield running
+    with contextlib.suppress(OSError):
+        running.program.stdin.close()
+    running.program.wait(TIMEOUT_SECONDS)
+    running.program.stdout.close()
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        Heartbeat(),
+        Call(3, "send", {"names": ["a\nb"]}, b"\0" * 100_000),
+        Reply(3, error="é"),
+        Start(1, ["a b"], {"X": "$y"}, "/"),
+        Ended(1, -9, 1.5),
+        Output(1, b"\xff\n"),
+    ],
+)
+def test_messages(message: Message) -> None:
+    """They survive any cut of the stream; a login shell's greeting before them does no harm."""
+    stream = b"Welcome\n" + MARK + 2 * encode(message)
+    decoder, found = Decoder(MARK), []
+    for i in range(0, len(stream), 7):
+        found += decoder.feed(stream[i : i + 7])
+    assert found == [message, message]
+
+
+@pytest.mark.parametrize("stream", [b"GET / HTTP/1.0\r\n\r\n", b"\0\0\0\2\0\0\0\0{}", b'\0\0\0\3\0\0\0\0"x"'])
+def test_what_is_no_message(stream: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        Decoder().feed(stream)
+
+
+@pytest.mark.parametrize(
+    ("code", "status"),
+    [
+        ("pass", 0),
+        ("raise SystemExit(3)", 3),
+        ("raise SystemExit(255)", 255),
+        ("import os; os.kill(os.getpid(), 9)", -9),
+    ],
+)
+def test_status(program: RunningProgram, code: str, status: int) -> None:
+    """The status is that of the process, the signal's number negated; the program itself ends with 0."""
+    program.start(code)
+    (started, ended, gone), _ = program.until(Gone)
+    assert (ended.status, gone.error) == (status, None)
+    assert not psutil.pid_exists(started.pid)
+    program.lose()
+    assert program.program.returncode == 0
+
+
+def test_process_gets_what_was_asked(program: RunningProgram, tmp_path: Path) -> None:
+    """Arguments, environment and folder arrive as they are; both streams come out in one."""
+    code = (
+        "import os, sys\n"
+        "print(sys.argv[1:], os.environ['ODD'], os.getcwd(), flush=True)\n"
+        "print('err', file=sys.stderr)"
+    )
+    odd = ["it's", "$HOME `id`; exit", "", "a\nb", "\u00e9"]
+    program.start("", command=[sys.executable, "-c", code, *odd], environment={"ODD": "$x"})
+    _, output = program.until(Gone)
+    assert output.decode() == f"{odd} $x {tmp_path}\nerr\n"
+
+
+@pytest.mark.parametrize("request_", [{"command": ["/no/such/program"]}, {"folder": "/no/such/folder"}])
+def test_cannot_start(program: RunningProgram, request_: dict) -> None:
+    """A program or folder that is missing is reported as an error, not as a status."""
+    program.start("", **request_)
+    ((gone,), _) = program.until(Gone)
+    assert "No such file or directory: '/no/such/" in gone.error
+
+
+def test_signals_reach_the_process_alone(program: RunningProgram) -> None:
+    """A polite signal is for the process, which decides about its children; SIGKILL is for all."""
+    code = (
+        "import signal, subprocess, sys\n"
+        "signal.signal(signal.SIGTERM, lambda *_: print('term', flush=True))\n"
+        f"child = subprocess.Popen([sys.executable, '-c', {WAIT_FOR_EVER!r}], start_new_session=True)\n"
+        "while True: signal.pause()\n"
+    )
+    program.start(code)
+    process = program.wait_ready()
+    (child,) = process.children()
+    program.send(Signal(1, signal.SIGTERM))
+    assert program.next().data.startswith(b"term")
+    assert child.is_running()
+    program.send(Signal(1, signal.SIGKILL))
+    messages, _ = program.until(Gone)
+    assert messages[0].status == -9
+    assert not child.is_running()
+
+
+def test_orphans_are_ended(program: RunningProgram) -> None:
+    """What a process leaves behind, even in a session of its own and deaf to SIGTERM, ends after it.
+
+    What other processes have started is not touched.
+    """
+    code = (
+        "import subprocess, sys\n"
+        f"command = [sys.executable, '-c', {STUBBORN!r}]\n"
+        "child = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)\n"
+        "child.stdout.readline(); print(child.pid, flush=True)\n"
+    )
+    program.start(code + "import signal; print('ready', flush=True); signal.pause()", 1)
+    other = program.wait_ready()
+    program.start(code, 2)
+    messages, output = program.until(Gone)
+    assert (messages[1].process, messages[1].status) == (2, 0)
+    assert not psutil.pid_exists(int(output))
+    assert len(other.children()) == 1
+
+
+@pytest.mark.parametrize("code", [WAIT_FOR_EVER, STUBBORN])
+def test_launcher_gone(program: RunningProgram, code: str) -> None:
+    """At the end of the stream the process ends, deaf to SIGTERM or not."""
+    program.start(code)
+    process = program.wait_ready()
+    program.lose()
+    assert not process.is_running()
+
+
+def test_processes_die_with_their_program(program: RunningProgram) -> None:
+    """Even kill -9 of the node program ends them."""
+    program.start(STUBBORN)
+    process = program.wait_ready()
+    program.program.kill()
+    process.wait(TIMEOUT_SECONDS)
+
+
+def test_stop_signals(program: RunningProgram) -> None:
+    """The launcher is asked to stop the job; a second signal ends the processes."""
+    program.start(WAIT_FOR_EVER)
+    process = program.wait_ready()
+    program.program.send_signal(signal.SIGINT)
+    assert program.next() == StopRequest(signal.SIGINT)
+    assert process.is_running()
+    program.program.send_signal(signal.SIGTERM)
+    assert program.next() == StopRequest(signal.SIGTERM)
+    assert program.program.wait(TIMEOUT_SECONDS) == 1
+    assert not process.is_running()
+
+
+def test_what_a_lost_launcher_leaves(program: RunningProgram) -> None:
+    """Shared memory of the job and its entry go; those of other jobs and programs stay."""
+    job, other = new_nonce(), new_nonce()
+    own, foreign, unknown = (
+        Path(f"/dev/shm/{name}") for name in (f"dglkge-{job}-0~x", f"dglkge-{other}-0~x", job)
+    )
+    neighbour = Registration(JobEntry(other))
+    try:
+        program.register(job)
+        program.start(WAIT_FOR_EVER)
+        program.wait_ready()
+        for path in (own, foreign, unknown):
+            path.touch()
+        program.lose()
+        assert [path.exists() for path in (own, foreign, unknown)] == [False, True, True]
+        assert job not in {entry.job for entry in live_jobs()}
+    finally:
+        neighbour.release()
+        for path in (own, foreign, unknown):
+            path.unlink(missing_ok=True)
+
+
+def test_what_a_killed_program_leaves(program: RunningProgram) -> None:
+    """The next one on the machine ends its orphans and removes its memory and entry."""
+    job = new_nonce()
+    own = Path(f"/dev/shm/dglkge-{job}-0~x")
+    code = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {STUBBORN!r}]).wait()"
+    try:
+        program.register(job)
+        program.start(code, environment={"DGLKGE_JOB": job})
+        (orphan,) = program.wait_ready().children()
+        own.touch()
+        assert own.name not in clean_up("") and own.exists()  # the job lives
+        program.program.kill()
+        program.program.wait(TIMEOUT_SECONDS)
+        assert own.name in clean_up(job)
+        assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
+        assert not Path(f"/dev/shm/dglkge-job-{job}.json").exists()
+    finally:
+        own.unlink(missing_ok=True)
+
+
+def test_the_next_job_waits_for_one_that_ends(tmp_path: Path) -> None:
+    """Its processes still hold ports and memory."""
+    program, job = RunningProgram(tmp_path, grace=3.0), new_nonce()
+    program.register(job)
+    program.start(STUBBORN)
+    program.wait_ready()
+    wait_for_ending_jobs(seconds=0.0)
+    with pytest.raises(NotReadyError, match="have not ended on this machine after 0 s"):
+        wait_for_ending_jobs(job, seconds=0.0)
+    program.program.stdin.close()
+    deadline = time.monotonic() + TIMEOUT_SECONDS
+    while not any(entry.job == job and entry.is_ending for entry in live_jobs()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    with pytest.raises(
+        NotReadyError, match=f"after 0.2 s .its node program: pid {program.program.pid}.; end"
+    ):
+        wait_for_ending_jobs(seconds=0.2)
+    wait_for_ending_jobs()
+    assert job not in {entry.job for entry in live_jobs()}
+    program.program.wait(TIMEOUT_SECONDS)
+    program.program.stdout.close()
+
+
+@pytest.mark.parametrize("code", [WAIT_FOR_EVER, STUBBORN])
+def test_silent_launcher(tmp_path: Path, code: str) -> None:
+    """Over a stream that may go silent, silence is the launcher's end; until then both send heartbeats."""
+    program = RunningProgram(tmp_path, heartbeat_timeout=1.0, grace=0.2)
+    try:
+        program.start(code)
+        messages, _ = program.until(Started)
+        process = psutil.Process(messages[-1].pid)
+        for _ in range(15):  # longer than the silence that it would bear
+            program.until(Heartbeat)
+            program.send(Heartbeat())
+        assert process.is_running()
+        program.program.wait(TIMEOUT_SECONDS)  # stdin stays open
+        assert not process.is_running()
+    finally:
+        program.program.kill()
+        program.program.communicate()
+
+
+def test_processes_of_the_machine() -> None:
+    """Parents, and variables by their whole name and value."""
+    assert process_parents()[os.getpid()] == os.getppid()
+    child = subprocess.Popen(
+        ["cat"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env={**os.environ, "X_Y": "ab"}
+    )
+    try:
+        child.stdin.write(b"x\n")
+        child.stdin.flush()
+        assert child.stdout.readline() == b"x\n"
+        found = [has_variable(child.pid, *pair) for pair in (("X_Y", "ab"), ("X_Y", "a"), ("Y", "ab"))]
+        assert found == [True, False, False]
+    finally:
+        child.communicate(timeout=TIMEOUT_SECONDS)
+    assert not has_variable(child.pid, "X_Y", "ab")
