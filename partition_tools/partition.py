@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 
@@ -9,7 +10,9 @@ if __name__ == "__main__":
     # Not the folder of this script, whose modules could hide others, but its parent, which has the packages.
     sys.path[0] = str(Path(__file__).resolve().parent.parent)
 
-from dglkge.cli.partition import main
+from dglkge.cli.datasets import run_script
+
+main = functools.partial(run_script, "partition")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -9,12 +9,12 @@ import errno
 import gc
 import json
 import logging
-import math
 import os
 import re
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -38,92 +38,186 @@ COMPLETED_SHELLS = ("bash", "zsh", "tcsh")
 """Shells for which --print-completion writes a script."""
 
 
-_OPTIONS: dict[str, tuple[str, dict[str, Any]]] = {
-    "run": (
-        "run",
-        {
-            "metavar": "RUN",
-            "help": "folder of a run, a checkpoint folder in it, or a folder of PyTorch-BigGraph or DGL-KE; "
-            "or the URL of a run (s3://bucket/run), of which the newest version is downloaded to "
-            "~/.cache/dglkge/runs",
-        },
-    ),
-    "no_verify": (
-        "--no-verify",
-        {
-            "action": "store_true",
-            "help": "do not compare files with their checksums; saves one pass over the rows",
-        },
-    ),
-    "dataset": (
-        "--dataset",
-        {"metavar": "DIR", "help": "the run's data set, if it has moved since training"},
-    ),
-    "features": (
-        "--features",
-        {
-            "action": "append",
-            "metavar": "FILE",
-            "help": "file of named vectors as those of features.files; its names that the run does not know "
-            "are entities whose rows are computed from their vectors; TYPE=FILE where several entity types "
-            "have features; may be repeated",
-        },
-    ),
-    "json": ("--json", {"action": "store_true", "help": "print JSON instead of a table"}),
-}
-"""Arguments of several commands: flag and settings."""
+@dataclass(frozen=True)
+class Option:
+    """An argument of a command; see :func:`option`."""
+
+    name: str
+    settings: dict[str, Any]
 
 
-def add_options(parser: argparse.ArgumentParser, *names: str) -> None:
-    """Declare arguments that several commands have: run, no_verify, dataset, features, json."""
-    for name in names:
-        flag, settings = _OPTIONS[name]
-        parser.add_argument(flag, **settings)
-
-
-def add_number(
-    parser: argparse.ArgumentParser,
-    flag: str,
-    low: float,
-    high: float = math.inf,
-    kind: type = int,
+def option(
+    name: str,
+    help_text: str,
+    least: float | None = None,
+    most: float | None = None,
     unit: str = "",
     **settings: Any,
-) -> None:
-    """Declare an option of a number from ``low`` to ``high``; another one is an InputError."""
+) -> Option:
+    """Describe an argument.
 
-    def number(text: str) -> Any:
-        value = kind(text)
-        if not low <= value <= high:
-            allowed = f"at least {low:g}" if high == math.inf else f"{low:g} to {high:g}{unit}"
-            raise InputError(f"{flag} must be {allowed}, got {value:g}")
+    Parameters
+    ----------
+    name : str
+        An option is known with hyphens and with underscores; its help has this spelling.
+    help_text : str
+    least, most : float, optional
+        Bounds of a number, inclusive; ``type`` is int where it is not given.
+    unit : str
+        Of the bounds, for messages.
+    **settings
+        As of ``add_argument``.
+    """
+    if least is not None:
+        settings["type"] = _bounded(name, settings.get("type", int), least, most, unit)
+    return Option(name, {"help": help_text, **settings})
+
+
+def flag(name: str, help_text: str) -> Option:
+    """Describe an option without a value."""
+    return option(name, help_text, action="store_true")
+
+
+def _bounded(
+    name: str, number: Callable[[str], float], least: float, most: float | None, unit: str
+) -> Callable[[str], float]:
+    """Return the type of an option whose value is a number between bounds."""
+
+    def parse(text: str) -> float:
+        value = number(text)
+        if not (least <= value and (most is None or value <= most)):
+            bounds = f"at least {least:g}" if most is None else f"{least:g} to {most:g}{unit}"
+            # Not argparse's own error, which prints the usage too: scripts read one line.
+            raise InputError(f"{name} must be {bounds}, got {text}")
         return value
 
-    number.__name__ = kind.__name__  # argparse quotes it
-    parser.add_argument(flag, type=number, **{"metavar": "N", **settings})
+    parse.__name__ = number.__name__  # argparse names it in "invalid int value"
+    return parse
 
 
-def add_candidates(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--candidates``, None for all, and ``--seed``."""
+def num_candidates(text: str) -> int | None:
+    """Parse the value of ``--candidates``; None for all."""
+    if text == "all":
+        return None
+    if not text.isdigit() or int(text) < 1:
+        raise InputError(f"--candidates must be all or a number of at least 1, got {text!r}")
+    return int(text)
 
-    def number(text: str) -> int | None:
-        if text != "all" and (not text.isdigit() or int(text) < 1):
-            raise InputError(f"--candidates must be all or a number of at least 1, got {text!r}")
-        return None if text == "all" else int(text)
 
-    parser.add_argument(
-        "--candidates",
-        type=number,
-        metavar="N",
-        help="rank among all entities of the type, or N sampled ones for each query (default: all)",
-    )
-    parser.add_argument(
-        "--seed", type=int, default=0, help="seed of whatever is drawn (default: %(default)s)"
-    )
+def goes_with(args: argparse.Namespace, dest: str, holds: object, what: str, name: str = "") -> None:
+    """Refuse an option that is given where it has no effect.
+
+    Parameters
+    ----------
+    args : Namespace
+    dest : str
+        Attribute of the option.
+    holds : object
+        Whether the option has an effect here.
+    what : str
+        What it goes with.
+    name : str
+        Of the option, if it is not that of the attribute.
+    """
+    if getattr(args, dest) not in (None, False, []) and not holds:
+        raise InputError(f"--{name or dest.replace('_', '-')} goes with {what}")
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command: its help, its options and what it does.
+
+    Parameters
+    ----------
+    description, examples : str
+        Stand before and after the options in ``--help``.
+    options : sequence of Option
+    groups : mapping of str to sequence of Option
+        Further options by the heading in the help.
+    run : callable, optional
+        Does the work with the parsed arguments and returns the exit status.
+    actions : mapping of str to Command
+        Commands of this command, instead of ``run``.
+    summary : str
+        Line of an action in the help of its command.
+    """
+
+    description: str
+    examples: str
+    options: Sequence[Option] = ()
+    groups: Mapping[str, Sequence[Option]] = field(default_factory=dict)
+    run: Callable[[argparse.Namespace], int] | None = None
+    actions: Mapping[str, Command] = field(default_factory=dict)
+    summary: str = ""
+
+    def declare(self, parser: argparse.ArgumentParser, shared: Sequence[Option] = ()) -> None:
+        """Declare help, options and actions in a parser, and some options in each of them."""
+        parser.description, parser.epilog = self.description, self.examples
+        parser.formatter_class = argparse.RawDescriptionHelpFormatter
+        places: list[tuple[Any, Sequence[Option]]] = [(parser, [*self.options, *shared])]
+        places += [(parser.add_argument_group(title), each) for title, each in self.groups.items()]
+        for place, options in places:
+            for each in options:
+                name = each.name
+                spellings = {f"--{name[2:].replace('_', '-')}", f"--{name[2:].replace('-', '_')}"}
+                others = sorted(spellings - {name}) if name.startswith("--") else []
+                action = place.add_argument(name, *others, **each.settings)
+                # The help shows one spelling.
+                action.option_strings = [text for text in action.option_strings if text not in others]
+        if self.actions:
+            actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
+            for name, command in self.actions.items():
+                command.declare(actions.add_parser(name, help=command.summary), shared)
+        else:
+            parser.set_defaults(body=self.run)
+
+    def parser(self, prog: str) -> argparse.ArgumentParser:
+        """Return a parser of this command alone."""
+        parser = argparse.ArgumentParser(prog)
+        self.declare(parser)
+        return parser
+
+
+RUN = option(
+    "run",
+    "folder of a run, a checkpoint folder in it, or a folder of PyTorch-BigGraph or DGL-KE; or the "
+    "URL of a run (s3://bucket/run), of which the newest version is downloaded to "
+    "~/.cache/dglkge/runs",
+    metavar="RUN",
+)
+VERIFY = flag("--no-verify", "do not compare files with their checksums; saves one pass over the rows")
+DATASET = option("--dataset", "the run's data set, if it has moved since training", metavar="DIR")
+FEATURES = option(
+    "--features",
+    "file of named vectors as those of features.files; its names that the run does not know are "
+    "entities whose rows are computed from their vectors; TYPE=FILE where several entity types "
+    "have features; may be repeated",
+    action="append",
+    metavar="FILE",
+)
+OVERWRITE = flag("--overwrite", "replace files that exist")
+JSON = flag("--json", "print JSON instead of tables")
+SET = option(
+    "--set",
+    "override one field; KEY=VALUE alone does the same",
+    action="append",
+    default=[],
+    metavar="KEY=VALUE",
+)
+IMPORT = option(
+    "--import",
+    "module or .py file of yours that registers components; may be repeated. A run has a record of "
+    "those it was trained with; a resume imports them, and reading the run only if they are named "
+    "here",
+    dest="imports",
+    action="append",
+    default=argparse.SUPPRESS,
+    metavar="MODULE",
+)
 
 
 def open_model(args: argparse.Namespace) -> Run:
-    """Open the run of a command line, with its data set and with the entities of ``--features``."""
+    """Open the run that the options of a command name."""
     from dglkge.inference.run import open_run  # here: --help does without torch
 
     model = open_run(args.run, getattr(args, "dataset", None), verify=not getattr(args, "no_verify", False))
@@ -225,19 +319,6 @@ def human_bytes(size_bytes: int) -> str:
     return f"{size:.1f} TiB"
 
 
-def add_import_argument(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--import``, which may be repeated."""
-    parser.add_argument(
-        "--import",
-        dest="imports",
-        action="append",
-        default=argparse.SUPPRESS,  # the parser of an action must not undo that of its command
-        metavar="MODULE",
-        help="module or .py file of yours that registers components; may be repeated. A run has a record of "
-        "those it was trained with; a resume imports them, and reading the run only if they are named here",
-    )
-
-
 OVERRIDE = re.compile(r"[a-z_]\w*(\.[\w]+)*=")
 """Begins a word of a command line that overrides a field: ``optimizer.lr=0.1``."""
 
@@ -245,17 +326,6 @@ OVERRIDE = re.compile(r"[a-z_]\w*(\.[\w]+)*=")
 def is_override(word: str) -> bool:
     """Return whether a word of a command line is ``key=value``."""
     return OVERRIDE.match(word) is not None
-
-
-def add_overrides(parser: argparse.ArgumentParser) -> None:
-    """Declare ``--set`` and the overrides without it; :func:`take_overrides` reads these."""
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="override one field; KEY=VALUE alone does the same",
-    )
 
 
 def take_overrides(args: argparse.Namespace, rest: Sequence[str]) -> list[str]:
@@ -330,25 +400,6 @@ def sigterm_raises() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, before)
-
-
-def run_script(name: str, command: Any, argv: Sequence[str] | None = None) -> int:
-    """Run a command's module as a script of its own; returns as :func:`run_command`.
-
-    Parameters
-    ----------
-    name : str
-        Of the script, for its help and messages.
-    command : module
-        Has ``DESCRIPTION``, ``EXAMPLES``, ``add_arguments`` and ``run``, as the commands of ``dglkge``.
-    argv : sequence of str, optional
-        Arguments instead of ``sys.argv[1:]``.
-    """
-    parser = argparse.ArgumentParser(name, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.description, parser.epilog = command.DESCRIPTION, command.EXAMPLES
-    command.add_arguments(parser)
-    logging.basicConfig(level=logging.WARNING, format=f"{name}: %(message)s")
-    return run_command(name, lambda: command.run(parser.parse_args(argv)))
 
 
 CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")

@@ -10,10 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 from dglkge.checkpoint.layout import RUN_CALIBRATION_FILE, split_metrics_file, triples_metrics_file
 from dglkge.cli.common import (
-    add_candidates,
-    add_number,
-    add_options,
+    DATASET,
+    FEATURES,
+    JSON,
+    RUN,
+    VERIFY,
+    Command,
+    flag,
+    goes_with,
+    num_candidates,
     open_model,
+    option,
     print_columns,
     print_json,
     print_text,
@@ -34,21 +41,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-DESCRIPTION = """Rank the head and the tail of every triple of a split, or of a file, among all entities of
-the right type, and show MR, MRR, Hits@1/3/10/50 and AUC. Reads the files of the checkpoint and
-of the data set, and uses every core; no server is needed."""
-EXAMPLES = """examples:
-  dglkge evaluate runs/demo                              filtered, all candidates, test split
-  dglkge evaluate runs/demo --split valid --limit 500    the first 500 triples of the valid split
-  dglkge evaluate s3://bucket/demo --dataset data/demo   a run at a URL (checkpoint.storage)
-  dglkge evaluate runs/demo --triples mine.tsv           triples of your own, by name
-  dglkge evaluate runs/demo --triples new.tsv --features new.parquet
-                                                         entities that were not trained, by their features
-  dglkge evaluate runs/demo --by relation                the metrics of every relation too
-  dglkge evaluate runs/demo --by category --by side      1-1, 1-N, N-1 and N-N relations, heads and tails
-  dglkge evaluate runs/demo --classify                   accuracy of telling true from false triples too
-  dglkge evaluate runs/demo --calibrate isotonic         probabilities for dglkge predict --probability"""
-
 CLASSIFICATION = (
     *("accuracy", "f1", "precision", "recall", "roc_auc", "average_precision"),
     *("num_true", "num_false"),
@@ -57,92 +49,7 @@ QUALITY = ("brier_score", "log_loss", "expected_calibration_error")
 """Figures in the tables, and their names in the JSON."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    add_options(parser, "run", "no_verify", "dataset", "features", "json")
-    parser.add_argument("--split", choices=SPLITS, help=f"which triples (default: {TEST})")
-    parser.add_argument(
-        "--triples",
-        metavar="FILE",
-        help="rank the triples of this file (tsv, txt, csv, also gz, or Parquet) instead of a split",
-    )
-    parser.add_argument(
-        "--columns",
-        metavar="ROLES",
-        help="columns of the file: head,relation,tail (default), htr, or names of its header",
-    )
-    parser.add_argument("--delimiter", metavar="CHAR", help="instead of the tab, or of the comma of CSV")
-    parser.add_argument(
-        "--raw", action="store_true", help="rank among other known answers too (default: filtered)"
-    )
-    add_candidates(parser)
-    parser.add_argument(
-        "--ties",
-        default="realistic",
-        choices=("realistic", "optimistic", "pessimistic"),
-        help="rank among equal scores: the mean, the best or the worst (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--by",
-        action="append",
-        choices=GROUPS,
-        default=[],
-        help="show the metrics of every relation, or of every category of relations (1-1, 1-N, N-1, N-N in "
-        "the training triples); side divides these into head and tail; may be repeated",
-    )
-    parser.add_argument("--per-relation", action="store_true", help="the same as --by relation")
-    parser.add_argument(
-        "--classify",
-        action="store_true",
-        help="also tell true from false triples: a threshold for each relation, fitted on the valid split; "
-        "one false triple is drawn for each true one",
-    )
-    parser.add_argument(
-        "--negatives",
-        nargs=2,
-        metavar=("VALID_FILE", "FILE"),
-        help="files of false triples for --classify: for the valid split, and for the ranked triples",
-    )
-    parser.add_argument(
-        "--calibrate",
-        choices=METHODS,
-        help="also fit probabilities of scores on the valid split, for dglkge predict --probability; written "
-        "beside the checkpoint",
-    )
-    add_number(
-        parser,
-        "--corruptions",
-        1,
-        help="with --calibrate, false triples drawn for each side of a true one "
-        f"(default: {CORRUPTIONS_EACH})",
-    )
-    parser.add_argument(
-        "--positive-rate",
-        type=float,
-        metavar="SHARE",
-        help="with --calibrate, share of true triples among those that you will judge (default: 0.5)",
-    )
-    parser.add_argument(
-        "--batch-size", type=int, default=4096, metavar="N", help="queries at a time (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--device",
-        choices=DEVICES,
-        default=AUTO_DEVICE,
-        help="where scores are computed: auto is cuda if torch finds a GPU, else cpu; cpu_staged is the code "
-        "of cuda on the CPU, for tests; the ranks are the same (default: %(default)s)",
-    )
-    add_number(parser, "--limit", 1, help="only the first N triples of the split")
-    parser.add_argument(
-        "--output",
-        metavar="FILE",
-        help="JSON file with the metrics of every relation (default: RUN/metrics-SPLIT.json, or "
-        "RUN/metrics-triples-NAME.json with --triples; the name of another protocol has its options, e.g. "
-        "RUN/metrics-test-raw-first500.json)",
-    )
-
-
-def run(args: argparse.Namespace) -> int:
+def evaluate(args: argparse.Namespace) -> int:
     """Evaluate, then print and write the metrics."""
     from tqdm import tqdm
 
@@ -200,26 +107,19 @@ def run(args: argparse.Namespace) -> int:
 
 def _num_new(model: Run) -> dict[str, int]:
     """Return the number of entities that were not trained, by type."""
-    new = {
-        name: count - model.dataset.num_entities(name)
-        for name, count in model.tables.meta.entity_types.items()
-    }
-    return {name: count for name, count in new.items() if count}
+    trained, counts = model.checkpoint.manifest.meta.entity_types, model.tables.meta.entity_types
+    return {name: counts[name] - before for name, before in trained.items() if counts[name] > before}
 
 
 def _check_judging(args: argparse.Namespace) -> None:
     """Refuse options of --classify and --calibrate that have no effect or cannot be."""
-    for option, needed in (
-        ("negatives", "classify"),
-        ("corruptions", "calibrate"),
-        ("positive_rate", "calibrate"),
-    ):
-        if getattr(args, option) is not None and not getattr(args, needed):
-            raise InputError(f"--{option.replace('_', '-')} goes with --{needed}")
-    for option in ("classify", "calibrate"):
-        if getattr(args, option) and args.split == VALID:
+    goes_with(args, "negatives", args.classify, "--classify")
+    for name in ("corruptions", "positive_rate"):
+        goes_with(args, name, args.calibrate, "--calibrate")
+    for name in ("classify", "calibrate"):
+        if getattr(args, name) and args.split == VALID:
             raise InputError(
-                f"--{option} fits on the valid split, so it cannot be judged by it; use --split test"
+                f"--{name} fits on the valid split, so it cannot be judged by it; use --split test"
             )
     if args.positive_rate is not None and not 0 < args.positive_rate < 1:
         raise InputError(f"--positive-rate must be between 0 and 1, got {args.positive_rate}")
@@ -227,10 +127,10 @@ def _check_judging(args: argparse.Namespace) -> None:
 
 def _read_negatives(args: argparse.Namespace, model: Run) -> tuple[np.ndarray, np.ndarray] | None:
     """Return the false triples of the files; refuse a data set without valid triples to fit on."""
-    for option in ("classify", "calibrate"):
-        if getattr(args, option) and not len(model.dataset.split(VALID)):
+    for name in ("classify", "calibrate"):
+        if getattr(args, name) and not len(model.dataset.split(VALID)):
             raise InputError(
-                f"--{option} fits on the valid split, and {model.dataset.path} has no valid triples"
+                f"--{name} fits on the valid split, and {model.dataset.path} has no valid triples"
             )
     if not args.negatives:
         return None
@@ -294,9 +194,8 @@ def _file_reader(args: argparse.Namespace) -> Callable[[Run, str], np.ndarray] |
     for path in [args.triples, *(args.negatives or [])]:
         if path is not None and not Path(path).is_file():
             raise InputError(f"{path}: there is no such file")
-    for option in ("columns", "delimiter"):
-        if getattr(args, option) is not None and args.triples is None and not args.negatives:
-            raise InputError(f"--{option} goes with --triples")
+    for name in ("columns", "delimiter"):
+        goes_with(args, name, args.triples is not None or args.negatives, "--triples")
     if args.split is not None and args.triples is not None:
         raise InputError("give either --split or --triples, not both")
     return None if args.triples is None else _read_triples(args)
@@ -327,3 +226,112 @@ def _metrics_file(args: argparse.Namespace, protocol: Protocol) -> str:
     if args.triples is None:
         return split_metrics_file(args.split or TEST, suffix)
     return triples_metrics_file(Path(args.triples).name.partition(".")[0], suffix)
+
+
+EVALUATE = Command(
+    description="""Rank the head and the tail of every triple of a split, or of a file, among all entities of
+the right type, and show MR, MRR, Hits@1/3/10/50 and AUC. Reads the files of the checkpoint and
+of the data set, and uses every core; no server is needed.""",
+    examples="""examples:
+  dglkge evaluate runs/demo                              filtered, all candidates, test split
+  dglkge evaluate runs/demo --split valid --limit 500    the first 500 triples of the valid split
+  dglkge evaluate s3://bucket/demo --dataset data/demo   a run at a URL (checkpoint.storage)
+  dglkge evaluate runs/demo --triples mine.tsv           triples of your own, by name
+  dglkge evaluate runs/demo --triples new.tsv --features new.parquet
+                                                         entities that were not trained, by their features
+  dglkge evaluate runs/demo --by relation                the metrics of every relation too
+  dglkge evaluate runs/demo --by category --by side      1-1, 1-N, N-1 and N-N relations, heads and tails
+  dglkge evaluate runs/demo --classify                   accuracy of telling true from false triples too
+  dglkge evaluate runs/demo --calibrate isotonic         probabilities for dglkge predict --probability""",
+    options=[
+        RUN,
+        VERIFY,
+        option("--split", f"which triples (default: {TEST})", choices=SPLITS),
+        option(
+            "--triples",
+            "rank the triples of this file (tsv, txt, csv, also gz, or Parquet) instead of a split",
+            metavar="FILE",
+        ),
+        option(
+            "--columns",
+            "columns of the file: head,relation,tail (default), htr, or names of its header",
+            metavar="ROLES",
+        ),
+        option("--delimiter", "instead of the tab, or of the comma of CSV", metavar="CHAR"),
+        DATASET,
+        FEATURES,
+        flag("--raw", "rank among other known answers too (default: filtered)"),
+        option(
+            "--candidates",
+            "all entities of the type, or N sampled ones for each query (default: all)",
+            metavar="N",
+            type=num_candidates,
+        ),
+        option("--seed", "seed of the sampled candidates (default: %(default)s)", type=int, default=0),
+        option(
+            "--ties",
+            "rank among equal scores: the mean, the best or the worst (default: %(default)s)",
+            default="realistic",
+            choices=("realistic", "optimistic", "pessimistic"),
+        ),
+        option(
+            "--by",
+            "show the metrics of every relation, or of every category of relations (1-1, 1-N, N-1, N-N in "
+            "the training triples); side divides these into head and tail; may be repeated",
+            action="append",
+            choices=GROUPS,
+            default=[],
+        ),
+        flag("--per-relation", "the same as --by relation"),
+        flag(
+            "--classify",
+            "also tell true from false triples: a threshold for each relation, fitted on the valid split; "
+            "one false triple is drawn for each true one",
+        ),
+        option(
+            "--negatives",
+            "files of false triples for --classify: for the valid split, and for the ranked triples",
+            nargs=2,
+            metavar=("VALID_FILE", "FILE"),
+        ),
+        option(
+            "--calibrate",
+            "also fit probabilities of scores on the valid split, for dglkge predict --probability; "
+            "written beside the checkpoint",
+            choices=METHODS,
+        ),
+        option(
+            "--corruptions",
+            "with --calibrate, false triples drawn for each side of a true one "
+            f"(default: {CORRUPTIONS_EACH})",
+            least=1,
+            metavar="N",
+        ),
+        option(
+            "--positive-rate",
+            "with --calibrate, share of true triples among those that you will judge (default: 0.5)",
+            type=float,
+            metavar="SHARE",
+        ),
+        option(
+            "--batch-size", "queries at a time (default: %(default)s)", least=1, default=4096, metavar="N"
+        ),
+        option(
+            "--device",
+            "where scores are computed: auto is cuda if torch finds a GPU, else cpu; cpu_staged is the "
+            "code of cuda on the CPU, for tests; the ranks are the same (default: %(default)s)",
+            choices=DEVICES,
+            default=AUTO_DEVICE,
+        ),
+        option("--limit", "only the first N triples of the split", least=1, metavar="N"),
+        option(
+            "--output",
+            "JSON file with the metrics of every relation (default: RUN/metrics-SPLIT.json, or "
+            "RUN/metrics-triples-NAME.json with --triples; the name of another protocol has its options, "
+            "e.g. RUN/metrics-test-raw-first500.json)",
+            metavar="FILE",
+        ),
+        JSON,
+    ],
+    run=evaluate,
+)

@@ -1,39 +1,40 @@
-"""``dglkge jobs``: the training jobs of this machine, from the register that their launchers keep."""
+"""``dglkge jobs`` and ``dglkge stop``: the training jobs of this machine, from their launchers' register."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
+import signal
 import time
 from typing import Any
 
-from dglkge.cli.common import add_options, human_bytes, print_columns, print_json, print_text
-from dglkge.distributed.jobs import JobEntry, allocated_bytes, live_jobs
+from dglkge.cli.common import JSON, Command, flag, human_bytes, option, print_columns, print_json, print_text
+from dglkge.distributed.jobs import (
+    JobEntry,
+    allocated_bytes,
+    live_jobs,
+    matching_jobs,
+    process_owner,
+)
+from dglkge.distributed.process_memory import process_start
+from dglkge.errors import FAILURE_STATUS, InputError
 
-DESCRIPTION = """List the jobs that dglkge-launch and dglkge train run on this machine, of all users: who
-started them, their run folder, and the memory that they have planned. Jobs in containers with a /dev/shm of
-their own are not seen from here."""
-EXAMPLES = """examples:
-  dglkge jobs
-  dglkge jobs --json
-  dglkge stop runs/mine"""
+POLL_SECONDS = 0.1
+SECOND_SIGNAL_SECONDS = 1.0
+"""Time in which the launcher takes the first signal: two that come at once may count as one."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    add_options(parser, "json")
-
-
-def run(args: argparse.Namespace) -> int:
+def jobs(args: argparse.Namespace) -> int:
     """Print the jobs."""
-    jobs = live_jobs()
+    entries = live_jobs()
     if args.json:
-        print_json([_report(entry) for entry in jobs])
-    elif not jobs:
+        print_json([_report(entry) for entry in entries])
+    elif not entries:
         print_text("no job runs on this machine")
     else:
         header = ["job", "user", "launcher", "started", "memory", "/dev/shm", "run or script"]
-        print_columns(header, [_row(entry) for entry in jobs])
+        print_columns(header, [_row(entry) for entry in entries])
     return 0
 
 
@@ -56,3 +57,110 @@ def _row(entry: JobEntry) -> list[str]:
         segments += f" of {human_bytes(entry.shared_memory_bytes)}"
     what = entry.run or shlex.join(entry.command)
     return [entry.job, entry.user, where, started, planned, segments, what]
+
+
+def stop(args: argparse.Namespace) -> int:
+    """Stop the job."""
+    entry = _find(args.job)
+    deadline = time.monotonic() + args.seconds
+    _send(entry)
+    if args.now and not _is_gone_by(entry, min(deadline, time.monotonic() + SECOND_SIGNAL_SECONDS)):
+        _send(entry)  # a second signal ends the trainers without a commit
+    if not _is_gone_by(entry, deadline):
+        print_text(f"{entry.describe()} still runs after {args.seconds:g} s; --now ends it without a commit")
+        return FAILURE_STATUS
+    print_text(f"stopped {entry.describe()}; its logs: {entry.log_dir}")
+    return 0
+
+
+def _find(text: str) -> JobEntry:
+    """Return the one job that is meant.
+
+    Raises
+    ------
+    InputError
+        If there is none or more than one, or if its launcher is on another machine.
+    """
+    jobs = live_jobs()
+    # Entries of other users may name this user's run.
+    own = [entry for entry in jobs if entry.owner == os.geteuid()]
+    found = matching_jobs(text, own) or matching_jobs(text, jobs)
+    if len(found) != 1:
+        known = ", ".join(entry.run or entry.job for entry in found or jobs) or "none"
+        what = "several jobs match" if found else "no job of this machine matches"
+        raise InputError(f"{what} {text!r}; {'they are' if found else 'running'}: {known} (dglkge jobs)")
+    (entry,) = found
+    if not entry.is_launched_here:
+        raise InputError(f"{entry.describe()} was launched from another machine: stop it there")
+    return entry
+
+
+def _send(entry: JobEntry) -> None:
+    """Send SIGTERM to the launcher.
+
+    Raises
+    ------
+    InputError
+        If it is another user's, or in another container.
+    """
+    if process_start(entry.launcher_pid) != entry.launcher_started:
+        if _is_gone_by(entry, time.monotonic()):
+            return
+        raise InputError(f"{entry.describe()} runs in another container: stop it there")
+    try:
+        # Root may signal any process, and the entry's author chose its number.
+        if process_owner(entry.launcher_pid) not in (entry.owner, -1):
+            raise InputError(f"{entry.describe()}: process {entry.launcher_pid} is not of the entry's owner")
+        os.kill(entry.launcher_pid, signal.SIGTERM)
+    except ProcessLookupError:
+        return
+    except PermissionError:
+        raise InputError(f"{entry.describe()} is not yours to stop") from None
+
+
+def _is_gone_by(entry: JobEntry, deadline: float) -> bool:
+    """Wait until the job has ended; False at the deadline."""
+    while any(other.job == entry.job for other in live_jobs()):
+        if time.monotonic() >= deadline:
+            return False
+        time.sleep(POLL_SECONDS)
+    return True
+
+
+JOBS = Command(
+    description="""List the jobs that dglkge-launch and dglkge train run on this machine, of all users: who
+started them, their run folder, and the memory that they have planned. Jobs in containers with a /dev/shm of
+their own are not seen from here.""",
+    examples="""examples:
+  dglkge jobs
+  dglkge jobs --json
+  dglkge stop runs/mine""",
+    options=[JSON],
+    run=jobs,
+)
+
+STOP = Command(
+    description="""\
+Stop a training job of this machine: its launcher gets SIGTERM, the trainers commit what they
+have and leave, and starting the same command again goes on from there. Exit status 0 once the job is gone, 1
+if it still runs after the time limit, 2 if there is no such job or it is another user's.""",
+    examples="""examples:
+  dglkge stop runs/mine
+  dglkge stop 1f0c66a5            the job's id, or its beginning, from dglkge jobs
+  dglkge stop runs/mine --now     without a commit: back to the last one""",
+    options=[
+        option("job", "folder of the run, id of the job, or pid of its launcher", metavar="RUN|JOB"),
+        flag("--now", "do not wait for a commit"),
+        option(
+            "--seconds",
+            "limit of the wait (default: %(default)g; trainers have 120 s to commit, see dglkge-launch "
+            "--stop_seconds)",
+            type=float,
+            least=0.1,
+            most=86400,
+            default=180.0,
+            metavar="S",
+        ),
+    ],
+    run=stop,
+)

@@ -12,8 +12,8 @@ from typing import Any
 from dglkge import __version__
 from dglkge.cli.common import (
     COMPLETED_SHELLS,
+    IMPORT,
     TerminalFormatter,
-    add_import_argument,
     flush_output,
     print_text,
     run_command,
@@ -21,37 +21,40 @@ from dglkge.cli.common import (
 )
 
 COMMANDS = {
-    "partition": ("partition", "turn triples into a data set folder with DGL partitions"),
-    "extend": ("extend", "add triples and entities to a data set; old ids and partitions stay"),
-    "config": ("show_config", "every field of a configuration with its default and help"),
-    "recipes": ("recipes", "the configurations that ship, by name"),
+    "partition": ("datasets", "turn triples into a data set folder with DGL partitions"),
+    "extend": ("datasets", "add triples and entities to a data set; old ids and partitions stay"),
+    "config": ("configurations", "every field of a configuration with its default and help"),
+    "recipes": ("configurations", "the configurations that ship, by name"),
     "train": ("train", "train a configuration: dglkge-launch with a script that is in the package"),
     "evaluate": (
         "evaluate",
         "rank the true answers of a split, or of a file, among all entities of the right type",
     ),
-    "predict": ("predict", "complete a triple: the best tails, heads or relations of the two parts given"),
-    "score": ("score", "score given triples"),
-    "similar": ("similar", "the entities most similar to an entity, by cosine"),
+    "predict": ("queries", "complete a triple: the best tails, heads or relations of the two parts given"),
+    "score": ("queries", "score given triples"),
+    "similar": ("queries", "the entities most similar to an entity, by cosine"),
     "serve": ("serve", "explore a trained model in the browser"),
     "export": (
-        "export",
+        "checkpoints",
         "write the embeddings for others: npy, Parquet, faiss, LanceDB, the Hugging Face hub and more",
     ),
     "quality": (
-        "quality",
+        "datasets",
         "show a data set's repeated triples, leaks into valid and test, unseen names, degrees",
     ),
     "watch": ("watch", "follow a run: progress, speed, loss, metrics, memory, events; from its files"),
     "report": ("report", "one HTML page about a run, or about several side by side"),
-    "inspect": ("inspect_run", "show a checkpoint's version, progress, model, tables and files"),
-    "checkpoint": ("checkpoint", "inspect, verify or convert a checkpoint"),
+    "inspect": ("checkpoints", "show a checkpoint's version, progress, model, tables and files"),
+    "checkpoint": ("checkpoints", "inspect, verify or convert a checkpoint"),
     "plan": ("plan", "estimate memory, /dev/shm, disk and time of a configuration"),
     "jobs": ("jobs", "list the training jobs of this machine"),
-    "stop": ("stop", "stop a training job of this machine; it commits first"),
+    "stop": ("jobs", "stop a training job of this machine; it commits first"),
     "tune": ("tune", "search for good settings: many trials on small subgraphs, few on large ones"),
 }
-"""Command: its module in :mod:`dglkge.cli`, and its line of help: ``dglkge --help`` imports no command."""
+"""Command: the module of :mod:`dglkge.cli` that has it, under its name in capitals, and its line of help.
+
+``dglkge --help`` imports no command.
+"""
 
 DESCRIPTION = """Make data sets, train embeddings, and evaluate, query, export and inspect trained models.
 All but train, tune, jobs and stop only read and write files; no server runs."""
@@ -81,13 +84,11 @@ def build_parser(with_arguments: Collection[str]) -> argparse.ArgumentParser:
         help="print a script that makes a shell complete dglkge, and exit",
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, (module_name, help_line) in COMMANDS.items():
-        command = commands.add_parser(name, help=help_line, formatter_class=raw)
+    for name, (module, help_line) in COMMANDS.items():
+        parser_of_command = commands.add_parser(name, help=help_line)
         if name in with_arguments:
-            module = _module(module_name)
-            command.description, command.epilog = module.DESCRIPTION, module.EXAMPLES
-            module.add_arguments(command)
-            add_import_argument(command)
+            command = getattr(importlib.import_module(f"dglkge.cli.{module}"), name.upper())
+            command.declare(parser_of_command, [IMPORT])
     return parser
 
 
@@ -99,11 +100,6 @@ class _PrintCompletion(argparse.Action):
 
         print_text(completion_script(build_parser(COMMANDS), given[1]))
         parser.exit()
-
-
-def _module(name: str) -> Any:
-    """Import the module of a command."""
-    return importlib.import_module(f"dglkge.cli.{name}")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -145,7 +141,7 @@ def _run(argv: Sequence[str]) -> int:
         from dglkge.registry import import_modules
 
         import_modules(args.imports)
-    return _module(COMMANDS[name][0]).run(args)
+    return int(args.body(args))
 
 
 if __name__ == "__main__":

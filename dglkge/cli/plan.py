@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dglkge.cli.common import add_options, add_overrides, human_bytes, print_columns, print_json, print_text
+from dglkge.cli.common import JSON, SET, Command, human_bytes, option, print_columns, print_json, print_text
 from dglkge.config import Config, load_config
 from dglkge.data.dataset_files import Field
 from dglkge.data.sizes import DatasetSize, locate_partitions, read_dataset_size
@@ -25,36 +25,12 @@ from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE
 if TYPE_CHECKING:
     from dglkge.planning.ranges import RangePlan
 
-DESCRIPTION = """Estimate what training a configuration needs on each machine: tables, optimizer state, edges,
-buffers, libraries, /dev/shm, disk for the checkpoint, and the time of an epoch. Nothing is started.
-For tables larger than memory it proposes sampling.num_ranges, and predicts what an epoch reads and writes.
-Exit status 2 if it does not fit into this machine or cannot be trained."""
-EXAMPLES = """examples:
-  dglkge plan examples/fb15k237/complex.yaml --num_trainers 2
-  dglkge plan my.yaml model.dimension=200 --ip_config ip_config.txt --json
-  dglkge plan large.yaml --max_memory 16G sampling.bucket_order=hilbert"""
-
 DOES_NOT_FIT_STATUS = 2
 MEASURED_SECONDS = 0.3
 PRODUCT_ROWS, COPY_BYTES = 1000, 2**26
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    parser.add_argument("config", help="YAML file of the run")
-    add_overrides(parser)
-    parser.add_argument("--ip_config", metavar="FILE", help="the machines; without it one for each partition")
-    parser.add_argument(
-        "--num_trainers", type=int, metavar="N", help="on each machine (default: as dglkge-launch)"
-    )
-    parser.add_argument("--num_servers", type=int, default=1, metavar="N", help="on each machine; 0: none, "
-                        "one process alone (default: %(default)s)")  # fmt: skip
-    parser.add_argument("--max_memory", metavar="SIZE", help="memory of a machine, such as 16G, that "
-                        "ranges of tables on a disk shall fit into (default: what is free)")  # fmt: skip
-    add_options(parser, "json")
-
-
-def run(args: argparse.Namespace) -> int:
+def plan(args: argparse.Namespace) -> int:
     """Plan, measure this machine, and print."""
     # Here: --help does without torch.
     from dglkge.config.refusals import refuse
@@ -265,3 +241,37 @@ def _print_plan(
     print_text(f"an epoch should take about {seconds:.3g} s on {where}")
     for problem in problems:
         print_text(f"does not fit: {problem}")
+
+
+PLAN = Command(
+    description="""\
+Estimate what training a configuration needs on each machine: tables, optimizer state, edges,
+buffers, libraries, /dev/shm, disk for the checkpoint, and the time of an epoch. Nothing is started.
+For tables larger than memory it proposes sampling.num_ranges, and predicts what an epoch reads and writes.
+Exit status 2 if it does not fit into this machine or cannot be trained.""",
+    examples="""examples:
+  dglkge plan examples/fb15k237/complex.yaml --num_trainers 2
+  dglkge plan my.yaml model.dimension=200 --ip_config ip_config.txt --json
+  dglkge plan large.yaml --max_memory 16G sampling.bucket_order=hilbert""",
+    options=[
+        option("config", "YAML file of the run"),
+        SET,
+        option("--ip_config", "the machines; without it one for each partition", metavar="FILE"),
+        option("--num_trainers", "on each machine (default: as dglkge-launch)", type=int, metavar="N"),
+        option(
+            "--num_servers",
+            "on each machine; 0: none, one process alone (default: %(default)s)",
+            type=int,
+            default=1,
+            metavar="N",
+        ),
+        option(
+            "--max_memory",
+            "memory of a machine, such as 16G, that ranges of tables on a disk shall fit into (default: "
+            "what is free)",
+            metavar="SIZE",
+        ),
+        JSON,
+    ],
+    run=plan,
+)

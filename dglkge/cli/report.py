@@ -9,10 +9,14 @@ from pathlib import Path
 from tqdm import tqdm
 
 from dglkge.cli.common import (
-    add_candidates,
-    add_number,
-    add_options,
+    DATASET,
+    JSON,
+    OVERWRITE,
+    VERIFY,
+    Command,
     human_bytes,
+    num_candidates,
+    option,
     print_json,
     print_text,
     write_text,
@@ -20,58 +24,10 @@ from dglkge.cli.common import (
 from dglkge.data.dataset_files import SPLITS, TEST
 from dglkge.errors import InputError
 
-DESCRIPTION = """Write one HTML page about a run, or about several side by side: data set, learning curves,
-ranking by relation, side and category, best and worst relations with predictions, a map of the entities, time
-and memory, partitions, configuration. The page needs no network; a phone and a printer show it too.
-Needs: pip install 'dglkge[report]'"""
-EXAMPLES = """examples:
-  dglkge report runs/demo                                  writes runs/demo/report.html
-  dglkge report runs/a runs/b --output compare.html        side by side
-  dglkge report runs/demo --limit 0 --overwrite            rank the whole test split
-  dglkge report runs/demo --projection tsne --points 1000  the map by t-SNE
-  dglkge report runs/demo --json > figures.json            the figures of the page, and no page"""
-
 PAGE = "report.html"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    parser.add_argument(
-        "runs",
-        nargs="+",
-        metavar="RUN",
-        help="folder of a run, or a checkpoint folder in it (RUN/checkpoint/best)",
-    )
-    parser.add_argument("--output", metavar="FILE.html", help=f"the page (default for one run: RUN/{PAGE})")
-    parser.add_argument("--overwrite", action="store_true", help="replace the page if it exists")
-    parser.add_argument(
-        "--split", choices=SPLITS, default=TEST, help="triples to rank (default: %(default)s)"
-    )
-    add_number(
-        parser,
-        "--limit",
-        0,
-        help="rank N triples, drawn from the split; 0: all (default: at most 2000, and fewer, but at least "
-        "100, where there are very many entities, so that the time is bounded; the page says how many)",
-    )
-    add_candidates(parser)
-    add_number(
-        parser,
-        "--points",
-        0,
-        default=2000,
-        help="entities of the map, those with the most training triples; 0: no map (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--projection", choices=("pca", "tsne"), default="pca", help="of the map (default: %(default)s)"
-    )
-    add_options(parser, "dataset", "no_verify")
-    parser.add_argument(
-        "--json", action="store_true", help="print the figures as JSON; the page only with --output"
-    )
-
-
-def run(args: argparse.Namespace) -> int:
+def report(args: argparse.Namespace) -> int:
     """Collect, render and write."""
     from dglkge.report.figures import Choices, collect  # here: torch takes a second, which --help need not
     from dglkge.report.page import packages, render
@@ -127,3 +83,54 @@ def _target(args: argparse.Namespace) -> Path:
     if target.exists() and not args.overwrite:
         raise InputError(f"{target} exists; --overwrite replaces it")
     return target
+
+
+REPORT = Command(
+    description="""Write one HTML page about a run, or about several side by side: data set, learning curves,
+ranking by relation, side and category, best and worst relations with predictions, a map of the entities, time
+and memory, partitions, configuration. The page needs no network; a phone and a printer show it too.
+Needs: pip install 'dglkge[report]'""",
+    examples="""examples:
+  dglkge report runs/demo                                  writes runs/demo/report.html
+  dglkge report runs/a runs/b --output compare.html        side by side
+  dglkge report runs/demo --limit 0 --overwrite            rank the whole test split
+  dglkge report runs/demo --projection tsne --points 1000  the map by t-SNE
+  dglkge report runs/demo --json > figures.json            the figures of the page, and no page""",
+    options=[
+        option(
+            "runs",
+            "folder of a run, or a checkpoint folder in it (RUN/checkpoint/best)",
+            nargs="+",
+            metavar="RUN",
+        ),
+        option("--output", f"the page (default for one run: RUN/{PAGE})", metavar="FILE.html"),
+        OVERWRITE,
+        option("--split", "triples to rank (default: %(default)s)", choices=SPLITS, default=TEST),
+        option(
+            "--limit",
+            "rank N triples, drawn from the split; 0: all (default: at most 2000, and fewer, but at least "
+            "100, where there are very many entities, so that the time is bounded; the page says how many)",
+            least=0,
+            metavar="N",
+        ),
+        option(
+            "--candidates",
+            "rank among all entities of the type, or N sampled ones for each query (default: all)",
+            type=num_candidates,
+            metavar="N",
+        ),
+        option("--seed", "seed of drawn triples and candidates (default: %(default)s)", type=int, default=0),
+        option(
+            "--points",
+            "entities of the map, those with the most training triples; 0: no map (default: %(default)s)",
+            least=0,
+            default=2000,
+            metavar="N",
+        ),
+        option("--projection", "of the map (default: %(default)s)", choices=("pca", "tsne"), default="pca"),
+        DATASET,
+        VERIFY,
+        JSON,
+    ],
+    run=report,
+)

@@ -9,10 +9,15 @@ import sys
 from pathlib import Path
 
 from dglkge.cli.common import (
-    add_number,
-    add_options,
+    DATASET,
+    JSON,
+    RUN,
+    VERIFY,
+    Command,
+    flag,
     flush_output,
     open_model,
+    option,
     print_json,
     print_text,
 )
@@ -20,58 +25,11 @@ from dglkge.errors import InputError, import_extra
 from dglkge.launch.machine import usable_cores
 from dglkge.launch.stop_signals import StoppedBySignal, stop_signals_raised
 
-DESCRIPTION = """Serve a page to search entities, their known and predicted triples and similar entities, and
-REST under the same address: /predict, /score, /similar, /entities, /relations, /triples, described by
-/openapi.json. It runs until Ctrl-C or SIGTERM."""
-EXAMPLES = """examples:
-  dglkge serve runs/demo
-  dglkge serve runs/demo --port 0                        a free port; the address is printed
-  dglkge serve runs/demo --host 0.0.0.0 --token token.txt    reachable from other machines, with a token
-  curl 'http://127.0.0.1:8765/entities?prefix=dou'
-  curl http://127.0.0.1:8765/predict --json '{"queries": [{"head": "Alice", "relation": "likes"}], "k": 3}'"""
-
 DEFAULT_PORT = 8765
 APPROXIMATE_FROM = 1_000_000
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    add_options(parser, "run", "no_verify", "dataset")
-    parser.add_argument(
-        "--host", default="127.0.0.1", help="address to listen on (default: %(default)s); others need --token"
-    )
-    help_text = "0 takes a free one (default: %(default)s)"
-    add_number(parser, "--port", 0, 65535, default=DEFAULT_PORT, metavar="PORT", help=help_text)
-    parser.add_argument(
-        "--token",
-        metavar="FILE",
-        help="file with a token that every request for data must have; - asks for it. The page asks for it "
-        "too, or takes it from the address: http://HOST:PORT/#token=TOKEN",
-    )
-    parser.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="answer under this host name too, e.g. that of a proxy; may be repeated",
-    )
-    parser.add_argument(
-        "--faiss",
-        action="store_true",
-        help="search similar entities approximately, in types of --faiss-from entities or more",
-    )
-    add_number(
-        parser,
-        "--faiss-from",
-        1,
-        default=APPROXIMATE_FROM,
-        help="smallest type for --faiss (default: %(default)s)",
-    )
-    parser.add_argument("--threads", type=int, metavar="N", help="threads of the model (default: all cores)")
-    parser.add_argument("--json", action="store_true", help="print the address and the model as JSON")
-
-
-def run(args: argparse.Namespace) -> int:
+def serve(args: argparse.Namespace) -> int:
     """Open the run, serve, and return 128 + the number of the signal that ended it."""
     try:
         with stop_signals_raised():
@@ -170,3 +128,53 @@ def _print_facts(facts: dict, url: str, has_token: bool) -> None:
                 f"{how['lists_searched']} of {how['lists']} lists searched"
             )
     print_text(f"{url}{'#token=TOKEN' if has_token else ''}   Ctrl-C ends it")
+
+
+SERVE = Command(
+    description="""\
+Serve a page to search entities, their known and predicted triples and similar entities, and
+REST under the same address: /predict, /score, /similar, /entities, /relations, /triples, described by
+/openapi.json. It runs until Ctrl-C or SIGTERM.""",
+    examples="""examples:
+  dglkge serve runs/demo
+  dglkge serve runs/demo --port 0                        a free port; the address is printed
+  dglkge serve runs/demo --host 0.0.0.0 --token token.txt    reachable from other machines, with a token
+  curl 'http://127.0.0.1:8765/entities?prefix=dou'
+  curl http://127.0.0.1:8765/predict --json '{"queries": [{"head": "Alice", "relation": "likes"}], "k": 3}'
+""",
+    options=[
+        RUN,
+        VERIFY,
+        DATASET,
+        option(
+            "--host", "address to listen on (default: %(default)s); others need --token", default="127.0.0.1"
+        ),
+        option(
+            "--port", "0 takes a free one (default: %(default)s)", least=0, most=65535, default=DEFAULT_PORT
+        ),
+        option(
+            "--token",
+            "file with a token that every request for data must have; - asks for it. The page asks for it "
+            "too, or takes it from the address: http://HOST:PORT/#token=TOKEN",
+            metavar="FILE",
+        ),
+        option(
+            "--allow-host",
+            "answer under this host name too, e.g. that of a proxy; may be repeated",
+            action="append",
+            default=[],
+            metavar="NAME",
+        ),
+        flag("--faiss", "search similar entities approximately, in types of --faiss-from entities or more"),
+        option(
+            "--faiss-from",
+            "smallest type for --faiss (default: %(default)s)",
+            least=1,
+            default=APPROXIMATE_FROM,
+            metavar="N",
+        ),
+        option("--threads", "threads of the model (default: all cores)", type=int, metavar="N"),
+        JSON,
+    ],
+    run=serve,
+)

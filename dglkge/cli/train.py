@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from dglkge.cli.common import add_overrides
+from dglkge.cli.common import SET, Command, flag, option
 from dglkge.config import load_config
 from dglkge.config.recipes import recipe_file
 from dglkge.distributed.dgl_import import require_dgl
@@ -21,32 +21,8 @@ SCRIPT = "dglkge.cli.training_script"
 THIS_MACHINE = "127.0.0.1"
 """Its address in an ip_config.txt of one machine, without SSH."""
 
-DESCRIPTION = """Train a configuration with servers and trainers on this machine, or on those of an
-ip_config.txt. The same command again goes on from the last commit. dglkge-launch has more options, and runs
-scripts of your own."""
-EXAMPLES = """examples:
-  dglkge partition --input my_triples/ --output data/mine
-  dglkge train dataset=data/mine output=runs/mine                   all settings by default: dglkge config
-  dglkge train --recipe fb15k237/complex-5min dataset=data/mine output=runs/mine
-  dglkge train my.yaml --num_trainers 4
-  dglkge train my.yaml --ip_config ip_config.txt                    several machines"""
 
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    add = parser.add_argument
-    add("config", nargs="?", metavar="CONFIG", help="YAML file; what it leaves out has a default")
-    add("--recipe", metavar="NAME", help="a configuration that ships, instead of CONFIG: dglkge recipes")
-    add_overrides(parser)
-    add("--ip_config", "--ip-config", metavar="FILE", help="the machines (default: this one)")
-    add("--num_trainers", "--num-trainers", metavar="N[:M]", help="on each machine, as in dglkge-launch")
-    add("--num_servers", "--num-servers", metavar="N", help="on each machine, as in dglkge-launch")
-    add("--log_dir", "--log-dir", metavar="FOLDER", help="folder for the logs (default: logs/ of the run)")
-    add("--no_verify", "--no-verify", action="store_true", help="as in dglkge-launch")
-    add("--max_restarts", "--max-restarts", metavar="K", help="starts after failures, as in dglkge-launch")
-
-
-def run(args: argparse.Namespace) -> int:
+def train(args: argparse.Namespace) -> int:
     """Launch the job."""
     require_dgl("dglkge train")
     if args.recipe is not None:
@@ -83,3 +59,28 @@ def ip_config(given: str | None, num_servers: int = 1) -> Iterator[str]:
         port = find_server_ports(THIS_MACHINE, num_servers)
         path.write_text(f"{THIS_MACHINE} {port}\n", encoding="utf-8")
         yield str(path)
+
+
+TRAIN = Command(
+    description="""Train a configuration with servers and trainers on this machine, or on those of an
+ip_config.txt. The same command again goes on from the last commit. dglkge-launch has more options, and runs
+scripts of your own.""",
+    examples="""examples:
+  dglkge partition --input my_triples/ --output data/mine
+  dglkge train dataset=data/mine output=runs/mine                   all settings by default: dglkge config
+  dglkge train --recipe fb15k237/complex-5min dataset=data/mine output=runs/mine
+  dglkge train my.yaml --num_trainers 4
+  dglkge train my.yaml --ip_config ip_config.txt                    several machines""",
+    options=[
+        option("config", "YAML file; what it leaves out has a default", nargs="?", metavar="CONFIG"),
+        option("--recipe", "a configuration that ships, instead of CONFIG: dglkge recipes", metavar="NAME"),
+        SET,
+        option("--ip_config", "the machines (default: this one)", metavar="FILE"),
+        option("--num_trainers", "on each machine, as in dglkge-launch", metavar="N[:M]"),
+        option("--num_servers", "on each machine, as in dglkge-launch", metavar="N"),
+        option("--log_dir", "folder for the logs (default: logs/ of the run)", metavar="FOLDER"),
+        flag("--no_verify", "as in dglkge-launch"),
+        option("--max_restarts", "starts after failures, as in dglkge-launch", metavar="K"),
+    ],
+    run=train,
+)

@@ -6,51 +6,12 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from dglkge.cli.common import add_number, add_options, print_columns, print_json, print_text
+from dglkge.cli.common import JSON, Command, flag, option, print_columns, print_json, print_text
 from dglkge.distributed.dgl_import import require_dgl
 from dglkge.registry import import_modules
 
-DESCRIPTION = """Search for good settings in a space (a YAML file). Many trials train few epochs on a small
-k-core of the graph, the best of them longer on a larger one, and the winner trains on the whole graph (GraSH:
-Kochsiek et al. 2022). The plan, with its cost in full trainings, is printed first. Each trial is a
-child process with a folder of its own. After Ctrl-C, the same command goes on. Needs Optuna:
-pip install 'dglkge[tune]'."""
-EXAMPLES = """examples:
-  dglkge tune space.yaml --output tuned                     search; the winner is in tuned/best.yaml
-  dglkge tune space.yaml --output tuned --dry-run           only the plan and its cost
-  dglkge tune space.yaml --output tuned --num_trainers 2    each trial under dglkge-launch
 
-a space:
-  config: examples/fb15k237/complex.yaml     # base configuration
-  set: {dataset: data/mine}                  # changes to it
-  space:
-    optimizer.lr: {low: 0.01, high: 1.0, log: true}
-    regularizer.weight: {low: 1.0e-4, high: 0.3, log: true}
-    negatives.num_uniform: [500, 1000, 2000]
-  search: {trials: 64, reduction: 4, budget: 3, seed: 0}"""
-
-
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    parser.add_argument("space", metavar="SPACE", help="YAML file with the base, the space and the search")
-    parser.add_argument("--output", required=True, metavar="DIR", help="folder of the search")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="KEY=VALUE", help="override one field of the base"
-    )
-    add_number(
-        parser,
-        "--num_trainers",
-        0,
-        default=0,
-        help="train each trial with N trainers under dglkge-launch (default: 0, one process without servers)",
-    )
-    parser.add_argument("--trials", type=int, metavar="N", help="instead of search.trials of the file")
-    parser.add_argument("--budget", type=float, metavar="B", help="instead of search.budget of the file")
-    parser.add_argument("--dry-run", action="store_true", help="print the plan and exit")
-    add_options(parser, "json")
-
-
-def run(args: argparse.Namespace) -> int:
+def tune(args: argparse.Namespace) -> int:
     """Plan, search and print."""
     require_dgl("dglkge tune")
     # Here: --help does without torch and pandas.
@@ -103,3 +64,42 @@ def run(args: argparse.Namespace) -> int:
     print_text(f"{result.split} MRR {outcome.value:.4f} on the whole graph, {outcome.seconds:.0f} s")
     print_text(f"configuration: {result.config}; run: {result.run}; trials: {output / 'trials.tsv'}")
     return 0
+
+
+TUNE = Command(
+    description="""Search for good settings in a space (a YAML file). Many trials train few epochs on a small
+k-core of the graph, the best of them longer on a larger one, and the winner trains on the whole graph (GraSH:
+Kochsiek et al. 2022). The plan, with its cost in full trainings, is printed first. Each trial is a
+child process with a folder of its own. After Ctrl-C, the same command goes on. Needs Optuna:
+pip install 'dglkge[tune]'.""",
+    examples="""examples:
+  dglkge tune space.yaml --output tuned                     search; the winner is in tuned/best.yaml
+  dglkge tune space.yaml --output tuned --dry-run           only the plan and its cost
+  dglkge tune space.yaml --output tuned --num_trainers 2    each trial under dglkge-launch
+
+a space:
+  config: examples/fb15k237/complex.yaml     # base configuration
+  set: {dataset: data/mine}                  # changes to it
+  space:
+    optimizer.lr: {low: 0.01, high: 1.0, log: true}
+    regularizer.weight: {low: 1.0e-4, high: 0.3, log: true}
+    negatives.num_uniform: [500, 1000, 2000]
+  search: {trials: 64, reduction: 4, budget: 3, seed: 0}""",
+    options=[
+        option("space", "YAML file with the base, the space and the search", metavar="SPACE"),
+        option("--output", "folder of the search", required=True, metavar="DIR"),
+        option("--set", "override one field of the base", action="append", default=[], metavar="KEY=VALUE"),
+        option(
+            "--num_trainers",
+            "train each trial with N trainers under dglkge-launch (default: 0, one process without servers)",
+            least=0,
+            default=0,
+            metavar="N",
+        ),
+        option("--trials", "instead of search.trials of the file", type=int, metavar="N"),
+        option("--budget", "instead of search.budget of the file", type=float, metavar="B"),
+        flag("--dry-run", "print the plan and exit"),
+        JSON,
+    ],
+    run=tune,
+)

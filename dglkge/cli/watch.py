@@ -10,69 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dglkge.checkpoint.layout import Progress
-from dglkge.cli.common import add_number, human_bytes, print_json, print_rich, write_text
+from dglkge.cli.common import JSON, Command, flag, human_bytes, option, print_json, print_rich, write_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
-
-DESCRIPTION = """Follow a run: progress, edges per second, loss, metrics of the valid split, memory and sent
-bytes of each process, last events. All of it is read from the files in the run's folder and from its logs. So
-it works for a run that has ended, and for one of other machines whose files are copied here
-(dglkge-launch --sync). It ends with Ctrl-C, or once the run is finished."""
-EXAMPLES = """examples:
-  dglkge watch runs/demo
-  dglkge watch runs/demo --once                      one look
-  dglkge watch runs/demo --json | jq .edges_per_second
-  dglkge watch runs/demo --logs logs/20261122-101500-4711
-  dglkge watch runs/demo --prometheus /var/lib/node_exporter/textfile/demo.prom --interval 15
-
-With --prometheus nothing is shown: FILE is replaced at each interval, atomically, in the text format that
-node_exporter's textfile collector reads. docs/watching.md lists the metrics.
-
-exit status: 0 at the end of the run, with --once, or after Ctrl-C; 2 for bad input; 1 for a full disk."""
 
 NONE = "–"
 PIPE_COLUMNS = 1000
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    add = parser.add_argument
-    add("run", metavar="RUN", help="folder of a run")
-    add("--once", action="store_true", help="look once, and end")
-    add("--json", action="store_true", help="print the state as one JSON object, and end")
-    add(
-        "--prometheus",
-        metavar="FILE",
-        help="replace FILE by metrics in Prometheus' text format at each interval",
-    )
-    add_number(
-        parser,
-        "--interval",
-        0.1,
-        86400,
-        float,
-        " seconds",
-        default=2.0,
-        metavar="S",
-        help="seconds between two looks (default: %(default)g)",
-    )
-    add(
-        "--logs",
-        metavar="FOLDER",
-        help="folder of the logs (default: the one that the run names, or RUN/logs)",
-    )
-    add_number(
-        parser,
-        "--lines",
-        0,
-        100,
-        default=10,
-        help="events and lines of the log (default: %(default)d)",
-    )
-
-
-def run(args: argparse.Namespace) -> int:
+def watch(args: argparse.Namespace) -> int:
     """Look at the run until it is finished."""
     from dglkge.report.learning_curves import finite
     from dglkge.report.run_state import FINISHED, prometheus_text, run_state
@@ -212,3 +159,56 @@ def _duration(seconds: float) -> str:
         if left >= size:
             return f"{left // size} {large} {left % size // unit} {small}"
     return f"{left} s"
+
+
+WATCH = Command(
+    description="""Follow a run: progress, edges per second, loss, metrics of the valid split, memory and sent
+bytes of each process, last events. All of it is read from the files in the run's folder and from its logs. So
+it works for a run that has ended, and for one of other machines whose files are copied here
+(dglkge-launch --sync). It ends with Ctrl-C, or once the run is finished.""",
+    examples="""examples:
+  dglkge watch runs/demo
+  dglkge watch runs/demo --once                      one look
+  dglkge watch runs/demo --json | jq .edges_per_second
+  dglkge watch runs/demo --logs logs/20261122-101500-4711
+  dglkge watch runs/demo --prometheus /var/lib/node_exporter/textfile/demo.prom --interval 15
+
+With --prometheus nothing is shown: FILE is replaced at each interval, atomically, in the text format that
+node_exporter's textfile collector reads. docs/watching.md lists the metrics.
+
+exit status: 0 at the end of the run, with --once, or after Ctrl-C; 2 for bad input; 1 for a full disk.""",
+    options=[
+        option("run", "folder of a run", metavar="RUN"),
+        flag("--once", "look once, and end"),
+        JSON,
+        option(
+            "--prometheus",
+            "replace FILE by metrics in Prometheus' text format at each interval",
+            metavar="FILE",
+        ),
+        option(
+            "--interval",
+            "seconds between two looks (default: %(default)g)",
+            type=float,
+            least=0.1,
+            most=86400,
+            unit=" seconds",
+            default=2.0,
+            metavar="S",
+        ),
+        option(
+            "--logs",
+            "folder of the logs (default: the one that the run names, or RUN/logs)",
+            metavar="FOLDER",
+        ),
+        option(
+            "--lines",
+            "events and lines of the log (default: %(default)d)",
+            least=0,
+            most=100,
+            default=10,
+            metavar="N",
+        ),
+    ],
+    run=watch,
+)

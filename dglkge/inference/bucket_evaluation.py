@@ -6,7 +6,6 @@ and at the end all edge sets together.
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -15,44 +14,15 @@ import numpy as np
 
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TRAIN
-from dglkge.data.known_triples import KnownTriples
 from dglkge.data.range_walk import range_bounds, ranges_of
 from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import RankingResult, relation_categories
 from dglkge.evaluation.protocol import Protocol
-from dglkge.inference.imports.dglke_files import Tables
-from dglkge.model.kge_model import KgeModel
-from dglkge.typing import RowShard, Side
+from dglkge.inference.trained_model import TrainedModel
+from dglkge.typing import Side
 
 EdgeSets = str | Sequence[str] | Mapping[str, np.ndarray]
-
-
-class RankedModel(typing.Protocol):
-    """What a ranking asks of a model; :class:`dglkge.inference.run.Run` has it."""
-
-    @property
-    def dataset(self) -> Dataset:
-        """The data set that it was trained on."""
-        ...
-
-    @property
-    def model(self) -> KgeModel:
-        """The score function at its dimension."""
-        ...
-
-    @property
-    def tables(self) -> Tables:
-        """Rows and names."""
-        ...
-
-    def known_triples(self, also_known: Sequence[np.ndarray]) -> KnownTriples:
-        """Return an index of the triples of all splits, and of others."""
-        ...
-
-    def shards(self, tables: Sequence[str]) -> Mapping[str, Sequence[RowShard]]:
-        """Return all rows of some tables."""
-        ...
 
 
 class BucketResult(NamedTuple):
@@ -73,7 +43,7 @@ class BucketResult(NamedTuple):
 
 
 def evaluate_buckets(
-    run: RankedModel,
+    run: TrainedModel,
     edge_sets: EdgeSets,
     protocol: Protocol | None = None,
     num_ranges: int = 1,
@@ -87,7 +57,7 @@ def evaluate_buckets(
 
     Parameters
     ----------
-    run : RankedModel
+    run : TrainedModel
     edge_sets : str, sequence of str, or mapping of str to (n, 3) int64 array
         Names of splits and of edge sets of the training triples; or triples by a name of your choice, as
         original ids.
@@ -117,7 +87,7 @@ def evaluate_buckets(
 
 
 def _evaluate(
-    run: RankedModel,
+    run: TrainedModel,
     edge_sets: Mapping[str, np.ndarray],
     protocol: Protocol,
     num_ranges: int,

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -15,13 +15,12 @@ from dglkge.data.known_triples import KnownTriples
 from dglkge.data.named_triples import find_triples
 from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError
-from dglkge.evaluation.calibration import Calibration, Curve
+from dglkge.evaluation.calibration import Curve
 from dglkge.evaluation.queries import score_triples
 from dglkge.inference.choices import MISSING, Known
-from dglkge.inference.imports.dglke_files import Tables
-from dglkge.inference.named_queries import NamedAnswer, NamedQuery, Prediction, resolve
+from dglkge.inference.named_queries import NamedQuery, resolve
 from dglkge.inference.search import LinkQuery
-from dglkge.model.kge_model import KgeModel
+from dglkge.inference.trained_model import TrainedModel
 from dglkge.typing import Side
 
 HEAD, RELATION_COLUMN, TAIL = ROLES
@@ -31,49 +30,8 @@ TRIPLES_AT_A_TIME = 1 << 18
 """Triples made of pairs and all their relations that are in memory at a time."""
 
 
-class QueriedModel(Protocol):
-    """What is asked of a model; :class:`dglkge.inference.run.Run` has it."""
-
-    @property
-    def tables(self) -> Tables:
-        """Rows and names."""
-        ...
-
-    @property
-    def model(self) -> KgeModel:
-        """The score function at its dimension."""
-        ...
-
-    @property
-    def calibration(self) -> Calibration:
-        """The fitted probabilities; an InputError if there are none."""
-        ...
-
-    def answer_resolved(
-        self,
-        queries: Sequence[NamedQuery],
-        resolved: Sequence[LinkQuery],
-        topk: int = 10,
-        known: Known | str | None = None,
-    ) -> list[Prediction]:
-        """Return the best answers to queries with one entity missing, whose ids are known already."""
-        ...
-
-    def nearest(self, entity: str, entity_type: str, topk: int = 10) -> list[NamedAnswer]:
-        """Return the entities with the greatest cosines."""
-        ...
-
-    def type_of(self, entity: str, entity_type: str | None = None) -> str:
-        """Return the type of an entity."""
-        ...
-
-    def known_treatment(self, known: Known | str | None) -> tuple[Known, dict[str, KnownTriples]]:
-        """Return the treatment of known answers, and the known triples by split that it needs."""
-        ...
-
-
 def predict(
-    run: QueriedModel,
+    run: TrainedModel,
     queries: pd.DataFrame,
     k: int = 10,
     known: Known | str | None = None,
@@ -150,7 +108,7 @@ def predict(
     return found.frame(queries.index)
 
 
-def score(run: QueriedModel, triples: pd.DataFrame, strict: bool = False) -> pd.DataFrame:
+def score(run: TrainedModel, triples: pd.DataFrame, strict: bool = False) -> pd.DataFrame:
     """Score given triples.
 
     Parameters
@@ -211,7 +169,7 @@ def score(run: QueriedModel, triples: pd.DataFrame, strict: bool = False) -> pd.
 
 
 def predict_one(
-    run: QueriedModel,
+    run: TrainedModel,
     parts: tuple[str | None, str | None, str | None],
     k: int,
     known: Known | str | None,
@@ -224,7 +182,7 @@ def predict_one(
     return chosen.rename(columns={missing: name}).astype({"rank": np.int64})
 
 
-def similar(run: QueriedModel, entity: str, k: int = 10, entity_type: str | None = None) -> pd.DataFrame:
+def similar(run: TrainedModel, entity: str, k: int = 10, entity_type: str | None = None) -> pd.DataFrame:
     """Return the entities of the same type with the greatest cosines: rank, entity, cosine."""
     found = run.nearest(entity, run.type_of(entity, entity_type), k)
     return pd.DataFrame(
@@ -237,7 +195,7 @@ def similar(run: QueriedModel, entity: str, k: int = 10, entity_type: str | None
 
 
 def embeddings(
-    run: QueriedModel, names: Sequence[str] | None = None, entity_type: str | None = None
+    run: TrainedModel, names: Sequence[str] | None = None, entity_type: str | None = None
 ) -> pd.DataFrame:
     """Return the rows of entities by name.
 
@@ -281,7 +239,7 @@ def embeddings(
     return pd.DataFrame(rows, index=pd.Index(list(names), name="entity"))
 
 
-def fitting_relations(run: QueriedModel, head: str, tail: str) -> list[tuple[int, int, int]]:
+def fitting_relations(run: TrainedModel, head: str, tail: str) -> list[tuple[int, int, int]]:
     """Return (head id, relation id, tail id) of every relation whose entity types have both names.
 
     Raises
@@ -303,7 +261,7 @@ def fitting_relations(run: QueriedModel, head: str, tail: str) -> list[tuple[int
     return found
 
 
-def calibrated_curve(run: QueriedModel) -> Curve | None:
+def calibrated_curve(run: TrainedModel) -> Curve | None:
     """Return the curve of probabilities of a run's version; None if none was fitted for it."""
     try:
         return run.calibration.curve
@@ -322,7 +280,7 @@ def splits_of(known: Mapping[str, KnownTriples], triples: np.ndarray) -> np.ndar
 
 
 def _relations_of_pairs(
-    run: QueriedModel,
+    run: TrainedModel,
     pairs: Sequence[Sequence[tuple[int, int, int]]],
     k: int,
     known: Known | str | None,
@@ -367,7 +325,7 @@ def _blocks(sizes: Sequence[int]) -> Iterator[tuple[int, int]]:
 class _Answers:
     """Collects the rows of the result of :func:`predict`."""
 
-    def __init__(self, run: QueriedModel) -> None:
+    def __init__(self, run: TrainedModel) -> None:
         self._run = run
         self._rows: dict[int, list[tuple[Any, ...]]] = {}
 

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -14,45 +12,33 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from dglkge.checkpoint.bigraph import is_bigraph
 from dglkge.checkpoint.hdf5_format import OPTIMIZER_GROUP, STATE_BLOB
 from dglkge.checkpoint.layout import (
     CHECKPOINT_FOLDER,
-    METRICS_PATTERN,
-    RUN_CALIBRATION_FILE,
-    RUN_METRICS_FILE,
     VERSION_FILE,
     is_pointer,
 )
 from dglkge.checkpoint.manifest import UNKNOWN_CRC32
 from dglkge.checkpoint.mirror import local_path
 from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
-from dglkge.checkpoint.relation_layout import check_registered
-from dglkge.data.dataset import Dataset
-from dglkge.data.dataset_files import SPLITS, TRAIN, load_json
-from dglkge.data.known_triples import KnownTriples
+from dglkge.data.dataset_files import SPLITS, TRAIN
 from dglkge.data.vector_files import feature_files, read_new_vectors
 from dglkge.errors import InputError, unknown_name
-from dglkge.evaluation.calibration import Calibration, Curve
 from dglkge.evaluation.evaluator import RankingEvaluator
-from dglkge.evaluation.metrics import RankingResult, load_results, relation_categories
+from dglkge.evaluation.metrics import RankingResult, relation_categories
 from dglkge.evaluation.protocol import Protocol
 from dglkge.inference.bucket_evaluation import BucketResult, EdgeSets, evaluate_buckets
 from dglkge.inference.choices import Known
 from dglkge.inference.exports.export import export_tables
-from dglkge.inference.imports.dglke_files import DglkeFolder, DglkeTables, Tables, is_dglke
+from dglkge.inference.imports.dglke_files import DglkeFolder, DglkeTables, is_dglke
 from dglkge.inference.imports.hub_tables import HubTables, is_hub_folder
-from dglkge.inference.named_queries import NamedAnswer, NamedQuery, Prediction, resolve
-from dglkge.inference.search import Answer, LinkPredictor, LinkQuery, most_similar
+from dglkge.inference.trained_model import TrainedModel
 from dglkge.model.device import open_device
-from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.registry import import_modules
-from dglkge.typing import AUTO_DEVICE, RELATION, RowShard
+from dglkge.typing import AUTO_DEVICE
 
 if TYPE_CHECKING:
     import pandas as pd
-
-logger = logging.getLogger(__name__)
 
 
 def _frames() -> ModuleType:
@@ -116,156 +102,8 @@ def open_run(
     return Run(open_checkpoint(path, verify=verify), dataset)
 
 
-class Run:
-    """A trained model on files. Get one from :func:`open_run`.
-
-    Rows are mapped from the files. The data set and the model are opened at first use, once.
-
-    Parameters
-    ----------
-    tables : Checkpoint or DglkeTables
-        Rows and names.
-    dataset : str, optional
-        Folder of the data set; by default the path that the checkpoint has recorded.
-
-    Attributes
-    ----------
-    tables : Checkpoint or DglkeTables
-    """
-
-    def __init__(self, tables: Tables, dataset: str | None = None) -> None:
-        self.tables = tables
-        self._dataset_path = dataset
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        """The checkpoint.
-
-        Raises
-        ------
-        InputError
-            If the model is a folder of DGL-KE or for the Hugging Face hub, which are none.
-        """
-        if isinstance(self.tables, Checkpoint):
-            return self.tables
-        if isinstance(self.tables, HubTables):
-            raise InputError(
-                f"{self.tables.path} was written by dglkge export --format huggingface and is no checkpoint: "
-                "it can be queried and exported"
-            )
-        raise InputError(
-            f"{self.tables.path} was written by DGL-KE and is no checkpoint; {self._conversion()}"
-        )
-
-    @property
-    def tables_in_order(self) -> list[str]:
-        """Names of all tables: the entity types and the relations."""
-        return [*self.tables.entity_types, RELATION]
-
-    @cached_property
-    def model(self) -> KgeModel:
-        """The score function at its dimension."""
-        meta = self.tables.meta
-        check_registered(meta)
-        model = build_model(meta.score_function, meta.dim, meta.reciprocal, options=meta.score_options)
-        if model.module is not None:
-            model.load_module(self.tables.dense_parameters(), str(self.tables.path))
-        return model
-
-    @cached_property
-    def dataset(self) -> Dataset:
-        """The data set that the model was trained on.
-
-        Raises
-        ------
-        InputError
-            If it is missing or another one, or the model's ids are not those of a data set.
-        """
-        tables = self.tables
-        # Ids of these formats count rows in their own files, and no fingerprint shows which data set they
-        # belong to.
-        if isinstance(tables, DglkeTables) or (
-            isinstance(tables, Checkpoint) and is_bigraph(tables.folder, tables.version)
-        ):
-            writer = "PyTorch-BigGraph" if isinstance(tables, Checkpoint) else "DGL-KE"
-            raise InputError(
-                f"{tables.path} was written by {writer}, with ids of its own; {self._conversion()}"
-            )
-        folder = Path(self._dataset_path or tables.meta.dataset_path)
-        if self._dataset_path is None and isinstance(tables, HubTables):
-            raise InputError(
-                f"{tables.path} does not say where its dataset {tables.meta.dataset_name} is; say it with "
-                "--dataset"
-            )
-        if self._dataset_path is None and not folder.is_dir():
-            raise InputError(
-                f"the run's dataset {folder} is not there any more; say with --dataset where it is"
-            )
-        # Ids are positions in vocabularies: with another data set they would silently mean other entities.
-        dataset = Dataset.open(folder)
-        if dataset.fingerprint != tables.meta.dataset_fingerprint:
-            raise InputError(
-                f"{folder} is not the dataset of this run ({tables.meta.dataset_name}): its fingerprint is "
-                f"{dataset.fingerprint[:12]}, expected {tables.meta.dataset_fingerprint[:12]}"
-            )
-        return dataset
-
-    def _conversion(self) -> str:
-        """Return the command that gives the rows the ids of a data set."""
-        path, target = self.tables.path, self._dataset_path or "DIR"
-        if isinstance(self.tables, Checkpoint):
-            folder, source = self.tables.run_folder, ""
-        else:
-            folder, source = path, " --from dglke"
-        output = folder.with_name(folder.name + "_converted")
-        return (
-            f"to use it with a data set: dglkge checkpoint convert {path}{source} --to run "
-            f"--dataset {target} --output {output}"
-        )
-
-    @property
-    def metrics(self) -> dict[str, Any]:
-        """What the training job measured at its end, by split, as in ``metrics.json``; empty if nothing.
-
-        Raises
-        ------
-        InputError
-            If the file is damaged.
-        """
-        path = self.checkpoint.run_folder / RUN_METRICS_FILE
-        return load_json(path) if path.is_file() else {}
-
-    @property
-    def results(self) -> dict[str, dict[str, Any]]:
-        """All ranking results in the run's folder by name: the training job's and ``dglkge evaluate``'s.
-
-        Each has the fields protocol, num_triples (absent in files of older versions), both, head, tail and
-        per_relation; see :func:`dglkge.evaluation.metrics.load_results`.
-
-        Raises
-        ------
-        InputError
-            If a file is damaged.
-        """
-        return load_results(sorted(self.checkpoint.run_folder.glob(METRICS_PATTERN)))
-
-    def known_triples(self, also_known: Sequence[np.ndarray] = ()) -> KnownTriples:
-        """Return an index of the triples of all splits, and of others; built once without others."""
-        if also_known:
-            return self.dataset.known_triples(SPLITS, also_known)
-        return self._known_of_all_splits
-
-    @cached_property
-    def _known_of_all_splits(self) -> KnownTriples:
-        return self.dataset.known_triples()
-
-    @cached_property
-    def _known_by_split(self) -> dict[str, KnownTriples]:
-        return {split: self.dataset.known_triples([split]) for split in SPLITS}
-
-    def shards(self, tables: Sequence[str]) -> dict[str, Sequence[RowShard]]:
-        """Return all rows of some tables."""
-        return {table: self.tables.shards(table) for table in tables}
+class Run(TrainedModel):
+    """A trained model on files: questions, rankings and exports. Get one from :func:`open_run`."""
 
     def predict_tails(
         self, head: str, relation: str, k: int = 10, known: Known | str | None = None
@@ -331,181 +169,6 @@ class Run:
     def embeddings(self, names: Sequence[str] | None = None, entity_type: str | None = None) -> pd.DataFrame:
         """Return the rows of entities by name; see :func:`dglkge.inference.frames.embeddings`."""
         return _frames().embeddings(self, names, entity_type)
-
-    def answer(
-        self,
-        queries: Sequence[NamedQuery],
-        topk: int = 10,
-        known: Known | str | None = None,
-        probability: bool = False,
-    ) -> list[Prediction]:
-        """Return the best answers to queries with one entity missing.
-
-        Parameters
-        ----------
-        queries : sequence of NamedQuery
-        topk : int
-            Answers to each query; fewer if there are fewer candidates.
-        known : Known or str, optional
-            Treatment of answers that the data set contains: mark, drop or keep. None marks them if the data
-            set can be opened, and otherwise logs a warning and marks none.
-        probability : bool
-            Give the answers the probabilities that ``dglkge evaluate --calibrate`` has fitted.
-
-        Returns
-        -------
-        list of Prediction
-            One for each query.
-
-        Raises
-        ------
-        InputError
-            If a name is unknown or ambiguous, ``known`` needs a data set that cannot be opened, or there are
-            no probabilities of this version.
-        """
-        tables = self.tables
-        resolved = [resolve(query, tables.relations, tables.vocabulary) for query in queries]
-        return self.answer_resolved(queries, resolved, topk, known, probability)
-
-    def answer_resolved(
-        self,
-        queries: Sequence[NamedQuery],
-        resolved: Sequence[LinkQuery],
-        topk: int = 10,
-        known: Known | str | None = None,
-        probability: bool = False,
-    ) -> list[Prediction]:
-        """Return :meth:`answer` of queries whose ids are known already."""
-        tables = self.tables
-        curve = self.calibration.curve if probability else None
-        known, known_triples = self.known_treatment(known)
-        relations = [tables.relations[query.relation_id] for query in resolved]
-        types = [relation.candidate_type(query.side) for relation, query in zip(relations, resolved)]
-        shards = self.shards(sorted(set(types)))  # no other table is read, or compared with its checksum
-        predictor = LinkPredictor(self.model, tables.meta.relations, tables, shards, known_triples)
-        found = predictor.predict(resolved, topk, known)
-        labels = tables.relations.labels
-        return [
-            Prediction(
-                named,
-                labels[query.relation_id],
-                type_,
-                known is Known.MARK,
-                self._named(type_, answers, curve),
-            )
-            for named, query, type_, answers in zip(queries, resolved, types, found)
-        ]
-
-    def known_treatment(self, known: Known | str | None) -> tuple[Known, dict[str, KnownTriples]]:
-        """Return the treatment of known answers, and the known triples by split that it needs.
-
-        Raises
-        ------
-        InputError
-            If the treatment is unknown, or the data set is needed and cannot be opened.
-        """
-        if known is not None:
-            allowed = [one.value for one in Known]
-            if not isinstance(known, Known) and known not in allowed:
-                raise unknown_name("treatment of known answers", known, allowed)
-            known = Known(known)
-        if known is Known.KEEP:
-            return known, {}
-        try:
-            return known or Known.MARK, self._known_by_split
-        except InputError as error:
-            # The data set of a run may be on another machine; one that was named must be usable.
-            if known is not None or self._dataset_path is not None:
-                raise
-            logger.warning("known answers are not marked: %s", error)
-            return Known.KEEP, {}
-
-    def _named(
-        self, entity_type: str, answers: Sequence[Answer], curve: Curve | None = None
-    ) -> list[NamedAnswer]:
-        names = self.tables.vocabulary(entity_type)
-        named = [NamedAnswer(names[answer.entity_id], answer.score, answer.known) for answer in answers]
-        if curve is None:
-            return named
-        found = curve(np.array([answer.score for answer in answers])).tolist()
-        return [replace(answer, probability=value) for answer, value in zip(named, found)]
-
-    @cached_property
-    def calibration(self) -> Calibration:
-        """The probabilities that ``dglkge evaluate --calibrate`` has written beside the checkpoint.
-
-        Raises
-        ------
-        InputError
-            If there are none, or they are those of another version.
-        """
-        checkpoint = self.checkpoint
-        path = checkpoint.run_folder / RUN_CALIBRATION_FILE
-        found = Calibration.load(path)
-        here = (checkpoint.manifest.run_id, checkpoint.version)
-        if (found.run_id, found.version) != here:
-            raise InputError(
-                f"{path} is of version {found.version} of its run, the checkpoint has version "
-                f"{checkpoint.version}: fit probabilities again, with dglkge evaluate --calibrate"
-            )
-        return found
-
-    def nearest(self, entity: str, entity_type: str, topk: int = 10) -> list[NamedAnswer]:
-        """Return the entities of a type whose rows have the greatest cosine with an entity's row.
-
-        Parameters
-        ----------
-        entity : str
-        entity_type : str
-            As :meth:`type_of` returns it.
-        topk : int
-
-        Returns
-        -------
-        list of NamedAnswer
-            The most similar first, without the entity itself.
-
-        Raises
-        ------
-        InputError
-            If a name is unknown, or ``topk`` is less than 1.
-        """
-        ids = torch.tensor([self.tables.vocabulary(entity_type).id(entity)])
-        (answers,) = most_similar(self.tables, self.tables.shards(entity_type), entity_type, ids, topk)
-        return self._named(entity_type, answers)
-
-    def type_of(self, entity: str, entity_type: str | None = None) -> str:
-        """Return the type of an entity.
-
-        Parameters
-        ----------
-        entity : str
-        entity_type : str, optional
-            The type that the user gave, which is only checked.
-
-        Raises
-        ------
-        InputError
-            If the given type is unknown, several types have the name, or none of several types has it. With
-            one type an unknown name passes: the vocabulary's own error lists the nearest names.
-        """
-        types = self.tables.entity_types
-        if entity_type is not None:
-            if entity_type not in types:
-                known = ", ".join(map(repr, types))
-                raise InputError(f"unknown entity type {entity_type!r}; known: {known}")
-            return entity_type
-        found = [known for known in types if entity in self.tables.vocabulary(known)]
-        if len(found) > 1:
-            raise InputError(
-                f"{entity!r} is the name of entities of several types: {', '.join(found)}; say --type"
-            )
-        if not found and len(types) > 1:
-            raise InputError(
-                f"no entity of any type is called {entity!r}; say --type to see the nearest names of one of "
-                + ", ".join(types)
-            )
-        return (found or types)[0]
 
     def evaluate(
         self,

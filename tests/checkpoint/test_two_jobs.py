@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.checkpoint import CheckpointManager, layout, open_checkpoint
+from dglkge.checkpoint import CheckpointManager, TrainerGroup, layout, open_checkpoint
 from dglkge.checkpoint import part_files as writers
 from dglkge.checkpoint.storage import CheckpointStorage, write_receipt
 from dglkge.distributed.lease import LEASE_FILE, Holder, Lease, LeaseTaker, new_nonce
@@ -32,10 +32,9 @@ def lease(tmp_path: Path):
     taken.release()
 
 
-def manager_of(run: Path, lease: Lease | None, **options) -> CheckpointManager:
-    return CheckpointManager(
-        run / "checkpoint", 0, True, lambda: None, toy_names(META), lease=lease, **options
-    )
+def manager_of(run: Path, lease: Lease | None, num_parts: int | None = None, **group) -> CheckpointManager:
+    names = toy_names(META)
+    return CheckpointManager(run / "checkpoint", TrainerGroup(**group), names, num_parts, lease=lease)
 
 
 def save(manager: CheckpointManager, seed: int, num_parts: int = 1) -> int:

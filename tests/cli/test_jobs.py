@@ -101,7 +101,7 @@ def test_who_cannot_be_stopped_from_here(
         sent.append((pid, number))
         raise PermissionError
 
-    monkeypatch.setattr("dglkge.cli.stop.os.kill", refuse)
+    monkeypatch.setattr("dglkge.cli.jobs.os.kill", refuse)
     pid = os.getpid()
     here, away = (
         Registration(JobEntry(new_nonce(), "", host, launcher_pid=pid, launcher_started=process_start(pid)))

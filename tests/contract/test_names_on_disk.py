@@ -33,7 +33,7 @@ OF_OTHERS = {
     "examples/benchmarks/growth.py": {"partition.log"},
     "examples/benchmarks/out_of_core.py": {"partition.log"},
     "examples/benchmarks/quality.py": {"partition.log"},
-    "dglkge/cli/inspect_run.py": {"num_parts"},
+    "dglkge/cli/checkpoints.py": {"num_parts"},
     "dglkge/report/page.py": {"finished_epochs", "has_weights", "num_parts", "num_relations"},
     "dglkge/training/stats.py": {"batches_done", "epoch_loss"},
 }

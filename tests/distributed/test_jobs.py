@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.cli.stop import _send
+from dglkge.cli.jobs import _send
 from dglkge.distributed import jobs
 from dglkge.distributed.jobs import (
     Claims,
@@ -107,7 +107,7 @@ def test_other_users_are_not_believed(tmp_path: Path, monkeypatch: pytest.Monkey
         holder.communicate()
     (entry,) = live_jobs(str(tmp_path))
     assert entry.owner == 65534
-    monkeypatch.setattr("dglkge.cli.stop.os.kill", lambda *_arguments: pytest.fail("a signal was sent"))
+    monkeypatch.setattr("dglkge.cli.jobs.os.kill", lambda *_arguments: pytest.fail("a signal was sent"))
     with pytest.raises(InputError, match=f"process {os.getpid()} is not of the entry's owner"):
         _send(entry)
     held.release()

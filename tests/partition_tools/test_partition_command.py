@@ -23,8 +23,8 @@ SCRIPT = REPOSITORY / "partition_tools" / "partition.py"
 
 def run(*arguments: object, cwd: Path = REPOSITORY) -> subprocess.CompletedProcess:
     """Run the script as a user does, with no help from PYTHONPATH."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     command = [*warm.python(), str(SCRIPT), *map(str, arguments)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     return subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=cwd, env=environment)
 
 

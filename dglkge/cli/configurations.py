@@ -1,4 +1,4 @@
-"""``dglkge config``: every field of a configuration with default and help, or what a run has changed."""
+"""``dglkge config`` and ``dglkge recipes``: the fields of a configuration, and configurations that ship."""
 
 from __future__ import annotations
 
@@ -10,37 +10,18 @@ from typing import Any
 import yaml
 
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
-from dglkge.cli.common import print_json, print_text
+from dglkge.cli.common import JSON, Command, flag, option, print_columns, print_json, print_text
 from dglkge.config import load_config
+from dglkge.config.recipes import NAMED_SCHEMA, SCHEMA, recipe_file, recipe_files
 from dglkge.config.schema import Config, field_table, fields, value_at
 from dglkge.data.dataset_files import load_json
 from dglkge.errors import InputError
-
-DESCRIPTION = """Print every field of a configuration with its default and help, as YAML that can be edited,
-or the fields of a run or of a file that differ from the defaults."""
-EXAMPLES = """examples:
-  dglkge config                             all fields
-  dglkge config optimizer                   those of a section
-  dglkge config > my.yaml                   a file to change
-  dglkge config --diff runs/mine            what a run has changed
-  dglkge config --diff my.yaml --json
-  dglkge config --schema > schema.json      for editors: # yaml-language-server: $schema=schema.json"""
 
 WIDTH = 106
 """Characters of a comment line."""
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Declare the command's arguments."""
-    parser.add_argument("section", nargs="?", metavar="PREFIX", help="only fields that begin so")
-    parser.add_argument(
-        "--diff", metavar="RUN", help="fields of a run or YAML file that differ from defaults"
-    )
-    parser.add_argument("--schema", action="store_true", help="print a JSON Schema, for editors")
-    parser.add_argument("--json", action="store_true", help="print JSON instead of YAML")
-
-
-def run(args: argparse.Namespace) -> int:
+def config(args: argparse.Namespace) -> int:
     """Print."""
     if args.schema:
         print_json(Config.model_json_schema())
@@ -118,3 +99,58 @@ def _plain(value: Any) -> Any:
 def _yaml(value: Any) -> str:
     """Return a value as YAML writes it on one line."""
     return yaml.safe_dump(value, default_flow_style=True, width=10**6).strip().removesuffix("\n...")
+
+
+def recipes(args: argparse.Namespace) -> int:
+    """Print."""
+    if args.name is not None:
+        path = recipe_file(args.name)
+        if args.json:
+            print_json(load_config(str(path), []).to_dict())
+        else:
+            # A copy lies elsewhere: it names the schema by its place on this machine.
+            print_text(path.read_text(encoding="utf-8").rstrip().replace(NAMED_SCHEMA, str(SCHEMA), 1))
+        return 0
+    rows = []
+    for name, path in recipe_files().items():
+        settings = load_config(str(path), [])
+        model = settings.model
+        rows.append((name, model.score_function.name, model.dimension, settings.training.num_epochs))
+    header = ("name", "score function", "dimension", "epochs")
+    if args.json:
+        print_json([dict(zip(header, row)) for row in rows])
+    else:
+        print_columns(header, rows)
+    return 0
+
+
+CONFIG = Command(
+    description="""Print every field of a configuration with its default and help, as YAML that can be edited,
+or the fields of a run or of a file that differ from the defaults.""",
+    examples="""examples:
+  dglkge config                             all fields
+  dglkge config optimizer                   those of a section
+  dglkge config > my.yaml                   a file to change
+  dglkge config --diff runs/mine            what a run has changed
+  dglkge config --diff my.yaml --json
+  dglkge config --schema > schema.json      for editors: # yaml-language-server: $schema=schema.json""",
+    options=[
+        option("section", "only fields that begin so", nargs="?", metavar="PREFIX"),
+        option("--diff", "fields of a run or YAML file that differ from defaults", metavar="RUN"),
+        flag("--schema", "print a JSON Schema, for editors"),
+        JSON,
+    ],
+    run=config,
+)
+
+RECIPES = Command(
+    description=(
+        """List the configurations that ship, or print one of them. docs/quality.md has their MRR and time."""
+    ),
+    examples="""examples:
+  dglkge recipes
+  dglkge recipes fb15k237/complex-5min > my.yaml       a file to change
+  dglkge train --recipe fb15k237/complex-5min --set dataset=data/mine --set output=runs/mine""",
+    options=[option("name", "print this one", nargs="?", metavar="NAME"), JSON],
+    run=recipes,
+)

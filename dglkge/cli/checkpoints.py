@@ -1,0 +1,286 @@
+"""``dglkge inspect``, ``checkpoint`` and ``export``: what a checkpoint has, and its rows in other formats."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+from dglkge.cli.common import (
+    JSON,
+    OVERWRITE,
+    RUN,
+    VERIFY,
+    Command,
+    flag,
+    goes_with,
+    human_bytes,
+    open_model,
+    option,
+    print_columns,
+    print_json,
+    print_text,
+)
+from dglkge.errors import InputError
+from dglkge.inference.choices import EXPORT_FORMATS, IMPORT_FORMATS
+from dglkge.model.functions.comparators import METRICS
+
+TO_RUN, TO_BIGRAPH = "run", "bigraph"
+
+
+def inspect(args: argparse.Namespace) -> int:
+    """Describe the checkpoint and print."""
+    args.no_verify = True  # inspect compares all files itself, once, if that is asked for
+    report = open_model(args).inspect(args.verify)
+    if args.json:
+        print_json(report)
+    else:
+        _print_report(report, args.verify)
+    return 0
+
+
+def verify(args: argparse.Namespace) -> int:
+    """Describe the checkpoint and compare its files with their checksums."""
+    args.verify = True
+    return inspect(args)
+
+
+def _print_report(report: dict[str, Any], verify: bool) -> None:
+    """Print the description as text."""
+    progress, model, dataset = report["progress"], report["model"], report["dataset"]
+    reciprocal = ", reciprocal relations" if model["reciprocal_relations"] else ""
+    common = ("score_function", "dimension", "reciprocal_relations")
+    options = "".join(f", {name} {value}" for name, value in model.items() if name not in common)
+    lines = {
+        "checkpoint": f"{report['path']}, version {report['version']}, {human_bytes(report['size_bytes'])}",
+        "progress": ", ".join(f"{name} {value}" for name, value in progress.items()),
+        "model": f"{model['score_function']}, dimension {model['dimension']}{options}{reciprocal}",
+        "optimizer": ", ".join(f"{name} {value}" for name, value in report["optimizer"].items()),
+        "dataset": f"{dataset['name']} ({dataset['path']}), fingerprint {dataset['fingerprint'][:12]}",
+        "seed": report["seed"],
+        "written by": ", ".join(f"{name} {value}" for name, value in report["versions"].items()),
+    }
+    # Counted over all files: a checkpoint of PyTorch-BigGraph has no checksum at all.
+    unknown = sum(one["crc32"] is None for one in report["files"])
+    if report["verified"]:
+        lines["checksums"] = f"all {len(report['files'])} files are as they were written"
+    elif verify:
+        lines["checksums"] = (
+            f"none for {unknown} of {len(report['files'])} files, which PyTorch-BigGraph wrote: not verified"
+        )
+    for name, text in lines.items():
+        print_text(f"{name:<11} {text}")
+    print_text()
+    print_columns(
+        ["table", "rows", "width", "parts", "optimizer state", "size"],
+        [
+            [
+                table["name"],
+                table["num_rows"],
+                table["width"],
+                table["num_parts"],
+                ", ".join(table["optimizer_state"]) or "-",
+                human_bytes(table["size_bytes"]),
+            ]
+            for table in report["tables"]
+        ],
+    )
+
+
+def export(args: argparse.Namespace) -> int:
+    """Write the files and print a list of them."""
+    written = open_model(args).export(
+        args.format, Path(args.output), args.table, args.overwrite, args.max_rows, args.metric
+    )
+    sizes = [(path, _size_bytes(path)) for path in written]
+    if args.json:
+        print_json([{"path": str(path), "size_bytes": size_bytes} for path, size_bytes in sizes])
+    else:
+        print_columns(["file", "size"], [[path, human_bytes(size_bytes)] for path, size_bytes in sizes])
+    return 0
+
+
+def _size_bytes(path: Path) -> int:
+    """Return the size of a file, or of all files of a folder."""
+    return sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
+
+
+def convert(args: argparse.Namespace) -> int:
+    """Write the files, or the run."""
+    # Here: --help does without torch and pandas.
+    from dglkge.checkpoint.conversion import convert_to_run, copy_for_bigraph
+    from dglkge.checkpoint.reader import open_checkpoint
+    from dglkge.data.dataset import Dataset
+    from dglkge.inference.imports.import_tables import import_tables
+
+    output = Path(args.output)
+    # Options that would be ignored are errors, before anything is read.
+    for name in ("reciprocal", "score_function", "score_option"):
+        goes_with(args, name, args.source_format, "--from; a checkpoint has its own score function and shape")
+    if args.to != TO_RUN:
+        for name, dest in (("from", "source_format"), ("type", "type")):
+            goes_with(args, dest, False, f"--to {TO_RUN}, got --to {args.to}", name)
+        if args.to == TO_BIGRAPH:
+            goes_with(args, "overwrite", False, f"the other formats of --to; got --to {TO_BIGRAPH}")
+            version = copy_for_bigraph(open_checkpoint(args.run), output)
+            print_text(f"version {version}, the number of finished passes, is in {output}")
+            return 0
+        written = open_model(args).export(args.to, output, overwrite=args.overwrite)
+        print_columns(["file"], [[path] for path in written])
+        return 0
+    text = f"the formats of --to; --to {TO_RUN} replaces no run: take another --output"
+    goes_with(args, "overwrite", False, text)
+    if not args.dataset:
+        raise InputError(f"--to {TO_RUN} needs --dataset: the folder of the run's data set")
+    goes_with(args, "type", not args.source_format, "a checkpoint, not with --from")
+    # After the checks of the options: opening a data set maps all of its arrays.
+    dataset = Dataset.open(args.dataset)
+    if args.source_format is None:
+        convert_to_run(open_checkpoint(args.run), dataset, output, args.type)
+    else:
+        options = dict(map(_score_option, args.score_option))
+        import_tables(
+            Path(args.run), args.source_format, dataset, args.score_function, args.reciprocal, output, options
+        )
+    print_text(f"version 1 of the run is in {output}")
+    return 0
+
+
+def _score_option(text: str) -> tuple[str, int]:
+    """Return the name and the value of an option of a score function."""
+    name, separator, value = text.partition("=")
+    if not (name and separator and value.isascii() and value.isdigit()):
+        raise InputError(f"--score-option {text!r} is not of the form NAME=NUMBER, e.g. p=1")
+    return name, int(value)
+
+
+INSPECT = Command(
+    summary="show version, progress, model, tables and sizes",
+    description="""Show a checkpoint's version, progress, model, tables and files.
+With --verify, read every file and compare it with its checksum.""",
+    examples="""examples:
+  dglkge inspect runs/demo
+  dglkge inspect runs/demo --verify --json""",
+    options=[
+        RUN,
+        flag("--verify", "read every file and compare it with its checksum"),
+        JSON,
+    ],
+    run=inspect,
+)
+
+CONVERT_EXAMPLES = """  dglkge checkpoint convert runs/demo --to parquet --output tables/
+  dglkge checkpoint convert runs/demo --to bigraph --output bigraph_model/
+  dglkge checkpoint convert bigraph_model/ --to run --dataset data/mine --output runs/theirs
+  dglkge checkpoint convert tables/ --from parquet --score-function complex --reciprocal --to run \\
+      --dataset data/mine --output runs/back"""
+
+CONVERT = Command(
+    summary="convert to and from other programs' formats",
+    description="Write a checkpoint's rows for other programs, or create a run from theirs.",
+    examples=f"examples:\n{CONVERT_EXAMPLES}",
+    options=[
+        option("run", "a run, a checkpoint, or a folder of files for --from", metavar="SOURCE"),
+        option("--to", "what to write", required=True, choices=[TO_RUN, TO_BIGRAPH, *EXPORT_FORMATS]),
+        option("--from", "format of files of rows to read", dest="source_format", choices=IMPORT_FORMATS),
+        option("--output", "folder for what is written", required=True, metavar="DIR"),
+        option("--dataset", "for --to run: the run's data set", metavar="DIR"),
+        option(
+            "--score-function",
+            "for --from: the rows' score function (dglke: read from its files)",
+            metavar="NAME",
+        ),
+        option(
+            "--score-option",
+            "for --from: an option of the score function, e.g. p=1 of keci; may be repeated",
+            action="append",
+            default=[],
+            metavar="NAME=VALUE",
+        ),
+        flag("--reciprocal", "for --from: a relation's row has a half for each side"),
+        option(
+            "--type",
+            "for --to run: an entity type of the checkpoint and that of the data set, e.g. all=entity; not "
+            "needed if the names are equal or each side has one type; may be repeated",
+            action="append",
+            default=[],
+            metavar="THEIRS=OURS",
+        ),
+        flag("--overwrite", "replace files that exist, not a run"),
+    ],
+    run=convert,
+)
+
+CHECKPOINT = Command(
+    description="""Show a checkpoint (inspect), compare every file with its checksum (verify), or convert it.
+
+convert --to FORMAT writes the rows for other programs, like dglkge export. convert --to bigraph writes a
+folder that PyTorch-BigGraph resumes from, at the pass where the run stands. convert --to run creates a run on
+a data set, which can be evaluated and resumed, from a checkpoint of PyTorch-BigGraph, or with --from FORMAT
+from files of rows. Entities, relations and types are matched by name; see --type.""",
+    examples=f"""examples:
+  dglkge checkpoint inspect runs/demo
+  dglkge checkpoint verify runs/demo/checkpoint/epoch_10
+{CONVERT_EXAMPLES}""",
+    actions={
+        "inspect": INSPECT,
+        "verify": Command(
+            summary="inspect, and compare every file with its checksum",
+            description="Inspect, and compare every file with its checksum.",
+            examples="example:\n  dglkge checkpoint verify runs/demo/checkpoint/epoch_10",
+            options=[RUN, JSON],
+            run=verify,
+        ),
+        "convert": CONVERT,
+    },
+)
+
+EXPORT = Command(
+    description="""Write the rows of every table, in the order of the data set's ids.
+  npy         {table}.npy (n, D) float32, and the names in {table}.names.txt
+  parquet     {table}.parquet with columns name, type and embedding, for DuckDB, Polars and others
+  safetensors {table}.safetensors with one tensor, embeddings, and the names in {table}.names.txt
+  dglke       {dataset}_{model}_{table}.npy, id maps and config.json, as DGL-KE writes them; only of
+              models that were trained with model.reciprocal_relations=false
+  tsv         {table}.tsv: a name and its numbers on each line, separated by tabs
+  word2vec    {table}.vec: a line with n and D, then a name (white space replaced by _) and its numbers
+  faiss       {table}.faiss, an exact index (pip install 'dglkge[faiss]'), and {table}.names.txt
+  lancedb     {table}.lance: the folder is a LanceDB database (pip install 'dglkge[lancedb]')
+  projector   tensors, metadata and projector_config.pbtxt, for tensorboard --logdir DIR
+  huggingface a folder for the Hugging Face hub: tensors, names, config.json and a model card with the
+              metrics of the run; dglkge reads it like a run
+A name that a format cannot hold, e.g. one with a tab in tsv, is refused before anything is written.
+With reciprocal relations, the first half of a relation's row is the one for queries of tails.""",
+    examples="""examples:
+  dglkge export runs/demo --format npy --output embeddings/
+  dglkge export runs/demo --format word2vec --output vectors/ --table entity
+  dglkge export runs/demo --format projector --output projector/ --max-rows 5000
+  dglkge export runs/demo --format huggingface --output hub/ && hf upload ME/MODEL hub/""",
+    options=[
+        RUN,
+        VERIFY,
+        option("--format", "format of the files", required=True, choices=EXPORT_FORMATS),
+        option("--output", "folder for the files", required=True, metavar="DIR"),
+        option(
+            "--table",
+            "only this entity type, or relation; may be repeated (default: all)",
+            action="append",
+            metavar="TABLE",
+        ),
+        option(
+            "--max-rows",
+            "for projector: a random sample of at most N rows of each table (default: 10000)",
+            type=int,
+            metavar="N",
+        ),
+        option(
+            "--metric",
+            "for faiss: the metric of the index (default: that of the score function, e.g. inner-product "
+            "for complex and l2 for transe_l2)",
+            choices=METRICS,
+        ),
+        OVERWRITE,
+        JSON,
+    ],
+    run=export,
+)

@@ -1,0 +1,352 @@
+"""``dglkge partition``, ``extend`` and ``quality``: make data sets, and show what is in them.
+
+The first two are scripts of ``partition_tools`` too. All imports of packages are late: ``--help`` needs none.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+
+from dglkge.cli.common import (
+    JSON,
+    Command,
+    flag,
+    flush_output,
+    option,
+    print_json,
+    print_rich,
+    print_text,
+    run_command,
+    sigterm_raises,
+)
+from dglkge.data.text_format import parse_columns, parse_delimiter
+from dglkge.distributed.dgl_import import require_dgl
+from dglkge.errors import InputError, StorageError
+from dglkge.partition.options import Options, ReadingOptions, parse_fractions, parse_memory, parse_prefixes
+
+
+def run_script(command: str, argv: Sequence[str] | None = None) -> int:
+    """Run a command as a script of its own, ``COMMAND.py``; returns the exit status."""
+    name = f"{command}.py"
+    description = {"partition": PARTITION, "extend": EXTEND}[command]
+    args = description.parser(name).parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format=f"{name}: %(message)s")
+    return run_command(name, lambda: int(args.body(args)))
+
+
+def partition(args: argparse.Namespace) -> int:
+    """Partition by the command line, and print the figures."""
+    require_dgl("dglkge partition")
+    # Imported late, so that --help is quick.
+    from dglkge.data.dataset_files import Field
+    from dglkge.partition.make_dataset import partition_files
+    from dglkge.partition.report import print_figures, print_quality
+
+    values = vars(args)
+    has_map = bool(args.entity_map or args.relation_map)
+    if has_map and args.ids == "names":
+        raise InputError("--ids names excludes --entity-map and --relation-map")
+    parsed = {
+        "columns": parse_columns(args.columns),
+        "split": parse_fractions(args.split) if args.split else None,
+        "max_memory": parse_memory(args.max_memory) if args.max_memory else None,
+        "integer_ids": has_map or args.ids == "integers",
+        "prefixes": parse_prefixes(args.prefix),
+        "graphs": tuple(args.graph),
+    }
+    # The other options have the names of their fields.
+    values = values | parsed
+    reading = ReadingOptions(**{field.name: values[field.name] for field in fields(ReadingOptions)})
+    values["reading"] = reading
+    options = Options(**{field.name: values[field.name] for field in fields(Options)})
+    delimiter = parse_delimiter(args.delimiter) if args.delimiter is not None else None
+    with sigterm_raises():
+        figures = partition_files(args.input, args.output, options, delimiter)
+    try:
+        if args.json:
+            print_json(figures)
+        else:
+            for note in figures[Field.INPUT]["notes"]:
+                print_text(note)
+            print_rich(lambda console: print_figures(figures, console))
+            print_rich(lambda console: print_quality(figures["quality"], console))
+            dropped = [f"{count:,} of {split}" for split, count in figures["dropped_leaks"].items()]
+            if dropped:
+                print_text(f"left out as leaks: {' and '.join(dropped)}")
+            print_text(f"the dataset lies in {args.output}")
+        flush_output()
+    except StorageError as error:
+        raise StorageError(f"the dataset lies in {args.output}, but its figures are lost: {error}") from None
+    return 0
+
+
+def extend(args: argparse.Namespace) -> int:
+    """Extend, and print what was added."""
+    require_dgl("dglkge extend")
+    # Imported late, so that --help is quick.
+    from dglkge.partition.extend import extend_dataset
+
+    with sigterm_raises():
+        figures = extend_dataset(
+            args.dataset,
+            args.input,
+            args.output,
+            args.name,
+            parse_columns(args.columns),
+            None if args.delimiter is None else parse_delimiter(args.delimiter),
+            args.entity_types,
+            args.overwrite,
+        )
+    if args.json:
+        print_json(figures)
+    else:
+        added = figures["added"]
+        print_text(
+            f"edge set {added['edge_set']}: {added['triples']:,} triples, {added['entities']:,} new "
+            f"entities, {added['relations']:,} new relations\nthe data set lies in {args.output}"
+        )
+    return 0
+
+
+def quality(args: argparse.Namespace) -> int:
+    """Measure, or read what was measured, and print."""
+    from dglkge.data.dataset import Dataset
+    from dglkge.partition.report import print_quality
+
+    figures = Dataset.open(args.dataset).quality()
+    if args.json:
+        print_json(figures)
+        return 0
+    print_rich(lambda console: print_quality(figures, console))
+    return 0
+
+
+PARTITION = Command(
+    description="Turn triples (head, relation, tail) into a data set folder that dglkge trains from.",
+    examples="""\
+examples:
+  a folder with train.tsv, valid.tsv and test.tsv (or .txt, .csv, .parquet; text also with .gz or .bz2):
+    python partition_tools/partition.py --input data/FB15k-237 --output datasets/fb15k237 --num-parts 2
+
+  one file, split 90/5/5 by a hash of each triple:
+    python partition_tools/partition.py --input all.tsv.gz --split 0.9,0.05,0.05 --output datasets/mine
+
+  CSV or Parquet with columns of your own, and a weight:
+    python partition_tools/partition.py --input facts.parquet --split 0.9 --output datasets/facts \\
+        --columns head=subject,relation=predicate,tail=object,weight=confidence
+
+  entities of several types (lines of entity<TAB>type):
+    python partition_tools/partition.py --input data/ --entity-types types.tsv --output datasets/typed
+
+  RDF (N-Triples, N-Quads, Turtle, TriG; also .gz and .bz2), with entity types; needs dglkge[rdf]:
+    python partition_tools/partition.py --input books.ttl --split 0.9 --types-from rdf:type \\
+        --literals numeric --output datasets/books
+
+  a folder of DGL-KE (entities.dict), OpenKE (train2id.txt) or PyKEEN (numeric_triples.tsv.gz), as it is:
+    python partition_tools/partition.py --input benchmarks/FB15K237 --output datasets/theirs
+
+  DGL-KE's user-defined form: integer ids in the order head, tail, relation, with id<TAB>name maps:
+    python partition_tools/partition.py --input train.txt valid.txt test.txt --columns htr \\
+        --entity-map entities.tsv --relation-map relations.tsv --output datasets/udd
+
+--columns takes one of three forms:
+  roles in the order of the columns, for files without a header: head,relation,tail,weight or hrtw, htr, ...
+  role=name pairs, for files with a header; other columns are not read: head=subject,relation=p,tail=object
+  the names of the head, relation, tail [and weight] columns: subject,predicate,object
+A .csv file whose first line has the names head, relation and tail, or source, label and target, or the like,
+has a header, too. Only .csv knows quotes; in the other text files every character stands for itself. NA and
+null are names like others.
+
+The figures show the quality of the data: repeated triples, triples of valid and test that train gives away,
+names that train lacks (docs/data-quality.md). --strict-splits refuses leaks and writes nothing: triples of
+valid and test that stand in train, and more than SHARE of them that train implies by an inverse, symmetric or
+duplicate relation. --drop-leaks leaves leaks out: exact those that stand in train, implied also those that
+train implies.
+
+An edge belongs to the partition of its tail. --method metis (the default) keeps neighbours together, so that
+trainers fetch fewer rows from other machines; --method random is faster and balances a little better. All
+balance nodes and edges. METIS takes no seed: it gives the same partitions every time. What METIS needs is
+computed before anything is partitioned, and refused if it is not free. --method ldg takes 24 bytes a triple:
+each entity goes to the partition with most of its neighbours, times the room there, in five passes.
+
+Triples are read, numbered and written a million at a time; their ids are in a temporary file beside the
+output (12 bytes a triple). --max-memory bounds what is sorted at a time and what METIS may take. The data set
+does not depend on it. Names of entities are in memory: about 200 bytes each.
+
+python partition_tools/partition.py and dglkge partition are the same.
+exit status: 0 done, 1 failure, 2 something in the input (one line says what), 130 or 143 interrupted.""",
+    groups={
+        "what is read": [
+            option("--input", "a folder, or files", nargs="+", required=True, type=Path, metavar="PATH"),
+            option(
+                "--columns", "see below (head,relation,tail)", default="head,relation,tail", metavar="LIST"
+            ),
+            option(
+                "--delimiter",
+                "instead of tab, and of the comma of .csv: tab, comma, space, ...",
+                metavar="CHAR",
+            ),
+            option(
+                "--split",
+                "split one file: fractions of train,valid,test, or of train alone",
+                metavar="FRACTIONS",
+            ),
+            option(
+                "--strict-splits",
+                "refuse leaks from train into valid and test, see below (0.5)",
+                nargs="?",
+                type=float,
+                const=0.5,
+                metavar="SHARE",
+            ),
+            option("--drop-leaks", "leave them out, see below", choices=("exact", "implied")),
+            option(
+                "--entity-types",
+                "lines of entity and type (else one type, entity)",
+                type=Path,
+                metavar="FILE",
+            ),
+            option(
+                "--ids", "what the fields are (names; with a map integers)", choices=("names", "integers")
+            ),
+            option("--entity-map", "lines of integer id and entity name", type=Path, metavar="FILE"),
+            option("--relation-map", "lines of integer id and relation name", type=Path, metavar="FILE"),
+        ],
+        "formats other than tables": [
+            option(
+                "--format",
+                "tsv, csv, parquet, ntriples, nquads, turtle, trig, graphml, dglke, openke or pykeen (found "
+                "out by the name, else by the content)",
+                metavar="NAME",
+            ),
+            option(
+                "--prefix",
+                "RDF: shorten IRIs; may be repeated",
+                action="append",
+                default=[],
+                metavar="NAME=IRI",
+            ),
+            flag("--full-iris", "RDF: do not shorten IRIs"),
+            option("--base-iri", "RDF: what relative IRIs are relative to", metavar="IRI"),
+            option(
+                "--literals",
+                "RDF: drop them, make them entities, or write the numeric ones to a file in the dataset: "
+                "drop, entities or numeric (drop)",
+                default="drop",
+                metavar="POLICY",
+            ),
+            option(
+                "--graph",
+                'RDF: read this named graph only, "default" for the triples in none; may be repeated (all)',
+                action="append",
+                default=[],
+                metavar="IRI",
+            ),
+            option(
+                "--types-from",
+                "take entity types from the triples of a relation (rdf:type), or from an attribute of nodes "
+                "(GraphML)",
+                metavar="RELATION",
+            ),
+            option("--max-types", "types that --types-from makes (20)", type=int, default=20, metavar="N"),
+            option(
+                "--relation-attribute",
+                "GraphML: attribute of edges that is the relation (relation, predicate, label, labelE "
+                "or type)",
+                metavar="NAME",
+            ),
+            option("--name-attribute", "GraphML: attribute of nodes (their id)", metavar="NAME"),
+        ],
+        "what is made of it": [
+            option("--output", "the dataset folder to make", required=True, type=Path, metavar="FOLDER"),
+            option("--num-parts", "partitions, one per machine (1)", default=1, type=int, metavar="N"),
+            option(
+                "--method",
+                "how to partition; ldg is greedy and streaming, for graphs that METIS has no memory for "
+                "(metis)",
+                choices=("metis", "ldg", "random"),
+                default="metis",
+            ),
+            option(
+                "--seed",
+                "of --split, of --method ldg and random, and of relations' owners (0)",
+                default=0,
+                type=int,
+                metavar="N",
+            ),
+            option(
+                "--max-memory",
+                "memory for triples, e.g. 2GB, besides that for names (512 MiB; for METIS what is free)",
+                metavar="SIZE",
+            ),
+            option(
+                "--num-workers",
+                "threads that read and check triples; the data set is the same with any number (all cores)",
+                type=int,
+                metavar="N",
+            ),
+            option("--name", "name of the dataset (the output folder's)"),
+            flag("--overwrite", "replace the dataset at the output"),
+            flag("--json", "print the figures as JSON instead of a table"),
+            option(
+                "--progress", "on stderr (where that is a terminal)", action=argparse.BooleanOptionalAction
+            ),
+        ],
+    },
+    run=partition,
+)
+
+EXTEND = Command(
+    description="""Add triples, entities and relations to a data set. A new folder is made, in which every old
+id and every entity's partition stays; new ids follow after the last. The new triples are an edge set of their
+own, which training can walk over alone.""",
+    examples="""\
+examples:
+  add the triples of February:
+    dglkge extend --dataset datasets/news --input 2026-02.tsv --name 2026-02 \\
+        --output datasets/news-02
+
+  go on from the run on the old data set; train the new triples only, and only rows that occur in them:
+    dglkge train --set dataset=datasets/news-02 --set output=runs/news-02 \\
+        --set checkpoint.init_path=runs/news --set training.edge_sets='[2026-02]' --set training.rows=touched
+
+  several entity types: a new entity takes the type that a known relation gives it, or that of a file:
+    dglkge extend --dataset datasets/typed --input more.tsv --entity-types types.tsv \\
+        --name more --output datasets/typed-more
+
+valid and test stay as they are. Repeated triples are kept and counted, as partition.py does.
+exit status: 0 done, 1 failure, 2 something in the input (one line says what), 130 or 143 interrupted.""",
+    options=[
+        option("--dataset", "the data set to extend; it stays", required=True, type=Path, metavar="FOLDER"),
+        option(
+            "--input", "tsv, csv (also gz) or Parquet", nargs="+", required=True, type=Path, metavar="FILE"
+        ),
+        option("--output", "the data set folder to make", required=True, type=Path, metavar="FOLDER"),
+        option("--name", "name of the edge set of the new triples", required=True),
+        option("--columns", "as of partition.py", default="head,relation,tail", metavar="LIST"),
+        option("--delimiter", "instead of tab, and of the comma of .csv", metavar="CHAR"),
+        option("--entity-types", "lines of entity and type", type=Path, metavar="FILE"),
+        flag("--overwrite", "replace the data set at the output"),
+        JSON,
+    ],
+    run=extend,
+)
+
+QUALITY = Command(
+    description="""\
+Show the quality of a data set: repeated triples, triples of valid and test that train gives
+away, names that train lacks, inverse and duplicate relations, degrees, connected components.
+dglkge partition prints the same; docs/data-quality.md explains each figure.""",
+    examples="""examples:
+  dglkge quality datasets/wn18
+  dglkge quality datasets/wn18 --json""",
+    options=[
+        option("dataset", "a folder that dglkge partition made", metavar="DATASET"),
+        JSON,
+    ],
+    run=quality,
+)
