@@ -329,8 +329,8 @@ def damage(folder: Path, kind: str) -> Path | None:
         path.unlink()
         return path
     path.write_bytes(changed)
-    # White space around the version number changes nothing.
-    has_effect = changed.strip() != content.strip() if path.name == VERSION_FILE else changed != content
+    # White space around the number changes nothing in the pointer; a version's own file has a checksum.
+    has_effect = changed.strip() != content.strip() if path == folder / VERSION_FILE else changed != content
     return path if has_effect else None
 
 
@@ -340,7 +340,7 @@ def run_damages(checkpoint: Path, number: int, names: Sequence[str] = DAMAGES) -
     with tempfile.TemporaryDirectory(prefix="dglkge-damage-") as scratch:
         for index in range(number):
             folder = Path(scratch) / str(index)
-            shutil.copytree(checkpoint, folder)
+            shutil.copytree(checkpoint, folder, symlinks=True)
             kind = names[index % len(names)]
             damaged = damage(folder, kind)
             start = time.monotonic()

@@ -43,8 +43,7 @@ from typing import Any
 
 import h5py
 
-from dglkge.checkpoint import open_checkpoint
-from dglkge.checkpoint.layout import RUN_STATS_FILE, Progress
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, LATEST_LINK, RUN_STATS_FILE, Progress
 from dglkge.config import load_config
 from dglkge.config.schema import BUCKET_ORDERS
 from dglkge.errors import DglkgeError, InputError
@@ -266,8 +265,8 @@ def choose_ranges(
 
 def last_version(run: Path) -> dict[str, Path]:
     """Return the HDF5 files of a run's newest version by their names without the version."""
-    checkpoint = open_checkpoint(run)
-    return {path.name.rsplit(".v", 1)[0]: path for path in checkpoint.folder.glob("*.h5")}
+    folder = run / CHECKPOINT_FOLDER / LATEST_LINK
+    return {path.name.rsplit(".v", 1)[0]: path for path in folder.glob("*.h5")}
 
 
 def different_tables(one: Path, other: Path) -> list[str]:

@@ -344,7 +344,7 @@ def test_waiting_for_a_write_follows_its_progress(tmp_path, monkeypatch, is_stuc
     mirror = SlowMirror(15, is_stuck)
 
     def save_slowly(manager):
-        manager._limit_seconds = 0.5
+        manager.group = dataclasses.replace(manager.group, limit_seconds=0.5)
         if manager.group.rank == 0:
             manager._writer.mirror = mirror
         return start_saving(manager)

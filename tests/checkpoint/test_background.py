@@ -64,7 +64,7 @@ def test_rows_may_change_while_they_are_written(tmp_path, held):
 AT_EXIT = """
 import sys, time
 from pathlib import Path
-from dglkge.checkpoint import CheckpointManager, part_files as row_stream
+from dglkge.checkpoint import CheckpointManager, TrainerGroup, part_files as row_stream
 from tests.checkpoint.toy_checkpoint import cut, toy_meta, toy_names, toy_tables
 
 def wait_and_fill(*arguments, real=row_stream.fill_rows):

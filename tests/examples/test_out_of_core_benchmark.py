@@ -17,8 +17,11 @@ MIB = 2**20
 
 def write(folder: Path, rows: np.ndarray, version: int = 1) -> Path:
     """Write one part of one table as a checkpoint has it."""
-    (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
-    with h5py.File(folder / "checkpoint" / f"embeddings_entity_0.v{version}.h5", "w") as file:
+    (folder / "checkpoint" / f"v{version}").mkdir(parents=True)
+    latest = folder / "checkpoint" / "latest"
+    latest.unlink(missing_ok=True)
+    latest.symlink_to(f"v{version}")
+    with h5py.File(latest / f"embeddings_entity_0.v{version}.h5", "w") as file:
         file.attrs["config/json"] = str(folder)
         file.create_dataset("embeddings", data=rows)
         file.create_dataset("optimizer/sum", data=rows[:, 0])
