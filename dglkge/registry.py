@@ -162,12 +162,6 @@ def registry_of(noun: str) -> Registry[Any]:
     return found
 
 
-def help_lines(noun: str) -> list[tuple[str, str]]:
-    """Return (name, line of help) of every registered component of a kind, sorted by name."""
-    registry = registry_of(noun)
-    return [(name, registry.get(name).help) for name in registry]
-
-
 def recorded_imports(config: Mapping[str, Any]) -> list[str]:
     """Return the modules that a saved configuration names; none if the field is absent or of another type."""
     found = config.get("imports", [])

@@ -249,14 +249,6 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def print_result(is_json: bool, value: Any, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    """Print a value as JSON, or its rows as a table."""
-    if is_json:
-        print_json(value)
-    else:
-        print_columns(header, rows)
-
-
 def print_rich(*parts: Any, width: int | None = None, is_terminal: bool | None = None) -> None:
     """Print parts of rich, or what callables print on a console of rich."""
     from rich.console import Console

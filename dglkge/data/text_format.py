@@ -49,11 +49,6 @@ class Columns:
     names: dict[str, str] = field(default_factory=dict)
 
     @property
-    def has_weight(self) -> bool:
-        """Whether one of the columns is the weight."""
-        return WEIGHT in self.order
-
-    @property
     def names_or_roles(self) -> dict[str, str]:
         """Column name of each role, where columns have names."""
         return self.names or {role: role for role in self.order}

@@ -31,8 +31,7 @@ class DeviceGroups:
         return self._groups[device]
 
     def sum(self, values: torch.Tensor) -> torch.Tensor:
-        """Return the sum of a tensor over all trainers, on its device; a collective."""
-        total = values.detach().clone()
+        """Sum a tensor over all trainers, in place and on its device, and return it; a collective."""
         if dist.is_initialized():
-            dist.all_reduce(total, group=self.group(total.device))
-        return total
+            dist.all_reduce(values, group=self.group(values.device))
+        return values

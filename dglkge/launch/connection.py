@@ -24,6 +24,7 @@ from dglkge.launch.protocol import (
     BLOCK_BYTES,
     HEARTBEAT_SECONDS,
     HEARTBEAT_TIMEOUT_SECONDS,
+    LOST_STATUS,
     MARK,
     Call,
     Decoder,
@@ -42,7 +43,6 @@ from dglkge.launch.protocol import (
 from dglkge.launch.ssh import STARTER, SshSettings, python_from_stdin, ssh_command
 
 NEVER_STARTED_STATUS = 127
-LOST_STATUS = 255
 START_SECONDS = 30.0
 """Time until the first message of a node program on another machine: SSH has to connect before."""
 

@@ -32,6 +32,7 @@ from dglkge.launch.protocol import (
     BLOCK_BYTES,
     HEARTBEAT_SECONDS,
     HEARTBEAT_TIMEOUT_SECONDS,
+    LOST_STATUS,
     MARK,
     Call,
     Decoder,
@@ -56,7 +57,6 @@ GRACE_SECONDS = 3.0
 """From SIGTERM to SIGKILL if the launcher is lost."""
 KILL_LIMIT_SECONDS = 5.0
 """Time for processes to end after SIGKILL; one that a dead disk blocks in the kernel is then left alone."""
-LOST_STATUS = 255
 LEFT_SECONDS = 15.0
 """Limit of the wait for processes of the attempt before."""
 

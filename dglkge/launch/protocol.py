@@ -19,6 +19,8 @@ HEARTBEAT_SECONDS = 2.0
 """Interval of heartbeats in both directions, over streams that may be lost without an end of file."""
 HEARTBEAT_TIMEOUT_SECONDS = 12.0
 """Without a message for this time the other end counts as lost."""
+LOST_STATUS = 255
+"""Exit status of what is lost with its connection; ssh's own."""
 
 LONGEST_PART_BYTES = 1 << 26
 BLOCK_BYTES = 1 << 16

@@ -12,7 +12,7 @@ from dglkge.errors import InputError
 from dglkge.model.functions.comparators import Dot
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS, ScoreFunction
 from dglkge.registry import Registry, deferred
-from dglkge.settings import ComponentSettings, at_least_or, setting, settings_of
+from dglkge.settings import ComponentSettings, at_least_or, setting
 from dglkge.typing import Side
 
 if TYPE_CHECKING:
@@ -253,31 +253,6 @@ def chosen_regularizer(settings: RegularizerSettings, score_function: str) -> Re
             )
     default = DEFAULT_WEIGHT if isinstance(settings, WeightSettings) else 0.0
     return settings.changed(weight=default) if weight == -1 and default else settings
-
-
-def build_regularizer(
-    name: str, weight: float, p: float = 3.0, complex_valued: bool = False, **ratios: float
-) -> Regularizer:
-    """Build a regularizer by name.
-
-    Parameters
-    ----------
-    name : str
-    weight, p : float
-        The power counts where there is one.
-    complex_valued : bool
-    ratios : float
-        By name; see :data:`RATIOS`.
-
-    Raises
-    ------
-    InputError
-        If the name is not registered, a number is out of range, or a ratio has no effect.
-    """
-    member = REGULARIZERS.get(name)
-    values = {"name": name, "weight": weight, "p": p}
-    known = {key: value for key, value in values.items() if key in member.Settings.model_fields}
-    return member(settings_of("regularizer", member.Settings, {**known, **ratios}), complex_valued)
 
 
 def check_regularizer(name: str, score_function: str) -> None:

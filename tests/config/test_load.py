@@ -25,7 +25,7 @@ from dglkge.config import (
 from dglkge.config.recipes import recipe_files
 from dglkge.config.schema import fields
 from dglkge.errors import InputError, InputErrors
-from dglkge.registry import help_lines
+from dglkge.registry import registry_of
 from tests.toy_kg import REPOSITORY
 
 
@@ -435,7 +435,7 @@ def test_help_lists_the_components_that_a_field_names() -> None:
         "training.loggers": "logger",
     }
     for noun in nouns.values():
-        assert all(text for _, text in help_lines(noun))
+        assert all(registry_of(noun).get(name).help for name in registry_of(noun))
 
 
 @pytest.mark.parametrize("name", recipe_files())

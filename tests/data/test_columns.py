@@ -22,14 +22,13 @@ from dglkge.errors import InputError
 def test_roles_in_the_order_of_the_columns(text, order):
     columns = parse_columns(text)
     assert columns.order == order and columns.names == {}
-    assert columns.has_weight is ("weight" in order)
     assert columns.names_or_roles == {role: role for role in order}
 
 
 def test_pairs_name_the_columns():
     columns = parse_columns("tail=o, head=s,relation=a=b,weight=score")
     assert columns.names == {"tail": "o", "head": "s", "relation": "a=b", "weight": "score"}
-    assert columns.names_or_roles is columns.names and columns.has_weight
+    assert columns.names_or_roles is columns.names and "weight" in columns.order
 
 
 @pytest.mark.parametrize(

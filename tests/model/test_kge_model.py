@@ -9,10 +9,10 @@ import torch
 
 from dglkge.errors import InputError
 from dglkge.model.kge_model import KgeModel, build_model
-from dglkge.model.regularizers import build_regularizer
 from dglkge.model.score_functions import SCORE_FUNCTIONS, ComplEx
 from dglkge.typing import RELATION, Side
 from tests.model.dense_oracle import FORWARD_ONLY
+from tests.model.regularizer_by_name import build_regularizer
 from tests.model.score_oracle import fitting_dim, float64_score
 
 NAMES = sorted(SCORE_FUNCTIONS)

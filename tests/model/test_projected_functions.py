@@ -16,10 +16,10 @@ from dglkge.model.functions import blockwise
 from dglkge.model.functions.comparators import unit_rows
 from dglkge.model.functions.projected_comparators import ProjectedDistance, ScaledL1
 from dglkge.model.kge_model import build_model
-from dglkge.model.regularizers import build_regularizer
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.training.building.checks import check_config
 from dglkge.typing import RELATION, Side
+from tests.model.regularizer_by_name import build_regularizer
 
 COMPARATORS = [ScaledL1(), ProjectedDistance(), SCORE_FUNCTIONS.get("transr_l1")()]
 PROJECTED = ("pairre", "triplere", "transr", "transr_l1")

@@ -7,9 +7,10 @@ import torch
 
 from dglkge.errors import InputError
 from dglkge.model.kge_model import KgeModel, build_model
-from dglkge.model.regularizers import RATIOS, REGULARIZERS, Regularizer, build_regularizer, check_regularizer
+from dglkge.model.regularizers import RATIOS, REGULARIZERS, Regularizer, check_regularizer
 from dglkge.typing import Side
 from tests.model.penalty_oracle import query_penalty
+from tests.model.regularizer_by_name import build_regularizer
 
 DIM, NUM, WEIGHT = 6, 4, 0.7
 MODELS = [("distmult", False), ("distmult", True), ("complex", False), ("complex", True)]

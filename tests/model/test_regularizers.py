@@ -7,7 +7,8 @@ import torch
 
 from dglkge.config import load_config
 from dglkge.errors import InputError
-from dglkge.model.regularizers import REGULARIZERS, build_regularizer, chosen_regularizer
+from dglkge.model.regularizers import REGULARIZERS, chosen_regularizer
+from tests.model.regularizer_by_name import build_regularizer
 
 ROWS = [[1.0, -2.0, 0.5, 3.0], [0.0, 0.0, 0.0, 0.0], [-1.0, 0.0, 1.0, 2.0]]
 

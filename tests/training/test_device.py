@@ -19,7 +19,6 @@ from dglkge.model.functions import autograd as distances
 from dglkge.model.kge_model import build_model
 from dglkge.model.losses import build_loss
 from dglkge.model.precision import compiler_problem
-from dglkge.model.regularizers import build_regularizer
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.step.computation import Computation
 from dglkge.step.objectives.autograd_loss import AutogradLoss
@@ -30,6 +29,7 @@ from dglkge.step.staged_rows import StagedStore, Upload
 from dglkge.training.building import checks, computing
 from dglkge.training.building.checks import check_config
 from dglkge.typing import RELATION, Side
+from tests.model.regularizer_by_name import build_regularizer
 from tests.training import batch_rows
 from tests.training.batch_rows import MemoryTables
 from tests.training.test_reference import trained

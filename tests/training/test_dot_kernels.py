@@ -12,8 +12,9 @@ from dglkge.kernels import penalties as penalty_kernels
 from dglkge.kernels.bfloat16 import narrow, widen
 from dglkge.model.functions.autograd import words
 from dglkge.model.kge_model import build_model
-from dglkge.model.regularizers import REGULARIZERS, build_regularizer
+from dglkge.model.regularizers import REGULARIZERS
 from dglkge.typing import Side
+from tests.model.regularizer_by_name import build_regularizer
 
 NUM, DIM, NUM_ENTITIES, NUM_RELATIONS = 9, 12, 6, 4
 

@@ -13,7 +13,7 @@ import torch
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.losses import LOSSES, Logistic, Loss, Softmax
 from dglkge.model.negative_terms import Adversarial, Mean, Sum
-from dglkge.model.regularizers import N3, Regularizer, build_regularizer
+from dglkge.model.regularizers import N3, Regularizer
 from dglkge.model.score_functions import ComplEx
 from dglkge.optim.scratch import Scratch
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeGroup
@@ -23,6 +23,7 @@ from dglkge.step.objectives.dot_softmax import DotSoftmax, is_compiled
 from dglkge.step.planning import EdgePlanner, Group
 from dglkge.step.rows import HostStore, Transforms
 from dglkge.typing import RELATION, Side
+from tests.model.regularizer_by_name import build_regularizer
 from tests.training.batch_rows import MemoryTables, computed
 
 DIM, GLOBAL_SIZE, NUM_NEGATIVES = 8, 40, 9

@@ -18,8 +18,8 @@ from dglkge.distributed.ip_config import read_ip_config
 from dglkge.errors import NotReadyError
 from dglkge.launch.machine import local_interfaces
 from dglkge.launch.node_place import NodePlace, node_place
-from dglkge.launch.node_program import LOST_STATUS, NodeProgram
-from dglkge.launch.protocol import HEARTBEAT_TIMEOUT_SECONDS
+from dglkge.launch.node_program import NodeProgram
+from dglkge.launch.protocol import HEARTBEAT_TIMEOUT_SECONDS, LOST_STATUS
 from dglkge.launch.remote.handshake import HANDSHAKE_SECONDS, Peer, RefusedError, introduce_node, read_secret
 from dglkge.launch.ssh import NOT_INHERITED, forwarded_environment
 

@@ -78,7 +78,7 @@ class DenseParameters(Parameters):
         # A user's module may draw other numbers with another version of torch: the first trainer's count.
         with torch.no_grad():
             for values in module.parameters():
-                values.copy_(groups.sum(values if is_first else torch.zeros_like(values)))
+                groups.sum(values if is_first else values.zero_())
         # Parameters that the optimizer updates, by name: the module's own, or this trainer's slices of them.
         self._updated = self._parameters
         self._shards: ParameterShards | None = None
