@@ -15,7 +15,7 @@ from nbconvert import MarkdownExporter
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from dglkge.config import component_fields, field_table
-from dglkge.registry import help_lines
+from dglkge.registry import registry_of
 
 API = {
     "training": (
@@ -60,7 +60,8 @@ def configuration_page() -> str:
         lines.append(f"| `{name}` | {_cell(kind)} | `{_cell(default)}` | {_cell(meaning)} |")
     for name, noun in component_fields():
         lines += ["", f"## `{name}`", "", "| name | meaning |", "|---|---|"]
-        lines += [f"| `{member}` | {_cell(text)} |" for member, text in help_lines(noun)]
+        registry = registry_of(noun)
+        lines += [f"| `{member}` | {_cell(registry.get(member).help)} |" for member in registry]
     return "\n".join(lines) + "\n"
 
 

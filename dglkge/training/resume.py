@@ -156,9 +156,7 @@ class Position:
         return int(done // size)
 
 
-def check_settings(
-    config: Config, saved: CheckpointMeta, now: Mapping[str, Any], where: Path | str
-) -> None:
+def check_settings(config: Config, saved: CheckpointMeta, now: Mapping[str, Any], where: Path | str) -> None:
     """Refuse to resume with other settings than those that the run was started with.
 
     Raises
