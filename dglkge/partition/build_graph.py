@@ -75,7 +75,7 @@ def build_partitions(dataset: Path, job: GraphJob) -> None:
         )
     # DGL's graph is freed before the edge tables take memory.
     del graph
-    _write_method(dataset_files.graph_config_path(partitions, job.graph_name), job.method)
+    _write_method(dataset_files.graph_config_path(partitions, job.graph_name), job.part_method)
     for ntype, ids in original_ids.items():
         _write_id_maps(partitions, ntype, ids.numpy())
     write_edge_tables(partitions, job, train, weights)
@@ -119,15 +119,15 @@ def assign_nodes(job: GraphJob, train: np.ndarray) -> dict[str, np.ndarray]:
         count_values(rows[:, 2], in_degrees[starts[rhs] : starts[rhs] + job.entity_types[rhs]])
     heads: np.ndarray = np.empty(0, np.int64)
     tails = heads
-    if job.method != "random":
+    if job.part_method != "random":
         # One id space for all entities, type after type: METIS cuts one graph.
-        dtype = np.int64 if job.method == "metis" or len(type_of) > np.iinfo(np.int32).max else np.int32
+        dtype = np.int64 if job.part_method == "metis" or len(type_of) > np.iinfo(np.int32).max else np.int32
         heads, tails = (np.empty(len(train), dtype=dtype) for _ in range(2))
         for lhs, rhs, first, rows in _pieces(job, train):
             heads[first : first + len(rows)] = rows[:, 0] + starts[lhs]
             tails[first : first + len(rows)] = rows[:, 2] + starts[rhs]
-    if job.method in ("metis", "ldg"):
-        if job.method == "metis":
+    if job.part_method in ("metis", "ldg"):
+        if job.part_method == "metis":
             flat = metis_parts(heads, tails, len(type_of), job.num_parts)
         else:
             flat = ldg_parts(heads, tails, in_degrees, job.num_parts, rng)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import stat
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -33,6 +32,9 @@ from dglkge.partition.rows import pieces
 from dglkge.partition.run_build import NO_ROOM, GraphJob, run_build
 
 _LOCK = ".lock"
+
+OriginalIds = Callable[[np.ndarray], np.ndarray]
+"""Returns head, relation and tail as original ids (m, 3) of triples (m, 3) of other ids."""
 
 
 def check_output(output: Path, overwrite: bool) -> None:
@@ -184,30 +186,13 @@ def _replace(output: Path, folder: Path) -> None:
     shutil.rmtree(old, ignore_errors=True)
 
 
-class OriginalIds(Protocol):
-    """Original ids of triples that are given in other ids, or in these."""
-
-    relations: RelationVocabulary
-
-    def num_entities(self) -> dict[str, int]:
-        """Return the number of entities of each type."""
-        ...
-
-    def relation_ids(self, triples: np.ndarray) -> np.ndarray:
-        """Return the relation of each triple, (n,) int64."""
-        ...
-
-    def original_ids(self, triples: np.ndarray) -> np.ndarray:
-        """Return head, relation and tail, (n, 3) int64."""
-        ...
-
-
 def write_triples(
     folder: Path,
     names: Iterable[tuple[str, Vocabulary | NameList]],
-    ids: OriginalIds,
+    relations: RelationVocabulary,
     splits: Mapping[str, np.ndarray],
     columns: Mapping[str, np.ndarray],
+    original_ids: OriginalIds = lambda triples: triples,
 ) -> dict[str, Any]:
     """Write all files but the partitions and the description.
 
@@ -217,45 +202,47 @@ def write_triples(
         The empty folder of the new data set.
     names : iterable of (str, Vocabulary or NameList)
         The names of each entity type.
-    ids : OriginalIds
-        Of these triples.
+    relations : RelationVocabulary
     splits : mapping of str to (n, 3) integer array
     columns : mapping of str to (n,) array
         Values of the training triples by the file's name, for instance weights.
+    original_ids : callable
+        Returns the original ids (m, 3) of some triples (m, 3); by default they are these.
 
     Returns
     -------
     dict
         Fields of ``dataset.json`` that describe them.
     """
-    paths = []
+    paths, num_entities = [], {}
     for type_, vocabulary in names:
         path = dataset_files.vocabulary_path(folder, type_)
         path.parent.mkdir(exist_ok=True)
         vocabulary.save(path)
         paths.append(path)
-    ids.relations.save(folder / dataset_files.RELATIONS)
+        num_entities[type_] = len(vocabulary)
+    relations.save(folder / dataset_files.RELATIONS)
     paths.append(folder / dataset_files.RELATIONS)
     splits = {split: splits.get(split, np.zeros((0, 3), np.int32)) for split in dataset_files.SPLITS}
-    pairs, ranks = pairs_of_types(ids.relations)
+    pairs, ranks = pairs_of_types(relations)
     counts = np.zeros(len(pairs), np.int64)
     if len(pairs) == 1:
         counts[0] = len(splits[TRAIN])
     else:
         for _, (rows,) in pieces(splits[TRAIN]):
-            counts += np.bincount(ranks[ids.relation_ids(rows)], minlength=len(counts))
+            counts += np.bincount(ranks[original_ids(rows)[:, 1]], minlength=len(counts))
     extra = {folder / name: column for name, column in columns.items()}
     for split, rows in splits.items():
         path = dataset_files.split_path(folder, split)
         paths.append(path)
         if split == TRAIN:
-            _write_split({path: rows, **extra}, ids, counts, ranks)
+            _write_split({path: rows, **extra}, original_ids, counts, ranks)
         else:
-            _write_split({path: rows}, ids, np.array([len(rows)]), None)
+            _write_split({path: rows}, original_ids, np.array([len(rows)]), None)
     ends = np.cumsum(counts).tolist()
     return {
-        Field.ENTITY_TYPES: ids.num_entities(),
-        Field.NUM_RELATIONS: len(ids.relations),
+        Field.ENTITY_TYPES: num_entities,
+        Field.NUM_RELATIONS: len(relations),
         Field.SPLITS: {split: len(rows) for split, rows in splits.items()},
         Field.EDGE_TYPES: [
             [*pair, end - count, end] for pair, count, end in zip(pairs, counts.tolist(), ends) if count
@@ -278,7 +265,7 @@ def pairs_of_types(relations: RelationVocabulary) -> tuple[list[tuple[str, str]]
 
 
 def _write_split(
-    arrays: Mapping[Path, np.ndarray], ids: OriginalIds, counts: np.ndarray, ranks: np.ndarray | None
+    arrays: Mapping[Path, np.ndarray], original_ids: OriginalIds, counts: np.ndarray, ranks: np.ndarray | None
 ) -> None:
     """Write the triples of a split, and then further values of them.
 
@@ -286,7 +273,7 @@ def _write_split(
     numbers. Within a pair they keep the order of the input.
     """
     places = np.cumsum(counts) - counts
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
         targets: list[tuple[BinaryIO, int]] = []
         for path, array in arrays.items():
             file: BinaryIO = stack.enter_context(open(path, "wb"))
@@ -298,7 +285,7 @@ def _write_split(
         # In pieces: the 64-bit ids of a large split may not fit into memory beside the 32-bit ones. Written,
         # not mapped: on a full disk a write fails with an error, but a store to a mapped page is a SIGBUS.
         for _, (some, *values) in pieces(*arrays.values()):
-            blocks = [np.ascontiguousarray(ids.original_ids(some), "<i8"), *values]
+            blocks = [np.ascontiguousarray(original_ids(some), "<i8"), *values]
             runs: dict[int, slice | np.ndarray] = {0: slice(None)}
             if ranks is not None and len(counts) > 1:
                 pairs = ranks[blocks[0][:, 1]]
@@ -341,11 +328,7 @@ def finish_dataset(
         The content of ``partitions/report.json``.
     """
     run_build(folder, GraphJob.of(description, **job))
-    description = {
-        **description,
-        Field.UNSEEN: quality["unseen"],
-        Field.DUPLICATES: quality["duplicates"],
-    }
+    description |= {Field.UNSEEN: quality["unseen"], Field.DUPLICATES: quality["duplicates"]}
     figures = {**partition_figures(Dataset(folder, description)), **facts, Field.QUALITY: quality}
     report = folder / dataset_files.PARTITIONS / dataset_files.REPORT
     report.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")

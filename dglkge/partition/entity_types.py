@@ -14,8 +14,7 @@ from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import InputError, unknown_name
 from dglkge.partition.ingest import IdTriples, Reading
 from dglkge.partition.name_index import NameList
-from dglkge.partition.options import Options, ReadingOptions
-from dglkge.partition.readers.formats import GRAPHML, RDF
+from dglkge.partition.options import GRAPHML, RDF, Options, ReadingOptions
 from dglkge.partition.readers.graphml import TYPE_RELATION
 from dglkge.partition.readers.id_folders import read_pairs
 from dglkge.partition.readers.rdf import WELL_KNOWN, PrefixTable
@@ -93,11 +92,6 @@ _TOO_GENERAL = (
     WELL_KNOWN["owl"] + "NamedIndividual",
     WELL_KNOWN["rdfs"] + "Resource",
 )
-
-
-def too_general(iri: str) -> bool:
-    """Return whether a class says nothing about its members."""
-    return iri in _TOO_GENERAL
 
 
 def main_types(
@@ -286,7 +280,7 @@ def _type_relation(
         name = table.shorten(iri)
         for id_, entity in enumerate(triples.entities):
             # Classes of literals and blank nodes (restrictions of OWL) have no name to use.
-            no_class[id_] = entity[0] in '"_' or too_general(table.expand(entity))
+            no_class[id_] = entity[0] in '"_' or table.expand(entity) in _TOO_GENERAL
     if name not in triples.relations:
         raise unknown_name("relation of --types-from", wanted, triples.relations)
     return triples.relations.index(name), no_class

@@ -25,6 +25,7 @@ from dglkge.data.triples import TripleFile
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import InputError
 from dglkge.partition.dataset_writer import check_output, finish_dataset, staged, write_triples
+from dglkge.partition.entity_types import assign_ids
 from dglkge.partition.ingest import IdTriples, SplitFiles, ingest_names
 from dglkge.partition.readers.id_folders import read_pairs
 from dglkge.typing import RELATION, Relation
@@ -51,15 +52,6 @@ class _Extension:
     relations: RelationVocabulary
     triples: np.ndarray
     weights: np.ndarray | None
-
-    def num_entities(self) -> dict[str, int]:
-        return {type_: len(names) for type_, names in self.names.items()}
-
-    def relation_ids(self, triples: np.ndarray) -> np.ndarray:
-        return triples[:, 1]
-
-    def original_ids(self, triples: np.ndarray) -> np.ndarray:
-        return triples
 
 
 def extend_dataset(
@@ -124,15 +116,11 @@ def extend_dataset(
         added = {
             "edge_set": name,
             "triples": len(new.triples),
-            "entities": sum(new.num_entities().values())
-            - sum(map(dataset.num_entities, dataset.entity_types)),
+            "entities": sum(len(names) - dataset.num_entities(type_) for type_, names in new.names.items()),
             "relations": len(new.relations) - dataset.num_relations,
         }
-        facts = {
-            Field.INPUT: {"extends": str(source), "added": added},
-            "warnings": [],
-            "dropped_leaks": {},
-        }
+        origin = {"extends": str(source), "added": added}
+        facts = {Field.INPUT: origin, "warnings": [], "dropped_leaks": {}}
         figures = finish_dataset(folder, description, quality, facts, has_parts=True)
     return {**figures, "added": added}
 
@@ -154,22 +142,12 @@ def _resolve(dataset: Dataset, triples: IdTriples, entity_types: Path | None) ->
         names_of_type = names[types[type_of[place]]]
         ids[place] = len(names_of_type)
         names_of_type.append(triples.entities[place])
-    relations = list(old)
-    number_of = {relation: number for number, relation in enumerate(relations)}
-    # Each distinct (name, lhs, rhs) once: the rows are mapped by numpy.
-    keys = (rows[:, 1].astype(np.int64) * len(types) + type_of[rows[:, 0]]) * len(types) + type_of[rows[:, 2]]
-    distinct, place_of = np.unique(keys, return_inverse=True)
-    relation_ids = np.empty(len(distinct), np.int64)
-    for place, key in enumerate(distinct.tolist()):
-        rest, rhs = divmod(key, len(types))
-        relation_name, lhs = divmod(rest, len(types))
-        relation = Relation(triples.relations[relation_name], types[lhs], types[rhs])
-        if relation not in number_of:
-            number_of[relation] = len(relations)
-            relations.append(relation)
-        relation_ids[place] = number_of[relation]
-    resolved = np.stack([ids[rows[:, 0]], relation_ids[place_of], ids[rows[:, 2]]], axis=1)
-    return _Extension(names, RelationVocabulary(relations), resolved, triples.weights.get(TRAIN))
+    typed = assign_ids(triples.splits, triples.relations, types, type_of)
+    number_of = {relation: number for number, relation in enumerate(old)}
+    relation_ids = [number_of.setdefault(relation, len(number_of)) for relation in typed.relations.relations]
+    columns = ids[rows[:, 0]], np.array(relation_ids)[typed.relation_ids(rows)], ids[rows[:, 2]]
+    relations = RelationVocabulary(list(number_of))
+    return _Extension(names, relations, np.stack(columns, axis=1), triples.weights.get(TRAIN))
 
 
 def _find_types(
@@ -237,7 +215,7 @@ def _write(folder: Path, dataset: Dataset, new: _Extension, set_name: str) -> di
     splits = {split: dataset.split(split) for split in SPLITS}
     splits[TRAIN] = np.concatenate([splits[TRAIN], new.triples])
     names = ((type_, Vocabulary(names, "entity")) for type_, names in new.names.items())
-    written = write_triples(folder, names, new, splits, columns)
+    written = write_triples(folder, names, new.relations, splits, columns)
     numbers = dataset.path / NUMERIC_LITERALS
     if numbers.is_file():
         shutil.copyfile(numbers, folder / NUMERIC_LITERALS)

@@ -8,19 +8,21 @@ Python's lock, so threads do, and names need no copies between processes.
 from __future__ import annotations
 
 import os
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
+from dglkge.data.quality import contains
 from dglkge.data.text_format import ROLES, WEIGHT, Columns
-from dglkge.data.triples import BLOCK_BYTES, Block, TripleFile
+from dglkge.data.triples import BLOCK_BYTES, TripleFile
 from dglkge.errors import InputError
 from dglkge.kernels.triple_rows import renumber
-from dglkge.partition.column_order import column_order_advice
 from dglkge.partition.name_index import NameIndex, NameList
 from dglkge.partition.rows import CollectedRows, distinct_below, map_in_order, pieces
 
@@ -33,17 +35,17 @@ Chunks = Mapping[str, Iterable[Mapping[str, Any]]]
 IdsOf = Callable[[str, Any], np.ndarray]
 """Returns the ids (n,) of the column of a role; several threads call it."""
 
-Numbered = tuple[np.ndarray, np.ndarray | None]
-"""Ids (n, 3) int32 of a block, and weights (n,) float32 if it has any."""
-
-_FileBlock = tuple[str, TripleFile, "Block | None"]
-"""Split, file and block of it; None behind the last one."""
-
 Place = Callable[[str, int], str]
 """Returns where a row of a split is, for messages."""
 
 Watch = Callable[[Path], Callable[[int], None]]
 """Returns, for a file, the function to call with the number of its bytes read so far."""
+
+MIN_RELATIONS = 10
+"""With fewer distinct values in the column of relations, nothing is suspicious."""
+
+FAR_FEWER = 0.1
+"""A column with at most this share of the distinct values of another has far fewer."""
 
 _MIN_BLOCK_BYTES = 1 << 20
 _BLOCKS_A_WORKER = 2
@@ -123,15 +125,13 @@ def ingest_names(source: Chunks | SplitFiles, folder: Path | None = None) -> IdT
     splits, weights = _collect(source, lambda role, column: index[role].add(column), folder)
     entity_names, entity_places = entities.in_order()
     relation_names, relation_places = relations.in_order()
-    check_names(entity_names, "entity", "\n")
-    check_names(relation_names, "relation", "\n\t")
-    num_workers = source.num_workers if isinstance(source, SplitFiles) else 1
+    check_names(entity_names, relation_names)
 
     def renumbered(piece: np.ndarray) -> None:
         renumber(np.asarray(piece), entity_places, relation_places)
 
     for triples in splits.values():
-        for _ in map_in_order(renumbered, (piece for _, (piece,) in pieces(triples)), num_workers):
+        for _ in map_in_order(renumbered, (piece for _, (piece,) in pieces(triples)), _num_workers(source)):
             pass
     return IdTriples(entity_names, relation_names, splits, weights)
 
@@ -175,36 +175,67 @@ def ingest_ids(
     return IdTriples(entity_names, relation_names, splits, weights)
 
 
+class _Block(NamedTuple):
+    """A block of a split: what parses it, and what reports how much of its file is read then."""
+
+    split: str
+    columns: Callable[[], Mapping[str, Any]]
+    report: Callable[[], object]
+
+
+def _blocks(source: Chunks | SplitFiles) -> Iterator[_Block]:
+    if not isinstance(source, SplitFiles):
+        for split, chunks in source.items():
+            yield from (_Block(split, partial(dict, chunk), dict) for chunk in chunks)
+        return
+    for split, files in source.files.items():
+        for file in files:
+            report = source.watch(file.path)
+            for block in file.blocks():
+                yield _Block(split, partial(file.arrays, block), partial(report, block.position))
+            # Empty lines at the end are in no block.
+            yield _Block(split, dict, partial(report, file.path.stat().st_size))
+
+
 def _collect(
     source: Chunks | SplitFiles, ids_of: IdsOf, folder: Path | None
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Return the ids (n, 3) int32 and the weights (n,) float32 of each split; without weights no entry."""
-    if isinstance(source, SplitFiles):
-        splits = source.collect(ids_of, folder)
-    else:
-        splits = {split: _FileRows(folder) for split in source}
-        for split, chunks in source.items():
-            for chunk in chunks:
-                splits[split].append(*_numbered(chunk, ids_of))
-    weights = {split: rows.weights.array() for split, rows in splits.items() if rows.has_weights}
-    return {split: rows.triples.array() for split, rows in splits.items()}, weights
+    splits = source.files if isinstance(source, SplitFiles) else source
+    triples = {split: CollectedRows(folder, (3,), np.int32) for split in splits}
+    weights: dict[str, CollectedRows] = {}
+
+    def numbered(block: _Block) -> tuple[_Block, np.ndarray, np.ndarray | None]:
+        columns = block.columns()
+        ids = np.empty((len(columns.get(ROLES[0], ())), 3), np.int32)
+        for place, role in enumerate(ROLES if columns else ()):
+            ids[:, place] = ids_of(role, columns[role])
+        return block, ids, columns[WEIGHT].to_numpy().astype(np.float32) if WEIGHT in columns else None
+
+    for block, ids, values in map_in_order(numbered, _blocks(source), _num_workers(source)):
+        triples[block.split].append(ids)
+        if values is not None:
+            weights.setdefault(block.split, CollectedRows(folder, (), np.float32)).append(values)
+        block.report()
+    return _arrays(triples), _arrays(weights)
 
 
-def _numbered(columns: Mapping[str, Any], ids_of: IdsOf) -> Numbered:
-    triples = np.empty((len(columns[ROLES[0]]), 3), np.int32)
-    for place, role in enumerate(ROLES):
-        triples[:, place] = ids_of(role, columns[role])
-    weights = columns[WEIGHT].to_numpy().astype(np.float32) if WEIGHT in columns else None
-    return triples, weights
+def _num_workers(source: Chunks | SplitFiles) -> int:
+    return source.num_workers if isinstance(source, SplitFiles) else 1
 
 
-def check_names(names: Sequence[str], noun: str, forbidden: str) -> None:
-    """Raise InputError if a name holds one of the forbidden characters."""
-    for character in forbidden:
-        if isinstance(names, NameList) and not names.has_byte(ord(character)):
-            continue
-        for name in names:
-            if character in name:
+def _arrays(collected: Mapping[str, CollectedRows]) -> dict[str, np.ndarray]:
+    return {split: rows.array() for split, rows in collected.items()}
+
+
+def check_names(entities: Sequence[str], relations: Sequence[str]) -> None:
+    """Raise InputError if a name holds a character that the data set's files cannot hold."""
+    for noun, names, forbidden in (("entity", entities, "\n"), ("relation", relations, "\n\t")):
+        for character in forbidden:
+            if isinstance(names, NameList) and not names.has_byte(ord(character)):
+                continue
+            name = next((name for name in names if character in name), None)
+            if name is not None:
                 raise InputError(
                     f"the {noun} name {name!r} holds {character!r}, which no dataset file can hold"
                 )
@@ -245,9 +276,7 @@ def renamed(triples: IdTriples, entities: Sequence[str], relations: Sequence[str
     entity_names, entity_places = _in_order(entities)
     relation_names, relation_places = _in_order(relations)
     for rows in triples.splits.values():
-        rows[:, 0] = entity_places[rows[:, 0]]
-        rows[:, 1] = relation_places[rows[:, 1]]
-        rows[:, 2] = entity_places[rows[:, 2]]
+        renumber(rows, entity_places, relation_places)
     return IdTriples(entity_names, relation_names, triples.splits, triples.weights)
 
 
@@ -294,52 +323,99 @@ class SplitFiles:
     watch: Watch
     num_workers: int = 1
 
-    def collect(self, ids_of: IdsOf, folder: Path | None) -> dict[str, _FileRows]:
-        """Return the rows of each split.
 
-        Parameters
-        ----------
-        ids_of : callable
-        folder : Path or None
-            Folder for temporary files; None: in memory.
+def column_order_advice(
+    splits: Mapping[str, np.ndarray],
+    columns: Columns,
+    entities: Sequence[str] | None = None,
+    relations: Sequence[str] | None = None,
+) -> str | None:
+    """Return one line if another column looks like that of the relations, else None.
 
-        Raises
-        ------
-        InputError
-            If a file is wrong: that of the first wrong file.
-        """
-        splits = {split: _FileRows(folder) for split in self.files}
+    Parameters
+    ----------
+    splits : mapping of str to (n, 3) int
+        The triples as they were read.
+    columns : Columns
+        The order in which the columns were read.
+    entities, relations : sequence of str, optional
+        The sorted names of the ids, if the triples are of names.
+    """
+    values = [distinct_below(list(splits.values()), column) for column in range(3)]
+    if len(values[1]) < MIN_RELATIONS:
+        return None
+    counts = ", ".join(f"{len(numbers):,} {role}s" for numbers, role in zip(values, ROLES))
+    are_integers = True
+    if entities is not None and relations is not None:
+        values[1] = _as_entities(entities, relations)
+        are_integers = all(map(str.isdigit, relations)) and all(map(str.isdigit, entities))
+    role = misplaced_relations(values[0], values[1], values[2], are_integers)
+    if role is None:
+        return None
+    swap = {role: "relation", "relation": role}
+    swapped = [swap.get(name, name) for name in columns.names or columns.order]
+    if columns.names:
+        swapped = [f"{name}={column}" for name, column in zip(swapped, columns.names.values())]
+    return (
+        f"the columns look as if they were in another order: {counts}; "
+        f"if what was read as {role} is the relation, give --columns {','.join(swapped)}"
+    )
 
-        def numbered(item: _FileBlock) -> tuple[_FileBlock, Numbered | None]:
-            split, file, block = item
-            return item, None if block is None else _numbered(file.arrays(block), ids_of)
 
-        for (split, file, block), numbers in map_in_order(numbered, self._blocks(), self.num_workers):
-            if block is not None and numbers is not None:
-                splits[split].append(*numbers)
-            # Empty lines at the end are in no block.
-            position = file.path.stat().st_size if block is None else block.position
-            self.watch(file.path)(position)
-        return splits
+def misplaced_relations(
+    heads: np.ndarray, relations: np.ndarray, tails: np.ndarray, are_integers: bool
+) -> str | None:
+    """Return the role whose column looks like that of the relations, None if the order looks right.
 
-    def _blocks(self) -> Iterator[_FileBlock]:
-        """Yield the blocks of all files, and None behind the last one of each."""
-        for split, files in self.files.items():
-            for file in files:
-                yield from ((split, file, block) for block in file.blocks())
-                yield split, file, None
+    Parameters
+    ----------
+    heads, relations, tails : (n,) int
+        Distinct values of each column; equal numbers stand for equal text.
+    are_integers : bool
+        Whether the values are ids from 0. Names of relations differ from those of entities, ids do not.
+
+    Returns
+    -------
+    str or None
+        ``"head"`` or ``"tail"``.
+    """
+    for role, column, other in (("tail", tails, heads), ("head", heads, tails)):
+        if are_integers:
+            likeness = _jaccard(relations, other)
+            is_like_other = likeness >= 0.5
+            # What is not asked for below is not computed: the columns of entities are long.
+            is_unlike = is_like_other and _jaccard(column, other) <= likeness / 2
+        else:
+            is_like_other = _shared(relations, other) >= 0.5 * len(relations)
+            is_unlike = is_like_other and (
+                int((contains(relations, column) | contains(other, column)).sum()) <= 0.05 * len(column)
+            )
+        # As many values as entities: a fourth of those in the other column, or more.
+        is_as_large = 4 * len(relations) >= len(other)
+        if len(column) <= FAR_FEWER * len(relations) and (is_like_other or is_as_large):
+            return role
+        # Of RDF, relations may be described as heads: then heads are far more than relations.
+        if is_like_other and is_unlike and len(column) <= 5 * len(relations):
+            return role
+    return None
 
 
-class _FileRows:
-    """Ids and weights of a split."""
+def _shared(one: np.ndarray, other: np.ndarray) -> int:
+    few, many = sorted((one, other), key=len)
+    return int(contains(many, few).sum())
 
-    def __init__(self, folder: Path | None) -> None:
-        self.triples = CollectedRows(folder, (3,), np.int32)
-        self.weights = CollectedRows(folder, (), np.float32)
-        self.has_weights = False
 
-    def append(self, triples: np.ndarray, weights: np.ndarray | None) -> None:
-        self.triples.append(triples)
-        if weights is not None:
-            self.has_weights = True
-            self.weights.append(weights)
+def _jaccard(one: np.ndarray, other: np.ndarray) -> float:
+    shared = _shared(one, other)
+    return shared / (len(one) + len(other) - shared)
+
+
+def _as_entities(entities: Sequence[str], relations: Sequence[str]) -> np.ndarray:
+    """Return the relations' names as ids of the entities of that name, or as new ids; ascending."""
+    ids = []
+    for number, name in enumerate(relations):
+        # Both are sorted; a dict of the entities would take more memory than the triples.
+        place = bisect_left(entities, name)
+        known = place < len(entities) and entities[place] == name
+        ids.append(place if known else len(entities) + number)
+    return np.sort(ids)

@@ -20,7 +20,6 @@ from dglkge.data.quality import BUCKET_BYTES
 from dglkge.data.text_format import EXTENSIONS, Columns, RowRules, extension, parse_columns
 from dglkge.data.triples import TripleFile, frame_chunks, header_of, place_of_row
 from dglkge.errors import InputError
-from dglkge.partition.column_order import column_order_advice
 from dglkge.partition.dataset_writer import check_output, finish_dataset, staged, write_triples
 from dglkge.partition.entity_types import assign_ids, take_types, types_of_entities
 from dglkge.partition.ingest import (
@@ -32,14 +31,16 @@ from dglkge.partition.ingest import (
     available_cores,
     bytes_at_a_time,
     check_names,
+    column_order_advice,
     ingest_ids,
     ingest_names,
 )
 from dglkge.partition.name_index import MAX_NAMES
-from dglkge.partition.options import Options
-from dglkge.partition.readers.find import Source, find_input, read_input
-from dglkge.partition.readers.formats import TABLE, Format
+from dglkge.partition.options import GRAPHML, TABLE, Format, Options
+from dglkge.partition.readers.find import Source, find_input
+from dglkge.partition.readers.graphml import read_graphml
 from dglkge.partition.readers.id_folders import read_id_map
+from dglkge.partition.readers.rdf import read_rdf
 from dglkge.partition.report import reading_progress, show_line
 from dglkge.partition.splits import check_leaks, drop_leaks, measure_triples, split_by_hash
 from dglkge.typing import RELATION
@@ -99,30 +100,52 @@ def _read(inputs: Sequence[Path], output: Path, options: Options, delimiter: str
     return reading
 
 
+def read_input(source: Source, options: Options, watch: Watch, temporary: Path) -> Reading:
+    """Read an input that is no table.
+
+    Parameters
+    ----------
+    source : Source
+    options : Options
+    watch : callable
+        Progress.
+    temporary : Path
+        Folder for temporary files.
+
+    Raises
+    ------
+    InputError
+        If a file is wrong; the message names file and line.
+    """
+    if source.folder is not None:
+        return source.folder.read(watch)
+    if source.family == GRAPHML:
+        return read_graphml(source.files, options.reading, watch)
+    return read_rdf(source.files, options.reading, watch, temporary)
+
+
 def _read_tables(
     source: Source, output: Path, options: Options, delimiter: str | None, watch: Watch
 ) -> Reading:
     """Read text and Parquet files."""
-    maps = _IdMaps.read(options)
-    folder = output.absolute().parent
-
+    maps, columns = _IdMaps.read(options), options.columns
     num_workers = options.num_workers or available_cores()
     read_bytes = bytes_at_a_time(options.max_memory or BUCKET_BYTES, num_workers)
 
     def reader(path: Path, kind: Format) -> TripleFile:
-        return TripleFile(path, options.columns, delimiter, maps.rules, kind=kind.name, read_bytes=read_bytes)
+        return TripleFile(path, columns, delimiter, maps.rules, kind=kind.name, read_bytes=read_bytes)
 
     def place(split: str, row: int) -> str:
         (path, _), *others = source.files[split]
         if others or extension(path) not in EXTENSIONS:
             return ", ".join(str(path) for path, _ in source.files[split])
-        return place_of_row(path, row, options.columns, delimiter)
+        return place_of_row(path, row, columns, delimiter)
 
     files = {split: [reader(*file) for file in files] for split, files in source.files.items()}
-    triples = maps.ingest(SplitFiles(files, watch, num_workers), options.columns, folder)
-    reading = Reading(triples, columns=options.columns, place=place)
+    triples = maps.ingest(SplitFiles(files, watch, num_workers), columns, output.absolute().parent)
+    reading = Reading(triples, columns=columns, place=place)
     path, kind = source.files[TRAIN][0]
-    header = header_of(path, options.columns, delimiter, kind.name) if kind.name == "csv" else {}
+    header = header_of(path, columns, delimiter, kind.name) if kind.name == "csv" else {}
     if header:
         reading.notes.append("header: " + ", ".join(f"{role} is {name!r}" for role, name in header.items()))
     return reading
@@ -191,7 +214,7 @@ class _IdMaps:
         """Read the maps that the options name."""
         entities = read_id_map(options.entity_map, "entity") if options.entity_map else None
         relations = read_id_map(options.relation_map, "relation") if options.relation_map else None
-        check_names(relations or [], "relation", "\t")
+        check_names((), relations or ())
         return cls(options.integer_ids, entities, relations)
 
     @property
@@ -284,7 +307,8 @@ def _make(reading: Reading, output: Path, options: Options) -> dict[str, Any]:
             check_leaks(triples, quality.result(), options.strict_splits, place if in_order else None)
         # Beside the measurement, which leaves cores idle in parts.
         weights = {TRAIN_WEIGHTS: triples.weights[TRAIN]} if TRAIN in triples.weights else {}
-        description = write_triples(folder, ids.vocabularies(triples.entities), ids, triples.splits, weights)
+        named = ids.vocabularies(triples.entities)
+        description = write_triples(folder, named, ids.relations, triples.splits, weights, ids.original_ids)
         write_side_files(folder, triples.entities)
         measured = quality.result().report
         # The child needs the memory. It reads the triples from the files that were written.

@@ -1,4 +1,4 @@
-"""Options of a data set: of its partitions, of reading its input, and the texts of the command line."""
+"""Options of a data set: of its partitions, of reading its input; its formats; texts of the command line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 
 from dglkge.data.text_format import Columns
 from dglkge.errors import InputError, unknown_name
-from dglkge.partition.readers.formats import FORMATS
 
 METHODS = ("metis", "ldg", "random")
 
@@ -29,6 +28,50 @@ DEFAULT_GRAPH = "default"
 
 _PREFIX_NAME = re.compile(r"[^\W\d_][\w.-]*|")
 _IRI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:[^\s<>\"{}|\\^`]*")
+
+
+TABLE, RDF, GRAPHML, FOLDER = "table", "rdf", "graphml", "folder"
+"""Families of formats: files of one family go together."""
+
+
+@dataclass(frozen=True)
+class Format:
+    """An input format.
+
+    Attributes
+    ----------
+    name : str
+        Value of ``--format``.
+    title : str
+        Name for people.
+    family : str
+        ``"table"``, ``"rdf"``, ``"graphml"`` or ``"folder"``.
+    extensions : tuple of str
+        Extensions of file names, without that of a compression.
+    """
+
+    name: str
+    title: str
+    family: str
+    extensions: tuple[str, ...] = ()
+
+
+FORMATS = {
+    entry.name: entry
+    for entry in (
+        Format("tsv", "tab-separated text", TABLE, (".tsv", ".txt")),
+        Format("csv", "CSV", TABLE, (".csv",)),
+        Format("parquet", "Parquet", TABLE, (".parquet",)),
+        Format("ntriples", "N-Triples", RDF, (".nt", ".ntriples")),
+        Format("nquads", "N-Quads", RDF, (".nq", ".nquads")),
+        Format("turtle", "Turtle", RDF, (".ttl", ".turtle")),
+        Format("trig", "TriG", RDF, (".trig",)),
+        Format("graphml", "GraphML", GRAPHML, (".graphml",)),
+        Format("dglke", "a DGL-KE data set", FOLDER),
+        Format("openke", "an OpenKE data set", FOLDER),
+        Format("pykeen", "PyKEEN triples factories", FOLDER),
+    )
+}
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ from tqdm import tqdm
 
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, Field
-
-_ROWS_AT_A_TIME = 1 << 20
+from dglkge.partition.rows import pieces
 
 
 def shows(progress: bool | None) -> bool:
@@ -87,12 +86,11 @@ def partition_figures(dataset: Dataset) -> dict[str, Any]:
         table = layout.edge_table(part_id)
         cut = 0
         for lhs, _, first, end in dataset.edge_types:
-            start, stop = np.searchsorted(table.triple_ids, [first, end]).tolist()
-            for piece in range(start, stop, _ROWS_AT_A_TIME):
-                heads = table.edges[piece : min(piece + _ROWS_AT_A_TIME, stop), 0]
-                # The partition owns the tail of each of its edges, so only the head can lie elsewhere.
-                lower, upper = layout.node_range(lhs, part_id)
-                cut += int(((heads < lower) | (heads >= upper)).sum())
+            rows = slice(*np.searchsorted(table.triple_ids, [first, end]).tolist())
+            # The partition owns the tail of each of its edges, so only the head can lie elsewhere.
+            lower, upper = layout.node_range(lhs, part_id)
+            for _, (edges,) in pieces(table.edges[rows]):
+                cut += int(((edges[:, 0] < lower) | (edges[:, 0] >= upper)).sum())
         ranges = {ntype: layout.node_range(ntype, part_id) for ntype in layout.ntypes}
         nodes = {ntype: end - start for ntype, (start, end) in ranges.items()}
         parts.append(

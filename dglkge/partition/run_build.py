@@ -13,11 +13,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from dglkge.data.dataset_files import GRAPH_JOB, PARTITION_LOG, PARTITIONS, Field, load_json
+from dglkge.data.dataset_files import GRAPH_JOB, PARTITION_LOG, PARTITIONS, load_json
 from dglkge.errors import JobError
 
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
@@ -35,7 +35,7 @@ class GraphJob:
     ----------
     graph_name : str
         Name of the graph in DGL.
-    num_parts, method, seed
+    num_parts, part_method, seed
         Number of partitions, one of ``METHODS``, seed of ``ldg``, ``random`` and of the relations' owners.
     entity_types : dict of str to int
         Number of entities of each type.
@@ -53,7 +53,7 @@ class GraphJob:
 
     graph_name: str
     num_parts: int
-    method: str
+    part_method: str
     seed: int
     entity_types: dict[str, int]
     edge_types: list[list[Any]]
@@ -65,18 +65,8 @@ class GraphJob:
     @classmethod
     def of(cls, description: Mapping[str, Any], num_workers: int = 1, has_parts: bool = False) -> GraphJob:
         """Return the job for a data set with the fields of a description."""
-        return cls(
-            description[Field.GRAPH_NAME],
-            description[Field.NUM_PARTS],
-            description[Field.PART_METHOD],
-            int(description.get(Field.SEED, 0)),
-            description[Field.ENTITY_TYPES],
-            description[Field.EDGE_TYPES],
-            description[Field.NUM_RELATIONS],
-            description[Field.HAS_WEIGHTS],
-            has_parts,
-            num_workers,
-        )
+        values = {field.name: description[field.name] for field in fields(cls) if field.name in description}
+        return cls(**values, num_workers=num_workers, has_parts=has_parts)
 
     def save(self, dataset: Path) -> None:
         """Write the job into a data set folder that is being built."""

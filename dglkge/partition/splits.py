@@ -141,35 +141,28 @@ def check_leaks(triples: IdTriples, quality: Quality, max_implied: float, place:
         If there are leaks: their numbers and an example.
     """
     figures = quality.report["leaks"]
-    leaking = [split for split in (VALID, TEST) if figures[split]["in_train"]["triples"]]
-    if leaking:
-        counts = _counts(quality, "in_train", leaking)
-        first = int(np.flatnonzero(quality.leaks[leaking[0]].in_train)[0])
-        row = triples.splits[leaking[0]][first]
-        again = int(np.flatnonzero((triples.splits[TRAIN] == row).all(axis=1))[0])
-        also = f", also {place(TRAIN, again)}" if place else ""
+    for leak, allowed in (("in_train", 0.0), ("implied", max_implied)):
+        leaking = [split for split in (VALID, TEST) if figures[split][leak]["share"] > allowed]
+        if not leaking:
+            continue
+        counts = " and ".join(
+            f"{figures[split][leak]['triples']:,} of {quality.report['triples'][split]:,} {split} triples "
+            f"({figures[split][leak]['share']:.1%})"
+            for split in leaking
+        )
+        first = int(np.flatnonzero(getattr(quality.leaks[leaking[0]], leak))[0])
+        example = _show(triples, leaking[0], first, place)
+        if leak == "implied":
+            raise InputError(
+                f"{counts} follow from train by an inverse, symmetric or duplicate relation, e.g. {example}: "
+                f"--strict-splits allows a share of {max_implied:g}; --drop-leaks implied leaves them out"
+            )
+        again = (triples.splits[TRAIN] == triples.splits[leaking[0]][first]).all(axis=1)
+        also = f", also {place(TRAIN, int(np.flatnonzero(again)[0]))}" if place else ""
         raise InputError(
-            f"{counts} stand in train too, e.g. {_show(triples, leaking[0], first, place)}{also}: "
+            f"{counts} stand in train too, e.g. {example}{also}: "
             "--strict-splits refuses this; --drop-leaks exact leaves them out"
         )
-    leaking = [split for split in (VALID, TEST) if figures[split]["implied"]["share"] > max_implied]
-    if leaking:
-        counts = _counts(quality, "implied", leaking)
-        first = int(np.flatnonzero(quality.leaks[leaking[0]].implied)[0])
-        raise InputError(
-            f"{counts} follow from train by an inverse, symmetric or duplicate relation, "
-            f"e.g. {_show(triples, leaking[0], first, place)}: --strict-splits allows a share of "
-            f"{max_implied:g}; --drop-leaks implied leaves them out"
-        )
-
-
-def _counts(quality: Quality, leak: str, splits: list[str]) -> str:
-    figures = quality.report["leaks"]
-    return " and ".join(
-        f"{figures[split][leak]['triples']:,} of {quality.report['triples'][split]:,} {split} triples "
-        f"({figures[split][leak]['share']:.1%})"
-        for split in splits
-    )
 
 
 def _show(triples: IdTriples, split: str, row: int, place: Place | None) -> str:

@@ -24,7 +24,7 @@ def job(**changes) -> GraphJob:
     content = {
         "graph_name": "g",
         "num_parts": 2,
-        "method": "random",
+        "part_method": "random",
         "seed": 0,
         "entity_types": {"a": 4, "b": 3},
         "edge_types": [["a", "a", 0, 4], ["a", "b", 4, 6]],
@@ -74,7 +74,7 @@ def test_metis_keeps_clusters_together():
 @pytest.mark.parametrize("num_parts", [1, 2, 3])
 def test_every_partition_owns_a_node_of_every_type(method, num_parts):
     with contextlib.redirect_stdout(io.StringIO()):
-        parts = assign_nodes(job(method=method, num_parts=num_parts), TRAIN)
+        parts = assign_nodes(job(part_method=method, num_parts=num_parts), TRAIN)
     assert {ntype: len(found) for ntype, found in parts.items()} == {"a": 4, "b": 3, RELATION: 3}
     for found in parts.values():
         assert set(found.tolist()) == set(range(num_parts))

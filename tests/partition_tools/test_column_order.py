@@ -11,8 +11,7 @@ import pytest
 
 from dglkge.data.text_format import Columns, RowRules, parse_columns
 from dglkge.data.triples import frame_chunks
-from dglkge.partition.column_order import column_order_advice
-from dglkge.partition.ingest import ingest_names
+from dglkge.partition.ingest import column_order_advice, ingest_names
 from partition_tools import partition
 from tests.toy_kg import ring_triples
 

@@ -24,7 +24,7 @@ def write(folder, weights: bool = False):
     columns = {"train_weights.npy": np.arange(6, dtype=np.float32)} if weights else {}
     splits = {"train": TRAIN, "test": TEST}
     ids = assign_ids(splits, ["meets", "in"], ["person", "place"], TYPE_OF)
-    return write_triples(folder, ids.vocabularies(ENTITIES), ids, splits, columns)
+    return write_triples(folder, ids.vocabularies(ENTITIES), ids.relations, splits, columns, ids.original_ids)
 
 
 @pytest.fixture(params=[1, 2, 100])

@@ -10,9 +10,9 @@ import pytest
 from dglkge.data.text_format import edge_list_header
 from dglkge.errors import InputError
 from dglkge.partition.entity_types import take_types
-from dglkge.partition.make_dataset import partition_files
+from dglkge.partition.make_dataset import partition_files, read_input
 from dglkge.partition.options import Options, ReadingOptions
-from dglkge.partition.readers.find import find_input, read_input
+from dglkge.partition.readers.find import find_input
 from tests.partition_tools.reading_back import lines, named_triples
 
 ENTITIES = ["Rome", "New York", "Italy"]

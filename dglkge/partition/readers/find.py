@@ -1,4 +1,4 @@
-"""Finds the files of an input, their format and their splits, and reads those that are no tables."""
+"""Finds the files of an input, their splits and their format, by the name of a file or else its content."""
 
 from __future__ import annotations
 
@@ -10,21 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
-from dglkge.data.text_format import Columns, bare_path, compression
+from dglkge.data.text_format import Columns, bare_path, compression, extension, open_stream, read_errors
 from dglkge.errors import InputError
-from dglkge.partition.ingest import Reading, Watch
-from dglkge.partition.options import Options
-from dglkge.partition.readers.formats import (
-    FOLDER,
-    FORMATS,
-    GRAPHML,
-    RDF,
-    TABLE,
-    Format,
-    find_format,
-    format_by_name,
-)
-from dglkge.partition.readers.graphml import read_graphml
+from dglkge.partition.options import FOLDER, FORMATS, GRAPHML, RDF, TABLE, Format, Options
 from dglkge.partition.readers.id_folders import (
     PYKEEN_TRIPLES,
     IdFolder,
@@ -33,7 +21,9 @@ from dglkge.partition.readers.id_folders import (
     find_pykeen,
     pykeen_folder,
 )
-from dglkge.partition.readers.rdf import read_rdf
+
+_SAMPLE_BYTES = 1 << 16
+_BY_EXTENSION = {extension: entry for entry in FORMATS.values() for extension in entry.extensions}
 
 _WORDS = {TRAIN: TRAIN, "training": TRAIN, VALID: VALID, "validation": VALID, "val": VALID, "dev": VALID}
 _WORDS |= {TEST: TEST, "testing": TEST}
@@ -266,26 +256,92 @@ def _check_fitting(source: Source, options: Options) -> None:
             raise InputError(f"{options_of_ids} are for tables, and the input is {source.title}")
 
 
-def read_input(source: Source, options: Options, watch: Watch, temporary: Path) -> Reading:
-    """Read an input that is no table.
+def format_by_name(path: Path) -> Format | None:
+    """Return the format that the extension of a file stands for, or None."""
+    return _BY_EXTENSION.get(extension(path))
 
-    Parameters
-    ----------
-    source : Source
-    options : Options
-    watch : callable
-        Progress.
-    temporary : Path
-        Folder for temporary files.
+
+def find_format(path: Path) -> tuple[Format, str]:
+    """Find out the format of a file.
+
+    Returns
+    -------
+    format : Format
+    how : str
+        ``"name"`` or ``"content"``.
 
     Raises
     ------
     InputError
-        If a file is wrong; the message names file and line.
+        If the file cannot be read, or neither its name nor its content tells.
     """
-    if source.folder is not None:
-        return source.folder.read(watch)
-    if source.family == GRAPHML:
-        paths = {split: [path for path, _ in files] for split, files in source.files.items()}
-        return read_graphml(paths, options.reading, watch)
-    return read_rdf(source.files, options.reading, watch, temporary)
+    named = format_by_name(path)
+    if named is not None:
+        return named, "name"
+    found = format_by_content(path)
+    if found is None:
+        known = ", ".join(sorted(_BY_EXTENSION))
+        raise InputError(
+            f"{path}: unknown kind of file, by its name and by its content; known extensions are {known}, "
+            "most also with .gz or .bz2; --format names the format"
+        )
+    return found, "content"
+
+
+def format_by_content(path: Path) -> Format | None:
+    """Return the format that the first bytes of a file look like, or None.
+
+    Raises
+    ------
+    InputError
+        If the file is empty or cannot be read.
+    """
+    with read_errors(path), open_stream(path) as (_, stream):
+        sample = stream.read(_SAMPLE_BYTES)
+    if not sample:
+        raise InputError(f"{path}: the file is empty")
+    if sample.startswith(b"PAR1"):
+        return FORMATS["parquet"]
+    name = _text_format_of(sample.decode("utf-8-sig", errors="replace"))
+    return None if name is None else FORMATS[name]
+
+
+_TERM = r"(?:<[^<>\s]*>|_:\S+)"
+_STATEMENT = re.compile(rf"{_TERM}[ \t]*<[^<>\s]*>[ \t]*.*\.[ \t]*(?:#.*)?")
+_IN_A_GRAPH = re.compile(rf"(?:{_TERM}|\"[^ \t]*)[ \t]+{_TERM}[ \t]*\.[ \t]*(?:#.*)?")
+_DIRECTIVE = re.compile(r"@?(?:prefix|base)\s", re.IGNORECASE)
+_NOT_SYNTAX = re.compile(r'"""(?:.|\n)*?"""|"(?:\\.|[^"\\\n])*"|<[^<>\s]*>|#.*')
+_XML_ROOT = re.compile(r"<(?:\w+:)?graphml[\s>]")
+
+
+def _text_format_of(text: str) -> str | None:
+    if text.lstrip().startswith("<") and _XML_ROOT.search(text):
+        return "graphml"
+    # Comments and empty lines stand before the first statement of many files.
+    lines = [line for line in map(str.strip, text.split("\n")) if line and not line.startswith("#")]
+    if not lines:
+        return None
+    first = lines[0]
+    if _STATEMENT.fullmatch(first):
+        # The first line alone may be a statement of Turtle; the sample's last line may be cut off.
+        if all(_STATEMENT.fullmatch(line) for line in lines[: max(len(lines) - 1, 1)]):
+            return "nquads" if _is_quad(first) else "ntriples"
+        return _turtle_or_trig(text)
+    if _DIRECTIVE.match(first):
+        return _turtle_or_trig(text)
+    if first.count("\t") >= 2:
+        return "tsv"
+    return "csv" if first.count(",") >= 2 and first[0] not in "{[<" else None
+
+
+def _is_quad(line: str) -> bool:
+    """Return whether the line of a statement has a fourth term."""
+    # Behind subject and predicate; a literal may have anything inside its quotes.
+    rest = re.sub(rf"^{_TERM}[ \t]*<[^<>\s]*>[ \t]*", "", line)
+    rest = re.sub(r'^"(?:\\.|[^"\\])*"', '""', rest)
+    return _IN_A_GRAPH.fullmatch(rest) is not None
+
+
+def _turtle_or_trig(text: str) -> str:
+    # TriG puts the triples of a graph in braces, which Turtle has in literals and comments only.
+    return "trig" if "{" in _NOT_SYNTAX.sub("", text) else "turtle"

@@ -11,7 +11,7 @@ from xml.parsers import expat
 from dglkge.data.text_format import open_stream, read_errors
 from dglkge.errors import InputError
 from dglkge.partition.ingest import CHUNK_ROWS, Reading, Watch, ingest_names, name_chunk, renamed
-from dglkge.partition.options import ReadingOptions
+from dglkge.partition.options import Format, ReadingOptions
 
 RELATION_ATTRIBUTES = ("relation", "predicate", "label", "labelE", "type")
 """Attributes of edges that are taken as the relation; the first one that the file declares."""
@@ -25,7 +25,9 @@ TYPE_RELATION = "\0type"
 _BLOCK_BYTES = 1 << 18
 
 
-def read_graphml(files: Mapping[str, Sequence[Path]], options: ReadingOptions, watch: Watch) -> Reading:
+def read_graphml(
+    files: Mapping[str, Sequence[tuple[Path, Format]]], options: ReadingOptions, watch: Watch
+) -> Reading:
     """Read GraphML files; the same node in two files has the same id.
 
     Raises
@@ -40,26 +42,18 @@ def read_graphml(files: Mapping[str, Sequence[Path]], options: ReadingOptions, w
     entities = list(triples.entities)
     if options.name_attribute is not None:
         entities = [counts.names.get(node, node) for node in entities]
-        _check_different(entities, triples.entities, options.name_attribute)
-    reading = Reading(renamed(triples, entities, triples.relations))
-    reading.figures = {"nodes": counts.nodes, "edges": counts.edges, "relation_attribute": counts.relation}
-    reading.notes = [
-        f"the relation is the edges' attribute {counts.relation!r}"
-        if counts.relation
-        else f"edges have no relation: all are called {NO_RELATION!r} (see --relation-attribute)"
-    ]
+        nodes: dict[str, str] = {}
+        for name, node in zip(entities, triples.entities):
+            if nodes.setdefault(name, node) != node:
+                pair = f"{nodes[name]!r} and {node!r}"
+                raise InputError(f"the nodes {pair} have the same {options.name_attribute!r}: {name!r}")
+    figures = {"nodes": counts.nodes, "edges": counts.edges, "relation_attribute": counts.relation}
+    notes = [f"edges have no relation: all are called {NO_RELATION!r} (see --relation-attribute)"]
+    if counts.relation:
+        notes = [f"the relation is the edges' attribute {counts.relation!r}"]
     if counts.undirected:
-        reading.notes.append(
-            f"{counts.undirected:,} undirected edges: one triple each, from source to target"
-        )
-    return reading
-
-
-def _check_different(names: Sequence[str], nodes: Sequence[str], attribute: str) -> None:
-    first: dict[str, str] = {}
-    for name, node in zip(names, nodes):
-        if first.setdefault(name, node) != node:
-            raise InputError(f"the nodes {first[name]!r} and {node!r} have the same {attribute!r}: {name!r}")
+        notes.append(f"{counts.undirected:,} undirected edges: one triple each, from source to target")
+    return Reading(renamed(triples, entities, triples.relations), figures=figures, notes=notes)
 
 
 @dataclass
@@ -74,9 +68,9 @@ class _Counts:
 
 
 def _split_chunks(
-    paths: Sequence[Path], options: ReadingOptions, watch: Watch, counts: _Counts
+    files: Sequence[tuple[Path, Format]], options: ReadingOptions, watch: Watch, counts: _Counts
 ) -> Iterator[Mapping[str, Any]]:
-    for path in paths:
+    for path, _ in files:
         before = counts.edges
         parser = _Parser(path, options, counts)
         on_bytes = watch(path)

@@ -206,8 +206,7 @@ def _all_integers(fields: list[str]) -> bool:
 def _reading(
     names: tuple[list[str], list[str]], files: Mapping[str, TripleFile], watch: Watch, layout: str
 ) -> Reading:
-    check_names(names[0], "entity", "\n")
-    check_names(names[1], "relation", "\n\t")
+    check_names(*names)
     triples = ingest_ids(SplitFiles({split: [file] for split, file in files.items()}, watch), *names)
     return Reading(triples, figures={"layout": layout})
 
@@ -229,8 +228,7 @@ def _read_dicts(folder: Path, files: Mapping[str, Path], watch: Watch) -> Readin
         rules = _limits(*names)
         tables = {split: TripleFile(path, rules=rules) for split, path in files.items()}
         return _reading(names, tables, watch, f"{layout} ids")
-    check_names(names[0], "entity", "\n")
-    check_names(names[1], "relation", "\n\t")
+    check_names(*names)
     triples = ingest_names(SplitFiles({split: [TripleFile(path)] for split, path in files.items()}, watch))
     known = [{name: id_ for id_, name in enumerate(column)} for column in (names[0], names[1], names[0])]
     read = (triples.entities, triples.relations, triples.entities)
