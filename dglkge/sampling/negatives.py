@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dglkge.kernels.hashing import below, combine
-from dglkge.sampling.degree_draws import WeightedDraw
+from dglkge.sampling.draws import WeightedDraw, split_count
 from dglkge.sampling.edge_batches import EdgeBatch
-from dglkge.sampling.shares import split_count
 
 # Domain separation: the streams of the negatives and of the order share the seed, not the key.
 _NEGATIVES_KEY = 0x4E6

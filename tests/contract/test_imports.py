@@ -133,7 +133,7 @@ def test_packages_that_few_rooms_need(package):
         ("dglkge.config.schema", "torch", "never"),
         ("dglkge.model.losses", "dglkge.config.schema", "not below"),
         ("dglkge.data.dataset", "dglkge.config.schema", "not below"),
-        ("dglkge.sampling.epoch_plan", "dglkge.embeddings.TableSet", "not below"),
+        ("dglkge.sampling.triple_order", "dglkge.embeddings.TableSet", "not below"),
         ("dglkge.errors", "dglkge.optim", "not below"),
         ("dglkge.training.trainer", "dglkge.cli.main", "not below"),
         ("dglkge.partition.ingest", "dglkge.training.build", "not below"),

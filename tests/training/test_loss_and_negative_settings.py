@@ -16,7 +16,7 @@ from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from dglkge.kernels.hashing import combine
-from dglkge.sampling.degree_draws import degree_weights
+from dglkge.sampling.draws import degree_weights
 from dglkge.sampling.negatives import UniformNegatives
 from dglkge.step.objectives.autograd_loss import AutogradLoss
 from dglkge.step.objectives.dot_softmax import DotSoftmax

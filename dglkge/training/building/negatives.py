@@ -16,11 +16,10 @@ from dglkge.embeddings.table_set import TableSet
 from dglkge.kernels.hashing import combine
 from dglkge.model.choices import NEGATIVE_SAMPLERS, MixedSettings
 from dglkge.model.losses import Loss
-from dglkge.sampling.degree_draws import count_degrees, degree_weights
+from dglkge.sampling.draws import count_degrees, degree_weights
 from dglkge.sampling.known_answers import KnownAnswers
 from dglkge.sampling.negatives import AllNegatives, NegativeSampler
-from dglkge.sampling.range_negatives import DrawnRanges, RangeNegatives
-from dglkge.sampling.range_offset import NodeRanges, range_offset
+from dglkge.sampling.range_negatives import DrawnRanges, NodeRanges, RangeNegatives, range_offset
 from dglkge.typing import RELATION, Side
 
 _HEADS_KEY = 0x4EAD
