@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import re
+import socket
 import zlib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -128,8 +129,14 @@ def known_index_path(dataset: Path, split: str) -> Path:
 
 
 def partial_path(path: Path) -> Path:
-    """Return the name of a file while it is being written; it gets its own when it is complete."""
-    return path.with_name(f".{path.name}.partial")
+    """Return the name of a file while this process writes it; it gets its own when it is complete."""
+    return path.with_name(partial_files(path.name).replace("*", str(os.getpid())))
+
+
+def partial_files(name: str) -> str:
+    """Return the shell pattern of what processes of this host write a file to; ``*`` is their number."""
+    # Not one name for all: hosts that share a disk may not see each other's locks.
+    return f".{name}.{socket.gethostname()}.*.partial"
 
 
 def graph_path(dataset: Path, graph_name: str) -> Path:
