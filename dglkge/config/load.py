@@ -21,6 +21,7 @@ from dglkge.settings import Items, Scalar, Tree, expected
 FORMER = {
     "training.label_smoothing": "training.objective.label_smoothing",
     "negatives.sampler": "negatives.name",
+    "negatives.all_entities": "negatives.name: all_entities",
     "optimizer.schedule_every": "optimizer.schedule.every",
     "dense.schedule_every": "dense.schedule.every",
     "optimizer.schedule_options": "optimizer.schedule, a map: {name: CosineAnnealingLR, T_max: 20}",

@@ -218,11 +218,19 @@ class AllNegatives:
 
     Parameters
     ----------
-    node_ids : mapping of str to (n,) int64
-        For each entity type the node id of every original id.
+    num_negatives, shares, node_ids, local_ranges, pairs, seed
+        As for :class:`MixedNegatives`, of which only ``node_ids`` matters.
     """
 
-    def __init__(self, node_ids: Mapping[str, Ids]) -> None:
+    def __init__(
+        self,
+        num_negatives: int,
+        shares: tuple[float, float, float],
+        node_ids: Mapping[str, Ids],
+        local_ranges: Mapping[str, tuple[int, int]],
+        pairs: Sequence[tuple[str, str]],
+        seed: int,
+    ) -> None:
         self._node_ids = node_ids
 
     def sample(self, entity_type: str, batch: EdgeBatch, chunk: int) -> Ids:

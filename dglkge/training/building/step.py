@@ -69,7 +69,7 @@ def _build_sampled(job: Job, batches: TrainingBatches, transforms: Transforms) -
     sums_batch = config.loss.batch_reduction == "sum"
     planner = EdgePlanner(list(job.tables), pairs, negatives, sums_batch, known, range_of)
     # It is among all entities already.
-    own_entity = config.negatives.own_entity and not config.negatives.all_entities
+    own_entity = config.negatives.own_entity and not config.negatives.takes_all
     has_measures = config.training.batch_statistics
     objective: Objective
     if dot_softmax.is_compiled(model, loss) and job.has_loops:
