@@ -6,6 +6,7 @@ Steps 1 and 2, order and edges, are the batch itself (``sampling/``).
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -148,10 +149,11 @@ class LookAhead(EpochBatches):
         return self._store.prepare(self._objective.plan(batch))
 
 
+@dataclass
 class TrainStep:
     """Trains one batch at a time; a collective: every trainer must call it equally often.
 
-    Parameters
+    Attributes
     ----------
     objective : Objective
     store : RowStore
@@ -166,23 +168,13 @@ class TrainStep:
     clock : PhaseClock
     """
 
-    def __init__(
-        self,
-        objective: Objective,
-        store: RowStore,
-        transforms: Transforms,
-        parameters: Sequence[Parameters],
-        updates: RowUpdates,
-        look_ahead: LookAhead,
-        clock: PhaseClock,
-    ) -> None:
-        self._objective = objective
-        self._store = store
-        self._transforms = transforms
-        self._parameters = parameters
-        self._updates = updates
-        self._look_ahead = look_ahead
-        self._clock = clock
+    objective: Objective
+    store: RowStore
+    transforms: Transforms
+    parameters: Sequence[Parameters]
+    updates: RowUpdates
+    look_ahead: LookAhead
+    clock: PhaseClock
 
     def __call__(self, batch: TrainingBatch, flags: int = 0) -> StepResult:
         """Train one batch.
@@ -195,31 +187,31 @@ class TrainStep:
         """
         sent = self._sent_bytes()
         # 3 plan: negatives are drawn; made already where the step before looked ahead.
-        plan = self._look_ahead.plan(batch)
+        plan = self.look_ahead.plan(batch)
         # 4 rows: after all transforms. First the parameters: a transform may project by them.
-        self._clock.enter("gather")
-        for parameters in self._parameters:
+        self.clock.enter("gather")
+        for parameters in self.parameters:
             parameters.start_batch(plan.number)
-        self._transforms.start_batch(plan.number)
-        rows = self._store.rows(plan)
+        self.transforms.start_batch(plan.number)
+        rows = self.store.rows(plan)
         # 5 objective: while a device computes, or ids travel in a thread, the next batch is planned.
-        finish = self._objective.gradients(plan, rows)
-        self._look_ahead.look(batch)
+        finish = self.objective.gradients(plan, rows)
+        self.look_ahead.look(batch)
         found = finish()
-        self._clock.enter("merge")
+        self.clock.enter("merge")
         # Gradients of owned candidates come beside those of the batch's rows; the optimizer adds equal ids.
         gradients = [*rows.collect(), *found.candidates]
-        self._transforms.backward(gradients)
+        self.transforms.backward(gradients)
         # 6 update: owners must not write rows that are still being read for the announced batch.
-        self._store.before_update()
-        self._clock.enter("exchange")
-        squares = [parameters.sum_gradients(gradients) for parameters in self._parameters]
+        self.store.before_update()
+        self.clock.enter("exchange")
+        squares = [parameters.sum_gradients(gradients) for parameters in self.parameters]
         is_skipped = None in squares
-        self._clock.enter("merge")
+        self.clock.enter("merge")
         other_squares = sum(one for one in squares if one is not None)
-        update = self._updates([] if is_skipped else gradients, plan.number, other_squares, flags)
-        self._clock.enter("update")
-        for parameters in () if is_skipped else self._parameters:
+        update = self.updates([] if is_skipped else gradients, plan.number, other_squares, flags)
+        self.clock.enter("update")
+        for parameters in () if is_skipped else self.parameters:
             # Every trainer updates its own copy, or its slices: nothing is exchanged.
             parameters.update(update.clip_factor)
         # 7 count
@@ -228,4 +220,4 @@ class TrainStep:
 
     def _sent_bytes(self) -> int:
         """Return the bytes of ids, rows, queries and gradients that this trainer sent to other machines."""
-        return self._store.sent_bytes + self._objective.sent_bytes + self._updates.network_bytes
+        return self.store.sent_bytes + self.objective.sent_bytes + self.updates.network_bytes

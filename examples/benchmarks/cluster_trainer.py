@@ -148,7 +148,7 @@ def use_stock_rows(trainer: Any, config: Config, merges: bool) -> None:
     stock = StockRows(trainer.tables, config.optimizer.lr, merges)
     trainer.tables.lookup = stock
     # Both places, as the trainer and its step each hold a reference.
-    trainer.optimizer = trainer._train_step._updates._optimizer = stock
+    trainer.optimizer = trainer._train_step.updates._optimizer = stock
 
 
 def use_autograd(trainer: Any, config: Config) -> None:
@@ -158,10 +158,10 @@ def use_autograd(trainer: Any, config: Config) -> None:
     loss = build_loss(config.loss.name)
     step = trainer._train_step
     # The planner of the trainer's own objective draws the negatives.
-    planner = step._objective._planner
+    planner = step.objective._planner
     objective = AutogradLoss(planner, model, loss, None, config.negatives.own_entity, Computation())
-    step._objective = step._look_ahead._objective = objective
-    step._store = step._look_ahead._store = HostStore(trainer.tables, step._transforms, reads_in_place=False)
+    step.objective = step.look_ahead._objective = objective
+    step.store = step.look_ahead._store = HostStore(trainer.tables, step.transforms, reads_in_place=False)
 
 
 def measure(cluster: Cluster, trainer: Trainer, num_warm: int, num_batches: int) -> Cost:

@@ -40,7 +40,10 @@ def test_facts_of_optimizers_need_neither_torch_nor_dgl():
 
 
 def test_negative_samplers():
-    assert [NEGATIVE_SAMPLERS.get(name).load() for name in NEGATIVE_SAMPLERS] == [AllNegatives, MixedNegatives]
+    assert [NEGATIVE_SAMPLERS.get(name).load() for name in NEGATIVE_SAMPLERS] == [
+        AllNegatives,
+        MixedNegatives,
+    ]
     assert list(NEGATIVE_SAMPLERS) == ["all_entities", "mixed"]
 
 

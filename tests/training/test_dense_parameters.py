@@ -105,7 +105,7 @@ def test_several_steps_against_all_entities_equal_float64(
         for _ in dglkge.remaining_epochs_until(1):
             for batch in trainer.batches():
                 loss = torch.zeros((), dtype=torch.float64)
-                for group in trainer._train_step._objective.plan(batch).groups:
+                for group in trainer._train_step.objective.plan(batch).groups:
                     heads, tails = rows[group.lhs], rows[group.rhs]
                     relations = rows[RELATION][torch.from_numpy(group.relation_ids)]
                     h, t = torch.from_numpy(group.head_ids), torch.from_numpy(group.tail_ids)

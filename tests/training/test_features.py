@@ -144,7 +144,7 @@ def test_gradients_and_loss_equal_float64(
                     x = vectors_of(files, name)[trainer.tables[name].original_ids]
                     full[name] = rows[name] + projected(leaves, name, x)
                 loss = torch.zeros((), dtype=torch.float64)
-                for group in trainer._train_step._objective.plan(batch).groups:
+                for group in trainer._train_step.objective.plan(batch).groups:
                     heads, tails = full[group.lhs], full[group.rhs]
                     for h, r, t in zip(group.head_ids, group.relation_ids, group.tail_ids):
                         relation = rows[RELATION][r]

@@ -177,7 +177,7 @@ def assert_trained(dataset: Path, run: Path, case: str, wanted: Wanted) -> None:
     with dglkge.join_cluster(config) as cluster:
         trainer = dglkge.build_trainer(config, cluster)
         kind = AutogradLoss if "training.kernels=reference" in case else DotSoftmax
-        assert isinstance(trainer._train_step._objective, kind)
+        assert isinstance(trainer._train_step.objective, kind)
         rows = {
             name: trainer.tables.gather(name, torch.arange(len(table))).double().requires_grad_()
             for name, table in trainer.tables.items()
