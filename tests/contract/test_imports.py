@@ -141,7 +141,7 @@ def test_packages_that_few_rooms_need(package):
         ("dglkge.report.figures", "dglkge.cli.common", "not below"),
         ("dglkge.report.figures", "dgl", "never"),
         ("dglkge.inference.exports.export", "dglkge", "front door"),
-        ("dglkge.evaluation.protocol", "dgl.function", "never"),
+        ("dglkge.evaluation.metrics", "dgl.function", "never"),
         ("dglkge.checkpoint.layout", "dglkge.errors.InputError", "standard library only"),
         ("dglkge.checkpoint.lineage", "numpy", "standard library only"),
         ("dglkge.config.schema", "dglkge.checkpoint.manifest.Manifest", "no component"),

@@ -14,8 +14,7 @@ from collections.abc import Mapping
 import numpy as np
 import torch
 
-from dglkge.kernels.dropout import drop_numbers
-from dglkge.kernels.hashing import column_bits, row_keys, stream_key
+from dglkge.kernels.hashing import column_bits, drop_numbers, row_keys, stream_key
 from dglkge.step.contracts import TableTransform
 
 _BLOCK_WORDS = 1 << 16
