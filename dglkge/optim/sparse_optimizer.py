@@ -330,10 +330,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         """
         pairs: dict[str, list] = {table.key: [] for table in self._tables}
         for embedding, ids, rows in gradients:
-            key = key_of(embedding)
-            if key not in pairs:
-                raise self._unknown(embedding)
-            pairs[key].append((ids, rows))
+            pairs[self._table_of(embedding).key].append((ids, rows))
         return self._start(list(pairs.values()), extra, other_squares, number)
 
     def finish(self) -> UpdateResult | None:
