@@ -20,7 +20,7 @@ from dglkge.checkpoint.conversion import convert_to_run
 from dglkge.cli.main import main
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
-from dglkge.data.sizes import read_dataset_size
+from dglkge.data.dataset_files import read_dataset_size
 from dglkge.distributed.world import World
 from dglkge.errors import CheckpointError, InputError
 from dglkge.evaluation.protocol import Protocol
