@@ -70,7 +70,7 @@ def update_loop(formula: Callable) -> Callable:
     callable
         Takes ``rows`` "(N, D)" and ``state``, a tuple of arrays "(N, W)", which change; ``targets`` "(n,)
         int64", the rows to update; ``selected`` "(n,) int64", the position of each target among the chains;
-        ``chain`` = (heads, links, addresses, counts) of ``RowChains``; ``links`` = (mean, max_row_norm,
+        ``chain`` = (heads, links, addresses, counts) of ``GradientRows``; ``links`` = (mean, max_row_norm,
         weight_decay, kept, max_norm), the numbers of the links, see ``links``; ``numbers`` of the formula.
         Returns the number of rows that were skipped because their gradient was not finite.
     """

@@ -124,7 +124,7 @@ class RuleStep(NamedTuple):
         selected : ndarray
             "(n,) int64": position of each target among the chains.
         chain : tuple
-            ``RowChains.chain``.
+            ``GradientRows.chain``.
 
         Returns
         -------

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import fcntl
 import io
 import json
 import os
@@ -18,6 +17,7 @@ from dglkge.config import Config
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import VALID
 from dglkge.errors import InputError
+from dglkge.file_lock import try_lock
 from dglkge.registry import import_modules
 from dglkge.tuning.rungs import Rung, plan_rungs
 from dglkge.tuning.search import Job, Outcome, Search, TrialRecord, import_optuna
@@ -235,10 +235,8 @@ def _locked(path: Path) -> Iterator[None]:
         If another process holds it.
     """
     with open(path, "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not try_lock(file):
             raise InputError(
                 f"another dglkge tune runs in {path.parent}; wait for it, or give another --output"
-            ) from None
+            )
         yield

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.embeddings.found_rows import FoundRows
+from dglkge.embeddings.row_lookup import FoundRows
 from dglkge.kernels import dot as dot_kernels
 from dglkge.kernels import penalties as penalty_kernels
 from dglkge.kernels.rows import narrow, widen
