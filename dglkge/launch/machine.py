@@ -24,7 +24,7 @@ from dglkge.launch.processes import has_variable, kill, process_parents
 from dglkge.launch.script_config import MachineNeeds
 from dglkge.launch.shared_memory import check_shared_memory, remove_job_segments, remove_stale_segments
 from dglkge.launch.table_files import TableFolder, roomy_folder, usual_folders
-from dglkge.planning.control_groups import cores_to_use, quota_of_cores
+from dglkge.planning.host import cores_to_use, quota_of_cores
 
 
 def local_interfaces() -> dict[str, str]:

@@ -11,8 +11,7 @@ import torch
 
 from dglkge.checkpoint.relation_layout import global_sums_path, global_vector_path
 from dglkge.errors import CheckpointError
-from dglkge.kernels.dropout import drop_numbers
-from dglkge.kernels.hashing import column_bits, row_keys, stream_key
+from dglkge.kernels.hashing import column_bits, drop_numbers, row_keys, stream_key
 from dglkge.model.projections import ProjectedFeatures
 from dglkge.step.contracts import Parameters, RowGradients, RowTransform, TableTransform
 

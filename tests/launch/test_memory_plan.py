@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dglkge.config import Config, load_config
+from dglkge.data.dataset_files import DatasetSize, PartSize, read_dataset_size
 from dglkge.data.known_triples import open_known_index
-from dglkge.data.sizes import DatasetSize, PartSize, read_dataset_size
 from dglkge.evaluation import evaluator, ranking
 from dglkge.model.functions import autograd
 from dglkge.planning import memory as memory_plan

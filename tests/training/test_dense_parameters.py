@@ -22,7 +22,7 @@ from dglkge.data.dataset import Dataset
 from dglkge.distributed.process_group import DeviceGroups
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
-from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.metrics import Protocol
 from dglkge.model.functions.dense import DenseScore
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.step.dense_parameters import DenseParameters

@@ -9,7 +9,7 @@ import torch
 from dglkge.embeddings.row_lookup import FoundRows
 from dglkge.kernels import dot as dot_kernels
 from dglkge.kernels import penalties as penalty_kernels
-from dglkge.kernels.bfloat16 import narrow, widen
+from dglkge.kernels.rows import narrow, widen
 from dglkge.model.functions.autograd import words
 from dglkge.model.kge_model import build_model
 from dglkge.model.regularizers import REGULARIZERS

@@ -20,10 +20,10 @@ from dglkge.checkpoint.conversion import convert_to_run
 from dglkge.cli.main import main
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
-from dglkge.data.sizes import read_dataset_size
+from dglkge.data.dataset_files import read_dataset_size
 from dglkge.distributed.world import World
 from dglkge.errors import CheckpointError, InputError
-from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.metrics import Protocol
 from dglkge.model.projections import ProjectedFeatures
 from dglkge.planning.memory import plan_memory
 from dglkge.training.building.checks import check_config

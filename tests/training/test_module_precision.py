@@ -262,9 +262,7 @@ def test_bfloat16_trains_near_float32_and_ranks_as_it_is_written(tmp_path: Path)
         limit = 16 * torch.finfo(torch.bfloat16).eps
         assert 0 < difference(one, found[0][name]) < limit, name
     # Files are ranked by a model that knows nothing of autocast.
-    ranked = dglkge.open_run(tmp_path / "bfloat16").evaluate(
-        dglkge.evaluation.protocol.Protocol(split="test")
-    )
+    ranked = dglkge.open_run(tmp_path / "bfloat16").evaluate(dglkge.evaluation.metrics.Protocol(split="test"))
     assert ranked.to_dict()["both"] == metrics["both"]
 
 
