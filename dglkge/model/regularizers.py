@@ -6,7 +6,7 @@ A triple is two queries, (h, r, ?) and (?, r, t), and each has its penalty.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol
 
 from dglkge.errors import InputError
 from dglkge.model.functions.comparators import Dot
@@ -20,10 +20,31 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from dglkge.model.functions import autograd as autograd_functions
-    from dglkge.model.kge_model import KgeModel
 else:
     torch = deferred("torch")
     autograd_functions = deferred("dglkge.model.functions.autograd")
+
+
+class QueryModel(Protocol):
+    """The products of rows that penalties are taken of; :class:`dglkge.model.kge_model.KgeModel` has them."""
+
+    score_function: ScoreFunction
+
+    def direction(self, relation_row: Tensor, side: Side) -> Tensor:
+        """Return the part of relation rows that serves a side."""
+        ...
+
+    def query(self, entity: Tensor, relation_row: Tensor, side: Side) -> Tensor:
+        """Return the entity given, operated on by the relation."""
+        ...
+
+    def reverse_query(self, answer: Tensor, relation_row: Tensor, side: Side) -> Tensor:
+        """Return the answer, operated on by the relation read backwards."""
+        ...
+
+    def entity_product(self, given: Tensor, answer: Tensor, side: Side) -> Tensor:
+        """Return the product of both entities."""
+        ...
 
 
 class LoopWeights(NamedTuple):
@@ -149,12 +170,12 @@ class Regularizer(ABC):
     def penalty(self, rows: Tensor) -> Tensor:
         """Return the penalty of each row before its weight, summed over the row: (..., D) -> (...)."""
 
-    def of_given(self, model: KgeModel, given: Tensor, relation_row: Tensor, side: Side) -> Tensor:
+    def of_given(self, model: QueryModel, given: Tensor, relation_row: Tensor, side: Side) -> Tensor:
         """Return the penalty of each query but for the terms with its answer.
 
         Parameters
         ----------
-        model : KgeModel
+        model : QueryModel
         given : (B, D) tensor
             The entity given.
         relation_row : (B, relation_width) tensor
@@ -169,7 +190,7 @@ class Regularizer(ABC):
         return self._with_relation(self(given), model, relation_row, side)
 
     def of_queries(
-        self, model: KgeModel, given: Tensor, relation_row: Tensor, answer: Tensor, side: Side
+        self, model: QueryModel, given: Tensor, relation_row: Tensor, answer: Tensor, side: Side
     ) -> Tensor:
         """Return the whole penalty of each query: :meth:`of_given` and the answers' (B, D); (B,)."""
         return self._with_relation(self(given) + self(answer), model, relation_row, side)
@@ -185,7 +206,7 @@ class Regularizer(ABC):
         """
         return None
 
-    def _with_relation(self, total: Tensor, model: KgeModel, relation_row: Tensor, side: Side) -> Tensor:
+    def _with_relation(self, total: Tensor, model: QueryModel, relation_row: Tensor, side: Side) -> Tensor:
         """Add the penalty of the relations' rows."""
         # A phase is an angle: its size has no meaning, and the modulus of exp(i r) is 1 in any case.
         if model.score_function.relation_init == PHASE:
@@ -336,12 +357,12 @@ class Dura(Regularizer):
         """Return the sum of squares of each row."""
         return rows.square().sum(-1)
 
-    def of_given(self, model: KgeModel, given: Tensor, relation_row: Tensor, side: Side) -> Tensor:
+    def of_given(self, model: QueryModel, given: Tensor, relation_row: Tensor, side: Side) -> Tensor:
         """Return the penalty of the query itself; see :class:`Regularizer`."""
         return self.of_products(model.query(given, relation_row, side))
 
     def of_queries(
-        self, model: KgeModel, given: Tensor, relation_row: Tensor, answer: Tensor, side: Side
+        self, model: QueryModel, given: Tensor, relation_row: Tensor, answer: Tensor, side: Side
     ) -> Tensor:
         """Return the penalty of each query; see :class:`Regularizer`."""
         return self.of_given(model, given, relation_row, side) + self(answer)
@@ -395,7 +416,7 @@ class Ivr(Regularizer):
         return torch.linalg.vector_norm(rows.unflatten(-1, (2, -1)), dim=-2).pow(self.p).sum(-1)
 
     def of_queries(
-        self, model: KgeModel, given: Tensor, relation_row: Tensor, answer: Tensor, side: Side
+        self, model: QueryModel, given: Tensor, relation_row: Tensor, answer: Tensor, side: Side
     ) -> Tensor:
         """Return the penalty of each query; see :class:`Regularizer`."""
         total = super().of_queries(model, given, relation_row, answer, side)
