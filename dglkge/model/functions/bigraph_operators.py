@@ -51,7 +51,7 @@ class BigraphOperator:
 
         A table has no rows of width 0, so ``none`` has one number, which is not used and stays 0.
         """
-        return 1
+        return max(1, sum(map(math.prod, self.shapes(dim))))
 
     def identity(self, dim: int) -> Tensor:
         """Return the row (Dr,) of the operator x -> x, with which PyTorch-BigGraph starts."""
@@ -85,10 +85,6 @@ class TranslationOperator(BigraphOperator):
         """Return the shape of b."""
         return ((dim,),)
 
-    def row_dim(self, dim: int) -> int:
-        """Return D."""
-        return dim
-
     def identity(self, dim: int) -> Tensor:
         """Return zeros."""
         return torch.zeros(dim)
@@ -119,10 +115,6 @@ class DiagonalOperator(BigraphOperator):
         """Return the shape of d."""
         return ((dim,),)
 
-    def row_dim(self, dim: int) -> int:
-        """Return D."""
-        return dim
-
     def identity(self, dim: int) -> Tensor:
         """Return ones."""
         return torch.ones(dim)
@@ -145,10 +137,6 @@ class LinearOperator(BigraphOperator):
     def shapes(self, dim: int) -> Shapes:
         """Return the shape of W."""
         return ((dim, dim),)
-
-    def row_dim(self, dim: int) -> int:
-        """Return D^2."""
-        return dim * dim
 
     def identity(self, dim: int) -> Tensor:
         """Return the identity matrix."""
@@ -182,10 +170,6 @@ class AffineOperator(LinearOperator):
         """Return the shapes of W and b."""
         return ((dim, dim), (dim,))
 
-    def row_dim(self, dim: int) -> int:
-        """Return D^2 + D."""
-        return dim * dim + dim
-
     def identity(self, dim: int) -> Tensor:
         """Return the identity matrix and zeros."""
         return torch.cat([super().identity(dim), torch.zeros(dim)])
@@ -214,10 +198,6 @@ class ComplexDiagonalOperator(BigraphOperator):
     def shapes(self, dim: int) -> Shapes:
         """Return the shapes of the parts."""
         return ((dim // 2,), (dim // 2,))
-
-    def row_dim(self, dim: int) -> int:
-        """Return D."""
-        return dim
 
     def identity(self, dim: int) -> Tensor:
         """Return real parts of 1 and imaginary parts of 0."""
