@@ -15,21 +15,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dglkge.distributed.ip_config import Machine, read_ip_config
 from dglkge.errors import DglkgeError, InputError, NotReadyError, exit_status_of
-from dglkge.launch.connection import NodeConnection, SocketStream, close_all
+from dglkge.launch.connection import NodeConnection, close_all
 from dglkge.launch.node_place import NodePlace
 from dglkge.launch.protocol import JobEnd
-from dglkge.launch.remote.handshake import (
-    Peer,
-    RefusedError,
-    authenticate_node,
-    read_secret,
-)
+from dglkge.launch.remote.handshake import Peer, RefusedError, authenticate_node, read_secret
 from dglkge.launch.ssh import NOT_INHERITED, forwarded_environment
 from dglkge.launch.stop_signals import StopForwarder, describe_stop
 
@@ -38,15 +32,6 @@ MOST_HANDSHAKES = 64
 
 END_SECONDS = 5.0
 POLL_SECONDS = 0.2
-
-
-@dataclass
-class _Node:
-    """A node that is connected: its address, connection, and socket."""
-
-    address: str
-    connection: NodeConnection
-    socket: socket.socket
 
 
 @contextlib.contextmanager
@@ -128,7 +113,7 @@ class Rendezvous:
         self._secret = secret
         self._seconds = seconds
         self._report = report
-        self._nodes: dict[int, _Node] = {}
+        self._nodes: dict[int, NodeConnection] = {}
         self._came: set[int] = set()
         self._left: dict[int, str] = {}
         self._refused: dict[str, str] = {}
@@ -224,7 +209,7 @@ class Rendezvous:
             why = self._left.get(rank, "it has not connected")
         if node is None:
             raise NotReadyError(f"cannot be reached by its node's dglkge-launch: {why}")
-        return node.connection
+        return node
 
     def end(self, status: int, reason: str) -> None:
         """Tell all nodes that the job has ended with a status; they exit with it.
@@ -238,7 +223,7 @@ class Rendezvous:
             nodes = list(self._nodes.values())
         self._has_ended.set()  # before a node is told and leaves
         for node in nodes:
-            node.connection.send(JobEnd(status, reason))
+            node.send(JobEnd(status, reason))
 
     def close(self) -> None:
         """Close all connections. Nodes that were not told the end count the launcher as lost."""
@@ -248,7 +233,7 @@ class Rendezvous:
         self._listener.close()
         with self._changed:
             nodes = list(self._nodes.values())
-        close_all([node.connection for node in nodes])
+        close_all(nodes)
 
     def _describe_missing(self, missing: Sequence[int]) -> str:
         """Describe which nodes have not come; called under the lock."""
@@ -325,15 +310,14 @@ class Rendezvous:
                 peer.connection.settimeout(None)
                 # The node's own variables win: a scheduler sets some of them for each node.
                 environment = forwarded_environment(os.environ)
-                connection = NodeConnection(
+                self._nodes[rank] = NodeConnection(
                     own_address,
-                    SocketStream(peer.connection),
+                    peer.connection,
                     environment={name: value for name, value in environment.items() if name not in variables},
                     on_stop=lambda number: self._forwarder.forward(f"node {rank} ({own_address})", number),
                     on_lost=lambda why: self._lose(rank, own_address, why),
                     received=peer.received,
                 )
-                self._nodes[rank] = _Node(own_address, connection, peer.connection)
                 self._came.add(rank)
                 self._refused.pop(address, None)
                 self._changed.notify_all()
