@@ -20,9 +20,10 @@ from typing import Any
 
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch import protocol
-from dglkge.launch.process_plan import PlannedProcess
+from dglkge.launch.job_result import describe_process
+from dglkge.launch.process_plan import TRAINER, PlannedProcess
 from dglkge.launch.protocol import HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS, LOST_STATUS, Message, Reply
-from dglkge.launch.ssh import STARTER, SshSettings, python_from_stdin, ssh_command
+from dglkge.launch.ssh import STARTER, SshSettings, ssh_command
 
 NEVER_STARTED_STATUS = 127
 START_SECONDS = 30.0
@@ -107,6 +108,20 @@ class RunningProcess:
         self.is_gone = False
         self._connection = connection
 
+    @property
+    def name(self) -> str:
+        """Name for messages, e.g. ``trainer 1``."""
+        return self.planned.name
+
+    @property
+    def is_trainer(self) -> bool:
+        """Whether it is a trainer, not a server."""
+        return self.planned.role == TRAINER
+
+    def describe(self) -> str:
+        """Return name, pid and machine for messages."""
+        return describe_process(self.name, self.pid, self.planned.address)
+
     def send_signal(self, number: int) -> None:
         """Request a signal to the process; SIGKILL goes to all its descendants too."""
         self._connection.send(protocol.Signal(self.number, number))
@@ -156,7 +171,8 @@ class ChildProgram:
         self._python = python
         # A file and not a pipe: a full pipe that is not read would block ssh.
         self._errors = tempfile.TemporaryFile()
-        variables, first = None, b""
+        variables: dict[str, str] | None = None
+        first = b""
         if ssh is None:
             # This package's folder, since the launcher may run from sources, but not the working folder. No
             # heartbeats: a socket pair on one machine always reaches its end.
@@ -165,14 +181,19 @@ class ChildProgram:
             program += "import dglkge.launch.node_program as node; node.main(0)"
             command, variables = [python, "-c", program], {**os.environ, **environment}
         else:
-            command = ssh_command(ssh, address, python_from_stdin(python, STARTER))
+            command = ssh_command(ssh, address, [python, "-I", "-S", "-c", STARTER])
             program_there = [python, "-m", "dglkge.launch.node_program"]
-            first = STARTER + json.dumps([program_there, dict(environment)]).encode() + b"\n"
+            first = json.dumps([program_there, dict(environment)]).encode() + b"\n"
         self.socket, theirs = socket.socketpair()
         try:
             # A session of its own: Ctrl-C in the terminal must reach the launcher only, which forwards it.
             self._process = subprocess.Popen(
-                command, env=variables, stdin=theirs, stdout=theirs, stderr=self._errors, start_new_session=True
+                command,
+                env=variables,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
+                stderr=self._errors,
+                start_new_session=True,
             )
         except OSError as error:
             self._errors.close()
@@ -288,7 +309,6 @@ class NodeConnection:
         self._numbers = itertools.count()
         self._why: str | None = None
         self._has_ended = threading.Event()
-        self._changed = threading.Lock()
         # Messages come from different threads; a frame must not be split.
         self._writing = threading.Lock()
         name = f"dglkge-node-{address}"
@@ -335,16 +355,14 @@ class NodeConnection:
         self, task: str, seconds: float, is_cancelled: Callable[[], bool], /, **arguments: Any
     ) -> tuple[Any, bytes]:
         """As :meth:`call`; return the bytes that belong to the result as well."""
-        replies: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
         number = next(self._numbers)
+        replies = self._replies[number] = queue.SimpleQueue()
         deadline = time.monotonic() + seconds
-        with self._changed:
-            is_alive = self.is_alive
-            self._replies[number] = replies
+        reply = None
         try:
-            data = arguments.pop("data", b"")
+            is_alive = self.is_alive
             if is_alive:
-                self.send(protocol.Call(number, task, arguments, data))
+                self.send(protocol.Call(number, task, arguments, arguments.pop("data", b"")))
             while is_alive and not is_cancelled():
                 left = deadline - time.monotonic()
                 with contextlib.suppress(queue.Empty):
@@ -352,11 +370,8 @@ class NodeConnection:
                     break
                 if left <= 0:
                     raise NotReadyError(f"did not answer within {seconds:g} s")
-            else:
-                reply = None
         finally:
-            with self._changed:
-                del self._replies[number]
+            del self._replies[number]
         if reply is None:
             is_given_up = self.is_cut or is_cancelled()
             raise InputError(CANCELLED) if is_given_up else NotReadyError(self.describe_end())
@@ -367,14 +382,12 @@ class NodeConnection:
     def start(self, planned: PlannedProcess, folder: str, events: Events) -> RunningProcess:
         """Start a process there; `events` gets its messages."""
         process = RunningProcess(planned, self, next(self._numbers), events)
-        with self._changed:
-            is_alive = self.is_alive
-            self._processes[process.number] = process
-        if is_alive:
+        self._processes[process.number] = process
+        if self.is_alive:
             environment = {**self._environment, **planned.environment}
             self.send(protocol.Start(process.number, list(planned.command), environment, folder))
         else:
-            events.put(process, protocol.Gone(process.number, self.describe_end()))
+            self._tell_gone(process.number, self.describe_end())
         return process
 
     def send(self, message: Message) -> None:
@@ -383,7 +396,7 @@ class NodeConnection:
             self.socket.sendall(protocol.encode(message))
 
     def close(self) -> None:
-        """Close the stream; a node program that was not told the end of the job counts the launcher as lost."""
+        """Close the stream: a node program that was not told the job's end counts the launcher as lost."""
         if self._child is not None:
             self._child.close()
         self._end_stream()
@@ -399,9 +412,8 @@ class NodeConnection:
     def cut(self) -> None:
         """Cancel calls and transfers, from any thread. A node program on another machine goes on."""
         self.is_cut = True
-        with self._changed:
-            for replies in self._replies.values():
-                replies.put(None)
+        for replies in list(self._replies.values()):
+            replies.put(None)
 
     @property
     def is_silent(self) -> bool:
@@ -439,8 +451,7 @@ class NodeConnection:
     def _dispatch(self, message: Message) -> None:
         """Pass a message on to who waits for it."""
         if isinstance(message, Reply):
-            with self._changed:
-                replies = self._replies.get(message.id)
+            replies = self._replies.get(message.id)
             if replies is not None:  # else the call has timed out
                 replies.put(message)
         elif isinstance(message, protocol.StopRequest):
@@ -449,25 +460,28 @@ class NodeConnection:
                 self._why = f"stopped by a second signal, {signal.Signals(message.number).name}"
             self._on_stop(message.number)
         elif isinstance(message, (protocol.Started, protocol.Output, protocol.Ended, protocol.Gone)):
-            with self._changed:
-                process = self._processes.get(message.process)
-                if isinstance(message, protocol.Gone):
-                    self._processes.pop(message.process, None)
+            process = self._processes.get(message.process)
+            if isinstance(message, protocol.Gone):
+                self._processes.pop(message.process, None)
             if process is not None:
                 process.events.put(process, message)
 
     def _lose(self) -> None:
         """Tell all who wait that the stream has ended."""
-        with self._changed:
-            self._has_ended.set()
-            for replies in self._replies.values():
-                replies.put(None)
-            processes = list(self._processes.values())
-            self._processes.clear()
+        # First: who registers from here on sees that it has ended, and who has registered is told.
+        self._has_ended.set()
+        for replies in list(self._replies.values()):
+            replies.put(None)
         why = self._why or ("its node program was killed" if self.is_here else "the connection ended")
         self._on_lost(why)
-        for process in processes:
-            process.events.put(process, protocol.Gone(process.number, why))
+        for number in list(self._processes):
+            self._tell_gone(number, why)
+
+    def _tell_gone(self, number: int, why: str) -> None:
+        """Report a process as gone, once."""
+        process = self._processes.pop(number, None)
+        if process is not None:
+            process.events.put(process, protocol.Gone(number, why))
 
 
 def close_all(connections: Sequence[NodeConnection]) -> None:

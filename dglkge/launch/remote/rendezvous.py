@@ -180,14 +180,13 @@ class Rendezvous:
             If nodes have not come in time, the file has another number of lines, or this node's IPv4 address
             is not known.
         """
-        if ip_config is not None:
-            machines = read_ip_config(ip_config)
-            if len(machines) != self.num_nodes:
-                raise InputError(
-                    f"{ip_config} names {len(machines)} machines, the job was started for {self.num_nodes}"
-                )
+        machines = [] if ip_config is None else read_ip_config(ip_config)
+        if machines and len(machines) != self.num_nodes:
+            raise InputError(
+                f"{ip_config} names {len(machines)} machines, the job was started for {self.num_nodes}"
+            )
         self.await_nodes()
-        if ip_config is not None:
+        if machines:
             return machines
         own = address or self.own_address()
         if own is None:
@@ -250,7 +249,12 @@ class Rendezvous:
 
     def _accept_nodes(self) -> None:
         """Accept connections until closed; the body of a thread."""
-        for connection, address in _accepted(self._listener, self._is_closing):
+        while not self._is_closing.is_set():
+            try:
+                connection, address = self._listener.accept()
+            except OSError:  # closed, or out of file descriptors: others may be closed meanwhile
+                self._is_closing.wait(POLL_SECONDS)
+                continue
             if not self._handshakes.acquire(blocking=False):
                 connection.close()
                 continue
@@ -335,19 +339,6 @@ class Rendezvous:
             self._report(f"node {rank} ({address}) is lost: {why}")
 
 
-def _accepted(
-    listener: socket.socket, is_closing: threading.Event
-) -> Iterator[tuple[socket.socket, tuple[Any, ...]]]:
-    """Yield the connections that a socket accepts, until it is closed."""
-    while not is_closing.is_set():
-        try:
-            yield listener.accept()
-        except OSError as error:
-            if is_closing.is_set() or error.errno == errno.EBADF:
-                return
-            is_closing.wait(POLL_SECONDS)  # out of file descriptors: others may be closed meanwhile
-
-
 def listen(host: str, port: int) -> socket.socket:
     """Listen on the address of a host if this machine has it, else on all interfaces.
 
@@ -357,50 +348,27 @@ def listen(host: str, port: int) -> socket.socket:
         If the port is in use.
     """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        candidates = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:  # the name of a service that does not exist yet
-        found = []
-    is_number = _is_number(host)
-    for family, kind, _, _, address in found:
-        if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback and not is_number:
-            continue  # Debian gives a machine's own name the address 127.0.1.1, which no other node reaches
-        listener = socket.socket(family, kind)
-        with contextlib.suppress(OSError):
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        candidates = []
+    is_dual = socket.has_dualstack_ipv6()
+    places: list[tuple[Any, int, bool]] = [
+        (address, family, False)
+        for family, _, _, _, address in candidates
+        # Debian gives a machine's own name the address 127.0.1.1, which no other node reaches.
+        if address[0] == host or not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
+    ]
+    places.append((("", port), socket.AF_INET6 if is_dual else socket.AF_INET, is_dual))
+    for address, family, is_on_all in places:
         try:
-            listener.bind(address)
-            listener.listen(MOST_HANDSHAKES)
-            return listener
-        except OSError as error:
-            listener.close()
-            if error.errno == errno.EADDRINUSE:
-                raise _port_in_use(host, port) from None
-    try:
-        if socket.has_dualstack_ipv6():
             return socket.create_server(
-                ("", port), family=socket.AF_INET6, backlog=MOST_HANDSHAKES, dualstack_ipv6=True
+                address, family=family, backlog=MOST_HANDSHAKES, dualstack_ipv6=is_on_all
             )
-        return socket.create_server(("", port), backlog=MOST_HANDSHAKES)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise _port_in_use(host, port) from None
-        raise InputError(f"cannot listen on port {port} for --rendezvous: {error.strerror}") from None
-
-
-def _port_in_use(host: str, port: int) -> NotReadyError:
-    """Return the error for a port of the rendezvous that is in use."""
-    return NotReadyError(
-        f"port {port} of the rendezvous {host} is in use on this machine: give all nodes another one with "
-        "--rendezvous host:port"
-    )
-
-
-def _is_number(host: str) -> bool:
-    """Whether a host is given by a numeric address."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise NotReadyError(
+                    f"port {port} of the rendezvous {host} is in use on this machine: give all nodes another "
+                    "one with --rendezvous host:port"
+                ) from None
+            reason = error.strerror
+    raise InputError(f"cannot listen on port {port} for --rendezvous: {reason}")

@@ -1,0 +1,209 @@
+"""Tables of a job on a machine, in shared memory or in files: room, names, and removal of what jobs leave."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+import psutil
+
+from dglkge.distributed.jobs import (
+    SHARED_MEMORY_FOLDER,
+    claims_of_others,
+    is_locked,
+    job_of_segment,
+    job_prefix,
+    live_jobs,
+    remove_stale_entries,
+)
+from dglkge.errors import NotReadyError
+
+LOCK_FILE = "lock"
+MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
+
+
+def segment_names(folder: str = SHARED_MEMORY_FOLDER) -> set[str]:
+    """Return the names of all segments."""
+    with os.scandir(folder) as entries:
+        return {entry.name for entry in entries if entry.is_file(follow_symlinks=False)}
+
+
+def remove_segments(names: Iterable[str], folder: str = SHARED_MEMORY_FOLDER) -> list[str]:
+    """Remove segments; ignores absent ones and those of other users.
+
+    Returns
+    -------
+    list of str
+        The names that were removed, sorted.
+    """
+    removed = []
+    for name in sorted(names):
+        with contextlib.suppress(OSError):
+            os.unlink(os.path.join(folder, name))
+            removed.append(name)
+    return removed
+
+
+def remove_job_segments(job: str, folder: str = SHARED_MEMORY_FOLDER) -> list[str]:
+    """Remove the segments whose names begin with the id of a job; return the names that were removed."""
+    names = segment_names(folder)
+    return remove_segments({name for name in names if job and name.startswith(job_prefix(job))}, folder)
+
+
+def check_shared_memory(needed_bytes: int, job: str = "", folder: str = SHARED_MEMORY_FOLDER) -> None:
+    """Raise NotReadyError if the tables do not fit into free shared memory; the message has both figures.
+
+    Without this check a process would die of SIGBUS when it writes to a page that cannot be allocated.
+
+    Parameters
+    ----------
+    needed_bytes : int
+    job : str
+        Id of the job; what other jobs have planned and not yet allocated is not free for it.
+    folder : str
+        Folder of POSIX shared memory.
+    """
+    free_bytes = shutil.disk_usage(folder).free
+    claims = claims_of_others(job, folder)
+    if needed_bytes > free_bytes - claims.shared_memory_bytes:
+        others = ""
+        if claims.shared_memory_bytes:
+            others = (
+                f", of which other jobs will take {claims.shared_memory_bytes / 1e9:.2f} GB (dglkge jobs)"
+            )
+        raise NotReadyError(
+            f"the tables need {needed_bytes / 1e9:.2f} GB of shared memory, "
+            f"{folder} has {free_bytes / 1e9:.2f} GB free{others}"
+        )
+
+
+def stale_segments(folder: str = SHARED_MEMORY_FOLDER) -> set[str]:
+    """Return the shared memory that :func:`remove_stale_segments` would remove."""
+    # Names first: a job is registered before it makes any, so those of a job that registers meanwhile are not
+    # in the list.
+    names = segment_names(folder)
+    running = {entry.job for entry in live_jobs(folder)}
+    return {
+        name
+        for name in names
+        if job_of_segment(name) and job_of_segment(name) not in running and _is_own(folder, name)
+    }
+
+
+def remove_stale_segments(folder: str = SHARED_MEMORY_FOLDER) -> list[str]:
+    """Remove shared memory of jobs that have ended without removing it, and their entries.
+
+    Returns
+    -------
+    list of str
+        Names of the segments, sorted.
+    """
+    removed = remove_segments(stale_segments(folder), folder)
+    remove_stale_entries(folder)
+    return removed
+
+
+def _is_own(folder: str, name: str) -> bool:
+    """Whether a segment belongs to this user."""
+    with contextlib.suppress(OSError):
+        return os.stat(os.path.join(folder, name)).st_uid == os.getuid()
+    return False
+
+
+class TableFolder:
+    """A folder of one attempt of a job, ``dglkge-<job>-<n>`` below a base; locked while this process lives.
+
+    Parameters
+    ----------
+    base : Path
+        Made if it does not exist.
+    job : str
+        Id of the job.
+
+    Raises
+    ------
+    NotReadyError
+        If it cannot be made.
+
+    Attributes
+    ----------
+    path : Path
+    """
+
+    def __init__(self, base: Path, job: str) -> None:
+        remove_stale_folders(base)
+        try:
+            base.mkdir(parents=True, exist_ok=True)
+            hidden = Path(tempfile.mkdtemp(prefix=f".{job_prefix(job)}", dir=base))
+            self._lock = os.open(hidden / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # After the lock: a folder without one counts as that of an ended job.
+            self.path = hidden.with_name(hidden.name[1:])
+            hidden.rename(self.path)
+        except OSError as error:
+            raise NotReadyError(f"cannot make a folder for tables in {base}: {error.strerror}") from None
+
+    def remove(self) -> None:
+        """Remove the folder and all that is in it."""
+        shutil.rmtree(self.path, ignore_errors=True)
+        os.close(self._lock)
+
+
+def remove_stale_folders(base: Path) -> None:
+    """Remove what killed jobs of this user have left: folders that no process holds.
+
+    A job of another machine that shares the disk holds its own by its lock.
+    """
+    with contextlib.suppress(OSError):
+        for folder in list(base.iterdir()):
+            is_ours = job_of_segment(folder.name) and folder.stat().st_uid == os.getuid()
+            if is_ours and folder.is_dir() and not folder.is_symlink():
+                with contextlib.suppress(OSError), open(folder / LOCK_FILE, "rb") as file:
+                    if is_locked(file.fileno()):
+                        continue
+                    shutil.rmtree(folder, ignore_errors=True)
+
+
+def free_bytes(folder: Path) -> int:
+    """Return the free room of the file system that a folder is or will be on; 0 if it may not be written."""
+    folder = Path(os.path.abspath(folder))
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    if not (folder.is_dir() and os.access(folder, os.W_OK | os.X_OK)):
+        return 0
+    return shutil.disk_usage(folder).free
+
+
+def roomy_folder(candidates: Iterable[Path], needed_bytes: int) -> Path | None:
+    """Return the first folder with enough room; None if there is none."""
+    return next((folder for folder in candidates if free_bytes(folder) > needed_bytes), None)
+
+
+def usual_folders(on_disk: bool = False) -> list[Path]:
+    """Return the folders for temporary files, in which tables are put without the user's choice.
+
+    Parameters
+    ----------
+    on_disk : bool
+        Leave out those that are in memory.
+    """
+    folders = dict.fromkeys([Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp")])
+    return [folder for folder in folders if not (on_disk and file_system(folder) in MEMORY_FILE_SYSTEMS)]
+
+
+def file_system(folder: Path) -> str:
+    """Return the type of the file system of a folder."""
+    real = os.path.realpath(folder)
+    mounts = [mount for mount in psutil.disk_partitions(all=True) if _is_below(real, mount.mountpoint)]
+    # The last mount on a place hides those before it.
+    return max(reversed(mounts), key=lambda mount: len(mount.mountpoint)).fstype if mounts else ""
+
+
+def _is_below(path: str, folder: str) -> bool:
+    """Whether an absolute path is a folder or below it."""
+    return os.path.commonpath([path, folder]) == folder
