@@ -15,8 +15,7 @@ from dglkge.checkpoint.manifest import UNKNOWN_CRC32, CheckpointMeta, FileEntry,
 from dglkge.checkpoint.relation_layout import is_dynamic, operator_of
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import CheckpointError
-from dglkge.formats import bigraph
-from dglkge.formats.bigraph import score_function_of
+from dglkge.formats import LOSSES, score_function_of
 from dglkge.model.choices import BIGRAPH_OPTIMIZER
 from dglkge.model.functions.bigraph_operators import OPERATORS
 from dglkge.model.functions.bigraph_scores import COMPARATORS
@@ -129,7 +128,7 @@ def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str,
     chosen = {name: meta.config.get(name, {}) for name in sections}
     held_out = chosen["evaluation"].get("held_out") or {}
     loss = chosen["loss"].get("name", DEFAULTS["loss_fn"])
-    loss_fn = bigraph.LOSSES.get(loss, "")
+    loss_fn = LOSSES.get(loss, "")
     described = {
         "entities": {name: {"num_partitions": num_parts, "featurized": False} for name in meta.entity_types},
         "relations": relations,

@@ -12,8 +12,8 @@ import torch
 
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.errors import CheckpointError, unknown_name
-from dglkge.formats import bigraph
-from dglkge.formats.bigraph import Operator
+from dglkge.formats import Operator
+from dglkge.formats import operator_of as declared_operator
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.registry import recorded_imports
 
@@ -90,7 +90,7 @@ def operator_of(meta: CheckpointMeta) -> Operator:
         If the score function is not registered.
     """
     check_registered(meta)
-    return bigraph.operator_of(meta.score_function)
+    return declared_operator(meta.score_function)
 
 
 def is_dynamic(meta: CheckpointMeta) -> bool:

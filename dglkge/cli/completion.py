@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from dglkge.config.recipes import recipe_files
+from dglkge.config.load import recipe_files
 from dglkge.errors import import_extra
 
 FILES = ("FILE", "VALID_FILE", "PATH", "CONFIG", "SPACE", "MODULE")

@@ -12,7 +12,7 @@ import yaml
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
 from dglkge.cli.common import JSON, Command, flag, option, print_columns, print_json, print_text
 from dglkge.config import load_config
-from dglkge.config.recipes import NAMED_SCHEMA, SCHEMA, recipe_file, recipe_files
+from dglkge.config.load import NAMED_SCHEMA, SCHEMA, recipe_file, recipe_files
 from dglkge.config.schema import Config, field_table, fields, value_at
 from dglkge.data.dataset_files import load_json
 from dglkge.errors import InputError

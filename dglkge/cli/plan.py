@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from dglkge.cli.common import JSON, SET, Command, human_bytes, option, print_columns, print_json, print_text
 from dglkge.config import Config, load_config
-from dglkge.data.dataset_files import Field
-from dglkge.data.sizes import DatasetSize, locate_partitions, read_dataset_size
+from dglkge.data.dataset_files import DatasetSize, Field, locate_partitions, read_dataset_size
 from dglkge.distributed.ip_config import read_ip_config
 from dglkge.errors import InputError
 from dglkge.launch.gpus import usable_gpus
 from dglkge.launch.machine import usable_cores
 from dglkge.launch.process_plan import MOST_DEFAULT_TRAINERS
 from dglkge.planning.epoch_time import Rates, epoch_seconds
-from dglkge.planning.host import HostMemory, host_memory, misfits
-from dglkge.planning.memory import PlannedHost, plan_memory
+from dglkge.planning.host import HostMemory, host_memory
+from dglkge.planning.memory import PlannedHost, misfits, plan_memory
 from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE
 
 if TYPE_CHECKING:
@@ -94,11 +93,7 @@ def plan(args: argparse.Namespace) -> int:
 
 
 def plan_walks(
-    args: argparse.Namespace,
-    config: Config,
-    size: DatasetSize,
-    hosts: list[PlannedHost],
-    there: HostMemory,
+    args: argparse.Namespace, config: Config, size: DatasetSize, hosts: list[PlannedHost], there: HostMemory
 ) -> list[RangePlan | None] | None:
     """Plan the walk of each machine over its ranges; None for a machine that no number of ranges fits.
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from dglkge.cli.common import SET, Command, flag, option
 from dglkge.config import load_config
-from dglkge.config.recipes import recipe_file
+from dglkge.config.load import recipe_file
 from dglkge.distributed.dgl_import import require_dgl
 from dglkge.errors import InputError
 from dglkge.launch.ports import find_server_ports

@@ -1,4 +1,7 @@
-"""A configuration from a YAML file and ``key=value`` overrides, checked; and back to JSON."""
+"""A configuration from a YAML file and ``key=value`` overrides, checked; back to JSON; the recipes that ship.
+
+A file and its overrides are merged key by key to a tree, in which each value has its place.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,31 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import yaml
 from pydantic import ValidationError
 
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
 from dglkge.config.component import TAG, UNKNOWN_COMPONENT
 from dglkge.config.schema import DATASET, Config, fields
-from dglkge.config.tree import read_tree
-from dglkge.errors import InputErrors, unknown_name
+from dglkge.errors import InputError, InputErrors, unknown_name
 from dglkge.registry import import_modules, recorded_imports
 from dglkge.settings import Items, Scalar, Tree, expected
+
+PACKAGED = Path(__file__).resolve().parent / "recipes"
+REPOSITORY = Path(__file__).resolve().parents[2] / "examples"
+SCHEMA = Path(__file__).resolve().with_name("schema.json")
+"""JSON Schema of a configuration, which recipes name for editors: ``dglkge config --schema`` prints it."""
+NAMED_SCHEMA = "../../dglkge/config/schema.json"
+"""Its path in the first line of a recipe."""
+SPACE_KEY = "\nspace:"
+"""Begins a line of the files that are search spaces instead."""
+
+_QUOTES = ("'", '"')
 
 FORMER = {
     "training.label_smoothing": "training.objective.label_smoothing",
     "negatives.sampler": "negatives.name",
+    "negatives.all_entities": "negatives.name: all_entities",
     "optimizer.schedule_every": "optimizer.schedule.every",
     "dense.schedule_every": "dense.schedule.every",
     "optimizer.schedule_options": "optimizer.schedule, a map: {name: CosineAnnealingLR, T_max: 20}",
@@ -161,3 +176,145 @@ def _place(tree: Any, keys: Sequence[str | int]) -> str:
 def _shown(value: Any) -> Any:
     """Return a value as messages have it."""
     return value.shown() if isinstance(value, (Scalar, Items, Tree)) else value
+
+
+def read_tree(path: str | os.PathLike[str] | None, overrides: Sequence[str]) -> Tree:
+    """Read a YAML (or JSON) file and apply overrides.
+
+    Parameters
+    ----------
+    path : path or None
+    overrides : sequence of str
+        ``"model.dimension=200"`` and the like; each wins over the file and over those before it.
+
+    Raises
+    ------
+    InputError
+        For a file that is missing or no YAML, a key that stands twice, or an override of another form.
+    """
+    tree = Tree() if path is None else _read_file(Path(path))
+    for text in overrides:
+        key, separator, value = text.partition("=")
+        if not separator or not key.strip():
+            raise InputError(f"override {text!r} is not of the form key=value, e.g. model.dimension=200")
+        _override(tree, key.strip().split("."), _of_override(value.strip(), f"override {text!r}"))
+    return tree
+
+
+def _read_file(path: Path) -> Tree:
+    """Read a file; keys of its outermost level may be dotted."""
+    try:
+        # compose() instead of load(): nodes keep line numbers and the text as it was written.
+        node = yaml.compose(path.read_text(encoding="utf-8"), Loader=yaml.SafeLoader)
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read the configuration {path}: {error}") from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{path}:{mark.line + 1}" if mark else str(path)
+        raise InputError(f"{where}: not valid YAML: {getattr(error, 'problem', error)}") from None
+    if node is None:
+        return Tree(str(path))
+    if not isinstance(node, yaml.MappingNode):
+        raise InputError(f"{path}:{node.start_mark.line + 1}: expected 'key: value' lines")
+    tree = Tree(str(path))
+    for key, value in _of_node(node, str(path), str(path)).items():
+        _merge(tree, key.split("."), value, "")
+    return tree
+
+
+def _of_node(node: yaml.Node, where: str, path: str = "", prefix: str = "", text: str | None = None) -> Any:
+    """Return a node; with the path of its file, what is inside it has lines of its own."""
+    if isinstance(node, yaml.ScalarNode):
+        value = _constructed(node)
+        return Scalar(value, "" if value is None else node.value, where)
+    if isinstance(node, yaml.SequenceNode):
+        items = Items(where, text)
+        items.extend(_of_node(item, where, path) for item in node.value)
+        return items
+    tree = Tree(where, text)
+    # SafeLoader makes no other nodes than these three.
+    for key, value in node.value:
+        name = str(key.value)
+        place = f"{path}:{key.start_mark.line + 1}" if path else where
+        # YAML's own loader takes the last of two equal keys without a word.
+        if name in tree:
+            first = tree[name].where.rpartition(":")[2]
+            raise InputError(
+                f"{place}: the key {prefix}{name} stands in line {first} already; allowed is once"
+            )
+        tree[name] = _of_node(value, place, path, f"{prefix}{name}.")
+    return tree
+
+
+def _of_override(text: str, where: str) -> Any:
+    """Return the value of an override; only quotes around the whole of it mean something."""
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        if node is None:
+            return Scalar(None, text, where)
+        if not isinstance(node, yaml.ScalarNode):
+            return _of_node(node, where, text=text)
+        value = _constructed(node)
+    except yaml.YAMLError:
+        # Kept as text: the value of a text field need not be YAML, e.g. `[x`.
+        return Scalar(text, text, where)
+    return Scalar(value, node.value if text[:1] in _QUOTES else "" if value is None else text, where)
+
+
+def _merge(tree: Tree, keys: Sequence[str], value: Any, prefix: str) -> None:
+    """Put a value of a file below a dotted key: model.dimension may also stand as dimension below model."""
+    name, key = keys[0], f"{prefix}{keys[0]}"
+    if len(keys) > 1:
+        below = Tree(value.where)
+        _merge(below, keys[1:], value, f"{key}.")
+        value = below
+    there = tree.get(name)
+    if isinstance(there, Tree) and isinstance(value, Tree):
+        for inner, one in value.items():
+            _merge(there, [inner], one, f"{key}.")
+    elif there is not None:
+        raise InputError(f"{value.where}: the key {key} is given at {there.where} already; allowed is once")
+    else:
+        tree[name] = value
+
+
+def _override(tree: Tree, keys: Sequence[str], value: Any) -> None:
+    """Put the value of an override in place of what is there."""
+    for name in keys[:-1]:
+        there = tree.get(name)
+        if not isinstance(there, Tree):
+            below = Tree(value.where)
+            if isinstance(there, Scalar) and there.value is not None:
+                below[TAG] = there
+            tree[name] = below
+        tree = tree[name]
+    tree[keys[-1]] = value
+
+
+def _constructed(node: yaml.Node) -> Any:
+    """Return YAML's value of a node, or its text if YAML fails, e.g. for the date 2024-13-45."""
+    try:
+        return yaml.constructor.SafeConstructor().construct_document(node)
+    except ValueError:
+        return getattr(node, "value", None)
+
+
+def recipe_files() -> dict[str, Path]:
+    """Return the files of all recipes by name, sorted."""
+    folder = PACKAGED if PACKAGED.is_dir() else REPOSITORY
+    found = {f"{path.parent.name}/{path.stem}": path for path in sorted(folder.glob("*/*.yaml"))}
+    return {name: path for name, path in found.items() if SPACE_KEY not in path.read_text(encoding="utf-8")}
+
+
+def recipe_file(name: str) -> Path:
+    """Return the file of a recipe.
+
+    Raises
+    ------
+    InputError
+        If there is none of that name; the message has the nearest ones.
+    """
+    found = recipe_files()
+    if name not in found:
+        raise unknown_name("recipe", name, found)
+    return found[name]

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 
 from dglkge.data import dataset_files
-from dglkge.data.dataset_files import Field, read_description, verify_checksums
+from dglkge.data.dataset_files import DatasetSize, Field, dataset_size, read_description, verify_checksums
 from dglkge.data.known_triples import KnownTriples, open_known_index
 from dglkge.data.partition_layout import PartitionLayout, load_array
 from dglkge.data.quality import NumberedTriples, measure_quality
-from dglkge.data.sizes import DatasetSize, dataset_size
-from dglkge.data.vocabulary import MappedNames, RelationVocabulary, Vocabulary, iter_lines, read_lines
+from dglkge.data.vocabulary import MappedNames, RelationVocabulary, Vocabulary, read_lines
 from dglkge.errors import InputError
 
 
@@ -64,7 +63,6 @@ class Dataset:
         self.graph_config_path = dataset_files.graph_path(path, self.graph_name)
         self._vocabularies: dict[str, Vocabulary] = {}
         self._splits: dict[str, np.ndarray] = {}
-        self._layout: PartitionLayout | None = None
 
     @classmethod
     def open(cls, path: str | Path) -> Dataset:
@@ -111,8 +109,7 @@ class Dataset:
 
     def num_entities(self, entity_type: str) -> int:
         """Return the number of entities of a type."""
-        counts: dict[str, int] = self.description[Field.ENTITY_TYPES]
-        return counts[entity_type]
+        return int(self.description[Field.ENTITY_TYPES][entity_type])
 
     @property
     def num_relations(self) -> int:
@@ -172,29 +169,16 @@ class Dataset:
         ----------
         entity_type : str
         ids : (n,) int64
-            Original ids, each once.
+            Original ids.
 
         Raises
         ------
         InputError
             If the file is damaged.
         """
-        if entity_type in self._vocabularies:
-            return [self._vocabularies[entity_type][id_] for id_ in ids.tolist()]
-        path = dataset_files.vocabulary_path(self.path, entity_type)
-        found = [""] * len(ids)
-        order = np.argsort(ids)
-        wanted = zip(ids[order].tolist(), order.tolist())
-        id_, place = next(wanted, (-1, -1))
-        for number, name in enumerate(iter_lines(path)):
-            if number == id_:
-                found[place] = name
-                id_, place = next(wanted, (-1, -1))
-                if id_ < 0:
-                    break
-        if id_ >= 0:
-            raise InputError(f"{path} has no name of id {id_}: it is cut off")
-        return found
+        known = self._vocabularies.get(entity_type)
+        names = self.mapped_vocabulary(entity_type) if known is None else known
+        return [names[id_] for id_ in ids.tolist()]
 
     def split(self, name: str) -> np.ndarray:
         """Return the triples of a split.
@@ -219,25 +203,16 @@ class Dataset:
         The splits' index is in files of the folder, which the first use makes: 16 bytes a triple, shared by
         all processes of the machine.
         """
+        source, num_relations = self.fingerprint, self.num_relations
         indices = [
-            partial(
-                open_known_index,
-                self.path,
-                split,
-                self.fingerprint,
-                self.split(split),
-                self.num_relations,
-            )
+            partial(open_known_index, self.path, split, source, self.split(split), num_relations)
             for split in splits
         ]
         return KnownTriples(also_known, self.num_relations, indices)
 
     def train_weights(self) -> np.ndarray | None:
         """Return the weights of the training triples, (n,) float32, or None where they have none."""
-        if not self.has_weights:
-            return None
-        num_triples: int = self.description[Field.SPLITS][dataset_files.TRAIN]
-        return load_array(self.path / dataset_files.TRAIN_WEIGHTS, (num_triples,), np.float32)
+        return self._train_column(dataset_files.TRAIN_WEIGHTS, np.float32) if self.has_weights else None
 
     @property
     def edge_set_names(self) -> list[str]:
@@ -246,10 +221,12 @@ class Dataset:
 
     def edge_set_of_triples(self) -> np.ndarray | None:
         """Return the number of the edge set of each training triple, (n,) int32; None if there is one set."""
-        if len(self.edge_set_names) == 1:
-            return None
-        num_triples: int = self.description[Field.SPLITS][dataset_files.TRAIN]
-        return load_array(self.path / dataset_files.EDGE_SETS, (num_triples,), np.int32)
+        has_sets = len(self.edge_set_names) > 1
+        return self._train_column(dataset_files.EDGE_SETS, np.int32) if has_sets else None
+
+    def _train_column(self, name: str, dtype: type[np.generic]) -> np.ndarray:
+        """Map a file with a value of each training triple, (n,)."""
+        return load_array(self.path / name, (self.description[Field.SPLITS][dataset_files.TRAIN],), dtype)
 
     def layout(self) -> PartitionLayout:
         """Return the partitions; opened once.
@@ -259,8 +236,6 @@ class Dataset:
         InputError
             If they are missing, damaged or not those of this data set.
         """
-        if self._layout is None:
-            self._layout = self._open_layout()
         return self._layout
 
     def size(self) -> DatasetSize:
@@ -314,7 +289,8 @@ class Dataset:
             splits, int(starts[-1]), self.num_relations, entity_name, self.relations.labels.__getitem__
         )
 
-    def _open_layout(self) -> PartitionLayout:
+    @cached_property
+    def _layout(self) -> PartitionLayout:
         layout = PartitionLayout.open(self.path / dataset_files.PARTITIONS, self.graph_name)
         # The two files are written by different programs (ours and DGL): a copy may have mixed two data sets.
         if layout.num_parts != self.num_parts:

@@ -1,6 +1,7 @@
-"""Names of the files and JSON fields of a data set folder, and their sizes: the only place that has them.
+"""Names of the files and JSON fields of a data set folder, its description, checksums and sizes.
 
-The partitioner writes these names, training and the launcher read them. No numpy: the launcher imports this.
+The only place that has these names: the partitioner writes them, training and the launcher read them. Sizes
+come from the descriptions alone: no array is opened. No numpy: the launcher imports this.
 """
 
 from __future__ import annotations
@@ -9,13 +10,16 @@ import hashlib
 import json
 import os
 import re
+import socket
 import zlib
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dglkge.errors import InputError
+from dglkge.typing import RELATION
 
 FORMAT_VERSION = 1
 DESCRIPTION = "dataset.json"
@@ -50,11 +54,9 @@ WEIGHT_BYTES = 4
 TRIPLE_BYTES = 3 * ID_BYTES
 """A triple of a split: head, relation and tail."""
 EDGE_ROW_BYTES = 12
-"""A triple of a partition's edge table; as many as of a split in data sets up to version 1.2."""
+"""A triple of a partition's edge table."""
 NODE_MAP_BYTES = 2 * ID_BYTES
 """A node in both id maps."""
-EDGE_ID_BYTES = 2 * ID_BYTES
-"""Relation id and triple id of an edge in DGL's graph, in data sets up to version 1.2."""
 
 # DGL's names, not ours: they appear in its description of the partitions.
 _PART_FOLDER = re.compile(r"part(\d+)")
@@ -128,8 +130,14 @@ def known_index_path(dataset: Path, split: str) -> Path:
 
 
 def partial_path(path: Path) -> Path:
-    """Return the name of a file while it is being written; it gets its own when it is complete."""
-    return path.with_name(f".{path.name}.partial")
+    """Return the name of a file while this process writes it; it gets its own when it is complete."""
+    return path.with_name(partial_files(path.name).replace("*", str(os.getpid())))
+
+
+def partial_files(name: str) -> str:
+    """Return the shell pattern of what processes of this host write a file to; ``*`` is their number."""
+    # Not one name for all: hosts that share a disk may not see each other's locks.
+    return f".{name}.{socket.gethostname()}.*.partial"
 
 
 def graph_path(dataset: Path, graph_name: str) -> Path:
@@ -288,3 +296,129 @@ def _checksum(path: Path) -> int:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     return checksum
+
+
+@dataclass(frozen=True)
+class PartSize:
+    """The size of one partition.
+
+    Attributes
+    ----------
+    num_rows : mapping of str to int
+        Nodes of each node type, relations included, that the partition owns: the rows of each table.
+    num_edges : int
+        Training triples that it owns.
+    has_weights : bool
+        Whether its triples have weights.
+    num_graph_edges : int
+        Edges of DGL's graph but the relations' self-loops: one of each type, since triples are in the edge
+        tables.
+    """
+
+    num_rows: Mapping[str, int]
+    num_edges: int
+    has_weights: bool = False
+    num_graph_edges: int = 1
+
+
+@dataclass(frozen=True)
+class DatasetSize:
+    """The size of a data set.
+
+    Attributes
+    ----------
+    parts : tuple of PartSize
+        Part k lies on machine k.
+    num_relations : int
+    splits : mapping of str to int
+        Number of triples of ``train``, ``valid`` and ``test``.
+    """
+
+    parts: tuple[PartSize, ...]
+    num_relations: int
+    splits: Mapping[str, int]
+
+    @property
+    def num_rows(self) -> dict[str, int]:
+        """Rows of each table over all partitions."""
+        return {table: sum(part.num_rows[table] for part in self.parts) for table in self.parts[0].num_rows}
+
+
+def read_dataset_size(dataset: str | Path) -> DatasetSize:
+    """Read the sizes of a data set and of its partitions.
+
+    Parameters
+    ----------
+    dataset : str or Path
+        A folder that ``partition_tools/partition.py`` wrote.
+
+    Raises
+    ------
+    InputError
+        If a description is missing or damaged.
+    """
+    # Not Dataset.open: that maps every array, and a launcher may have none of them on its machine.
+    description, partition_file = locate_partitions(dataset)
+    return dataset_size(Path(dataset), description, load_json(partition_file))
+
+
+def locate_partitions(dataset: str | Path) -> tuple[dict[str, Any], Path]:
+    """Return the content of ``dataset.json`` and the path of DGL's description of the partitions.
+
+    Raises
+    ------
+    InputError
+        If the description is missing or damaged.
+    """
+    folder = Path(dataset)
+    description = load_json(folder / DESCRIPTION)
+    graph_name = description.get(Field.GRAPH_NAME)
+    if not isinstance(graph_name, str):
+        raise _foreign(folder, KeyError(Field.GRAPH_NAME))
+    return description, graph_path(folder, graph_name)
+
+
+def dataset_size(folder: Path, description: Mapping[str, Any], graph: Mapping[str, Any]) -> DatasetSize:
+    """Return the sizes that the descriptions of a data set give.
+
+    Parameters
+    ----------
+    folder : Path
+        The data set; its ``report.json`` is read.
+    description : mapping
+        Content of ``dataset.json``.
+    graph : mapping
+        Content of DGL's description of the partitions.
+
+    Raises
+    ------
+    InputError
+        If a description is missing or damaged.
+    """
+    report = load_json(folder / PARTITIONS / REPORT)
+    try:
+        rows = {ntype: _lengths(ranges) for ntype, ranges in graph[Field.NODE_MAP].items()}
+        loops = f"{RELATION}:"  # prefix of the relations' self-loops, which stand for no triple
+        edges = [_lengths(r) for etype, r in graph[Field.EDGE_MAP].items() if not etype.startswith(loops)]
+        parts = tuple(
+            PartSize(
+                {ntype: counts[part] for ntype, counts in rows.items()},
+                int(figures["num_edges"]),
+                bool(description[Field.HAS_WEIGHTS]),
+                sum(counts[part] for counts in edges),
+            )
+            for part, figures in enumerate(report[Field.PARTS])
+        )
+        splits = {name: int(count) for name, count in description[Field.SPLITS].items()}
+        return DatasetSize(parts, int(description[Field.NUM_RELATIONS]), splits)
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise _foreign(folder, error) from error
+
+
+def _lengths(ranges: Iterable[tuple[int, int]]) -> list[int]:
+    """Return the number of nodes or edges of each partition."""
+    return [end - start for start, end in ranges]
+
+
+def _foreign(folder: Path, error: Exception) -> InputError:
+    return InputError(f"{folder} is no dataset folder of this dglkge: {error!r}")

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from dglkge.data.dataset_files import known_index_path, partial_path
+from dglkge.data.dataset_files import known_index_path, partial_files, partial_path
 from dglkge.errors import JobError
 from dglkge.file_lock import wait_for_lock
 from dglkge.typing import Side
@@ -245,6 +245,9 @@ def open_known_index(
             # The process that held the lock has built it meanwhile.
             with contextlib.suppress(OSError, _UnfitError):
                 return _map(path, identity)
+            for left in path.parent.glob(partial_files(path.name)):
+                if not os.path.exists(f"/proc/{left.name.split('.')[-2]}"):  # of a process that was killed
+                    left.unlink(missing_ok=True)
             _build(path, identity, triples)
             return _map(path, identity)
     except OSError as error:

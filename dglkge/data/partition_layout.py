@@ -60,7 +60,7 @@ class EdgeTable:
     triple_ids : (m,) int64
         Their rows in ``train.npy``, ascending.
     edges : (m, 3) int32 or int64
-        Head, relation and tail of each as node ids; int64 in data sets of older versions.
+        Head, relation and tail of each as node ids; int64 from 2**31 nodes of a type on.
     weights : (m,) float32 or None
         Weight of each, where the dataset has weights.
     """

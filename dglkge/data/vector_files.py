@@ -36,12 +36,12 @@ class VectorFile(Protocol):
         """Yield the name of every vector."""
         ...
 
-    def rows(self, wanted: Ids) -> Iterator[Block]:
+    def rows(self, numbers: Ids) -> Iterator[Block]:
         """Yield some vectors in blocks: their numbers (b,) and float64 values (b, width).
 
         Parameters
         ----------
-        wanted : (n,) int64
+        numbers : (n,) int64
             Numbers of vectors, ascending and different.
         """
         ...
@@ -52,7 +52,7 @@ class VectorFile(Protocol):
 
     def key(self, name: str) -> str:
         """Return what two equal names have in common: formats may have changed them."""
-        ...
+        return name
 
 
 def open_vectors(
@@ -75,9 +75,9 @@ def open_vectors(
     InputError
         If the suffix is another, or the file is missing, damaged or has no vectors.
     """
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    kind = suffixes[-2] if suffixes[-1:] == [".gz"] and len(suffixes) > 1 else path.suffix.lower()
-    is_zipped = suffixes[-1:] == [".gz"]
+    kind, is_zipped = path.suffix.lower(), path.suffix.lower() == ".gz"
+    if is_zipped:
+        kind = path.with_suffix("").suffix.lower()
     if not path.is_file():
         raise InputError(f"cannot read {path}: there is no such file")
     if kind == ".npy" and not is_zipped:
@@ -101,53 +101,43 @@ def word2vec_name(name: str) -> str:
     return "_".join(name.split())
 
 
-class _Npy:
+class _Npy(VectorFile):
     """A matrix in an npy file, and the names of its rows in a text file."""
 
     def __init__(self, path: Path, names: Path) -> None:
         self.path = path
         self._names = names
         try:
-            self._matrix = np.load(path, mmap_mode="r", allow_pickle=False)
+            matrix = np.load(path, mmap_mode="r", allow_pickle=False)
         except (OSError, ValueError) as error:
             raise InputError(f"{path} is damaged or not an npy file of numbers: {error}") from None
-        matrix = self._matrix
         if not isinstance(matrix, np.ndarray) or matrix.ndim != 2 or matrix.dtype.kind not in "fiu":
-            got = (
-                f"{matrix.dtype} of shape {matrix.shape}" if isinstance(matrix, np.ndarray) else "an archive"
-            )
+            is_array = isinstance(matrix, np.ndarray)
+            got = f"{matrix.dtype} of shape {matrix.shape}" if is_array else "an archive"
             raise InputError(f"{path}: expected a matrix of numbers, one row a vector, got {got}")
+        self._matrix = matrix
         self.width = int(matrix.shape[1])
         _check_size(path, *matrix.shape)
 
     def names(self) -> Iterator[str]:
-        """Yield the names, in the order of the file."""
-        number = 0
+        count = 0
         for line in iter_lines(self._names):
             yield line
-            number += 1
-        if number != len(self._matrix):
+            count += 1
+        if count != len(self._matrix):
             raise InputError(
-                f"{self._names} has {number} names, {self.path} has {len(self._matrix)} rows; allowed: as "
-                "many"
+                f"{self._names} has {count} names, {self.path} has {len(self._matrix)} rows; allowed: as many"
             )
 
-    def rows(self, wanted: Ids) -> Iterator[Block]:
-        """Yield the vectors of ascending numbers, block by block."""
-        for start in range(0, len(wanted), ROWS_AT_A_TIME):
-            some = wanted[start : start + ROWS_AT_A_TIME]
-            yield some, np.asarray(self._matrix[some], dtype=np.float64)
+    def rows(self, numbers: Ids) -> Iterator[Block]:
+        for block in _blocks(numbers):
+            yield block, np.asarray(self._matrix[block], dtype=np.float64)
 
     def place(self, number: int) -> str:
-        """Return where a vector is, for messages."""
         return f"{self._names}:{number + 1}"
 
-    def key(self, name: str) -> str:
-        """Return the text by which a name of the data set is looked up."""
-        return name
 
-
-class _Parquet:
+class _Parquet(VectorFile):
     """A column of names and one of lists of numbers."""
 
     def __init__(self, path: Path, name_column: str, column: str) -> None:
@@ -156,16 +146,16 @@ class _Parquet:
         import pyarrow.parquet as pq
 
         self.path = path
-        self._columns = (name_column, column)
+        self._name_column, self._column = name_column, column
         try:
             self._file = pq.ParquetFile(path)
         except (OSError, pa.ArrowException) as error:
-            raise InputError(f"{path} is damaged or not Parquet: {_one_line(error)}") from None
+            raise InputError(f"{path} is damaged or not Parquet: {' '.join(str(error).split())}") from None
         schema = self._file.schema_arrow
-        for wanted in self._columns:
-            if schema.get_field_index(wanted) < 0:
+        for name in (name_column, column):
+            if schema.get_field_index(name) < 0:
                 known = ", ".join(schema.names)
-                raise InputError(f"{path} has no column {wanted!r} (or several); its columns: {known}")
+                raise InputError(f"{path} has no column {name!r} (or several); its columns: {known}")
         kind, of_names = schema.field(column).type, schema.field(name_column).type
         types = pa.types
         is_list = types.is_list(kind) or types.is_large_list(kind) or types.is_fixed_size_list(kind)
@@ -175,68 +165,52 @@ class _Parquet:
             of_names = of_names.value_type
         if not (types.is_string(of_names) or types.is_large_string(of_names) or types.is_integer(of_names)):
             raise InputError(f"{path}: column {name_column!r} is {of_names}; allowed: texts or whole numbers")
-        starts = [self._file.metadata.row_group(one).num_rows for one in range(self._file.num_row_groups)]
-        self._starts = np.cumsum([0, *starts])
+        groups = range(self._file.num_row_groups)
+        self._starts = np.cumsum([0, *(self._file.metadata.row_group(group).num_rows for group in groups)])
         first = next(self._file.iter_batches(1, columns=[column]), None) if self._starts[-1] else None
         values = None if first is None else first.column(0)[0].as_py()
         self.width = 0 if values is None else len(values)
         _check_size(path, int(self._starts[-1]), self.width)
 
     def names(self) -> Iterator[str]:
-        """Yield the names, in the order of the file."""
-        number = 0
-        for batch in self._file.iter_batches(ROWS_AT_A_TIME, columns=[self._columns[0]]):
-            for name in batch.column(0).to_pylist():
-                if name is None:
-                    raise InputError(f"{self.place(number)}: the column {self._columns[0]!r} has no value")
-                yield str(name)
-                number += 1
+        batches = self._file.iter_batches(ROWS_AT_A_TIME, columns=[self._name_column])
+        for number, name in enumerate(name for batch in batches for name in batch.column(0).to_pylist()):
+            if name is None:
+                raise InputError(f"{self.place(number)}: the column {self._name_column!r} has no value")
+            yield str(name)
 
-    def rows(self, wanted: Ids) -> Iterator[Block]:
-        """Yield the vectors of ascending numbers, block by block."""
+    def rows(self, numbers: Ids) -> Iterator[Block]:
         for group, start in enumerate(self._starts[:-1].tolist()):
-            inside = wanted[(wanted >= start) & (wanted < self._starts[group + 1])]
-            if len(inside):
-                yield from self._rows_of(group, start, inside)
+            inside = numbers[(numbers >= start) & (numbers < self._starts[group + 1])]
+            # Row groups without one of these vectors are not read.
+            batches = self._file.iter_batches(ROWS_AT_A_TIME, row_groups=[group], columns=[self._column])
+            for batch in batches if len(inside) else ():
+                block = inside[(inside >= start) & (inside < start + len(batch))]
+                if len(block):
+                    yield block, self._vectors(batch.column(0).take(block - start), block)
+                start += len(batch)
 
-    def _lists_of(self, group: int) -> Iterator[Any]:
-        """Yield the lists of a row group, block by block."""
-        batches = self._file.iter_batches(ROWS_AT_A_TIME, row_groups=[group], columns=[self._columns[1]])
-        for batch in batches:
-            yield batch.column(0)
-
-    def _rows_of(self, group: int, start: int, wanted: Ids) -> Iterator[Block]:
-        """Yield the wanted vectors of a row group that begins at a number."""
-        column = self._columns[1]
-        for lists in self._lists_of(group):
-            some = wanted[(wanted >= start) & (wanted < start + len(lists))]
-            if len(some):
-                chosen = lists.take(some - start)
-                lengths = chosen.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False)
-                # A list of fixed length that is null has that length all the same.
-                lengths = np.where(chosen.is_null().to_numpy(zero_copy_only=False), -1, lengths)
-                wrong = np.flatnonzero(lengths != self.width)
-                if len(wrong):
-                    number, length = int(some[wrong[0]]), int(lengths[wrong[0]])
-                    got = "no value" if length < 0 else f"{length} numbers"
-                    raise InputError(
-                        f"{self.place(number)}: the column {column!r} has {got}, expected {self.width} "
-                        "as in row 0"
-                    )
-                numbers = chosen.flatten().to_numpy(zero_copy_only=False).astype(np.float64)
-                yield some, numbers.reshape(len(some), self.width)
-            start += len(lists)
+    def _vectors(self, lists: Any, numbers: Ids) -> npt.NDArray[np.float64]:
+        """Return the numbers of lists as a matrix."""
+        lengths = lists.value_lengths().fill_null(-1).to_numpy(zero_copy_only=False)
+        # A list of fixed length that is null has that length all the same.
+        lengths = np.where(lists.is_null().to_numpy(zero_copy_only=False), -1, lengths)
+        wrong = np.flatnonzero(lengths != self.width)
+        if len(wrong):
+            row = int(wrong[0])
+            got = "no value" if lengths[row] < 0 else f"{lengths[row]} numbers"
+            raise InputError(
+                f"{self.place(int(numbers[row]))}: the column {self._column!r} has {got}, expected "
+                f"{self.width} as in row 0"
+            )
+        values = lists.flatten().to_numpy(zero_copy_only=False).astype(np.float64)
+        return values.reshape(len(numbers), self.width)
 
     def place(self, number: int) -> str:
-        """Return where a vector is, for messages."""
         return f"{self.path}: row {number} (from 0)"
 
-    def key(self, name: str) -> str:
-        """Return the text by which a name of the data set is looked up."""
-        return name
 
-
-class _Text:
+class _Text(VectorFile):
     """A name and its numbers on each line; the first line may have the numbers of vectors and of columns."""
 
     def __init__(self, path: Path, separator: str) -> None:
@@ -256,7 +230,6 @@ class _Text:
             _check_size(path, len(fields), self.width)
 
     def names(self) -> Iterator[str]:
-        """Yield the names, in the order of the file."""
         count = 0
         for fields in self._fields():
             yield fields[0]
@@ -267,29 +240,18 @@ class _Text:
                 "cut off or damaged"
             )
 
-    def rows(self, wanted: Ids) -> Iterator[Block]:
-        """Yield the vectors of ascending numbers, block by block."""
-        numbers: list[int] = []
-        rows = np.empty((ROWS_AT_A_TIME, self.width))
-        following = iter(wanted.tolist())
-        number = next(following, None)
-        for place, fields in enumerate(self._fields()):
-            if number is None:
-                break
-            if place != number:
-                continue
-            try:
-                rows[len(numbers)] = fields[1:]
-            except ValueError:
-                wrong = next(field for field in fields[1:] if not _is_number(field))
-                raise InputError(f"{self.place(place)}: {wrong!r} is no number") from None
-            numbers.append(number)
-            if len(numbers) == ROWS_AT_A_TIME:
-                yield np.array(numbers), rows
-                numbers, rows = [], np.empty((ROWS_AT_A_TIME, self.width))
-            number = next(following, None)
-        if numbers:
-            yield np.array(numbers), rows[: len(numbers)]
+    def rows(self, numbers: Ids) -> Iterator[Block]:
+        lines = enumerate(self._fields())
+        for block in _blocks(numbers):
+            rows = np.empty((len(block), self.width))
+            for row, number in enumerate(block.tolist()):
+                texts = next(fields[1:] for line, fields in lines if line == number)
+                try:
+                    rows[row] = texts
+                except ValueError:
+                    wrong = next(text for text in texts if not _is_number(text))
+                    raise InputError(f"{self.place(number)}: {wrong!r} is no number") from None
+            yield block, rows
 
     def _fields(self) -> Iterator[list[str]]:
         """Yield the name and the texts of the numbers of each line."""
@@ -307,12 +269,15 @@ class _Text:
             yield fields
 
     def place(self, number: int) -> str:
-        """Return where a vector is, for messages."""
         return f"{self.path}:{number + 1 + (self._count is not None)}"
 
     def key(self, name: str) -> str:
-        """Return the text by which a name of the data set is looked up."""
         return word2vec_name(name) if self._separator == " " else name
+
+
+def _blocks(numbers: Ids) -> Iterator[Ids]:
+    for start in range(0, len(numbers), ROWS_AT_A_TIME):
+        yield numbers[start : start + ROWS_AT_A_TIME]
 
 
 def _is_number(text: str) -> bool:
@@ -327,10 +292,6 @@ def _is_number(text: str) -> bool:
 def _check_size(path: Path, num_rows: int, width: int) -> None:
     if num_rows < 1 or width < 1:
         raise InputError(f"{path} has no vectors: {num_rows} rows of {width} numbers")
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())
 
 
 @dataclass(frozen=True)
@@ -357,7 +318,7 @@ def feature_files(texts: Sequence[str], entity_types: Sequence[str], field: str)
     InputError
         If a type is unknown, or has two files.
     """
-    found = []
+    files = []
     taken: dict[str, str] = {}
     for text in texts:
         name, separator, path = text.partition("=")
@@ -365,14 +326,14 @@ def feature_files(texts: Sequence[str], entity_types: Sequence[str], field: str)
         if is_typed and name not in entity_types:
             raise InputError(f"{field} has {text!r}: {unknown_name('entity type', name, list(entity_types))}")
         types = [name] if is_typed else list(entity_types)
-        for one in types:
-            if one in taken:
+        for type_ in types:
+            if type_ in taken:
                 raise InputError(
-                    f"{field} has {taken[one]!r} and {text!r} for the entity type {one!r}; allowed: one"
+                    f"{field} has {taken[type_]!r} and {text!r} for the entity type {type_!r}; allowed: one"
                 )
-            taken[one] = text
-        found.append(FeatureFile(Path(path if is_typed else text), types))
-    return found
+            taken[type_] = text
+        files.append(FeatureFile(Path(path if is_typed else text), types))
+    return files
 
 
 def read_new_vectors(

@@ -28,7 +28,7 @@ from dglkge.launch.table_storage import (
     roomy_folder,
     usual_folders,
 )
-from dglkge.planning.control_groups import cores_to_use, quota_of_cores
+from dglkge.planning.host import cores_to_use, quota_of_cores
 
 
 def local_interfaces() -> dict[str, str]:

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dglkge.config import Config, load_config
-from dglkge.data.dataset_files import Field, load_json
-from dglkge.data.sizes import dataset_size, locate_partitions, read_dataset_size
+from dglkge.data.dataset_files import Field, dataset_size, load_json, locate_partitions, read_dataset_size
 from dglkge.errors import InputError
 from dglkge.planning.memory import PlannedHost, plan_memory
 from dglkge.planning.shared_memory import shared_memory_bytes

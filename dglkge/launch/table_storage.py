@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
+import hashlib
 import os
 import shutil
+import socket
+import stat
 import tempfile
+import time
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -22,9 +25,12 @@ from dglkge.distributed.jobs import (
     remove_stale_entries,
 )
 from dglkge.errors import NotReadyError
+from dglkge.file_lock import try_lock
 
 LOCK_FILE = "lock"
 MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs")
+YOUNG_SECONDS = 60.0
+"""A folder that is still hidden is being made for so long at most."""
 
 
 def segment_names(folder: str = SHARED_MEMORY_FOLDER) -> set[str]:
@@ -116,7 +122,7 @@ def _is_own(folder: str, name: str) -> bool:
 
 
 class TableFolder:
-    """A folder of one attempt of a job, ``dglkge-<job>-<n>`` below a base; locked while this process lives.
+    """A folder of one attempt of a job, ``dglkge-<job>-<host>-<n>`` below a base; this process locks it.
 
     Parameters
     ----------
@@ -139,10 +145,10 @@ class TableFolder:
         remove_stale_folders(base)
         try:
             base.mkdir(parents=True, exist_ok=True)
-            hidden = Path(tempfile.mkdtemp(prefix=f".{job_prefix(job)}", dir=base))
+            hidden = Path(tempfile.mkdtemp(prefix=f".{job_prefix(job)}{_host_digits()}-", dir=base))
             self._lock = os.open(hidden / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # After the lock: a folder without one counts as that of an ended job.
+            try_lock(self._lock)
+            # After the lock: a folder that nobody holds counts as that of an ended job.
             self.path = hidden.with_name(hidden.name[1:])
             hidden.rename(self.path)
         except OSError as error:
@@ -155,18 +161,32 @@ class TableFolder:
 
 
 def remove_stale_folders(base: Path) -> None:
-    """Remove what killed jobs of this user have left: folders that no process holds.
+    """Remove what killed jobs of this user on this machine have left: folders that no process holds.
 
-    A job of another machine that shares the disk holds its own by its lock.
+    Those of other machines that share the disk stay: their locks may not be seen here.
     """
     with contextlib.suppress(OSError):
         for folder in list(base.iterdir()):
-            is_ours = job_of_segment(folder.name) and folder.stat().st_uid == os.getuid()
-            if is_ours and folder.is_dir() and not folder.is_symlink():
-                with contextlib.suppress(OSError), open(folder / LOCK_FILE, "rb") as file:
-                    if is_locked(file.fileno()):
-                        continue
-                    shutil.rmtree(folder, ignore_errors=True)
+            job = job_of_segment(folder.name.removeprefix("."))
+            if job and folder.name.removeprefix(".").startswith(f"{job_prefix(job)}{_host_digits()}-"):
+                with contextlib.suppress(OSError):
+                    status = folder.lstat()
+                    is_young = folder.name.startswith(".") and time.time() - status.st_mtime < YOUNG_SECONDS
+                    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+                    if is_ours and not is_young and not _is_held(folder):
+                        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_held(folder: Path) -> bool:
+    """Whether a process holds the lock of a folder; one without a lock file was left while it was removed."""
+    with contextlib.suppress(FileNotFoundError), open(folder / LOCK_FILE, "rb") as file:
+        return is_locked(file.fileno())
+    return False
+
+
+def _host_digits() -> str:
+    """Return digits that stand for this machine in names."""
+    return hashlib.sha256(socket.gethostname().encode()).hexdigest()[:8]
 
 
 def free_bytes(folder: Path) -> int:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import shutil
@@ -27,6 +26,7 @@ from dglkge.data.dataset_files import (
 )
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import DglkgeError, InputError, StorageError
+from dglkge.file_lock import try_lock
 from dglkge.partition.name_index import NameList
 from dglkge.partition.report import partition_figures
 from dglkge.partition.rows import pieces
@@ -132,10 +132,8 @@ def _locked(output: Path, folder: Path) -> Iterator[None]:
             folder.rmdir()
         raise _unusable(folder, error) from error
     with lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise InputError(f"another run is writing {output} (it holds {folder})") from error
+        if not try_lock(lock):
+            raise InputError(f"another run is writing {output} (it holds {folder})")
         yield
 
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from dglkge.config import Config
-from dglkge.data.dataset_files import TRAIN
-from dglkge.data.sizes import DatasetSize
+from dglkge.data.dataset_files import TRAIN, DatasetSize
 from dglkge.planning.memory import batch_rows, is_sampled, negatives_per_side
 from dglkge.planning.shared_memory import FLOAT_BYTES, configured_score_function, row_width
 from dglkge.typing import RELATION

@@ -1,17 +1,29 @@
-"""Free memory, shared memory and disk of a machine, and whether a plan fits into them."""
+"""Free memory, shared memory, disk and processor time of a machine, within the limits of control groups.
+
+Containers, SLURM, Kubernetes and systemd set these limits, of versions 1 and 2. A limit holds for a group and
+all groups below it, so each group from this process's own one up to the mount point counts. A container may
+show its group as the root.
+"""
 
 from __future__ import annotations
 
+import math
+import os
+import re
 import shutil
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from dglkge.distributed.jobs import Claims, claims_of_others
-from dglkge.planning.control_groups import PROCESS, free_memory
-from dglkge.planning.memory import PlannedHost, readable
 
 SHARED_MEMORY_FOLDER = Path("/dev/shm")
 MEMORY_INFO = Path("/proc/meminfo")
+PROCESS = Path("/proc/self")
+
+_UNLIMITED_BYTES = 2**62
+"""Limits from here on are none: version 1 shows the largest number of pages instead of a word."""
+_ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
 @dataclass(frozen=True)
@@ -79,38 +91,158 @@ def available_memory(info: Path = MEMORY_INFO, process: Path = PROCESS) -> int:
     return available if allowed is None else min(available, allowed)
 
 
-def misfits(
-    planned: PlannedHost, there: HostMemory, has_started: bool = False, in_files: bool = False
-) -> list[str]:
-    """Return the resources that a plan exceeds; mapped files can be dropped from memory and do not count.
+@dataclass(frozen=True)
+class Hierarchy:
+    """A mounted tree of control groups and this process's place in it.
+
+    Attributes
+    ----------
+    version : int
+        1 or 2.
+    folders : tuple of Path
+        Of this process's group and of those above it, up to the mount point.
+    """
+
+    version: int
+    folders: tuple[Path, ...]
+
+
+def hierarchies(controller: str, groups: str, mounts: str) -> list[Hierarchy]:
+    """Return the trees that may limit a controller; both versions may be mounted.
 
     Parameters
     ----------
-    planned : PlannedHost
-    there : HostMemory
-    has_started : bool
-        Whether the processes run already, with their interpreters and libraries loaded.
-    in_files : bool
-        Whether tables are files: only the graph's structure is then in ``/dev/shm``.
+    controller : str
+        ``"memory"`` or ``"cpu"``.
+    groups : str
+        The content of ``/proc/self/cgroup``; man 7 cgroups describes it.
+    mounts : str
+        The content of ``/proc/self/mountinfo``; man 5 proc describes it.
 
-    Returns
-    -------
-    list of str
-        Empty if all fits.
+    Examples
+    --------
+    >>> hierarchies("cpu", "0::/a/b", "31 23 0:28 / /sys/fs/cgroup rw - cgroup2 none rw")[0].folders[0]
+    PosixPath('/sys/fs/cgroup/a/b')
     """
-    needed = planned.needed_bytes(in_files) - (planned.base_bytes if has_started else 0)
-    shared = planned.structure_bytes if in_files else planned.shared_memory_bytes
+    own = {}
+    for line in groups.splitlines():
+        _, names, path = line.split(":", 2)
+        for name in names.split(","):
+            own[name] = path
     found = []
-    others = ""
-    if there.claims.memory_bytes or there.claims.shared_memory_bytes:
-        others = f" beside {there.claims.num_jobs} other job(s) (dglkge jobs)"
-    if needed > there.memory_bytes:
-        found.append(
-            f"{readable(needed)} of memory are needed and {readable(there.memory_bytes)} are there{others}"
-        )
-    if shared > there.shared_memory_bytes:
-        found.append(
-            f"{readable(shared)} of {SHARED_MEMORY_FOLDER} are needed and "
-            f"{readable(there.shared_memory_bytes)} are there{others}"
-        )
+    for line in mounts.splitlines():
+        before, _, after = line.partition(" - ")
+        place, kind = before.split(), after.split()
+        if len(place) < 5 or len(kind) < 3:
+            continue
+        is_first = kind[0] == "cgroup" and controller in kind[2].split(",")
+        key = controller if is_first else "" if kind[0] == "cgroup2" else None
+        if key is not None and key in own:
+            folders = _folders(own[key], _unescaped(place[3]), Path(_unescaped(place[4])))
+            found.append(Hierarchy(1 if is_first else 2, folders))
     return found
+
+
+def _folders(group: str, root: str, mount: Path) -> tuple[Path, ...]:
+    """Return the folders of a group and of those above it; the mount shows the tree from `root` on."""
+    # Without a namespace of its own a container's group is named from the host's root, which its mount does
+    # not show: the mount then begins at the container's group.
+    inside = os.path.relpath(group, root)
+    parts = () if inside == "." or inside.startswith("..") else Path(inside).parts
+    return tuple(mount.joinpath(*parts[:length]) for length in range(len(parts), -1, -1))
+
+
+def _unescaped(text: str) -> str:
+    """Return a path of mountinfo, where a space is ``\\040``."""
+    return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), text)
+
+
+def free_memory(process: Path = PROCESS) -> int | None:
+    """Return the bytes that this process's control groups still allow; None without a limit.
+
+    Page cache counts as free, as in the kernel's ``MemAvailable``: what was read twice can go as well.
+
+    Parameters
+    ----------
+    process : Path
+        The folder of the process in ``/proc``.
+    """
+    found = []
+    for version, folder in _groups("memory", process):
+        limit_file, used_file, prefix = (
+            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
+            if version == 1
+            else ("memory.max", "memory.current", "")
+        )
+        limit, used = _number(_text(folder / limit_file)), _number(_text(folder / used_file))
+        if limit is None or used is None or limit >= _UNLIMITED_BYTES:
+            continue
+        statistics = dict(
+            line.split(" ", 1) for line in _text(folder / "memory.stat").splitlines() if " " in line
+        )
+        cache = sum(
+            _number(statistics.get(f"{prefix}{kind}_file", "")) or 0 for kind in ("inactive", "active")
+        )
+        found.append(max(0, limit - used + cache))
+    return min(found, default=None)
+
+
+def quota_of_cores(process: Path = PROCESS) -> float | None:
+    """Return the processor time that this process's control groups allow, in cores; None without a quota.
+
+    Parameters
+    ----------
+    process : Path
+        The folder of the process in ``/proc``.
+    """
+    found = []
+    for version, folder in _groups("cpu", process):
+        if version == 1:
+            words = [_text(folder / f"cpu.cfs_{name}_us").strip() for name in ("quota", "period")]
+        else:
+            words = _text(folder / "cpu.max").split()
+        quota, period = (_number(word) for word in words) if len(words) == 2 else (None, None)
+        # None: "max" of version 2, -1 of version 1, or a group without the controller.
+        if quota and period:
+            found.append(quota / period)
+    return min(found, default=None)
+
+
+def cores_to_use(allowed: Collection[int], quota: float | None) -> int:
+    """Return how many threads may compute at once.
+
+    Parameters
+    ----------
+    allowed : collection of int
+        Cores that the process may run on: its affinity, which contains the cpuset of its control group.
+    quota : float, optional
+        As of :func:`quota_of_cores`.
+
+    Examples
+    --------
+    >>> cores_to_use(range(8), None), cores_to_use(range(8), 2.5), cores_to_use(range(8), 0.5)
+    (8, 2, 1)
+    """
+    # Rounded down: threads beyond the quota use it up early and then all stand still until the period ends.
+    return len(allowed) if quota is None else max(1, min(len(allowed), math.floor(quota)))
+
+
+def _groups(controller: str, process: Path) -> Iterator[tuple[int, Path]]:
+    """Yield version and folder of each group that may limit this process."""
+    for tree in hierarchies(controller, _text(process / "cgroup"), _text(process / "mountinfo")):
+        for folder in tree.folders:
+            yield tree.version, folder
+
+
+def _text(path: Path) -> str:
+    """Return the content of a file; empty if it is absent or cannot be read."""
+    try:
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return ""
+
+
+def _number(text: str) -> int | None:
+    """Return a whole number that is not negative; None for any other text."""
+    text = text.strip()
+    return int(text) if text.isascii() and text.isdigit() else None

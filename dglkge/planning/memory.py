@@ -18,11 +18,13 @@ from dglkge.data.dataset_files import (
     TRIPLE_BYTES,
     VALID,
     WEIGHT_BYTES,
+    DatasetSize,
+    PartSize,
 )
-from dglkge.data.sizes import DatasetSize, PartSize
 from dglkge.data.vector_files import feature_files, open_vectors
 from dglkge.model.choices import NO_TRANSFORM
 from dglkge.planning import shared_memory as shared
+from dglkge.planning.host import SHARED_MEMORY_FOLDER, HostMemory
 from dglkge.registry import registry_of
 from dglkge.typing import DEVICE_STORAGE, RELATION, STAGED_CPU_DEVICE
 
@@ -336,7 +338,7 @@ def relation_rows(config: Config, world_size: int, size: DatasetSize) -> int:
 def negatives_per_side(config: Config, size: DatasetSize | None = None) -> list[int]:
     """Return the number of negatives of a query for each side that is trained."""
     counts = [count for count in config.negatives.per_side.values() if count]
-    if size is not None and config.negatives.all_entities:
+    if size is not None and config.negatives.takes_all:
         # The largest type: an upper bound where types differ in size.
         return [max(count for table, count in size.num_rows.items() if table != RELATION)] * len(counts)
     return counts
@@ -604,8 +606,7 @@ def ranked_copy_bytes(config: Config, part: PartSize) -> int:
 def mapped_bytes(part: PartSize, size: DatasetSize) -> int:
     """Return the bytes of the data set's files that trainers map: one copy, in the page cache, for all."""
     # On one machine row i of the edges is triple i: the file of triple ids is mapped but never read.
-    edge = TRIPLE_BYTES if part.graph_has_triples else EDGE_ROW_BYTES
-    edge += ID_BYTES if len(size.parts) > 1 else 0
+    edge = EDGE_ROW_BYTES + (ID_BYTES if len(size.parts) > 1 else 0)
     edge += WEIGHT_BYTES if part.has_weights else 0
     nodes = NODE_MAP_BYTES * sum(size.num_rows.values())
     return edge * part.num_edges + nodes + TRIPLE_BYTES * sum(size.splits.values())
@@ -647,6 +648,43 @@ def _kept_versions(config: Config) -> int:
     every = config.checkpoint.keep_every_epochs
     kept = config.training.num_epochs // every if every else 0
     return kept + int(config.checkpoint.keep_best)
+
+
+def misfits(
+    planned: PlannedHost, there: HostMemory, has_started: bool = False, in_files: bool = False
+) -> list[str]:
+    """Return the resources that a plan exceeds; mapped files can be dropped from memory and do not count.
+
+    Parameters
+    ----------
+    planned : PlannedHost
+    there : HostMemory
+    has_started : bool
+        Whether the processes run already, with their interpreters and libraries loaded.
+    in_files : bool
+        Whether tables are files: only the graph's structure is then in ``/dev/shm``.
+
+    Returns
+    -------
+    list of str
+        Empty if all fits.
+    """
+    needed = planned.needed_bytes(in_files) - (planned.base_bytes if has_started else 0)
+    shared = planned.structure_bytes if in_files else planned.shared_memory_bytes
+    found = []
+    others = ""
+    if there.claims.memory_bytes or there.claims.shared_memory_bytes:
+        others = f" beside {there.claims.num_jobs} other job(s) (dglkge jobs)"
+    if needed > there.memory_bytes:
+        found.append(
+            f"{readable(needed)} of memory are needed and {readable(there.memory_bytes)} are there{others}"
+        )
+    if shared > there.shared_memory_bytes:
+        found.append(
+            f"{readable(shared)} of {SHARED_MEMORY_FOLDER} are needed and "
+            f"{readable(there.shared_memory_bytes)} are there{others}"
+        )
+    return found
 
 
 def readable(num_bytes: int) -> str:

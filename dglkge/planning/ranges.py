@@ -13,8 +13,8 @@ import numpy as np
 
 from dglkge.config import Config
 from dglkge.config.schema import MIXED
+from dglkge.data.dataset_files import PartSize
 from dglkge.data.range_walk import count_loads, range_bounds, unordered, walk_pairs
-from dglkge.data.sizes import PartSize
 from dglkge.errors import InputError
 from dglkge.planning import shared_memory as shared
 from dglkge.planning.memory import PlannedHost

@@ -10,8 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from dglkge.config import Config
-from dglkge.data.dataset_files import EDGE_ID_BYTES, WEIGHT_BYTES
-from dglkge.data.sizes import PartSize
+from dglkge.data.dataset_files import PartSize
 from dglkge.model import choices
 from dglkge.registry import registry_of
 from dglkge.typing import RELATION
@@ -20,9 +19,9 @@ FLOAT_BYTES = 4
 NARROW_BYTES = 2
 """Bytes of a number in bfloat16 and float16."""
 EDGE_BYTES = 29
-"""Bytes per edge, halo and relation edges too: source 8, number 8, original id 8, type 4, ownership 1."""
+"""Bytes per edge, of relations too: source 8, number 8, original id 8, type 4, ownership 1."""
 NODE_BYTES = 17
-"""Bytes per node and halo node: original id 8, start of its edges 8, ownership 1."""
+"""Bytes per node: original id 8, start of its edges 8, ownership 1."""
 STRUCTURE_EDGE_BYTES = 16
 """Of these: source and number."""
 STRUCTURE_NODE_BYTES = 8
@@ -55,28 +54,18 @@ def state_bytes(part: PartSize, config: Config) -> int:
 
 def graph_bytes(part: PartSize) -> int:
     """Return the bytes of the graph's structure and of its edge data."""
-    num_nodes = sum(part.num_rows.values()) + part.most_halo_nodes
-    # Relations are a node type with one self-loop edge each, see the data set's layout: hence
-    # num_rows[RELATION] more edges.
-    num_edges = part.num_graph_edges + part.num_halo_edges + part.num_rows[RELATION]
-    triple_bytes = EDGE_ID_BYTES + (WEIGHT_BYTES if part.has_weights else 0)
-    return (
-        part.num_graph_edges * triple_bytes * part.graph_has_triples
-        + num_edges * EDGE_BYTES
-        + num_nodes * NODE_BYTES
-        + GRAPH_SEGMENTS * SEGMENT_BYTES
-    )
+    return _graph_bytes(part, EDGE_BYTES, NODE_BYTES, GRAPH_SEGMENTS)
 
 
 def structure_bytes(part: PartSize) -> int:
     """Return the bytes of the graph's structure, which stay in ``/dev/shm`` where all else is in files."""
-    num_nodes = sum(part.num_rows.values()) + part.most_halo_nodes
-    num_edges = part.num_graph_edges + part.num_halo_edges + part.num_rows[RELATION]
-    return (
-        num_edges * STRUCTURE_EDGE_BYTES
-        + num_nodes * STRUCTURE_NODE_BYTES
-        + STRUCTURE_SEGMENTS * SEGMENT_BYTES
-    )
+    return _graph_bytes(part, STRUCTURE_EDGE_BYTES, STRUCTURE_NODE_BYTES, STRUCTURE_SEGMENTS)
+
+
+def _graph_bytes(part: PartSize, edge_bytes: int, node_bytes: int, num_segments: int) -> int:
+    # Relations are a node type with one self-loop edge each: hence num_rows[RELATION] more edges.
+    num_edges = part.num_graph_edges + part.num_rows[RELATION]
+    return num_edges * edge_bytes + sum(part.num_rows.values()) * node_bytes + num_segments * SEGMENT_BYTES
 
 
 def row_width(table: str, config: Config) -> int:

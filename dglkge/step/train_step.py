@@ -5,14 +5,147 @@ Steps 1 and 2, order and edges, are the batch itself (``sampling/``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
-from dglkge.sampling.query_batches import TrainingBatch
-from dglkge.step.clock import PhaseClock
-from dglkge.step.contracts import Objective, Parameters, RowStore, StepResult
-from dglkge.step.look_ahead import LookAhead
+import numpy as np
+import torch
+
+from dglkge.embeddings.table_set import TableSet
+from dglkge.optim.links import UpdateResult
+from dglkge.sampling.query_batches import EpochBatches, TrainingBatch, TrainingBatches
+from dglkge.step.computation import PhaseClock
+from dglkge.step.contracts import Objective, Parameters, RowGradients, RowStore, StepResult
+from dglkge.step.planning import Plan, number_of
 from dglkge.step.rows import Transforms
-from dglkge.step.updates import RowUpdates
+
+
+class RowUpdates:
+    """Merges the gradients of all trainers and updates rows where they are stored; a collective.
+
+    Parameters
+    ----------
+    tables : TableSet
+    optimizer : SparseOptimizer or DeviceTables
+        Over the embeddings of all tables.
+    frozen : collection of str
+        Tables whose rows are not updated.
+    touched : mapping of str to (n,) bool array, optional
+        Whether a row is updated, by table and node id; without it all are.
+    """
+
+    def __init__(
+        self,
+        tables: TableSet,
+        optimizer: Any,
+        frozen: Collection[str] = (),
+        touched: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        self._embeddings = {name: table.embedding for name, table in tables.items()}
+        self._optimizer = optimizer
+        self._frozen = frozenset(frozen)
+        self._touched = {} if touched is None else touched
+
+    @property
+    def network_bytes(self) -> int:
+        """Bytes of gradients that this trainer sent to other machines."""
+        return int(self._optimizer.network_bytes)
+
+    def __call__(
+        self, gradients: Sequence[RowGradients], number: int, other_squares: float, flags: int
+    ) -> UpdateResult:
+        """Update all rows of a batch.
+
+        Parameters
+        ----------
+        gradients : sequence of RowGradients
+        number : int
+            Of the batch. It keys the rounding of rows of 16 bits: a resumed run rounds as one that was not
+            interrupted.
+        other_squares : float
+            Sum of the squares of gradients of other parameters: a clipped gradient's norm is that of all.
+        flags : int
+            Summed over the trainers with the gradients: no round of messages of its own.
+        """
+        result: UpdateResult = self._optimizer.step_rows(
+            # Without a gradient neither a row nor its optimizer state changes, and nothing is sent.
+            [self._trained(one) for one in gradients if one.table not in self._frozen],
+            extra=flags,
+            other_squares=other_squares,
+            number=number,
+        )
+        return result
+
+    def _trained(self, gradients: RowGradients) -> tuple[Any, torch.Tensor, torch.Tensor]:
+        """Return embedding, ids and gradients of the rows that are trained."""
+        table, ids, rows = gradients
+        if table in self._touched:
+            here = torch.from_numpy(self._touched[table][ids.numpy()])
+            ids, rows = ids[here], rows[here]
+        return self._embeddings[table], ids, rows
+
+
+class LookAhead(EpochBatches):
+    """Returns batches and plans in the order of training, each made once; a collective.
+
+    Parameters
+    ----------
+    batches : TrainingBatches
+    objective : Objective
+    store : RowStore
+    clock : PhaseClock
+
+    Attributes
+    ----------
+    order_mark : int
+        Of the batches.
+    """
+
+    def __init__(
+        self, batches: TrainingBatches, objective: Objective, store: RowStore, clock: PhaseClock
+    ) -> None:
+        self._batches = batches
+        self._objective = objective
+        self._store = store
+        self._clock = clock
+        self._next: tuple[TrainingBatch, Plan] | None = None
+        self.order_mark = batches.order_mark
+
+    def __len__(self) -> int:
+        """Return the number of global batches in an epoch."""
+        return len(self._batches)
+
+    def place(self, epoch: int, batches_done: int) -> dict[str, Any]:
+        """Describe the place in the order after a number of batches, for ``stats.jsonl``."""
+        return self._batches.place(epoch, batches_done)
+
+    def batch(self, epoch: int, index: int, enter: Callable[[str], None]) -> TrainingBatch:
+        """Return this trainer's share of a global batch; see :class:`EdgeBatches`."""
+        self._batches.begin(epoch, index)
+        if self._next is not None and (self._next[0].epoch, self._next[0].index) == (epoch, index):
+            return self._next[0]
+        return self._batches.batch(epoch, index, enter)
+
+    def plan(self, batch: TrainingBatch) -> Plan:
+        """Return the plan of a batch."""
+        ahead, self._next = self._next, None
+        if ahead is not None and ahead[1].number == number_of(batch):
+            return ahead[1]
+        return self._planned(batch)
+
+    def look(self, batch: TrainingBatch) -> None:
+        """Plan the batch that comes next in the epoch, where its ids go to other machines or to a device."""
+        if not self._store.looks_ahead or batch.index + 1 >= len(self):
+            return
+        following = self._batches.batch(batch.epoch, batch.index + 1, self._clock.enter)
+        plan = self._planned(following)
+        self._next = (following, plan)
+        self._store.announce(plan)
+
+    def _planned(self, batch: TrainingBatch) -> Plan:
+        """Draw the negatives of a batch, and start what its rows need."""
+        self._clock.enter("negatives")
+        return self._store.prepare(self._objective.plan(batch))
 
 
 class TrainStep:

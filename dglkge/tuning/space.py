@@ -19,7 +19,7 @@ from pydantic import (
 )
 
 from dglkge.config import Config, field_table, load_config
-from dglkge.config.tree import read_tree
+from dglkge.config.load import read_tree
 from dglkge.errors import InputError, InputErrors, unknown_name
 from dglkge.settings import expected
 

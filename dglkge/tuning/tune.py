@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import csv
-import fcntl
 import io
 import json
 import os
@@ -18,12 +17,12 @@ from dglkge.config import Config
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import VALID
 from dglkge.errors import InputError
+from dglkge.file_lock import try_lock
 from dglkge.registry import import_modules
-from dglkge.tuning.kcore import core_shares
 from dglkge.tuning.rungs import Rung, plan_rungs
 from dglkge.tuning.search import Job, Outcome, Search, TrialRecord, import_optuna
 from dglkge.tuning.space import Space, Value
-from dglkge.tuning.subgraph import Cores
+from dglkge.tuning.subgraph import Cores, core_shares
 from dglkge.tuning.trial_process import RUN_FOLDER, Trainer, drop_checkpoint, train, write_config
 
 TRIALS_FOLDER = "trials"
@@ -236,10 +235,8 @@ def _locked(path: Path) -> Iterator[None]:
         If another process holds it.
     """
     with open(path, "w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not try_lock(file):
             raise InputError(
                 f"another dglkge tune runs in {path.parent}; wait for it, or give another --output"
-            ) from None
+            )
         yield

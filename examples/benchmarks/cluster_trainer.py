@@ -25,8 +25,7 @@ import torch
 import dglkge
 from dglkge.config import Config
 from dglkge.distributed.runtime import Cluster
-from dglkge.embeddings.found_rows import FoundRows
-from dglkge.embeddings.row_lookup import Wanted
+from dglkge.embeddings.row_lookup import FoundRows, Wanted
 from dglkge.embeddings.table_set import TableSet
 from dglkge.model.kge_model import build_model
 from dglkge.model.losses import build_loss

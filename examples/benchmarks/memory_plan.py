@@ -27,7 +27,7 @@ import pandas as pd
 import psutil
 
 from dglkge.config import load_config
-from dglkge.data.sizes import read_dataset_size
+from dglkge.data.dataset_files import read_dataset_size
 from dglkge.planning.memory import describe_hosts, plan_memory
 
 ROOT = Path(__file__).resolve().parents[2]

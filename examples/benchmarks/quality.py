@@ -22,7 +22,7 @@ from typing import Any
 
 from dglkge.checkpoint.layout import RUN_METRICS_FILE
 from dglkge.config import load_config
-from dglkge.config.recipes import recipe_files
+from dglkge.config.load import recipe_files
 from dglkge.errors import DglkgeError, unknown_name
 from measuring import our_job
 from measuring.machine import describe_machine

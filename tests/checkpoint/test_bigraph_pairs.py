@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 
+from dglkge import formats
 from dglkge.checkpoint import hdf5_format, open_checkpoint
 from dglkge.checkpoint.conversion import convert_to_run
 from dglkge.checkpoint.relation_layout import bigraph_row_sums, from_parameters, to_parameters
 from dglkge.data.dataset import Dataset
-from dglkge.formats import bigraph
 from dglkge.model.functions.bigraph_scores import NAMES
 from dglkge.model.kge_model import build_model
 from dglkge.typing import RELATION, Relation
@@ -103,7 +103,7 @@ def test_files_are_bigraphs(tmp_path, name, reciprocal):
     if name.startswith("none"):
         tables[RELATION].rows[:] = 0
     save_toy(tmp_path, meta, tables, 2)
-    declared = bigraph.operator_of(name)
+    declared = formats.operator_of(name)
     config = json.loads((tmp_path / "latest" / "config.json").read_text())
     assert config["comparator"] == declared.comparator and config["bias"] is name.endswith("_bias")
     assert {one["operator"] for one in config["relations"]} == {declared.name}

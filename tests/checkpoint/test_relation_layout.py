@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from dglkge import formats
 from dglkge.checkpoint.bigraph import bigraph_attributes, bigraph_config
 from dglkge.checkpoint.relation_layout import (
     bigraph_row_sums,
@@ -18,7 +19,6 @@ from dglkge.checkpoint.relation_layout import (
     to_parameters,
 )
 from dglkge.errors import CheckpointError
-from dglkge.formats import bigraph
 from dglkge.model.score_functions import SCORE_FUNCTIONS, DistMult
 from tests.checkpoint.toy_checkpoint import ONE_PAIR, TWO_PAIRS, toy_meta
 
@@ -32,7 +32,7 @@ def cut(meta, rows=ROWS):
 
 def test_every_score_function_has_an_operator():
     """One without keeps its rows whole, which PyTorch-BigGraph cannot use: that is to be a decision."""
-    assert list(SCORE_FUNCTIONS) == sorted(bigraph.OPERATORS)
+    assert list(SCORE_FUNCTIONS) == sorted(formats.OPERATORS)
 
 
 @pytest.mark.parametrize(("relations", "reciprocal"), [(ONE_PAIR, True), (TWO_PAIRS, False)])

@@ -9,7 +9,7 @@ import pytest
 
 from dglkge.cli import launch
 from dglkge.cli.main import main
-from dglkge.config.recipes import recipe_files
+from dglkge.config.load import recipe_files
 
 pytest.importorskip("shtab", reason="shtab is not installed: pip install 'dglkge[completion]'")
 

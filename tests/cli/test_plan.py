@@ -10,7 +10,7 @@ import pytest
 from dglkge.cli import plan
 from dglkge.cli.main import main
 from dglkge.config import load_config
-from dglkge.data.sizes import read_dataset_size
+from dglkge.data.dataset_files import read_dataset_size
 from dglkge.planning.host import HostMemory
 from dglkge.planning.memory import plan_memory
 from dglkge.planning.ranges import OF_TABLES

@@ -22,7 +22,7 @@ from dglkge.config import (
     refused_changes,
     save_config,
 )
-from dglkge.config.recipes import recipe_files
+from dglkge.config.load import recipe_files
 from dglkge.config.schema import fields
 from dglkge.errors import InputError, InputErrors
 from dglkge.registry import registry_of

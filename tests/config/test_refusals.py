@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dglkge.config import load_config
-from dglkge.config.recipes import recipe_files
+from dglkge.config.load import recipe_files
 from dglkge.config.refusals import DISKS, MACHINES, ROWS, refuse
 from dglkge.config.schema import fields
 from dglkge.errors import InputErrors

@@ -133,7 +133,7 @@ def test_packages_that_few_rooms_need(package):
         ("dglkge.config.schema", "torch", "never"),
         ("dglkge.model.losses", "dglkge.config.schema", "not below"),
         ("dglkge.data.dataset", "dglkge.config.schema", "not below"),
-        ("dglkge.sampling.epoch_plan", "dglkge.embeddings.TableSet", "not below"),
+        ("dglkge.sampling.triple_order", "dglkge.embeddings.TableSet", "not below"),
         ("dglkge.errors", "dglkge.optim", "not below"),
         ("dglkge.training.trainer", "dglkge.cli.main", "not below"),
         ("dglkge.partition.ingest", "dglkge.training.build", "not below"),
@@ -141,7 +141,7 @@ def test_packages_that_few_rooms_need(package):
         ("dglkge.report.figures", "dglkge.cli.common", "not below"),
         ("dglkge.report.figures", "dgl", "never"),
         ("dglkge.inference.exports.export", "dglkge", "front door"),
-        ("dglkge.evaluation.protocol", "dgl.function", "never"),
+        ("dglkge.evaluation.metrics", "dgl.function", "never"),
         ("dglkge.checkpoint.layout", "dglkge.errors.InputError", "standard library only"),
         ("dglkge.checkpoint.lineage", "numpy", "standard library only"),
         ("dglkge.config.schema", "dglkge.checkpoint.manifest.Manifest", "no component"),
@@ -178,7 +178,7 @@ def test_checker_lets_pass_what_the_table_allows(module, target):
 
 def test_names_are_read_without_large_packages():
     """The launcher and its agents import the names: torch alone would cost each of them a second."""
-    code = "import sys, dglkge.checkpoint.lineage, dglkge.data.sizes; print(*sys.modules)"
+    code = "import sys, dglkge.checkpoint.lineage, dglkge.data.dataset_files; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
     assert "dglkge" in loaded and not loaded & (OUTSIDE - {"dglkge"})

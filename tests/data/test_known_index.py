@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import multiprocessing
 import os
+import socket
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from dglkge.data import known_triples
+from dglkge.data.dataset_files import partial_path
 from dglkge.data.known_triples import CHECKED_BYTES, HEADER_BYTES, Direction, KnownTriples, open_known_index
 from dglkge.errors import JobError
 from dglkge.typing import Side
@@ -182,12 +185,50 @@ def test_processes_at_the_same_time_share_one_file(tmp_path: Path) -> None:
 
 
 def test_without_a_place_for_the_file_it_is_built_in_memory(tmp_path: Path, caplog) -> None:  # type: ignore[no-untyped-def]
-    (tmp_path / ".known_train.index.partial").mkdir()
+    partial_path(tmp_path / FILE).mkdir()
     triples = random_triples(100, 9, 2)
     check(mapped(tmp_path, triples, 2), triples, triples[:, :2])
     (record,) = caplog.records
     assert "each process builds its own index of known answers" in record.getMessage()
     assert "known_train.index: Is a directory" in record.getMessage()
+
+
+@pytest.mark.parametrize("number", [errno.ENOLCK, errno.EBADF, 0])
+def test_hosts_that_do_not_see_each_others_locks(number: int, tmp_path: Path, monkeypatch) -> None:  # type: ignore[no-untyped-def]
+    """Each writes a file of its own and renames it: none maps what another is still writing.
+
+    A disk of a network has no locks of folders (EBADF), none at all (ENOLCK), or one for each host (0).
+    """
+
+    def flock(file: object, operation: int) -> None:
+        if number:
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    triples = random_triples(50_000, 900, 3)
+    context = multiprocessing.get_context("fork")
+    inodes = context.SimpleQueue()
+    processes = [context.Process(target=open_in_process, args=(tmp_path, triples, inodes)) for _ in range(3)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0, 0, 0]
+    assert os.listdir(tmp_path) == [FILE]
+
+
+def test_files_of_killed_processes_go(tmp_path: Path) -> None:
+    """Those of this host; another host's may be in use."""
+    process = multiprocessing.get_context("fork").Process(target=int)
+    process.start()
+    process.join()
+    host = socket.gethostname()
+    left = tmp_path / f".{FILE}.{host}.{process.pid}.partial"
+    others = [tmp_path / f".{FILE}.other.1.partial", tmp_path / f".{FILE}.{host}.{os.getppid()}.partial"]
+    for path in (left, *others):
+        path.touch()
+    mapped(tmp_path, random_triples(10, 9, 2), 2)
+    assert sorted(tmp_path.iterdir()) == sorted([*others, tmp_path / FILE])
 
 
 def test_a_failed_build_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.planning.control_groups import cores_to_use, free_memory, hierarchies, quota_of_cores
+from dglkge.planning.host import cores_to_use, free_memory, hierarchies, quota_of_cores
 
 MIB = 2**20
 NO_LIMIT = 9223372036854771712  # what version 1 shows

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dglkge.config import Config, load_config
-from dglkge.data.sizes import DatasetSize, PartSize
+from dglkge.data.dataset_files import DatasetSize, PartSize
 from dglkge.planning.epoch_time import ROW_PASSES, Rates, epoch_seconds
 
 PART = PartSize({"entity": 50, "relation": 2}, 500)

@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from dglkge.planning import host
-from dglkge.planning.host import HostMemory, available_memory, host_memory, misfits
-from dglkge.planning.memory import PlannedHost
+from dglkge.planning.host import HostMemory, available_memory, host_memory
+from dglkge.planning.memory import PlannedHost, misfits
 
 MIB = 2**20
 

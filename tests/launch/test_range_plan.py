@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dglkge.config import Config, load_config
-from dglkge.data.sizes import PartSize
+from dglkge.data.dataset_files import PartSize
 from dglkge.errors import InputError
 from dglkge.planning.memory import PlannedHost
 from dglkge.planning.ranges import parse_bytes, plan_ranges, propose_ranges, range_budget

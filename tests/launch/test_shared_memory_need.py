@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dglkge.config import Config, load_config
-from dglkge.data.sizes import PartSize, read_dataset_size
+from dglkge.data.dataset_files import PartSize, read_dataset_size
 from dglkge.errors import InputError
 from dglkge.launch.script_config import dataset_needs
 from dglkge.model.choices import OPTIMIZERS
@@ -61,7 +61,7 @@ def test_part_sizes_are_those_of_the_files() -> None:
     assert sizes.num_rows == layout_rows
     assert sizes.splits == {"train": 192, "valid": 24, "test": 24}
     # Triples are no edges of DGL's graph: one edge in each partition.
-    assert [(part.num_graph_edges, part.num_halo_edges) for part in sizes.parts] == [(1, 0)] * 2
+    assert [part.num_graph_edges for part in sizes.parts] == [1, 1]
     assert sum(part.num_edges for part in sizes.parts) == 192
 
 
@@ -87,32 +87,15 @@ def test_state_widths_are_the_optimizers(name: str) -> None:
 
 def test_bytes_by_hand() -> None:
     """1,000 entities and 10 relations of 8 numbers, two directions of a relation, one number of state."""
-    part = PartSize({"entity": 1000, RELATION: 10}, 5000, has_weights=True, num_graph_edges=5000)
+    part = PartSize({"entity": 1000, RELATION: 10}, 5000, has_weights=True)
     chosen = config("model.dimension=8", "optimizer.name=row_adagrad")
     assert shared_memory_need.table_bytes(part, chosen) == 8 * PAGE + 1 * PAGE  # 32,000 and 640 bytes
     assert shared_memory_need.state_bytes(part, chosen) == 1 * PAGE + 1 * PAGE  # 4,000 and 40 bytes
-    graph = 5000 * (8 + 8 + 4) + 5010 * (8 + 8 + 8 + 4 + 1) + 1010 * (8 + 8 + 1) + 14 * PAGE
+    graph = 11 * (8 + 8 + 8 + 4 + 1) + 1010 * (8 + 8 + 1) + 14 * PAGE
     assert shared_memory_need.graph_bytes(part) == graph
     assert shared_memory_need.shared_memory_bytes(part, chosen) == 11 * PAGE + graph
-    thin = PartSize({"entity": 1000, RELATION: 10}, 5000, has_weights=True)
-    assert shared_memory_need.graph_bytes(thin) == 11 * (8 + 8 + 8 + 4 + 1) + 1010 * 17 + 14 * PAGE
     # Source and number of an edge and the start of a node's edges stay where tables are files.
-    assert shared_memory_need.structure_bytes(part) == 5010 * 16 + 1010 * 8 + 4 * PAGE
-    assert shared_memory_need.structure_bytes(thin) == 11 * 16 + 1010 * 8 + 4 * PAGE
-
-
-def test_data_sets_of_older_versions_have_triples_in_the_graph(tmp_path: Path) -> None:
-    folder = tmp_path / "copy"
-    shutil.copytree(toy_dataset(2), folder)
-    report = json.loads((folder / "partitions/report.json").read_text())
-    path = folder / "partitions" / f"{json.loads((folder / 'dataset.json').read_text())['graph_name']}.json"
-    graph = json.loads(path.read_text())
-    (name,) = [name for name in graph["edge_map"] if not name.startswith("relation:")]
-    graph["edge_map"][name] = [[0, part["num_edges"]] for part in report["parts"]]
-    path.write_text(json.dumps(graph))
-    parts = read_dataset_size(folder).parts
-    assert [part.num_graph_edges for part in parts] == [part.num_edges for part in parts]
-    assert [part.num_halo_edges for part in parts] == [part["cut_edges"] for part in report["parts"]][::-1]
+    assert shared_memory_need.structure_bytes(part) == 11 * 16 + 1010 * 8 + 4 * PAGE
 
 
 def test_each_machine_has_its_own_figure() -> None:

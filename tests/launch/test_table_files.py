@@ -16,19 +16,33 @@ from dglkge.launch.table_storage import TableFolder, file_system, free_bytes, ro
 
 def test_stale_folders_go_and_held_ones_stay(tmp_path: Path) -> None:
     """A folder whose lock nobody holds is a killed job's; other folders and files are not touched."""
-    stale, other = tmp_path / f"dglkge-{new_nonce()}-x", tmp_path / "dglkge-mine"
-    for folder in (stale, other):
-        folder.mkdir()
-        (folder / "lock").touch()
-        (folder / "table").write_bytes(b"x")
+    killed, removed, hidden, elsewhere, young = left_folders(tmp_path, 5)
+    other = tmp_path / "dglkge-mine"
+    other.mkdir()
+    (removed / "lock").unlink()  # killed while it removed the folder
+    hidden = hidden.rename(hidden.with_name(f".{hidden.name}"))  # killed while it made the folder
+    elsewhere = elsewhere.rename(f"{elsewhere.parent}/dglkge-{new_nonce()}-{'0' * 8}-x")
+    young = young.rename(young.with_name(f".{young.name}"))
+    os.utime(hidden, (0, 0))
     first = TableFolder(tmp_path, new_nonce())
-    assert not stale.exists() and other.exists()
+    assert not killed.exists() and not removed.exists() and not hidden.exists()
+    # Another host's lock may not be seen here, and one that is still hidden may be in the making.
+    assert other.exists() and elsewhere.exists() and young.exists()
     second = TableFolder(tmp_path, new_nonce())
     assert first.path.exists() and first.path != second.path
     assert (first.path.stat().st_mode & 0o777) == 0o700
     for folder in (first, second):
         folder.remove()
-    assert sorted(tmp_path.iterdir()) == [other]
+    assert sorted(tmp_path.iterdir()) == sorted([young, other, elsewhere])
+
+
+def left_folders(base: Path, number: int) -> list[Path]:
+    """Make folders that nobody holds, as killed jobs of this host leave them."""
+    folders = [TableFolder(base, new_nonce()) for _ in range(number)]
+    for folder in folders:
+        (folder.path / "table").write_bytes(b"x")
+        os.close(folder._lock)
+    return [folder.path for folder in folders]
 
 
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:

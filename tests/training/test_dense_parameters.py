@@ -19,13 +19,13 @@ from dglkge.checkpoint import open_checkpoint
 from dglkge.checkpoint.conversion import convert_to_run
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
-from dglkge.distributed.device_groups import DeviceGroups
+from dglkge.distributed.process_group import DeviceGroups
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
-from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.metrics import Protocol
 from dglkge.model.functions.dense import DenseScore
 from dglkge.model.kge_model import KgeModel, build_model
-from dglkge.step.parameters.dense_parameters import DenseParameters
+from dglkge.step.dense_parameters import DenseParameters
 from dglkge.training.building.checks import check_config
 from dglkge.training.epochs import JOB
 from dglkge.training.trainer import Trainer

@@ -20,10 +20,10 @@ from dglkge.checkpoint.conversion import convert_to_run
 from dglkge.cli.main import main
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
-from dglkge.data.sizes import read_dataset_size
+from dglkge.data.dataset_files import read_dataset_size
 from dglkge.distributed.world import World
 from dglkge.errors import CheckpointError, InputError
-from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.metrics import Protocol
 from dglkge.model.projections import ProjectedFeatures
 from dglkge.planning.memory import plan_memory
 from dglkge.training.building.checks import check_config
@@ -131,7 +131,7 @@ def test_gradients_and_loss_equal_float64(
     )
     if objective == "negative_sampling":
         # Every entity of the type is a negative: the same loss without an oracle for the draws.
-        sets = (*sets, "negatives.all_entities=true", "negatives.own_entity=false")
+        sets = (*sets, "negatives.name=all_entities", "negatives.own_entity=false")
     with opened(files, tmp_path / "run", *sets) as trainer:
         num_steps = 0
         for _ in dglkge.remaining_epochs_until(1):

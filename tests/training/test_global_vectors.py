@@ -19,9 +19,9 @@ from dglkge.checkpoint import hdf5_format, open_checkpoint
 from dglkge.config import load_config
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
-from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.metrics import Protocol
+from dglkge.step.row_transforms import GlobalVectors
 from dglkge.step.train_step import TrainStep
-from dglkge.step.transforms.global_vectors import GlobalVectors
 from dglkge.training.building.checks import check_config
 from dglkge.training.epochs import JOB
 from dglkge.training.trainer import Trainer

@@ -16,7 +16,7 @@ import dglkge
 from dglkge.checkpoint import open_checkpoint
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
-from dglkge.data.sizes import read_dataset_size
+from dglkge.data.dataset_files import read_dataset_size
 from dglkge.errors import CheckpointError, InputError
 from dglkge.planning.memory import plan_memory
 from dglkge.planning.shared_memory import state_bytes, table_bytes

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 
 from dglkge.data.vector_files import word2vec_name
 from dglkge.errors import InputError, unknown_name
-from dglkge.formats import dglke
+from dglkge.formats import DGLKE_MATRICES
 from dglkge.inference.exports.files import (
     LINE_ENDS,
     Export,
@@ -138,7 +138,7 @@ def _plan_dglke(export: Export) -> list[Output]:
     meta = export.source.meta
     config = dglke_files.dglke_config(meta)
     stem = f"{config['dataset']}_{config['model_name']}_"
-    matrices = dglke.MATRICES.get(meta.score_function, "")
+    matrices = DGLKE_MATRICES.get(meta.score_function, "")
     outputs = []
     for table in export.tables:
         # All its entities have one type.

@@ -23,7 +23,7 @@ from dglkge.checkpoint.reader import Checkpoint, CheckpointTable, FileShard, Tab
 from dglkge.data.dataset_files import load_json
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import InputError
-from dglkge.formats import dglke
+from dglkge.formats import DGLKE_MATRICES, DGLKE_MODELS
 from dglkge.inference.imports.hub_tables import HubTables
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS
@@ -49,8 +49,8 @@ INIT_EPSILON = 2.0
 
 def models() -> dict[str, str]:
     """Return DGL-KE's names of the models that dglkge has, to its score functions; other spellings first."""
-    others = {other: name for name, of_name in dglke.MODELS.items() for other in of_name[1:]}
-    return {**others, **{of_name[0]: name for name, of_name in dglke.MODELS.items()}}
+    others = {other: name for name, of_name in DGLKE_MODELS.items() for other in of_name[1:]}
+    return {**others, **{of_name[0]: name for name, of_name in DGLKE_MODELS.items()}}
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class DglkeFolder:
             return rows
         if function.relation_init == PHASE:
             return self._phases(rows)
-        matrices = dglke.MATRICES.get(score_function)
+        matrices = DGLKE_MATRICES.get(score_function)
         return self._with_matrices(rows, matrices) if matrices else rows
 
     def _with_matrices(self, rows: np.ndarray, name: str) -> np.ndarray:
@@ -409,7 +409,7 @@ def dglke_config(meta: CheckpointMeta) -> dict[str, Any]:
     InputError
         If DGL-KE has no such model.
     """
-    names = dglke.MODELS
+    names = DGLKE_MODELS
     if meta.score_function not in names or meta.reciprocal or len(meta.entity_types) != 1:
         raise InputError(
             f"DGL-KE has {', '.join(names)} of one entity type, no reciprocal relations; "

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 
 from dglkge.errors import InputError
-from dglkge.planning.control_groups import PROCESS, hierarchies
+from dglkge.planning.host import PROCESS, hierarchies
 
 LIMIT_FILES = {1: "memory.limit_in_bytes", 2: "memory.max"}
 PEAK_FILES = {1: "memory.max_usage_in_bytes", 2: "memory.peak"}

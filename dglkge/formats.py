@@ -1,4 +1,4 @@
-"""PyTorch-BigGraph's names: operators and comparators of score functions, parameters of operators, losses."""
+"""Names of other programs: PyTorch-BigGraph's operators, comparators, parameters, losses; DGL-KE's models."""
 
 from __future__ import annotations
 
@@ -21,6 +21,22 @@ PARAMETERS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "complex_diagonal": (("real", "imag"), ("real", "imag")),
 }
 """Names of the parameters of its operators: of one relation, and of all relations stacked."""
+
+
+DGLKE_MODELS: dict[str, tuple[str, ...]] = {
+    "transe_l1": ("TransE_l1",),
+    "transe_l2": ("TransE_l2", "TransE"),
+    "distmult": ("DistMult",),
+    "complex": ("ComplEx",),
+    "rotate": ("RotatE",),
+    "rescal": ("RESCAL",),
+    "simple": ("SimplE",),
+    "transr_l1": ("TransR",),
+}
+"""DGL-KE's names by that of the score function; the first one is written, all are read."""
+
+DGLKE_MATRICES = {"transr": "projection", "transr_l1": "projection"}
+"""DGL-KE's file of the numbers of a relation's row after the first D, by the name of the score function."""
 
 
 @dataclass(frozen=True)

@@ -1,1 +1,0 @@
-"""Names and layouts of other programs for what ``model`` computes."""

@@ -1,1 +1,0 @@
-"""Scripts of the offline tools: they parse arguments and call ``dglkge.partition``."""
