@@ -244,7 +244,8 @@ class CheckpointManager:
     lease : Lease or None
         The job's right to write to the run's folder.
     mirror : Mirror or None
-        The run's copy at a URL, on rank 0: each version is committed there after it is published here.
+        The run's copy at a URL: each version is committed there after it is published here. Machines that
+        share the folder upload their parts side by side.
 
     Attributes
     ----------
@@ -477,7 +478,7 @@ class CheckpointManager:
 
     def push_records(self) -> None:
         """Upload metrics and other records to the run's copy at a URL, if there is one; on rank 0."""
-        if self._mirror is not None:
+        if self._mirror is not None and self.group.rank == 0:
             self._mirror.push_records()
 
     def add_stats(self, record: Mapping[str, Any]) -> None:

@@ -10,7 +10,8 @@ The objects have the names of the run's folder, so the objects copied to a disk 
     checkpoint/best, checkpoint/epoch_{E}           pointers to versions that are kept
 
 Commit rule: frozen vectors, then the files of a version, its manifest and the pointer; then pointers to
-versions that are kept; then older versions are removed. A job takes the URL (``writer.json``) before it reads
+versions that are kept; then older versions are removed. Machines that share a disk upload their parts side by
+side, each with a receipt, for which rank 0 waits. A job takes the URL (``writer.json``) before it reads
 the version that it goes on from, reads both again before it replaces the pointer, and removes only versions
 that it has read and that no pointer names.
 Nothing is renamed, and no object of a published version is written again except pointers and records.
@@ -21,6 +22,7 @@ with a right checksum and with all its files then takes its place: a manifest is
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import hashlib
 import json
 import logging
@@ -32,23 +34,28 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.durable import LeasedFolder, file_crc32
 from dglkge.checkpoint.features import parse_note
 from dglkge.checkpoint.lineage import RunCopy, manifest_checksum
-from dglkge.checkpoint.manifest import CheckpointMeta, Manifest
+from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry
 from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_file, parse_pointer, read_copy
 from dglkge.checkpoint.stores import is_url, open_store, retried
 from dglkge.distributed.lease import Lease, new_nonce
-from dglkge.errors import CheckpointError, InputError, StorageError, write_error
+from dglkge.errors import CheckpointError, InputError, JobError, StorageError, write_error
 from dglkge.file_lock import wait_for_lock
 
 logger = logging.getLogger(__name__)
 
+T = TypeVar("T")
+
 OPEN_ATTEMPTS = 3
 """Attempts to read a version while a job publishes newer ones and removes it."""
+RECEIPT_POLL_SECONDS = 1.0
+SLOWEST_UPLOAD_BYTES_PER_SECOND = 1e6
+"""Rate that the limit of the wait for another machine's part allows for."""
 LOCK_SECONDS = 600.0
 """Limit of the wait for another process that downloads the same run."""
 
@@ -86,6 +93,9 @@ class Mirror:
         The run's folder on this machine.
     lease : Lease, optional
         The job's right to write to the folder. Its nonce names the job at the URL too.
+    commit_seconds : float, optional
+        A commit waits for so long for a store that is out of reach; all else for
+        :data:`dglkge.checkpoint.stores.RETRY_SECONDS`.
 
     Raises
     ------
@@ -93,7 +103,13 @@ class Mirror:
         If the URL's scheme is unknown or its package is not installed.
     """
 
-    def __init__(self, url: str, output: str | os.PathLike[str], lease: Lease | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        output: str | os.PathLike[str],
+        lease: Lease | None = None,
+        commit_seconds: float | None = None,
+    ) -> None:
         self.url = url
         self._store = open_store(url)
         self._run = Path(output)
@@ -103,12 +119,14 @@ class Mirror:
         self._job = self._storage.nonce or new_nonce()
         # The version that was published last, of which equal texts are copied inside the store.
         self._last: StoredVersion | None = None
-        self._num_bytes = 0
+        self._commit_seconds = commit_seconds
+        self._is_committing = False
+        self._num_done = 0
 
     @property
-    def num_bytes(self) -> int:
-        """Bytes that were uploaded, for the progress of a save; of users' own stores only whole objects."""
-        return self._num_bytes + getattr(self._store, "num_bytes", 0)
+    def progress(self) -> tuple[int, int]:
+        """Changes while something is uploaded, or tried again; of users' own stores with each request."""
+        return self._num_done, getattr(self._store, "num_bytes", 0)
 
     def newest(self) -> StoredVersion | None:
         """Return the published version at the URL; None if no version of it was ever completed.
@@ -198,7 +216,7 @@ class Mirror:
             logger.info("version %d of %s is in %s", remote.version, self.url, self._run)
         is_newer = local.version and local.checksum != remote.checksum and local.continues(remote)
         if writes and is_newer and not local.problem:
-            self.push()
+            self._push()
 
     def pull(self, stored: StoredVersion, kept: Sequence[str] = ()) -> None:
         """Download a version and publish it in the folder; files that are there and whole are not downloaded.
@@ -278,8 +296,16 @@ class Mirror:
                 if attempt == OPEN_ATTEMPTS or newest is None or newest.content == stored.content:
                     raise
 
-    def push(self) -> None:
-        """Upload the folder's published version, publish it, and remove older versions.
+    def push_part(self, version: int, entry: FileEntry, previous: Manifest | None) -> None:
+        """Upload a file of a version that is not complete yet, with its names, and then its receipt.
+
+        Parameters
+        ----------
+        version : int
+        entry : FileEntry
+            The file, in the folder.
+        previous : Manifest or None
+            Of the version before: names that it has too are copied inside the store.
 
         Raises
         ------
@@ -288,6 +314,36 @@ class Mirror:
         StorageError
             If the store cannot be reached.
         """
+        with self._committing():
+            self._check_job()
+            self._push_file(version, entry.name)
+            for text in entry.texts:
+                self._push_file(version, text.name, text, previous)
+            receipt = {"nonce": self._job, **dataclasses.asdict(entry)}
+            self._write(_object(version, layout.receipt_file(entry.name)), json.dumps(receipt).encode())
+
+    def push(self, limit_seconds: float = 0.0) -> None:
+        """Upload the folder's published version, publish it, and remove older versions.
+
+        Parameters
+        ----------
+        limit_seconds : float
+            Machines upload their parts; limit of the wait for the next one, beside the time that its bytes
+            take. 0: all of the version is uploaded here.
+
+        Raises
+        ------
+        CheckpointError
+            If another job has taken the place of this one.
+        JobError
+            If another machine's part does not come.
+        StorageError
+            If the store cannot be reached.
+        """
+        with self._committing():
+            self._push(limit_seconds)
+
+    def _push(self, limit_seconds: float = 0.0) -> None:
         storage = self._storage
         version = storage.published_version()
         if not version:
@@ -305,8 +361,10 @@ class Mirror:
                 "come before it: to go on from the URL, move the folder away; to go on from the folder, take "
                 "another checkpoint.storage"
             )
+        if limit_seconds:
+            self._wait_for_parts(manifest, limit_seconds)
         self._push_features()
-        self._push_version(manifest)
+        self._push_version(manifest, manifest.files if limit_seconds else ())
         self._push_records()
         # Read again after the upload, which may take minutes.
         self._check_writer()
@@ -315,6 +373,35 @@ class Mirror:
         self._push_pointers()
         self._drop_older(self._last)
         logger.info("checkpoint version %d in %s", version, self.url)
+
+    @contextlib.contextmanager
+    def _committing(self) -> Iterator[None]:
+        """Wait for a store that is out of reach as long as a commit may."""
+        self._is_committing = True
+        try:
+            yield
+        finally:
+            self._is_committing = False
+
+    def _wait_for_parts(self, manifest: Manifest, limit_seconds: float) -> None:
+        """Wait for the receipts of all parts of a version."""
+        pending = {_object(manifest.version, layout.receipt_file(one.name)): one for one in manifest.files}
+        largest = max(entry.size_bytes for entry in manifest.files)
+        limit = limit_seconds + (self._commit_seconds or 0) + largest / SLOWEST_UPLOAD_BYTES_PER_SECOND
+        last_news = time.monotonic()
+        while pending:
+            for name in pending.keys() & self._sizes(str(Path(next(iter(pending))).parent)).keys():
+                expected = {"nonce": self._job, **dataclasses.asdict(pending[name])}
+                # One of an earlier job is of another file; its writer replaces it.
+                if self._read(name) == json.dumps(expected).encode():
+                    del pending[name]
+                    last_news = time.monotonic()
+            if pending and time.monotonic() - last_news > limit:
+                raise JobError(
+                    f"{self._at(min(pending))} is missing: no part has come to the store for {limit:.0f} s"
+                )
+            if pending:
+                time.sleep(RECEIPT_POLL_SECONDS)
 
     def push_records(self) -> None:
         """Upload the run's records, and pointers to versions that are kept, where they have changed."""
@@ -328,22 +415,22 @@ class Mirror:
             if layout.is_record(path.name) and path.is_file():
                 self._upload(path, path.name)
 
-    def _push_version(self, manifest: Manifest) -> None:
-        """Upload the files of a version, then its manifest, unless the store has exactly this version."""
+    def _push_version(self, manifest: Manifest, parts: Sequence[FileEntry] = ()) -> None:
+        """Upload the files of a version, then its manifest, unless the store has exactly this version.
+
+        ``parts`` are there already, with receipts.
+        """
         folder, version = self._storage.folder(manifest.version).path, manifest.version
         content = (folder / layout.MANIFEST_FILE).read_bytes()
         if self._read(_object(version, layout.MANIFEST_FILE)) == content:
             return
-        old = {} if self._last is None else self._last.manifest.all_texts
-        texts = manifest.all_texts
+        previous = None if self._last is None else self._last.manifest
+        done = {layout.MANIFEST_FILE}.union(
+            *({one.name, *(text.name for text in one.texts)} for one in parts)
+        )
         for path in sorted(folder.iterdir()):
-            name = path.name
-            if name == layout.MANIFEST_FILE:
-                continue
-            if name in texts and old.get(name) == texts[name] and self._last is not None:
-                if self._copy(_object(self._last.manifest.version, name), _object(version, name)):
-                    continue
-            self._upload(path, _object(version, name))
+            if path.name not in done:
+                self._push_file(version, path.name, manifest.all_texts.get(path.name), previous)
         sizes = self._sizes(f"{layout.CHECKPOINT_FOLDER}/{layout.version_folder(version)}")
         for entry in manifest.binary_files:
             name = _object(version, entry.name)
@@ -352,7 +439,19 @@ class Mirror:
                     f"{self._at(name)} has {sizes.get(name)} bytes after its upload, expected "
                     f"{entry.size_bytes}"
                 )
+        for name in sizes:
+            if name.endswith(layout.RECEIPT_SUFFIX):
+                self._store.remove(name)
         self._write(_object(version, layout.MANIFEST_FILE), content)
+
+    def _push_file(
+        self, version: int, name: str, text: TextEntry | None = None, previous: Manifest | None = None
+    ) -> None:
+        """Upload a file of a version; a text that the version before has is copied inside the store."""
+        if text is not None and previous is not None and previous.all_texts.get(name) == text:
+            if self._copy(_object(previous.version, name), _object(version, name)):
+                return
+        self._upload(self._storage.folder(version).path / name, _object(version, name))
 
     def _push_pointers(self) -> None:
         """Upload the folder's pointers that the URL does not have, after their versions."""
@@ -453,7 +552,7 @@ class Mirror:
         """Return version, checksum and note of a pointer to a kept version; empty if there is none."""
         return parse_pointer(self._read(f"{layout.CHECKPOINT_FOLDER}/{pointer}") or b"")
 
-    def _check_writer(self) -> None:
+    def _check_job(self) -> None:
         """Check that no other job was started with this URL.
 
         Raises
@@ -470,6 +569,10 @@ class Mirror:
             raise CheckpointError(
                 f"{self.url} was taken over by {who}, started {note.get('since')}: this job no longer writes"
             )
+
+    def _check_writer(self) -> None:
+        """Check that no other job was started with this URL, and none has left a version there."""
+        self._check_job()
         known = None if self._last is None else self._last.manifest.version
         pointer = self._pointer()
         if pointer is not None and pointer != known:
@@ -509,29 +612,28 @@ class Mirror:
         """Download an object and yield its temporary file, which gets its name at the end of the block."""
         with folder.new_file(target) as path:
             try:
-                retried(f"cannot read {self._at(name)}", lambda: self._store.download(name, path))
+                self._request(f"cannot read {self._at(name)}", lambda: self._store.download(name, path))
             except FileNotFoundError:
                 raise CheckpointError(f"{self._at(name)} is missing") from None
             yield path
 
     def _upload(self, path: Path, name: str) -> None:
         try:
-            retried(f"cannot write {self._at(name)}", lambda: self._store.upload(path, name))
-            self._num_bytes += path.stat().st_size
+            self._request(f"cannot write {self._at(name)}", lambda: self._store.upload(path, name))
         except FileNotFoundError as error:
             # A bucket that does not exist, or a local file that somebody removed.
             raise CheckpointError(f"cannot write {self._at(name)} from {path}: {error}") from None
 
     def _write(self, name: str, content: bytes) -> None:
         try:
-            retried(f"cannot write {self._at(name)}", lambda: self._store.write(name, content))
+            self._request(f"cannot write {self._at(name)}", lambda: self._store.write(name, content))
         except FileNotFoundError as error:
             raise CheckpointError(f"cannot write {self._at(name)}: {error}") from None
 
     def _copy(self, name: str, target: str) -> bool:
         """Copy an object inside the store; returns False if it is absent."""
         try:
-            retried(f"cannot write {self._at(target)}", lambda: self._store.copy(name, target))
+            self._request(f"cannot write {self._at(target)}", lambda: self._store.copy(name, target))
         except FileNotFoundError:
             return False
         return True
@@ -539,12 +641,21 @@ class Mirror:
     def _read(self, name: str) -> bytes | None:
         """Return a small object, None if it is absent."""
         try:
-            return retried(f"cannot read {self._at(name)}", lambda: self._store.read(name))
+            return self._request(f"cannot read {self._at(name)}", lambda: self._store.read(name))
         except FileNotFoundError:
             return None
 
+    def _request(self, what: str, work: Callable[[], T]) -> T:
+        """Make a request, and again after a failure that may pass; see :func:`retried`."""
+
+        def attempt() -> T:
+            self._num_done += 1
+            return work()
+
+        return retried(what, attempt, self._commit_seconds if self._is_committing else None)
+
     def _sizes(self, folder: str) -> dict[str, int]:
-        return retried(f"cannot list {self.url}", lambda: self._store.sizes(folder))
+        return self._request(f"cannot list {self.url}", lambda: self._store.sizes(folder))
 
     def _at(self, name: str) -> str:
         """Return the URL of an object, for messages."""

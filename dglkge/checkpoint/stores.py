@@ -34,9 +34,11 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-ATTEMPTS = 5
-"""Attempts of a request to a store; the pauses between them are 1, 2, 4 and 8 seconds."""
+RETRY_SECONDS = 15.0
+"""Time for which a request that failed is made again, where nothing else is set."""
 FIRST_PAUSE_SECONDS = 1.0
+"""Between the first two attempts; then twice as long each time, up to the longest."""
+LONGEST_PAUSE_SECONDS = 30.0
 # boto's own limits, per attempt: without them a silent server would hold a request for minutes.
 _S3_OPTIONS = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 1}}}
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*)://?.*")
@@ -294,7 +296,12 @@ def open_store(url: str) -> Store:
     return STORES.get(scheme_of(url))(url)
 
 
-def retried(what: str, work: Callable[[], T], pause: Callable[[float], object] = time.sleep) -> T:
+def retried(
+    what: str,
+    work: Callable[[], T],
+    seconds: float | None = None,
+    pause: Callable[[float], object] = time.sleep,
+) -> T:
     """Run a request to a store; repeat it after a failure that may pass.
 
     Parameters
@@ -302,6 +309,8 @@ def retried(what: str, work: Callable[[], T], pause: Callable[[float], object] =
     what : str
         For the message: ``"cannot read s3://bucket/run/checkpoint/model.v7.h5"``.
     work : callable
+    seconds : float, optional
+        From the first failure on no attempt begins after this time; by default RETRY_SECONDS.
     pause : callable
         Sleeps for a number of seconds; for tests.
 
@@ -314,8 +323,9 @@ def retried(what: str, work: Callable[[], T], pause: Callable[[float], object] =
     StorageError
         After the last attempt.
     """
-    seconds = FIRST_PAUSE_SECONDS
-    for attempt in range(1, ATTEMPTS + 1):
+    seconds = RETRY_SECONDS if seconds is None else seconds
+    next_pause, failed_at = FIRST_PAUSE_SECONDS, None
+    while True:
         try:
             return work()
         except FileNotFoundError:
@@ -323,12 +333,13 @@ def retried(what: str, work: Callable[[], T], pause: Callable[[float], object] =
         except (PermissionError, NotADirectoryError, IsADirectoryError) as error:
             raise CheckpointError(f"{what}: {_reason(error)}") from None
         except OSError as error:
-            if attempt == ATTEMPTS:
-                raise StorageError(f"{what} after {ATTEMPTS} attempts: {_reason(error)}") from None
-            logger.warning("%s: %s; attempt %d of %d follows", what, _reason(error), attempt + 1, ATTEMPTS)
-        pause(seconds)
-        seconds *= 2
-    raise AssertionError  # the last attempt returns or raises
+            failed_at = failed_at or time.monotonic()
+            left = failed_at + seconds - time.monotonic()
+            if left <= 0:
+                raise StorageError(f"{what} for {seconds:g} s: {_reason(error)}") from None
+            logger.warning("%s: %s; it is tried again for %.0f s", what, _reason(error), left)
+        pause(min(next_pause, left))
+        next_pause = min(2 * next_pause, LONGEST_PAUSE_SECONDS)
 
 
 @contextlib.contextmanager

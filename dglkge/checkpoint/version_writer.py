@@ -98,7 +98,7 @@ class VersionWriter:
     courier : Courier or None
         None where all machines see the folder.
     mirror : Mirror or None
-        The run's copy at a URL, on rank 0.
+        The run's copy at a URL: on rank 0, and where machines share a disk on the writer of each.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class VersionWriter:
     def progress(self) -> str:
         """Return a text that changes while this process's share of a version is written, sent or uploaded."""
         sent = 0 if self.courier is None else self.courier.num_blocks
-        uploaded = 0 if self.mirror is None else self.mirror.num_bytes
+        uploaded = () if self.mirror is None else self.mirror.progress
         return json.dumps([signs_of_life(self._folder), sent, uploaded])
 
     def write(self, new: NewVersion) -> None:
@@ -140,8 +140,9 @@ class VersionWriter:
         self._folder = folder.path
         config = bigraph_config(new.meta, new.num_parts, str(folder.path.resolve()))
         attributes = bigraph_attributes(new.meta, config)
+        written: Sequence[FileEntry] = ()
         if self.courier is None:
-            self._write_parts(folder, new, attributes)
+            written = self._write_parts(folder, new, attributes)
         elif not self.courier.is_first:
             if new.parts:
                 path = self._folder = empty_outbox(self.storage.path, self.courier.rank)
@@ -163,13 +164,20 @@ class VersionWriter:
             with _failures_of_others():
                 files = self._wait_for_all(new)
             self._publish(new, files, config)
+        if self.mirror is not None:
+            # The parts that a courier has brought are all on this disk.
+            for entry in written:
+                self.mirror.push_part(new.version, entry, new.previous)
             # After the publication here: a version at the URL is always one that the folder had.
-            if self.mirror is not None:
-                self.mirror.push()
+            if new.relations is not None:
+                self.mirror.push(self.limit_seconds if written else 0.0)
 
-    def _write_parts(self, folder: LeasedFolder, new: NewVersion, attributes: Mapping[str, Any]) -> None:
-        """Write this process's files, each with a receipt."""
+    def _write_parts(
+        self, folder: LeasedFolder, new: NewVersion, attributes: Mapping[str, Any]
+    ) -> list[FileEntry]:
+        """Write this process's files, each with a receipt; returns their entries."""
         folder.make()
+        entries = []
         for part in new.parts:
             entry = part_files.write_part(folder, new.version, part, new.meta, attributes)
             texts = self._same_names(folder, entry, new.previous)
@@ -178,10 +186,13 @@ class VersionWriter:
                 names = self.names.get(part.table)
                 texts = part_files.write_names(folder, part.table, part.part, ids, names)
             # The receipt follows the durable file: its presence is the proof that rank 0 waits for.
-            write_receipt(folder, dataclasses.replace(entry, texts=tuple(texts)))
+            entries.append(dataclasses.replace(entry, texts=tuple(texts)))
+            write_receipt(folder, entries[-1])
         if new.relations is not None:
             entry = part_files.write_relations(folder, new.version, new.relations, new.meta, attributes)
+            entries.append(entry)
             write_receipt(folder, entry)
+        return entries
 
     def _wait_for_all(self, new: NewVersion) -> list[FileEntry]:
         """Wait for the receipts of all writers, and return them."""

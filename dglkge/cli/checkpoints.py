@@ -161,11 +161,7 @@ With --verify, read every file and compare it with its checksum.""",
     examples="""examples:
   dglkge inspect runs/demo
   dglkge inspect runs/demo --verify --json""",
-    options=[
-        RUN,
-        flag("--verify", "read every file and compare it with its checksum"),
-        JSON,
-    ],
+    options=[RUN, flag("--verify", "read every file and compare it with its checksum"), JSON],
     run=inspect,
 )
 

@@ -18,14 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from dglkge.errors import (
-    USERS_TO_MEND,
-    InputError,
-    InputErrors,
-    JobError,
-    StorageError,
-    exit_status_of,
-)
+from dglkge.errors import USERS_TO_MEND, InputError, InputErrors, JobError, StorageError, exit_status_of
 
 if TYPE_CHECKING:
     from dglkge.inference.run import Run

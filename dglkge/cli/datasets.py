@@ -344,9 +344,6 @@ dglkge partition prints the same; docs/data-quality.md explains each figure.""",
     examples="""examples:
   dglkge quality datasets/wn18
   dglkge quality datasets/wn18 --json""",
-    options=[
-        option("dataset", "a folder that dglkge partition made", metavar="DATASET"),
-        JSON,
-    ],
+    options=[option("dataset", "a folder that dglkge partition made", metavar="DATASET"), JSON],
     run=quality,
 )

@@ -30,8 +30,7 @@ from dglkge.data.dataset_files import SPLITS, TEST, VALID
 from dglkge.data.text_format import parse_columns, parse_delimiter
 from dglkge.errors import InputError
 from dglkge.evaluation.calibration import CORRUPTIONS_EACH, METHODS
-from dglkge.evaluation.metrics import GROUPS, format_table
-from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.metrics import GROUPS, Protocol, format_table
 from dglkge.typing import AUTO_DEVICE, DEVICES
 
 if TYPE_CHECKING:

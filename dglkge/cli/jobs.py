@@ -10,13 +10,7 @@ import time
 from typing import Any
 
 from dglkge.cli.common import JSON, Command, flag, human_bytes, option, print_columns, print_json, print_text
-from dglkge.distributed.jobs import (
-    JobEntry,
-    allocated_bytes,
-    live_jobs,
-    matching_jobs,
-    process_owner,
-)
+from dglkge.distributed.jobs import JobEntry, allocated_bytes, live_jobs, matching_jobs, process_owner
 from dglkge.distributed.process_memory import process_start
 from dglkge.errors import FAILURE_STATUS, InputError
 

@@ -46,7 +46,7 @@ from dglkge.launch.remote.node import place_of_this_node, run_node
 from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.remote.rendezvous import Rendezvous, nodes_of_job
 from dglkge.launch.remote.synced_site import SyncedSite
-from dglkge.launch.script_config import Needs, dataset_needs, planned_hosts, script_config
+from dglkge.launch.script_config import MachineNeeds, dataset_needs, planned_hosts, script_config
 from dglkge.launch.ssh import SshSettings
 from dglkge.launch.stop_signals import describe_stop, stop_signals_raised
 from dglkge.launch.supervisor import Supervisor
@@ -179,7 +179,7 @@ class _Job:
         hosts, settings, config = self._prepare(log_dir, is_registered=False)
         # With --sync the machines have no files yet, so a check would only find that.
         if not self.options.sync:
-            site.check(hosts, settings, self._needs(settings, config))
+            self._check(hosts, settings, config)
         return site.plan(hosts, settings)
 
     def run(self, log_dir: Path) -> JobResult:
@@ -188,7 +188,7 @@ class _Job:
         hosts, settings, config = self._prepare(log_dir, is_registered=True)
         # The files come before the check, which looks for them on the machines.
         site.send_files(self.command, config, self.options.part_config, self.places)
-        site.check(hosts, settings, self._needs(settings, config))
+        self._check(hosts, settings, config)
         plan = site.plan(hosts, settings)
         allow_open_files(len(plan))
         for warning in site.warnings():
@@ -266,22 +266,29 @@ class _Job:
             return [Machine(address or "127.0.0.1", has_port=False)]
         return read_ip_config(ip_config)
 
-    def _needs(self, settings: JobSettings, config: Config | None) -> Needs:
-        """Return the job's needs on its machines."""
+    def _check(self, hosts: Sequence[Host], settings: JobSettings, config: Config | None) -> None:
+        """Check that all machines can take the job, as far as its needs are known."""
         here = self.places.here
-        found, shared_memory = dataset_needs(config, here)
-        graph = settings.part_config or (None if found is None else str(self.places.on_machines(found)))
-        planned = planned_hosts(config, here, settings.num_trainers, settings.num_servers)
-        if config is None:
-            return Needs(graph, shared_memory)
-        return Needs(
-            graph,
-            shared_memory,
-            {each.machine: each.needed_bytes(in_files=False) - each.base_bytes for each in planned},
-            {each.machine: each.structure_bytes for each in planned},
-            config.tables.storage,
-            (str(self.places.on_machines(Path(config.tables.folder))),) if config.tables.folder else (),
-        )
+        partition_file, shared_memory = dataset_needs(config, here)
+        graph = settings.part_config
+        if graph is None and partition_file is not None:
+            graph = str(self.places.on_machines(partition_file))
+        plan = planned_hosts(config, here, settings.num_trainers, settings.num_servers)
+        planned = {host.machine: host for host in plan}
+
+        def needs(machine: int) -> MachineNeeds:
+            if config is None:
+                return MachineNeeds()
+            host, folder = planned.get(machine), config.tables.folder
+            return MachineNeeds(
+                shared_memory.get(machine, 0),
+                0 if host is None else host.needed_bytes(in_files=False) - host.base_bytes,
+                0 if host is None else host.structure_bytes,
+                config.tables.storage,
+                (str(self.places.on_machines(Path(folder))),) if folder else (),
+            )
+
+        self.site.check(hosts, settings, graph, needs)
 
 
 def _write_job_files(log_dir: Path, hosts: Sequence[Host]) -> None:
@@ -373,7 +380,7 @@ def _conclude(result: JobResult, console: Console, as_json: bool) -> None:
         text = f"{how} after {result.seconds:.1f} s: {result.reason}; logs in {result.log_dir}"
         console.message(text, "error" if how == "failed" else "info")
     if as_json:
-        console.summary(json.dumps(result.to_dict()))
+        console.summary(json.dumps(dataclasses.asdict(result)))
 
 
 if __name__ == "__main__":

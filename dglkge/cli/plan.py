@@ -93,11 +93,7 @@ def plan(args: argparse.Namespace) -> int:
 
 
 def plan_walks(
-    args: argparse.Namespace,
-    config: Config,
-    size: DatasetSize,
-    hosts: list[PlannedHost],
-    there: HostMemory,
+    args: argparse.Namespace, config: Config, size: DatasetSize, hosts: list[PlannedHost], there: HostMemory
 ) -> list[RangePlan | None] | None:
     """Plan the walk of each machine over its ranges; None for a machine that no number of ranges fits.
 

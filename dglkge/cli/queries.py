@@ -59,7 +59,7 @@ def _queries(args: argparse.Namespace) -> tuple[list[Query], list[str]]:
     if args.input is not None:
         if given != (None, None, None):
             raise InputError("give either --input or one query, not both")
-        from dglkge.inference.named_queries import read_queries
+        from dglkge.inference.search import read_queries
 
         return read_queries(Path(args.input))
     if given.count(None) != 1:

@@ -35,6 +35,7 @@ _QUOTES = ("'", '"')
 FORMER = {
     "training.label_smoothing": "training.objective.label_smoothing",
     "negatives.sampler": "negatives.name",
+    "negatives.all_entities": "negatives.name: all_entities",
     "optimizer.schedule_every": "optimizer.schedule.every",
     "dense.schedule_every": "dense.schedule.every",
     "optimizer.schedule_options": "optimizer.schedule, a map: {name: CosineAnnealingLR, T_max: 20}",

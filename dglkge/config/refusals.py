@@ -12,7 +12,7 @@ from typing import Any
 
 from dglkge.config.schema import Config, DenseConfig
 from dglkge.errors import InputErrors
-from dglkge.model.choices import NEGATIVE_SAMPLING, OBJECTIVES
+from dglkge.model.choices import ALL_ENTITIES, NEGATIVE_SAMPLING, OBJECTIVES
 from dglkge.model.losses import LOSSES, PairwiseLoss
 from dglkge.model.regularizers import REGULARIZERS, chosen_regularizer
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS
@@ -231,26 +231,21 @@ ROWS: tuple[Row, ...] = (
         for name, value in (
             ("num_for_heads", -1),
             ("num_for_tails", -1),
-            ("all_entities", False),
             ("degree_power", 0),
             ("mask_known", False),
         )
+    ),
+    row(
+        "negatives.name",
+        Allowed(lambda name: name != ALL_ENTITIES, "mixed"),
+        "which has all entities as candidates already",
+        over_all,
     ),
     row(
         "negatives.degree_power",
         only(0),
         "and negatives of the batch are drawn in proportion to their occurrences",
         of("negatives.in_batch_share", 1),
-    ),
-    *(
-        row(f"negatives.{name}", allowed, "so it has no effect", given("negatives.all_entities"))
-        for name, allowed in (
-            ("num_for_heads", only(-1, 0)),
-            ("num_for_tails", only(-1, 0)),
-            ("local_share", only(0)),
-            ("in_batch_share", only(0)),
-            ("degree_power", only(0)),
-        )
     ),
     row(
         "negatives.num_for_heads",
@@ -274,12 +269,6 @@ ROWS: tuple[Row, ...] = (
     row(
         OBJECTIVE,
         only(NEGATIVE_SAMPLING),
-        "where negatives and batches keep to the ranges of a bucket",
-        in_buckets,
-    ),
-    row(
-        "negatives.all_entities",
-        only(False),
         "where negatives and batches keep to the ranges of a bucket",
         in_buckets,
     ),

@@ -434,6 +434,12 @@ class CheckpointConfig(Settings):
         "without a checkpoint, or with an older one, goes on from there; empty: none",
         resume=FREE,
     )
+    store_seconds: float = setting(
+        600.0,
+        "a commit waits for so long for a storage that is out of reach, with warnings; then the job ends",
+        ge=0,
+        resume=FREE,
+    )
     init_path: str = setting(
         "",
         "a run or checkpoint, or the URL of one, whose rows a new run starts with, matched by name; "

@@ -25,9 +25,9 @@ import torch
 
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.optim.alltoall import Alltoall
-from dglkge.optim.clipping import clipped_squares
-from dglkge.optim.device_rows import DeviceRows
 from dglkge.optim.links import UpdateResult
+from dglkge.optim.row_chains import clipped_squares
+from dglkge.optim.table import DeviceRows
 
 Ids = npt.NDArray[np.int64]
 

@@ -15,8 +15,7 @@ import torch
 from dglkge.data.known_triples import KnownTriples
 from dglkge.data.vocabulary import RelationVocabulary
 from dglkge.errors import InputError
-from dglkge.evaluation.metrics import RankingResult
-from dglkge.evaluation.protocol import Protocol, ranks
+from dglkge.evaluation.metrics import Protocol, RankingResult, ranks
 from dglkge.evaluation.queries import (
     QueryBatch,
     ScoredQueries,

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
@@ -22,12 +23,8 @@ RELATION_NUMBERS = 1 << 22
 
 
 def exact_scores(
-    model: KgeModel,
-    query: torch.Tensor,
-    query_index: torch.Tensor,
-    rows: torch.Tensor,
-    row_index: torch.Tensor,
-) -> torch.Tensor:
+    model: KgeModel, query: Tensor, query_index: Tensor, rows: Tensor, row_index: Tensor
+) -> Tensor:
     """Score pairs of a query and a row in float64.
 
     The score of a pair depends only on its two rows: equal rows have equal scores at any position, so ties
@@ -64,7 +61,7 @@ def pairs_per_block(dim: int) -> int:
     return min(512, max(8, BLOCK_ELEMENTS // dim))
 
 
-def _filled_up(index: torch.Tensor, size: int) -> torch.Tensor:
+def _filled_up(index: Tensor, size: int) -> Tensor:
     """Return the index with its first entry repeated up to a size."""
     return torch.cat([index, index[:1].expand(size - len(index))])
 
@@ -166,14 +163,14 @@ class ScoredQueries:
         Known answers to exclude, as pairs in ascending order; empty in raw ranking.
     """
 
-    query: torch.Tensor
-    query_of: torch.Tensor
-    true_ids: torch.Tensor
-    true_scores: torch.Tensor
-    known_query: torch.Tensor
-    known_ids: torch.Tensor
+    query: Tensor
+    query_of: Tensor
+    true_ids: Tensor
+    true_scores: Tensor
+    known_query: Tensor
+    known_ids: Tensor
 
-    def known_among(self, queries: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    def known_among(self, queries: Tensor, ids: Tensor) -> Tensor:
         """Return for pairs of a query and an entity whether the entity is one of its known answers: bool."""
         if not len(self.known_ids):
             return torch.zeros_like(ids, dtype=torch.bool)
@@ -216,7 +213,7 @@ def score_queries(
     )
 
 
-def _queries(model: KgeModel, batch: QueryBatch, rows: RowSource, device: torch.device) -> torch.Tensor:
+def _queries(model: KgeModel, batch: QueryBatch, rows: RowSource, device: torch.device) -> Tensor:
     """Return the queries of a batch in float64, (U, Dq)."""
     anchors = _gather(rows, batch.anchor_type, batch.anchor_ids, device)
     relation_ids, place = np.unique(batch.relation_ids, return_inverse=True)
@@ -233,7 +230,7 @@ def _queries(model: KgeModel, batch: QueryBatch, rows: RowSource, device: torch.
     return blocks[0] if len(blocks) == 1 else torch.cat(blocks)
 
 
-def _gather(rows: RowSource, table: str, ids: np.ndarray, device: torch.device) -> torch.Tensor:
+def _gather(rows: RowSource, table: str, ids: np.ndarray, device: torch.device) -> Tensor:
     """Look up each distinct row once: (n,) ids -> (n, D) rows."""
     # A lookup may be a request to another machine, and a batch has few distinct relations.
     unique_ids, place = np.unique(ids, return_inverse=True)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dglkge.errors import InputError
 from dglkge.evaluation.queries import QueryBatch, ScoredQueries, exact_scores
@@ -21,9 +22,7 @@ from dglkge.model.kge_model import KgeModel
 from dglkge.typing import RowShard
 
 
-def count_greater(
-    scores: torch.Tensor, row_of: torch.Tensor, low: torch.Tensor, high: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def count_greater(scores: Tensor, row_of: Tensor, low: Tensor, high: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Compare each row of scores with the limits of its true answers.
 
     Parameters
@@ -54,8 +53,8 @@ def count_greater(
 
 
 def count_greater_plainly(
-    scores: torch.Tensor, row_of: torch.Tensor, low: torch.Tensor, high: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    scores: Tensor, row_of: Tensor, low: Tensor, high: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return the same as :func:`count_greater` by torch's operations: the reference, and for accelerators."""
     of_answers = scores[row_of]
     greater = of_answers > high.unsqueeze(1)
@@ -96,7 +95,7 @@ class RankedShard:
             self.rows = self.rows.to(device, copy=True)
             self.original_ids = self.original_ids.to(device)
 
-    def locate(self, ids: torch.Tensor) -> torch.Tensor:
+    def locate(self, ids: Tensor) -> Tensor:
         """Return the place of each original id, -1 where it is not here; on the host."""
         return self._shard.locate(ids)
 
@@ -108,7 +107,7 @@ class RankedShard:
         return float(torch.stack(norms).max())
 
 
-Counter = Callable[..., tuple[torch.Tensor, torch.Tensor, torch.Tensor]]
+Counter = Callable[..., tuple[Tensor, Tensor, Tensor]]
 """Has the parameters and the result of :func:`count_greater`."""
 
 
@@ -118,7 +117,7 @@ def rank_against_shard(
     shard: RankedShard,
     count: Counter = count_greater,
     on_device: bool = False,
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor]:
     """Count the rows of a shard that score higher than, and the same as, each true answer.
 
     Known answers and the true answer itself are excluded. Rows that are not on the queries' device are copied
@@ -167,14 +166,14 @@ def rank_against_shard(
 
 def _count_block(
     model: KgeModel,
-    query: torch.Tensor,
-    query_of: torch.Tensor,
-    limits: tuple[torch.Tensor, torch.Tensor],
-    block: torch.Tensor,
+    query: Tensor,
+    query_of: Tensor,
+    limits: tuple[Tensor, Tensor],
+    block: Tensor,
     first_place: int,
     known: _KnownPlaces,
     count: Counter,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> tuple[Tensor, Tensor, Tensor]:
     """Score queries (U, D) against a block of candidates (N, D) in float32.
 
     Returns
@@ -200,7 +199,7 @@ def _count_block(
     return torch.cat(counts), torch.cat(closes), torch.cat(places)
 
 
-def _limits(model: KgeModel, queries: ScoredQueries, max_norm: float) -> tuple[torch.Tensor, torch.Tensor]:
+def _limits(model: KgeModel, queries: ScoredQueries, max_norm: float) -> tuple[Tensor, Tensor]:
     """Return the float32 limits (K,) below and above which a float32 score is decided."""
     true_queries = queries.query[queries.query_of]
     bound = model.score_function.rounding_bound(true_queries, max_norm, queries.true_scores)
@@ -231,7 +230,7 @@ class _KnownPlaces:
         tiles = torch.arange(num_tiles + 1, device=place.device)
         self._starts = torch.searchsorted(self._place // tile, tiles)
 
-    def leave_out(self, scores: torch.Tensor, first_query: int, first_place: int) -> None:
+    def leave_out(self, scores: Tensor, first_query: int, first_place: int) -> None:
         """Set the scores of known answers in a tile to minus infinity."""
         tile = first_place // self._tile
         start, end = int(self._starts[tile]), int(self._starts[tile + 1])
@@ -240,7 +239,7 @@ class _KnownPlaces:
         scores[self._query[from_:to] - first_query, self._place[from_:to] - first_place] = -math.inf
 
 
-def draw_candidates(batch: QueryBatch, num_candidates: int, num_entities: int, seed: int) -> torch.Tensor:
+def draw_candidates(batch: QueryBatch, num_candidates: int, num_entities: int, seed: int) -> Tensor:
     """Sample the candidates of each true answer of a batch.
 
     They depend only on seed, side and the triple's row, so all processes have the same ones.
@@ -263,7 +262,7 @@ def draw_candidates(batch: QueryBatch, num_candidates: int, num_entities: int, s
     return torch.from_numpy(in_range(column_bits(keys, num_candidates), num_entities))
 
 
-def competing(queries: ScoredQueries, candidates: torch.Tensor) -> torch.Tensor:
+def competing(queries: ScoredQueries, candidates: Tensor) -> Tensor:
     """Return which candidates (K, N) are neither the true answer nor a known one; (K, N) bool."""
     of_queries = queries.query_of.unsqueeze(1).expand_as(candidates).reshape(-1)
     known = queries.known_among(of_queries, candidates.reshape(-1)).reshape(candidates.shape)
@@ -271,8 +270,8 @@ def competing(queries: ScoredQueries, candidates: torch.Tensor) -> torch.Tensor:
 
 
 def rank_against_candidates(
-    model: KgeModel, queries: ScoredQueries, shard: RowShard, candidates: torch.Tensor, competes: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+    model: KgeModel, queries: ScoredQueries, shard: RowShard, candidates: Tensor, competes: Tensor
+) -> tuple[Tensor, Tensor]:
     """Count the candidates in a shard that score higher than, and the same as, each true answer.
 
     Parameters
@@ -300,8 +299,8 @@ def rank_against_candidates(
 
 
 def _scores_at(
-    model: KgeModel, queries: ScoredQueries, answer: torch.Tensor, rows: torch.Tensor, place: torch.Tensor
-) -> torch.Tensor:
+    model: KgeModel, queries: ScoredQueries, answer: Tensor, rows: Tensor, place: Tensor
+) -> Tensor:
     """Score candidates at some places (M,), each for a true answer (M,), in float64."""
     query_index = queries.query_of[answer]
     if rows.device == place.device:

@@ -17,8 +17,7 @@ from dglkge.data.dataset_files import SPLITS, TRAIN
 from dglkge.data.range_walk import range_bounds, ranges_of
 from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.evaluator import RankingEvaluator
-from dglkge.evaluation.metrics import RankingResult, relation_categories
-from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.metrics import Protocol, RankingResult, relation_categories
 from dglkge.inference.trained_model import TrainedModel
 from dglkge.typing import Side
 

@@ -18,8 +18,7 @@ from dglkge.errors import InputError
 from dglkge.evaluation.calibration import Curve
 from dglkge.evaluation.queries import score_triples
 from dglkge.inference.choices import MISSING, Known
-from dglkge.inference.named_queries import NamedQuery, resolve
-from dglkge.inference.search import LinkQuery
+from dglkge.inference.search import LinkQuery, NamedQuery, resolve
 from dglkge.inference.trained_model import TrainedModel
 from dglkge.typing import Side
 
@@ -169,10 +168,7 @@ def score(run: TrainedModel, triples: pd.DataFrame, strict: bool = False) -> pd.
 
 
 def predict_one(
-    run: TrainedModel,
-    parts: tuple[str | None, str | None, str | None],
-    k: int,
-    known: Known | str | None,
+    run: TrainedModel, parts: tuple[str | None, str | None, str | None], k: int, known: Known | str | None
 ) -> pd.DataFrame:
     """Complete one triple; a frame with rank, the missing part, score, probability and known_from."""
     frame = predict(run, pd.DataFrame([parts], columns=list(ROLES), dtype=object), k, known, strict=True)
@@ -280,10 +276,7 @@ def splits_of(known: Mapping[str, KnownTriples], triples: np.ndarray) -> np.ndar
 
 
 def _relations_of_pairs(
-    run: TrainedModel,
-    pairs: Sequence[Sequence[tuple[int, int, int]]],
-    k: int,
-    known: Known | str | None,
+    run: TrainedModel, pairs: Sequence[Sequence[tuple[int, int, int]]], k: int, known: Known | str | None
 ) -> list[list[tuple[str, float, str | None]]]:
     """Return the best relations of pairs: label, score, known from.
 

@@ -13,11 +13,7 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint.hdf5_format import OPTIMIZER_GROUP, STATE_BLOB
-from dglkge.checkpoint.layout import (
-    CHECKPOINT_FOLDER,
-    VERSION_FILE,
-    is_pointer,
-)
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, VERSION_FILE, is_pointer
 from dglkge.checkpoint.manifest import UNKNOWN_CRC32
 from dglkge.checkpoint.mirror import local_path
 from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
@@ -25,8 +21,7 @@ from dglkge.data.dataset_files import SPLITS, TRAIN
 from dglkge.data.vector_files import feature_files, read_new_vectors
 from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.evaluator import RankingEvaluator
-from dglkge.evaluation.metrics import RankingResult, relation_categories
-from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.metrics import Protocol, RankingResult, relation_categories
 from dglkge.inference.bucket_evaluation import BucketResult, EdgeSets, evaluate_buckets
 from dglkge.inference.choices import Known
 from dglkge.inference.exports.export import export_tables
@@ -49,10 +44,7 @@ def _frames() -> ModuleType:
 
 
 def open_run(
-    path: str | os.PathLike[str],
-    dataset: str | None = None,
-    verify: bool = True,
-    imports: Iterable[str] = (),
+    path: str | os.PathLike[str], dataset: str | None = None, verify: bool = True, imports: Iterable[str] = ()
 ) -> Run:
     """Open a trained model for reading.
 

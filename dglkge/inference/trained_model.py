@@ -13,11 +13,7 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint.bigraph import is_bigraph
-from dglkge.checkpoint.layout import (
-    METRICS_PATTERN,
-    RUN_CALIBRATION_FILE,
-    RUN_METRICS_FILE,
-)
+from dglkge.checkpoint.layout import METRICS_PATTERN, RUN_CALIBRATION_FILE, RUN_METRICS_FILE
 from dglkge.checkpoint.reader import Checkpoint
 from dglkge.checkpoint.relation_layout import check_registered
 from dglkge.data.dataset import Dataset
@@ -29,8 +25,16 @@ from dglkge.evaluation.metrics import load_results
 from dglkge.inference.choices import Known
 from dglkge.inference.imports.dglke_files import DglkeTables, Tables
 from dglkge.inference.imports.hub_tables import HubTables
-from dglkge.inference.named_queries import NamedAnswer, NamedQuery, Prediction, resolve
-from dglkge.inference.search import Answer, LinkPredictor, LinkQuery, most_similar
+from dglkge.inference.search import (
+    Answer,
+    LinkPredictor,
+    LinkQuery,
+    NamedAnswer,
+    NamedQuery,
+    Prediction,
+    most_similar,
+    resolve,
+)
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.typing import RELATION, RowShard
 

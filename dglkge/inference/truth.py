@@ -16,8 +16,13 @@ from dglkge.evaluation.calibration import (
     calibration_metrics,
     curve_class,
 )
-from dglkge.evaluation.classification import ClassificationResult, fit_thresholds
-from dglkge.evaluation.corruption import draw_corruptions, draw_sides, seen_entities
+from dglkge.evaluation.classification import (
+    ClassificationResult,
+    draw_corruptions,
+    draw_sides,
+    fit_thresholds,
+    seen_entities,
+)
 from dglkge.evaluation.queries import score_triples
 from dglkge.inference.run import Run
 from dglkge.typing import Side

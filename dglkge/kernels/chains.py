@@ -13,6 +13,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from dglkge.kernels.jit import carray, compiled, compiled_inline
 from dglkge.kernels.rows import pointer_to
@@ -31,7 +32,7 @@ def slot_of(key: Any, mask: Any) -> Any:
 
 
 @compiled
-def index_keys(slots: np.ndarray, keys: np.ndarray, num_keys: int) -> None:
+def index_keys(slots: ndarray, keys: ndarray, num_keys: int) -> None:
     """Enter the first ``num_keys`` distinct keys into an emptied hash table (after it grew)."""
     mask = np.uint64(slots.shape[0] - 1)
     for position in range(num_keys):
@@ -43,14 +44,14 @@ def index_keys(slots: np.ndarray, keys: np.ndarray, num_keys: int) -> None:
 
 
 @compiled
-def find_keys(slots: np.ndarray, keys: np.ndarray, wanted: np.ndarray, found: np.ndarray) -> None:
+def find_keys(slots: ndarray, keys: ndarray, wanted: ndarray, found: ndarray) -> None:
     """Write the position of each wanted key among the keys of a hash table, -1 where it is absent.
 
     Parameters
     ----------
-    slots, keys : np.ndarray
+    slots, keys : ndarray
         Hash table, "(H,) int32" positions into "(K,) int64" keys, H a power of two.
-    wanted, found : np.ndarray
+    wanted, found : ndarray
         "(n,) int64" keys to look up, and their positions, written.
     """
     mask = np.uint64(slots.shape[0] - 1)
@@ -63,29 +64,29 @@ def find_keys(slots: np.ndarray, keys: np.ndarray, wanted: np.ndarray, found: np
 
 @compiled
 def chain_sources(
-    ids: np.ndarray,
+    ids: ndarray,
     first_source: int,
-    slots: np.ndarray,
-    keys: np.ndarray,
-    heads: np.ndarray,
-    tails: np.ndarray,
-    links: np.ndarray,
+    slots: ndarray,
+    keys: ndarray,
+    heads: ndarray,
+    tails: ndarray,
+    links: ndarray,
     num_keys: int,
 ) -> int:
     """Append sources ``first_source + i`` to the chain of the key ``ids[i]``; new ids become new keys.
 
     Parameters
     ----------
-    ids : np.ndarray
+    ids : ndarray
         "(n,) int64" row ids, not negative.
     first_source : int
         Number of the first of these sources.
-    slots : np.ndarray
+    slots : ndarray
         "(H,) int32" hash table of positions in ``keys``, -1 where free; H is a power of two and at least
         twice the number of keys.
-    keys, heads, tails : np.ndarray
+    keys, heads, tails : ndarray
         "(K,) int64" distinct ids in order of first appearance; first and last source of each.
-    links : np.ndarray
+    links : ndarray
         "(S,) int64" the source that follows each source in its chain, -1 at the end.
     num_keys : int
         Number of keys so far.
@@ -117,9 +118,7 @@ def chain_sources(
 
 
 @compiled_inline
-def add_chain(
-    head: int, links: np.ndarray, addresses: np.ndarray, counts: np.ndarray, total: np.ndarray
-) -> int:
+def add_chain(head: int, links: ndarray, addresses: ndarray, counts: ndarray, total: ndarray) -> int:
     """Add up the rows of one chain into ``total`` "(D,)"; returns the number of gradients in them."""
     dim = total.shape[0]
     row = carray(pointer_to(addresses[head], total), (dim,))
@@ -138,13 +137,13 @@ def add_chain(
 
 @compiled
 def merge_chains(
-    selected: np.ndarray,
-    heads: np.ndarray,
-    links: np.ndarray,
-    addresses: np.ndarray,
-    counts: np.ndarray,
-    merged: np.ndarray,
-    merged_counts: np.ndarray,
+    selected: ndarray,
+    heads: ndarray,
+    links: ndarray,
+    addresses: ndarray,
+    counts: ndarray,
+    merged: ndarray,
+    merged_counts: ndarray,
 ) -> None:
     """Write the summed row of each selected key to ``merged`` "(n, D)", its number of gradients to
     ``merged_counts`` "(n,)"."""
@@ -153,22 +152,20 @@ def merge_chains(
 
 
 @compiled
-def choose_owners(
-    positions: np.ndarray, ids: np.ndarray, place: int, num_places: int, owners: np.ndarray
-) -> None:
+def choose_owners(positions: ndarray, ids: ndarray, place: int, num_places: int, owners: ndarray) -> None:
     """Make the trainer at ``place`` the owner of the rows to which it is nearer than the owner so far.
 
     Its distance from a row is (place - id) modulo the number of places, so hubs are spread evenly.
 
     Parameters
     ----------
-    positions : np.ndarray
+    positions : ndarray
         "(n,) int64" position of each row that the trainer has a gradient for, -1: skip.
-    ids : np.ndarray
+    ids : ndarray
         "(n,) int64" their row ids.
     place, num_places : int
         Number of the trainer among those of the machine, and how many these are.
-    owners : np.ndarray
+    owners : ndarray
         "(num_keys,) int64" places of the owners so far, changed.
     """
     for i in range(positions.shape[0]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import numpy as np
+from numpy import ndarray
 
 from dglkge.kernels.jit import compiled
 
@@ -11,12 +11,7 @@ STRIP_COLUMNS = 128
 
 @compiled
 def count_scores(
-    scores: np.ndarray,
-    row_of: np.ndarray,
-    low: np.ndarray,
-    high: np.ndarray,
-    num_greater: np.ndarray,
-    num_close: np.ndarray,
+    scores: ndarray, row_of: ndarray, low: ndarray, high: ndarray, num_greater: ndarray, num_close: ndarray
 ) -> None:
     """Count the scores above ``high`` and those in [low, high], for each true answer (K,)."""
     for k in range(len(row_of)):
@@ -33,12 +28,7 @@ def count_scores(
 
 @compiled
 def list_close(
-    scores: np.ndarray,
-    row_of: np.ndarray,
-    low: np.ndarray,
-    high: np.ndarray,
-    num_close: np.ndarray,
-    columns: np.ndarray,
+    scores: ndarray, row_of: ndarray, low: ndarray, high: ndarray, num_close: ndarray, columns: ndarray
 ) -> None:
     """Write the columns of the scores in [low, high], one true answer after another."""
     place = 0

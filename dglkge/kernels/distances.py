@@ -9,9 +9,10 @@ by square roots in :func:`add_modulus_gradients` are estimates with one step of 
 from __future__ import annotations
 
 import numpy as np
+from numpy import ndarray
 
-from dglkge.kernels.bfloat16 import load_row, store_row
 from dglkge.kernels.jit import compiled, compiled_unaliased, compiled_with_reciprocals
+from dglkge.kernels.rows import load_row, store_row
 
 CANDIDATE_BLOCK = 64
 """Candidates in a block: all queries use it before the next, so that it stays in the L1 cache."""
@@ -24,7 +25,7 @@ SMALLEST_SQUARE = 1e-37
 
 
 @compiled
-def fill_moduli(query: np.ndarray, candidates: np.ndarray, distances: np.ndarray) -> None:
+def fill_moduli(query: ndarray, candidates: ndarray, distances: ndarray) -> None:
     """Write sum_k |q_k - c_k| of all pairs: (B, D), (N, D) -> (B, N); rows are [real, imaginary] parts."""
     half = query.shape[1] // 2
     for first in range(0, len(candidates), CANDIDATE_BLOCK):
@@ -40,12 +41,7 @@ def fill_moduli(query: np.ndarray, candidates: np.ndarray, distances: np.ndarray
 
 @compiled_with_reciprocals
 def _add_four_moduli(
-    query: tuple,
-    candidate: np.ndarray,
-    gradient: tuple,
-    of_query: tuple,
-    of_candidate: np.ndarray,
-    smallest: float,
+    query: tuple, candidate: ndarray, gradient: tuple, of_query: tuple, of_candidate: ndarray, smallest: float
 ) -> None:
     """Add the gradients of four queries, tuples of rows "(D,)", and one candidate."""
     first, second, third, fourth = query
@@ -78,11 +74,7 @@ def _add_four_moduli(
 
 @compiled
 def add_modulus_gradients(
-    query: np.ndarray,
-    candidates: np.ndarray,
-    gradient: np.ndarray,
-    of_query: np.ndarray,
-    of_candidates: np.ndarray,
+    query: ndarray, candidates: ndarray, gradient: ndarray, of_query: ndarray, of_candidates: ndarray
 ) -> None:
     """Add the gradients of all rows, given those g (B, N) of the distances; B is a multiple of AT_ONCE.
 
@@ -103,7 +95,7 @@ def add_modulus_gradients(
 
 
 @compiled_unaliased
-def _four_manhattan_distances(query: np.ndarray, candidate: tuple, zero: float) -> tuple:
+def _four_manhattan_distances(query: ndarray, candidate: tuple, zero: float) -> tuple:
     """Return the distances of a query "(D,)" to four candidates, a tuple of rows."""
     first, second, third, fourth = candidate
     total0, total1, total2, total3 = zero, zero, zero, zero
@@ -117,7 +109,7 @@ def _four_manhattan_distances(query: np.ndarray, candidate: tuple, zero: float) 
 
 
 @compiled
-def fill_manhattan(query: np.ndarray, candidates: np.ndarray, distances: np.ndarray) -> None:
+def fill_manhattan(query: ndarray, candidates: ndarray, distances: ndarray) -> None:
     """Write sum_k |q_k - c_k| of all pairs: (B, D), (N, D) -> (B, N); N is a multiple of AT_ONCE."""
     zero = query.dtype.type(0)
     for first in range(0, len(candidates), CANDIDATE_BLOCK):
@@ -131,7 +123,7 @@ def fill_manhattan(query: np.ndarray, candidates: np.ndarray, distances: np.ndar
 
 @compiled_unaliased
 def _add_four_signs(
-    query: tuple, candidate: np.ndarray, gradient: tuple, of_query: tuple, of_candidate: np.ndarray
+    query: tuple, candidate: ndarray, gradient: tuple, of_query: tuple, of_candidate: ndarray
 ) -> None:
     """Add the gradients of four queries, tuples of rows "(D,)", and one candidate; 0 where a term is 0."""
     first, second, third, fourth = query
@@ -155,11 +147,7 @@ def _add_four_signs(
 
 @compiled
 def add_manhattan_gradients(
-    query: np.ndarray,
-    candidates: np.ndarray,
-    gradient: np.ndarray,
-    of_query: np.ndarray,
-    of_candidates: np.ndarray,
+    query: ndarray, candidates: ndarray, gradient: ndarray, of_query: ndarray, of_candidates: ndarray
 ) -> None:
     """Add the gradients of all rows, given those g (B, N) of the distances; B is a multiple of AT_ONCE.
 
@@ -179,17 +167,17 @@ def add_manhattan_gradients(
 
 @compiled
 def fill_euclidean(
-    products: np.ndarray, query_squares: np.ndarray, candidate_squares: np.ndarray, distances: np.ndarray
+    products: ndarray, query_squares: ndarray, candidate_squares: ndarray, distances: ndarray
 ) -> None:
     """Write sqrt(|q|^2 + |c|^2 - 2 q.c), 0 where rounding makes the square negative.
 
     Parameters
     ----------
-    products : np.ndarray
+    products : ndarray
         "(B, N)" inner products, of the type of the distances or bfloat16 words.
-    query_squares, candidate_squares : np.ndarray
+    query_squares, candidate_squares : ndarray
         "(B,)" and "(N,)" squared lengths.
-    distances : np.ndarray
+    distances : ndarray
         "(B, N)", written.
     """
     kind = distances.dtype.type
@@ -204,28 +192,28 @@ def fill_euclidean(
 
 @compiled
 def fill_euclidean_weights(
-    gradients: np.ndarray,
-    distances: np.ndarray,
-    query_squares: np.ndarray,
-    candidate_squares: np.ndarray,
+    gradients: ndarray,
+    distances: ndarray,
+    query_squares: ndarray,
+    candidate_squares: ndarray,
     noise: float,
-    weights: np.ndarray,
-    query_sums: np.ndarray,
-    candidate_sums: np.ndarray,
+    weights: ndarray,
+    query_sums: ndarray,
+    candidate_sums: ndarray,
 ) -> None:
     """Write each gradient of a distance divided by the distance, and the sums of these weights.
 
     Parameters
     ----------
-    gradients, distances : np.ndarray
+    gradients, distances : ndarray
         "(B, N)".
-    query_squares, candidate_squares : np.ndarray
+    query_squares, candidate_squares : ndarray
         "(B,)" and "(N,)" squared lengths.
     noise : scalar of the type of the distances
         The weight is 0 where the squared distance is at most this share of both squared lengths.
-    weights : np.ndarray
+    weights : ndarray
         "(B, N)" of the type of the distances, or bfloat16 words; written.
-    query_sums, candidate_sums : np.ndarray
+    query_sums, candidate_sums : ndarray
         "(B,)" and "(N,)" sums of the weights, written.
     """
     kind = distances.dtype.type
@@ -243,3 +231,64 @@ def fill_euclidean_weights(
             candidate_sums[j] += weight
         query_sums[i] = total
         store_row(row, one, weights[i])
+
+
+SCALED_BLOCK = 32
+"""Candidates in a block: all queries use it before the next, so that rows and gradients stay in cache."""
+
+
+@compiled
+def fill_scaled_distances(offset: ndarray, scale: ndarray, candidates: ndarray, distances: ndarray) -> None:
+    """Write sum_k |a_k - s_k c_k| of all pairs: offsets a, scales s (B, D), candidates (N, D) -> (B, N)."""
+    for first in range(0, len(candidates), SCALED_BLOCK):
+        for i in range(len(offset)):
+            for j in range(first, min(first + SCALED_BLOCK, len(candidates))):
+                total = offset.dtype.type(0)
+                for k in range(offset.shape[1]):
+                    total += abs(offset[i, k] - scale[i, k] * candidates[j, k])
+                distances[i, j] = total
+
+
+@compiled_unaliased
+def _add_scaled(
+    offset: ndarray,
+    scale: ndarray,
+    candidate: ndarray,
+    gradient: float,
+    of_offset: ndarray,
+    of_scale: ndarray,
+    of_candidate: ndarray,
+) -> None:
+    """Add the gradients of one pair; rows "(D,)"."""
+    zero = gradient - gradient
+    for k in range(offset.shape[0]):
+        difference = offset[k] - scale[k] * candidate[k]
+        weight = gradient if difference > 0 else (-gradient if difference < 0 else zero)
+        of_offset[k] += weight
+        of_scale[k] -= weight * candidate[k]
+        of_candidate[k] -= weight * scale[k]
+
+
+@compiled
+def add_scaled_gradients(
+    offset: ndarray,
+    scale: ndarray,
+    candidates: ndarray,
+    gradients: ndarray,
+    of_offset: ndarray,
+    of_scale: ndarray,
+    of_candidates: ndarray,
+) -> None:
+    """Add the gradients of all rows, given those of the distances (B, N); 0 where a term is 0."""
+    for first in range(0, len(candidates), SCALED_BLOCK):
+        for i in range(len(offset)):
+            for j in range(first, min(first + SCALED_BLOCK, len(candidates))):
+                _add_scaled(
+                    offset[i],
+                    scale[i],
+                    candidates[j],
+                    gradients[i, j],
+                    of_offset[i],
+                    of_scale[i],
+                    of_candidates[j],
+                )

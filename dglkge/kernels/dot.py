@@ -15,16 +15,14 @@ words.
 from __future__ import annotations
 
 import numpy as np
+from numpy import ndarray
 
-from dglkge.kernels.bfloat16 import load_row, store_row
 from dglkge.kernels.jit import compiled, compiled_inline, compiled_unaliased
-from dglkge.kernels.rows import LOOKAHEAD, prefetch_rows_at, row_at
+from dglkge.kernels.rows import LOOKAHEAD, load_row, prefetch_rows_at, row_at, store_row
 
 
 @compiled_unaliased
-def query_of(
-    anchor: np.ndarray, relation: np.ndarray, is_complex: bool, conjugate: bool, query: np.ndarray
-) -> None:
+def query_of(anchor: ndarray, relation: ndarray, is_complex: bool, conjugate: bool, query: ndarray) -> None:
     """Write anchor o relation, or anchor o conj(relation), rows "(D,)"."""
     if not is_complex:
         for k in range(query.shape[0]):
@@ -39,7 +37,7 @@ def query_of(
 
 
 @compiled_inline
-def inner_product(left: np.ndarray, right: np.ndarray) -> float:
+def inner_product(left: ndarray, right: ndarray) -> float:
     """Return the inner product of two rows."""
     total = left.dtype.type(0)
     for k in range(left.shape[0]):
@@ -48,7 +46,7 @@ def inner_product(left: np.ndarray, right: np.ndarray) -> float:
 
 
 @compiled
-def gather(rows: np.ndarray, operand: np.ndarray) -> None:
+def gather(rows: ndarray, operand: ndarray) -> None:
     """Copy rows into the operand of a matrix product."""
     num, dim = operand.shape
     like = np.empty(0, np.float32)
@@ -59,13 +57,7 @@ def gather(rows: np.ndarray, operand: np.ndarray) -> None:
 
 
 @compiled
-def make_queries(
-    rows: tuple,
-    operator: tuple,
-    operand: np.ndarray,
-    positive: np.ndarray,
-    own: np.ndarray,
-) -> None:
+def make_queries(rows: tuple, operator: tuple, operand: ndarray, positive: ndarray, own: ndarray) -> None:
     """Write the queries (2 B, D), those for tails first, and the scores of their true and own entities."""
     is_complex, is_reciprocal = operator
     heads, tails, relations = rows
@@ -88,7 +80,7 @@ def make_queries(
 
 
 @compiled_inline
-def penalize(row: np.ndarray, factor: float, is_complex: bool, gradient: np.ndarray) -> float:
+def penalize(row: ndarray, factor: float, is_complex: bool, gradient: ndarray) -> float:
     """Write factor times the gradient of N3 of a row; returns N3 (see :class:`model.regularizers.N3`)."""
     total = row.dtype.type(0)
     if factor == 0:
@@ -116,17 +108,17 @@ def penalize(row: np.ndarray, factor: float, is_complex: bool, gradient: np.ndar
 # Eleven arguments: that arrays do not overlap is promised of arguments, not of the members of a tuple.
 @compiled_unaliased
 def add_query_gradients(
-    anchor: np.ndarray,
-    relation: np.ndarray,
-    truth: np.ndarray,
+    anchor: ndarray,
+    relation: ndarray,
+    truth: ndarray,
     is_complex: bool,
     conjugate: bool,
-    of_query: np.ndarray,
+    of_query: ndarray,
     missing: float,
     own_share: float,
-    of_anchor: np.ndarray,
-    of_relation: np.ndarray,
-    of_truth: np.ndarray,
+    of_anchor: ndarray,
+    of_relation: ndarray,
+    of_truth: ndarray,
 ) -> None:
     """Add the gradients of a query's three rows; ``of_query`` holds the contribution of the negatives."""
     if not is_complex:
@@ -158,9 +150,9 @@ def add_query_gradients(
 def write_gradients(
     rows: tuple,
     operator: tuple,
-    of_queries: np.ndarray,
+    of_queries: ndarray,
     of_scores: tuple,
-    factors: np.ndarray,
+    factors: ndarray,
     n3: float,
     gradients: tuple,
 ) -> float:
@@ -168,15 +160,15 @@ def write_gradients(
 
     Parameters
     ----------
-    of_queries : np.ndarray
+    of_queries : ndarray
         "(2 B, D)" operand: contribution of the negatives to the gradients of the queries.
-    of_scores : two np.ndarray
+    of_scores : two ndarray
         "(2 B,)" gradients of the scores of the true answers and of the own entities.
-    factors : np.ndarray
+    factors : ndarray
         "(B,)" factor of each triple's loss in the gradient.
     n3 : float
         Weight of the regularizer, 0 for none; it counts the three rows of a triple once for each side.
-    gradients : three np.ndarray
+    gradients : three ndarray
         "(B, D)", "(B, D)" and "(B, D or 2 D)" of heads, tails and relations, written.
 
     Returns

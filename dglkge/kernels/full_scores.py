@@ -11,10 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
-from dglkge.kernels.bfloat16 import load_row, store_row, widen
 from dglkge.kernels.dot import inner_product
 from dglkge.kernels.jit import FAST_MATH, compiled, overload, types
+from dglkge.kernels.rows import load_row, store_row, widen
 from dglkge.kernels.softmax import greatest_of, power
 
 LOGARITHM_EVERY = 64
@@ -25,7 +26,7 @@ SCORES_A_PIECE = 512
 """Scores that a loop holds as float32 at a time: 2 KiB, which stay in the first-level cache."""
 
 
-def greatest_score(row: np.ndarray) -> Any:
+def greatest_score(row: ndarray) -> Any:
     """Return the greatest of a row of float32 numbers or of bfloat16 words, as float32."""
     raise NotImplementedError("for compiled loops only")
 
@@ -51,14 +52,14 @@ def _greatest_score(row: Any) -> Any:
 
 
 @compiled
-def exponentials(scores: np.ndarray, greatest: np.ndarray, totals: np.ndarray) -> None:
+def exponentials(scores: ndarray, greatest: ndarray, totals: ndarray) -> None:
     """Replace each score by e to the power of score minus the greatest score of its row.
 
     Parameters
     ----------
-    scores : np.ndarray
+    scores : ndarray
         "(Q, W)" float32 or bfloat16 words, changed.
-    greatest, totals : np.ndarray
+    greatest, totals : ndarray
         "(Q,) float32" greatest score and sum of the powers of each row, written. A sum is NaN where a score
         of its row is not finite.
     """
@@ -80,14 +81,14 @@ def exponentials(scores: np.ndarray, greatest: np.ndarray, totals: np.ndarray) -
 
 
 @compiled
-def sigmoids(scores: np.ndarray, greatest: np.ndarray, totals: np.ndarray) -> None:
+def sigmoids(scores: ndarray, greatest: ndarray, totals: ndarray) -> None:
     """Replace each score by its sigmoid 1 / (1 + e^-s).
 
     Parameters
     ----------
-    scores : np.ndarray
+    scores : ndarray
         "(Q, W)" float32 or bfloat16 words, changed.
-    greatest, totals : np.ndarray
+    greatest, totals : ndarray
         "(Q,) float32" zeros, and the sum of log(1 + e^s) of each row, written. A sum is NaN where a score of
         its row is not finite.
     """
@@ -113,9 +114,7 @@ def sigmoids(scores: np.ndarray, greatest: np.ndarray, totals: np.ndarray) -> No
 
 
 @compiled
-def score_answers(
-    queries: np.ndarray, rows: np.ndarray, starts: np.ndarray, places: np.ndarray, scores: np.ndarray
-) -> None:
+def score_answers(queries: ndarray, rows: ndarray, starts: ndarray, places: ndarray, scores: ndarray) -> None:
     """Write the inner products "(A,)" of queries "(Q, D)" with their answers among ``rows`` "(R, D)"."""
     for i in range(starts.shape[0] - 1):
         for k in range(starts[i], starts[i + 1]):
@@ -124,7 +123,7 @@ def score_answers(
 
 @compiled
 def overwrite_answers(
-    starts: np.ndarray, places: np.ndarray, first_row: int, value: float, scores: np.ndarray
+    starts: ndarray, places: ndarray, first_row: int, value: float, scores: ndarray
 ) -> None:
     """Write a value to the answers' places in ``scores`` "(Q, W)"; column 0 is row ``first_row``."""
     width = scores.shape[1]
@@ -137,13 +136,13 @@ def overwrite_answers(
 
 @compiled
 def add_answer_gradients(
-    queries: np.ndarray,
-    rows: np.ndarray,
-    starts: np.ndarray,
-    places: np.ndarray,
-    of_scores: np.ndarray,
-    of_queries: np.ndarray,
-    of_rows: np.ndarray,
+    queries: ndarray,
+    rows: ndarray,
+    starts: ndarray,
+    places: ndarray,
+    of_scores: ndarray,
+    of_queries: ndarray,
+    of_rows: ndarray,
 ) -> None:
     """Add the gradients through the answers' scores; ``of_scores`` "(A,)" are the gradients of these scores.
 
@@ -159,14 +158,14 @@ def add_answer_gradients(
 
 
 @compiled
-def narrow_rows(rows: np.ndarray, scales: np.ndarray, operand: np.ndarray) -> None:
+def narrow_rows(rows: ndarray, scales: ndarray, operand: ndarray) -> None:
     """Write each row of float32 numbers "(N, D)" times its scale "(N,)" to the operand of a product."""
     for i in range(rows.shape[0]):
         store_row(rows[i], scales[i], operand[i])
 
 
 @compiled
-def add_products(products: np.ndarray, keeps: np.ndarray, scales: np.ndarray, sums: np.ndarray) -> None:
+def add_products(products: ndarray, keeps: ndarray, scales: ndarray, sums: ndarray) -> None:
     """Replace each row of ``sums`` "(N, D)" by keep times itself plus scale times the row of ``products``.
 
     A ``keep`` of 0 drops what the row held, whatever it was.

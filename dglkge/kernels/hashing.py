@@ -1,6 +1,7 @@
 """Pseudo-random numbers as a function of a key and a counter: every process computes any of them by itself.
 
 The bits are the outputs of SplitMix64 (Steele, Lea and Flood 2014): state = key + position * gamma, mixed.
+Row dropout (:func:`drop_numbers`) draws from them too: by a key, the row's id and the column.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from numpy import ndarray
 
-from dglkge.kernels.jit import compiled
+from dglkge.kernels.jit import compiled, compiled_unaliased
 
 GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
 
-def stream_key(*words: int | str) -> np.ndarray:
+def stream_key(*words: int | str) -> ndarray:
     """Return a 64-bit key of a list of words without "/", (1,) uint64.
 
     Examples
@@ -29,17 +31,17 @@ def stream_key(*words: int | str) -> np.ndarray:
     return np.frombuffer(digest, "<u8").astype(np.uint64)
 
 
-def row_keys(key: np.ndarray, ids: np.ndarray) -> np.ndarray:
+def row_keys(key: ndarray, ids: ndarray) -> ndarray:
     """Return one key for each id, (n,) uint64."""
     return split_mix(key + ids.astype(np.uint64) * GOLDEN_GAMMA)
 
 
-def column_bits(keys: np.ndarray, num_columns: int) -> np.ndarray:
+def column_bits(keys: ndarray, num_columns: int) -> ndarray:
     """Return 64 random bits for each key and column, (n, num_columns) uint64."""
     return split_mix(keys[:, None] + np.arange(1, num_columns + 1, dtype=np.uint64) * GOLDEN_GAMMA)
 
 
-def in_range(bits: np.ndarray, limit: int) -> np.ndarray:
+def in_range(bits: ndarray, limit: int) -> ndarray:
     """Map 64 random bits each to whole numbers in [0, limit), uniformly.
 
     The upper 64 bits of the 128-bit product with the limit (Lemire 2019). Probabilities of any two numbers
@@ -116,3 +118,40 @@ def below(key: int, count: int, limit: int) -> npt.NDArray[np.int64]:
     (count,) int64
     """
     return in_range(words(key, np.arange(count, dtype=np.int64)), limit)
+
+
+@compiled
+def drop_numbers(rows: ndarray, ids: ndarray, key: np.uint64, limit: np.uint16, scale: np.float32) -> None:
+    """Set numbers of rows to 0 and scale the others, in place.
+
+    Parameters
+    ----------
+    rows : (n, D) float32
+    ids : (n,) int64
+    key : uint64
+    limit : uint16
+        A number is kept where its 16 random bits are at least this.
+    scale : float32
+        Factor of the numbers that are kept.
+    """
+    words = np.empty(-(-rows.shape[1] // 4), np.uint64)
+    # Four numbers of 16 bits from each word, the lowest bits first.
+    bits = words.view(np.uint16)
+    # Two loops without branches: the processor draws eight words, and masks 16 numbers, at a time.
+    for row in range(len(rows)):
+        _draw_words(mix_word(key + np.uint64(ids[row]) * GOLDEN_GAMMA), words)
+        _scale_kept(rows[row], bits, limit, scale)
+
+
+@compiled_unaliased
+def _draw_words(state: np.uint64, words: ndarray) -> None:
+    """Draw the random words of a row."""
+    for place in range(len(words)):
+        words[place] = mix_word(state + np.uint64(place + 1) * GOLDEN_GAMMA)
+
+
+@compiled_unaliased
+def _scale_kept(row: ndarray, bits: ndarray, limit: np.uint16, scale: np.float32) -> None:
+    """Multiply each number of a row by the scale or by 0."""
+    for column in range(len(row)):
+        row[column] *= scale if bits[column] >= limit else np.float32(0)

@@ -15,9 +15,10 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
-from dglkge.kernels.bfloat16 import load_row, store_row
 from dglkge.kernels.jit import compiled, compiled_inline
+from dglkge.kernels.rows import load_row, store_row
 from dglkge.kernels.softmax import LOWEST_COUNTED, greatest_of, logarithm_of_1_to_2, power
 
 MEAN, MEAN_WITH_TRUTH, SUM, ADVERSARIAL = range(4)
@@ -117,14 +118,14 @@ def loss_loop(truth: Callable, term: Callable) -> Callable:
     # Nine arguments: one flat call for each block of scores, as numba takes no objects.
     def compute(
         numbers: tuple,
-        scores: np.ndarray,
-        positive: np.ndarray,
-        own: np.ndarray,
-        factors: np.ndarray,
-        missing: np.ndarray,
-        own_shares: np.ndarray,
-        labels: np.ndarray,
-        losses: np.ndarray,
+        scores: ndarray,
+        positive: ndarray,
+        own: ndarray,
+        factors: ndarray,
+        missing: ndarray,
+        own_shares: ndarray,
+        labels: ndarray,
+        losses: ndarray,
     ) -> float:
         margin, reduction, temperature = numbers
         num = scores.shape[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numpy import ndarray
 
 from dglkge.kernels.hashing import GOLDEN_GAMMA, mix_word
 from dglkge.kernels.jit import compiled, compiled_inline
@@ -11,7 +12,7 @@ _ROWS_AHEAD = 256
 
 
 @compiled_inline
-def word_at(data: np.ndarray, begin: int, end: int) -> np.uint64:
+def word_at(data: ndarray, begin: int, end: int) -> np.uint64:
     """Return eight bytes from a place on as one big-endian number; zeros follow the end of the name."""
     if begin + 8 <= data.shape[0]:
         # LLVM makes one load of it; what belongs to the next name is shifted out, without a branch.
@@ -35,16 +36,16 @@ def word_at(data: np.ndarray, begin: int, end: int) -> np.uint64:
 
 
 @compiled
-def hash_names(offsets: np.ndarray, data: np.ndarray, keys: np.ndarray) -> np.ndarray:
+def hash_names(offsets: ndarray, data: ndarray, keys: ndarray) -> ndarray:
     """Return two hashes of each name, "(n, 2) uint64".
 
     Parameters
     ----------
-    offsets : np.ndarray
+    offsets : ndarray
         "(n + 1,)" integers: name i is ``data[offsets[i] : offsets[i + 1]]``.
-    data : np.ndarray
+    data : ndarray
         "(m,) uint8".
-    keys : np.ndarray
+    keys : ndarray
         "(2,) uint64": other keys give other hashes.
     """
     hashes = np.empty((offsets.shape[0] - 1, 2), np.uint64)
@@ -62,18 +63,16 @@ def hash_names(offsets: np.ndarray, data: np.ndarray, keys: np.ndarray) -> np.nd
 
 
 @compiled
-def group_by_low_bits(
-    hashes: np.ndarray, offsets: np.ndarray, bits: int
-) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def group_by_low_bits(hashes: ndarray, offsets: ndarray, bits: int) -> tuple[ndarray, ndarray, ndarray]:
     """Group names by the lowest bits of their first hashes; arguments are as of :func:`hash_names`.
 
     Returns
     -------
-    rows : np.ndarray
+    rows : ndarray
         "(n,) int32".
-    starts : np.ndarray
+    starts : ndarray
         "(2 ** bits + 1,) int64", of each group in the rows.
-    num_bytes : np.ndarray
+    num_bytes : ndarray
         "(2 ** bits,) int64", of the names of each group.
     """
     mask = np.uint64((1 << bits) - 1)
@@ -95,14 +94,14 @@ def group_by_low_bits(
 
 @compiled
 def intern_names(
-    rows: np.ndarray,
+    rows: ndarray,
     names: tuple,
     bits: int,
     shard: int,
-    slots: np.ndarray,
+    slots: ndarray,
     known: tuple,
     num_known: int,
-    ids: np.ndarray,
+    ids: ndarray,
 ) -> int:
     """Look up names in a hash table of names, and add those that are new.
 
@@ -112,22 +111,22 @@ def intern_names(
 
     Parameters
     ----------
-    rows : np.ndarray
+    rows : ndarray
         "(k,) int32": the names to look up.
-    names : three np.ndarray
+    names : three ndarray
         Hashes, offsets and data as of :func:`hash_names`, of all names of the block.
     bits, shard : int
         The id of name j of the table is ``j << bits | shard``. The lowest bits of hashes are not used for
         places: they are equal within a table.
-    slots : np.ndarray
+    slots : ndarray
         "(2 ** s, 2) uint64": first the upper half of the first hash, and number of the name plus 1; then the
         second hash. 0 first where a place is free. Changed; there must be room for all rows, as there must be
         in the arrays of names.
-    known : two np.ndarray
+    known : two ndarray
         Offsets and data of the names of the table, changed.
     num_known : int
         The number of names in the table.
-    ids : np.ndarray
+    ids : ndarray
         "(n,) int32", changed at the rows.
 
     Returns
@@ -175,7 +174,7 @@ def intern_names(
 
 
 @compiled
-def fill_slots(hashes: np.ndarray, bits: int, slots: np.ndarray) -> None:
+def fill_slots(hashes: ndarray, bits: int, slots: ndarray) -> None:
     """Enter the names of a table into empty slots; the table is as of :func:`intern_names`."""
     mask = slots.shape[0] - 1
     half, low = np.uint64(32), np.uint64(0xFFFFFFFF)
@@ -189,7 +188,7 @@ def fill_slots(hashes: np.ndarray, bits: int, slots: np.ndarray) -> None:
 
 
 @compiled
-def shared_prefix(offsets: np.ndarray, data: np.ndarray) -> int:
+def shared_prefix(offsets: ndarray, data: ndarray) -> int:
     """Return the number of bytes with which all names begin alike; there is at least one name."""
     length = int(offsets[1] - offsets[0])
     for i in range(1, offsets.shape[0] - 1):
@@ -202,7 +201,7 @@ def shared_prefix(offsets: np.ndarray, data: np.ndarray) -> int:
 
 
 @compiled
-def words_of(names: np.ndarray, offsets: np.ndarray, data: np.ndarray, skip: int) -> np.ndarray:
+def words_of(names: ndarray, offsets: ndarray, data: ndarray, skip: int) -> ndarray:
     """Return eight bytes of each of some names, behind the first ``skip``, as numbers that sort alike."""
     words = np.empty(names.shape[0], np.uint64)
     for i in range(names.shape[0]):
@@ -211,14 +210,14 @@ def words_of(names: np.ndarray, offsets: np.ndarray, data: np.ndarray, skip: int
 
 
 @compiled
-def sorted_within(groups: np.ndarray, order: np.ndarray) -> np.ndarray:
+def sorted_within(groups: ndarray, order: ndarray) -> ndarray:
     """Sort an order by group; members of a group keep their order.
 
     Parameters
     ----------
-    groups : np.ndarray
+    groups : ndarray
         "(n,) int64": ascending numbers from 0 of the groups.
-    order : np.ndarray
+    order : ndarray
         "(n,) int64": a permutation.
     """
     next_place = np.zeros(groups[-1] + 2, np.int64)

@@ -19,11 +19,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
-from dglkge.kernels.bfloat16 import bits_of, float_of, widen
 from dglkge.kernels.hashing import GOLDEN_GAMMA, column_bits, row_keys
 from dglkge.kernels.jit import compiled, compiled_inline
-from dglkge.kernels.rows import LOOKAHEAD, prefetch_row
+from dglkge.kernels.rows import LOOKAHEAD, bits_of, float_of, prefetch_row, widen
 
 COLUMNS_A_WORD = 4
 """Columns that share the 64 bits of one hash."""
@@ -55,7 +55,7 @@ def _widen_half(word: Any) -> Any:
 
 
 @compiled
-def widen_rows(words: np.ndarray, places: np.ndarray, is_half: bool, rows: np.ndarray) -> None:
+def widen_rows(words: ndarray, places: ndarray, is_half: bool, rows: ndarray) -> None:
     """Write rows at some places as float32.
 
     The plain twin is torch's own conversion: see :func:`dglkge.optim.narrow_rows.widen_plain`.
@@ -112,9 +112,7 @@ def _round_half(bits: Any, noise: Any) -> Any:
 
 
 @compiled
-def round_rows(
-    rows: np.ndarray, words: np.ndarray, places: np.ndarray, ids: np.ndarray, key: int, is_half: bool
-) -> None:
+def round_rows(rows: ndarray, words: ndarray, places: ndarray, ids: ndarray, key: int, is_half: bool) -> None:
     """Round rows stochastically and write them to some places.
 
     The plain twin is :func:`round_rows_plain`.
@@ -149,7 +147,7 @@ def round_rows(
                 out[j] = _round_bfloat16(bits_of(row[j]), noise[j])
 
 
-def noise_of(ids: np.ndarray, dim: int, key: int) -> np.ndarray:
+def noise_of(ids: ndarray, dim: int, key: int) -> ndarray:
     """Return the 16 random bits of each number of some rows, "(n, dim) uint16"."""
     words = column_bits(row_keys(np.array([key], np.uint64), ids), -(-dim // COLUMNS_A_WORD))
     # The lowest bits first, as in the memory of a little-endian machine.
@@ -157,7 +155,7 @@ def noise_of(ids: np.ndarray, dim: int, key: int) -> np.ndarray:
 
 
 def round_rows_plain(
-    rows: np.ndarray, words: np.ndarray, places: np.ndarray, ids: np.ndarray, key: int, is_half: bool
+    rows: ndarray, words: ndarray, places: ndarray, ids: ndarray, key: int, is_half: bool
 ) -> None:
     """Plain twin of :func:`round_rows`: the same bits, by whole arrays."""
     noise = noise_of(ids, rows.shape[1], key)
@@ -180,7 +178,7 @@ def round_rows_plain(
     words[places] = found | (bits >> np.uint32(16)).astype(np.uint16) & np.uint16(0x8000)
 
 
-def nearest_words(rows: np.ndarray, is_half: bool) -> np.ndarray:
+def nearest_words(rows: ndarray, is_half: bool) -> ndarray:
     """Round float32 numbers to the nearest of 16 bits, ties to even, as torch does: uint16 of their shape."""
     if is_half:
         with np.errstate(over="ignore"):  # beyond 65504 it is infinite

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from dglkge.kernels.hashing import GOLDEN_GAMMA, mix_word
 from dglkge.kernels.jit import compiled
 
 
 @compiled
-def walk_all(values: np.ndarray, num: int, a: int, b: int, keys: np.ndarray, forward: bool) -> None:
+def walk_all(values: ndarray, num: int, a: int, b: int, keys: ndarray, forward: bool) -> None:
     """Permute each value of [0, num), in place.
 
     A Feistel network permutes [0, a b) with a b >= num; values outside [0, num) are permuted again until they
@@ -19,13 +20,13 @@ def walk_all(values: np.ndarray, num: int, a: int, b: int, keys: np.ndarray, for
 
     Parameters
     ----------
-    values : np.ndarray
+    values : ndarray
         "(n,) int64", changed.
     num : int
         Number of values of the permutation.
     a, b : int
         Sizes of the two halves of a value: value = right * a + left.
-    keys : np.ndarray
+    keys : ndarray
         "(rounds,) uint64" key of each round.
     forward : bool
         False: the inverse permutation.
@@ -58,22 +59,20 @@ def _draw(key: Any, value: Any, limit: Any) -> Any:
 
 
 @compiled
-def find_rows(
-    wanted: np.ndarray, triple_ids: np.ndarray, starts: np.ndarray, shift: int, rows: np.ndarray
-) -> None:
+def find_rows(wanted: ndarray, triple_ids: ndarray, starts: ndarray, shift: int, rows: ndarray) -> None:
     """Write the row of each wanted id, -1 for ids that are absent.
 
     Parameters
     ----------
-    wanted : np.ndarray
+    wanted : ndarray
         "(n,) int64" ids to look up.
-    triple_ids : np.ndarray
+    triple_ids : ndarray
         "(N,) int64" sorted ids.
-    starts : np.ndarray
+    starts : ndarray
         First row of each bucket, and N; a bucket holds the ids with the same ``id >> shift``.
     shift : int
         Logarithm of the number of ids in a bucket.
-    rows : np.ndarray
+    rows : ndarray
         "(n,) int64", written.
     """
     last = starts.shape[0] - 2

@@ -9,13 +9,14 @@ Conjugation changes no modulus, so that both queries of a triple have the same l
 from __future__ import annotations
 
 import numpy as np
+from numpy import ndarray
 
 from dglkge.kernels.jit import compiled, compiled_unaliased
 from dglkge.kernels.rows import LOOKAHEAD, prefetch_rows_at, row_at
 
 
 @compiled_unaliased
-def add_squares(row: np.ndarray, factor: float, gradient: np.ndarray) -> float:
+def add_squares(row: ndarray, factor: float, gradient: ndarray) -> float:
     """Add factor times the gradient of the sum of a row's squares; returns the sum."""
     total = row.dtype.type(0)
     twice = factor + factor
@@ -26,7 +27,7 @@ def add_squares(row: np.ndarray, factor: float, gradient: np.ndarray) -> float:
 
 
 @compiled_unaliased
-def add_cubes(row: np.ndarray, factor: float, is_complex: bool, gradient: np.ndarray) -> float:
+def add_cubes(row: ndarray, factor: float, is_complex: bool, gradient: ndarray) -> float:
     """Add factor times the gradient of the sum of a row's cubed moduli; returns the sum."""
     total = row.dtype.type(0)
     three = row.dtype.type(3) * factor
@@ -48,12 +49,12 @@ def add_cubes(row: np.ndarray, factor: float, is_complex: bool, gradient: np.nda
 
 @compiled_unaliased
 def add_product_squares(
-    anchor: np.ndarray,
-    relation: np.ndarray,
+    anchor: ndarray,
+    relation: ndarray,
     factor: float,
     is_complex: bool,
-    of_anchor: np.ndarray,
-    of_relation: np.ndarray,
+    of_anchor: ndarray,
+    of_relation: ndarray,
 ) -> float:
     """Add factor times the gradients of the squares of anchor o relation; returns the sum of the squares."""
     total = anchor.dtype.type(0)
@@ -78,28 +79,23 @@ def add_product_squares(
 
 @compiled
 def add_penalties(
-    rows: tuple,
-    operator: tuple,
-    factors: np.ndarray,
-    power: int,
-    weights: tuple,
-    gradients: tuple,
+    rows: tuple, operator: tuple, factors: ndarray, power: int, weights: tuple, gradients: tuple
 ) -> float:
     """Add the gradients of both queries' penalties of each triple; returns the penalties' sum.
 
     Parameters
     ----------
-    rows : three np.ndarray
+    rows : three ndarray
         "(B,) int64" addresses of the float32 rows of heads, tails and relations.
     operator : tuple
         (is_complex, is_reciprocal).
-    factors : np.ndarray
+    factors : ndarray
         "(B,)" factor of each triple.
     power : int
         2 or 3, of the moduli.
     weights : tuple
         float32: of each entity's row in a triple, of each query's relation, of each query's product.
-    gradients : three np.ndarray
+    gradients : three ndarray
         "(B, D)", "(B, D)" and "(B, D or 2 D)", added to.
     """
     is_complex, is_reciprocal = operator

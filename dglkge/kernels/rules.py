@@ -1,18 +1,21 @@
-"""Update rules of the optimizers for one row, in place: the formulas that :func:`updates.update_loop` runs.
+"""Formulas for one row, in place: update rules, and the links around them; a neutral link does nothing.
 
-Every formula takes ``row`` "(D,)", its ``gradient`` "(D,)", ``state``, a tuple of the row's state "(W,)"
-each, and ``numbers``, a tuple of scalars, and writes the new row and state over the old ones.
+An update rule takes ``row`` "(D,)", its ``gradient`` "(D,)", ``state``, a tuple of the row's state "(W,)"
+each, and ``numbers``, a tuple of scalars, and writes the new row and state over the old ones. Between the
+merged gradient and the rule: :func:`average`, :func:`clip_row`, :func:`add_decay`. On the row, before and
+after the rule: :func:`decay_row`, :func:`limit_row`. The plain twins of links are in ``dglkge.optim.links``.
 """
 
 from __future__ import annotations
 
 import numpy as np
+from numpy import ndarray
 
-from dglkge.kernels.jit import compiled_inline
+from dglkge.kernels.jit import compiled, compiled_inline
 
 
 @compiled_inline
-def adagrad(row: np.ndarray, gradient: np.ndarray, state: tuple, numbers: tuple) -> None:
+def adagrad(row: ndarray, gradient: ndarray, state: tuple, numbers: tuple) -> None:
     r"""Adagrad: :math:`G \leftarrow G + g^2,\; w \leftarrow w - \eta\, g / (\sqrt{G} + \epsilon)`.
 
     Source: Duchi, Hazan and Singer, "Adaptive Subgradient Methods for Online Learning and Stochastic
@@ -33,7 +36,7 @@ def adagrad(row: np.ndarray, gradient: np.ndarray, state: tuple, numbers: tuple)
 
 
 @compiled_inline
-def row_adagrad(row: np.ndarray, gradient: np.ndarray, state: tuple, numbers: tuple) -> None:
+def row_adagrad(row: ndarray, gradient: ndarray, state: tuple, numbers: tuple) -> None:
     r"""Adagrad with one accumulator a row:
     :math:`G \leftarrow G + \frac{1}{D}\sum_j g_j^2,\; w \leftarrow w - \eta\, g / (\sqrt{G} + \epsilon)`.
 
@@ -60,7 +63,7 @@ def row_adagrad(row: np.ndarray, gradient: np.ndarray, state: tuple, numbers: tu
 
 
 @compiled_inline
-def adam(row: np.ndarray, gradient: np.ndarray, state: tuple, numbers: tuple) -> None:
+def adam(row: ndarray, gradient: ndarray, state: tuple, numbers: tuple) -> None:
     r"""Adam: :math:`m \leftarrow \beta_1 m + (1-\beta_1) g,\; v \leftarrow \beta_2 v + (1-\beta_2) g^2,\;
     w \leftarrow w - \frac{\eta}{1-\beta_1^t}\, m / (\sqrt{v / (1-\beta_2^t)} + \epsilon)`.
 
@@ -102,3 +105,76 @@ def adam(row: np.ndarray, gradient: np.ndarray, state: tuple, numbers: tuple) ->
         for j in range(dim):
             mem[j] = beta1 * mem[j] + rest1 * gradient[j]
             row[j] -= scale * mem[j]
+
+
+@compiled_inline
+def is_finite(gradient: ndarray) -> bool:
+    """Return whether a gradient "(D,)" has neither a NaN nor an infinity."""
+    zero = gradient.dtype.type(0)
+    # 0 times NaN or infinity is NaN, which stays in the sum: one vectorised pass without a branch a number.
+    # It needs NaN to keep its meaning: see FAST_MATH in jit.
+    poison = zero
+    for j in range(gradient.shape[0]):
+        poison += gradient[j] * zero
+    return poison == zero
+
+
+@compiled_inline
+def average(gradient: ndarray, count: int) -> None:
+    """Divide a sum of ``count`` gradients by their number."""
+    if count > 1:
+        share = gradient.dtype.type(1) / gradient.dtype.type(count)
+        for j in range(gradient.shape[0]):
+            gradient[j] *= share
+
+
+@compiled_inline
+def clip_row(gradient: ndarray, max_norm: float) -> None:
+    """Scale a gradient that is longer than ``max_norm`` to that length; infinity: no limit."""
+    if max_norm < np.inf:
+        squares = gradient.dtype.type(0)
+        for j in range(gradient.shape[0]):
+            squares += gradient[j] * gradient[j]
+        norm = np.sqrt(squares)
+        if norm > max_norm:
+            shrink = max_norm / norm
+            for j in range(gradient.shape[0]):
+                gradient[j] *= shrink
+
+
+@compiled_inline
+def add_decay(gradient: ndarray, row: ndarray, weight_decay: float) -> None:
+    """Add a multiple of the row to its gradient (L2); 0: none."""
+    if weight_decay != gradient.dtype.type(0):
+        for j in range(gradient.shape[0]):
+            gradient[j] += weight_decay * row[j]
+
+
+@compiled_inline
+def decay_row(row: ndarray, kept: float) -> None:
+    """Multiply a row by what a decoupled weight decay keeps of it; 1: none."""
+    if kept != row.dtype.type(1):
+        for j in range(row.shape[0]):
+            row[j] *= kept
+
+
+@compiled_inline
+def limit_row(row: ndarray, max_norm: float) -> None:
+    """Scale a row that is longer than ``max_norm``, a float64, to that length; infinity: no limit."""
+    if max_norm < np.inf:
+        # In float64: a square of float32 may overflow.
+        square = np.float64(0)
+        for j in range(row.shape[0]):
+            number = np.float64(row[j])
+            square += number * number
+        if square > max_norm * max_norm:
+            scale = max_norm / np.sqrt(square)
+            for j in range(row.shape[0]):
+                row[j] = row[j] * scale
+
+
+@compiled
+def limit_norms(rows: ndarray, max_norm: float) -> None:
+    """Scale the rows "(N, D)" that are longer than ``max_norm`` to that Euclidean length, in place."""
+    for i in range(rows.shape[0]):
+        limit_row(rows[i], max_norm)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
-from dglkge.kernels.bfloat16 import bits_of, float_of, load_row, store_row
 from dglkge.kernels.chains import slot_of
 from dglkge.kernels.jit import compiled, compiled_inline
+from dglkge.kernels.rows import bits_of, float_of, load_row, store_row
 
 LOWEST_EXPONENT = np.float32(-60.0)
 """Powers below e^-60 count as 0: they are lost in any float32 sum with 1, and denormal numbers are slow."""
@@ -70,7 +71,7 @@ def logarithm_of_1_to_2(number: Any) -> Any:
 
 
 @compiled_inline
-def greatest_of(row: np.ndarray) -> Any:
+def greatest_of(row: ndarray) -> Any:
     """Return the greatest of float32 numbers.
 
     Compared as integers in the same order: LLVM does not vectorise a maximum of floats, because of NaN.
@@ -88,7 +89,7 @@ def _in_order(bits: Any) -> Any:
 
 
 @compiled_inline
-def link_equal(ids: np.ndarray, slots: np.ndarray) -> Any:
+def link_equal(ids: ndarray, slots: ndarray) -> Any:
     """Enter ids into a hash table and link the places of equal ones; returns (table, links, mask)."""
     num_slots = slots.shape[0] - ids.shape[0]
     table, links = slots[:num_slots], slots[num_slots:]
@@ -104,7 +105,7 @@ def link_equal(ids: np.ndarray, slots: np.ndarray) -> Any:
 
 
 @compiled_inline
-def last_equal(wanted: Any, ids: np.ndarray, table: np.ndarray, mask: Any) -> Any:
+def last_equal(wanted: Any, ids: ndarray, table: ndarray, mask: Any) -> Any:
     """Return the last place of an id among those of :func:`link_equal`, -1 where it is absent."""
     slot = slot_of(wanted, mask)
     while table[slot] >= 0 and ids[table[slot]] != wanted:
@@ -114,19 +115,19 @@ def last_equal(wanted: Any, ids: np.ndarray, table: np.ndarray, mask: Any) -> An
 
 @compiled
 def ignore_truths(
-    true_ids: np.ndarray, negative_ids: np.ndarray, ignored: float, slots: np.ndarray, scores: np.ndarray
+    true_ids: ndarray, negative_ids: ndarray, ignored: float, slots: ndarray, scores: ndarray
 ) -> None:
     """Overwrite the scores of negatives that are the true answer.
 
     Parameters
     ----------
-    true_ids, negative_ids : np.ndarray
+    true_ids, negative_ids : ndarray
         "(B,) int64" and "(N,) int64".
     ignored : scalar of the type of the scores
         Value that is written.
-    slots : np.ndarray
+    slots : ndarray
         "(H + N,) int32" room for a hash table of H slots, a power of two and at least 2 N, and for links.
-    scores : np.ndarray
+    scores : ndarray
         "(B, N)", changed.
     """
     table, links, mask = link_equal(negative_ids, slots)
@@ -139,13 +140,13 @@ def ignore_truths(
 
 @compiled
 def ignore_known(
-    first: np.ndarray,
-    count: np.ndarray,
-    answers: np.ndarray,
-    negative_ids: np.ndarray,
+    first: ndarray,
+    count: ndarray,
+    answers: ndarray,
+    negative_ids: ndarray,
     ignored: float,
-    slots: np.ndarray,
-    scores: np.ndarray,
+    slots: ndarray,
+    scores: ndarray,
 ) -> None:
     """Overwrite the scores of negatives that are known answers.
 
@@ -154,9 +155,9 @@ def ignore_known(
 
     Parameters
     ----------
-    first, count : np.ndarray
+    first, count : ndarray
         "(B,) int64": the answers to query i are ``answers[first[i] : first[i] + count[i]]``.
-    answers, negative_ids : np.ndarray
+    answers, negative_ids : ndarray
         "(A,) int64 or uint32" and "(N,) int64".
     ignored, slots, scores
         See :func:`ignore_truths`; the scores may also be a mask, written with True.
@@ -172,26 +173,26 @@ def ignore_known(
 
 @compiled
 def lower_same_range(
-    anchors: np.ndarray,
-    truths: np.ndarray,
-    negatives: np.ndarray,
+    anchors: ndarray,
+    truths: ndarray,
+    negatives: ndarray,
     offset: Any,
-    scores: np.ndarray,
-    positive: np.ndarray,
-    own: np.ndarray,
+    scores: ndarray,
+    positive: ndarray,
+    own: ndarray,
 ) -> None:
     """Lower the scores of answers that are in the range of the query's own entity, and of that entity.
 
     Parameters
     ----------
-    anchors, truths, negatives : np.ndarray
+    anchors, truths, negatives : ndarray
         "(Q,)", "(Q,)" and "(N,) bool": in which of two ranges the queries' entities, the true answers and
         the negatives are.
     offset : np.float32
         What is subtracted.
-    scores : np.ndarray
+    scores : ndarray
         "(Q, N)" scores of the negatives, float32 or bfloat16 words; changed.
-    positive, own : np.ndarray
+    positive, own : ndarray
         "(Q,) float32" scores of the true answers and of the queries' entities; changed.
     """
     row = np.empty(scores.shape[1], np.float32)
@@ -206,14 +207,14 @@ def lower_same_range(
 
 
 @compiled
-def count_above(scores: np.ndarray, positive: np.ndarray, own: np.ndarray) -> int:
+def count_above(scores: ndarray, positive: ndarray, own: ndarray) -> int:
     """Count the negatives, the own entities among them, that score above the true answer.
 
     Parameters
     ----------
-    scores : np.ndarray
+    scores : ndarray
         "(Q, N)" scores of the negatives, float32 or bfloat16 words.
-    positive, own : np.ndarray
+    positive, own : ndarray
         "(Q,) float32" scores of the true answer and of the own entity.
     """
     row = np.empty(scores.shape[1], np.float32)
@@ -229,7 +230,7 @@ def count_above(scores: np.ndarray, positive: np.ndarray, own: np.ndarray) -> in
 
 
 @compiled_inline
-def weigh(row: np.ndarray, own: Any, temperature: Any) -> Any:
+def weigh(row: ndarray, own: Any, temperature: Any) -> Any:
     """Add log(K w_j) to the scores of K negatives, w = softmax(temperature n); returns the own one's."""
     greatest, total, count = max(own, greatest_of(row)), np.float32(0), np.float32(0)
     for j in range(row.shape[0]):
@@ -248,14 +249,14 @@ def weigh(row: np.ndarray, own: Any, temperature: Any) -> Any:
 @compiled
 def softmax(
     temperature: float,
-    scores: np.ndarray,
-    positive: np.ndarray,
-    own: np.ndarray,
-    factors: np.ndarray,
-    missing: np.ndarray,
-    own_shares: np.ndarray,
-    labels: np.ndarray,
-    losses: np.ndarray,
+    scores: ndarray,
+    positive: ndarray,
+    own: ndarray,
+    factors: ndarray,
+    missing: ndarray,
+    own_shares: ndarray,
+    labels: ndarray,
+    losses: ndarray,
 ) -> float:
     """Overwrite scores by the gradients of the summed softmax loss; returns the loss.
 
@@ -268,15 +269,15 @@ def softmax(
     ----------
     temperature : np.float32
         Of adversarial weights, see :func:`weigh`; below 0: none.
-    scores : np.ndarray
+    scores : ndarray
         "(Q, N)" scores of the negatives, float32 or bfloat16 words; overwritten by their gradients.
-    positive, own : np.ndarray
+    positive, own : ndarray
         "(Q,) float32" scores of the true answer and of the own entity.
-    factors : np.ndarray
+    factors : ndarray
         "(Q,) float32".
-    missing, own_shares : np.ndarray
+    missing, own_shares : ndarray
         "(Q,) float32" gradients of ``positive`` and ``own``, written.
-    labels, losses : np.ndarray
+    labels, losses : ndarray
         "(Q,) float32": not read, as every true answer is certain; losses without their factors, written.
 
     Returns

@@ -1,22 +1,23 @@
-"""Passes over triples: new numbers, pairs of entities that occur again, degrees and components."""
+"""Passes over triples: new numbers, pairs of entities that occur again, degrees, components, partitioning."""
 
 from __future__ import annotations
 
 import numpy as np
+from numpy import ndarray
 
 from dglkge.kernels.hashing import mix_word
 from dglkge.kernels.jit import compiled
 
 
 @compiled
-def renumber(triples: np.ndarray, entities: np.ndarray, relations: np.ndarray) -> None:
+def renumber(triples: ndarray, entities: ndarray, relations: ndarray) -> None:
     """Replace the ids of triples.
 
     Parameters
     ----------
-    triples : np.ndarray
+    triples : ndarray
         "(n, 3)" heads, relations and tails, changed.
-    entities, relations : np.ndarray
+    entities, relations : ndarray
         The new id of each.
     """
     for i in range(triples.shape[0]):
@@ -32,16 +33,16 @@ def _pair_place(head: int, tail: int, mask: np.uint64) -> np.uint64:
 
 
 @compiled
-def count_pairs(heads: np.ndarray, tails: np.ndarray, first: int, end: int, counters: np.ndarray) -> None:
+def count_pairs(heads: ndarray, tails: ndarray, first: int, end: int, counters: ndarray) -> None:
     """Count triples by a hash of their pair of entities, in either direction, up to 2.
 
     Parameters
     ----------
-    heads, tails : np.ndarray
+    heads, tails : ndarray
         "(n,) int64".
     first, end : int
         Bytes of the counters that this call counts in: threads have ranges of their own.
-    counters : np.ndarray
+    counters : ndarray
         "(2 ** k,) uint8": four counters each, changed.
     """
     mask = np.uint64(4 * counters.shape[0] - 1)
@@ -55,7 +56,7 @@ def count_pairs(heads: np.ndarray, tails: np.ndarray, first: int, end: int, coun
 
 
 @compiled
-def occurs_again(heads: np.ndarray, tails: np.ndarray, counters: np.ndarray) -> np.ndarray:
+def occurs_again(heads: ndarray, tails: ndarray, counters: ndarray) -> ndarray:
     """Return whether another triple has the pair of entities of each, or its hash; "(n,) bool"."""
     mask = np.uint64(4 * counters.shape[0] - 1)
     found = np.empty(heads.shape[0], np.bool_)
@@ -67,16 +68,16 @@ def occurs_again(heads: np.ndarray, tails: np.ndarray, counters: np.ndarray) -> 
 
 
 @compiled
-def count_and_join(heads: np.ndarray, tails: np.ndarray, degrees: np.ndarray, parents: np.ndarray) -> None:
+def count_and_join(heads: ndarray, tails: ndarray, degrees: ndarray, parents: ndarray) -> None:
     """Count the triples of each entity, and join the components of heads and tails.
 
     Parameters
     ----------
-    heads, tails : np.ndarray
+    heads, tails : ndarray
         "(n,) int64".
-    degrees : np.ndarray
+    degrees : ndarray
         "(num_entities,) int64", changed.
-    parents : np.ndarray
+    parents : ndarray
         "(num_entities,) int32", changed: each entity's parent in a forest, a root's being itself. At first
         every entity is a root.
     """
@@ -98,7 +99,7 @@ def count_and_join(heads: np.ndarray, tails: np.ndarray, degrees: np.ndarray, pa
 
 
 @compiled
-def find_roots(parents: np.ndarray) -> None:
+def find_roots(parents: ndarray) -> None:
     """Make every entity's parent the root of its component; roots are the smallest of theirs."""
     for i in range(parents.shape[0]):
         # A parent has a smaller number, so it is done.
@@ -106,25 +107,23 @@ def find_roots(parents: np.ndarray) -> None:
 
 
 @compiled
-def count_values(values: np.ndarray, counts: np.ndarray) -> None:
+def count_values(values: ndarray, counts: ndarray) -> None:
     """Add to the count of each value, "(num,) int64"; the values "(n,)" are numbers from 0."""
     for i in range(values.shape[0]):
         counts[values[i]] += 1
 
 
 @compiled
-def mapped(
-    triples: np.ndarray, heads: np.ndarray, relations: np.ndarray, tails: np.ndarray, found: np.ndarray
-) -> None:
+def mapped(triples: ndarray, heads: ndarray, relations: ndarray, tails: ndarray, found: ndarray) -> None:
     """Look up each part of triples in a map of its own.
 
     Parameters
     ----------
-    triples : np.ndarray
+    triples : ndarray
         "(n, 3)" integers.
-    heads, relations, tails : np.ndarray
+    heads, relations, tails : ndarray
         The new number of each old one.
-    found : np.ndarray
+    found : ndarray
         "(n, 3)", written.
     """
     for i in range(triples.shape[0]):
@@ -134,20 +133,18 @@ def mapped(
 
 
 @compiled
-def spread(
-    order: np.ndarray, types: np.ndarray, weights: np.ndarray, room: np.ndarray, parts: np.ndarray
-) -> None:
+def spread(order: ndarray, types: ndarray, weights: ndarray, room: ndarray, parts: ndarray) -> None:
     """Give each node, in an order, to the partition with the least weight that has room for its type.
 
     Parameters
     ----------
-    order : np.ndarray
+    order : ndarray
         "(n,) int64" nodes.
-    types, weights : np.ndarray
+    types, weights : ndarray
         "(n,) int64" of each node.
-    room : np.ndarray
+    room : ndarray
         "(num_types, P) int64": nodes of each type that a partition still takes, changed.
-    parts : np.ndarray
+    parts : ndarray
         "(n,) int64" partition of each node, written.
     """
     num_parts = room.shape[1]
@@ -160,3 +157,78 @@ def spread(
         parts[node] = best
         loads[best] += weights[node]
         room[types[node], best] -= 1
+
+
+@compiled
+def neighbour_lists(heads: ndarray, tails: ndarray, starts: ndarray) -> ndarray:
+    """Return the neighbours of all nodes, node after node, each edge at both of its ends.
+
+    Parameters
+    ----------
+    heads, tails : ndarray
+        "(m,)" integers.
+    starts : ndarray
+        "(n + 1,) int64": those of node i are ``found[starts[i] : starts[i + 1]]``.
+    """
+    found = np.empty(2 * heads.shape[0], heads.dtype)
+    next_place = starts[:-1].copy()
+    for i in range(heads.shape[0]):
+        head, tail = heads[i], tails[i]
+        found[next_place[head]] = tail
+        next_place[head] += 1
+        found[next_place[tail]] = head
+        next_place[tail] += 1
+    return found
+
+
+@compiled
+def place_greedily(
+    order: ndarray,
+    starts: ndarray,
+    neighbours: ndarray,
+    in_degrees: ndarray,
+    room: ndarray,
+    loads: ndarray,
+    parts: ndarray,
+) -> None:
+    """Place every node into the partition with most of its neighbours, weighted by the room there.
+
+    The weight is the smaller free share of nodes and of edges. Among equals the least loaded partition wins,
+    then the first; so it does if none has room.
+
+    Parameters
+    ----------
+    order : ndarray
+        "(n,) int64" nodes in the order in which they arrive.
+    starts, neighbours : ndarray
+        As of :func:`neighbour_lists`.
+    in_degrees : ndarray
+        "(n,) int64".
+    room : ndarray
+        "(2,) float64": most nodes, and most edges, of a partition.
+    loads : ndarray
+        "(2, P) int64" nodes and edges of each partition, changed.
+    parts : ndarray
+        "(n,) int64" partition of each node, -1 before it is placed; changed.
+    """
+    num_parts = loads.shape[1]
+    counts = np.zeros(num_parts, np.int64)
+    for node in order:
+        counts[:] = 0
+        for place in range(starts[node], starts[node + 1]):
+            part = parts[neighbours[place]]
+            # A loop does not draw its node to where it is.
+            if part >= 0 and neighbours[place] != node:
+                counts[part] += 1
+        if parts[node] >= 0:
+            loads[0, parts[node]] -= 1
+            loads[1, parts[node]] -= in_degrees[node]
+        best, best_score, best_load = -1, -1.0, 0.0
+        for part in range(num_parts):
+            load = max((loads[0, part] + 1) / room[0], (loads[1, part] + in_degrees[node]) / room[1])
+            score = counts[part] * max(1.0 - load, 0.0)
+            if score > best_score or (score == best_score and load < best_load):
+                best, best_score, best_load = part, score, load
+        parts[node] = best
+        loads[0, best] += 1
+        loads[1, best] += in_degrees[node]

@@ -7,15 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from dglkge.kernels.chains import add_chain
 from dglkge.kernels.jit import compiled, compiled_inline, overload
-from dglkge.kernels.links import add_decay, average, clip_row, decay_row, is_finite, limit_row
 from dglkge.kernels.rows import LOOKAHEAD, prefetch_bytes, prefetch_row, row_at
+from dglkge.kernels.rules import add_decay, average, clip_row, decay_row, is_finite, limit_row
 
 
 @compiled_inline
-def _row_of(array: np.ndarray, place: int) -> np.ndarray:
+def _row_of(array: ndarray, place: int) -> ndarray:
     """Row of a contiguous array "(N, W)". By its address: numba counts no references to such a view."""
     return row_at(array.ctypes.data + place * array.strides[0], array.shape[1], array)
 
@@ -69,16 +70,16 @@ def update_loop(formula: Callable) -> Callable:
     callable
         Takes ``rows`` "(N, D)" and ``state``, a tuple of arrays "(N, W)", which change; ``targets`` "(n,)
         int64", the rows to update; ``selected`` "(n,) int64", the position of each target among the chains;
-        ``chain`` = (heads, links, addresses, counts) of ``RowChains``; ``links`` = (mean, max_row_norm,
+        ``chain`` = (heads, links, addresses, counts) of ``GradientRows``; ``links`` = (mean, max_row_norm,
         weight_decay, kept, max_norm), the numbers of the links, see ``links``; ``numbers`` of the formula.
         Returns the number of rows that were skipped because their gradient was not finite.
     """
 
     def update(
-        rows: np.ndarray,
+        rows: ndarray,
         state: tuple,
-        targets: np.ndarray,
-        selected: np.ndarray,
+        targets: ndarray,
+        selected: ndarray,
         chain: tuple,
         links: tuple,
         numbers: tuple,

@@ -16,31 +16,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any, Protocol, cast
+from typing import Any
 
 from dglkge.errors import InputError, NotReadyError
-from dglkge.launch.process_plan import PlannedProcess
-from dglkge.launch.protocol import (
-    BLOCK_BYTES,
-    HEARTBEAT_SECONDS,
-    HEARTBEAT_TIMEOUT_SECONDS,
-    LOST_STATUS,
-    MARK,
-    Call,
-    Decoder,
-    Ended,
-    Gone,
-    Heartbeat,
-    Message,
-    Output,
-    Reply,
-    Signal,
-    Start,
-    Started,
-    StopRequest,
-    encode,
-)
-from dglkge.launch.ssh import STARTER, SshSettings, python_from_stdin, ssh_command
+from dglkge.launch import protocol
+from dglkge.launch.job_result import describe_process
+from dglkge.launch.process_plan import TRAINER, PlannedProcess
+from dglkge.launch.protocol import HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS, LOST_STATUS, Message, Reply
+from dglkge.launch.ssh import STARTER, SshSettings, ssh_command
 
 NEVER_STARTED_STATUS = 127
 START_SECONDS = 30.0
@@ -125,49 +108,39 @@ class RunningProcess:
         self.is_gone = False
         self._connection = connection
 
+    @property
+    def name(self) -> str:
+        """Name for messages, e.g. ``trainer 1``."""
+        return self.planned.name
+
+    @property
+    def is_trainer(self) -> bool:
+        """Whether it is a trainer, not a server."""
+        return self.planned.role == TRAINER
+
+    def describe(self) -> str:
+        """Return name, pid and machine for messages."""
+        return describe_process(self.name, self.pid, self.planned.address)
+
     def send_signal(self, number: int) -> None:
         """Request a signal to the process; SIGKILL goes to all its descendants too."""
-        self._connection.send(Signal(self.number, number))
+        self._connection.send(protocol.Signal(self.number, number))
 
     def apply(self, message: Message) -> None:
         """Take over what a message of the node program tells."""
-        if isinstance(message, Started):
+        if isinstance(message, protocol.Started):
             self.pid = message.pid
-        elif isinstance(message, Ended):
+        elif isinstance(message, protocol.Ended):
             self.status, self.ended_at, self.reported_at = message.status, message.time, time.monotonic()
-        elif isinstance(message, Gone):
+        elif isinstance(message, protocol.Gone):
             self.is_gone = True
             if self.status is None:
                 self.error, self.reported_at = message.error, time.monotonic()
                 self.status = NEVER_STARTED_STATUS if self.pid is None else LOST_STATUS
 
 
-class Stream(Protocol):
-    """Way to a node program."""
-
-    def fileno(self) -> int:
-        """Return the descriptor to read from."""
-        ...
-
-    def write(self, data: memoryview) -> int:
-        """Write some bytes; return how many."""
-        ...
-
-    def close(self) -> None:
-        """End the stream, at whose end the node program exits."""
-        ...
-
-    def kill(self) -> None:
-        """End the stream at once, from any thread."""
-        ...
-
-    def describe_end(self) -> str:
-        """Describe why the stream has ended."""
-        ...
-
-
-class ChildStream:
-    """Pipes of a node program on this machine (without ssh), or of the ssh client that leads to another.
+class ChildProgram:
+    """A node program that is a child of this process, or the ssh client that leads to one elsewhere.
 
     Parameters
     ----------
@@ -184,69 +157,64 @@ class ChildStream:
     ------
     NotReadyError
         If there is no client here, or `python` cannot be started here.
+
+    Attributes
+    ----------
+    socket : socket.socket
+        This end of the stream.
     """
 
     def __init__(
         self, address: str, ssh: SshSettings | None, python: str, environment: Mapping[str, str]
     ) -> None:
-        self._address = address
-        self._ssh = ssh
+        self.ssh = ssh
         self._python = python
         # A file and not a pipe: a full pipe that is not read would block ssh.
         self._errors = tempfile.TemporaryFile()
-        self._process = self._start(environment)
-
-    def _start(self, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-        """Start the node program, or the ssh client that leads to it."""
-        if self._ssh is None:
+        variables: dict[str, str] | None = None
+        first = b""
+        if ssh is None:
             # This package's folder, since the launcher may run from sources, but not the working folder. No
-            # heartbeats: a pipe on one machine always reaches its end.
+            # heartbeats: a socket pair on one machine always reaches its end.
             folder = str(Path(__file__).resolve().parents[2])
             program = f"import sys; sys.path = [*filter(None, sys.path), {folder!r}]; "
             program += "import dglkge.launch.node_program as node; node.main(0)"
-            command, first = [self._python, "-c", program], b""
+            command, variables = [python, "-c", program], {**os.environ, **environment}
         else:
-            command = ssh_command(self._ssh, self._address, python_from_stdin(self._python, STARTER))
-            program_there = [self._python, "-m", "dglkge.launch.node_program"]
-            first = STARTER + json.dumps([program_there, dict(environment)]).encode() + b"\n"
+            command = ssh_command(ssh, address, [python, "-I", "-S", "-c", STARTER])
+            program_there = [python, "-m", "dglkge.launch.node_program"]
+            first = json.dumps([program_there, dict(environment)]).encode() + b"\n"
+        self.socket, theirs = socket.socketpair()
         try:
             # A session of its own: Ctrl-C in the terminal must reach the launcher only, which forwards it.
-            process = subprocess.Popen(
+            self._process = subprocess.Popen(
                 command,
-                env={**os.environ, **environment} if self._ssh is None else None,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                env=variables,
+                stdin=theirs.fileno(),
+                stdout=theirs.fileno(),
                 stderr=self._errors,
-                bufsize=0,
                 start_new_session=True,
             )
         except OSError as error:
             self._errors.close()
-            raise NotReadyError(self._describe_missing(command[0], error)) from None
+            self.socket.close()
+            raise NotReadyError(_describe_missing(address, command[0], ssh, error)) from None
+        finally:
+            theirs.close()
         with contextlib.suppress(OSError):
-            cast(IO[bytes], process.stdin).write(first)
-        return process
-
-    def fileno(self) -> int:
-        """Return the descriptor of its stdout."""
-        return cast(IO[bytes], self._process.stdout).fileno()
-
-    def write(self, data: memoryview) -> int:
-        """Write to its stdin."""
-        return cast(IO[bytes], self._process.stdin).write(data) or 0
+            self.socket.sendall(first)
 
     def close(self) -> None:
-        """Close stdin; kill the node program after LEAVE_SECONDS."""
+        """Close its stdin; kill it after LEAVE_SECONDS, which it has to clean up."""
         with contextlib.suppress(OSError):
-            cast(IO[bytes], self._process.stdin).close()
-        # Time for the node program to clean up, before the connection is killed.
+            self.socket.shutdown(socket.SHUT_WR)
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(LEAVE_SECONDS)
         self.kill()
         self._process.wait()
 
     def kill(self) -> None:
-        """Kill the client and its children."""
+        """Kill it and its children."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
@@ -255,57 +223,30 @@ class ChildStream:
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(LEAVE_SECONDS)
         status = self._process.returncode or 0
-        if self._ssh is not None and status < 0:
+        if self.ssh is not None and status < 0:
             return f"its ssh client was killed by {signal.Signals(-status).name}"
         # The last line: before it ssh or a login shell may print banners.
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         words = lines[-1].strip() if lines else f"status {status}"
-        if self._ssh is not None and status == LOST_STATUS:
+        if self.ssh is not None and status == LOST_STATUS:
             return f"cannot be reached by ssh: {words}"
         if "No module named" in words:
             return f"dglkge must be installed for {self._python} there: {words}"
         return f"{self._python} could not run there: {words}"
 
-    def _describe_missing(self, program: str, error: OSError) -> str:
-        """Describe a program that could not be started on the launcher's machine, with a remedy."""
-        if self._ssh is None:
-            return (
-                f"{self._address}, the launcher's machine: cannot start {program}: {error.strerror}; "
-                "give the path of another interpreter with --python"
-            )
+
+def _describe_missing(address: str, program: str, ssh: SshSettings | None, error: OSError) -> str:
+    """Describe a program that could not be started on the launcher's machine, with a remedy."""
+    if ssh is None:
         return (
-            f"the launcher's machine cannot start {program!r}, which reaches {self._address}: "
-            f"{error.strerror}; install OpenSSH's client"
+            f"{address}, the launcher's machine: cannot start {program}: {error.strerror}; "
+            "give the path of another interpreter with --python"
         )
-
-
-class SocketStream:
-    """An authenticated connection to a node program, which has connected by itself."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-
-    def fileno(self) -> int:
-        """Return the descriptor of the connection."""
-        return self._connection.fileno()
-
-    def write(self, data: memoryview) -> int:
-        """Send some bytes."""
-        return self._connection.send(data)
-
-    def close(self) -> None:
-        """End the connection; a node that was not told the end of the job counts the launcher as lost."""
-        self.kill()
-
-    def kill(self) -> None:
-        """End the connection, also under a thread that reads from it."""
-        with contextlib.suppress(OSError):
-            self._connection.shutdown(socket.SHUT_RDWR)
-
-    def describe_end(self) -> str:
-        """Describe the end."""
-        return "the connection ended"
+    return (
+        f"the launcher's machine cannot start {program!r}, which reaches {address}: "
+        f"{error.strerror}; install OpenSSH's client"
+    )
 
 
 def open_node(
@@ -315,23 +256,23 @@ def open_node(
     environment: Mapping[str, str],
     on_stop: Callable[[int], None] = lambda number: None,
 ) -> NodeConnection:
-    """Start a node program, and connect to it; see :class:`ChildStream` and :class:`NodeConnection`."""
-    stream = ChildStream(address, ssh, python, environment)
-    return NodeConnection(address, stream, is_here=ssh is None, on_stop=on_stop)
+    """Start a node program, and connect to it; see :class:`ChildProgram` and :class:`NodeConnection`."""
+    child = ChildProgram(address, ssh, python, environment)
+    return NodeConnection(address, child.socket, child, on_stop=on_stop)
 
 
 class NodeConnection:
     """Connection to a node program.
 
-    A thread reads what arrives, and sends heartbeats.
+    A thread reads what arrives; another sends heartbeats if the stream may be lost without an end of file.
 
     Parameters
     ----------
     address : str
         As in ip_config.txt.
-    stream : Stream
-    is_here : bool
-        Whether the node program is a child of this process: its stream always reaches an end of file.
+    connection : socket.socket
+    child : ChildProgram, optional
+        At the other end; None: a node program that has connected by itself.
     environment : mapping of str to str, optional
         Added to the environment of processes there.
     on_stop : callable, optional
@@ -345,20 +286,20 @@ class NodeConnection:
     def __init__(
         self,
         address: str,
-        stream: Stream,
+        connection: socket.socket,
+        child: ChildProgram | None = None,
         *,
-        is_here: bool = False,
         environment: Mapping[str, str] | None = None,
         on_stop: Callable[[int], None] = lambda number: None,
         on_lost: Callable[[str], None] = lambda why: None,
         received: bytes = b"",
     ) -> None:
         self.address = address
-        self.is_here = is_here
-        self.is_borrowed = isinstance(stream, SocketStream)
+        self.socket = connection
+        self.is_here = child is not None and child.ssh is None
+        self.is_borrowed = child is None
         self.is_cut = False
-        self.is_alive = True
-        self._stream = stream
+        self._child = child
         self._environment = dict(environment or {})
         self._on_stop = on_stop
         self._on_lost = on_lost
@@ -367,13 +308,19 @@ class NodeConnection:
         self._processes: dict[int, RunningProcess] = {}
         self._numbers = itertools.count()
         self._why: str | None = None
-        self._changed = threading.Lock()
+        self._has_ended = threading.Event()
         # Messages come from different threads; a frame must not be split.
         self._writing = threading.Lock()
-        self._reader = threading.Thread(
-            target=self._read, args=(received,), daemon=True, name=f"dglkge-node-{address}"
-        )
+        name = f"dglkge-node-{address}"
+        self._reader = threading.Thread(target=self._read, args=(received,), daemon=True, name=name)
         self._reader.start()
+        if not self.is_here:
+            threading.Thread(target=self._send_heartbeats, daemon=True, name=name).start()
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether the stream has not ended."""
+        return not self._has_ended.is_set()
 
     def call(
         self,
@@ -408,16 +355,14 @@ class NodeConnection:
         self, task: str, seconds: float, is_cancelled: Callable[[], bool], /, **arguments: Any
     ) -> tuple[Any, bytes]:
         """As :meth:`call`; return the bytes that belong to the result as well."""
-        replies: queue.SimpleQueue[Reply | None] = queue.SimpleQueue()
         number = next(self._numbers)
+        replies = self._replies[number] = queue.SimpleQueue()
         deadline = time.monotonic() + seconds
-        with self._changed:
-            is_alive = self.is_alive
-            self._replies[number] = replies
+        reply = None
         try:
-            data = arguments.pop("data", b"")
+            is_alive = self.is_alive
             if is_alive:
-                self.send(Call(number, task, arguments, data))
+                self.send(protocol.Call(number, task, arguments, arguments.pop("data", b"")))
             while is_alive and not is_cancelled():
                 left = deadline - time.monotonic()
                 with contextlib.suppress(queue.Empty):
@@ -425,11 +370,8 @@ class NodeConnection:
                     break
                 if left <= 0:
                     raise NotReadyError(f"did not answer within {seconds:g} s")
-            else:
-                reply = None
         finally:
-            with self._changed:
-                del self._replies[number]
+            del self._replies[number]
         if reply is None:
             is_given_up = self.is_cut or is_cancelled()
             raise InputError(CANCELLED) if is_given_up else NotReadyError(self.describe_end())
@@ -440,32 +382,38 @@ class NodeConnection:
     def start(self, planned: PlannedProcess, folder: str, events: Events) -> RunningProcess:
         """Start a process there; `events` gets its messages."""
         process = RunningProcess(planned, self, next(self._numbers), events)
-        with self._changed:
-            is_alive = self.is_alive
-            self._processes[process.number] = process
-        if is_alive:
+        self._processes[process.number] = process
+        if self.is_alive:
             environment = {**self._environment, **planned.environment}
-            self.send(Start(process.number, list(planned.command), environment, folder))
+            self.send(protocol.Start(process.number, list(planned.command), environment, folder))
         else:
-            events.put(process, Gone(process.number, self.describe_end()))
+            self._tell_gone(process.number, self.describe_end())
         return process
 
     def send(self, message: Message) -> None:
         """Send a message; a closed stream is ignored here, as the thread finds its end."""
         with self._writing, contextlib.suppress(OSError, ValueError):
-            self._write(encode(message))
+            self.socket.sendall(protocol.encode(message))
 
     def close(self) -> None:
-        """Close the stream, at whose end the node program exits."""
-        self._stream.close()
+        """Close the stream: a node program that was not told the job's end counts the launcher as lost."""
+        if self._child is not None:
+            self._child.close()
+        self._end_stream()
         self._reader.join()
+
+    def _end_stream(self) -> None:
+        """End the stream at once, also under a thread that reads from it."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        if self._child is not None:
+            self._child.kill()
 
     def cut(self) -> None:
         """Cancel calls and transfers, from any thread. A node program on another machine goes on."""
         self.is_cut = True
-        with self._changed:
-            for replies in self._replies.values():
-                replies.put(None)
+        for replies in list(self._replies.values()):
+            replies.put(None)
 
     @property
     def is_silent(self) -> bool:
@@ -474,83 +422,66 @@ class NodeConnection:
 
     def describe_end(self) -> str:
         """Describe why there is no node program."""
-        return self._why or self._stream.describe_end()
+        return self._why or ("the connection ended" if self._child is None else self._child.describe_end())
 
     def _read(self, received: bytes) -> None:
         """Process messages to the end of the stream; the body of the thread."""
-        decoder = Decoder(MARK)
-        limit = START_SECONDS
-        last_received = last_sent = time.monotonic()
+        decoder = protocol.Decoder(protocol.MARK)
+        seconds = None if self.is_here else START_SECONDS
         with contextlib.suppress(OSError, ValueError):
             data = received
             while True:
                 for message in decoder.feed(data):
-                    limit = HEARTBEAT_TIMEOUT_SECONDS
+                    seconds = None if self.is_here else HEARTBEAT_TIMEOUT_SECONDS
                     self._dispatch(message)
-                data = b""
-                if select.select([self._stream], [], [], None if self.is_here else HEARTBEAT_SECONDS)[0]:
-                    data = os.read(self._stream.fileno(), BLOCK_BYTES)
-                    if not data:
-                        break
-                    last_received = time.monotonic()
-                now = time.monotonic()
-                if not self.is_here and now - last_received > limit:
-                    self._why = f"no heartbeat for {limit:g} s"
+                if not select.select([self.socket], [], [], seconds)[0]:
+                    self._why = f"no heartbeat for {seconds:g} s"
                     break
-                if not self.is_here and now - last_sent >= HEARTBEAT_SECONDS:
-                    last_sent = now
-                    self._send_heartbeat()
-        self._stream.kill()
+                data = self.socket.recv(protocol.BLOCK_BYTES)
+                if not data:
+                    break
+        self._end_stream()
         self._lose()
 
-    def _send_heartbeat(self) -> None:
-        """Send a heartbeat, unless another thread is writing, which is one as well."""
-        if self._writing.acquire(blocking=False):
-            try:
-                with contextlib.suppress(OSError, ValueError):
-                    self._write(encode(Heartbeat()))
-            finally:
-                self._writing.release()
-
-    def _write(self, data: bytes) -> None:
-        """Write all bytes; under the lock."""
-        view = memoryview(data)
-        # An unbuffered write may accept fewer bytes than given.
-        while view:
-            view = view[self._stream.write(view) :]
+    def _send_heartbeats(self) -> None:
+        """Send heartbeats to the end of the stream; the body of a thread."""
+        while not self._has_ended.wait(HEARTBEAT_SECONDS):
+            self.send(protocol.Heartbeat())
 
     def _dispatch(self, message: Message) -> None:
         """Pass a message on to who waits for it."""
         if isinstance(message, Reply):
-            with self._changed:
-                replies = self._replies.get(message.id)
+            replies = self._replies.get(message.id)
             if replies is not None:  # else the call has timed out
                 replies.put(message)
-        elif isinstance(message, StopRequest):
+        elif isinstance(message, protocol.StopRequest):
             self._num_stops += 1
             if self._num_stops > 1:
                 self._why = f"stopped by a second signal, {signal.Signals(message.number).name}"
             self._on_stop(message.number)
-        elif isinstance(message, (Started, Output, Ended, Gone)):
-            with self._changed:
-                process = self._processes.get(message.process)
-                if isinstance(message, Gone):
-                    self._processes.pop(message.process, None)
+        elif isinstance(message, (protocol.Started, protocol.Output, protocol.Ended, protocol.Gone)):
+            process = self._processes.get(message.process)
+            if isinstance(message, protocol.Gone):
+                self._processes.pop(message.process, None)
             if process is not None:
                 process.events.put(process, message)
 
     def _lose(self) -> None:
         """Tell all who wait that the stream has ended."""
-        with self._changed:
-            self.is_alive = False
-            for replies in self._replies.values():
-                replies.put(None)
-            processes = list(self._processes.values())
-            self._processes.clear()
+        # First: who registers from here on sees that it has ended, and who has registered is told.
+        self._has_ended.set()
+        for replies in list(self._replies.values()):
+            replies.put(None)
         why = self._why or ("its node program was killed" if self.is_here else "the connection ended")
         self._on_lost(why)
-        for process in processes:
-            process.events.put(process, Gone(process.number, why))
+        for number in list(self._processes):
+            self._tell_gone(number, why)
+
+    def _tell_gone(self, number: int, why: str) -> None:
+        """Report a process as gone, once."""
+        process = self._processes.pop(number, None)
+        if process is not None:
+            process.events.put(process, protocol.Gone(number, why))
 
 
 def close_all(connections: Sequence[NodeConnection]) -> None:

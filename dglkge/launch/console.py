@@ -93,46 +93,41 @@ BLOCK_BYTES = 65536
 
 
 class _Writer:
-    """A daemon thread that writes a queue in order; a blocked one does not delay the exit."""
+    """A daemon thread that writes text to a file in order; a blocked one does not delay the exit."""
 
-    def __init__(self) -> None:
+    def __init__(self, descriptor: int) -> None:
+        self.descriptor = descriptor
         self._changed = threading.Condition()
-        self._queue: deque[tuple[int, bytes]] = deque()
-        self._num_bytes = 0
+        self._waiting = bytearray()
         self._num_dropped = 0
         self._last_progress = time.monotonic()
         threading.Thread(target=self._run, name="dglkge-console", daemon=True).start()
 
-    def put(self, descriptor: int, data: bytes) -> None:
+    def put(self, data: bytes) -> None:
         """Queue some bytes, or count them as dropped; the next queued bytes are preceded by that count."""
         with self._changed:
             # Dropping is better than blocking: heartbeats and timeouts depend on the loop that writes here.
-            if self._num_bytes + len(data) > MOST_WAITING_BYTES:
+            if len(self._waiting) + len(data) > MOST_WAITING_BYTES:
                 self._num_dropped += data.count(b"\n")
                 return
             if self._num_dropped:
                 words = f"[launcher] {self._num_dropped} lines are missing here: this console was blocked\n"
                 data = words.encode() + data
                 self._num_dropped = 0
-            if not self._queue:
+            if not self._waiting:
                 self._last_progress = time.monotonic()
-            self._queue.append((descriptor, data))
-            self._num_bytes += len(data)
+            self._waiting += data
             self._changed.notify_all()
 
-    def flush(self, descriptor: int, seconds: float) -> bool:
-        """Wait until the queue is written, or `seconds` pass without progress; return whether it is written.
+    def flush(self, seconds: float) -> bool:
+        """Wait until all is written, or `seconds` pass without progress; return whether all is written.
 
         If the last lines were dropped, their number is written instead.
         """
-        if self._await_empty(seconds) and self._num_dropped:
-            self.put(descriptor, b"")
-        return self._await_empty(seconds)
-
-    def _await_empty(self, seconds: float) -> bool:
-        """Wait until the queue is empty, or `seconds` pass without progress; return whether it is empty."""
         with self._changed:
-            while self._queue:
+            while self._waiting or self._num_dropped:
+                if not self._waiting:
+                    self.put(b"")
                 # The time counts from the last progress: a slow terminal is waited for as long as it accepts
                 # text.
                 left = self._last_progress + seconds - time.monotonic()
@@ -142,21 +137,16 @@ class _Writer:
         return True
 
     def _run(self) -> None:
-        """Write the queue without end; the body of the thread."""
+        """Write what waits without end; the body of the thread."""
         while True:
             with self._changed:
-                while not self._queue:
-                    self._changed.wait()
-                descriptor, data = self._queue[0]
+                self._changed.wait_for(lambda: self._waiting)
+                block = bytes(self._waiting[:BLOCK_BYTES])
             # Written outside of the lock, so that put() never waits for the terminal.
-            num_written = _write_some(descriptor, data[:BLOCK_BYTES])
+            num_written = _write_some(self.descriptor, block)
             with self._changed:
                 self._last_progress = time.monotonic()
-                self._num_bytes -= num_written
-                if num_written < len(data):
-                    self._queue[0] = (descriptor, data[num_written:])
-                else:
-                    self._queue.popleft()
+                del self._waiting[:num_written]
                 self._changed.notify_all()
 
 
@@ -187,13 +177,15 @@ class BackgroundStream:
 
     def __init__(self, stream: TextIO, shared: BackgroundStream | None = None) -> None:
         self._stream = stream
-        self._descriptor = _descriptor_of(stream)
         self._writer: _Writer | None = None
+        descriptor = _descriptor_of(stream)
+        if descriptor is None:
+            return
         # One queue keeps the order of lines of stdout and stderr. With two threads they would mix.
-        if shared is not None and _is_same_file(self._descriptor, shared._descriptor):
-            self._writer = shared._writer
-        elif self._descriptor is not None:
-            self._writer = _Writer()
+        if shared is not None and shared._writer is not None:
+            if os.path.sameopenfile(descriptor, shared._writer.descriptor):
+                self._writer = shared._writer
+        self._writer = self._writer or _Writer(descriptor)
 
     def isatty(self) -> bool:
         """Whether the stream is a terminal."""
@@ -203,9 +195,9 @@ class BackgroundStream:
 
     def write(self, text: str) -> int:
         """Queue some text; returns at once."""
-        if self._writer is None or self._descriptor is None:
+        if self._writer is None:
             return self._stream.write(text)
-        self._writer.put(self._descriptor, text.encode(errors="replace"))
+        self._writer.put(text.encode(errors="replace"))
         return len(text)
 
     def flush(self) -> None:
@@ -213,9 +205,7 @@ class BackgroundStream:
 
     def finish(self, seconds: float = FLUSH_SECONDS) -> bool:
         """Wait until all is written, or `seconds` pass without progress; return whether all is written."""
-        if self._writer is None or self._descriptor is None:
-            return True
-        return self._writer.flush(self._descriptor, seconds)
+        return self._writer is None or self._writer.flush(seconds)
 
 
 def _descriptor_of(stream: TextIO) -> int | None:
@@ -225,16 +215,6 @@ def _descriptor_of(stream: TextIO) -> int | None:
         stream.flush()
         return stream.fileno()
     return None
-
-
-def _is_same_file(one: int | None, other: int | None) -> bool:
-    """Whether two descriptors are of the same terminal, pipe or file."""
-    if one is None or other is None:
-        return False
-    try:
-        return os.path.sameopenfile(one, other)
-    except OSError:
-        return False
 
 
 TAIL_LINES = 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from dglkge.distributed.preemption import RESTART_STATUS
@@ -63,10 +63,6 @@ class JobResult:
     log_dir: str
     processes: tuple[ProcessResult, ...]
     is_interrupted: bool = False
-
-    def to_dict(self) -> dict[str, object]:
-        """Return the summary for ``--json``."""
-        return asdict(self)
 
 
 def exit_status(status: int) -> int:

@@ -7,10 +7,9 @@ import ipaddress
 import os
 import resource
 import shutil
-import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import psutil
@@ -20,10 +19,15 @@ from dglkge.distributed.jobs import JobEntry, Registration, job_of_segment, live
 from dglkge.distributed.world import JOB_VARIABLE
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.ports import find_server_ports
-from dglkge.launch.processes import has_variable, kill, process_parents
 from dglkge.launch.script_config import MachineNeeds
-from dglkge.launch.shared_memory import check_shared_memory, remove_job_segments, remove_stale_segments
-from dglkge.launch.table_files import TableFolder, roomy_folder, usual_folders
+from dglkge.launch.table_storage import (
+    TableFolder,
+    check_shared_memory,
+    remove_job_segments,
+    remove_stale_segments,
+    roomy_folder,
+    usual_folders,
+)
 from dglkge.planning.host import cores_to_use, quota_of_cores
 
 
@@ -128,6 +132,13 @@ def resolve(address: str) -> str:
     return str(found[0][4][0])
 
 
+def has_variable(process: psutil.Process, name: str, value: str) -> bool:
+    """Whether a process was started with a variable; False if it has ended or is another user's."""
+    with contextlib.suppress(psutil.Error):
+        return bool(process.environ().get(name) == value)
+    return False
+
+
 ENTRY_BYTES = 2**16
 """Room in shared memory for the entry of a job."""
 
@@ -138,6 +149,14 @@ KILL_SECONDS = 5.0
 """Time for processes to end after SIGKILL; one that a dead disk blocks in the kernel is then left alone."""
 
 POLL_SECONDS = 0.1
+
+
+def wait_while(find: Callable[[], list[str]], seconds: float) -> list[str]:
+    """Wait until nothing is found any more, for some seconds at most; return what is found then."""
+    deadline = time.monotonic() + seconds
+    while (items := find()) and time.monotonic() < deadline:
+        time.sleep(POLL_SECONDS)
+    return items
 
 
 def wait_for_ending_jobs(job: str = "", seconds: float = ENDING_SECONDS) -> None:
@@ -155,19 +174,19 @@ def wait_for_ending_jobs(job: str = "", seconds: float = ENDING_SECONDS) -> None
     NotReadyError
         If one still runs after the timeout.
     """
-    deadline = time.monotonic() + seconds
-    while ending := [
-        entry
-        for entry in live_jobs()
-        if (entry.is_ending or entry.job == job) and entry.owner == os.geteuid()
-    ]:
-        if time.monotonic() > deadline:
-            pids = ", ".join(str(entry.pid) for entry in ending)
-            raise NotReadyError(
-                f"processes of an earlier job have not ended on this machine after {seconds:g} s (its node "
-                f"program: pid {pids}); end them"
-            )
-        time.sleep(POLL_SECONDS)
+
+    def ending() -> list[str]:
+        return [
+            str(entry.pid)
+            for entry in live_jobs()
+            if (entry.is_ending or entry.job == job) and entry.owner == os.geteuid()
+        ]
+
+    if pids := wait_while(ending, seconds):
+        raise NotReadyError(
+            f"processes of an earlier job have not ended on this machine after {seconds:g} s (its node "
+            f"program: pid {', '.join(pids)}); end them"
+        )
 
 
 def clean_up(job: str, table_folder: str = "") -> list[str]:
@@ -185,13 +204,15 @@ def clean_up(job: str, table_folder: str = "") -> list[str]:
     list of str
         The segments of shared memory that were removed.
     """
-    deadline = time.monotonic() + KILL_SECONDS
-    while left := [pid for pid in process_parents() if job and has_variable(pid, JOB_VARIABLE, job)]:
-        for pid in left:
-            kill(pid, signal.SIGKILL)
-        if time.monotonic() > deadline:
-            break
-        time.sleep(POLL_SECONDS)
+
+    def kill_processes() -> list[str]:
+        left = [each for each in psutil.process_iter() if job and has_variable(each, JOB_VARIABLE, job)]
+        for process in left:
+            with contextlib.suppress(psutil.Error):
+                process.kill()
+        return [str(process.pid) for process in left]
+
+    wait_while(kill_processes, KILL_SECONDS)
     if job_of_segment(Path(table_folder).name) == job:
         shutil.rmtree(table_folder, ignore_errors=True)
     return remove_job_segments(job) + remove_stale_segments()

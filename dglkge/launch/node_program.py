@@ -20,36 +20,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
+
+import psutil
 
 from dglkge.distributed.jobs import JobEntry
 from dglkge.errors import DglkgeError, NotReadyError
-from dglkge.launch.machine import MachineJob
+from dglkge.launch import protocol
+from dglkge.launch.machine import MachineJob, has_variable, wait_while
 from dglkge.launch.node_tasks import node_tasks
-from dglkge.launch.processes import has_variable, kill, process_parents
-from dglkge.launch.protocol import (
-    BLOCK_BYTES,
-    HEARTBEAT_SECONDS,
-    HEARTBEAT_TIMEOUT_SECONDS,
-    LOST_STATUS,
-    MARK,
-    Call,
-    Decoder,
-    Ended,
-    Gone,
-    Heartbeat,
-    JobEnd,
-    Message,
-    Output,
-    ProtocolError,
-    Reply,
-    Signal,
-    Start,
-    Started,
-    StopRequest,
-    encode,
-)
+from dglkge.launch.protocol import HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS, LOST_STATUS, Message
 from dglkge.launch.stop_signals import STOP_SIGNALS, status_of_stop
 
 POLL_SECONDS = 0.05
@@ -79,13 +60,8 @@ class _Process:
         self.is_ended = False
         self.gone = asyncio.Event()
 
-    @property
-    def mark(self) -> str:
-        """Value of PROCESS_VARIABLE."""
-        return process_mark(self.number)
 
-
-def process_mark(number: int) -> str:
+def _process_mark(number: int) -> str:
     """Return the value of PROCESS_VARIABLE of one process of this program."""
     return f"{os.getpid()}-{number}"
 
@@ -126,7 +102,7 @@ class NodeProgram:
         self._received = received
         self._report = report
         self._greeting = greeting
-        self._end: JobEnd | None = None
+        self._end: protocol.JobEnd | None = None
         self._processes: dict[int, _Process] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._signals: list[int] = []
@@ -153,7 +129,7 @@ class NodeProgram:
             loop.add_signal_handler(number, self._take_stop_signal, number)
         self._report(self._greeting)
         reader = await self._open_stream(loop)
-        self._writer.write(MARK)
+        self._writer.write(protocol.MARK)
         status, reason = LOST_STATUS, "the connection ended"
         try:
             if self._heartbeat_timeout:
@@ -191,30 +167,30 @@ class NodeProgram:
 
     async def _receive(self, reader: asyncio.StreamReader) -> None:
         """Process messages until the end of the job or of the stream."""
-        decoder = Decoder()
+        decoder = protocol.Decoder()
         data = self._received
         while True:
             for message in decoder.feed(data):
-                if isinstance(message, JobEnd):
+                if isinstance(message, protocol.JobEnd):
                     self._end = message
                     return
                 self._process(message)
-            data = await asyncio.wait_for(reader.read(BLOCK_BYTES), self._heartbeat_timeout or None)
+            data = await asyncio.wait_for(reader.read(protocol.BLOCK_BYTES), self._heartbeat_timeout or None)
             if not data:
                 return
 
     def _process(self, message: Message) -> None:
         """Do what a message asks for."""
-        if isinstance(message, Call):
+        if isinstance(message, protocol.Call):
             # In a thread: heartbeats and output go on. A daemon: a blocked disk must not keep it.
             arguments = (message, asyncio.get_running_loop())
             threading.Thread(target=self._answer, args=arguments, daemon=True).start()
-        elif isinstance(message, Start):
+        elif isinstance(message, protocol.Start):
             self._start(message)
-        elif isinstance(message, Signal):
+        elif isinstance(message, protocol.Signal):
             self._signal(message.process, message.number)
-        elif not isinstance(message, Heartbeat):
-            raise ProtocolError(f"no message for a node program: {message}")
+        elif not isinstance(message, protocol.Heartbeat):
+            raise protocol.ProtocolError(f"no message for a node program: {message}")
 
     @property
     def was_told_the_end(self) -> bool:
@@ -230,14 +206,14 @@ class NodeProgram:
     def _send(self, message: Message) -> None:
         """Queue a message; the loop that reads finds the end of the stream."""
         if not self._writer.transport.is_closing():
-            self._writer.write(encode(message))
+            self._writer.write(protocol.encode(message))
 
     async def _send_heartbeats(self) -> None:
         while True:
             await asyncio.sleep(HEARTBEAT_SECONDS)
-            self._send(Heartbeat())
+            self._send(protocol.Heartbeat())
 
-    def _answer(self, call: Call, loop: asyncio.AbstractEventLoop) -> None:
+    def _answer(self, call: protocol.Call, loop: asyncio.AbstractEventLoop) -> None:
         """Run one task and send its reply; the body of a thread."""
         try:
             more = {"data": call.data} if call.data else {}
@@ -245,19 +221,19 @@ class NodeProgram:
             data = b""
             if isinstance(value, tuple):
                 value, data = value
-            reply = Reply(call.id, value, data=data)
+            reply = protocol.Reply(call.id, value, data=data)
         except DglkgeError as error:
-            reply = Reply(call.id, error=str(error), is_input=not isinstance(error, NotReadyError))
+            reply = protocol.Reply(call.id, error=str(error), is_input=not isinstance(error, NotReadyError))
         # A defect in one task must not end the program.
         except Exception as error:
-            reply = Reply(call.id, error=f"{call.task} failed: {error!r}")
+            reply = protocol.Reply(call.id, error=f"{call.task} failed: {error!r}")
         with contextlib.suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(self._send, reply)
 
     def _take_stop_signal(self, number: int) -> None:
         """Ask the launcher to stop the job; a second signal ends this program and its processes."""
         self._signals.append(number)
-        self._send(StopRequest(number))
+        self._send(protocol.StopRequest(number))
         name = signal.Signals(number).name
         if len(self._signals) == 1:
             self._report(f"received {name}: the launcher stops the job; a second signal ends this node")
@@ -265,7 +241,7 @@ class NodeProgram:
             self._report(f"stopped by a second signal, {name}: this node's part ends")
             self._main.cancel()
 
-    def _start(self, request: Start) -> None:
+    def _start(self, request: protocol.Start) -> None:
         """Start a process in a session of its own; the kernel kills it if this program dies."""
         program = os.getpid()
 
@@ -274,7 +250,7 @@ class NodeProgram:
             if os.getppid() != program:  # it died before prctl took effect
                 os._exit(1)
 
-        mark = {PROCESS_VARIABLE: process_mark(request.process)}
+        mark = {PROCESS_VARIABLE: _process_mark(request.process)}
         try:
             # A session of its own: signals of a terminal reach the launcher only.
             popen = subprocess.Popen(
@@ -289,11 +265,11 @@ class NodeProgram:
                 bufsize=0,
             )
         except (OSError, ValueError) as error:
-            self._send(Gone(request.process, str(error)))
+            self._send(protocol.Gone(request.process, str(error)))
             return
         popen.returncode = 0  # _reap() waits for it together with the orphans
         process = self._processes[request.process] = _Process(request.process, popen)
-        self._send(Started(request.process, popen.pid))
+        self._send(protocol.Started(request.process, popen.pid))
         process.output = asyncio.get_running_loop().create_task(self._forward_output(process))
 
     async def _forward_output(self, process: _Process) -> None:
@@ -303,8 +279,8 @@ class NodeProgram:
             lambda: asyncio.StreamReaderProtocol(reader), process.popen.stdout
         )
         try:
-            while data := await reader.read(BLOCK_BYTES):
-                self._send(Output(process.number, data))
+            while data := await reader.read(protocol.BLOCK_BYTES):
+                self._send(protocol.Output(process.number, data))
                 with contextlib.suppress(OSError):
                     await self._writer.drain()
         finally:
@@ -320,51 +296,48 @@ class NodeProgram:
                 for process in self._processes.values():
                     if process.pid == pid and not process.is_ended:
                         process.is_ended = True
-                        self._send(Ended(process.number, os.waitstatus_to_exitcode(status), time.time()))
+                        self._send(
+                            protocol.Ended(process.number, os.waitstatus_to_exitcode(status), time.time())
+                        )
                         self._spawn(self._conclude(process))
 
     async def _conclude(self, process: _Process) -> None:
         """End what a process has left behind, and report when all of it is gone."""
-        start, number = time.monotonic(), int(signal.SIGTERM)
+        start, is_told = time.monotonic(), False
         while members := self._members(process):
             seconds = time.monotonic() - start
             if seconds > GRACE_SECONDS + KILL_LIMIT_SECONDS:
                 break
-            for pid in members:
-                kill(pid, number if seconds < GRACE_SECONDS else signal.SIGKILL)
-            number = 0  # 0 sends nothing: the first signal is sent once
+            if seconds >= GRACE_SECONDS or not is_told:
+                _send_signal(members, signal.SIGTERM if seconds < GRACE_SECONDS else signal.SIGKILL)
+            is_told = True
             await asyncio.sleep(POLL_SECONDS)
         if process.output is not None:
             # One that is blocked in the kernel may hold the pipe.
             await asyncio.wait([process.output], timeout=None if not members else POLL_SECONDS)
         process.gone.set()
-        self._send(Gone(process.number))
+        self._send(protocol.Gone(process.number))
 
-    def _members(self, process: _Process) -> list[int]:
+    def _members(self, process: _Process) -> list[psutil.Process]:
         """Return a process, if it has not ended, with all its descendants, orphans included."""
-        parents = process_parents()
         own = {other.pid for other in self._processes.values() if not other.is_ended}
-        pending = [process.pid] if not process.is_ended else []
-        for pid, parent in parents.items():
-            if parent == os.getpid() and pid not in own and has_variable(pid, PROCESS_VARIABLE, process.mark):
-                pending.append(pid)
-        members: list[int] = []
-        while pending:
-            members.append(pending.pop())
-            pending += [pid for pid, parent in parents.items() if parent == members[-1]]
+        mark, members = _process_mark(process.number), []
+        for child in psutil.Process().children():
+            is_orphan = child.pid not in own and has_variable(child, PROCESS_VARIABLE, mark)
+            if is_orphan or child.pid == process.pid and not process.is_ended:
+                members.append(child)
+                with contextlib.suppress(psutil.Error):
+                    members += child.children(recursive=True)
         return members
 
     def _signal(self, number: int, signal_number: int) -> None:
         """Send a signal to a process, and SIGKILL to all its descendants too."""
         process = self._processes.get(number)
-        if process is None:
-            return
         # SIGTERM and SIGINT go to the process alone, which decides what they mean to its children.
-        if signal_number == signal.SIGKILL:
-            for pid in self._members(process):
-                kill(pid, signal.SIGKILL)
-        elif not process.is_ended:
-            kill(process.pid, signal_number)
+        if process is not None and signal_number == signal.SIGKILL:
+            _send_signal(self._members(process), signal_number)
+        elif process is not None and not process.is_ended:
+            os.kill(process.pid, signal_number)
 
     async def _end_processes(self) -> None:
         """End all processes in place of the launcher."""
@@ -388,15 +361,23 @@ class NodeProgram:
         NotReadyError
             If one still runs after LEFT_SECONDS.
         """
-        deadline = time.monotonic() + LEFT_SECONDS
-        while left := [process.pid for process in self._processes.values() if not process.gone.is_set()]:
-            if time.monotonic() > deadline:
-                raise NotReadyError(
-                    "processes of the attempt before have not ended on this machine after "
-                    f"{LEFT_SECONDS:g} s (pid {', '.join(map(str, left))}); end them"
-                )
-            time.sleep(POLL_SECONDS)
+
+        def running() -> list[str]:
+            return [str(process.pid) for process in self._processes.values() if not process.gone.is_set()]
+
+        if pids := wait_while(running, LEFT_SECONDS):
+            raise NotReadyError(
+                "processes of the attempt before have not ended on this machine after "
+                f"{LEFT_SECONDS:g} s (pid {', '.join(pids)}); end them"
+            )
         self._job.register(JobEntry.from_dict(entry))
+
+
+def _send_signal(processes: Iterable[psutil.Process], number: int) -> None:
+    """Send a signal; ignores processes that have ended."""
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.send_signal(number)
 
 
 def main(heartbeat_timeout: float = HEARTBEAT_TIMEOUT_SECONDS) -> None:

@@ -20,7 +20,7 @@ FIRST_MASTER_PORT = 29500
 """torch's usual rendezvous port, the first of those tried. All of them lie below the kernel's range of
 ports for outgoing connections (from 32768), of which DGL's clients open many before torch binds this one."""
 
-MASTER_PORT_TRIES = SERVER_PORT_TRIES = 500
+PORT_TRIES = 500
 
 MOST_CHOICES = 5
 """Number of times that an attempt is started with other ports before it counts as failed."""
@@ -112,16 +112,8 @@ def find_master_port(address: str, avoid: Collection[int]) -> int:
     NotReadyError
         If none of these ports is free.
     """
-    start = random.SystemRandom().randrange(MASTER_PORT_TRIES)
-    for offset in range(MASTER_PORT_TRIES):
-        port = FIRST_MASTER_PORT + (start + offset) % MASTER_PORT_TRIES
-        # Bound on all addresses: torch's own rendezvous, which scripts of other projects use, listens on all.
-        if port not in avoid and not bind_error("", port):
-            return port
-    last = FIRST_MASTER_PORT + MASTER_PORT_TRIES - 1
-    raise NotReadyError(
-        f"no free port from {FIRST_MASTER_PORT} to {last} on {address} for torch's rendezvous"
-    )
+    # Bound on all addresses: torch's own rendezvous, which scripts of other projects use, listens on all.
+    return _free_ports("", FIRST_MASTER_PORT, 1, avoid, f"free port {{}} on {address} for torch's rendezvous")
 
 
 def find_server_ports(address: str, num_servers: int, avoid: Collection[int] = ()) -> int:
@@ -139,18 +131,21 @@ def find_server_ports(address: str, num_servers: int, avoid: Collection[int] = (
     NotReadyError
         If there are none.
     """
-    # As for torch's rendezvous: jobs that start together should not try the same ports. Those in containers
-    # with one network do not see each other's choice, and a trainer would join the other job's server.
-    start = random.SystemRandom().randrange(SERVER_PORT_TRIES)
-    for offset in range(SERVER_PORT_TRIES):
-        first = DEFAULT_PORT + (start + offset) % SERVER_PORT_TRIES
-        ports = range(first, first + num_servers)
+    words = f"{num_servers} free port(s) {{}} on {address} for the servers"
+    return _free_ports(address, DEFAULT_PORT, num_servers, avoid, words)
+
+
+def _free_ports(address: str, lowest: int, num_ports: int, avoid: Collection[int], words: str) -> int:
+    """Return the first of some free ports in a row; `words` of the error leave out the range."""
+    # From a random one on: jobs that start together should not try the same ports. Those in containers with
+    # one network do not see each other's choice, and a trainer would join the other job's server.
+    start = random.SystemRandom().randrange(PORT_TRIES)
+    for offset in range(PORT_TRIES):
+        first = lowest + (start + offset) % PORT_TRIES
+        ports = range(first, first + num_ports)
         if not any(port in avoid or bind_error(address, port) for port in ports):
             return first
-    last = DEFAULT_PORT + SERVER_PORT_TRIES - 1
-    raise NotReadyError(
-        f"no {num_servers} free port(s) from {DEFAULT_PORT} to {last} on {address} for the servers"
-    )
+    raise NotReadyError("no " + words.format(f"from {lowest} to {lowest + PORT_TRIES - 1}"))
 
 
 def bind_error(address: str, port: int) -> int:

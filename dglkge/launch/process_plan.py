@@ -56,14 +56,11 @@ class Limits:
     exit_seconds : float
         From the end of the last trainer to that of the servers, or from status 0 of a server to the end of
         the trainers.
-    kill_seconds : float
-        From SIGKILL to the end of the processes.
     """
 
     failure_seconds: float = 3.0
     stop_seconds: float = 120.0
     exit_seconds: float = 30.0
-    kill_seconds: float = 10.0
 
 
 SERVER = "server"
@@ -88,7 +85,7 @@ class Host:
     interface : str or None
         Network interface of the address; None if unknown.
     runner : tuple of str
-        Interpreter there and its arguments before the script. Empty: the runner of all machines.
+        Interpreter there and its arguments before the script.
     table_folder : str
         Folder of the job's tables there, if they are files; empty: they are in shared memory.
     gpus : tuple of str
@@ -268,7 +265,6 @@ def plan_processes(
     hosts: Sequence[Host],
     settings: JobSettings,
     master_port: int,
-    runner: Sequence[str],
     inherited: Mapping[str, str],
 ) -> list[PlannedProcess]:
     """List every process of a job, all servers first.
@@ -280,8 +276,6 @@ def plan_processes(
     settings : JobSettings
     master_port : int
         Port of torch's rendezvous.
-    runner : sequence of str
-        Interpreter and its arguments for machines without a runner of their own.
     inherited : mapping of str to str
         Environment of the launcher. Its values of conveniences (variables other than DGL's and torch's) are
         kept.
@@ -295,7 +289,7 @@ def plan_processes(
     shared = _shared_environment(settings, len(hosts))
     servers, trainers = [], []
     for machine, host in enumerate(hosts):
-        command = (*(host.runner or runner), *settings.command)
+        command = (*host.runner, *settings.command)
         # Python buffers output to a pipe, which would hold back the lines of the console.
         conveniences = {"PYTHONUNBUFFERED": "1"}
         if settings.shows_progress:

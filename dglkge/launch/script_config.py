@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -72,52 +72,28 @@ def _read(path: Path) -> Any:
 
 @dataclass(frozen=True)
 class MachineNeeds:
-    """Needs on one machine; see :class:`Needs`. No bytes: unknown."""
+    """Needs of a job on one machine, as far as they are known.
+
+    Attributes
+    ----------
+    shared_memory_bytes : int
+        0: unknown, as in the others.
+    memory_bytes : int
+        Memory of all processes, shared memory included, without files that are only mapped and without
+        interpreters and libraries.
+    structure_bytes : int
+        The part of the shared memory that stays there where tables are files.
+    storage : str
+        ``tables.storage`` of the configuration.
+    table_folders : tuple of str
+        Folders for tables in files: the first with enough room is taken.
+    """
 
     shared_memory_bytes: int = 0
     memory_bytes: int = 0
     structure_bytes: int = 0
     storage: str = "memory"
     table_folders: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class Needs:
-    """Needs of a job on its machines, as far as they are known.
-
-    Attributes
-    ----------
-    partition_file : str or None
-        DGL's partition file, as a path on the machines.
-    shared_memory_bytes : mapping of int to int
-        By number of the machine.
-    memory_bytes : mapping of int to int
-        Memory of all processes, shared memory included, without files that are only mapped and without
-        interpreters and libraries; by number of the machine.
-    structure_bytes : mapping of int to int
-        The part of the shared memory that stays there where tables are files; by number of the machine.
-    storage : str
-        ``tables.storage`` of the configuration.
-    table_folders : tuple of str
-        Folders for tables in files, as paths on the machines: the first with enough room is taken.
-    """
-
-    partition_file: str | None = None
-    shared_memory_bytes: Mapping[int, int] = field(default_factory=dict)
-    memory_bytes: Mapping[int, int] = field(default_factory=dict)
-    structure_bytes: Mapping[int, int] = field(default_factory=dict)
-    storage: str = "memory"
-    table_folders: tuple[str, ...] = ()
-
-    def on_machine(self, machine: int) -> MachineNeeds:
-        """Return the needs on one machine."""
-        return MachineNeeds(
-            self.shared_memory_bytes.get(machine, 0),
-            self.memory_bytes.get(machine, 0),
-            self.structure_bytes.get(machine, 0),
-            self.storage,
-            self.table_folders,
-        )
 
 
 def script_config(command: Sequence[str], folder: Path) -> Config | None:

@@ -128,31 +128,10 @@ def ssh_client(settings: SshSettings) -> list[str]:
     return command
 
 
-def python_from_stdin(python: str, program: bytes) -> list[str]:
-    """Return the command that runs a Python program whose source comes first on stdin.
-
-    The source is read byte by byte, so that the bytes after it are left for the program. It may import the
-    standard library only.
-    """
-    # Works with any login shell, as the words contain no user input. No file is needed on the machine.
-    reader = f'import os,sys;exec(b"".join(os.read(0,1)or sys.exit(1)for _ in range({len(program)})))'
-    return [python, "-I", "-S", "-c", reader]
-
-
-STARTER = b"""\
-import json, os, sys
-line = b""
-while not line.endswith(b"\\n"):
-    byte = os.read(0, 1)
-    if not byte:
-        sys.exit(1)
-    line += byte
-command, environment = json.loads(line)
-os.chdir("/")
-try:
-    os.execve(command[0], command, {**os.environ, **environment})
-except OSError as error:
-    sys.exit(f"cannot start {command[0]}: {error.strerror}")
-"""
+STARTER = (
+    'import json,os;command,environment=json.loads(open(0,"rb",0,closefd=False).readline());os.chdir("/");'
+    "os.execve(command[0],command,{**os.environ,**environment})"
+)
 """Program that sets an environment and becomes another program, given as a line of JSON; the rest of stdin is
-that program's. In ``/``: a folder named dglkge in the home folder would be imported as the package."""
+that program's. In ``/``: a folder named dglkge in the home folder would be imported as the package. One line
+without quotes that a login shell may treat in its own way."""

@@ -3,39 +3,27 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import signal
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Protocol
 
 from dglkge.distributed.preemption import RESTART_STATUS
 from dglkge.errors import FAILURE_STATUS
 from dglkge.launch.connection import Events, RunningProcess
 from dglkge.launch.console import Console, ProcessOutput, plain_text, without_noise
-from dglkge.launch.job_result import JobResult, ProcessResult, describe_process, describe_status, exit_status
-from dglkge.launch.process_plan import TRAINER, Limits, PlannedProcess
+from dglkge.launch.job_result import JobResult, ProcessResult, describe_status, exit_status
+from dglkge.launch.process_plan import Limits, PlannedProcess
 from dglkge.launch.protocol import Output
+from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.stop_signals import signals_recorded, status_of_stop
 
-logger = logging.getLogger(__name__)
-
 POLL_SECONDS = 0.2
+KILL_SECONDS = 10.0
+"""Time from SIGKILL to the end of the processes."""
+
 AFTERMATH_SECONDS = 0.5
 """Time after a first failure in which other ended processes may turn out to be its cause."""
-
-
-class Executor(Protocol):
-    """Starts the processes of a job, and removes what they leave behind."""
-
-    def start(self, planned: PlannedProcess, events: Events) -> RunningProcess:
-        """Start one process; `events` gets its messages."""
-        ...
-
-    def clean_up(self, addresses: Collection[str]) -> list[str]:
-        """Remove shared memory of the ended job on some machines; return the names that were removed."""
-        ...
 
 
 class Supervisor:
@@ -43,8 +31,8 @@ class Supervisor:
 
     Parameters
     ----------
-    executor : Executor
-        Starts the processes.
+    site : RemoteSite
+        Starts the processes, and removes what they leave behind.
     console : Console
         Shows their output.
     log_dir : Path
@@ -52,8 +40,8 @@ class Supervisor:
     limits : Limits
     """
 
-    def __init__(self, executor: Executor, console: Console, log_dir: Path, limits: Limits) -> None:
-        self._executor = executor
+    def __init__(self, site: RemoteSite, console: Console, log_dir: Path, limits: Limits) -> None:
+        self._site = site
         self._console = console
         self._log_dir = log_dir
         self._limits = limits
@@ -88,11 +76,11 @@ class Supervisor:
                 self._end()
         processes = tuple(
             ProcessResult(
-                process.planned.name,
+                process.name,
                 process.planned.address,
                 process.pid,
                 process.status,
-                str(self._log_dir / process.planned.log_name),
+                str(self._outputs[process.name].log_path),
             )
             for process in self._processes
         )
@@ -109,12 +97,12 @@ class Supervisor:
                 self._log_dir / planned.log_name, planned.name, self._console.log_format
             )
             # Servers come first in the plan: trainers then find them listening and need no second attempt.
-            self._processes.append(self._executor.start(planned, self._events))
+            self._processes.append(self._site.start(planned, self._events))
             self._process_events(0.0)
 
     def _watch(self) -> None:
         """Wait until all trainers have succeeded, a process has failed, or a signal was received."""
-        trainers = [process for process in self._processes if process.planned.role == TRAINER]
+        trainers = [process for process in self._processes if process.is_trainer]
         while not self._signals and not self._find_failure(trainers):
             if all(process.status == 0 for process in trainers):
                 return
@@ -124,7 +112,7 @@ class Supervisor:
         """Find and record a failure among the ended processes, in the order of their ends."""
         for process in self._ended:
             status = process.status or 0
-            is_server = process.planned.role != TRAINER
+            is_server = not process.is_trainer
             seconds = time.monotonic() - process.reported_at
             if status == RESTART_STATUS and not is_server:
                 self._await_stop(process, trainers)
@@ -134,7 +122,7 @@ class Supervisor:
                 status = failed.status or 0
                 self._fail(failed, describe_status(status), status)
                 return True
-            running = [trainer.planned.name for trainer in trainers if trainer.status is None]
+            running = [trainer.name for trainer in trainers if trainer.status is None]
             # A server leaves with status 0 once its clients have disconnected. If trainers still run long
             # after, they lost it, and DGL would let them wait without a timeout.
             if is_server and running and seconds > self._limits.exit_seconds:
@@ -162,7 +150,7 @@ class Supervisor:
                 return killed[0]
             if all(process.status is not None for process in self._processes):
                 break
-        raised = {each: self._outputs[each.planned.name].raised_at for each in [first, *self._ended]}
+        raised = {each: self._outputs[each.name].raised_at for each in [first, *self._ended]}
         if raised[first] is None:
             return first
         times = {each: at for each, at in raised.items() if at is not None and (each.status or 0) > 0}
@@ -170,10 +158,8 @@ class Supervisor:
 
     def _await_stop(self, process: RunningProcess, trainers: Sequence[RunningProcess]) -> None:
         """Wait for the other trainers after one has committed and left with status 143."""
-        planned = process.planned
         self._status = RESTART_STATUS
-        who = describe_process(planned.name, process.pid, planned.address)
-        self._reason = f"{who} {describe_status(RESTART_STATUS)}"
+        self._reason = f"{process.describe()} {describe_status(RESTART_STATUS)}"
         self._console.message(self._reason)
         self._await_exits(trainers, self._limits.stop_seconds)
         # A scheduler signals trainers and launcher: the first signal does not end the wait, a second does.
@@ -186,19 +172,14 @@ class Supervisor:
 
     def _fail(self, process: RunningProcess, what: str, status: int) -> None:
         """Record the failure of the job; show the end of the log of the process that failed."""
-        planned = process.planned
         if process.error is not None:
-            what = (
-                f"could not be started: {process.error}"
-                if process.pid is None
-                else f"was lost: {process.error}"
-            )
+            what = f"{'could not be started' if process.pid is None else 'was lost'}: {process.error}"
         # 143 means that the state is committed, which a killed trainer or a server does not imply
         self._status = FAILURE_STATUS if exit_status(status) == RESTART_STATUS else exit_status(status)
-        self._reason = f"{describe_process(planned.name, process.pid, planned.address)} {what}"
+        self._reason = f"{process.describe()} {what}"
         # Its last output may still be in the pipe.
         self._process_events(0.0)
-        output = self._outputs[planned.name]
+        output = self._outputs[process.name]
         # What buries the line that matters is left out, unless there is nothing else.
         tail = without_noise(output.tail) or output.tail
         lines = [
@@ -227,7 +208,7 @@ class Supervisor:
         lingering = [process for process in self._processes if process.status is None]
         if self._signals or self._find_failure([]) or not lingering:
             return
-        names = ", ".join(process.planned.name for process in lingering)
+        names = ", ".join(process.name for process in lingering)
         limit = f"{self._limits.exit_seconds:g} s"
         self._console.message(f"warning: {names} still ran {limit} after the last trainer; ended")
         self._send(lingering, signal.SIGTERM)
@@ -244,7 +225,7 @@ class Supervisor:
         self._reason = f"stopped by {signal.Signals(number).name}"
         limit = f"{self._limits.stop_seconds:g} s"
         self._console.message(f"{self._reason}: trainers have {limit} to commit; a second signal ends them")
-        trainers = [process for process in self._processes if process.planned.role == TRAINER]
+        trainers = [process for process in self._processes if process.is_trainer]
         # SIGHUP, of a closed terminal, is sent as SIGTERM: scripts of other projects may handle that one only
         self._send(trainers, signal.SIGTERM if number == signal.SIGHUP else number)
         self._await_exits(trainers, self._limits.stop_seconds, num_signals)
@@ -261,13 +242,13 @@ class Supervisor:
 
     def _uncommitted(self, trainers: Sequence[RunningProcess]) -> str:
         """Describe the trainers that did not end with status 143 or 0 after a stop signal."""
-        lingering = [each.planned.name for each in trainers if each.status is None]
+        lingering = [each.name for each in trainers if each.status is None]
         died = [each for each in trainers if each.status not in (None, 0, RESTART_STATUS)]
         words = ""
         if lingering:
             words += f"; {', '.join(lingering)} had not committed by then and had to be killed"
         for process in died:
-            words += f"; {process.planned.name} {describe_status(process.status or 0)} without a commit"
+            words += f"; {process.name} {describe_status(process.status or 0)} without a commit"
         return words
 
     def _end(self) -> None:
@@ -280,20 +261,17 @@ class Supervisor:
             last.callback(self._clean_up)
             last.callback(self._events.close)
             self._send(self._processes, signal.SIGKILL)
-            deadline = time.monotonic() + self._limits.kill_seconds
+            deadline = time.monotonic() + KILL_SECONDS
             while time.monotonic() < deadline and not all(process.is_gone for process in self._processes):
                 self._process_events(POLL_SECONDS)
             for process in self._processes:
-                planned = process.planned
                 if not process.is_gone:
-                    who = describe_process(planned.name, process.pid, planned.address)
-                    self._console.message(f"warning: {who} could not be ended")
-                self._show(process, self._outputs[planned.name].finish())
+                    self._console.message(f"warning: {process.describe()} could not be ended")
+                self._show(process, self._outputs[process.name].finish())
 
     def _clean_up(self) -> None:
         """Remove the job's shared memory on every machine."""
-        removed = self._executor.clean_up({process.planned.address for process in self._processes})
-        logger.debug("removed shared memory: %s", removed)
+        self._site.clean_up({process.planned.address for process in self._processes})
 
     def _await_exits(
         self, processes: Iterable[RunningProcess], seconds: float, num_signals: int | None = None
@@ -320,7 +298,7 @@ class Supervisor:
         ended: list[RunningProcess] = []
         for process, message in self._events.take(seconds):
             if isinstance(message, Output):
-                self._show(process, self._outputs[process.planned.name].feed(message.data))
+                self._show(process, self._outputs[process.name].feed(message.data))
                 continue
             was_running = process.status is None
             process.apply(message)
@@ -333,23 +311,20 @@ class Supervisor:
 
     def _warn_of_logs(self) -> None:
         """Warn once if a log cannot be written; the job continues without it."""
-        if self._has_warned_of_logs:
-            return
-        for output in self._outputs.values():
-            if output.problem is not None:
-                self._has_warned_of_logs = True
-                self._console.message(
-                    f"warning: the log {output.log_path} cannot be written: {output.problem}; the job "
-                    "goes on, and lines that are missing there are shown here only"
-                )
-                return
+        output = next((each for each in self._outputs.values() if each.problem is not None), None)
+        if output is not None and not self._has_warned_of_logs:
+            self._has_warned_of_logs = True
+            self._console.message(
+                f"warning: the log {output.log_path} cannot be written: {output.problem}; the job goes on, "
+                "and lines that are missing there are shown here only"
+            )
 
     def _show(self, process: RunningProcess, lines: Sequence[str]) -> None:
         """Show new lines of a process, and the progress bar of rank 0."""
-        planned = process.planned
-        if planned.role == TRAINER and planned.number == 0:
-            self._console.progress(planned.name, self._outputs[planned.name].progress)
-        tail = self._outputs[planned.name].tail  # it has the new lines already
+        output = self._outputs[process.name]
+        if process.is_trainer and process.planned.number == 0:
+            self._console.progress(process.name, output.progress)
+        tail = output.tail  # it has the new lines already
         before = tail[-len(lines) - 1] if len(tail) > len(lines) else ""
         for line in without_noise(lines, before):
-            self._console.line(planned.name, self._processes.index(process), line)
+            self._console.line(process.name, self._processes.index(process), line)

@@ -135,7 +135,15 @@ def state_widths(optimizer: str, width: int) -> tuple[int, ...]:
 
 
 class SamplerSettings(ComponentSettings):
-    """Settings of every negative sampler."""
+    """Settings of every negative sampler.
+
+    Attributes
+    ----------
+    takes_all : bool
+        Whether every entity of the type is a negative, whatever ``num_uniform`` says.
+    """
+
+    takes_all: ClassVar[bool] = False
 
     num_uniform: int = setting(
         1000, "negatives of the right entity type, shared by the positives of a chunk", ge=1
@@ -152,11 +160,6 @@ class SamplerSettings(ComponentSettings):
     chunk_size: int = setting(1000, "positives of a global batch that share their negatives", ge=1)
     own_entity: bool = setting(
         True, "score the query's own entity as one negative more: (h, r, h) against (h, r, ?)"
-    )
-    all_entities: bool = setting(
-        False,
-        "every entity of the type is a negative, without a sampler; training.objective one_vs_all is softmax "
-        "or binary cross entropy over the same, at less cost",
     )
     mask_known: bool = setting(
         False, "a negative that is a known answer in the training triples does not count"
@@ -177,6 +180,15 @@ class SamplerSettings(ComponentSettings):
     def power(self) -> float:
         """Power of an entity's number of triples in proportion to which it is drawn; 0: uniformly."""
         return 0.0
+
+
+class AllEntitiesSettings(SamplerSettings):
+    """Settings of the sampler that takes every entity of the type."""
+
+    takes_all: ClassVar[bool] = True
+
+    num_for_heads: int = setting(-1, "0: heads are not predicted; -1: they are", ge=-1, le=0)
+    num_for_tails: int = setting(-1, "0: tails are not predicted; -1: they are", ge=-1, le=0)
 
 
 class MixedSettings(SamplerSettings):
@@ -228,6 +240,14 @@ NEGATIVE_SAMPLERS.register("mixed")(
         "uniform over the graph, the machine's partition and the batch, by the three shares",
         "dglkge.sampling.negatives:MixedNegatives",
         MixedSettings,
+    )
+)
+ALL_ENTITIES = "all_entities"
+NEGATIVE_SAMPLERS.register(ALL_ENTITIES)(
+    SamplerChoice(
+        "every entity of the type; training.objective one_vs_all is the same loss of means, at less cost",
+        "dglkge.sampling.negatives:AllNegatives",
+        AllEntitiesSettings,
     )
 )
 

@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dglkge.model.functions.autograd import may_use_loops
 from dglkge.model.losses import IGNORED_SCORE, Loss
 
-LossFunction = Callable[..., torch.Tensor]
+LossFunction = Callable[..., Tensor]
 """Takes what a :class:`Loss` takes, and returns the same."""
 
 
@@ -26,16 +27,13 @@ def with_loops(loss: Loss) -> LossFunction:
     loop = loss.loop()
 
     def compute(
-        positive: torch.Tensor,
-        negative: torch.Tensor,
-        ignored: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        positive: Tensor, negative: Tensor, ignored: Tensor | None = None, labels: Tensor | None = None
+    ) -> Tensor:
         """Return the loss of each query."""
         if may_use_loops() and negative.device.type == "cpu" and negative.dtype == torch.float32:
             return _ByLoop.apply(positive, negative, ignored, labels, loop)
         call: Any = loss
-        plain: torch.Tensor = call(positive, negative, ignored, *([] if labels is None else [labels]))
+        plain: Tensor = call(positive, negative, ignored, *([] if labels is None else [labels]))
         return plain
 
     return compute
@@ -47,12 +45,12 @@ class _ByLoop(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        positive: torch.Tensor,
-        negative: torch.Tensor,
-        ignored: torch.Tensor | None,
-        labels: torch.Tensor | None,
+        positive: Tensor,
+        negative: Tensor,
+        ignored: Tensor | None,
+        labels: Tensor | None,
         loop: Callable[..., float],
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Return the losses (B,)."""
         gradients = negative.detach().clone(memory_format=torch.contiguous_format)
         if ignored is not None:
@@ -68,7 +66,7 @@ class _ByLoop(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
         """Return the gradients of the scores."""
         gradients, missing = ctx.saved_tensors
         return missing * grads[0], gradients * grads[0].unsqueeze(1), None, None, None

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from dglkge.errors import InputError
@@ -77,9 +77,7 @@ def built(name: str, build: Callable[[int, int], nn.Module | None], dim: int, se
     return module
 
 
-def run(
-    module: nn.Module, *rows: torch.Tensor, forward: Callable[..., torch.Tensor] | None = None
-) -> torch.Tensor:
+def run(module: nn.Module, *rows: Tensor, forward: Callable[..., Tensor] | None = None) -> Tensor:
     """Return a module's output for rows, (..., D_i) each -> (..., Dq); see ``ScoreFunction.run_module``.
 
     ``forward`` computes it where the parameters need no other type; default: the module.
@@ -89,7 +87,7 @@ def run(
     dtype, step = flat[0].dtype, len(flat[0])
     if not torch.is_grad_enabled():
         step = ROWS_WITHOUT_GRADIENTS
-    converted: dict[str, torch.Tensor] = {}
+    converted: dict[str, Tensor] = {}
     if dtype != torch.float32:
         # Ranking is exact in float64: the parameters are converted for this call, the module keeps its own.
         tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
@@ -122,7 +120,7 @@ def check_shapes(shapes: Mapping[str, Sequence[int]], values: Mapping[str, Any],
             )
 
 
-def load_parameters(module: nn.Module, values: Mapping[str, torch.Tensor], where: str) -> None:
+def load_parameters(module: nn.Module, values: Mapping[str, Tensor], where: str) -> None:
     """Copy values into the parameters of a module.
 
     Raises
@@ -157,7 +155,7 @@ class Linear(nn.Module):
         self.weight = normal(seed, f"{name}.weight", num_out, num_in, std=1 / math.sqrt(num_in))
         self.bias = nn.Parameter(torch.zeros(num_out))
 
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+    def forward(self, rows: Tensor) -> Tensor:
         """Return (..., out) of rows (..., in)."""
         return functional.linear(rows, self.weight, self.bias)
 
@@ -176,7 +174,7 @@ class Convolution(nn.Module):
         self.offset = nn.Parameter(torch.zeros(num_filters, 1, 1))
         self.padding = padding
 
-    def forward(self, images: torch.Tensor) -> torch.Tensor:
+    def forward(self, images: Tensor) -> Tensor:
         """Return features (n, C * height * width) of images (n, 1, h, w)."""
         found = functional.conv2d(images, self.weight, padding=self.padding)
         found = functional.layer_norm(found, found.shape[1:]) * self.gain + self.offset
@@ -204,7 +202,7 @@ class ConvEModule(nn.Module):
         self.linear = Linear(seed, "linear", num_features, height * width)
         self.output = nn.LayerNorm(height * width)
 
-    def forward(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+    def forward(self, entity: Tensor, relation: Tensor) -> Tensor:
         """Return (n, height * width) of heads and relations of that width."""
         images = self.normalized(torch.cat([entity, relation], dim=1)).unflatten(1, (1, *self.shape))
         return functional.relu(self.output(self.linear(self.convolution(images))))
@@ -221,7 +219,7 @@ class ConExModule(nn.Module):
         self.linear = Linear(seed, "linear", num_filters * 2 * dim, dim)
         self.output = nn.LayerNorm(dim)
 
-    def forward(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+    def forward(self, entity: Tensor, relation: Tensor) -> Tensor:
         """Return (n, D) of heads and relations (n, D)."""
         images = self.normalized(torch.cat([entity, relation], dim=1)).unflatten(1, (1, 4, -1))
         return functional.relu(self.output(self.linear(self.convolution(images))))
@@ -245,7 +243,7 @@ class EncoderLayer(nn.Module):
         self.outer = Linear(seed, f"{name}.outer", FEED_FORWARD * dim, dim)
         self.second_norm = nn.LayerNorm(dim)
 
-    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+    def forward(self, tokens: Tensor) -> Tensor:
         """Return tokens (n, T, D) of tokens (n, T, D)."""
         # (n, heads, T, D / heads) each.
         asked, keys, values = (
@@ -256,7 +254,7 @@ class EncoderLayer(nn.Module):
         mixed = (weights @ values).transpose(1, 2).flatten(-2)
         tokens = self.first_norm(tokens + self.mixed(mixed))
         inner = functional.gelu(self.inner(tokens))
-        normalized: torch.Tensor = self.second_norm(tokens + self.outer(inner))
+        normalized: Tensor = self.second_norm(tokens + self.outer(inner))
         return normalized
 
 
@@ -270,7 +268,7 @@ class EncoderModule(nn.Module):
         layers = [EncoderLayer(seed, f"layers.{number}", dim, num_heads) for number in range(num_layers)]
         self.layers = nn.ModuleList(layers)
 
-    def forward(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+    def forward(self, entity: Tensor, relation: Tensor) -> Tensor:
         """Return (n, D) of heads and relations (n, D)."""
         given = torch.stack([torch.zeros_like(entity), entity, relation], dim=1)
         tokens = self.normalized(given + self.positions)

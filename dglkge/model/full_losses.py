@@ -27,13 +27,14 @@ from typing import ClassVar
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from dglkge.model.negative_terms import IGNORED_SCORE
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
-Formula = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Formula = Callable[[Tensor, Tensor], Tensor]
 
 GREATEST, TOTAL, TARGET, TERMS = range(4)
 """Numbers (3 or 4, Q) of the queries in a shard. GREATEST: the greatest exponent, 0 where there are no
@@ -95,9 +96,9 @@ class Totals:
 class Pairs:
     """Answers of all shards on the device of the scores, (A,) each; none if the loss does not read them."""
 
-    query_of: torch.Tensor
-    scores: torch.Tensor
-    shares: torch.Tensor
+    query_of: Tensor
+    scores: Tensor
+    shares: Tensor
 
 
 @dataclass(frozen=True)
@@ -115,10 +116,10 @@ class ScoreBlock:
     pairs : Pairs
     """
 
-    scores: torch.Tensor
-    labels: torch.Tensor
-    answers: tuple[torch.Tensor, torch.Tensor]
-    numbers: torch.Tensor
+    scores: Tensor
+    labels: Tensor
+    answers: tuple[Tensor, Tensor]
+    numbers: Tensor
     pairs: Pairs
 
 
@@ -142,14 +143,14 @@ class FullLoss(ABC):
     num_numbers: ClassVar[int] = 3
     least_exponent: float = 0.0
 
-    def first(self, queries: torch.Tensor) -> torch.Tensor:
+    def first(self, queries: Tensor) -> Tensor:
         """Return the numbers (num_numbers, Q) of no scores."""
         numbers = queries.new_zeros(self.num_numbers, len(queries))
         numbers[GREATEST] = self.least_exponent
         return numbers
 
     @abstractmethod
-    def add(self, numbers: torch.Tensor, pulls: torch.Tensor, block: ScoreBlock) -> None:
+    def add(self, numbers: Tensor, pulls: Tensor, block: ScoreBlock) -> None:
         """Add a block to the numbers (num_numbers, Q) and, of a pairwise loss, to the pulls (A,)."""
 
     @abstractmethod
@@ -157,7 +158,7 @@ class FullLoss(ABC):
         """Return what the numbers (S, num_numbers, Q) and pulls (S, A) of all shards give."""
 
     @abstractmethod
-    def score_gradients(self, block: ScoreBlock, shift: torch.Tensor, pulls: torch.Tensor) -> torch.Tensor:
+    def score_gradients(self, block: ScoreBlock, shift: Tensor, pulls: Tensor) -> Tensor:
         """Return the derivatives (Q, b) of the losses, given normalizers (Q, 1) and pulls (A,)."""
 
 
@@ -186,7 +187,7 @@ class FullSoftmax(FullLoss):
     splits_labels = True
     least_exponent = IGNORED_SCORE
 
-    def add(self, numbers: torch.Tensor, pulls: torch.Tensor, block: ScoreBlock) -> None:
+    def add(self, numbers: Tensor, pulls: Tensor, block: ScoreBlock) -> None:
         scores, greatest = block.scores, numbers[GREATEST]
         numbers[TARGET] += (block.labels * scores).sum(1)
         new = torch.maximum(greatest, scores.amax(1))
@@ -200,7 +201,7 @@ class FullSoftmax(FullLoss):
         normalizers: Doubles = top + np.log(sums)
         return Totals(normalizers - _summed(numbers, TARGET), normalizers, _NO_PULLS)
 
-    def score_gradients(self, block: ScoreBlock, shift: torch.Tensor, pulls: torch.Tensor) -> torch.Tensor:
+    def score_gradients(self, block: ScoreBlock, shift: Tensor, pulls: Tensor) -> Tensor:
         return (block.scores - shift).exp() - block.labels
 
 
@@ -209,7 +210,7 @@ class FullCrossEntropy(FullLoss):
 
     kernel = CROSS_ENTROPY
 
-    def add(self, numbers: torch.Tensor, pulls: torch.Tensor, block: ScoreBlock) -> None:
+    def add(self, numbers: Tensor, pulls: Tensor, block: ScoreBlock) -> None:
         numbers[TARGET] += (block.labels * block.scores).sum(1)
         numbers[TOTAL] += torch.nn.functional.softplus(block.scores).sum(1)
 
@@ -218,7 +219,7 @@ class FullCrossEntropy(FullLoss):
         losses = _summed(numbers, TOTAL) - _summed(numbers, TARGET)
         return Totals(losses, np.zeros(len(losses)), _NO_PULLS)
 
-    def score_gradients(self, block: ScoreBlock, shift: torch.Tensor, pulls: torch.Tensor) -> torch.Tensor:
+    def score_gradients(self, block: ScoreBlock, shift: Tensor, pulls: Tensor) -> Tensor:
         return block.scores.sigmoid() - block.labels
 
 
@@ -242,10 +243,10 @@ class _FullTerms(FullLoss):
         self.least_exponent = 0.0 if temperature is None else IGNORED_SCORE
 
     @abstractmethod
-    def _terms(self, block: ScoreBlock, scores: torch.Tensor, positives: torch.Tensor) -> torch.Tensor:
+    def _terms(self, block: ScoreBlock, scores: Tensor, positives: Tensor) -> Tensor:
         """Return the terms (Q, b) of scores, those of the answers included."""
 
-    def _exponents(self, block: ScoreBlock) -> torch.Tensor:
+    def _exponents(self, block: ScoreBlock) -> Tensor:
         """Return the logarithms (Q, b) of the weights of the negatives."""
         if self._temperature is None:
             return torch.zeros_like(block.scores)
@@ -253,7 +254,7 @@ class _FullTerms(FullLoss):
         exponents[block.answers] = IGNORED_SCORE
         return exponents
 
-    def add(self, numbers: torch.Tensor, pulls: torch.Tensor, block: ScoreBlock) -> None:
+    def add(self, numbers: Tensor, pulls: Tensor, block: ScoreBlock) -> None:
         exponents, greatest = self._exponents(block), numbers[GREATEST]
         new = torch.maximum(greatest, exponents.amax(1))
         keeps, powers = (greatest - new).exp(), (exponents - new[:, None]).exp()
@@ -282,7 +283,7 @@ class _FullTerms(FullLoss):
         pulled = (pulls * scales[:, answers.query_of]).sum(0)
         return Totals(_summed(numbers, TARGET) + terms, top + np.log(sums), pulled)
 
-    def score_gradients(self, block: ScoreBlock, shift: torch.Tensor, pulls: torch.Tensor) -> torch.Tensor:
+    def score_gradients(self, block: ScoreBlock, shift: Tensor, pulls: Tensor) -> Tensor:
         weights = (self._exponents(block) - shift).exp()
         weights[block.answers] = self.answer_weight
         with torch.enable_grad():
@@ -299,7 +300,7 @@ class FullPointwise(_FullTerms):
 
     answer_weight = 1.0
 
-    def _terms(self, block: ScoreBlock, scores: torch.Tensor, positives: torch.Tensor) -> torch.Tensor:
+    def _terms(self, block: ScoreBlock, scores: Tensor, positives: Tensor) -> Tensor:
         return self._formula(scores, block.labels)
 
 
@@ -310,7 +311,7 @@ class FullPairwise(_FullTerms):
     reads_answers = True
     answer_weight = 0.0
 
-    def _terms(self, block: ScoreBlock, scores: torch.Tensor, positives: torch.Tensor) -> torch.Tensor:
+    def _terms(self, block: ScoreBlock, scores: Tensor, positives: Tensor) -> Tensor:
         pairs = block.pairs
         terms = self._formula(positives[:, None], scores[pairs.query_of]) * pairs.shares[:, None]
         return torch.zeros_like(scores).index_add(0, pairs.query_of, terms)

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dglkge.errors import InputError
 from dglkge.model.dense_modules import load_parameters
@@ -63,7 +64,7 @@ class KgeModel:
         """The module with the dense parameters; None where there are none."""
         return self.score_function.module if self.score_function.has_module else None
 
-    def load_module(self, values: Mapping[str, torch.Tensor], where: str) -> None:
+    def load_module(self, values: Mapping[str, Tensor], where: str) -> None:
         """Take trained dense parameters, which get no gradients from then on.
 
         Parameters
@@ -107,7 +108,7 @@ class KgeModel:
         """Return the width of the rows of a table: an entity type's, or the relations'."""
         return self.relation_width if table == RELATION else self.dim
 
-    def direction(self, relation_row: torch.Tensor, side: Side) -> torch.Tensor:
+    def direction(self, relation_row: Tensor, side: Side) -> Tensor:
         """Return the part of relation rows (..., relation_width) that serves a side, (..., Dr)."""
         if not self.reciprocal:
             return relation_row
@@ -120,12 +121,8 @@ class KgeModel:
         return self.score_function.query_dim(self.dim)
 
     def query(
-        self,
-        entity: torch.Tensor,
-        relation_row: torch.Tensor,
-        side: Side,
-        relation_ids: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, entity: Tensor, relation_row: Tensor, side: Side, relation_ids: Tensor | None = None
+    ) -> Tensor:
         """Return the query that candidates for a side are compared with.
 
         Parameters
@@ -149,9 +146,7 @@ class KgeModel:
         more = (relation_ids,) if self.score_function.acts_on_candidates else ()
         return self.score_function.query(entity, relation, asked, *more)
 
-    def shared_query(
-        self, entity: torch.Tensor, relation_rows: torch.Tensor, places: torch.Tensor, side: Side
-    ) -> torch.Tensor:
+    def shared_query(self, entity: Tensor, relation_rows: Tensor, places: Tensor, side: Side) -> Tensor:
         """Return :meth:`query` where relations share their rows.
 
         Parameters
@@ -171,7 +166,7 @@ class KgeModel:
         asked = Side.TAIL if self.reciprocal else side
         return self.score_function.shared_query(entity, relations, places, asked)
 
-    def reverse_query(self, answer: torch.Tensor, relation_row: torch.Tensor, side: Side) -> torch.Tensor:
+    def reverse_query(self, answer: Tensor, relation_row: Tensor, side: Side) -> Tensor:
         """Return the answer operated on by the relation read backwards, (B, D).
 
         Compared with the entity given it has the score of :meth:`query` compared with the answer.
@@ -180,31 +175,29 @@ class KgeModel:
         backward = Side.HEAD if forward is Side.TAIL else Side.TAIL
         return self.score_function.query(answer, self.direction(relation_row, side), backward)
 
-    def entity_product(self, given: torch.Tensor, answer: torch.Tensor, side: Side) -> torch.Tensor:
+    def entity_product(self, given: Tensor, answer: Tensor, side: Side) -> Tensor:
         """Return rows (B, Dr) whose inner products with relations are scores; see ``relation_product``."""
         is_forward = self.reciprocal or side is Side.TAIL
         head, tail = (given, answer) if is_forward else (answer, given)
         return self.score_function.relation_product(head, tail)
 
-    def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score every query against every candidate: (B, query_dim), (N, D) -> (B, N)."""
         return self.score_function.compare(query, candidates)
 
-    def compare_plainly(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def compare_plainly(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score every query against every candidate by the definition, without compiled loops."""
         return self.score_function.compare_plainly(query, candidates)
 
-    def compare_fused(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def compare_fused(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score every query against every candidate in the form that ``torch.compile`` takes."""
         return self.score_function.compare_fused(query, candidates)
 
-    def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score query i against candidate i: (B, query_dim), (B, D) -> (B,)."""
         return self.score_function.compare_pairs(query, candidates)
 
-    def score(
-        self, head: torch.Tensor, relation_row: torch.Tensor, tail: torch.Tensor, side: Side = Side.TAIL
-    ) -> torch.Tensor:
+    def score(self, head: Tensor, relation_row: Tensor, tail: Tensor, side: Side = Side.TAIL) -> Tensor:
         """Score triples: (B, D), (B, relation_width), (B, D) -> (B,).
 
         The side matters only to reciprocal relations, which have a row, and so a score, for each.
@@ -213,13 +206,8 @@ class KgeModel:
         return self.compare_pairs(self.query(given, relation_row, side), answer)
 
     def penalty(
-        self,
-        regularizer: Regularizer,
-        entity: torch.Tensor,
-        relation_row: torch.Tensor,
-        answer: torch.Tensor,
-        side: Side,
-    ) -> torch.Tensor:
+        self, regularizer: Regularizer, entity: Tensor, relation_row: Tensor, answer: Tensor, side: Side
+    ) -> Tensor:
         """Regularize the factors of each query (Lacroix et al. 2018, eq. 5).
 
         Parameters
@@ -237,14 +225,14 @@ class KgeModel:
         return regularizer.of_queries(self, entity, relation_row, answer, side)
 
     def query_penalty(
-        self, regularizer: Regularizer, entity: torch.Tensor, relation_row: torch.Tensor, side: Side
-    ) -> torch.Tensor:
+        self, regularizer: Regularizer, entity: Tensor, relation_row: Tensor, side: Side
+    ) -> Tensor:
         """Regularize each query but for its answer, see :meth:`Regularizer.of_given`: (B,)."""
         return regularizer.of_given(self, entity, relation_row, side)
 
     def initial_rows(
-        self, table: str, ids: torch.Tensor, seed: int, scale: float, distribution: str = "normal"
-    ) -> torch.Tensor:
+        self, table: str, ids: Tensor, seed: int, scale: float, distribution: str = "normal"
+    ) -> Tensor:
         """Return the rows that a table starts with.
 
         Parameters
@@ -281,11 +269,7 @@ class KgeModel:
 
 
 def build_model(
-    score_function: str,
-    dim: int,
-    reciprocal: bool,
-    options: Mapping[str, Any] | None = None,
-    seed: int = 0,
+    score_function: str, dim: int, reciprocal: bool, options: Mapping[str, Any] | None = None, seed: int = 0
 ) -> KgeModel:
     """Build a model from a score function's name.
 

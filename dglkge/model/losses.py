@@ -30,6 +30,7 @@ from dglkge.settings import ComponentSettings, setting, settings_of
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
     from torch.nn import functional
 
     from dglkge.kernels import losses as kernels
@@ -183,9 +184,7 @@ class Loss(ABC):
         raise NotImplementedError
 
     @abstractmethod
-    def __call__(
-        self, positive: torch.Tensor, negative: torch.Tensor, ignored: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def __call__(self, positive: Tensor, negative: Tensor, ignored: Tensor | None = None) -> Tensor:
         """Return the loss of each query.
 
         Parameters
@@ -217,24 +216,20 @@ class PointwiseLoss(Loss):
     ignored_score: ClassVar[float] = IGNORED_SCORE
 
     @abstractmethod
-    def true(self, scores: torch.Tensor) -> torch.Tensor:
+    def true(self, scores: Tensor) -> Tensor:
         """Return the loss of each true answer, of any shape."""
 
     @abstractmethod
-    def false(self, scores: torch.Tensor) -> torch.Tensor:
+    def false(self, scores: Tensor) -> Tensor:
         """Return the loss of each negative, of any shape."""
 
-    def labeled(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def labeled(self, scores: Tensor, labels: Tensor) -> Tensor:
         """Return the expected loss of answers that are true with the probability of their labels."""
         return labels * self.true(scores) + (1 - labels) * self.false(scores)
 
     def __call__(
-        self,
-        positive: torch.Tensor,
-        negative: torch.Tensor,
-        ignored: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, positive: Tensor, negative: Tensor, ignored: Tensor | None = None, labels: Tensor | None = None
+    ) -> Tensor:
         """Return the loss of each query."""
         true = self.true(positive) if labels is None else self.labeled(positive, labels)
         terms = self.false(without(negative, ignored, self.ignored_score))
@@ -256,12 +251,10 @@ class PairwiseLoss(Loss):
     """
 
     @abstractmethod
-    def pairs(self, positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
+    def pairs(self, positive: Tensor, negative: Tensor) -> Tensor:
         """Return the loss (B, N) of true answers (B, 1), each beside its negatives (B, N)."""
 
-    def __call__(
-        self, positive: torch.Tensor, negative: torch.Tensor, ignored: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def __call__(self, positive: Tensor, negative: Tensor, ignored: Tensor | None = None) -> Tensor:
         """Return the loss of each query."""
         terms = self.pairs(positive.unsqueeze(1), without(negative, ignored))
         return self.reduction(terms, negative, ignored)
@@ -306,9 +299,7 @@ class Softmax(Loss):
     takes_log_odds = True
     Settings = AdversarialSettings
 
-    def __call__(
-        self, positive: torch.Tensor, negative: torch.Tensor, ignored: torch.Tensor | None = None
-    ) -> torch.Tensor:
+    def __call__(self, positive: Tensor, negative: Tensor, ignored: Tensor | None = None) -> Tensor:
         """Return the loss of each query."""
         kept = without(negative, ignored)
         if self.adversarial_temperature is not None:
@@ -344,11 +335,11 @@ class Logistic(PointwiseLoss):
     takes_log_odds = True
     Settings = TermSettings
 
-    def true(self, scores: torch.Tensor) -> torch.Tensor:
+    def true(self, scores: Tensor) -> Tensor:
         # softplus(x) = -log sigmoid(-x), which does not overflow and has no log(0).
         return functional.softplus(-scores)
 
-    def false(self, scores: torch.Tensor) -> torch.Tensor:
+    def false(self, scores: Tensor) -> Tensor:
         return functional.softplus(scores)
 
     def loop(self) -> Callable[..., float]:
@@ -370,12 +361,8 @@ class BCE(Logistic):
     Settings = TermSettings
 
     def __call__(
-        self,
-        positive: torch.Tensor,
-        negative: torch.Tensor,
-        ignored: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, positive: Tensor, negative: Tensor, ignored: Tensor | None = None, labels: Tensor | None = None
+    ) -> Tensor:
         """Return the loss of each query."""
         if not isinstance(self.reduction, Mean):
             return super().__call__(positive, negative, ignored, labels)
@@ -398,7 +385,7 @@ class MarginRanking(PairwiseLoss):
 
         margin: float = setting(1.0, "by how much the true answer should outscore a negative", gt=0)
 
-    def pairs(self, positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
+    def pairs(self, positive: Tensor, negative: Tensor) -> Tensor:
         return (negative + (self.settings.margin - positive)).relu()
 
     def loop(self) -> Callable[..., float]:
@@ -420,10 +407,10 @@ class Hinge(PointwiseLoss):
 
         margin: float = setting(1.0, "score of a true answer, and minus that of a negative", gt=0)
 
-    def true(self, scores: torch.Tensor) -> torch.Tensor:
+    def true(self, scores: Tensor) -> Tensor:
         return (self.settings.margin - scores).relu()
 
-    def false(self, scores: torch.Tensor) -> torch.Tensor:
+    def false(self, scores: Tensor) -> Tensor:
         return (scores + self.settings.margin).relu()
 
     def loop(self) -> Callable[..., float]:
@@ -442,13 +429,13 @@ class Squared(PointwiseLoss):
     ignored_score = 0.0
     Settings = TermSettings
 
-    def true(self, scores: torch.Tensor) -> torch.Tensor:
+    def true(self, scores: Tensor) -> Tensor:
         return (scores - 1.0).square()
 
-    def false(self, scores: torch.Tensor) -> torch.Tensor:
+    def false(self, scores: Tensor) -> Tensor:
         return scores.square()
 
-    def labeled(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def labeled(self, scores: Tensor, labels: Tensor) -> Tensor:
         return (scores - labels).square()
 
     def loop(self) -> Callable[..., float]:
@@ -478,10 +465,10 @@ class SelfAdversarial(PointwiseLoss):
         super().__init__(settings)
         self.reduction = Adversarial(self.settings.adversarial_temperature)
 
-    def true(self, scores: torch.Tensor) -> torch.Tensor:
+    def true(self, scores: Tensor) -> Tensor:
         return functional.softplus(-(scores + self.settings.margin))
 
-    def false(self, scores: torch.Tensor) -> torch.Tensor:
+    def false(self, scores: Tensor) -> Tensor:
         return functional.softplus(scores + self.settings.margin)
 
     def loop(self) -> Callable[..., float]:

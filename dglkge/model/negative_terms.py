@@ -8,6 +8,7 @@ from dglkge.registry import deferred
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 else:
     torch = deferred("torch")
 
@@ -19,9 +20,7 @@ a query are ignored, its loss is a number and not NaN."""
 class Reduction(Protocol):
     """Reduces the terms of the negatives of each query."""
 
-    def __call__(
-        self, terms: torch.Tensor, negative: torch.Tensor, ignored: torch.Tensor | None
-    ) -> torch.Tensor:
+    def __call__(self, terms: Tensor, negative: Tensor, ignored: Tensor | None) -> Tensor:
         """Return one number for each query.
 
         Parameters
@@ -43,9 +42,7 @@ class Reduction(Protocol):
 class Mean:
     """Mean over the negatives that are not ignored."""
 
-    def __call__(
-        self, terms: torch.Tensor, negative: torch.Tensor, ignored: torch.Tensor | None
-    ) -> torch.Tensor:
+    def __call__(self, terms: Tensor, negative: Tensor, ignored: Tensor | None) -> Tensor:
         """Return the mean of each query; see :class:`Reduction`."""
         # Ignored terms are 0 already, so only the count needs correction.
         return terms.sum(1) / counted(terms, ignored).clamp_min(1)
@@ -54,9 +51,7 @@ class Mean:
 class Sum:
     """Sum over the negatives, as in PyTorch-BigGraph's ranking loss (Lerer et al. 2019)."""
 
-    def __call__(
-        self, terms: torch.Tensor, negative: torch.Tensor, ignored: torch.Tensor | None
-    ) -> torch.Tensor:
+    def __call__(self, terms: Tensor, negative: Tensor, ignored: Tensor | None) -> Tensor:
         """Return the sum of each query; see :class:`Reduction`."""
         return terms.sum(1)
 
@@ -73,42 +68,34 @@ class Adversarial:
     def __init__(self, temperature: float) -> None:
         self.temperature = temperature
 
-    def __call__(
-        self, terms: torch.Tensor, negative: torch.Tensor, ignored: torch.Tensor | None
-    ) -> torch.Tensor:
+    def __call__(self, terms: Tensor, negative: Tensor, ignored: Tensor | None) -> Tensor:
         """Return the weighted mean of each query; see :class:`Reduction`."""
         return (adversarial_weights(negative, ignored, self.temperature) * terms).sum(1)
 
 
-def adversarial_weights(
-    negative: torch.Tensor, ignored: torch.Tensor | None, temperature: float
-) -> torch.Tensor:
+def adversarial_weights(negative: Tensor, ignored: Tensor | None, temperature: float) -> Tensor:
     """Return the softmax (B, N) of temperature times score, through which no gradient flows."""
     return _adversarial_scores(negative, ignored, temperature).softmax(1)
 
 
-def adversarial_log_shares(
-    negative: torch.Tensor, ignored: torch.Tensor | None, temperature: float
-) -> torch.Tensor:
+def adversarial_log_shares(negative: Tensor, ignored: Tensor | None, temperature: float) -> Tensor:
     """Return log(K w) of the weights w of K negatives, (B, N); 0 for equal weights, undefined if ignored."""
     weights = _adversarial_scores(negative, ignored, temperature).log_softmax(1)
     return weights + counted(negative, ignored).clamp_min(1).log().unsqueeze(1)
 
 
-def _adversarial_scores(
-    negative: torch.Tensor, ignored: torch.Tensor | None, temperature: float
-) -> torch.Tensor:
+def _adversarial_scores(negative: Tensor, ignored: Tensor | None, temperature: float) -> Tensor:
     # Ignored scores are set after the temperature: a temperature of 0 would turn -1e30 into 0, and ignored
     # negatives would get weight.
     return without(negative.detach() * temperature, ignored)
 
 
-def without(scores: torch.Tensor, ignored: torch.Tensor | None, value: float = IGNORED_SCORE) -> torch.Tensor:
+def without(scores: Tensor, ignored: Tensor | None, value: float = IGNORED_SCORE) -> Tensor:
     """Return scores with a value in place of ignored ones, through which no gradient flows."""
     return scores if ignored is None else scores.masked_fill(ignored, value)
 
 
-def counted(scores: torch.Tensor, ignored: torch.Tensor | None) -> torch.Tensor:
+def counted(scores: Tensor, ignored: Tensor | None) -> Tensor:
     """Return the number of negatives of each query that are not ignored, (B,)."""
     if ignored is None:
         return scores.new_full((len(scores),), scores.shape[1])

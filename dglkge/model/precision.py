@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.nn import functional
 
 NARROW_TYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -118,13 +119,13 @@ class _GradientTimes(torch.autograd.Function):
     """The numbers themselves; their gradient is multiplied by a factor."""
 
     @staticmethod
-    def forward(ctx: Any, values: torch.Tensor, factor: float) -> torch.Tensor:
+    def forward(ctx: Any, values: Tensor, factor: float) -> Tensor:
         """Return the values."""
         ctx.factor = factor
         return values.view_as(values)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         """Return the gradient times the factor."""
         return gradients[0] * ctx.factor, None
 
@@ -145,10 +146,10 @@ class CompiledForward:
         self._module = module
         self._compiled: Any = torch.compile(module, dynamic=True)
 
-    def __call__(self, *rows: torch.Tensor) -> torch.Tensor:
+    def __call__(self, *rows: Tensor) -> Tensor:
         """Return the module's output for matrices (n, D_i)."""
         forward = self._module if len(rows[0]) < LEAST_COMPILED else self._compiled
-        made: torch.Tensor = forward(*rows)
+        made: Tensor = forward(*rows)
         return made
 
 
@@ -178,7 +179,7 @@ class ModulePrecision:
         self._compiled: dict[int, CompiledForward] = {}
         self.loss_scale = LossScale() if dtype == torch.float16 else None
 
-    def forward_of(self, module: torch.nn.Module) -> Callable[..., torch.Tensor]:
+    def forward_of(self, module: torch.nn.Module) -> Callable[..., Tensor]:
         """Return what computes a module's forward."""
         if not self._is_compiled:
             return module
@@ -186,7 +187,7 @@ class ModulePrecision:
             self._compiled[id(module)] = CompiledForward(module)
         return self._compiled[id(module)]
 
-    def run(self, compute: Callable[..., torch.Tensor], *rows: torch.Tensor) -> torch.Tensor:
+    def run(self, compute: Callable[..., Tensor], *rows: Tensor) -> Tensor:
         """Return a function of rows, computed under autocast, in the type of the rows.
 
         Every use of the module's parameters in training must go through here: with float16 their gradients
@@ -243,7 +244,7 @@ def one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:PROBLEM_CHARACTERS] or type(error).__name__
 
 
-def is_finite(rows: torch.Tensor) -> bool:
+def is_finite(rows: Tensor) -> bool:
     """Return whether all numbers are finite, without a temporary copy."""
     if not rows.numel():
         return True

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from dglkge.errors import InputError
@@ -21,10 +21,7 @@ from dglkge.model.dense_modules import Linear, load_parameters
 PREFIX = "features."
 """Names of the parameters begin with it: ``features.{entity type}.{layer}.weight`` and ``.bias``."""
 
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "relu": functional.relu,
-    "gelu": functional.gelu,
-}
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": functional.relu, "gelu": functional.gelu}
 
 ROWS_AT_A_TIME = 65536
 """Vectors that are projected at a time."""
@@ -73,7 +70,7 @@ class FeatureProjections(nn.Module):
                 for one, values in layer.named_parameters():
                     yield f"{PREFIX}{name}.{number}.{one}", values
 
-    def project(self, name: str, vectors: torch.Tensor) -> torch.Tensor:
+    def project(self, name: str, vectors: Tensor) -> Tensor:
         """Return f(x), (n, D), of vectors (n, F) of an entity type, in their type of numbers."""
         rows = vectors
         layers = self._layers[name]
@@ -85,7 +82,7 @@ class FeatureProjections(nn.Module):
 
 
 def projections_of(
-    parameters: Mapping[str, torch.Tensor], dim: int, activation: str, where: str
+    parameters: Mapping[str, Tensor], dim: int, activation: str, where: str
 ) -> FeatureProjections:
     """Return the projections that saved parameters are of, by their names and shapes.
 
@@ -94,7 +91,7 @@ def projections_of(
     InputError
         If they are no projections to rows of that dimension.
     """
-    layers: dict[str, dict[int, torch.Tensor]] = {}
+    layers: dict[str, dict[int, Tensor]] = {}
     for name, values in parameters.items():
         of_type, number, kind = name[len(PREFIX) :].rsplit(".", 2)
         if kind == "weight":
@@ -144,7 +141,7 @@ class ProjectedFeatures:
         return list(self._vectors)
 
     @torch.no_grad()
-    def rows(self, name: str, ids: torch.Tensor) -> torch.Tensor:
+    def rows(self, name: str, ids: Tensor) -> Tensor:
         """Return f(x), (n, D) float32, of original ids (n,), as training has it."""
         unique, places = np.unique(ids.numpy(), return_inverse=True)
         made = [self.projections.project(name, one) for one in self._blocks(name, unique)]
@@ -154,7 +151,7 @@ class ProjectedFeatures:
         return found if len(unique) == len(ids) and _ascends(places) else found[torch.from_numpy(places)]
 
     @torch.no_grad()
-    def scored(self, name: str, ids: torch.Tensor) -> torch.Tensor:
+    def scored(self, name: str, ids: Tensor) -> Tensor:
         """Return f(x), (n, D) float32, of original ids (n,), as rankings have it.
 
         Computed in float64: a product in float32 has other last bits for another number of rows, and rankings
@@ -167,7 +164,7 @@ class ProjectedFeatures:
             start += len(one)
         return made
 
-    def backward(self, name: str, ids: torch.Tensor, gradients: torch.Tensor) -> None:
+    def backward(self, name: str, ids: Tensor, gradients: Tensor) -> None:
         """Add the gradients of the parameters, given those (n, D) of the rows of original ids (n,).
 
         The projection is computed again: keeping it from :meth:`rows` would hold all layers of all rows.
@@ -183,7 +180,7 @@ class ProjectedFeatures:
                 self.projections.project(name, one).backward(merged[start : start + len(one)])
             start += len(one)
 
-    def _blocks(self, name: str, ids: np.ndarray) -> Iterator[torch.Tensor]:
+    def _blocks(self, name: str, ids: np.ndarray) -> Iterator[Tensor]:
         """Yield the vectors of original ids in blocks, float32."""
         vectors = self._vectors[name]
         for start in range(0, len(ids), ROWS_AT_A_TIME):

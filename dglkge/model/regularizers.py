@@ -17,6 +17,7 @@ from dglkge.typing import Side
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from dglkge.model.functions import autograd as autograd_functions
 else:
@@ -29,19 +30,19 @@ class QueryModel(Protocol):
 
     score_function: ScoreFunction
 
-    def direction(self, relation_row: torch.Tensor, side: Side) -> torch.Tensor:
+    def direction(self, relation_row: Tensor, side: Side) -> Tensor:
         """Return the part of relation rows that serves a side."""
         ...
 
-    def query(self, entity: torch.Tensor, relation_row: torch.Tensor, side: Side) -> torch.Tensor:
+    def query(self, entity: Tensor, relation_row: Tensor, side: Side) -> Tensor:
         """Return the entity given, operated on by the relation."""
         ...
 
-    def reverse_query(self, answer: torch.Tensor, relation_row: torch.Tensor, side: Side) -> torch.Tensor:
+    def reverse_query(self, answer: Tensor, relation_row: Tensor, side: Side) -> Tensor:
         """Return the answer, operated on by the relation read backwards."""
         ...
 
-    def entity_product(self, given: torch.Tensor, answer: torch.Tensor, side: Side) -> torch.Tensor:
+    def entity_product(self, given: Tensor, answer: Tensor, side: Side) -> Tensor:
         """Return the product of both entities."""
         ...
 
@@ -153,25 +154,23 @@ class Regularizer(ABC):
         """Return whether the penalty is defined for a score function."""
         return True
 
-    def __call__(self, rows: torch.Tensor) -> torch.Tensor:
+    def __call__(self, rows: Tensor) -> Tensor:
         """Return the weighted penalty of each entity's row by itself: (..., D) -> (...)."""
         return self.weight * self.entity_ratio * self.penalty(rows)
 
-    def of_relations(self, rows: torch.Tensor) -> torch.Tensor:
+    def of_relations(self, rows: Tensor) -> Tensor:
         """Return the weighted penalty of each relation's row by itself: (..., Dr) -> (...)."""
         return self.weight * self.relation_ratio * self.penalty(rows)
 
-    def of_products(self, rows: torch.Tensor) -> torch.Tensor:
+    def of_products(self, rows: Tensor) -> Tensor:
         """Return the weighted penalty of each product of rows: (..., D) -> (...)."""
         return self.weight * self.product_ratio * self.penalty(rows)
 
     @abstractmethod
-    def penalty(self, rows: torch.Tensor) -> torch.Tensor:
+    def penalty(self, rows: Tensor) -> Tensor:
         """Return the penalty of each row before its weight, summed over the row: (..., D) -> (...)."""
 
-    def of_given(
-        self, model: QueryModel, given: torch.Tensor, relation_row: torch.Tensor, side: Side
-    ) -> torch.Tensor:
+    def of_given(self, model: QueryModel, given: Tensor, relation_row: Tensor, side: Side) -> Tensor:
         """Return the penalty of each query but for the terms with its answer.
 
         Parameters
@@ -191,17 +190,12 @@ class Regularizer(ABC):
         return self._with_relation(self(given), model, relation_row, side)
 
     def of_queries(
-        self,
-        model: QueryModel,
-        given: torch.Tensor,
-        relation_row: torch.Tensor,
-        answer: torch.Tensor,
-        side: Side,
-    ) -> torch.Tensor:
+        self, model: QueryModel, given: Tensor, relation_row: Tensor, answer: Tensor, side: Side
+    ) -> Tensor:
         """Return the whole penalty of each query: :meth:`of_given` and the answers' (B, D); (B,)."""
         return self._with_relation(self(given) + self(answer), model, relation_row, side)
 
-    def of_query(self, query: torch.Tensor, answer: torch.Tensor | None = None) -> torch.Tensor | None:
+    def of_query(self, query: Tensor, answer: Tensor | None = None) -> Tensor | None:
         """Return :meth:`of_queries` (B,) from queries that are computed already; None if it takes the rows.
 
         Parameters
@@ -212,9 +206,7 @@ class Regularizer(ABC):
         """
         return None
 
-    def _with_relation(
-        self, total: torch.Tensor, model: QueryModel, relation_row: torch.Tensor, side: Side
-    ) -> torch.Tensor:
+    def _with_relation(self, total: Tensor, model: QueryModel, relation_row: Tensor, side: Side) -> Tensor:
         """Add the penalty of the relations' rows."""
         # A phase is an angle: its size has no meaning, and the modulus of exp(i r) is 1 in any case.
         if model.score_function.relation_init == PHASE:
@@ -279,7 +271,7 @@ class NoRegularizer(Regularizer):
     help = "no regularizer"
     Settings = RegularizerSettings
 
-    def penalty(self, rows: torch.Tensor) -> torch.Tensor:
+    def penalty(self, rows: Tensor) -> Tensor:
         """Return 0 for each row."""
         # A multiple of the rows: the result has their device and dtype, and a gradient (of 0) for autograd.
         return 0 * rows.sum(-1)
@@ -292,7 +284,7 @@ class N3(Regularizer):
     help = "sum of |x|^3, complex moduli where rows are complex (Lacroix et al. 2018)"
     compiled = True
 
-    def penalty(self, rows: torch.Tensor) -> torch.Tensor:
+    def penalty(self, rows: Tensor) -> Tensor:
         """Return the sum of the third powers of each row's moduli."""
         if not self.complex_valued:
             # Real rows: autograd's derivative of |x|^3 is finite at 0.
@@ -313,7 +305,7 @@ class Lp(Regularizer):
     help = "sum of |x|^p over all numbers (as DGL-KE's)"
     Settings = PowerSettings
 
-    def penalty(self, rows: torch.Tensor) -> torch.Tensor:
+    def penalty(self, rows: Tensor) -> Tensor:
         """Return the sum of the p-th powers of each row's numbers."""
         return rows.abs().pow(self.p).sum(-1)
 
@@ -325,7 +317,7 @@ class F2(Regularizer):
     help = "sum of x^2 (squared Frobenius norm)"
     compiled = True
 
-    def penalty(self, rows: torch.Tensor) -> torch.Tensor:
+    def penalty(self, rows: Tensor) -> Tensor:
         """Return the sum of squares of each row."""
         return rows.square().sum(-1)
 
@@ -361,28 +353,21 @@ class Dura(Regularizer):
         """Return whether queries and answers are compared by an inner product."""
         return issubclass(score_function, Dot) and not score_function.has_offset
 
-    def penalty(self, rows: torch.Tensor) -> torch.Tensor:
+    def penalty(self, rows: Tensor) -> Tensor:
         """Return the sum of squares of each row."""
         return rows.square().sum(-1)
 
-    def of_given(
-        self, model: QueryModel, given: torch.Tensor, relation_row: torch.Tensor, side: Side
-    ) -> torch.Tensor:
+    def of_given(self, model: QueryModel, given: Tensor, relation_row: Tensor, side: Side) -> Tensor:
         """Return the penalty of the query itself; see :class:`Regularizer`."""
         return self.of_products(model.query(given, relation_row, side))
 
     def of_queries(
-        self,
-        model: QueryModel,
-        given: torch.Tensor,
-        relation_row: torch.Tensor,
-        answer: torch.Tensor,
-        side: Side,
-    ) -> torch.Tensor:
+        self, model: QueryModel, given: Tensor, relation_row: Tensor, answer: Tensor, side: Side
+    ) -> Tensor:
         """Return the penalty of each query; see :class:`Regularizer`."""
         return self.of_given(model, given, relation_row, side) + self(answer)
 
-    def of_query(self, query: torch.Tensor, answer: torch.Tensor | None = None) -> torch.Tensor | None:
+    def of_query(self, query: Tensor, answer: Tensor | None = None) -> Tensor | None:
         """Return the penalty; see :class:`Regularizer`. A subclass may have another one."""
         if type(self) is not Dura:
             return None
@@ -423,7 +408,7 @@ class Ivr(Regularizer):
         """Return whether the score is an inner product with each of the three rows."""
         return issubclass(score_function, Dot) and "relation_product" in vars(score_function)
 
-    def penalty(self, rows: torch.Tensor) -> torch.Tensor:
+    def penalty(self, rows: Tensor) -> Tensor:
         """Return the sum of the p-th powers of each row's moduli."""
         if not self.complex_valued:
             return rows.abs().pow(self.p).sum(-1)
@@ -431,13 +416,8 @@ class Ivr(Regularizer):
         return torch.linalg.vector_norm(rows.unflatten(-1, (2, -1)), dim=-2).pow(self.p).sum(-1)
 
     def of_queries(
-        self,
-        model: QueryModel,
-        given: torch.Tensor,
-        relation_row: torch.Tensor,
-        answer: torch.Tensor,
-        side: Side,
-    ) -> torch.Tensor:
+        self, model: QueryModel, given: Tensor, relation_row: Tensor, answer: Tensor, side: Side
+    ) -> Tensor:
         """Return the penalty of each query; see :class:`Regularizer`."""
         total = super().of_queries(model, given, relation_row, answer, side)
         products = (

@@ -33,6 +33,7 @@ from dglkge.typing import Side
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from dglkge.model import dense_modules
     from dglkge.model.precision import ModulePrecision
@@ -200,7 +201,7 @@ class ScoreFunction(Comparator):
         made._module, made._precision = module, precision
         return made
 
-    def run_module(self, *rows: torch.Tensor) -> torch.Tensor:
+    def run_module(self, *rows: Tensor) -> Tensor:
         """Return the module's output for rows, (..., D_i) each -> (..., Dq), in the rows' type.
 
         Leading dimensions broadcast; the module gets matrices (n, D_i) and returns a matrix (n, Dq).
@@ -208,7 +209,7 @@ class ScoreFunction(Comparator):
         forward = None if self._precision is None else self._precision.forward_of(self.module)
         return self.run_precisely(functools.partial(dense_modules.run, self.module, forward=forward), *rows)
 
-    def run_precisely(self, compute: Callable[..., torch.Tensor], *rows: torch.Tensor) -> torch.Tensor:
+    def run_precisely(self, compute: Callable[..., Tensor], *rows: Tensor) -> Tensor:
         """Return a function of rows and of the module's parameters, as ``dense.autocast`` has it in training.
 
         For score functions that use parameters without :meth:`run_module`; they must use them in no other
@@ -250,7 +251,7 @@ class ScoreFunction(Comparator):
         """Return the width of a relation's row for entities of width dim."""
         return dim
 
-    def initial_relations(self, drawn: torch.Tensor, dim: int) -> torch.Tensor:
+    def initial_relations(self, drawn: Tensor, dim: int) -> Tensor:
         """Return the rows that relations start with, given rows as entities start.
 
         Parameters
@@ -269,19 +270,19 @@ class ScoreFunction(Comparator):
         """Return the form for relations with one row for both sides; by default this one, by adjoint rows."""
         return self
 
-    def penalized(self, relation: torch.Tensor) -> torch.Tensor:
+    def penalized(self, relation: Tensor) -> Tensor:
         """Return the numbers of relations that a regularizer takes: (..., Dr) -> (..., n)."""
         return relation
 
     @abstractmethod
-    def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+    def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
         """Carry a head to where its tail should be: (..., D), (..., Dr) -> (..., Dq), see ``query_dim``."""
 
     @abstractmethod
-    def adjoint(self, relation: torch.Tensor) -> torch.Tensor:
+    def adjoint(self, relation: Tensor) -> Tensor:
         """Return the row of the relation read backwards: (..., Dr) -> (..., Dr)."""
 
-    def query(self, entity: torch.Tensor, relation: torch.Tensor, side: Side) -> torch.Tensor:
+    def query(self, entity: Tensor, relation: Tensor, side: Side) -> Tensor:
         """Return the query that candidates for one side of a triple are compared with.
 
         Parameters
@@ -299,13 +300,11 @@ class ScoreFunction(Comparator):
         # One operation for both sides: an adjoint relation turns (?, r, t) into a query on t.
         return self.operate(entity, relation if side is Side.TAIL else self.adjoint(relation))
 
-    def shared_query(
-        self, entity: torch.Tensor, relations: torch.Tensor, places: torch.Tensor, side: Side
-    ) -> torch.Tensor:
+    def shared_query(self, entity: Tensor, relations: Tensor, places: Tensor, side: Side) -> Tensor:
         """Return :meth:`query` of entities (B, D) and the relations (U, Dr) at some places (B,) int64."""
         return self.query(entity, relations[places], side)
 
-    def relation_product(self, given: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
+    def relation_product(self, given: Tensor, answer: Tensor) -> Tensor:
         """Return rows (B, Dr); their inner products with relations are the scores (h, ?, t).
 
         Optional. It counts for the class that defines it only: a subclass may operate otherwise.
@@ -322,14 +321,14 @@ class ScoreFunction(Comparator):
         """Return the width of :meth:`relation_query` for entities of width dim."""
         return self.relation_dim(dim) if self.has_relation_product else 2 * dim
 
-    def relation_query(self, given: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
+    def relation_query(self, given: Tensor, answer: Tensor) -> Tensor:
         """Return the queries (h, ?, t) of pairs of entities: (B, D), (B, D) -> (B, Dq)."""
         if self.has_relation_product:
             return self.relation_product(given, answer)
         # Without a product form the pair itself is the query; compare_relations cuts it apart again.
         return torch.cat([given, answer], dim=-1)
 
-    def compare_relations(self, query: torch.Tensor, relations: torch.Tensor) -> torch.Tensor:
+    def compare_relations(self, query: Tensor, relations: Tensor) -> Tensor:
         """Score every pair of entities with every relation: (B, Dq), (N, Dr) -> (B, N).
 
         Without :meth:`relation_product` it takes memory for (B, N, D) numbers.
@@ -356,11 +355,11 @@ SCORE_FUNCTIONS: Registry[type[ScoreFunction]] = Registry(
 class Translation(ScoreFunction):
     """h + r (PyTorch-BigGraph's operator ``translation``)."""
 
-    def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+    def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
         """Add the relation."""
         return entity + relation
 
-    def adjoint(self, relation: torch.Tensor) -> torch.Tensor:
+    def adjoint(self, relation: Tensor) -> Tensor:
         """Return -r: |h + r - t| = |t - r - h|."""
         return -relation
 
@@ -392,15 +391,15 @@ class DistMult(Dot, ScoreFunction):
     help = "product of three real vectors (Yang et al. 2015)"
     compiled = True
 
-    def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+    def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
         """Multiply by the relation."""
         return entity * relation
 
-    def adjoint(self, relation: torch.Tensor) -> torch.Tensor:
+    def adjoint(self, relation: Tensor) -> Tensor:
         """Return r: DistMult is symmetric in head and tail."""
         return relation
 
-    def relation_product(self, given: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
+    def relation_product(self, given: Tensor, answer: Tensor) -> Tensor:
         """Return h t."""
         return given * answer
 
@@ -417,17 +416,17 @@ class ComplEx(Dot, ScoreFunction):
     compiled = True
     complex_valued = True
 
-    def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+    def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
         """Multiply by the relation, complex number by complex number."""
         real, imaginary = relation.chunk(2, dim=-1)
         return complex_product(entity, real, imaginary)
 
-    def adjoint(self, relation: torch.Tensor) -> torch.Tensor:
+    def adjoint(self, relation: Tensor) -> Tensor:
         """Return conj(r)."""
         real, imaginary = relation.chunk(2, dim=-1)
         return torch.cat([real, -imaginary], dim=-1)
 
-    def relation_product(self, given: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
+    def relation_product(self, given: Tensor, answer: Tensor) -> Tensor:
         """Return conj(h) t: Re(h r conj(t)) = Re(r conj(conj(h) t))."""
         real, imaginary = self.adjoint(given).chunk(2, dim=-1)
         return complex_product(answer, real, imaginary)
@@ -448,11 +447,11 @@ class RotatE(NegativeModulus, ScoreFunction):
         """Return one phase per complex number."""
         return dim // 2
 
-    def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+    def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
         """Turn each complex number by its phase."""
         # exp(i r) = cos r + i sin r: its modulus is 1 by construction, so no normalization is needed.
         return complex_product(entity, relation.cos(), relation.sin())
 
-    def adjoint(self, relation: torch.Tensor) -> torch.Tensor:
+    def adjoint(self, relation: Tensor) -> Tensor:
         """Return -r: turning back leaves moduli as they are."""
         return -relation

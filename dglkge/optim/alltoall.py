@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from numpy import ndarray
 
 #: A rank that waits longer than this writes it to torch's store, from which the others read who is missing.
 _ANNOUNCE_AFTER_SECONDS = 2.0
@@ -93,7 +94,7 @@ class Alltoall:
         ends = np.cumsum(lengths).tolist()
         return [json.loads(bytes(received[end - num : end])) for num, end in zip(lengths, ends)]
 
-    def counts(self, counts: np.ndarray) -> np.ndarray:
+    def counts(self, counts: ndarray) -> ndarray:
         """Send row r of "(size, k) int64" to rank r; row r of the result is from rank r."""
         if self.size == 1:
             return counts
@@ -103,7 +104,7 @@ class Alltoall:
         return received.cpu().numpy()
 
     def messages(
-        self, sent: np.ndarray, sent_bytes: list[int], received: np.ndarray, received_bytes: list[int]
+        self, sent: ndarray, sent_bytes: list[int], received: ndarray, received_bytes: list[int]
     ) -> None:
         """Send consecutive pieces of ``sent`` "(sum(sent_bytes),) uint8" to ranks 0, 1, ...; fill
         ``received`` alike."""
@@ -139,7 +140,7 @@ class Alltoall:
             self._wait(work)
         return received
 
-    def sum(self, values: np.ndarray) -> np.ndarray:
+    def sum(self, values: ndarray) -> ndarray:
         """Sum "(k,)" int64 or float64 over all ranks; also a barrier, as it needs the numbers of every rank.
 
         Every rank sends its numbers to every other: a few bytes, and one round of messages where gloo's

@@ -17,13 +17,15 @@ internal                        use
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 from weakref import WeakMethod
 
 import numpy as np
 import torch
 from dgl.distributed import DistTensor
+from numpy import ndarray
+from torch import Tensor
 from torch.utils.weak import TensorWeakRef
 
 
@@ -40,7 +42,7 @@ def identity_of(embedding: Any) -> tuple[int, str]:
     return id(embedding.kvstore), embedding.data_name
 
 
-def range_starts(policy: Any) -> np.ndarray:
+def range_starts(policy: Any) -> ndarray:
     """First id of each partition, then the number of ids: "(num_parts + 1,) int64".
 
     Found by bisection on ``policy.to_partid``: the only public way that does not list all ids. Every
@@ -124,7 +126,7 @@ def adopt_tensor(embedding: Any, tensor: DistTensor, part_policy: Any) -> None:
     embedding._part_policy = part_policy
 
 
-def record_read(embedding: Any, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def record_read(embedding: Any, ids: Tensor, rows: Tensor) -> Tensor:
     """Return rows that were read, as a leaf that an embedding records while torch records gradients."""
     if torch.is_grad_enabled():
         rows = rows.requires_grad_()
@@ -149,21 +151,21 @@ class Trace:
 
     def __init__(self, embedding: Any) -> None:
         self._embedding = embedding
-        self._waiting: list[tuple[torch.Tensor, TensorWeakRef]] = []
+        self._waiting: list[tuple[Tensor, TensorWeakRef]] = []
 
-    def _pairs(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def _pairs(self) -> list[tuple[Tensor, Tensor]]:
         """All pairs (ids, rows) that have a gradient or may still receive one."""
         alive = [(ids, reference()) for ids, reference in self._waiting]
         return [(ids, rows) for ids, rows in alive if rows is not None] + list(self._embedding._trace)
 
-    def take(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def take(self) -> list[tuple[Tensor, Tensor]]:
         """Remove and return the pairs (ids "(n,)", gradients "(n, D)") that arrived since the last call."""
         pairs = self._pairs()
         self._waiting = [(ids, TensorWeakRef(rows)) for ids, rows in pairs if rows.grad is None]
         self._embedding.reset_trace()
         return [(ids, rows.grad) for ids, rows in pairs if rows.grad is not None]
 
-    def gradients(self) -> list[torch.Tensor]:
+    def gradients(self) -> list[Tensor]:
         """Gradients "(n, D)" that have arrived and that no step has taken yet."""
         return [rows.grad for _, rows in self._pairs() if rows.grad is not None]
 
@@ -223,7 +225,7 @@ IN_PLACE_DTYPES = (torch.float32, torch.float64)
 WORD_DTYPE = torch.int16
 
 
-def local_array(tensor: Any) -> np.ndarray | None:
+def local_array(tensor: Any) -> ndarray | None:
     """This machine's rows of a ``DistTensor`` as an array that can be written in place.
 
     The servers of a machine keep their partition in POSIX shared memory, which every client of the machine
@@ -238,7 +240,7 @@ def local_array(tensor: Any) -> np.ndarray | None:
 
     Returns
     -------
-    np.ndarray or None
+    ndarray or None
         "(n, ...)", or None where the servers share no memory with this process or the type is not float32 or
         float64. Words of 16 bits are uint16.
     """
@@ -248,13 +250,13 @@ def local_array(tensor: Any) -> np.ndarray | None:
     return as_array(rows)
 
 
-def as_array(rows: torch.Tensor) -> np.ndarray:
+def as_array(rows: Tensor) -> ndarray:
     """View a tensor as an array, words of 16 bits as uint16."""
-    array: np.ndarray = rows.numpy()
+    array: ndarray = rows.numpy()
     return array.view(np.uint16) if rows.dtype == WORD_DTYPE else array
 
 
-def state_array(tensor: Any) -> np.ndarray:
+def state_array(tensor: Any) -> ndarray:
     """This machine's rows of a state tensor, which DGL always keeps in shared memory.
 
     Raises
@@ -268,7 +270,7 @@ def state_array(tensor: Any) -> np.ndarray:
     return array
 
 
-def fetch(tensors: Sequence[Any], ids: np.ndarray) -> list[np.ndarray]:
+def fetch(tensors: Sequence[Any], ids: ndarray) -> list[ndarray]:
     """Copies of the given rows of some distributed tensors, float32 where their type is narrower.
 
     Words of 16 bits stay words, uint16.
@@ -280,7 +282,7 @@ def fetch(tensors: Sequence[Any], ids: np.ndarray) -> list[np.ndarray]:
 
 
 def write_back(
-    tensors: Sequence[Any], ids: np.ndarray, rows: Sequence[np.ndarray], timeout_seconds: float | None
+    tensors: Sequence[Any], ids: ndarray, rows: Sequence[ndarray], timeout_seconds: float | None
 ) -> None:
     """Write rows through the kvstore and wait until they can be read again.
 
@@ -292,9 +294,9 @@ def write_back(
     ----------
     tensors : sequence of DistTensor
         Tensors to write to.
-    ids : np.ndarray
+    ids : ndarray
         "(n,) int64" ids of the rows.
-    rows : sequence of np.ndarray
+    rows : sequence of ndarray
         "(n, ...)" for each tensor.
     timeout_seconds : float, optional
         Limit of waiting; None: do not wait.
@@ -320,3 +322,81 @@ def write_back(
                     f"optimizer step: the servers did not take {len(ids)} rows of {tensor.name!r} "
                     f"within {timeout_seconds:g} s"
                 )
+
+
+#: Method that multiplies the gradients by a number; returns whether one of any trainer is not finite.
+Unscale = Callable[[Tensor], bool]
+
+_UNSCALE_OF_TORCH = "_amp_foreach_non_finite_check_and_unscale_"
+
+
+class EmbeddingParameter(Tensor):
+    """Entry of ``param_groups`` for an embedding: an empty tensor with a reference to it.
+
+    A ``torch.amp.GradScaler`` passes the gradients of all tensors in ``param_groups`` to one function of
+    torch, which divides them by the scale and sets a flag if one is not finite. The gradients of an embedding
+    are as many tensors as there were reads. So the first entry of an optimizer has a gradient, empty too,
+    which overrides that function through ``__torch_function__``: it unscales the gradients of all reads, and
+    sums the flag over the trainers. All of them then skip the step and lower the scale.
+
+    Attributes
+    ----------
+    embedding : dgl.distributed.DistEmbedding
+        The embedding.
+    """
+
+    embedding: Any
+    _scaled: ScaledGradients | None
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def of(cls, embedding: Any, unscale: WeakMethod[Unscale] | None) -> EmbeddingParameter:
+        """Make the entry of an embedding.
+
+        Parameters
+        ----------
+        embedding : dgl.distributed.DistEmbedding
+            The embedding.
+        unscale : weakref.WeakMethod, optional
+            Unscales the gradients of all embeddings of the optimizer: for its first embedding only. Weak, so
+            that the optimizer is not part of a reference cycle.
+        """
+        parameter = torch.empty(0).as_subclass(cls)
+        parameter.embedding = embedding
+        parameter._scaled = None if unscale is None else ScaledGradients.of(unscale)
+        return parameter
+
+    @property
+    def grad(self) -> Tensor | None:  # type: ignore[override]
+        """Gradient as the scaler reads it."""
+        return self._scaled
+
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+        return f"EmbeddingParameter({self.embedding.name!r})"
+
+
+class ScaledGradients(Tensor):
+    """Empty gradient that represents those of all reads."""
+
+    _unscale: WeakMethod[Unscale]
+
+    @classmethod
+    def of(cls, unscale: WeakMethod[Unscale]) -> ScaledGradients:
+        """Make the gradient that calls a method when it is unscaled."""
+        gradients = torch.empty(0).as_subclass(cls)
+        gradients._unscale = unscale
+        return gradients
+
+    @classmethod
+    def __torch_function__(
+        cls, function: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if getattr(function, "__name__", "") != _UNSCALE_OF_TORCH:
+            return super().__torch_function__(function, types, args, kwargs or {})
+        gradients, found_inf, inverse_scale = args
+        for each in gradients:
+            unscale = each._unscale()
+            if unscale is not None and unscale(inverse_scale):
+                found_inf.fill_(1.0)
+        return None

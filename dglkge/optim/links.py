@@ -10,19 +10,21 @@ weight decay, decoupled         with ``decoupled_weight_decay`` the row is multi
 limit of a row's length         :meth:`SparseOptimizer.limit_norms`, of a table
 =============================== ============================================================================
 
-Compiled, they are ``dglkge.kernels.links``, inlined into the loop of each rule; here is the plain twin.
-Limits of the gradient of all tables are ``clipping``, the scale of ``torch.amp.GradScaler`` is
-``scaled_gradients``.
+Compiled, they are ``dglkge.kernels.rules``, inlined into the loop of each rule; here is the plain twin.
+Limits of the gradient of all tables are :class:`dglkge.optim.row_chains.Clipping`, the scale of
+``torch.amp.GradScaler`` is :class:`dglkge.optim.dgl_tables.ScaledGradients`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
+from numpy import ndarray
+from torch import Tensor
 
 from dglkge.kernels.updates import update_loop
 from dglkge.optim.rules import UpdateRule, check_not_negative
@@ -110,21 +112,19 @@ class RuleStep(NamedTuple):
             added, kept = 0.0, 1.0 - float(lr) * float(decay)
         return cls(rule.of(group), float(lr), mean, limit, added, kept, max_norm, num_steps, number)
 
-    def update(
-        self, arrays: Sequence[np.ndarray], targets: np.ndarray, selected: np.ndarray, chain: tuple
-    ) -> int:
+    def update(self, arrays: Sequence[ndarray], targets: ndarray, selected: ndarray, chain: tuple) -> int:
         """Update rows in place by the compiled loop of the rule.
 
         Parameters
         ----------
-        arrays : sequence of np.ndarray
+        arrays : sequence of ndarray
             Rows "(N, D)" and the state tensors "(N, ...)".
-        targets : np.ndarray
+        targets : ndarray
             "(n,) int64": rows of ``arrays`` to update.
-        selected : np.ndarray
+        selected : ndarray
             "(n,) int64": position of each target among the chains.
         chain : tuple
-            ``RowChains.chain``.
+            ``GradientRows.chain``.
 
         Returns
         -------
@@ -139,11 +139,7 @@ class RuleStep(NamedTuple):
         return update_loop(self.rule.formula)(rows, flat, targets, selected, chain, links, numbers)
 
     def update_plain(
-        self,
-        tables: Sequence[torch.Tensor],
-        targets: torch.Tensor,
-        gradient: torch.Tensor,
-        counts: torch.Tensor | None = None,
+        self, tables: Sequence[Tensor], targets: Tensor, gradient: Tensor, counts: Tensor | None = None
     ) -> int:
         """Update rows in place with plain torch: the twin of the links and of every rule's loop.
 
@@ -186,10 +182,78 @@ class RuleStep(NamedTuple):
         return int((~finite).sum())
 
 
-def limit_norms_plain(rows: torch.Tensor, max_norm: float) -> None:
+def limit_norms_plain(rows: Tensor, max_norm: float) -> None:
     """Scale the rows "(n, D)" that are longer than ``max_norm`` to that Euclidean length, in place."""
     if max_norm < math.inf:
         wide = rows.double()
         lengths = (wide**2).sum(dim=1).sqrt()
         is_long = lengths > max_norm
         rows[is_long] = (wide[is_long] * (max_norm / lengths[is_long])[:, None]).to(rows.dtype)
+
+
+#: Types in which gradient rows may be sent.
+WIRE_DTYPES = (None, torch.float32, torch.bfloat16, torch.float16)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How gradients of a row are merged, sent and applied.
+
+    Attributes
+    ----------
+    duplicates : {"sum", "mean"}
+        Merging of several gradients for one row in a step, those of other trainers included. "sum" is torch's
+        rule: a hub that is read often moves as far as its gradients say. Divide the loss by the size of the
+        global batch, and the result depends on that batch alone, not on how it was split between trainers. If
+        instead each trainer takes the mean over its own share, which ``DistributedDataParallel`` would
+        average, the sum over n trainers is n times the gradient of one process, and a triple of a small share
+        weighs more. "mean" is DGL's rule: every touched row gets one average gradient, so hubs learn more
+        slowly, and adding trainers (a larger global batch) does not make a step longer.
+    wire_dtype : torch.dtype, optional
+        Type in which gradient rows are sent between trainers: ``torch.bfloat16`` or ``torch.float16`` (which
+        overflows beyond 65504). Default: the type in which they are computed. Rows and state keep their type.
+    overlap : bool
+        Run exchange and update in the background; they are finished before rows are read or written through
+        the embedding, or by :meth:`finish`. Code that reads the kvstore's memory directly must call
+        :meth:`finish` first.
+    nonfinite : {"raise", "skip"}
+        A row whose gradient has a NaN or an infinity is never updated. "raise": every trainer then raises
+        ``FloatingPointError`` at the end of the step; "skip": it is counted in ``num_skipped_rows``.
+    timeout_seconds : float
+        Limit of each wait for the other trainers in a step.
+    synchronous : bool
+        False: asynchronous updates as in Hogwild (Niu et al. 2011): a trainer applies its own gradients to
+        the shared rows at once and waits for no other trainer. Trainers of one machine only; simultaneous
+        updates of a row may be lost, runs are not reproducible, and ``extra_sum`` of a step is the trainer's
+        own number.
+    kernels : {"auto", "reference"}
+        "auto": merge and update rows with compiled loops; "reference": with their plain numpy and torch
+        twins, slower and easier to read: the same results but for rounding.
+
+    Raises
+    ------
+    ValueError
+        With the name of the option, its value and the allowed values.
+    """
+
+    duplicates: str = "sum"
+    wire_dtype: torch.dtype | None = None
+    overlap: bool = False
+    nonfinite: str = "raise"
+    timeout_seconds: float = 1800.0
+    synchronous: bool = True
+    kernels: str = "auto"
+
+    def __post_init__(self) -> None:
+        words = {
+            "duplicates": ("sum", "mean"),
+            "nonfinite": ("raise", "skip"),
+            "kernels": ("auto", "reference"),
+        }
+        for name, (first, second) in words.items():
+            if (value := getattr(self, name)) not in (first, second):
+                raise ValueError(f"{name} must be {first!r} or {second!r}, got {value!r}")
+        if self.wire_dtype not in WIRE_DTYPES:
+            raise ValueError(f"wire_dtype must be torch.float32, bfloat16 or float16, got {self.wire_dtype}")
+        if not self.timeout_seconds > 0:
+            raise ValueError(f"timeout_seconds must be positive, got {self.timeout_seconds}")

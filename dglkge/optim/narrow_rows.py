@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 from dgl.distributed import DistEmbedding
+from numpy import ndarray
+from torch import Tensor
 
 from dglkge.kernels.hashing import combine, stream_key
 from dglkge.kernels.narrow_rows import nearest_words, round_rows, round_rows_plain, widen_rows
@@ -24,20 +26,18 @@ NARROW_DTYPES = (torch.bfloat16, torch.float16)
 STOCHASTIC, NEAREST = ROUNDINGS = ("stochastic", "nearest")
 
 
-def is_narrow(rows: torch.Tensor) -> bool:
+def is_narrow(rows: Tensor) -> bool:
     """Return whether rows are of 16-bit numbers."""
     return rows.dtype in NARROW_DTYPES
 
 
-def words_of(rows: torch.Tensor) -> np.ndarray:
+def words_of(rows: Tensor) -> ndarray:
     """Return the words (N, D) uint16 of rows in bfloat16 or float16, in the same memory."""
-    words: np.ndarray = rows.detach().view(torch.int16).numpy().view(np.uint16)
+    words: ndarray = rows.detach().view(torch.int16).numpy().view(np.uint16)
     return words
 
 
-def widen(
-    rows: torch.Tensor, places: np.ndarray, out: torch.Tensor | None = None, kernels: str = "auto"
-) -> torch.Tensor:
+def widen(rows: Tensor, places: ndarray, out: Tensor | None = None, kernels: str = "auto") -> Tensor:
     """Return rows at some places as float32, in ``out`` if given; rows of other types are copied as they are.
 
     Parameters
@@ -63,7 +63,7 @@ def widen(
     return found
 
 
-def widen_plain(rows: torch.Tensor, places: np.ndarray, out: torch.Tensor | None = None) -> torch.Tensor:
+def widen_plain(rows: Tensor, places: ndarray, out: Tensor | None = None) -> Tensor:
     """Plain twin of :func:`widen`, by torch alone."""
     wanted = torch.from_numpy(places)
     if not is_narrow(rows):
@@ -99,7 +99,7 @@ class NarrowEmbedding(DistEmbedding):
         numbers.
     seed : int
         Of the random bits.
-    row_ids : np.ndarray, optional
+    row_ids : ndarray, optional
         "(num_embeddings,) int64" the id of each row that its random bits depend on, where they should be the
         same in another partitioning of the graph. Default: the row's own.
 
@@ -138,7 +138,7 @@ class NarrowEmbedding(DistEmbedding):
         dtype: torch.dtype = torch.bfloat16,
         rounding: str = STOCHASTIC,
         seed: int = 0,
-        row_ids: np.ndarray | None = None,
+        row_ids: ndarray | None = None,
     ) -> None:
         if dtype not in NARROW_DTYPES:
             raise ValueError(f"dtype must be torch.bfloat16 or torch.float16, got {dtype}")
@@ -151,40 +151,34 @@ class NarrowEmbedding(DistEmbedding):
         self._row_ids = row_ids
         self._key = int(stream_key(seed, "rounding", name)[0])
 
-    def __call__(self, idx: torch.Tensor, device: torch.device | str = "cpu") -> torch.Tensor:
+    def __call__(self, idx: Tensor, device: torch.device | str = "cpu") -> Tensor:
         """Return rows (n, D) as float32; their gradients go to the optimizer."""
         ids = torch.as_tensor(idx)
         return record_read(self, ids, self.read(ids).to(device, non_blocking=True))
 
-    def read(self, ids: torch.Tensor) -> torch.Tensor:
+    def read(self, ids: Tensor) -> Tensor:
         """Return rows (n, D) as float32, without a gradient."""
-        words: torch.Tensor = self.weight[ids]
+        words: Tensor = self.weight[ids]
         return words.view(self.row_dtype).float()
 
-    def write(self, ids: torch.Tensor, rows: torch.Tensor) -> None:
+    def write(self, ids: Tensor, rows: Tensor) -> None:
         """Set rows (n, D), rounded to the nearest."""
         self.weight[ids] = rows.to(self.row_dtype).contiguous().view(torch.int16)
 
-    def typed(self, words: torch.Tensor) -> torch.Tensor:
+    def typed(self, words: Tensor) -> Tensor:
         """View words as what they mean, in the same memory."""
         return words.view(self.row_dtype)
 
     def round_into(
-        self,
-        rows: np.ndarray,
-        words: np.ndarray,
-        places: np.ndarray,
-        ids: np.ndarray,
-        step: int,
-        kernels: str,
+        self, rows: ndarray, words: ndarray, places: ndarray, ids: ndarray, step: int, kernels: str
     ) -> None:
         """Round updated rows (n, D) float32 and write them to some places of words (N, D) uint16.
 
         Parameters
         ----------
-        rows, words, places : np.ndarray
+        rows, words, places : ndarray
             The places are distinct.
-        ids : np.ndarray
+        ids : ndarray
             "(n,) int64" ids of the rows.
         step : int
             Number of the step; the random bits of two steps differ.
@@ -231,7 +225,7 @@ class NarrowUpdate:
             size = max(1, num_rows)
         return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
 
-    def open(self, arrays: Sequence[np.ndarray], places: np.ndarray) -> list[np.ndarray]:
+    def open(self, arrays: Sequence[ndarray], places: ndarray) -> list[ndarray]:
         """Return copies of words "(N, D)", widened to float32, and of state "(N, ...)" at some places.
 
         They are valid until the next call.
@@ -248,12 +242,7 @@ class NarrowUpdate:
         return copies
 
     def close(
-        self,
-        copies: Sequence[np.ndarray],
-        arrays: Sequence[np.ndarray],
-        places: np.ndarray,
-        ids: np.ndarray,
-        step: int,
+        self, copies: Sequence[ndarray], arrays: Sequence[ndarray], places: ndarray, ids: ndarray, step: int
     ) -> None:
         """Round updated rows into their words, and write their state back."""
         rows, *state = copies

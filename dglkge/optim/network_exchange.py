@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy import ndarray
 
 from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.row_chains import GradientRows, padded
@@ -69,24 +70,24 @@ class WireFormat:
             end = data + padded(int(rows) * dim * dtype.itemsize)
         return sections, end
 
-    def ids(self, message: np.ndarray, section: Section) -> np.ndarray:
+    def ids(self, message: ndarray, section: Section) -> ndarray:
         """The ids of a section, "(num_rows,)" of ``id_dtype``, a view."""
         return message[section.ids : section.ids + section.num_rows * self.id_dtype.itemsize].view(
             self.id_dtype
         )
 
-    def counts(self, message: np.ndarray, section: Section) -> np.ndarray:
+    def counts(self, message: ndarray, section: Section) -> ndarray:
         """The numbers of gradients of a section, "(num_rows,) int32", a view."""
         return message[section.counts : section.counts + section.num_rows * 4].view(np.int32)
 
-    def rows(self, message: np.ndarray, table: int, section: Section) -> torch.Tensor:
+    def rows(self, message: ndarray, table: int, section: Section) -> torch.Tensor:
         """The rows of a section, "(num_rows, dim)" of the table's type, a view."""
         dim, dtype = self.dims[table], self.row_dtypes[table]
         num_bytes = section.num_rows * dim * dtype.itemsize
         return torch.from_numpy(message[section.rows : section.rows + num_bytes]).view(dtype).view(-1, dim)
 
 
-def ranks_by_machine(part_ids: Sequence[int], num_parts: int) -> list[np.ndarray]:
+def ranks_by_machine(part_ids: Sequence[int], num_parts: int) -> list[ndarray]:
     """Ranks of the trainers on each machine, from the partition id that each rank reported.
 
     Raises
@@ -107,23 +108,23 @@ def ranks_by_machine(part_ids: Sequence[int], num_parts: int) -> list[np.ndarray
     return machines
 
 
-def owner_ranks(ids: np.ndarray, starts: np.ndarray, machines: Sequence[np.ndarray]) -> np.ndarray:
+def owner_ranks(ids: ndarray, starts: ndarray, machines: Sequence[ndarray]) -> ndarray:
     """Rank of the trainer that updates each row when rows are sent over the network.
 
     It is a trainer of the row's machine, chosen by the row's place in that machine's range.
 
     Parameters
     ----------
-    ids : np.ndarray
+    ids : ndarray
         "(n,) int64" ids.
-    starts : np.ndarray
+    starts : ndarray
         "(num_parts + 1,) int64" boundaries of the machines' ranges.
-    machines : sequence of np.ndarray
+    machines : sequence of ndarray
         Ranks on each machine, none empty.
 
     Returns
     -------
-    np.ndarray
+    ndarray
         "(n,) int32".
 
     Examples
@@ -144,8 +145,8 @@ def owner_ranks(ids: np.ndarray, starts: np.ndarray, machines: Sequence[np.ndarr
 class Route(NamedTuple):
     """Owners of the rows of a table: boundaries of the machines' ranges, ranks on each machine."""
 
-    starts: np.ndarray
-    machines: Sequence[np.ndarray]
+    starts: ndarray
+    machines: Sequence[ndarray]
 
 
 class GradientExchange:
@@ -178,14 +179,14 @@ class GradientExchange:
         self._scratch = Scratch()
         self.sent_bytes = 0
 
-    def run(self) -> tuple[list[np.ndarray], np.ndarray]:
+    def run(self) -> tuple[list[ndarray], ndarray]:
         """Exchange; a collective. The chains then also hold the rows that other trainers sent.
 
         Returns
         -------
-        owned : list of np.ndarray
+        owned : list of ndarray
             For each table "(n,) int64": positions of the keys that this trainer must update.
-        active : np.ndarray
+        active : ndarray
             "(num_tables,) bool": whether any trainer had a gradient for the table.
         """
         num_tables, size = len(self._chains), self._group.size
@@ -215,13 +216,13 @@ class GradientExchange:
         ]
         return owned, np.any(received_counts[:, num_tables:], axis=0)
 
-    def _by_rank(self, table: int) -> list[np.ndarray]:
+    def _by_rank(self, table: int) -> list[ndarray]:
         """Positions of a table's keys for each owner's rank."""
         owners = owner_ranks(self._chains[table].keys, *self._routes[table])
         order = np.argsort(owners, kind="stable")
         return np.split(order, np.cumsum(np.bincount(owners, minlength=self._group.size))[:-1])
 
-    def _pack(self, counts: np.ndarray, by_rank: list[list[np.ndarray]]) -> tuple[np.ndarray, list[int]]:
+    def _pack(self, counts: ndarray, by_rank: list[list[ndarray]]) -> tuple[ndarray, list[int]]:
         """Write the messages to all ranks one after the other; returns them and their sizes in bytes."""
         plans = [self._wire.plan(row) for row in counts]
         sizes = [num_bytes for _, num_bytes in plans]
@@ -235,7 +236,7 @@ class GradientExchange:
             start += num_bytes
         return sent, sizes
 
-    def _pack_section(self, table: int, section: Section, selected: np.ndarray, message: np.ndarray) -> None:
+    def _pack_section(self, table: int, section: Section, selected: ndarray, message: ndarray) -> None:
         """Write the merged rows of the selected keys of one table into a message."""
         chains, wire = self._chains[table], self._wire
         wire.ids(message, section)[:] = chains.keys[selected]
@@ -244,7 +245,7 @@ class GradientExchange:
         if wire.with_counts:
             wire.counts(message, section)[:] = counts
 
-    def _unpack(self, received: np.ndarray, plans: list[tuple[list[Section], int]]) -> None:
+    def _unpack(self, received: ndarray, plans: list[tuple[list[Section], int]]) -> None:
         """Add all received rows to the chains."""
         start = 0
         for rank, (sections, num_bytes) in enumerate(plans):
@@ -254,7 +255,7 @@ class GradientExchange:
                 if section.num_rows:
                     self._unpack_section(rank, table, section, message)
 
-    def _unpack_section(self, rank: int, table: int, section: Section, message: np.ndarray) -> None:
+    def _unpack_section(self, rank: int, table: int, section: Section, message: ndarray) -> None:
         """Add the rows of one section to the table's chains, widened if they were sent in a narrower type."""
         chains, wire = self._chains[table], self._wire
         rows = wire.rows(message, table, section)

@@ -1,12 +1,14 @@
-"""Gradient rows of one table in one step, grouped by row id: compiled chains, and their plain twin."""
+"""Gradient rows of one table in one step, grouped by row id: compiled chains, a plain twin, and clipping."""
 
 from __future__ import annotations
 
-import abc
+import math
 from collections.abc import Sequence
 
 import numpy as np
 import torch
+from numpy import ndarray
+from torch import Tensor
 
 from dglkge.kernels.chains import chain_sources, choose_owners, find_keys, index_keys, merge_chains
 from dglkge.optim.links import RuleStep
@@ -26,8 +28,15 @@ def padded(num_bytes: int) -> int:
     return -(-num_bytes // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
 
 
-class GradientRows(abc.ABC):
+_SMALLEST_CAPACITY = 1024
+
+
+class GradientRows:
     """Gradient rows of one table in one step, grouped by the id of the row that they belong to.
+
+    Compiled: each id has a linked list of the addresses of its rows. Rows stay where they are (autograd's
+    leaf, a receive buffer, another trainer's shared memory) and are read once, when they are added up. The
+    arrays are reused from step to step; only a batch larger than any before allocates.
 
     Parameters
     ----------
@@ -45,123 +54,14 @@ class GradientRows(abc.ABC):
     def __init__(self, dim: int, dtype: np.dtype) -> None:
         self.dim = dim
         self.dtype = np.dtype(dtype)
-        self.num_keys = 0
-        self.num_sources = 0
+        self.num_keys = self.num_sources = 0
+        self._kept: list[ndarray] = []
+        self._allocate(_SMALLEST_CAPACITY)
 
     @property
     def row_dtype(self) -> torch.dtype:
         """Type of the rows for torch."""
         return torch.float64 if self.dtype.itemsize == 8 else torch.float32
-
-    @property
-    @abc.abstractmethod
-    def keys(self) -> np.ndarray:
-        """Distinct ids in order of first appearance, "(num_keys,) int64"."""
-
-    @abc.abstractmethod
-    def clear(self) -> None:
-        """Remove all gradient rows."""
-
-    @abc.abstractmethod
-    def add(
-        self,
-        ids: np.ndarray,
-        rows: np.ndarray,
-        counts: np.ndarray | None = None,
-        order: np.ndarray | None = None,
-    ) -> None:
-        """Add gradient rows; ``rows`` is referred to, not copied, and must not change before :meth:`clear`.
-
-        Parameters
-        ----------
-        ids : np.ndarray
-            "(n,) int64" id of each row.
-        rows : np.ndarray
-            "(n, D)" of this object's dtype, each row contiguous.
-        counts : np.ndarray, optional
-            "(n,)" number of gradients that each row is the sum of (1 each).
-        order : np.ndarray, optional
-            "(n,) int64" index into ``rows`` for each id (default: the first n rows in order).
-        """
-
-    @abc.abstractmethod
-    def find(self, ids: np.ndarray) -> np.ndarray:
-        """Position of each id in :attr:`keys`, -1 where it is absent, "(n,) int64"."""
-
-    @abc.abstractmethod
-    def merge_into(
-        self, selected: np.ndarray, merged: torch.Tensor, merged_counts: np.ndarray, space: Scratch
-    ) -> None:
-        """Write the sums of the rows of the selected keys.
-
-        Parameters
-        ----------
-        selected : np.ndarray
-            "(n,) int64" positions in :attr:`keys`.
-        merged : Tensor
-            "(n, D)" sums, written; may be of a narrower type.
-        merged_counts : np.ndarray
-            "(n,) int64" numbers of gradients, written.
-        space : Scratch
-            Room for sums that are still to be narrowed.
-        """
-
-    @abc.abstractmethod
-    def choose_owners(
-        self, positions: np.ndarray, ids: np.ndarray, place: int, num_places: int, owners: np.ndarray
-    ) -> None:
-        """Make the trainer at ``place`` the owner of the rows to which it is nearer than the owner so far.
-
-        The distance of a trainer from a row is (place - id) modulo the number of places. Every trainer that
-        has a gradient for the row computes the same minimum, so all agree without a message, and hubs are
-        spread evenly over the trainers.
-
-        Parameters
-        ----------
-        positions : np.ndarray
-            "(n,) int64" position in :attr:`keys` of each row that the trainer has a gradient for, -1: skip.
-        ids : np.ndarray
-            "(n,) int64" their row ids.
-        place, num_places : int
-            Number of the trainer among those of the machine, and how many these are.
-        owners : np.ndarray
-            "(num_keys,) int64" places of the owners so far, changed.
-        """
-
-    @abc.abstractmethod
-    def update(
-        self, step: RuleStep, arrays: Sequence[np.ndarray], targets: np.ndarray, selected: np.ndarray
-    ) -> int:
-        """Apply the rule of a step to the target rows; returns how many were skipped as not finite.
-
-        Parameters
-        ----------
-        step : RuleStep
-            Rule and hyper-parameters.
-        arrays : sequence of np.ndarray
-            Rows "(N, D)" and state tensors "(N, ...)", written in place.
-        targets : np.ndarray
-            "(n,) int64" rows of ``arrays`` to update.
-        selected : np.ndarray
-            "(n,) int64" position in :attr:`keys` of each target.
-        """
-
-
-_SMALLEST_CAPACITY = 1024
-
-
-class RowChains(GradientRows):
-    """Compiled: each key has a linked list of the addresses of its rows.
-
-    Rows stay where they are (autograd's leaf, a receive buffer, another trainer's shared memory) and are read
-    once, when they are added up. The arrays are reused from step to step; only a batch larger than any before
-    allocates.
-    """
-
-    def __init__(self, dim: int, dtype: np.dtype) -> None:
-        super().__init__(dim, dtype)
-        self._kept: list[np.ndarray] = []
-        self._allocate(_SMALLEST_CAPACITY)
 
     def _allocate(self, capacity: int) -> None:
         self._slots = np.full(4 * capacity, -1, np.int32)
@@ -184,7 +84,7 @@ class RowChains(GradientRows):
         index_keys(self._slots, self._keys, self.num_keys)
 
     @property
-    def keys(self) -> np.ndarray:
+    def keys(self) -> ndarray:
         """Distinct ids in order of first appearance, "(num_keys,) int64"."""
         return self._keys[: self.num_keys]
 
@@ -194,19 +94,27 @@ class RowChains(GradientRows):
         return self.heads, self.links, self.addresses, self.counts
 
     def clear(self) -> None:
-        """Remove all gradient rows; the memory is kept."""
+        """Remove all gradient rows."""
         self._slots.fill(-1)
         self._kept.clear()
         self.num_keys = self.num_sources = 0
 
     def add(
-        self,
-        ids: np.ndarray,
-        rows: np.ndarray,
-        counts: np.ndarray | None = None,
-        order: np.ndarray | None = None,
+        self, ids: ndarray, rows: ndarray, counts: ndarray | None = None, order: ndarray | None = None
     ) -> None:
-        """Add gradient rows; see :meth:`GradientRows.add`."""
+        """Add gradient rows; ``rows`` is referred to, not copied, and must not change before :meth:`clear`.
+
+        Parameters
+        ----------
+        ids : ndarray
+            "(n,) int64" id of each row.
+        rows : ndarray
+            "(n, D)" of this object's dtype, each row contiguous.
+        counts : ndarray, optional
+            "(n,)" number of gradients that each row is the sum of (1 each).
+        order : ndarray, optional
+            "(n,) int64" index into ``rows`` for each id (default: the first n rows in order).
+        """
         start, end = self.num_sources, self.num_sources + len(ids)
         if start == end:
             return
@@ -223,16 +131,26 @@ class RowChains(GradientRows):
         )
         self.num_sources = end
 
-    def find(self, ids: np.ndarray) -> np.ndarray:
-        """Position of each id in :attr:`keys`, -1 where it is absent."""
+    def find(self, ids: ndarray) -> ndarray:
+        """Position of each id in :attr:`keys`, -1 where it is absent, "(n,) int64"."""
         found = np.empty(len(ids), np.int64)
         find_keys(self._slots, self._keys, ids, found)
         return found
 
-    def merge_into(
-        self, selected: np.ndarray, merged: torch.Tensor, merged_counts: np.ndarray, space: Scratch
-    ) -> None:
-        """Write the sums of the selected keys; see :meth:`GradientRows.merge_into`."""
+    def merge_into(self, selected: ndarray, merged: Tensor, merged_counts: ndarray, space: Scratch) -> None:
+        """Write the sums of the rows of the selected keys.
+
+        Parameters
+        ----------
+        selected : ndarray
+            "(n,) int64" positions in :attr:`keys`.
+        merged : Tensor
+            "(n, D)" sums, written; may be of a narrower type.
+        merged_counts : ndarray
+            "(n,) int64" numbers of gradients, written.
+        space : Scratch
+            Room for sums that are still to be narrowed.
+        """
         narrow = merged.element_size() < self.dtype.itemsize
         sums = space.take("sums", len(merged), self.dim, self.row_dtype) if narrow else merged
         merge_chains(
@@ -242,44 +160,62 @@ class RowChains(GradientRows):
             merged.copy_(sums)
 
     def choose_owners(
-        self, positions: np.ndarray, ids: np.ndarray, place: int, num_places: int, owners: np.ndarray
+        self, positions: ndarray, ids: ndarray, place: int, num_places: int, owners: ndarray
     ) -> None:
-        """Choose owners by distance; see :meth:`GradientRows.choose_owners`."""
+        """Make the trainer at ``place`` the owner of the rows to which it is nearer than the owner so far.
+
+        The distance of a trainer from a row is (place - id) modulo the number of places. Every trainer that
+        has a gradient for the row computes the same minimum, so all agree without a message, and hubs are
+        spread evenly over the trainers.
+
+        Parameters
+        ----------
+        positions : ndarray
+            "(n,) int64" position in :attr:`keys` of each row that the trainer has a gradient for, -1: skip.
+        ids : ndarray
+            "(n,) int64" their row ids.
+        place, num_places : int
+            Number of the trainer among those of the machine, and how many these are.
+        owners : ndarray
+            "(num_keys,) int64" places of the owners so far, changed.
+        """
         choose_owners(positions, ids, place, num_places, owners)
 
-    def update(
-        self, step: RuleStep, arrays: Sequence[np.ndarray], targets: np.ndarray, selected: np.ndarray
-    ) -> int:
-        """Apply a rule; see :meth:`GradientRows.update`."""
+    def update(self, step: RuleStep, arrays: Sequence[ndarray], targets: ndarray, selected: ndarray) -> int:
+        """Apply the rule of a step to the target rows; returns how many were skipped as not finite.
+
+        Parameters
+        ----------
+        step : RuleStep
+            Rule and hyper-parameters.
+        arrays : sequence of ndarray
+            Rows "(N, D)" and state tensors "(N, ...)", written in place.
+        targets : ndarray
+            "(n,) int64" rows of ``arrays`` to update.
+        selected : ndarray
+            "(n,) int64" position in :attr:`keys` of each target.
+        """
         return step.update(arrays, targets, selected, self.chain)
 
 
 class PlainRows(GradientRows):
-    """Plain twin of :class:`RowChains`: a dictionary of ids, and ``index_add_`` for the sums."""
+    """Plain twin of :class:`GradientRows`: a dictionary of ids, and ``index_add_`` for the sums."""
 
-    def __init__(self, dim: int, dtype: np.dtype) -> None:
-        super().__init__(dim, dtype)
+    def _allocate(self, capacity: int) -> None:
         self.clear()
 
     @property
-    def keys(self) -> np.ndarray:
-        """Distinct ids in order of first appearance, "(num_keys,) int64"."""
+    def keys(self) -> ndarray:
         return np.fromiter(self._position_of, np.int64, self.num_keys)
 
     def clear(self) -> None:
-        """Remove all gradient rows."""
         self._position_of: dict[int, int] = {}
-        self._sources: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        self._sources: list[tuple[ndarray, ndarray, ndarray]] = []
         self.num_keys = self.num_sources = 0
 
     def add(
-        self,
-        ids: np.ndarray,
-        rows: np.ndarray,
-        counts: np.ndarray | None = None,
-        order: np.ndarray | None = None,
+        self, ids: ndarray, rows: ndarray, counts: ndarray | None = None, order: ndarray | None = None
     ) -> None:
-        """Add gradient rows; see :meth:`GradientRows.add`."""
         for row_id in ids.tolist():
             self._position_of.setdefault(row_id, len(self._position_of))
         chosen = rows[: len(ids)] if order is None else rows[order]
@@ -288,11 +224,10 @@ class PlainRows(GradientRows):
         self.num_keys = len(self._position_of)
         self.num_sources += len(ids)
 
-    def find(self, ids: np.ndarray) -> np.ndarray:
-        """Position of each id in :attr:`keys`, -1 where it is absent."""
+    def find(self, ids: ndarray) -> ndarray:
         return np.array([self._position_of.get(row_id, -1) for row_id in ids.tolist()], np.int64)
 
-    def _sums(self, selected: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
+    def _sums(self, selected: ndarray) -> tuple[Tensor, Tensor]:
         """Sum "(n, D)" and number "(n,) int64" of the gradients of each selected key."""
         sums = torch.from_numpy(np.zeros((self.num_keys, self.dim), self.dtype))
         counts = torch.zeros(self.num_keys, dtype=torch.int64)
@@ -303,26 +238,121 @@ class PlainRows(GradientRows):
         chosen = torch.from_numpy(np.asarray(selected, np.int64))
         return sums[chosen], counts[chosen]
 
-    def merge_into(
-        self, selected: np.ndarray, merged: torch.Tensor, merged_counts: np.ndarray, space: Scratch
-    ) -> None:
-        """Write the sums of the selected keys; see :meth:`GradientRows.merge_into`."""
+    def merge_into(self, selected: ndarray, merged: Tensor, merged_counts: ndarray, space: Scratch) -> None:
         sums, counts = self._sums(selected)
         merged.copy_(sums)
         merged_counts[:] = counts.numpy()
 
     def choose_owners(
-        self, positions: np.ndarray, ids: np.ndarray, place: int, num_places: int, owners: np.ndarray
+        self, positions: ndarray, ids: ndarray, place: int, num_places: int, owners: ndarray
     ) -> None:
-        """Choose owners by distance; see :meth:`GradientRows.choose_owners`."""
         here = positions >= 0
         keys, ids = positions[here], ids[here]
         nearer = (place - ids) % num_places < (owners[keys] - ids) % num_places
         owners[keys[nearer]] = place
 
-    def update(
-        self, step: RuleStep, arrays: Sequence[np.ndarray], targets: np.ndarray, selected: np.ndarray
-    ) -> int:
-        """Apply a rule; see :meth:`GradientRows.update`."""
+    def update(self, step: RuleStep, arrays: Sequence[ndarray], targets: ndarray, selected: ndarray) -> int:
         tables = [torch.from_numpy(array) for array in arrays]
         return step.update_plain(tables, torch.from_numpy(targets), *self._sums(selected))
+
+
+#: Added to the norm, as ``torch.nn.utils.clip_grad_norm_`` has it.
+NORM_EPS = 1e-6
+
+
+class Clipping:
+    """Limits of a step's gradient, and memory for it.
+
+    Every gradient has to be merged before the first row is updated: by value, because the limit is one of a
+    row's sum; by norm, because the norm is that of all rows. So the merged rows are copied once.
+
+    Parameters
+    ----------
+    norm : float, optional
+        Limit of the 2-norm of the gradient of all tables. If it is longer, every row is multiplied by
+        norm / (length + 1e-6): Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural
+        networks", ICML 2013, algorithm 1, with the term of ``torch.nn.utils.clip_grad_norm_``.
+    value : float, optional
+        Limit of the size of each number, as in ``torch.nn.utils.clip_grad_value_``; applied before the norm
+        is taken.
+    mean : bool
+        Divide the sum of a row's gradients by their number first.
+
+    Raises
+    ------
+    ValueError
+        If a limit is not a positive finite number.
+    """
+
+    def __init__(self, norm: float | None, value: float | None, mean: bool) -> None:
+        for name, limit in (("norm", norm), ("value", value)):
+            if limit is not None and not 0 < limit < math.inf:
+                raise ValueError(f"clip_gradients: {name} must be a positive finite number, got {limit}")
+        self.norm, self.value, self._mean = norm, value, mean
+        self._scratch: list[Scratch] = []
+
+    def merge(self, chains: Sequence[GradientRows], selected: Sequence[ndarray]) -> list[MergedRows]:
+        """Merge the gradients of some rows of each table, and clip them by value.
+
+        Parameters
+        ----------
+        chains : sequence of GradientRows
+            The gradients of each table.
+        selected : sequence of ndarray
+            For each table "(n,) int64" positions of the keys that this trainer updates.
+        """
+        while len(self._scratch) < len(chains):
+            self._scratch.append(Scratch())
+        return [
+            MergedRows(of_table, keys, scratch, self.value, self._mean)
+            for of_table, keys, scratch in zip(chains, selected, self._scratch)
+        ]
+
+    def factor(self, squares: float) -> float:
+        """Factor on the whole gradient, given the sum of its squares over all trainers; at most 1."""
+        return 1.0 if self.norm is None else min(1.0, self.norm / (math.sqrt(squares) + NORM_EPS))
+
+
+def clipped_squares(rows: Tensor, value: float | None) -> float:
+    """Clip rows "(n, D)" by value in place, and return the sum of their squares in float64.
+
+    Rows with a NaN or an infinity stay as they are and are left out: the update skips and counts them.
+    """
+    finite = torch.isfinite(rows).all(dim=1)
+    if value is not None:
+        rows[finite] = rows[finite].clamp(-value, value)
+    norm = torch.linalg.vector_norm(rows[finite], dtype=torch.float64)
+    return float(norm) ** 2
+
+
+class MergedRows:
+    """Merged gradients of the rows of one table that this trainer updates.
+
+    Attributes
+    ----------
+    ids : ndarray
+        "(n,) int64" ids of the rows.
+    squares : float
+        Sum of the squares of all rows without a NaN or an infinity, in float64. The other rows are skipped by
+        the update, and clipping does not hide them.
+    """
+
+    def __init__(
+        self, chains: GradientRows, selected: ndarray, scratch: Scratch, value: float | None, mean: bool
+    ) -> None:
+        self._kind = type(chains)
+        self.ids = chains.keys[selected]
+        self._rows = scratch.take("merged", len(selected), chains.dim, chains.row_dtype)
+        counts = np.empty(len(selected), np.int64)
+        chains.merge_into(selected, self._rows, counts, scratch)
+        if mean:
+            self._rows /= torch.from_numpy(counts).to(self._rows.dtype)[:, None]
+        self.squares = clipped_squares(self._rows, value)
+
+    def scaled(self, factor: float) -> GradientRows:
+        """Return the gradients, each the only one of its row, times a factor."""
+        if factor != 1:
+            self._rows *= factor
+        gradients = self._kind(self._rows.shape[1], self._rows.numpy().dtype)
+        gradients.add(self.ids, self._rows.numpy())
+        return gradients

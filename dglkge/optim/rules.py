@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
-    import torch
+    from torch import Tensor
 
 
 @dataclass(frozen=True)
@@ -79,12 +79,7 @@ class UpdateRule(abc.ABC):
 
     @abc.abstractmethod
     def update_rows(
-        self,
-        rows: torch.Tensor,
-        state: Sequence[torch.Tensor],
-        gradient: torch.Tensor,
-        lr: float,
-        num_steps: int,
+        self, rows: Tensor, state: Sequence[Tensor], gradient: Tensor, lr: float, num_steps: int
     ) -> None:
         """Update copies of the touched rows in place: the plain twin of the formula, on any device.
 
@@ -130,12 +125,7 @@ class Adagrad(UpdateRule):
         return kind(lr), kind(self.eps)
 
     def update_rows(
-        self,
-        rows: torch.Tensor,
-        state: Sequence[torch.Tensor],
-        gradient: torch.Tensor,
-        lr: float,
-        num_steps: int,
+        self, rows: Tensor, state: Sequence[Tensor], gradient: Tensor, lr: float, num_steps: int
     ) -> None:
         (total,) = state
         total += gradient**2
@@ -161,12 +151,7 @@ class RowWiseAdagrad(Adagrad):
         return row_adagrad
 
     def update_rows(
-        self,
-        rows: torch.Tensor,
-        state: Sequence[torch.Tensor],
-        gradient: torch.Tensor,
-        lr: float,
-        num_steps: int,
+        self, rows: Tensor, state: Sequence[Tensor], gradient: Tensor, lr: float, num_steps: int
     ) -> None:
         (total,) = state
         total += (gradient**2).mean(dim=1)
@@ -221,12 +206,7 @@ class Adam(UpdateRule):
         return float(lr), float(self.eps), float(beta1), float(beta2), global_step
 
     def update_rows(
-        self,
-        rows: torch.Tensor,
-        state: Sequence[torch.Tensor],
-        gradient: torch.Tensor,
-        lr: float,
-        num_steps: int,
+        self, rows: Tensor, state: Sequence[Tensor], gradient: Tensor, lr: float, num_steps: int
     ) -> None:
         step, mem, power = state
         beta1, beta2 = self.betas

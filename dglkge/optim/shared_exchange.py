@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy import ndarray
 
 from dglkge.optim.network_exchange import WireFormat
 from dglkge.optim.row_chains import GradientRows, padded
@@ -64,7 +65,22 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-class Outbox:
+class _Memory:
+    """Mapped memory of an outbox: its header, the fields of the protocol in it, and its body."""
+
+    _header_bytes: int
+    _header: ndarray
+    fields: ndarray
+
+    def _divide(self, memory: mmap.mmap) -> ndarray:
+        """Take header and fields from the memory; returns the body."""
+        whole = np.frombuffer(memory, np.uint8)
+        self._header = whole[: self._header_bytes].view(np.int64)
+        self.fields = self._header[_FIRST_FIELD:]
+        return whole[self._header_bytes :]
+
+
+class Outbox(_Memory):
     """A trainer's own outbox.
 
     Parameters
@@ -74,9 +90,9 @@ class Outbox:
 
     Attributes
     ----------
-    fields : np.ndarray
+    fields : ndarray
         "(n,) int64" header fields of the protocol, all 0 at the start.
-    body : np.ndarray
+    body : ndarray
         "(capacity,) uint8".
     """
 
@@ -93,10 +109,7 @@ class Outbox:
 
     def _map(self, num_bytes: int) -> None:
         os.ftruncate(self._descriptor, num_bytes)
-        whole = np.frombuffer(mmap.mmap(self._descriptor, num_bytes), np.uint8)
-        self._header = whole[: self._header_bytes].view(np.int64)
-        self.fields = self._header[_FIRST_FIELD:]
-        self.body = whole[self._header_bytes :]
+        self.body = self._divide(mmap.mmap(self._descriptor, num_bytes))
         self._header[_CAPACITY] = num_bytes
 
     def reserve(self, num_bytes: int) -> None:
@@ -109,7 +122,7 @@ class Outbox:
         self._header[_FAILED] = 1
 
 
-class NeighbourOutbox:
+class NeighbourOutbox(_Memory):
     """The outbox of another trainer of this machine, read only.
 
     Parameters
@@ -145,18 +158,10 @@ class NeighbourOutbox:
             os.close(self._descriptor)
 
     def _map(self, num_bytes: int) -> None:
-        whole = np.frombuffer(mmap.mmap(self._descriptor, num_bytes, prot=mmap.PROT_READ), np.uint8)
-        self._header = whole[: self._header_bytes].view(np.int64)
-        self._fields = self._header[_FIRST_FIELD:]
-        self._body = whole[self._header_bytes :]
+        self._body = self._divide(mmap.mmap(self._descriptor, num_bytes, prot=mmap.PROT_READ))
 
     @property
-    def fields(self) -> np.ndarray:
-        """Header fields, as :attr:`Outbox.fields`."""
-        return self._fields
-
-    @property
-    def body(self) -> np.ndarray:
+    def body(self) -> ndarray:
         """Body "(capacity,) uint8", mapped again after its trainer enlarged it."""
         if self._header[_CAPACITY] > self._header_bytes + len(self._body):
             self._map(int(self._header[_CAPACITY]))
@@ -233,7 +238,7 @@ class SharedExchange:
         self._scratch = Scratch()
         self._fields = [_fields_of(table) for table in range(len(chains))]
 
-    def run(self, owned: Sequence[np.ndarray], enter: Callable[[str], None]) -> Iterator[list[np.ndarray]]:
+    def run(self, owned: Sequence[ndarray], enter: Callable[[str], None]) -> Iterator[list[ndarray]]:
         """Exchange, yielding twice: the keys that only this trainer has, then those that it owns among
         several.
 
@@ -241,7 +246,7 @@ class SharedExchange:
 
         Parameters
         ----------
-        owned : sequence of np.ndarray
+        owned : sequence of ndarray
             For each table "(n,) int64": positions of the keys whose rows this machine holds.
         enter : callable
             Called with the name of each phase that begins.
@@ -264,18 +269,18 @@ class SharedExchange:
         self._collect(owners, found)
         yield [keys[ours & also] for keys, ours, also in zip(owned, mine, shared)]
 
-    def active(self) -> np.ndarray:
+    def active(self) -> ndarray:
         """Whether any trainer of this machine has a gradient, for each table "(num_tables,) bool"; within a
         run."""
         boxes: list[Any] = [self._outbox, *self._neighbours]
         return np.array([any(box.fields[fields][1] for box in boxes) for fields in self._fields])
 
-    def finish(self, num_bad: np.ndarray, extra: int) -> tuple[np.ndarray, int]:
+    def finish(self, num_bad: ndarray, extra: int) -> tuple[ndarray, int]:
         """Wait until every trainer of the machine has finished the step; returns the sums of both.
 
         Parameters
         ----------
-        num_bad : np.ndarray
+        num_bad : ndarray
             "(num_tables,) int64".
         extra : int
         """
@@ -294,7 +299,7 @@ class SharedExchange:
         """Mark this trainer as failed: the others stop waiting for it."""
         self._outbox.fail()
 
-    def _publish(self, owned: Sequence[np.ndarray]) -> None:
+    def _publish(self, owned: Sequence[ndarray]) -> None:
         """Write the ids of this trainer's keys, and reserve room for all that may follow."""
         end, plan = 0, []
         id_bytes = self._wire.id_dtype.itemsize
@@ -314,7 +319,7 @@ class SharedExchange:
             self.sent_bytes += len(keys) * id_bytes
         self._outbox.fields[_PUBLISHED] = self._step
 
-    def _choose(self, owned: Sequence[np.ndarray]) -> tuple[list[np.ndarray], list[list[np.ndarray]]]:
+    def _choose(self, owned: Sequence[ndarray]) -> tuple[list[ndarray], list[list[ndarray]]]:
         """Owner (place on the machine) of each key, and for each table and neighbour the keys that it has
         too.
 
@@ -336,19 +341,19 @@ class SharedExchange:
         return owners, found
 
     @staticmethod
-    def _shared(chains: GradientRows, found: Sequence[np.ndarray]) -> np.ndarray:
+    def _shared(chains: GradientRows, found: Sequence[ndarray]) -> ndarray:
         """Whether some neighbour has a gradient for each key too, "(num_keys,) bool"."""
         shared = np.zeros(chains.num_keys + 1, bool)
         for positions in found:
             shared[positions] = True  # position -1, an id that is not here, marks the spare element
         return shared[:-1]
 
-    def _ids(self, box: NeighbourOutbox, table: int) -> np.ndarray:
+    def _ids(self, box: NeighbourOutbox, table: int) -> ndarray:
         """Ids that a neighbour published for a table, "(n,) int64"."""
         num_keys, _, offset = box.fields[self._fields[table]][:3]
         return _view(box.body, offset, num_keys, self._wire.id_dtype).astype(np.int64)
 
-    def _deliver(self, owned: Sequence[np.ndarray], mine: Sequence[np.ndarray]) -> None:
+    def _deliver(self, owned: Sequence[ndarray], mine: Sequence[ndarray]) -> None:
         """Write the merged rows of the keys that others own.
 
         A key's slot is the number of its row among the delivered ones; keys without a row have none.
@@ -370,7 +375,7 @@ class SharedExchange:
             self.sent_bytes += 4 * num_keys + num_rows * (4 + chains.dim * dtype.itemsize)
         self._outbox.fields[_DELIVERED] = self._step
 
-    def _collect(self, owners: Sequence[np.ndarray], found: Sequence[Sequence[np.ndarray]]) -> None:
+    def _collect(self, owners: Sequence[ndarray], found: Sequence[Sequence[ndarray]]) -> None:
         """Chain the rows that neighbours delivered for this trainer's keys."""
         for table, (chains, chosen) in enumerate(zip(self._chains, owners)):
             dtype = self._wire.row_dtypes[table]
@@ -427,6 +432,6 @@ class SharedExchange:
             )
 
 
-def _view(body: np.ndarray, offset: int, num_elements: int, dtype: np.dtype) -> np.ndarray:
+def _view(body: ndarray, offset: int, num_elements: int, dtype: np.dtype) -> ndarray:
     """Elements of a body as an array of another type, a view."""
     return body[offset : offset + int(num_elements) * dtype.itemsize].view(dtype)

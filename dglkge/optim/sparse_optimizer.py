@@ -13,16 +13,15 @@ from typing import Any
 import numpy as np
 import torch
 from dgl.distributed import DistEmbedding, DistTensor
+from numpy import ndarray
+from torch import Tensor
 
 from dglkge.optim.alltoall import Alltoall
-from dglkge.optim.clipping import Clipping
-from dglkge.optim.dgl_tables import identity_of, key_of
-from dglkge.optim.links import NEUTRAL, RuleStep, UpdateResult
+from dglkge.optim.dgl_tables import EmbeddingParameter, identity_of, key_of
+from dglkge.optim.links import NEUTRAL, Options, RuleStep, UpdateResult
 from dglkge.optim.network_exchange import WireFormat
-from dglkge.optim.options import Options
-from dglkge.optim.row_chains import GradientRows
+from dglkge.optim.row_chains import Clipping, GradientRows
 from dglkge.optim.rules import UpdateRule
-from dglkge.optim.scaled_gradients import EmbeddingParameter
 from dglkge.optim.state_file import SavedState
 from dglkge.optim.step_exchange import StepExchange, ignore_phase
 from dglkge.optim.table import Table
@@ -83,7 +82,7 @@ class Background:
         return self._result
 
 
-Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]
+Pairs = Sequence[tuple[Tensor, Tensor]]
 
 
 class SparseOptimizer(SavedState, torch.optim.Optimizer):
@@ -121,7 +120,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
 
     num_skipped_rows = 0
     _num_started = 0
-    _clipping: Clipping | None = None
+    clipping: Clipping | None = None
     _enter: Callable[[str], None] = staticmethod(ignore_phase)
 
     def __init__(
@@ -192,7 +191,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
             raise ValueError("clip_gradients: norm needs synchronous=True, which adds up all gradients")
         is_off = norm is None and value is None
         self.finish()
-        self._clipping = None if is_off else Clipping(norm, value, self._mean)
+        self.clipping = None if is_off else Clipping(norm, value, self._mean)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Add embeddings, with hyper-parameters of their own where given (a collective call).
@@ -300,7 +299,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
 
     def step_rows(
         self,
-        gradients: Sequence[tuple[Any, torch.Tensor, torch.Tensor]],
+        gradients: Sequence[tuple[Any, Tensor, Tensor]],
         extra: int = 0,
         other_squares: float = 0.0,
         number: int | None = None,
@@ -331,10 +330,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         """
         pairs: dict[str, list] = {table.key: [] for table in self._tables}
         for embedding, ids, rows in gradients:
-            key = key_of(embedding)
-            if key not in pairs:
-                raise self._unknown(embedding)
-            pairs[key].append((ids, rows))
+            pairs[self._table_of(embedding).key].append((ids, rows))
         return self._start(list(pairs.values()), extra, other_squares, number)
 
     def finish(self) -> UpdateResult | None:
@@ -389,11 +385,11 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
             for table, pairs in zip(self._tables, pairs_by_table):
                 table.collect(pairs)
             self._enter("exchange")
-            turns: Iterable[tuple[list[np.ndarray], np.ndarray]] = exchange.run(self._enter)
+            turns: Iterable[tuple[list[ndarray], ndarray]] = exchange.run(self._enter)
             gradients = [table.chains for table in self._tables]
-            if self._clipping is not None:
+            if self.clipping is not None:
                 # One turn: every gradient is merged before the first row changes.
-                gradients, turns, factor = self._clipped(self._clipping, list(turns), other_squares)
+                gradients, turns, factor = self._clipped(self.clipping, list(turns), other_squares)
             for turn, (selected, active) in enumerate(turns):
                 self._enter("update")
                 for place, table in enumerate(self._tables):
@@ -414,11 +410,8 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         return UpdateResult(extra_sum, factor)
 
     def _clipped(
-        self,
-        clipping: Clipping,
-        turns: Sequence[tuple[list[np.ndarray], np.ndarray]],
-        other_squares: float,
-    ) -> tuple[list[GradientRows], list[tuple[list[np.ndarray], np.ndarray]], float]:
+        self, clipping: Clipping, turns: Sequence[tuple[list[ndarray], ndarray]], other_squares: float
+    ) -> tuple[list[GradientRows], list[tuple[list[ndarray], ndarray]], float]:
         """Clip the gradients of all rows that this trainer updates; returns them, one turn, the factor."""
         self._enter("merge")
         selected = [np.concatenate(of_table) for of_table in zip(*(keys for keys, _ in turns))]
@@ -431,7 +424,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         every = [np.arange(len(rows.ids)) for rows in merged]
         return [rows.scaled(factor) for rows in merged], [(every, turns[0][1])], factor
 
-    def report_nonfinite(self, num_bad: np.ndarray) -> None:
+    def report_nonfinite(self, num_bad: ndarray) -> None:
         """Count and log, or raise, rows whose gradient was not finite: "(num_tables,)" sums over trainers."""
         if not num_bad.any():
             return
@@ -453,7 +446,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
             table.trace.drop_gradients()
 
     @torch.no_grad()
-    def _unscale(self, inverse_scale: torch.Tensor) -> bool:
+    def _unscale(self, inverse_scale: Tensor) -> bool:
         """Multiply the gradients that have arrived, for ``torch.amp.GradScaler``; a collective.
 
         Returns
@@ -487,21 +480,12 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         if not max_norm > 0:
             raise ValueError(f"max_norm must be positive, got {max_norm}")
         self.finish()
-        for table in self._tables:
-            if table.key == key_of(embedding):
-                table.max_norm = float(max_norm)
-                return
-        raise self._unknown(embedding)
+        self._table_of(embedding).max_norm = float(max_norm)
 
     @property
     def tables(self) -> tuple[Table, ...]:
         """The embeddings with their state, in the order in which they were given."""
         return tuple(self._tables)
-
-    @property
-    def clipping(self) -> Clipping | None:
-        """Limits of :meth:`clip_gradients`; None without any."""
-        return self._clipping
 
     def count_step(self, active: Sequence[bool], number: int) -> list[RuleStep]:
         """Count a step that is computed elsewhere; returns the update of each table, with today's groups.
@@ -521,15 +505,14 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
     def state_tensors(self, embedding: Any) -> dict[str, DistTensor]:
         """State tensors of an embedding by name, with an entry for each of its rows."""
         self.finish()
-        for table in self._tables:
-            if table.key == key_of(embedding):
-                return dict(table.state)
-        raise self._unknown(embedding)
+        return dict(self._table_of(embedding).state)
 
-    def _unknown(self, embedding: Any) -> ValueError:
-        return ValueError(
-            f"embedding {embedding.name!r} is not one of this optimizer's: {sorted(self._states)}"
-        )
+    def _table_of(self, embedding: Any) -> Table:
+        key, names = key_of(embedding), sorted(self._states)
+        for table in self._tables:
+            if table.key == key:
+                return table
+        raise ValueError(f"embedding {embedding.name!r} is not one of this optimizer's: {names}")
 
     @property
     def sent_bytes(self) -> int:

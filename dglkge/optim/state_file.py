@@ -26,6 +26,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy import ndarray
+from torch import Tensor
 
 from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.dgl_tables import state_array, write_back
@@ -109,7 +111,7 @@ class SavedRows(NamedTuple):
     ----------
     table : Table
         The table.
-    ids : np.ndarray
+    ids : ndarray
         "(n,) int64" node ids.
     states : mapping of str to Tensor
         Rows "(n, ...)" of each state tensor by its name; may be mapped from the file.
@@ -118,11 +120,11 @@ class SavedRows(NamedTuple):
     """
 
     table: Table
-    ids: np.ndarray
-    states: Mapping[str, torch.Tensor]
+    ids: ndarray
+    states: Mapping[str, Tensor]
     are_roots: bool
 
-    def rows(self, tensor: Any, chosen: np.ndarray) -> np.ndarray:
+    def rows(self, tensor: Any, chosen: ndarray) -> ndarray:
         """Chosen rows of a state tensor, in its type."""
         rows = self.states[tensor.name][torch.from_numpy(chosen)].to(tensor.dtype)
         return (rows.square() if self.are_roots else rows).numpy()
@@ -175,7 +177,7 @@ def _table_of(label: str, params: Mapping[str, Any], tables: Sequence[Table]) ->
     return by_key[0] if by_key else by_name[0] if len(by_name) == 1 else None
 
 
-def _check_states(table: Table, num_ids: int, states: Mapping[str, torch.Tensor]) -> None:
+def _check_states(table: Table, num_ids: int, states: Mapping[str, Tensor]) -> None:
     """Check names and shapes of saved state tensors.
 
     Raises
@@ -223,7 +225,7 @@ def _own_range(table: Table) -> tuple[int, int]:
     return int(table.starts[table.part_id]), int(table.starts[table.part_id + 1])
 
 
-def _write_local(saved: SavedRows, chosen: np.ndarray) -> None:
+def _write_local(saved: SavedRows, chosen: ndarray) -> None:
     """Write chosen saved rows to this machine's state tensors."""
     for tensor in saved.table.state.values():
         array = state_array(tensor)
@@ -232,7 +234,7 @@ def _write_local(saved: SavedRows, chosen: np.ndarray) -> None:
 
 def count_missing(
     found: Sequence[SavedRows], tables: Sequence[Table], place: int, num_places: int
-) -> np.ndarray:
+) -> ndarray:
     """Number of rows place, place + num_places, ... of the machine that are in no file, for each table."""
     numbers = []
     for table in tables:
@@ -246,8 +248,8 @@ def count_missing(
 
 
 def _node_ids(
-    table: Table, label: str, ids: torch.Tensor, params: Mapping[str, Any], maps: Mapping[str, Any]
-) -> np.ndarray:
+    table: Table, label: str, ids: Tensor, params: Mapping[str, Any], maps: Mapping[str, Any]
+) -> ndarray:
     """Node ids of the rows of a file, "(n,) int64".
 
     Raises
@@ -282,9 +284,7 @@ def _node_ids(
 
 
 def take_over(
-    params: Mapping[str, Any],
-    tables: Sequence[Table],
-    groups: Sequence[tuple[Sequence[str], dict[str, Any]]],
+    params: Mapping[str, Any], tables: Sequence[Table], groups: Sequence[tuple[Sequence[str], dict[str, Any]]]
 ) -> None:
     """Take over saved hyper-parameters and numbers of steps; log changes.
 
@@ -385,7 +385,7 @@ def to_torch(content: Mapping[str, Any], tables: Sequence[Table]) -> dict[str, A
     each state tensor for them.
     """
     by_label = {table.label: table for table in tables}
-    state: dict[int, dict[str, torch.Tensor]] = {}
+    state: dict[int, dict[str, Tensor]] = {}
     groups = []
     for group in content[PARAMS][GROUPS]:
         numbers = range(len(state), len(state) + len(group["params"]))
@@ -458,6 +458,20 @@ def _torch_table_state(table: Table, saved: Mapping[str, Any]) -> dict[str, Any]
     return {IDS: ids, STATES: states}
 
 
+class _HyperParameter:
+    """Hyper-parameter of the first group under DGL's name; setting it sets that of all groups."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, optimizer: DglAttributes, kind: type) -> float:
+        return optimizer._defaults[f"_{self._name}"]
+
+    def __set__(self, optimizer: DglAttributes, value: float) -> None:
+        for group in optimizer.param_groups:
+            group[self._name] = value
+
+
 class DglAttributes:
     """Attributes of DGL's optimizers, read from and written to the parameter groups."""
 
@@ -483,35 +497,9 @@ class DglAttributes:
             named["_beta1"], named["_beta2"] = first["betas"]
         return named
 
-    @property
-    def _lr(self) -> float:
-        """Learning rate of the first group; setting it sets that of all groups."""
-        return self._defaults["_lr"]
-
-    @_lr.setter
-    def _lr(self, lr: float) -> None:
-        for group in self.param_groups:
-            group["lr"] = lr
-
-    @property
-    def _eps(self) -> float:
-        """Epsilon of the first group; setting it sets that of all groups."""
-        return self._defaults["_eps"]
-
-    @_eps.setter
-    def _eps(self, eps: float) -> None:
-        for group in self.param_groups:
-            group["eps"] = eps
-
-    @property
-    def _beta1(self) -> float:
-        """Decay of the first moment, of the first group."""
-        return self._defaults["_beta1"]
-
-    @property
-    def _beta2(self) -> float:
-        """Decay of the second moment, of the first group."""
-        return self._defaults["_beta2"]
+    _lr, _eps = _HyperParameter("lr"), _HyperParameter("eps")
+    _beta1 = property(lambda self: self._defaults["_beta1"])
+    _beta2 = property(lambda self: self._defaults["_beta2"])
 
 
 class SavedState(DglAttributes, abc.ABC):

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.network_exchange import GradientExchange, Route, WireFormat, ranks_by_machine
@@ -33,7 +34,7 @@ class StepExchange:
         All trainers.
     part_id : int
         Partition that this trainer's machine holds.
-    starts : sequence of np.ndarray
+    starts : sequence of ndarray
         For each table, the boundaries of the partitions' ranges of ids.
     chains : sequence of GradientRows
         For each table, the gradients of the current step.
@@ -57,7 +58,7 @@ class StepExchange:
         self,
         group: Alltoall,
         part_id: int,
-        starts: Sequence[np.ndarray],
+        starts: Sequence[ndarray],
         chains: Sequence[GradientRows],
         wire: WireFormat,
         synchronous: bool = True,
@@ -107,9 +108,7 @@ class StepExchange:
         """Bytes that this trainer sent over the network since the start."""
         return 0 if self._network is None else self._network.sent_bytes
 
-    def run(
-        self, enter: Callable[[str], None] = ignore_phase
-    ) -> Iterator[tuple[list[np.ndarray], np.ndarray]]:
+    def run(self, enter: Callable[[str], None] = ignore_phase) -> Iterator[tuple[list[ndarray], ndarray]]:
         """Exchange the gradients in the chains, yielding work as it becomes ready.
 
         Parameters
@@ -119,9 +118,9 @@ class StepExchange:
 
         Yields
         ------
-        selected : list of np.ndarray
+        selected : list of ndarray
             For each table "(n,) int64": positions of keys whose rows this trainer updates now.
-        active : np.ndarray
+        active : ndarray
             "(num_tables,) bool": whether any trainer has a gradient for the table.
         """
         active = np.array([chains.num_sources > 0 for chains in self._chains])
@@ -134,12 +133,12 @@ class StepExchange:
         for selected in self._neighbours.run(owned, enter):
             yield selected, active if self._network is not None else self._neighbours.active()
 
-    def finish(self, num_bad: np.ndarray, extra: int = 0) -> tuple[np.ndarray, int]:
+    def finish(self, num_bad: ndarray, extra: int = 0) -> tuple[ndarray, int]:
         """Wait until all trainers have finished the step; returns the sums of both over them.
 
         Parameters
         ----------
-        num_bad : np.ndarray
+        num_bad : ndarray
             "(num_tables,) int64".
         extra : int
             Not summed with ``synchronous=False``.

@@ -1,4 +1,7 @@
-"""One embedding under an optimizer: gradients of the step, rows and state in memory, and their update."""
+"""One embedding under an optimizer: gradients of the step, rows and state in memory, and their update.
+
+:class:`DeviceRows` are the rows and state of a table on a device, copied from the kvstore's memory and back.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,8 @@ from weakref import WeakMethod
 
 import numpy as np
 import torch
+from numpy import ndarray
+from torch import Tensor
 
 from dglkge.optim.dgl_tables import (
     FencedTensor,
@@ -24,12 +29,12 @@ from dglkge.optim.dgl_tables import (
 )
 from dglkge.optim.links import RuleStep
 from dglkge.optim.narrow_rows import NarrowEmbedding, NarrowUpdate
-from dglkge.optim.row_chains import GradientRows, PlainRows, RowChains
+from dglkge.optim.row_chains import GradientRows, PlainRows
 from dglkge.optim.rules import UpdateRule
 from dglkge.optim.scratch import Scratch
 
 #: Class of a table's gradients for each value of the option ``kernels``.
-GRADIENTS = {"auto": RowChains, "reference": PlainRows}
+GRADIENTS = {"auto": GradientRows, "reference": PlainRows}
 
 
 class Table:
@@ -98,7 +103,7 @@ class Table:
         """Type in which gradient rows are sent; rows computed in float64 are never narrowed."""
         return self.compute_dtype if wanted is None or self.compute_dtype == torch.float64 else wanted
 
-    def collect(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    def collect(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Group the gradients of a step by row.
 
         Parameters
@@ -143,7 +148,7 @@ class Table:
         self._apply(chains, step, arrays, first, first, first)
 
     def update(
-        self, step: RuleStep, gradients: GradientRows, selected: np.ndarray, timeout_seconds: float | None
+        self, step: RuleStep, gradients: GradientRows, selected: ndarray, timeout_seconds: float | None
     ) -> int:
         """Apply the rule to the rows of the selected keys; returns how many were skipped as not finite.
 
@@ -153,7 +158,7 @@ class Table:
             Rule and hyper-parameters.
         gradients : GradientRows
             Of the step: :attr:`chains`, or what became of them.
-        selected : np.ndarray
+        selected : ndarray
             "(n,) int64" positions in ``gradients.keys``.
         timeout_seconds : float, optional
             Limit for rows that must be written through the kvstore; None: do not wait until they can be read.
@@ -184,10 +189,10 @@ class Table:
         self,
         gradients: GradientRows,
         step: RuleStep,
-        arrays: Sequence[np.ndarray],
-        targets: np.ndarray,
-        selected: np.ndarray,
-        ids: np.ndarray,
+        arrays: Sequence[ndarray],
+        targets: ndarray,
+        selected: ndarray,
+        ids: ndarray,
     ) -> int:
         """Update rows in place; returns how many were skipped as not finite."""
         if self._narrow is None:
@@ -199,4 +204,74 @@ class Table:
             places = np.arange(len(copies[0]))
             num_bad += gradients.update(step, copies, places, selected[block])
             self._narrow.close(copies, arrays, targets[block], ids[block], step.number)
+        return num_bad
+
+
+ROWS_A_BLOCK = 65536
+"""Rows that are updated at a time."""
+
+
+class DeviceRows:
+    """A run of this machine's rows of one table, with their optimizer state, on a device.
+
+    The kvstore's memory keeps what :meth:`load` read, or the last :meth:`store` wrote.
+
+    Parameters
+    ----------
+    table : Table
+        Of an optimizer; float32 or float64.
+    run : slice
+        Rows of the machine's part.
+    device : torch.device
+
+    Raises
+    ------
+    ValueError
+        If the machine's servers share no memory with this process, or the rows have 16 bits.
+    """
+
+    def __init__(self, table: Table, run: slice, device: torch.device) -> None:
+        arrays = [local_array(tensor) for tensor in table.tensors]
+        found = [torch.from_numpy(array[run]) for array in arrays if array is not None]
+        if len(found) < len(arrays) or any(not one.is_floating_point() for one in found):
+            raise ValueError(f"{table.label}: rows and state must be float32 or float64 in shared memory")
+        self.table = table
+        self._host = found
+        self._there = [torch.empty_like(one, device=device) for one in found]
+
+    @property
+    def rows(self) -> Tensor:
+        """The rows, "(n, D)", on the device."""
+        return self._there[0]
+
+    def load(self) -> None:
+        """Read rows and state from the kvstore's memory."""
+        for there, host in zip(self._there, self._host):
+            there.copy_(host)
+
+    def store(self) -> None:
+        """Write rows and state to the kvstore's memory; returns once they are there."""
+        for there, host in zip(self._there, self._host):
+            host.copy_(there)
+
+    def update(self, step: RuleStep, targets: Tensor, gradient: Tensor) -> int:
+        """Apply an update rule on the device.
+
+        Parameters
+        ----------
+        step : RuleStep
+        targets : Tensor
+            "(n,) int64": distinct places in :attr:`rows`.
+        gradient : Tensor
+            "(n, D)" sums of their gradients.
+
+        Returns
+        -------
+        int
+            Number of rows that were skipped because their gradient was not finite.
+        """
+        num_bad = 0
+        # In blocks: the update works on copies of rows and state.
+        for some, of_some in zip(targets.split(ROWS_A_BLOCK), gradient.split(ROWS_A_BLOCK)):
+            num_bad += step.update_plain(self._there, some, of_some)
         return num_bad

@@ -32,8 +32,7 @@ from dglkge.data import dataset_files
 from dglkge.data.dataset_files import Field
 from dglkge.data.partition_layout import EdgeTable, PartitionLayout
 from dglkge.data.quality import sorted_distinct
-from dglkge.kernels.streaming_parts import neighbour_lists, place_greedily
-from dglkge.kernels.triple_rows import count_values, mapped, spread
+from dglkge.kernels.triple_rows import count_values, mapped, neighbour_lists, place_greedily, spread
 from dglkge.partition.rows import map_in_order
 from dglkge.partition.run_build import NO_ROOM, NO_ROOM_STATUS, GraphJob
 from dglkge.typing import RELATION

@@ -338,7 +338,7 @@ def relation_rows(config: Config, world_size: int, size: DatasetSize) -> int:
 def negatives_per_side(config: Config, size: DatasetSize | None = None) -> list[int]:
     """Return the number of negatives of a query for each side that is trained."""
     counts = [count for count in config.negatives.per_side.values() if count]
-    if size is not None and config.negatives.all_entities:
+    if size is not None and config.negatives.takes_all:
         # The largest type: an upper bound where types differ in size.
         return [max(count for table, count in size.num_rows.items() if table != RELATION)] * len(counts)
     return counts

@@ -186,11 +186,7 @@ def degree_bars(histogram: Sequence[Sequence[int]]) -> dict[str, Any]:
     )
     return figure(
         [bars],
-        xaxis={
-            "type": "category",
-            "title": {"text": "training triples of an entity"},
-            "automargin": True,
-        },
+        xaxis={"type": "category", "title": {"text": "training triples of an entity"}, "automargin": True},
         yaxis={"title": {"text": "entities"}},
     )
 

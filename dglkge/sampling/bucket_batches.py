@@ -9,7 +9,7 @@ The order belongs to a machine's triples, not to its trainers. Machine m has n_m
 trained floor(n_m · d / N) of them when d triples of the whole graph count as done, in the order of its own
 walk: its share of every global batch is proportional, and progress stays one integer. Of several edge sets
 each is walked in turn, so that N are those of a set. Inside a bucket triples
-come in the keyed permutation of :mod:`.epoch_plan`. All machines follow the same walk, so that rows of the
+come in the keyed permutation of :mod:`.triple_order`. All machines follow the same walk, so that rows of the
 others are usually in a range that its owner has in memory too.
 """
 
@@ -26,7 +26,7 @@ import numpy.typing as npt
 from dglkge.data.edge_buckets import EdgeBuckets
 from dglkge.data.range_walk import unordered, walk_pairs
 from dglkge.kernels.hashing import combine
-from dglkge.sampling import epoch_plan
+from dglkge.sampling import triple_order
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, EdgeOptions, ignore_phase, trainer_share
 from dglkge.sampling.machine_batches import MachineShares
 
@@ -217,7 +217,7 @@ class BucketOrder:
         segments = self.segments(epoch, piece)
         positions = np.arange(piece.start, piece.end, dtype=np.int64)
         key = combine(_BUCKET_KEY, self._seed, piece.edge_set, *piece.ranges)
-        places = epoch_plan.inverse_permute(positions, sum(map(len, segments)), key, epoch)
+        places = triple_order.inverse_permute(positions, sum(map(len, segments)), key, epoch)
         ends = np.cumsum(np.array([len(one) for one in segments], np.int64))
         number = np.searchsorted(ends, places, side="right")
         behind = np.array([int(starts[one.cell]) + one.end for one in segments], np.int64)

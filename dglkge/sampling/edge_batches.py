@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dglkge.data.partition_layout import EdgeTable
 from dglkge.kernels.order import find_rows
-from dglkge.sampling import epoch_plan
+from dglkge.sampling import triple_order
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder
 
 Ids = npt.NDArray[np.int64]
@@ -203,7 +203,7 @@ class EdgeBatches:
 
     def __len__(self) -> int:
         """Return the number of global batches in an epoch."""
-        return epoch_plan.num_batches(self.order.num_positions, self._batch_size)
+        return triple_order.num_batches(self.order.num_positions, self._batch_size)
 
     def batch(self, epoch: int, index: int, enter: Callable[[str], None] = ignore_phase) -> EdgeBatch:
         """Return this trainer's share of a global batch; it may be empty.
@@ -211,7 +211,7 @@ class EdgeBatches:
         ``enter`` is called with the name of each phase as it begins: ``order``, then ``edges``.
         """
         enter("order")
-        positions = epoch_plan.window(index, self._batch_size, self.order.num_positions)
+        positions = triple_order.window(index, self._batch_size, self.order.num_positions)
         # One machine: a position's triple is its row, and the other trainers' need not be computed.
         if self._has_all:
             share = self._share(len(positions))

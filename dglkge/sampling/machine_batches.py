@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from dglkge.data.partition_layout import EdgeTable, Rows
 from dglkge.kernels.hashing import combine
-from dglkge.sampling import epoch_plan
+from dglkge.sampling import triple_order
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, EdgeOptions, ignore_phase, trainer_share
 from dglkge.sampling.triple_order import TripleOrder
 
@@ -212,5 +212,5 @@ class MachineBatches(EdgeBatches):
         rows = self._rows[number]
         key = combine(_MACHINE_KEY, self._seed, number, self._part)
         positions = np.arange(start, end, dtype=np.int64)
-        places = epoch_plan.inverse_permute(positions, len(rows), key, epoch)
+        places = triple_order.inverse_permute(positions, len(rows), key, epoch)
         return places + rows.start if isinstance(rows, range) else rows[places].astype(np.int64)

@@ -9,9 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dglkge.kernels.hashing import below, combine
-from dglkge.sampling.degree_draws import WeightedDraw
+from dglkge.sampling.draws import WeightedDraw, split_count
 from dglkge.sampling.edge_batches import EdgeBatch
-from dglkge.sampling.shares import split_count
 
 # Domain separation: the streams of the negatives and of the order share the seed, not the key.
 _NEGATIVES_KEY = 0x4E6
@@ -219,11 +218,19 @@ class AllNegatives:
 
     Parameters
     ----------
-    node_ids : mapping of str to (n,) int64
-        For each entity type the node id of every original id.
+    num_negatives, shares, node_ids, local_ranges, pairs, seed
+        As for :class:`MixedNegatives`, of which only ``node_ids`` matters.
     """
 
-    def __init__(self, node_ids: Mapping[str, Ids]) -> None:
+    def __init__(
+        self,
+        num_negatives: int,
+        shares: tuple[float, float, float],
+        node_ids: Mapping[str, Ids],
+        local_ranges: Mapping[str, tuple[int, int]],
+        pairs: Sequence[tuple[str, str]],
+        seed: int,
+    ) -> None:
         self._node_ids = node_ids
 
     def sample(self, entity_type: str, batch: EdgeBatch, chunk: int) -> Ids:

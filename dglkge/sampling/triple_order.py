@@ -1,25 +1,87 @@
-"""The order of an epoch over several edge sets, without the triples that are held out.
+"""The order of training as pure functions: it belongs to triples, not to machines.
+
+``position = permute(triple_id; seed, epoch)`` is a keyed bijection on [0, n). Global batch s is the window
+[s·G, (s+1)·G) of positions. Every process computes any part of the order alone, nothing is shuffled in
+memory, and progress is one integer.
 
 An epoch walks the edge sets in order. Position p of an epoch lies in one set, and inside of it the keyed
-permutation of :mod:`dglkge.sampling.epoch_plan` gives the triple, as for a single set. Triples are held out
+permutation of :mod:`dglkge.sampling.triple_order` gives the triple, as for a single set. Triples are held out
 by another keyed permutation, which does not depend on the epoch: the first h of its positions are never
 trained. No list of triples is made, and every process computes the same order alone.
 """
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from dglkge.kernels.hashing import combine
-from dglkge.sampling import epoch_plan
+from dglkge.kernels.order import walk_all
 
 Ids = npt.NDArray[np.int64]
+
+# Even, so that each half is changed equally often (see walk_all).
+NUM_ROUNDS = 6
+# Domain separation: the streams of the order and of the negatives share the seed, not the key.
+_ORDER_KEY = 0x0EDE
+
+
+def num_batches(num_triples: int, batch_size: int) -> int:
+    """Return the number of global batches in an epoch; the last one may be short."""
+    return -(-num_triples // batch_size)
+
+
+def window(batch: int, batch_size: int, num_triples: int) -> Ids:
+    """Return the positions (B,) of a global batch."""
+    return np.arange(batch * batch_size, min((batch + 1) * batch_size, num_triples), dtype=np.int64)
+
+
+def permute(triple_ids: Ids, num_triples: int, seed: int, epoch: int) -> Ids:
+    """Return the position of each triple in the order of an epoch.
+
+    A generalized Feistel network over mixed radices (Black and Rogaway 2002, "Ciphers with arbitrary
+    finite domains", method 3) on [0, a·b) with a·b just above n; values outside [0, n) walk the cycle.
+
+    Parameters
+    ----------
+    triple_ids : (m,) int64, each in [0, num_triples)
+    num_triples, seed, epoch : int
+
+    Returns
+    -------
+    (m,) int64
+    """
+    return _walk(triple_ids, num_triples, seed, epoch, forward=True)
+
+
+def inverse_permute(positions: Ids, num_triples: int, seed: int, epoch: int) -> Ids:
+    """Return the triple at each position of an epoch: the inverse of :func:`permute`."""
+    return _walk(positions, num_triples, seed, epoch, forward=False)
+
+
+def _walk(values: Ids, num: int, seed: int, epoch: int, forward: bool) -> Ids:
+    """Encrypt (or decrypt) until every value lies in [0, num)."""
+    # a b exceeds num by less than a, about sqrt(num): a value leaves [0, num) with probability below 1 / b,
+    # so cycle walking almost never repeats.
+    a = max(1, math.isqrt(num))
+    b = -(-num // a)
+    result = np.array(values, dtype=np.int64)
+    walk_all(result, num, a, b, _round_keys(seed, epoch), forward)
+    return result
+
+
+@lru_cache(maxsize=8)
+def _round_keys(seed: int, epoch: int) -> npt.NDArray[np.uint64]:
+    """Return the keys of the rounds, (NUM_ROUNDS,)."""
+    return np.array([combine(_ORDER_KEY, seed, epoch, turn) for turn in range(NUM_ROUNDS)], np.uint64)
+
 
 # Domain separation: the streams of the sets and of the held-out triples share the seed, not the key.
 _SET_KEY = 0x5E75
@@ -94,9 +156,7 @@ class TripleOrder:
         for number in np.unique(numbers).tolist():
             here = numbers == number
             first, end = self.range_of(number)
-            places = epoch_plan.inverse_permute(
-                positions[here] - first, end - first, self._seed_of(number), epoch
-            )
+            places = inverse_permute(positions[here] - first, end - first, self._seed_of(number), epoch)
             if self._held[number]:
                 places = self._scattered(number, places + self._held[number])
             found[here] = self.sets[number].at(places)
@@ -119,13 +179,13 @@ class TripleOrder:
 
     def is_trained(self, number: int, places: Ids) -> npt.NDArray[np.bool_]:
         """Return whether the triples at places (n,) of a set are trained, that is, not held out."""
-        found = epoch_plan.permute(places, *self._held_out_order(number))
+        found = permute(places, *self._held_out_order(number))
         trained: npt.NDArray[np.bool_] = found >= self._held[number]
         return trained
 
     def _scattered(self, number: int, places: Ids) -> Ids:
         """Return places in a set; the first of these are held out, in every epoch and on every machine."""
-        return epoch_plan.inverse_permute(places, *self._held_out_order(number))
+        return inverse_permute(places, *self._held_out_order(number))
 
     def _held_out_order(self, number: int) -> tuple[int, int, int]:
         """Return size, key and epoch of the permutation that begins with the held-out triples of a set."""
@@ -140,7 +200,7 @@ class TripleOrder:
 
 
 def _as_seed(key: int) -> int:
-    """Return a hash as a seed of :mod:`dglkge.sampling.epoch_plan`."""
+    """Return a hash as a seed of :mod:`dglkge.sampling.triple_order`."""
     return int(key) & 0x7FFFFFFF
 
 

@@ -52,11 +52,7 @@ class Explorer:
     """
 
     def __init__(
-        self,
-        run: Run,
-        approximate_from: int | None = None,
-        threads: int = 1,
-        show_progress: bool = False,
+        self, run: Run, approximate_from: int | None = None, threads: int = 1, show_progress: bool = False
     ) -> None:
         self.run = run
         tables = run.tables

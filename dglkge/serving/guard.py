@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from dglkge.errors import InputError
-from dglkge.launch.private_files import read_private
+from dglkge.launch.remote.handshake import read_private
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -56,12 +56,7 @@ class Neighbours:
     """
 
     def __init__(
-        self,
-        tables: Tables,
-        entity_type: str,
-        threads: int = 1,
-        show_progress: bool = False,
-        seed: int = 0,
+        self, tables: Tables, entity_type: str, threads: int = 1, show_progress: bool = False, seed: int = 0
     ) -> None:
         self._faiss = faiss = import_extra("--faiss", "faiss", "faiss", "faiss-cpu")
         self._tables, self._type, self._threads = tables, entity_type, threads
@@ -72,11 +67,7 @@ class Neighbours:
         # Owned by Python: the index only points to it.
         self._quantizer = faiss.IndexFlatIP(width)
         self._index = faiss.IndexIVFScalarQuantizer(
-            self._quantizer,
-            width,
-            self.num_lists,
-            faiss.ScalarQuantizer.QT_8bit,
-            faiss.METRIC_INNER_PRODUCT,
+            self._quantizer, width, self.num_lists, faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT
         )
         chosen = draws.choice(num_rows, min(num_rows, ROWS_PER_LIST * self.num_lists), replace=False)
         self._index.train(self._normalized(np.sort(chosen)))

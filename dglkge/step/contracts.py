@@ -14,8 +14,50 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from dglkge.embeddings.found_rows import FoundRows
+from dglkge.embeddings.row_lookup import FoundRows
 from dglkge.step.planning import Places, Plan
+from dglkge.typing import Side
+
+MEASURES = ("reg", "violators_lhs", "violators_rhs")
+"""PyTorch-BigGraph's names. Means over triples: the regularizer's part of the loss, both sides summed; and
+the number of negatives that score above the true head, and above the true tail."""
+
+_VIOLATORS = {Side.HEAD: 1, Side.TAIL: 2}
+
+
+class BatchMeasures:
+    """Sums of :data:`MEASURES` over the triples of a trainer in one batch.
+
+    Parameters
+    ----------
+    are_counted : bool
+
+    Attributes
+    ----------
+    sums : (3,) float64 array
+        (0,) where they are not counted.
+
+    Examples
+    --------
+    >>> measures = BatchMeasures(True)
+    >>> measures.add_penalty(0.5)
+    >>> measures.add_violators(Side.TAIL, 3)
+    >>> measures.sums.tolist()
+    [0.5, 0.0, 3.0]
+    """
+
+    def __init__(self, are_counted: bool) -> None:
+        self.are_counted = are_counted
+        self.sums: npt.NDArray[np.float64] = np.zeros(len(MEASURES) if are_counted else 0)
+
+    def add_penalty(self, penalty: float) -> None:
+        """Add the penalty of some triples, where it is counted."""
+        if self.are_counted:
+            self.sums[0] += penalty
+
+    def add_violators(self, side: Side, count: int) -> None:
+        """Add negatives of a side that score above the true answer."""
+        self.sums[_VIOLATORS[side]] += count
 
 
 class RowGradients(NamedTuple):
@@ -176,7 +218,7 @@ class Gradients:
     candidates : sequence of RowGradients
         Gradients of rows that are not of the plan: the candidates that this trainer owns.
     measures : (3,) or (0,) float64 array
-        Sums of :data:`dglkge.step.objectives.measures.MEASURES`, where they are counted.
+        Sums of :data:`dglkge.step.contracts.MEASURES`, where they are counted.
     """
 
     loss: float
@@ -223,7 +265,7 @@ class StepResult:
         Summed over this trainer's triples, both sides, regularizer included. Shares are uneven, so losses are
         summed over trainers and divided by the global batch, never averaged.
     measures : (3,) or (0,) float64 array
-        Sums of :data:`dglkge.step.objectives.measures.MEASURES`, where they are counted.
+        Sums of :data:`dglkge.step.contracts.MEASURES`, where they are counted.
     sent_bytes : int
         Bytes of ids, rows, queries and gradients that this trainer sent to other machines.
     is_skipped : bool

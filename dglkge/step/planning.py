@@ -123,7 +123,7 @@ class Negatives:
 class AnswerRanges:
     """Which rows of the queries of one side are in the first of their bucket's two ranges.
 
-    See :mod:`dglkge.sampling.range_offset`; which of the two is the first has no meaning.
+    See :mod:`dglkge.sampling.range_negatives`; which of the two is the first has no meaning.
 
     Attributes
     ----------

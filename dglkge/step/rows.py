@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dglkge.embeddings.found_rows import FoundRows
-from dglkge.embeddings.row_lookup import RowLookup
+from dglkge.embeddings.row_lookup import FoundRows, RowLookup
 from dglkge.embeddings.table_set import TableSet
 from dglkge.optim.scratch import Scratch
 from dglkge.step.contracts import RowGradients, Rows, RowStore, RowTransform

@@ -5,20 +5,155 @@ Steps 1 and 2, order and edges, are the batch itself (``sampling/``).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from dglkge.sampling.query_batches import TrainingBatch
-from dglkge.step.clock import PhaseClock
-from dglkge.step.contracts import Objective, Parameters, RowStore, StepResult
-from dglkge.step.look_ahead import LookAhead
+import numpy as np
+import torch
+
+from dglkge.embeddings.table_set import TableSet
+from dglkge.optim.links import UpdateResult
+from dglkge.sampling.query_batches import EpochBatches, TrainingBatch, TrainingBatches
+from dglkge.step.computation import PhaseClock
+from dglkge.step.contracts import Objective, Parameters, RowGradients, RowStore, StepResult
+from dglkge.step.planning import Plan, number_of
 from dglkge.step.rows import Transforms
-from dglkge.step.updates import RowUpdates
 
 
+class RowUpdates:
+    """Merges the gradients of all trainers and updates rows where they are stored; a collective.
+
+    Parameters
+    ----------
+    tables : TableSet
+    optimizer : SparseOptimizer or DeviceTables
+        Over the embeddings of all tables.
+    frozen : collection of str
+        Tables whose rows are not updated.
+    touched : mapping of str to (n,) bool array, optional
+        Whether a row is updated, by table and node id; without it all are.
+    """
+
+    def __init__(
+        self,
+        tables: TableSet,
+        optimizer: Any,
+        frozen: Collection[str] = (),
+        touched: Mapping[str, np.ndarray] | None = None,
+    ) -> None:
+        self._embeddings = {name: table.embedding for name, table in tables.items()}
+        self._optimizer = optimizer
+        self._frozen = frozenset(frozen)
+        self._touched = {} if touched is None else touched
+
+    @property
+    def network_bytes(self) -> int:
+        """Bytes of gradients that this trainer sent to other machines."""
+        return int(self._optimizer.network_bytes)
+
+    def __call__(
+        self, gradients: Sequence[RowGradients], number: int, other_squares: float, flags: int
+    ) -> UpdateResult:
+        """Update all rows of a batch.
+
+        Parameters
+        ----------
+        gradients : sequence of RowGradients
+        number : int
+            Of the batch. It keys the rounding of rows of 16 bits: a resumed run rounds as one that was not
+            interrupted.
+        other_squares : float
+            Sum of the squares of gradients of other parameters: a clipped gradient's norm is that of all.
+        flags : int
+            Summed over the trainers with the gradients: no round of messages of its own.
+        """
+        result: UpdateResult = self._optimizer.step_rows(
+            # Without a gradient neither a row nor its optimizer state changes, and nothing is sent.
+            [self._trained(one) for one in gradients if one.table not in self._frozen],
+            extra=flags,
+            other_squares=other_squares,
+            number=number,
+        )
+        return result
+
+    def _trained(self, gradients: RowGradients) -> tuple[Any, torch.Tensor, torch.Tensor]:
+        """Return embedding, ids and gradients of the rows that are trained."""
+        table, ids, rows = gradients
+        if table in self._touched:
+            here = torch.from_numpy(self._touched[table][ids.numpy()])
+            ids, rows = ids[here], rows[here]
+        return self._embeddings[table], ids, rows
+
+
+class LookAhead(EpochBatches):
+    """Returns batches and plans in the order of training, each made once; a collective.
+
+    Parameters
+    ----------
+    batches : TrainingBatches
+    objective : Objective
+    store : RowStore
+    clock : PhaseClock
+
+    Attributes
+    ----------
+    order_mark : int
+        Of the batches.
+    """
+
+    def __init__(
+        self, batches: TrainingBatches, objective: Objective, store: RowStore, clock: PhaseClock
+    ) -> None:
+        self._batches = batches
+        self._objective = objective
+        self._store = store
+        self._clock = clock
+        self._next: tuple[TrainingBatch, Plan] | None = None
+        self.order_mark = batches.order_mark
+
+    def __len__(self) -> int:
+        """Return the number of global batches in an epoch."""
+        return len(self._batches)
+
+    def place(self, epoch: int, batches_done: int) -> dict[str, Any]:
+        """Describe the place in the order after a number of batches, for ``stats.jsonl``."""
+        return self._batches.place(epoch, batches_done)
+
+    def batch(self, epoch: int, index: int, enter: Callable[[str], None]) -> TrainingBatch:
+        """Return this trainer's share of a global batch; see :class:`EdgeBatches`."""
+        self._batches.begin(epoch, index)
+        if self._next is not None and (self._next[0].epoch, self._next[0].index) == (epoch, index):
+            return self._next[0]
+        return self._batches.batch(epoch, index, enter)
+
+    def plan(self, batch: TrainingBatch) -> Plan:
+        """Return the plan of a batch."""
+        ahead, self._next = self._next, None
+        if ahead is not None and ahead[1].number == number_of(batch):
+            return ahead[1]
+        return self._planned(batch)
+
+    def look(self, batch: TrainingBatch) -> None:
+        """Plan the batch that comes next in the epoch, where its ids go to other machines or to a device."""
+        if not self._store.looks_ahead or batch.index + 1 >= len(self):
+            return
+        following = self._batches.batch(batch.epoch, batch.index + 1, self._clock.enter)
+        plan = self._planned(following)
+        self._next = (following, plan)
+        self._store.announce(plan)
+
+    def _planned(self, batch: TrainingBatch) -> Plan:
+        """Draw the negatives of a batch, and start what its rows need."""
+        self._clock.enter("negatives")
+        return self._store.prepare(self._objective.plan(batch))
+
+
+@dataclass
 class TrainStep:
     """Trains one batch at a time; a collective: every trainer must call it equally often.
 
-    Parameters
+    Attributes
     ----------
     objective : Objective
     store : RowStore
@@ -33,23 +168,13 @@ class TrainStep:
     clock : PhaseClock
     """
 
-    def __init__(
-        self,
-        objective: Objective,
-        store: RowStore,
-        transforms: Transforms,
-        parameters: Sequence[Parameters],
-        updates: RowUpdates,
-        look_ahead: LookAhead,
-        clock: PhaseClock,
-    ) -> None:
-        self._objective = objective
-        self._store = store
-        self._transforms = transforms
-        self._parameters = parameters
-        self._updates = updates
-        self._look_ahead = look_ahead
-        self._clock = clock
+    objective: Objective
+    store: RowStore
+    transforms: Transforms
+    parameters: Sequence[Parameters]
+    updates: RowUpdates
+    look_ahead: LookAhead
+    clock: PhaseClock
 
     def __call__(self, batch: TrainingBatch, flags: int = 0) -> StepResult:
         """Train one batch.
@@ -62,31 +187,31 @@ class TrainStep:
         """
         sent = self._sent_bytes()
         # 3 plan: negatives are drawn; made already where the step before looked ahead.
-        plan = self._look_ahead.plan(batch)
+        plan = self.look_ahead.plan(batch)
         # 4 rows: after all transforms. First the parameters: a transform may project by them.
-        self._clock.enter("gather")
-        for parameters in self._parameters:
+        self.clock.enter("gather")
+        for parameters in self.parameters:
             parameters.start_batch(plan.number)
-        self._transforms.start_batch(plan.number)
-        rows = self._store.rows(plan)
+        self.transforms.start_batch(plan.number)
+        rows = self.store.rows(plan)
         # 5 objective: while a device computes, or ids travel in a thread, the next batch is planned.
-        finish = self._objective.gradients(plan, rows)
-        self._look_ahead.look(batch)
+        finish = self.objective.gradients(plan, rows)
+        self.look_ahead.look(batch)
         found = finish()
-        self._clock.enter("merge")
+        self.clock.enter("merge")
         # Gradients of owned candidates come beside those of the batch's rows; the optimizer adds equal ids.
         gradients = [*rows.collect(), *found.candidates]
-        self._transforms.backward(gradients)
+        self.transforms.backward(gradients)
         # 6 update: owners must not write rows that are still being read for the announced batch.
-        self._store.before_update()
-        self._clock.enter("exchange")
-        squares = [parameters.sum_gradients(gradients) for parameters in self._parameters]
+        self.store.before_update()
+        self.clock.enter("exchange")
+        squares = [parameters.sum_gradients(gradients) for parameters in self.parameters]
         is_skipped = None in squares
-        self._clock.enter("merge")
+        self.clock.enter("merge")
         other_squares = sum(one for one in squares if one is not None)
-        update = self._updates([] if is_skipped else gradients, plan.number, other_squares, flags)
-        self._clock.enter("update")
-        for parameters in () if is_skipped else self._parameters:
+        update = self.updates([] if is_skipped else gradients, plan.number, other_squares, flags)
+        self.clock.enter("update")
+        for parameters in () if is_skipped else self.parameters:
             # Every trainer updates its own copy, or its slices: nothing is exchanged.
             parameters.update(update.clip_factor)
         # 7 count
@@ -95,4 +220,4 @@ class TrainStep:
 
     def _sent_bytes(self) -> int:
         """Return the bytes of ids, rows, queries and gradients that this trainer sent to other machines."""
-        return self._store.sent_bytes + self._objective.sent_bytes + self._updates.network_bytes
+        return self.store.sent_bytes + self.objective.sent_bytes + self.updates.network_bytes

@@ -14,9 +14,9 @@ import torch
 from dglkge.config import Config
 from dglkge.data.dataset import Dataset
 from dglkge.data.partition_layout import PartitionLayout
-from dglkge.distributed.device_groups import DeviceGroups
 from dglkge.distributed.dgl_compat import request_timeout_seconds
 from dglkge.distributed.lease import Lease
+from dglkge.distributed.process_group import DeviceGroups
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.embeddings.device_tables import DeviceTables
@@ -24,15 +24,12 @@ from dglkge.embeddings.table_set import TableSet
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.precision import LossScale
 from dglkge.model.projections import JoinedModules
-from dglkge.step.clock import PhaseClock
-from dglkge.step.computation import Computation
-from dglkge.step.parameters.dense_parameters import DenseParameters
-from dglkge.step.transforms.global_vectors import GlobalVectors
-from dglkge.training.building.components import REFERENCE, configured_model
-from dglkge.training.building.computing import choose_device, with_matmul_dtype
-from dglkge.training.building.dense_optimizer import dense_optimizer
+from dglkge.step.computation import Computation, PhaseClock
+from dglkge.step.dense_parameters import DenseParameters
+from dglkge.step.row_transforms import GlobalVectors
+from dglkge.training.building.components import REFERENCE, configured_model, dense_optimizer
+from dglkge.training.building.computing import build_precision, choose_device, with_matmul_dtype
 from dglkge.training.building.features import RunFeatures, build_features
-from dglkge.training.building.module_precision import build_precision
 from dglkge.training.building.tables import (
     build_device_tables,
     choose_lookup,

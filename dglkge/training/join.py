@@ -17,7 +17,7 @@ from dglkge.distributed.runtime import Cluster, is_server, num_servers, use_log_
 from dglkge.distributed.runtime import join_cluster as join_graph
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
-from dglkge.launch.table_files import TableFolder, roomy_folder, usual_folders
+from dglkge.launch.table_storage import TableFolder, roomy_folder, usual_folders
 from dglkge.planning.host import host_memory
 from dglkge.planning.memory import describe_hosts, misfits, plan_memory
 from dglkge.training.epochs import JOB

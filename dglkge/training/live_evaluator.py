@@ -11,8 +11,7 @@ from tqdm import tqdm
 from dglkge.data.known_triples import KnownTriples
 from dglkge.embeddings.embedding_table import TableShard
 from dglkge.evaluation.evaluator import RankingEvaluator
-from dglkge.evaluation.metrics import RankingResult
-from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.metrics import Protocol, RankingResult
 from dglkge.model.projections import ProjectedFeatures
 from dglkge.training.job import Job
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from dglkge.checkpoint.shared_texts import epoch_record, pass_of, read_stats
 from dglkge.sampling.triple_order import Pass
-from dglkge.step.objectives.measures import MEASURES
+from dglkge.step.contracts import MEASURES
 from dglkge.training.held_out import HeldOutEvaluator
 from dglkge.training.stats import NUM_SUMS, Sums, means_of
 

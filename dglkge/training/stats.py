@@ -21,9 +21,8 @@ from dglkge.distributed.log_format import timestamp
 from dglkge.distributed.runtime import log_folder, num_servers
 from dglkge.evaluation.metrics import RankingResult
 from dglkge.sampling.query_batches import EpochBatches
-from dglkge.step.clock import PHASES, as_array
-from dglkge.step.contracts import StepResult
-from dglkge.step.objectives.measures import MEASURES
+from dglkge.step.computation import PHASES, as_array
+from dglkge.step.contracts import MEASURES, StepResult
 from dglkge.training.cadence import reports_apart
 from dglkge.training.job import Job
 from dglkge.training.process import MemoryMeter, ProcessUsage, wants_bar
@@ -34,7 +33,7 @@ logger = logging.getLogger(__name__)
 
 Sums = npt.NDArray[np.float64]
 """Over triples: their loss and number, the bytes sent, the number of those with batch statistics, and the
-sums of these (:data:`dglkge.step.objectives.measures.MEASURES`)."""
+sums of these (:data:`dglkge.step.contracts.MEASURES`)."""
 
 NUM_SUMS = 4 + len(MEASURES)
 

@@ -147,10 +147,7 @@ class Search:
         # A study for each rung: only trials of equal cost are comparable.
         self._studies = [
             optuna.create_study(
-                storage=storage,
-                study_name=f"rung{index}",
-                direction="maximize",
-                load_if_exists=True,
+                storage=storage, study_name=f"rung{index}", direction="maximize", load_if_exists=True
             )
             for index in range(len(self._rungs))
         ]

@@ -19,11 +19,10 @@ from dglkge.data.dataset_files import VALID
 from dglkge.errors import InputError
 from dglkge.file_lock import try_lock
 from dglkge.registry import import_modules
-from dglkge.tuning.kcore import core_shares
 from dglkge.tuning.rungs import Rung, plan_rungs
 from dglkge.tuning.search import Job, Outcome, Search, TrialRecord, import_optuna
 from dglkge.tuning.space import Space, Value
-from dglkge.tuning.subgraph import Cores
+from dglkge.tuning.subgraph import Cores, core_shares
 from dglkge.tuning.trial_process import RUN_FOLDER, Trainer, drop_checkpoint, train, write_config
 
 TRIALS_FOLDER = "trials"

@@ -25,8 +25,7 @@ import torch
 import dglkge
 from dglkge.config import Config
 from dglkge.distributed.runtime import Cluster
-from dglkge.embeddings.found_rows import FoundRows
-from dglkge.embeddings.row_lookup import Wanted
+from dglkge.embeddings.row_lookup import FoundRows, Wanted
 from dglkge.embeddings.table_set import TableSet
 from dglkge.model.kge_model import build_model
 from dglkge.model.losses import build_loss
@@ -149,7 +148,7 @@ def use_stock_rows(trainer: Any, config: Config, merges: bool) -> None:
     stock = StockRows(trainer.tables, config.optimizer.lr, merges)
     trainer.tables.lookup = stock
     # Both places, as the trainer and its step each hold a reference.
-    trainer.optimizer = trainer._train_step._updates._optimizer = stock
+    trainer.optimizer = trainer._train_step.updates._optimizer = stock
 
 
 def use_autograd(trainer: Any, config: Config) -> None:
@@ -159,10 +158,10 @@ def use_autograd(trainer: Any, config: Config) -> None:
     loss = build_loss(config.loss.name)
     step = trainer._train_step
     # The planner of the trainer's own objective draws the negatives.
-    planner = step._objective._planner
+    planner = step.objective._planner
     objective = AutogradLoss(planner, model, loss, None, config.negatives.own_entity, Computation())
-    step._objective = step._look_ahead._objective = objective
-    step._store = step._look_ahead._store = HostStore(trainer.tables, step._transforms, reads_in_place=False)
+    step.objective = step.look_ahead._objective = objective
+    step.store = step.look_ahead._store = HostStore(trainer.tables, step.transforms, reads_in_place=False)
 
 
 def measure(cluster: Cluster, trainer: Trainer, num_warm: int, num_batches: int) -> Cost:

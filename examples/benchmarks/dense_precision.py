@@ -24,11 +24,11 @@ from typing import Any
 
 import torch
 
-from dglkge.distributed.device_groups import DeviceGroups
+from dglkge.distributed.process_group import DeviceGroups
 from dglkge.errors import DglkgeError
 from dglkge.model.kge_model import build_model
 from dglkge.model.precision import NARROW_TYPES, ModulePrecision, autocast_problem, compiler_problem
-from dglkge.step.parameters.dense_parameters import DenseParameters
+from dglkge.step.dense_parameters import DenseParameters
 from dglkge.typing import Side
 from measuring.machine import describe_machine
 

@@ -21,7 +21,7 @@ import torch
 from dglkge.data.dataset import Dataset
 from dglkge.data.known_triples import KnownTriples
 from dglkge.evaluation.evaluator import RankingEvaluator
-from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.metrics import Protocol
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.typing import RELATION, Relation, Side
 

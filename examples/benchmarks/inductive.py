@@ -37,7 +37,7 @@ import dglkge
 from dglkge.data.vector_files import read_new_vectors
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import DglkgeError, InputError
-from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.metrics import Protocol
 from dglkge.inference.run import Run
 from dglkge.typing import Side
 from measuring.machine import describe_machine

@@ -83,7 +83,7 @@ FEATURES: tuple[tuple[str, ...], ...] = (
     ("", f"optimizer.schedule={SCHEDULE}", "optimizer.warmup_batches=5"),
     ("", "optimizer.relations.lr=0.02", "optimizer.relations.name=row_adagrad"),
     ("", "optimizer.clip_norm=0.5", "optimizer.clip_value=0.01", "optimizer.weight_decay=0.01"),
-    ("", "negatives.num_for_heads=11", "negatives.num_for_heads=0", "negatives.all_entities=true"),
+    ("", "negatives.num_for_heads=11", "negatives.num_for_heads=0", "negatives.name=all_entities"),
     ("", "negatives.own_entity=false"),
     ("", "negatives.mask_known=true"),
     ("", "negatives.in_batch_share=0.5 negatives.global_share=0.5", "negatives.degree_power=0.75"),

@@ -12,11 +12,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
+import torch
 
 from dglkge.checkpoint import CheckpointManager, TrainerGroup, open_checkpoint
 from dglkge.checkpoint import manager as managers
+from dglkge.checkpoint import mirror as mirrors
 from dglkge.checkpoint.courier import Courier
+from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.checkpoint.stores import FileStore
 from dglkge.distributed.agreement import agree
 from dglkge.distributed.lease import LAUNCHER, Lease, LeaseTaker, new_nonce
 from dglkge.errors import CheckpointError, JobError, StorageError
@@ -328,13 +332,59 @@ class SlowMirror:
     """Uploads for longer than the limit, in blocks or without a sign of progress."""
 
     def __init__(self, num_blocks: int, is_stuck: bool) -> None:
-        self.num_bytes, self._num_blocks, self._is_stuck = 0, num_blocks, is_stuck
+        self.progress, self._num_blocks, self._is_stuck = 0, num_blocks, is_stuck
 
-    def push(self) -> None:
+    def push_part(self, *_: object) -> None:
+        """Do nothing: the parts are small."""
+
+    def push(self, limit_seconds: float) -> None:
         """Upload the newest version."""
         for _ in range(self._num_blocks):
             time.sleep(0.1)
-            self.num_bytes += not self._is_stuck
+            self.progress += not self._is_stuck
+
+
+@pytest.mark.parametrize("is_lost", [False, True])
+def test_machines_that_share_a_disk_upload_their_parts_side_by_side(tmp_path, monkeypatch, caplog, is_lost):
+    """Rank 0 uploads its own part, and publishes when the other machine's receipt is at the URL."""
+    monkeypatch.setattr(mirrors, "RECEIPT_POLL_SECONDS", 0.02)
+    disk, url = tmp_path / "run" / "checkpoint", f"file://{tmp_path}/bucket/run"
+    both = [Mirror(url, tmp_path / "run", commit_seconds=0.0) for _ in range(2)]
+    both[1]._job = both[0]._job
+    both[0].take(lambda saved: None)
+    uploads: list[tuple[bool, str]] = []
+    real = FileStore.upload
+
+    def upload(store, path, name):
+        is_second = store is both[1]._store
+        if is_second:
+            time.sleep(0.1)
+            if is_lost:
+                raise PermissionError("not yours")
+        uploads.append((is_second, path.name))
+        real(store, path, name)
+
+    monkeypatch.setattr(FileStore, "upload", upload)
+
+    def save_as_one_of_two(manager):
+        manager.group = dataclasses.replace(manager.group, limit_seconds=1.0)
+        manager._writer.mirror, manager._writer.limit_seconds = both[manager.group.rank], 1.0
+        return start_saving(manager)
+
+    outcomes = together([disk] * 2, False, save_as_one_of_two)
+    assert (True, "embeddings_person_0.v1.h5") not in uploads
+    assert (False, "embeddings_person_1.v1.h5") not in uploads
+    if is_lost:
+        assert "embeddings_person_1.v1.h5.receipt.json is missing: no part has come" in outcomes[0]
+        assert f"cannot write {url}/checkpoint/v1/embeddings_person_1.v1.h5: not yours" in caplog.text
+        assert not (tmp_path / "bucket/run/checkpoint/checkpoint_version.txt").exists()
+        return
+    assert outcomes == ["1", "1"]
+    assert (True, "entity_names_person_1.json") in uploads
+    copy = open_checkpoint(tmp_path / "bucket" / "run", verify=True)
+    rows = toy_tables(META, 4)["person"].rows
+    assert torch.equal(copy["person"][:].view(torch.int32), rows.view(torch.int32))
+    assert set(os.listdir(copy.folder)) == set(os.listdir(disk / "v1"))  # no receipt is left
 
 
 @pytest.mark.parametrize("is_stuck", [False, True])
@@ -353,5 +403,5 @@ def test_waiting_for_a_write_follows_its_progress(tmp_path, monkeypatch, is_stuc
     if is_stuck:
         assert outcomes == ["error: a version was not written: nothing has changed for 0.5 s"] * 2
     else:
-        assert outcomes == ["1", "1"] and mirror.num_bytes == 15
+        assert outcomes == ["1", "1"] and mirror.progress == 15
     assert open_checkpoint(tmp_path / "run").version == 1  # it counts on the disk in any case

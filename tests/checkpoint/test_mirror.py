@@ -47,8 +47,9 @@ def home(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_pauses(monkeypatch):
-    """No waiting between attempts."""
+    """Few attempts, and no waiting between them."""
     monkeypatch.setattr("dglkge.checkpoint.stores.FIRST_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr("dglkge.checkpoint.stores.RETRY_SECONDS", 0.05)
 
 
 def saved(folder: Path, seed: int = 0, num_parts: int = 2):
@@ -261,19 +262,46 @@ def test_nothing_at_the_url(url):
         open_checkpoint(url)
 
 
-def test_attempts_are_bounded():
-    asked, pauses = [], []
+def test_attempts_are_bounded(monkeypatch):
+    """The clock moves with the pauses."""
+    monkeypatch.setattr("dglkge.checkpoint.stores.FIRST_PAUSE_SECONDS", 1.0)
+    now, pauses = [100.0], []
+    monkeypatch.setattr("dglkge.checkpoint.stores.time.monotonic", lambda: now[0])
+
+    def pause(seconds):
+        pauses.append(seconds)
+        now[0] += seconds
 
     def fail():
-        asked.append(1)
         raise ConnectionResetError("the server hung up")
 
-    with pytest.raises(StorageError, match="^cannot read x after 5 attempts: the server hung up$"):
-        retried("cannot read x", fail, pauses.append)
-    assert len(asked) == 5 and len(pauses) == 4
+    with pytest.raises(StorageError, match="^cannot read x for 80 s: the server hung up$"):
+        retried("cannot read x", fail, 80, pause)
+    assert pauses == [1, 2, 4, 8, 16, 30, 19]  # the last attempt is at the limit
     with pytest.raises(CheckpointError, match="cannot read x: not yours"):
-        retried("cannot read x", lambda: (_ for _ in ()).throw(PermissionError("not yours")), pauses.append)
-    assert len(pauses) == 4
+        retried("cannot read x", lambda: (_ for _ in ()).throw(PermissionError("not yours")), 80, pause)
+    assert len(pauses) == 7
+
+
+def test_a_commit_waits_for_a_store_that_is_out_of_reach(tmp_path, monkeypatch, caplog):
+    """Each request fails for a while, far longer than a request of a reader may."""
+    url = f"file://{tmp_path}/bucket/run"
+    mirror = pushed(tmp_path / "a", url)
+    mirror._commit_seconds = 30.0
+    newer = saved(tmp_path / "a", seed=1)["person"].rows
+    real, failed_at = FileStore.upload, {}
+
+    def upload(self, path, name):
+        if time.monotonic() < failed_at.setdefault(name, time.monotonic()) + 0.1:
+            time.sleep(0.01)
+            raise ConnectionError("no route to host")
+        real(self, path, name)
+
+    monkeypatch.setattr(FileStore, "upload", upload)
+    before = mirror.progress
+    mirror.push()
+    assert same(rows_of(url), newer) and mirror.progress > before
+    assert "v2.h5: no route to host; it is tried again for 30 s" in caplog.text
 
 
 def test_a_job_ends_when_the_connection_is_lost(tmp_path, monkeypatch):
@@ -284,7 +312,7 @@ def test_a_job_ends_when_the_connection_is_lost(tmp_path, monkeypatch):
         raise ConnectionError("no route to host")
 
     monkeypatch.setattr(FileStore, "upload", upload)
-    with pytest.raises(StorageError, match="cannot write file:.*after 5 attempts: no route to host"):
+    with pytest.raises(StorageError, match="cannot write file:.*for 0.05 s: no route to host"):
         mirror.push()
 
 
@@ -439,7 +467,8 @@ def test_s3_refusals(tmp_path, s3_url, monkeypatch):
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     command = [sys.executable, "-m", "dglkge", "inspect", s3_url]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=dict(os.environ))
-    assert done.returncode == 1 and "after 5 attempts" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 1 and "Traceback" not in done.stderr
+    assert "for 15 s: Could not connect" in done.stderr
 
 
 def flipped(path: Path) -> None:

@@ -20,7 +20,7 @@ from dglkge.config import load_config
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
 from dglkge.evaluation.evaluator import RankingEvaluator
-from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.metrics import Protocol
 from dglkge.model.kge_model import build_model
 from tests.checkpoint.toy_checkpoint import save_toy, toy_meta, toy_tables
 

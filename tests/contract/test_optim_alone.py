@@ -12,13 +12,12 @@ LOOPS = (
     *(
         f"dglkge.kernels.{name}"
         for name in (
-            "bfloat16",
             "chains",
             "hashing",
             "jit",
-            "links",
             "narrow_rows",
             "rows",
+            "rules",
             "updates",
         )
     ),

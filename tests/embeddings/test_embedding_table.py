@@ -13,7 +13,7 @@ from dglkge.data.partition_layout import PartitionLayout
 from dglkge.distributed.dgl_compat import dgl
 from dglkge.embeddings.table_set import TableSet
 from dglkge.evaluation.evaluator import RankingEvaluator
-from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.metrics import Protocol
 from dglkge.model.kge_model import build_model
 from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.embeddings.found_rows import FoundRows
+from dglkge.embeddings.row_lookup import FoundRows
 
 RNG = np.random.default_rng(5)
 LOCAL, REMOTE = (RNG.normal(size=(num, 7)).astype(np.float32) for num in (11, 4))

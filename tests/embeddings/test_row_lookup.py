@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.embeddings.found_rows import FoundRows
 from dglkge.embeddings.row_exchange import RowExchange
-from dglkge.embeddings.row_lookup import ExchangeLookup
+from dglkge.embeddings.row_lookup import ExchangeLookup, FoundRows
 from tests.embeddings.memory_tables import Machines, draw, run_trainers
 from tests.optim.test_exchanges import ThreadGroup, Threads
 

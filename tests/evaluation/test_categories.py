@@ -12,8 +12,15 @@ from hypothesis import strategies as st
 
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
-from dglkge.evaluation.metrics import CATEGORIES, UNSEEN, RankingMetrics, format_table, relation_categories
-from dglkge.evaluation.protocol import Protocol, ranks
+from dglkge.evaluation.metrics import (
+    CATEGORIES,
+    UNSEEN,
+    Protocol,
+    RankingMetrics,
+    format_table,
+    ranks,
+    relation_categories,
+)
 from dglkge.typing import Side
 from tests.evaluation.toy_world import RELATIONS, toy_world
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dglkge.data.known_triples import KnownTriples
-from dglkge.evaluation.corruption import draw_corruptions, draw_sides, seen_entities
+from dglkge.evaluation.classification import draw_corruptions, draw_sides, seen_entities
 from dglkge.typing import Relation, Side
 
 RELATIONS = [Relation("knows", "person", "person"), Relation("visits", "person", "town")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dglkge.errors import InputError
-from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.metrics import Protocol
 
 
 def test_names_everything_that_changes_a_figure():

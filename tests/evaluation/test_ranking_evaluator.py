@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
 from dglkge.evaluation import ranking as full_ranking
-from dglkge.evaluation.protocol import Protocol, ranks
+from dglkge.evaluation.metrics import Protocol, ranks
 from dglkge.model.device import ComputeDevice
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS

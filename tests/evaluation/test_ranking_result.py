@@ -7,8 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from dglkge.evaluation.metrics import RankingResult, format_table
-from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.metrics import Protocol, RankingResult, format_table
 from dglkge.typing import Side
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dglkge.errors import InputError
-from dglkge.evaluation.protocol import ranks
+from dglkge.evaluation.metrics import ranks
 
 
 @pytest.mark.parametrize("ties, expected", [("optimistic", 3.0), ("realistic", 4.5), ("pessimistic", 6.0)])

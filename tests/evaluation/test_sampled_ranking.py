@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from dglkge.data.known_triples import KnownTriples
-from dglkge.evaluation.protocol import Protocol, ranks
+from dglkge.evaluation.metrics import Protocol, ranks
 from dglkge.evaluation.queries import plan_queries
 from dglkge.evaluation.ranking import draw_candidates
 from dglkge.typing import Side

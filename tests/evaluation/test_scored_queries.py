@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dglkge.data.known_triples import KnownTriples
-from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.metrics import Protocol
 from dglkge.evaluation.queries import full_float32_matmuls, plan_queries, score_queries
 from dglkge.typing import RELATION, Side
 from tests.evaluation.memory_rows import MemoryRows

@@ -12,7 +12,7 @@ import torch.distributed as dist
 from dglkge.data.known_triples import KnownTriples
 from dglkge.distributed.process_group import end_process_group
 from dglkge.evaluation.evaluator import RankingEvaluator
-from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.metrics import Protocol
 from dglkge.typing import Side
 from tests.evaluation.memory_rows import MemoryRows, split_rows
 from tests.evaluation.toy_world import RELATIONS, toy_world

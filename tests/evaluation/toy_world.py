@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from dglkge.evaluation.evaluator import RankingEvaluator
-from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.metrics import Protocol
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.typing import RELATION, Relation, Side
 from tests.evaluation.memory_rows import MemoryRows, split_rows

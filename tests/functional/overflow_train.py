@@ -32,7 +32,7 @@ def main() -> None:
         trainer = dglkge.build_trainer(config, cluster)
         world, step = cluster.world, trainer._train_step
         is_last, is_first = world.rank == world.world_size - 1, world.rank == 0
-        compute, noted = step._objective.gradients, []
+        compute, noted = step.objective.gradients, []
 
         def injected(plan: Any, rows: Any) -> Any:
             finish = compute(plan, rows)
@@ -48,7 +48,7 @@ def main() -> None:
 
             return spoilt
 
-        step._objective.gradients = injected
+        step.objective.gradients = injected
         for _ in dglkge.remaining_epochs_until(config.training.num_epochs):
             for batch in trainer.batches():
                 cluster.barrier()

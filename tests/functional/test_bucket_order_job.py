@@ -16,7 +16,7 @@ import pytest
 from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.data.range_walk import range_bounds, ranges_of
-from dglkge.launch.table_files import MEMORY_FILE_SYSTEMS, file_system
+from dglkge.launch.table_storage import MEMORY_FILE_SYSTEMS, file_system
 from tests import warm
 from tests.functional import job as commands
 from tests.functional.simulated_hosts import train_on_hosts

@@ -16,7 +16,7 @@ from dglkge.data.known_triples import KnownTriples
 from dglkge.distributed.process_group import end_process_group
 from dglkge.embeddings.embedding_table import TableShard
 from dglkge.evaluation.evaluator import RankingEvaluator
-from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.metrics import Protocol
 from dglkge.model.kge_model import build_model
 from tests.functional import job as commands
 from tests.optim.cluster import forked

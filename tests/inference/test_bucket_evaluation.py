@@ -7,7 +7,7 @@ import pytest
 
 from dglkge import open_run
 from dglkge.errors import InputError
-from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.metrics import Protocol
 from dglkge.typing import Side
 
 

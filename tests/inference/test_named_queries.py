@@ -8,8 +8,7 @@ import pytest
 
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import InputError
-from dglkge.inference.named_queries import NamedQuery, read_queries, resolve
-from dglkge.inference.search import LinkQuery
+from dglkge.inference.search import LinkQuery, NamedQuery, read_queries, resolve
 from dglkge.typing import Relation, Side
 
 RELATIONS = RelationVocabulary(

@@ -12,9 +12,9 @@ from dglkge import open_run
 from dglkge.checkpoint import open_checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
-from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.metrics import Protocol
 from dglkge.inference.choices import Known
-from dglkge.inference.named_queries import NamedQuery
+from dglkge.inference.search import NamedQuery
 from dglkge.model.kge_model import build_model
 from dglkge.typing import RELATION, Side
 

@@ -118,7 +118,7 @@ def environments(hosts: list[Host], device: str, num_trainers: int) -> list[str 
     """Return CUDA_VISIBLE_DEVICES of each server, then of each trainer."""
     settings = JobSettings(("train.py",), "ip_config.txt", num_trainers, num_servers=1)
     settings = replace(settings, device=device_of_trainers(device, hosts, num_trainers))
-    plan = plan_processes(hosts, settings, 29500, ("python",), {})
+    plan = plan_processes(hosts, settings, 29500, {})
     return [process.environment.get(VISIBLE_VARIABLE) for process in plan]
 
 

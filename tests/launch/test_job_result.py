@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 
 import pytest
 
@@ -43,7 +44,7 @@ def test_summary_is_json() -> None:
     """The summary survives JSON."""
     process = ProcessResult("trainer 0", "127.0.0.1", 12, 0, "/logs/trainer-0.log")
     result = JobResult(0, None, 1.5, "/logs", (process,))
-    assert json.loads(json.dumps(result.to_dict())) == {
+    assert json.loads(json.dumps(asdict(result))) == {
         "is_interrupted": False,
         "status": 0,
         "reason": None,

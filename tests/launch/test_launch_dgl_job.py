@@ -13,7 +13,7 @@ import pytest
 
 from dglkge.distributed.jobs import job_of_segment, job_prefix, live_jobs
 from dglkge.launch import script_runner
-from dglkge.launch.shared_memory import segment_names
+from dglkge.launch.table_storage import segment_names
 from tests import warm
 from tests.toy_kg import REPOSITORY
 

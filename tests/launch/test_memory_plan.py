@@ -127,7 +127,7 @@ def test_sides_with_negatives_of_their_own_have_rows_of_their_own() -> None:
 
 
 def test_all_entities_as_negatives_are_counted() -> None:
-    chosen = config("negatives.all_entities=true", "training.batch_size=80", "negatives.num_for_tails=0")
+    chosen = config("negatives.name=all_entities", "training.batch_size=80", "negatives.num_for_tails=0")
     assert memory_plan.batch_rows(chosen, 2, one_part())[0] == 80 + 100_000
     assert memory_plan.negatives_per_side(chosen, one_part()) == [100_000]
 

@@ -20,15 +20,15 @@ from dglkge.launch.process_plan import (
     plan_to_dict,
 )
 
-ONE = [Host("127.0.0.1", 30050, 2, "lo")]
-TWO = [Host("10.0.0.1", 30050, 8), Host("10.0.0.2", 30060, 4)]
-SETTINGS = JobSettings(("train.py", "--lr", "1"), "/logs/ip_config.txt", num_trainers=2, log_dir="/logs")
 RUNNER = ("python", "runner.py")
+ONE = [Host("127.0.0.1", 30050, 2, "lo", RUNNER)]
+TWO = [Host("10.0.0.1", 30050, 8, None, RUNNER), Host("10.0.0.2", 30060, 4, None, RUNNER)]
+SETTINGS = JobSettings(("train.py", "--lr", "1"), "/logs/ip_config.txt", num_trainers=2, log_dir="/logs")
 
 
 def test_environment_of_one_machine() -> None:
     """One server and two trainers get exactly the variables of DGL's launcher, torch's and ours."""
-    server, first, second = plan_processes(ONE, SETTINGS, 29500, RUNNER, {})
+    server, first, second = plan_processes(ONE, SETTINGS, 29500, {})
     shared = {
         "DGL_NUM_SAMPLER": "0",
         "DGL_NUM_CLIENT": "2",
@@ -66,7 +66,7 @@ def test_several_machines(num_servers: int, num_trainers: int, num_samplers: int
     settings = replace(
         SETTINGS, num_servers=num_servers, num_trainers=num_trainers, num_samplers=num_samplers
     )
-    plan = plan_processes(TWO, settings, 29500, RUNNER, {})
+    plan = plan_processes(TWO, settings, 29500, {})
     servers = [process for process in plan if process.role == SERVER]
     trainers = [process for process in plan if process.role == TRAINER]
     assert plan == servers + trainers
@@ -100,7 +100,7 @@ def test_options_reach_the_environment() -> None:
         graph_format="csr,coo",
         part_config="/data/ring.json",
     )
-    server, trainer, _ = plan_processes(ONE, settings, 29500, RUNNER, {})
+    server, trainer, _ = plan_processes(ONE, settings, 29500, {})
     assert (server.environment["OMP_NUM_THREADS"], trainer.environment["OMP_NUM_THREADS"]) == ("3", "7")
     for process in (server, trainer):
         assert process.environment["DGL_GRAPH_FORMAT"] == "csr,coo"
@@ -110,7 +110,7 @@ def test_options_reach_the_environment() -> None:
 def test_extra_variables_win() -> None:
     """The user's --extra_envs stand above everything, for servers and trainers."""
     settings = replace(SETTINGS, extra_envs={"OMP_NUM_THREADS": "9", "MASTER_PORT": "1", "MINE": "a b"})
-    for process in plan_processes(ONE, settings, 29500, RUNNER, {}):
+    for process in plan_processes(ONE, settings, 29500, {}):
         assert process.environment["OMP_NUM_THREADS"] == "9"
         assert process.environment["MASTER_PORT"] == "1"
         assert process.environment["MINE"] == "a b"
@@ -119,7 +119,7 @@ def test_extra_variables_win() -> None:
 def test_conveniences_yield_to_the_users_environment() -> None:
     """What the user exported stays: the plan adds nothing above it; DGL's variables it does set."""
     inherited = {"GLOO_SOCKET_IFNAME": "eth7", "PYTHONUNBUFFERED": "", "RANK": "99"}
-    for process in plan_processes(ONE, SETTINGS, 29500, RUNNER, inherited):
+    for process in plan_processes(ONE, SETTINGS, 29500, inherited):
         assert "GLOO_SOCKET_IFNAME" not in process.environment
         assert "PYTHONUNBUFFERED" not in process.environment
     assert process.environment["RANK"] == "1"
@@ -142,7 +142,7 @@ def test_description_can_be_pasted_into_a_shell() -> None:
     """Run by a shell, the printed plan gives each program its very arguments and variables."""
     hard = ("it's", 'a "b"', "$HOME `id`; exit", "", "new\nline", "*")
     settings = replace(SETTINGS, command=hard, extra_envs={"ODD": "x '$y"})
-    plan = plan_processes(ONE, settings, 29500, ("printf", "%s\\0"), {})
+    plan = plan_processes([replace(ONE[0], runner=("printf", "%s\\0"))], settings, 29500, {})
     text = describe_plan(plan)
     assert "# server 0 on 127.0.0.1\nenv " in text
     assert "# trainer 1 on 127.0.0.1\nenv " in text
@@ -154,9 +154,7 @@ def test_description_can_be_pasted_into_a_shell() -> None:
 def test_machines_with_interpreters_of_their_own() -> None:
     """Where a machine says what runs the script there, that does."""
     hosts = [replace(TWO[0], runner=("/a/python", "/a/runner.py")), TWO[1]]
-    commands = {
-        process.address: process.command for process in plan_processes(hosts, SETTINGS, 1, RUNNER, {})
-    }
+    commands = {process.address: process.command for process in plan_processes(hosts, SETTINGS, 1, {})}
     assert commands == {
         "10.0.0.1": ("/a/python", "/a/runner.py", "train.py", "--lr", "1"),
         "10.0.0.2": ("python", "runner.py", "train.py", "--lr", "1"),
@@ -166,7 +164,7 @@ def test_machines_with_interpreters_of_their_own() -> None:
 @pytest.mark.parametrize("has_own_disks", [False, True])
 def test_trainers_know_whether_they_share_a_disk(has_own_disks: bool) -> None:
     """What the plan says is what a trainer reads."""
-    plan = plan_processes(TWO, replace(SETTINGS, has_own_disks=has_own_disks), 29500, RUNNER, {})
+    plan = plan_processes(TWO, replace(SETTINGS, has_own_disks=has_own_disks), 29500, {})
     worlds = [World.detect(process.environment) for process in plan if process.role == TRAINER]
     assert [world.has_own_disk for world in worlds] == [has_own_disks] * 4
     assert [world.machine for world in worlds] == [0, 0, 1, 1]
@@ -174,7 +172,7 @@ def test_trainers_know_whether_they_share_a_disk(has_own_disks: bool) -> None:
 
 def test_plan_for_programs() -> None:
     """The same processes, with commands and variables as they are."""
-    plan = plan_processes(ONE, SETTINGS, 29500, RUNNER, {})
+    plan = plan_processes(ONE, SETTINGS, 29500, {})
     entries = plan_to_dict(plan)
     assert [entry["name"] for entry in entries] == ["server 0", "trainer 0", "trainer 1"]
     assert entries[1]["command"] == list(plan[1].command)
@@ -189,6 +187,6 @@ def test_no_machine_that_answers() -> None:
 def test_processes_know_the_name_of_their_job() -> None:
     """The lease on the run's folder has it; all attempts of a launcher have the same."""
     settings = JobSettings(command=("train.py",), ip_config="ip", num_trainers=1, job="a1b2")
-    plan = plan_processes([Host("10.0.0.1", 30050, 4)], settings, 29500, ("python",), {})
+    plan = plan_processes([Host("10.0.0.1", 30050, 4)], settings, 29500, {})
     worlds = [World.detect(process.environment) for process in plan if process.role == TRAINER]
     assert [world.job for world in worlds] == ["a1b2"]

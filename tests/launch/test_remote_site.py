@@ -89,7 +89,7 @@ def test_a_signal_that_another_thread_receives(cluster: RemoteSite) -> None:
     before = signal.signal(signal.SIGINT, handler)
     try:
         with pytest.raises(KeyboardInterrupt):
-            cluster._run_in_threads(work, [ADDRESS])
+            cluster._run_all(work, [ADDRESS])
     finally:
         signal.signal(signal.SIGINT, before)
     assert seen.get(timeout=20)

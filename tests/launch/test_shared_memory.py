@@ -10,7 +10,7 @@ import pytest
 from dglkge.distributed.jobs import JobEntry, Registration
 from dglkge.distributed.lease import new_nonce
 from dglkge.errors import InputError
-from dglkge.launch.shared_memory import (
+from dglkge.launch.table_storage import (
     check_shared_memory,
     remove_job_segments,
     remove_segments,

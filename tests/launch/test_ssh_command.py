@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import subprocess
 import sys
 
 import pytest
 
-from dglkge.launch.ssh import SshSettings, python_from_stdin, ssh_client, ssh_command
+from dglkge.launch.ssh import STARTER, SshSettings, ssh_client, ssh_command
 
 HOSTILE = ["a b", "it's", '"', "$HOME", "`id`", "; touch injected", "\\", "a\nb", "*", "&& false", "-o", "é"]
 
@@ -49,16 +50,21 @@ def test_words_survive_the_shell(word: str, tmp_path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_program_over_stdin() -> None:
-    """The program is read to its last byte and not beyond: the rest of stdin is its own."""
-    program = "import sys\nprint('é', sys.argv[1:], sys.stdin.read())".encode()
-    done = subprocess.run(
-        python_from_stdin(sys.executable, program), input=program + b"rest", capture_output=True, check=True
-    )
-    assert done.stdout.decode() == "é [] rest\n"
+def test_starter() -> None:
+    """One line of stdin names the program and its variables, and not a byte more is read."""
+    program = [
+        sys.executable,
+        "-c",
+        "import os, sys; print(os.environ['ODD'], os.getcwd(), sys.stdin.read())",
+    ]
+    line = json.dumps([program, {"ODD": "it's é", "PYTHONUTF8": "1"}]).encode() + b"\n"
+    command = [sys.executable, "-I", "-S", "-c", STARTER]
+    done = subprocess.run(command, input=line + b"rest", capture_output=True, check=True)
+    assert done.stdout.decode() == "it's é / rest\n"
+    assert not set("'\n!$`\\") & set(STARTER)
 
 
 def test_program_that_never_comes() -> None:
     """Where the launcher goes before it has sent the program, the interpreter goes too."""
-    done = subprocess.run(python_from_stdin(sys.executable, b"x" * 10), input=b"x", timeout=30)
-    assert done.returncode == 1
+    command = [sys.executable, "-I", "-S", "-c", STARTER]
+    assert subprocess.run(command, input=b"[", capture_output=True, timeout=30).returncode == 1

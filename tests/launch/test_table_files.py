@@ -11,7 +11,7 @@ from dglkge.distributed.lease import new_nonce
 from dglkge.errors import InputError
 from dglkge.launch.machine import MachineJob
 from dglkge.launch.script_config import MachineNeeds
-from dglkge.launch.table_files import TableFolder, file_system, free_bytes, roomy_folder, usual_folders
+from dglkge.launch.table_storage import TableFolder, file_system, free_bytes, roomy_folder, usual_folders
 
 
 def test_stale_folders_go_and_held_ones_stay(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from dglkge import optim
 from dglkge.model.choices import NEGATIVE_SAMPLERS, OBJECTIVES, OPTIMIZERS, state_widths
-from dglkge.sampling.negatives import MixedNegatives
+from dglkge.sampling.negatives import AllNegatives, MixedNegatives
 
 
 @pytest.mark.parametrize(
@@ -40,8 +40,11 @@ def test_facts_of_optimizers_need_neither_torch_nor_dgl():
 
 
 def test_negative_samplers():
-    assert [NEGATIVE_SAMPLERS.get(name).load() for name in NEGATIVE_SAMPLERS] == [MixedNegatives]
-    assert list(NEGATIVE_SAMPLERS) == ["mixed"]
+    assert [NEGATIVE_SAMPLERS.get(name).load() for name in NEGATIVE_SAMPLERS] == [
+        AllNegatives,
+        MixedNegatives,
+    ]
+    assert list(NEGATIVE_SAMPLERS) == ["all_entities", "mixed"]
 
 
 def test_labels_are_smoothed_where_there_are_labels_of_all_candidates() -> None:
@@ -51,3 +54,11 @@ def test_labels_are_smoothed_where_there_are_labels_of_all_candidates() -> None:
         "one_vs_all": ["name", "label_smoothing"],
         "k_vs_all": ["name", "label_smoothing"],
     }
+
+
+def test_all_entities_is_a_sampler_without_counts():
+    choice = NEGATIVE_SAMPLERS.get("all_entities")
+    settings = choice.Settings(name="all_entities", num_for_heads=0)
+    assert choice.load() is AllNegatives and settings.takes_all
+    assert [bool(count) for count in settings.per_side.values()] == [False, True]
+    assert "degree_power" not in choice.Settings.model_fields

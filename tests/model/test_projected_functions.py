@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from dglkge.config import load_config
 from dglkge.errors import InputError
-from dglkge.model.functions import blockwise
+from dglkge.model.functions import autograd
 from dglkge.model.functions.comparators import unit_rows
-from dglkge.model.functions.projected_comparators import ProjectedDistance, ScaledL1
+from dglkge.model.functions.projected import ProjectedDistance, ScaledL1
 from dglkge.model.kge_model import build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.training.building.checks import check_config
@@ -91,7 +91,7 @@ def test_blocks_change_nothing(comparator, num_queries, num_candidates, block_nu
     rows = [draw(num_queries, comparator.query_dim(4)), draw(num_candidates, 4, 1)]
     rows = [row.requires_grad_() for row in rows]
     weights = draw(num_queries, num_candidates, 2)
-    with mock.patch.object(blockwise, "BLOCK_NUMBERS", block_numbers):
+    with mock.patch.object(autograd, "CALLED_BLOCK_NUMBERS", block_numbers):
         found = comparator.compare(*rows)
         gradients = torch.autograd.grad((found * weights).sum(), rows)
     expected = comparator.compare_plainly(*rows)
@@ -103,7 +103,7 @@ def test_blocks_change_nothing(comparator, num_queries, num_candidates, block_nu
 def path(request, monkeypatch):
     """Take the compiled loops, or what an accelerator takes."""
     if request.param == "torch":
-        monkeypatch.setattr(blockwise, "_is_compiled", lambda rows: False)
+        monkeypatch.setattr(autograd, "_compiled", lambda rows: False)
 
 
 def test_compiled_gradients_in_float32(path):

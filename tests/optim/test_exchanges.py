@@ -14,7 +14,7 @@ import torch
 
 from dglkge.optim import step_exchange
 from dglkge.optim.network_exchange import WireFormat
-from dglkge.optim.row_chains import RowChains
+from dglkge.optim.row_chains import GradientRows
 from dglkge.optim.scratch import Scratch
 from dglkge.optim.shared_exchange import NeighbourOutbox, Outbox
 from dglkge.optim.step_exchange import StepExchange
@@ -79,7 +79,7 @@ def own_gradients(rank: int, step: int, table: int) -> tuple[np.ndarray, np.ndar
 
 def trainer(threads: Threads, layout: list[int], rank: int, wire: WireFormat) -> tuple[list[dict], int]:
     """All steps of one trainer; returns what it updated in each, and the bytes that it sent."""
-    chains = [RowChains(dim, np.dtype(np.float32)) for dim in DIMS]
+    chains = [GradientRows(dim, np.dtype(np.float32)) for dim in DIMS]
     group: Any = ThreadGroup(threads, rank)
     exchange = StepExchange(group, layout[rank], starts_of(max(layout) + 1), chains, wire)
     steps = []
@@ -178,7 +178,7 @@ def test_rows_of_one_trainer_alone_do_not_travel() -> None:
     wire = WireFormat((torch.float32,), (64,), np.dtype(np.int32), False)
 
     def run(rank: int) -> tuple[int, list[int]]:
-        chains = [RowChains(64, np.dtype(np.float32))]
+        chains = [GradientRows(64, np.dtype(np.float32))]
         group: Any = ThreadGroup(threads, rank)
         exchange = StepExchange(group, 0, [np.array([0, 1000])], chains, wire)
         chains[0].add(np.arange(100) + 500 * rank, np.ones((100, 64), np.float32))
@@ -196,7 +196,7 @@ def test_asynchronous_trainers_do_not_wait() -> None:
     once, at the start, to share out what each of them saves."""
     threads = Threads(2)
     wire = WireFormat((torch.float32,), (3,), np.dtype(np.int32), False)
-    chains_of = [[RowChains(3, np.dtype(np.float32))] for _ in range(2)]
+    chains_of = [[GradientRows(3, np.dtype(np.float32))] for _ in range(2)]
     groups: list[Any] = [ThreadGroup(threads, rank) for rank in range(2)]
 
     def start(rank: int) -> StepExchange:
@@ -222,7 +222,7 @@ def test_a_neighbour_that_does_not_come_is_named(gives_up: bool) -> None:
     wire = WireFormat((torch.float32,), (2,), np.dtype(np.int32), False)
 
     def run(rank: int) -> str:
-        chains = [RowChains(2, np.dtype(np.float32))]
+        chains = [GradientRows(2, np.dtype(np.float32))]
         group: Any = ThreadGroup(threads, rank, timeout_seconds=50.0 if gives_up else 0.2)
         exchange = StepExchange(group, 0, [np.array([0, 9])], chains, wire)
         message = ""
@@ -252,7 +252,7 @@ def test_many_tables() -> None:
     wire = WireFormat((torch.float32,) * num_tables, (1,) * num_tables, np.dtype(np.int32), False)
 
     def run(rank: int) -> tuple[int, list[int]]:
-        chains = [RowChains(1, np.dtype(np.float32)) for _ in range(num_tables)]
+        chains = [GradientRows(1, np.dtype(np.float32)) for _ in range(num_tables)]
         group: Any = ThreadGroup(threads, rank)
         exchange = StepExchange(group, 0, [np.array([0, 9])] * num_tables, chains, wire)
         for table, of_table in enumerate(chains):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.kernels.links import limit_norms
+from dglkge.kernels.rules import limit_norms
 from dglkge.optim.links import limit_norms_plain
 from tests.optim.cluster import run_cluster
 from tests.optim.oracle import batch, start_rows

@@ -8,7 +8,7 @@ import torch
 
 from dglkge.kernels.rules import adagrad, adam, row_adagrad
 from dglkge.kernels.updates import update_loop
-from dglkge.optim.row_chains import RowChains
+from dglkge.optim.row_chains import GradientRows
 
 DIMS = [1, 2, 7, 8, 64, 401]
 TYPES = [(np.float32, 2e-5), (np.float64, 1e-12)]
@@ -85,7 +85,7 @@ class Batch:
     """Chained gradients for the loops over rows."""
 
     def __init__(self, ids: list[int], rows: np.ndarray) -> None:
-        self.chains = RowChains(rows.shape[1], rows.dtype)
+        self.chains = GradientRows(rows.shape[1], rows.dtype)
         self.chains.add(np.array(ids), rows)
         self.positions = np.arange(self.chains.num_keys)
 

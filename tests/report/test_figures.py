@@ -10,8 +10,15 @@ import pytest
 
 import dglkge
 from dglkge.errors import InputError
-from dglkge.report.entity_map import chosen_entities, degrees, project
-from dglkge.report.figures import Choices, collect, configuration, run_labels
+from dglkge.report.figures import (
+    Choices,
+    chosen_entities,
+    collect,
+    configuration,
+    degrees,
+    project,
+    run_labels,
+)
 from tests.report.toy_report import HOSTILE
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")

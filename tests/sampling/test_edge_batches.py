@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dglkge.data.partition_layout import EdgeTable
-from dglkge.sampling import epoch_plan
+from dglkge.sampling import triple_order
 from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
 
 NUM_TRIPLES, BATCH_SIZE, CHUNK_SIZE, SEED = 1003, 100, 40, 11
@@ -48,8 +48,8 @@ def test_each_global_batch_is_the_window_of_the_order(num_parts: int, per_machin
     for index in range(11):
         shares = [trainer.batch(4, index) for trainer in everyone]
         ids = np.concatenate([share.triple_ids for share in shares])
-        positions = epoch_plan.window(index, BATCH_SIZE, NUM_TRIPLES)
-        assert sorted(ids) == sorted(epoch_plan.inverse_permute(positions, NUM_TRIPLES, SEED, 4))
+        positions = triple_order.window(index, BATCH_SIZE, NUM_TRIPLES)
+        assert sorted(ids) == sorted(triple_order.inverse_permute(positions, NUM_TRIPLES, SEED, 4))
         assert {share.global_size for share in shares} == {len(positions)}
         seen.append(ids)
     assert sorted(np.concatenate(seen)) == list(range(NUM_TRIPLES))
@@ -62,7 +62,7 @@ def test_rows_belong_to_their_triples_and_groups_to_their_pairs() -> None:
         assert (batch.tails == 10 * batch.triple_ids + 1).all()
         assert batch.weights is not None
         assert np.allclose(batch.weights, batch.triple_ids / 7)
-        position = epoch_plan.permute(batch.triple_ids, NUM_TRIPLES, SEED, 0) - 3 * BATCH_SIZE
+        position = triple_order.permute(batch.triple_ids, NUM_TRIPLES, SEED, 0) - 3 * BATCH_SIZE
         ends = [0]
         for group in batch.groups:
             run = slice(group.start, group.end)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dglkge.data.partition_layout import EdgeTable
-from dglkge.sampling import epoch_plan, machine_batches
+from dglkge.sampling import machine_batches, triple_order
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, EdgeOptions
 from dglkge.sampling.machine_batches import MachineBatches, num_chunks, partition_mark, rows_of_sets
 from dglkge.sampling.negatives import MixedNegatives
@@ -216,13 +216,13 @@ def test_a_trainer_computes_the_order_of_its_own_triples_only(
     order = TripleOrder(SETS, SEED, 0.1) if in_sets else None
     machines = trainers_of(edge_tables(4), 3, order)
     permuted: list[int] = []
-    inverse_permute = epoch_plan.inverse_permute
+    inverse_permute = triple_order.inverse_permute
 
     def counted(positions: np.ndarray, *others: Any) -> np.ndarray:
         permuted.append(len(positions))
         return inverse_permute(positions, *others)
 
-    monkeypatch.setattr(epoch_plan, "inverse_permute", counted)
+    monkeypatch.setattr(triple_order, "inverse_permute", counted)
     for machine in machines:
         for trainer in machine:
             permuted.clear()

@@ -103,7 +103,7 @@ def test_shares_that_do_not_sum_to_one_are_refused(shares: tuple[float, float, f
 
 
 def test_all_negatives_are_every_entity_of_the_type() -> None:
-    every = AllNegatives(NODE_IDS)
+    every = AllNegatives(100, (1.0, 0.0, 0.0), NODE_IDS, RANGES, PAIRS, seed=3)
     for name, chunk in (("person", 0), ("day", 1)):
         drawn = every.sample(name, a_batch(), chunk)
         assert sorted(drawn) == list(range(len(NODE_IDS[name])))

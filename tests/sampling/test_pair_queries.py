@@ -7,8 +7,7 @@ import pytest
 
 from dglkge.data.dataset import Dataset
 from dglkge.data.known_triples import KnownTriples
-from dglkge.sampling.pair_queries import PairIndex
-from dglkge.sampling.query_batches import QueryBatches, QueryIndex
+from dglkge.sampling.query_batches import PairIndex, QueryBatches, QueryIndex
 from tests.toy_kg import toy_dataset
 
 

@@ -10,7 +10,7 @@ import torch
 
 from dglkge.data.range_walk import range_bounds
 from dglkge.model.losses import LOSSES, Logistic, Softmax
-from dglkge.sampling.range_offset import NodeRanges, range_offset
+from dglkge.sampling.range_negatives import NodeRanges, range_offset
 
 NUM_RANGES, OF_RANGE = 4, 3
 RANGES = np.repeat(np.arange(NUM_RANGES), OF_RANGE)

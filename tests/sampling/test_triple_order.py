@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dglkge.data.partition_layout import EdgeTable
-from dglkge.sampling import epoch_plan
+from dglkge.sampling import triple_order
 from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
 from dglkge.sampling.triple_order import EdgeSet, Pass, TripleOrder, plan_passes
 
@@ -17,7 +17,7 @@ def test_one_set_is_the_order_of_all_triples():
     order = TripleOrder([EdgeSet("train", range(1000))], SEED)
     positions = np.arange(1000)
     for epoch in (0, 3):
-        expected = epoch_plan.inverse_permute(positions, 1000, SEED, epoch)
+        expected = triple_order.inverse_permute(positions, 1000, SEED, epoch)
         assert np.array_equal(order.triple_ids(positions, epoch), expected)
     assert len(order.held_out(0)) == 0
 

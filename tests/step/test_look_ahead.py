@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from dglkge.step.clock import PhaseClock
-from dglkge.step.look_ahead import LookAhead
+from dglkge.step.computation import PhaseClock
 from dglkge.step.planning import Plan, number_of
+from dglkge.step.train_step import LookAhead
 
 NUM_BATCHES = 3
 

@@ -11,12 +11,11 @@ import torch
 import torch.distributed as dist
 
 from dglkge.config.schema import DenseConfig
-from dglkge.distributed.device_groups import DeviceGroups
-from dglkge.distributed.process_group import end_process_group, start_process_group
+from dglkge.distributed.process_group import DeviceGroups, end_process_group, start_process_group
 from dglkge.errors import InputError, StorageError
-from dglkge.step.parameters import dense_shards
-from dglkge.step.parameters.dense_parameters import DenseParameters
-from dglkge.training.building.dense_optimizer import dense_optimizer, known_optimizers, works_by_number
+from dglkge.step import dense_shards
+from dglkge.step.dense_parameters import DenseParameters
+from dglkge.training.building.components import dense_optimizer, known_optimizers, works_by_number
 
 SHAPES = {"matrix": (7, 4), "vector": (5,), "one": (1,), "cube": (2, 3, 2), "unused": (4,), "fixed": (3, 2)}
 """Seven rows, five and one among three trainers; `fixed` takes no gradients."""

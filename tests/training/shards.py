@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from dglkge.training.building.dense_optimizer import has_slices_on_processors
+from dglkge.training.building.components import has_slices_on_processors
 
 NEEDS_SLICES = pytest.mark.skipif(
     not has_slices_on_processors(), reason="this torch has no FSDP2 on processors"

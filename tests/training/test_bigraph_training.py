@@ -12,9 +12,9 @@ import dglkge
 from dglkge.config import load_config
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
-from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.metrics import Protocol
 from dglkge.inference.imports.import_tables import import_tables
-from dglkge.inference.named_queries import NamedQuery
+from dglkge.inference.search import NamedQuery
 from dglkge.training.building.checks import check_config
 from dglkge.training.epochs import JOB
 from dglkge.typing import Side

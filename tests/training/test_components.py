@@ -24,9 +24,9 @@ REFUSED = [
         "batches keep to the ranges of a bucket; allowed: negative_sampling, ",
     ),
     (
-        ["sampling.num_ranges=2", "negatives.all_entities=true"],
-        "negatives.all_entities is true and sampling.num_ranges is 2, where negatives and "
-        "batches keep to the ranges of a bucket; allowed: false, ",
+        ["sampling.num_ranges=2", "negatives.name=all_entities"],
+        "negatives.name is all_entities and sampling.num_ranges is 2, where negatives and "
+        "batches keep to the ranges of a bucket; allowed: mixed, ",
     ),
     (["sampling.num_ranges=0"], "sampling.num_ranges is 0; allowed: at least 1"),
     (
@@ -157,13 +157,12 @@ REFUSED = [
         "batch are drawn in ",
     ),
     (
-        ["negatives.all_entities=true", "negatives.num_for_heads=7"],
-        "negatives.num_for_heads is 7 and negatives.all_entities is true, so it has no effect; "
-        "allowed: -1, 0, ",
+        ["negatives.name=all_entities", "negatives.num_for_heads=7"],
+        "negatives.num_for_heads is 7; allowed: at most 0",
     ),
     (
-        ["negatives.all_entities=true", "negatives.degree_power=1"],
-        "negatives.degree_power is 1 and negatives.all_entities is true, so it has no effect; allowed: 0, ",
+        ["negatives.name=all_entities", "negatives.degree_power=1"],
+        "negatives.degree_power has no effect here; it is an option of mixed",
     ),
     (
         ["sampling.order=machine", "training.objective=k_vs_all"],
@@ -179,7 +178,7 @@ REFUSED = [
     (["loss.name=hinge", "loss.margin=0"], "loss.margin is 0.0; allowed: a number above 0"),
     (
         ["negatives.name=mixd"],
-        "unknown negative sampler 'mixd'; did you mean 'mixed'? known: 'mixed'",
+        "unknown negative sampler 'mixd'; did you mean 'mixed'? known: 'all_entities', 'mixed'",
     ),
     (["imports=no_such_module"], "cannot import 'no_such_module' (ModuleNotFoundError: No module named "),
     (

@@ -19,13 +19,13 @@ from dglkge.checkpoint import open_checkpoint
 from dglkge.checkpoint.conversion import convert_to_run
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
-from dglkge.distributed.device_groups import DeviceGroups
+from dglkge.distributed.process_group import DeviceGroups
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
-from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.metrics import Protocol
 from dglkge.model.functions.dense import DenseScore
 from dglkge.model.kge_model import KgeModel, build_model
-from dglkge.step.parameters.dense_parameters import DenseParameters
+from dglkge.step.dense_parameters import DenseParameters
 from dglkge.training.building.checks import check_config
 from dglkge.training.epochs import JOB
 from dglkge.training.trainer import Trainer
@@ -105,7 +105,7 @@ def test_several_steps_against_all_entities_equal_float64(
         for _ in dglkge.remaining_epochs_until(1):
             for batch in trainer.batches():
                 loss = torch.zeros((), dtype=torch.float64)
-                for group in trainer._train_step._objective.plan(batch).groups:
+                for group in trainer._train_step.objective.plan(batch).groups:
                     heads, tails = rows[group.lhs], rows[group.rhs]
                     relations = rows[RELATION][torch.from_numpy(group.relation_ids)]
                     h, t = torch.from_numpy(group.head_ids), torch.from_numpy(group.tail_ids)

@@ -13,7 +13,7 @@ from dglkge.config.schema import DenseConfig
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
 from dglkge.training.building.checks import check_config
-from dglkge.training.building.dense_optimizer import known_optimizers, works_by_number
+from dglkge.training.building.components import known_optimizers, works_by_number
 from tests import warm
 from tests.functional.job import environment
 from tests.surroundings import free_ports

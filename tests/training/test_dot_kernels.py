@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.embeddings.found_rows import FoundRows
+from dglkge.embeddings.row_lookup import FoundRows
 from dglkge.kernels import dot as dot_kernels
 from dglkge.kernels import penalties as penalty_kernels
-from dglkge.kernels.bfloat16 import narrow, widen
+from dglkge.kernels.rows import narrow, widen
 from dglkge.model.functions.autograd import words
 from dglkge.model.kge_model import build_model
 from dglkge.model.regularizers import REGULARIZERS

@@ -23,7 +23,7 @@ from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import read_dataset_size
 from dglkge.distributed.world import World
 from dglkge.errors import CheckpointError, InputError
-from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.metrics import Protocol
 from dglkge.model.projections import ProjectedFeatures
 from dglkge.planning.memory import plan_memory
 from dglkge.training.building.checks import check_config
@@ -131,7 +131,7 @@ def test_gradients_and_loss_equal_float64(
     )
     if objective == "negative_sampling":
         # Every entity of the type is a negative: the same loss without an oracle for the draws.
-        sets = (*sets, "negatives.all_entities=true", "negatives.own_entity=false")
+        sets = (*sets, "negatives.name=all_entities", "negatives.own_entity=false")
     with opened(files, tmp_path / "run", *sets) as trainer:
         num_steps = 0
         for _ in dglkge.remaining_epochs_until(1):
@@ -144,7 +144,7 @@ def test_gradients_and_loss_equal_float64(
                     x = vectors_of(files, name)[trainer.tables[name].original_ids]
                     full[name] = rows[name] + projected(leaves, name, x)
                 loss = torch.zeros((), dtype=torch.float64)
-                for group in trainer._train_step._objective.plan(batch).groups:
+                for group in trainer._train_step.objective.plan(batch).groups:
                     heads, tails = full[group.lhs], full[group.rhs]
                     for h, r, t in zip(group.head_ids, group.relation_ids, group.tail_ids):
                         relation = rows[RELATION][r]

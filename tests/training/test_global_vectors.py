@@ -19,9 +19,9 @@ from dglkge.checkpoint import hdf5_format, open_checkpoint
 from dglkge.config import load_config
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
-from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.metrics import Protocol
+from dglkge.step.row_transforms import GlobalVectors
 from dglkge.step.train_step import TrainStep
-from dglkge.step.transforms.global_vectors import GlobalVectors
 from dglkge.training.building.checks import check_config
 from dglkge.training.epochs import JOB
 from dglkge.training.trainer import Trainer
@@ -88,14 +88,14 @@ def test_several_steps_against_all_entities_equal_float64(
     ) as trainer:
         vectors = trainer._job.global_vectors.vectors
         sums = {name: torch.zeros(DIM, dtype=torch.float64) for name in vectors}
-        pairs = trainer._train_step._objective._planner._pairs
+        pairs = trainer._train_step.objective._planner._pairs
         num_steps = 0
         for _ in dglkge.remaining_epochs_until(1):
             for batch in trainer.batches():
                 rows = {name: table.double().requires_grad_() for name, table in live(trainer).items()}
                 leaves = {name: one.double().requires_grad_() for name, one in vectors.items()}
                 loss = torch.zeros((), dtype=torch.float64)
-                for group in trainer._train_step._objective.plan(batch).groups:
+                for group in trainer._train_step.objective.plan(batch).groups:
                     heads, tails = (rows[name] + leaves[name] for name in (group.lhs, group.rhs))
                     for h, r, t in zip(group.head_ids, group.relations.ids, group.tail_ids):
                         relation = rows[RELATION][r]
@@ -127,8 +127,8 @@ def test_several_steps_against_all_entities_equal_float64(
 
 def loss_of(step: TrainStep, plan: Any) -> tuple[float, dict[str, torch.Tensor]]:
     """Compute the mean loss of a batch and the gradients of its rows by table, with rows read anew."""
-    rows = step._store.rows(plan)
-    found = step._objective.gradients(plan, rows)()
+    rows = step.store.rows(plan)
+    found = step.objective.gradients(plan, rows)()
     return found.loss / plan.divisor, {one.table: one.rows for one in rows.collect()}
 
 
@@ -143,7 +143,7 @@ def test_gradients_against_sampled_negatives_equal_differences(tmp_path: Path, s
             one.normal_(0, 0.3)
         for _ in dglkge.remaining_epochs_until(1):
             batch = next(iter(trainer.batches()))
-            plan = step._store.prepare(step._objective.plan(batch))
+            plan = step.store.prepare(step.objective.plan(batch))
             gradients = {name: rows.sum(0).clone() for name, rows in loss_of(step, plan)[1].items()}
             for name, one in vectors.items():
                 for place in range(0, DIM, 3):

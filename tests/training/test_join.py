@@ -11,7 +11,7 @@ from dglkge.config import Config, load_config
 from dglkge.data.dataset import Dataset
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
-from dglkge.launch import table_files
+from dglkge.launch import table_storage
 from dglkge.planning.host import HostMemory
 from dglkge.planning.memory import plan_memory
 from dglkge.training import join
@@ -60,7 +60,7 @@ def test_files_of_a_process_alone_need_no_memory_but_room(
         join.check_memory(config("checkpoint.background=false"), World())
     in_files = config("tables.storage=disk", f"tables.folder={tmp_path}")
     join.check_memory(in_files, World())
-    monkeypatch.setattr(table_files, "free_bytes", lambda folder: planned.file_bytes)
+    monkeypatch.setattr(table_storage, "free_bytes", lambda folder: planned.file_bytes)
     with pytest.raises(InputError, match=f"files take 0.00 GB, and none of {tmp_path} has that room"):
         with join.join_cluster(in_files):
             pass

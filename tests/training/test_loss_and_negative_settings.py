@@ -16,7 +16,7 @@ from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from dglkge.kernels.hashing import combine
-from dglkge.sampling.degree_draws import degree_weights
+from dglkge.sampling.draws import degree_weights
 from dglkge.sampling.negatives import UniformNegatives
 from dglkge.step.objectives.autograd_loss import AutogradLoss
 from dglkge.step.objectives.dot_softmax import DotSoftmax
@@ -62,8 +62,8 @@ CASES = {
     "negatives.degree_power=2 negatives.num_for_heads=7 loss.name=squared": Wanted(
         power=2.0, heads=7, loss="squared"
     ),
-    "negatives.all_entities=true": Wanted(draws_all=True),
-    "negatives.all_entities=true loss.name=margin_ranking negatives.num_for_heads=0": Wanted(
+    "negatives.name=all_entities": Wanted(draws_all=True),
+    "negatives.name=all_entities loss.name=margin_ranking negatives.num_for_heads=0": Wanted(
         draws_all=True, loss="margin_ranking", heads=0
     ),
     "loss.adversarial_weights=true loss.adversarial_temperature=2": Wanted(temperature=2.0),
@@ -177,7 +177,7 @@ def assert_trained(dataset: Path, run: Path, case: str, wanted: Wanted) -> None:
     with dglkge.join_cluster(config) as cluster:
         trainer = dglkge.build_trainer(config, cluster)
         kind = AutogradLoss if "training.kernels=reference" in case else DotSoftmax
-        assert isinstance(trainer._train_step._objective, kind)
+        assert isinstance(trainer._train_step.objective, kind)
         rows = {
             name: trainer.tables.gather(name, torch.arange(len(table))).double().requires_grad_()
             for name, table in trainer.tables.items()
@@ -256,7 +256,7 @@ def test_settings_that_do_not_fit_the_data_are_refused(
 
 def test_softmax_over_all_negatives_is_one_vs_all(tmp_path: Path) -> None:
     tables = []
-    for number, case in enumerate(("negatives.all_entities=true", "training.objective=one_vs_all")):
+    for number, case in enumerate(("negatives.name=all_entities", "training.objective=one_vs_all")):
         settings = [f"dataset={toy_dataset(typed=True)}", f"output={tmp_path / str(number)}", case]
         settings += [f"model.dimension={DIM}", "model.init_scale=0.3", f"training.batch_size={BATCH}"]
         settings += ["regularizer.name=none"]

@@ -22,8 +22,8 @@ from dglkge.model.functions.dense import DenseScore
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.precision import LossScale, ModulePrecision, autocast_problem, compiler_problem
 from dglkge.step.contracts import RowGradients
-from dglkge.step.parameters.dense_parameters import DenseParameters
-from dglkge.training.building import checks, module_precision
+from dglkge.step.dense_parameters import DenseParameters
+from dglkge.training.building import checks, computing
 from dglkge.training.building.checks import check_config
 from dglkge.training.trainer import Trainer
 from dglkge.typing import Side
@@ -262,9 +262,7 @@ def test_bfloat16_trains_near_float32_and_ranks_as_it_is_written(tmp_path: Path)
         limit = 16 * torch.finfo(torch.bfloat16).eps
         assert 0 < difference(one, found[0][name]) < limit, name
     # Files are ranked by a model that knows nothing of autocast.
-    ranked = dglkge.open_run(tmp_path / "bfloat16").evaluate(
-        dglkge.evaluation.protocol.Protocol(split="test")
-    )
+    ranked = dglkge.open_run(tmp_path / "bfloat16").evaluate(dglkge.evaluation.metrics.Protocol(split="test"))
     assert ranked.to_dict()["both"] == metrics["both"]
 
 
@@ -351,10 +349,10 @@ def test_float16_takes_parameters_in_the_module_only(tmp_path: Path) -> None:
     config = load_config(None, [f"dataset={toy_dataset()}", f"output={tmp_path}"])
     cpu = torch.device("cpu")
     for name, dim in (("tucker", 8), ("conve", 9), ("conex", 8), ("transformer", 8)):
-        module_precision._require_scaled(config, build_model(name, dim, True), cpu)
-    module_precision._require_scaled(config, KgeModel(OneLayer(), 8, True), cpu)
+        computing._require_scaled(config, build_model(name, dim, True), cpu)
+    computing._require_scaled(config, KgeModel(OneLayer(), 8, True), cpu)
     with pytest.raises(InputError, match="uses parameters of its module beside run_module and run_precisely"):
-        module_precision._require_scaled(config, KgeModel(Beside(), 8, True), cpu)
+        computing._require_scaled(config, KgeModel(Beside(), 8, True), cpu)
 
 
 def test_a_type_that_torch_lacks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

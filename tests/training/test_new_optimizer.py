@@ -11,7 +11,7 @@ import pytest
 import dglkge
 from dglkge.config import load_config
 from dglkge.data.dataset_files import PartSize
-from dglkge.evaluation.protocol import Protocol
+from dglkge.evaluation.metrics import Protocol
 from dglkge.model.choices import OPTIMIZERS
 from dglkge.planning.shared_memory import state_bytes
 from dglkge.training.epochs import JOB

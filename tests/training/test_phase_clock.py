@@ -10,7 +10,7 @@ import pytest
 
 import dglkge
 from dglkge.config import load_config
-from dglkge.step.clock import PHASES, PhaseClock, as_array
+from dglkge.step.computation import PHASES, PhaseClock, as_array
 from dglkge.training import stats as phase_clock
 from dglkge.training.epochs import JOB
 from tests.toy_kg import toy_dataset

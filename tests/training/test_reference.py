@@ -61,7 +61,7 @@ def trained(folder: Path, kernels: str, *more: str) -> tuple[list[float], dict[s
             losses += [trainer.step(batch) for batch in trainer.batches()]
         tables = {name: trainer.tables[name].local_rows.numpy().copy() for name in trainer.tables}
         mrr = trainer.evaluate("test").both.mrr
-        of_groups = trainer._train_step._objective
+        of_groups = trainer._train_step.objective
     JOB.restore(0)
     del trainer
     gc.collect()  # its tables go before others of the same names come

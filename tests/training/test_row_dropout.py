@@ -15,7 +15,7 @@ import torch
 import dglkge
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
-from dglkge.step.transforms.row_dropout import RowDropout
+from dglkge.step.row_transforms import RowDropout
 from dglkge.training.epochs import JOB
 from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dglkge.tuning.kcore import core_numbers, core_shares, triple_cores
+from dglkge.tuning.subgraph import core_numbers, core_shares, triple_cores
 
 NUM_NODES = 9
 

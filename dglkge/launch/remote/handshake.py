@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import hmac
 import json
+import os
 import secrets
 import socket
 import time
@@ -19,15 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from dglkge.errors import InputError
-from dglkge.launch.private_files import read_private
-from dglkge.launch.protocol import HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS
 from dglkge.launch.ssh import SECRET_VARIABLE
 
 PROTOCOL = 1
 HANDSHAKE_SECONDS = 10.0
 LONGEST_LINE_BYTES = 1 << 16
 SHORTEST_SECRET = 16
-ALIVE_COUNT = 4
 
 WRONG_SECRET = f"wrong secret: --secret_file or {SECRET_VARIABLE} must be the same on all nodes"
 
@@ -70,6 +68,30 @@ def read_secret(path: str | None, environment: Mapping[str, str]) -> bytes:
     return text
 
 
+def read_private(path: Path, option: str) -> bytes:
+    """Read a file with a secret.
+
+    Parameters
+    ----------
+    path : Path
+    option : str
+        The option that names it, for messages. They do not show the path: it may be a secret that was given
+        in place of a file.
+
+    Raises
+    ------
+    InputError
+        If other users can read it.
+    OSError
+        If it cannot be read.
+    """
+    with open(path, "rb") as file:
+        mode = os.fstat(file.fileno()).st_mode & 0o777
+        if mode & 0o077:
+            raise InputError(f"other users can read the file of {option}: its mode is {mode:o}; chmod 600 it")
+        return file.read()
+
+
 class Peer:
     """An open connection that carries lines of JSON, for HANDSHAKE_SECONDS in all.
 
@@ -87,7 +109,8 @@ class Peer:
         self.connection = connection
         self.received = b""
         self._deadline = time.monotonic() + HANDSHAKE_SECONDS
-        _detect_loss(connection)
+        with contextlib.suppress(OSError):  # a socket pair, in a test
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, message: Mapping[str, Any]) -> None:
         """Send one message.
@@ -124,18 +147,6 @@ class Peer:
         if not isinstance(message, dict):
             raise OSError("a line is no message")
         return message
-
-
-def _detect_loss(connection: socket.socket) -> None:
-    """Let the kernel end a connection whose other end does not reply for HEARTBEAT_TIMEOUT_SECONDS."""
-    timeout = int(HEARTBEAT_TIMEOUT_SECONDS)
-    with contextlib.suppress(OSError):  # a socket pair, in a test
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, int(HEARTBEAT_SECONDS))
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, timeout // ALIVE_COUNT)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, ALIVE_COUNT)
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * timeout)
 
 
 def _proof(secret: bytes, role: str, challenges: tuple[str, str], hello: str) -> str:

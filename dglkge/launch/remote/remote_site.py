@@ -22,7 +22,7 @@ from dglkge.launch.connection import Events, NodeConnection, RunningProcess, clo
 from dglkge.launch.machine import is_local, local_interfaces, machine_addresses
 from dglkge.launch.process_plan import Host, JobSettings, Places, PlannedProcess, plan_processes
 from dglkge.launch.remote.rendezvous import Rendezvous
-from dglkge.launch.script_config import Needs
+from dglkge.launch.script_config import MachineNeeds
 from dglkge.launch.ssh import SshSettings, forwarded_environment
 from dglkge.launch.stop_signals import StopForwarder
 
@@ -216,7 +216,13 @@ class RemoteSite:
         )
         return [dataclasses.replace(host, port=found.get(host.address, host.port)) for host in hosts]
 
-    def check(self, hosts: Sequence[Host], settings: JobSettings, needs: Needs) -> None:
+    def check(
+        self,
+        hosts: Sequence[Host],
+        settings: JobSettings,
+        partition_file: str | None,
+        needs: Callable[[int], MachineNeeds],
+    ) -> None:
         """Check all machines for all problems that would keep the job from running.
 
         Parameters
@@ -224,7 +230,10 @@ class RemoteSite:
         hosts : sequence of Host
             Machines that replied to :meth:`connect`.
         settings : JobSettings
-        needs : Needs
+        partition_file : str or None
+            DGL's partition file, as a path on the machines; None: unknown.
+        needs : callable
+            Returns the needs on a machine, given its number.
 
         Raises
         ------
@@ -240,11 +249,11 @@ class RemoteSite:
                 "folder": self._folder,
                 "script": script,
                 # A script on this machine alone looks at its data set itself.
-                "part_config": settings.part_config if self._is_alone else needs.partition_file,
+                "part_config": settings.part_config if self._is_alone else partition_file,
                 "part_id": None if self._is_alone else self._order.index(host.address),
                 "num_parts": len(self._order),
                 "num_processes": len(hosts) * (settings.num_servers + settings.num_trainers),
-                "needs": dataclasses.asdict(needs.on_machine(self._order.index(host.address))),
+                "needs": dataclasses.asdict(needs(self._order.index(host.address))),
             }
             for host in hosts
         }
@@ -280,7 +289,7 @@ class RemoteSite:
         self._raise_problems()
         folders = {address: answer["table_folder"] for address, answer in self._checked.items()}
         hosts = [dataclasses.replace(host, table_folder=folders.get(host.address, "")) for host in hosts]
-        return plan_processes(hosts, settings, ports[first.address], (), os.environ)
+        return plan_processes(hosts, settings, ports[first.address], os.environ)
 
     def send_files(
         self, command: Sequence[str], config: Config | None, part_config: str | None, places: Places
@@ -405,25 +414,13 @@ class RemoteSite:
         return self._run_all(call, list(questions))
 
     def _run_all(self, work: Callable[[str], Any], addresses: Sequence[str] | None = None) -> dict[str, Any]:
-        """Run a function for machines in parallel; record the problems, return the results."""
-        answers: dict[str, Any] = {}
-        chosen = self._order if addresses is None else addresses
-        for address, outcome in self._run_in_threads(work, chosen).items():
-            if isinstance(outcome, InputError):
-                self._problems.append((address, outcome))
-            elif isinstance(outcome, BaseException):
-                raise outcome
-            else:
-                answers[address] = outcome
-        return answers
-
-    def _run_in_threads(self, work: Callable[[str], Any], addresses: Sequence[str]) -> dict[str, Any]:
-        """Run a function for each machine in a thread of its own; return results or exceptions in order.
+        """Run a function for machines in parallel; record the problems, return the results in order.
 
         If a signal raises an exception here, all connections are cut, which ends calls and transfers, and the
         threads have STOP_SECONDS to end. A thread that a disk blocks cannot be ended; as a daemon thread it
         does not keep the launcher from exiting.
         """
+        addresses = self._order if addresses is None else addresses
         outcomes: dict[str, Any] = {}
         # A queue, not Thread.join: a join that an exception interrupts takes a thread for ended that runs on.
         finished: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
@@ -453,7 +450,12 @@ class RemoteSite:
                     finished.get(timeout=max(0.0, deadline - time.monotonic()))
                     self._num_working -= 1
             raise
-        return {address: outcomes[address] for address in addresses}
+        for address in addresses:
+            if isinstance(outcomes[address], InputError):
+                self._problems.append((address, outcomes.pop(address)))
+            elif isinstance(outcomes[address], BaseException):
+                raise outcomes[address]
+        return {address: outcomes[address] for address in addresses if address in outcomes}
 
     def _is_working(self) -> bool:
         """Whether a thread still runs that a stop could not end."""

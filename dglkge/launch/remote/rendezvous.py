@@ -15,21 +15,15 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dglkge.distributed.ip_config import Machine, read_ip_config
 from dglkge.errors import DglkgeError, InputError, NotReadyError, exit_status_of
-from dglkge.launch.connection import NodeConnection, SocketStream, close_all
+from dglkge.launch.connection import NodeConnection, close_all
 from dglkge.launch.node_place import NodePlace
 from dglkge.launch.protocol import JobEnd
-from dglkge.launch.remote.handshake import (
-    Peer,
-    RefusedError,
-    authenticate_node,
-    read_secret,
-)
+from dglkge.launch.remote.handshake import Peer, RefusedError, authenticate_node, read_secret
 from dglkge.launch.ssh import NOT_INHERITED, forwarded_environment
 from dglkge.launch.stop_signals import StopForwarder, describe_stop
 
@@ -38,15 +32,6 @@ MOST_HANDSHAKES = 64
 
 END_SECONDS = 5.0
 POLL_SECONDS = 0.2
-
-
-@dataclass
-class _Node:
-    """A node that is connected: its address, connection, and socket."""
-
-    address: str
-    connection: NodeConnection
-    socket: socket.socket
 
 
 @contextlib.contextmanager
@@ -128,7 +113,7 @@ class Rendezvous:
         self._secret = secret
         self._seconds = seconds
         self._report = report
-        self._nodes: dict[int, _Node] = {}
+        self._nodes: dict[int, NodeConnection] = {}
         self._came: set[int] = set()
         self._left: dict[int, str] = {}
         self._refused: dict[str, str] = {}
@@ -195,14 +180,13 @@ class Rendezvous:
             If nodes have not come in time, the file has another number of lines, or this node's IPv4 address
             is not known.
         """
-        if ip_config is not None:
-            machines = read_ip_config(ip_config)
-            if len(machines) != self.num_nodes:
-                raise InputError(
-                    f"{ip_config} names {len(machines)} machines, the job was started for {self.num_nodes}"
-                )
+        machines = [] if ip_config is None else read_ip_config(ip_config)
+        if machines and len(machines) != self.num_nodes:
+            raise InputError(
+                f"{ip_config} names {len(machines)} machines, the job was started for {self.num_nodes}"
+            )
         self.await_nodes()
-        if ip_config is not None:
+        if machines:
             return machines
         own = address or self.own_address()
         if own is None:
@@ -224,7 +208,7 @@ class Rendezvous:
             why = self._left.get(rank, "it has not connected")
         if node is None:
             raise NotReadyError(f"cannot be reached by its node's dglkge-launch: {why}")
-        return node.connection
+        return node
 
     def end(self, status: int, reason: str) -> None:
         """Tell all nodes that the job has ended with a status; they exit with it.
@@ -238,7 +222,7 @@ class Rendezvous:
             nodes = list(self._nodes.values())
         self._has_ended.set()  # before a node is told and leaves
         for node in nodes:
-            node.connection.send(JobEnd(status, reason))
+            node.send(JobEnd(status, reason))
 
     def close(self) -> None:
         """Close all connections. Nodes that were not told the end count the launcher as lost."""
@@ -248,7 +232,7 @@ class Rendezvous:
         self._listener.close()
         with self._changed:
             nodes = list(self._nodes.values())
-        close_all([node.connection for node in nodes])
+        close_all(nodes)
 
     def _describe_missing(self, missing: Sequence[int]) -> str:
         """Describe which nodes have not come; called under the lock."""
@@ -265,7 +249,12 @@ class Rendezvous:
 
     def _accept_nodes(self) -> None:
         """Accept connections until closed; the body of a thread."""
-        for connection, address in _accepted(self._listener, self._is_closing):
+        while not self._is_closing.is_set():
+            try:
+                connection, address = self._listener.accept()
+            except OSError:  # closed, or out of file descriptors: others may be closed meanwhile
+                self._is_closing.wait(POLL_SECONDS)
+                continue
             if not self._handshakes.acquire(blocking=False):
                 connection.close()
                 continue
@@ -325,15 +314,14 @@ class Rendezvous:
                 peer.connection.settimeout(None)
                 # The node's own variables win: a scheduler sets some of them for each node.
                 environment = forwarded_environment(os.environ)
-                connection = NodeConnection(
+                self._nodes[rank] = NodeConnection(
                     own_address,
-                    SocketStream(peer.connection),
+                    peer.connection,
                     environment={name: value for name, value in environment.items() if name not in variables},
                     on_stop=lambda number: self._forwarder.forward(f"node {rank} ({own_address})", number),
                     on_lost=lambda why: self._lose(rank, own_address, why),
                     received=peer.received,
                 )
-                self._nodes[rank] = _Node(own_address, connection, peer.connection)
                 self._came.add(rank)
                 self._refused.pop(address, None)
                 self._changed.notify_all()
@@ -351,19 +339,6 @@ class Rendezvous:
             self._report(f"node {rank} ({address}) is lost: {why}")
 
 
-def _accepted(
-    listener: socket.socket, is_closing: threading.Event
-) -> Iterator[tuple[socket.socket, tuple[Any, ...]]]:
-    """Yield the connections that a socket accepts, until it is closed."""
-    while not is_closing.is_set():
-        try:
-            yield listener.accept()
-        except OSError as error:
-            if is_closing.is_set() or error.errno == errno.EBADF:
-                return
-            is_closing.wait(POLL_SECONDS)  # out of file descriptors: others may be closed meanwhile
-
-
 def listen(host: str, port: int) -> socket.socket:
     """Listen on the address of a host if this machine has it, else on all interfaces.
 
@@ -373,50 +348,27 @@ def listen(host: str, port: int) -> socket.socket:
         If the port is in use.
     """
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        candidates = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:  # the name of a service that does not exist yet
-        found = []
-    is_number = _is_number(host)
-    for family, kind, _, _, address in found:
-        if ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback and not is_number:
-            continue  # Debian gives a machine's own name the address 127.0.1.1, which no other node reaches
-        listener = socket.socket(family, kind)
-        with contextlib.suppress(OSError):
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if family == socket.AF_INET6:
-                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        candidates = []
+    is_dual = socket.has_dualstack_ipv6()
+    places: list[tuple[Any, int, bool]] = [
+        (address, family, False)
+        for family, _, _, _, address in candidates
+        # Debian gives a machine's own name the address 127.0.1.1, which no other node reaches.
+        if address[0] == host or not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback
+    ]
+    places.append((("", port), socket.AF_INET6 if is_dual else socket.AF_INET, is_dual))
+    for address, family, is_on_all in places:
         try:
-            listener.bind(address)
-            listener.listen(MOST_HANDSHAKES)
-            return listener
-        except OSError as error:
-            listener.close()
-            if error.errno == errno.EADDRINUSE:
-                raise _port_in_use(host, port) from None
-    try:
-        if socket.has_dualstack_ipv6():
             return socket.create_server(
-                ("", port), family=socket.AF_INET6, backlog=MOST_HANDSHAKES, dualstack_ipv6=True
+                address, family=family, backlog=MOST_HANDSHAKES, dualstack_ipv6=is_on_all
             )
-        return socket.create_server(("", port), backlog=MOST_HANDSHAKES)
-    except OSError as error:
-        if error.errno == errno.EADDRINUSE:
-            raise _port_in_use(host, port) from None
-        raise InputError(f"cannot listen on port {port} for --rendezvous: {error.strerror}") from None
-
-
-def _port_in_use(host: str, port: int) -> NotReadyError:
-    """Return the error for a port of the rendezvous that is in use."""
-    return NotReadyError(
-        f"port {port} of the rendezvous {host} is in use on this machine: give all nodes another one with "
-        "--rendezvous host:port"
-    )
-
-
-def _is_number(host: str) -> bool:
-    """Whether a host is given by a numeric address."""
-    try:
-        ipaddress.ip_address(host)
-    except ValueError:
-        return False
-    return True
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                raise NotReadyError(
+                    f"port {port} of the rendezvous {host} is in use on this machine: give all nodes another "
+                    "one with --rendezvous host:port"
+                ) from None
+            reason = error.strerror
+    raise InputError(f"cannot listen on port {port} for --rendezvous: {reason}")

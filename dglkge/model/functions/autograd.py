@@ -1,4 +1,4 @@
-"""Functions with a backward pass written by hand: distances and the third power of complex moduli.
+"""Functions with a backward pass written by hand: distances, blocks of pairs, cubes of complex moduli.
 
 Autograd through ``sqrt`` divides by the distance. Near 0 that is a division by rounding noise, so the
 functions here give a gradient of 0 where float32 cannot tell two rows apart.
@@ -12,29 +12,35 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dglkge.kernels.distances import (
     AT_ONCE,
     add_manhattan_gradients,
     add_modulus_gradients,
+    add_scaled_gradients,
     fill_euclidean,
     fill_euclidean_weights,
     fill_manhattan,
     fill_moduli,
+    fill_scaled_distances,
 )
 
 BLOCK_NUMBERS = 1 << 18
 """Differences of pairs handled at a time on a CPU: a MiB, which stays in cache."""
 
+CALLED_BLOCK_NUMBERS = 1 << 21
+"""The same of a function that :class:`ByBlocks` calls, and of :class:`ScaledManhattan`: 8 MiB."""
+
 DEVICE_BLOCK_NUMBERS = 1 << 25
-"""The same on an accelerator, where each operation should be long beside its start: 128 MiB."""
+"""The same of a distance on an accelerator, where each operation should be long beside its start: 128 MiB."""
 
 # Far above float32's denormals, which are below 1.2e-38.
 NEGLIGIBLE_GRADIENT = 1e-30
 
 
-def product(query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+def product(query: Tensor, candidates: Tensor) -> Tensor:
     """Return the inner products (B, N) of query (B, D) and candidates (N, D), in the type of the query.
 
     Under ``torch.autocast`` the matrix products, also those of the gradients, are in its type.
@@ -51,7 +57,7 @@ class EuclideanDistance(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, query: Tensor, candidates: Tensor) -> Tensor:
         """Return the distances, (B, N), of query (B, D) and candidates (N, D)."""
         query_squares = query.square().sum(1)
         candidate_squares = candidates.square().sum(1)
@@ -71,7 +77,7 @@ class EuclideanDistance(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of query and candidates, two matrix products."""
         query, candidates, query_squares, candidate_squares, distances = ctx.saved_tensors
         # Sums of D float32 products lose some units in the last place; rounding a sum to bfloat16 loses half.
@@ -111,7 +117,7 @@ class ModulusDistance(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, query: Tensor, candidates: Tensor) -> Tensor:
         """Return the distances, (B, N), of query (B, D) and candidates (N, D)."""
         ctx.save_for_backward(query, candidates)
         distances = query.new_empty(len(query), len(candidates))
@@ -126,7 +132,7 @@ class ModulusDistance(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of query and candidates; 0 where two complex numbers coincide."""
         query, candidates = ctx.saved_tensors
         if _compiled(query):
@@ -154,7 +160,7 @@ class ManhattanDistance(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, query: Tensor, candidates: Tensor) -> Tensor:
         """Return the distances, (B, N), of query (B, D) and candidates (N, D)."""
         ctx.save_for_backward(query, candidates)
         if not _compiled(query):
@@ -166,7 +172,7 @@ class ManhattanDistance(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         """Return the gradients of query and candidates; 0 where two numbers are equal."""
         query, candidates = ctx.saved_tensors
         if _compiled(query):
@@ -180,9 +186,7 @@ class ManhattanDistance(torch.autograd.Function):
         return grad_query, grad_candidates
 
 
-def _gradients(
-    loop: Callable, query: torch.Tensor, candidates: torch.Tensor, grad: torch.Tensor
-) -> tuple[torch.Tensor, torch.Tensor]:
+def _gradients(loop: Callable, query: Tensor, candidates: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
     """Return the gradients of queries and candidates by a compiled loop over some queries at a time."""
     padded = _padded(query)
     of_query = torch.zeros(padded.shape, dtype=query.dtype)
@@ -193,12 +197,12 @@ def _gradients(
     return of_query[: len(query)], of_candidates
 
 
-def _without_denormals(grad: torch.Tensor) -> torch.Tensor:
+def _without_denormals(grad: Tensor) -> Tensor:
     """Return a gradient with 0 for denormal numbers, which softmax leaves: they are 100 times as slow."""
     return grad.masked_fill(grad.abs() < NEGLIGIBLE_GRADIENT, 0)
 
 
-def _padded(rows: torch.Tensor) -> torch.Tensor:
+def _padded(rows: Tensor) -> Tensor:
     """Return rows with rows of 0 behind them, so many that the loops can take them in fours."""
     missing = -len(rows) % AT_ONCE
     # Not torch.nn.functional.pad: in torch 2.6 it refuses tensors without numbers.
@@ -224,16 +228,16 @@ def may_use_loops() -> bool:
     return _may_use_loops
 
 
-def _compiled(rows: torch.Tensor) -> bool:
+def _compiled(rows: Tensor) -> bool:
     """Return whether the compiled loops can work on these rows."""
     return _may_use_loops and rows.device.type == "cpu" and rows.dtype in (torch.float32, torch.float64)
 
 
-def _array(rows: torch.Tensor) -> np.ndarray:
+def _array(rows: Tensor) -> np.ndarray:
     return rows.detach().contiguous().numpy()
 
 
-def words(tensor: torch.Tensor) -> np.ndarray:
+def words(tensor: Tensor) -> np.ndarray:
     """View a contiguous tensor as compiled loops take it: bfloat16 as 16-bit words, others as they are."""
     if tensor.dtype == torch.bfloat16:
         # numpy has no bfloat16: viewed as int16, and then as the uint16 words of the loops.
@@ -241,10 +245,11 @@ def words(tensor: torch.Tensor) -> np.ndarray:
     return tensor.numpy()
 
 
-def _blocks(query: torch.Tensor, candidates: torch.Tensor) -> Iterator[tuple[slice, slice]]:
-    """Yield slices of the queries and of the candidates with as many differences as one block has."""
-    dim = max(1, query.shape[1])
-    limit = BLOCK_NUMBERS if query.device.type == "cpu" else DEVICE_BLOCK_NUMBERS
+def _blocks(query: Tensor, candidates: Tensor, limit: int | None = None) -> Iterator[tuple[slice, slice]]:
+    """Yield slices of the queries and of the candidates that cover all pairs, of ``limit`` numbers each."""
+    if limit is None:
+        limit = BLOCK_NUMBERS if query.device.type == "cpu" else DEVICE_BLOCK_NUMBERS
+    dim = max(1, candidates.shape[1])
     # As many candidates as fit beside one query, then as many queries as fit beside those.
     num_columns = max(1, min(len(candidates), limit // dim))
     num_rows = max(1, limit // (dim * num_columns))
@@ -253,7 +258,7 @@ def _blocks(query: torch.Tensor, candidates: torch.Tensor) -> Iterator[tuple[sli
             yield slice(first_row, first_row + num_rows), slice(first_column, first_column + num_columns)
 
 
-def _differences(query: torch.Tensor, candidates: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _differences(query: Tensor, candidates: Tensor) -> tuple[Tensor, Tensor]:
     """Return real and imaginary parts of all differences, (b, n, D / 2) each."""
     half = query.shape[1] // 2
     real = query[:, None, :half] - candidates[None, :, :half]
@@ -268,7 +273,7 @@ class GroupedProducts(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor, matrices: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, rows: Tensor, matrices: Tensor, places: Tensor) -> Tensor:
         """Return row i times matrix ``places[i]``: (B, D), (U, D, E), (B,) int64 -> (B, E)."""
         order = places.argsort(stable=True)
         ends = torch.bincount(places, minlength=len(matrices)).cumsum(0).tolist()
@@ -282,7 +287,7 @@ class GroupedProducts(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[Any, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
         """Return the gradients of the rows and of the matrices."""
         sorted_rows, matrices, order = ctx.saved_tensors
         of_products = gradients[0][order]
@@ -311,7 +316,7 @@ class SummedModuli(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
         """Return the sums, (...), of rows (..., D)."""
         moduli = torch.hypot(*rows.chunk(2, dim=-1))
         ctx.save_for_backward(rows, moduli)
@@ -319,7 +324,7 @@ class SummedModuli(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         """Return the gradient of the rows."""
         rows, moduli = ctx.saved_tensors
         factors = (gradients[0].unsqueeze(-1) / moduli).masked_fill_(moduli == 0, 0)
@@ -330,7 +335,7 @@ class CubedModuli(torch.autograd.Function):
     """Sum of |z|^3 over complex rows; its gradient 3 |z| z is 0 at 0, where autograd's would be NaN."""
 
     @staticmethod
-    def forward(ctx: Any, rows: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, rows: Tensor) -> Tensor:
         """Return the sums, (...), of rows (..., D)."""
         real, imaginary = rows.chunk(2, dim=-1)
         squares = real.square().addcmul_(imaginary, imaginary)
@@ -341,8 +346,75 @@ class CubedModuli(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
         """Return the gradient of the rows."""
         rows, moduli = ctx.saved_tensors
         factors = moduli * (3 * gradients[0]).unsqueeze(-1)
         return rows * torch.cat([factors, factors], dim=-1)
+
+
+class ByBlocks(torch.autograd.Function):
+    """A function of every pair of rows, called for each block, and once more with autograd for its gradients.
+
+    It takes queries (b, Q) and candidates (n, D) and returns (b, n). Nothing is kept but the rows.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, distances: Callable[..., Tensor], query: Tensor, candidates: Tensor) -> Tensor:
+        """Return (B, N)."""
+        ctx.distances = distances
+        ctx.save_for_backward(query, candidates)
+        scores = query.new_empty(len(query), len(candidates))
+        for rows, columns in _blocks(query, candidates, CALLED_BLOCK_NUMBERS):
+            scores[rows, columns] = distances(query[rows], candidates[columns])
+        return scores
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        """Return the gradients of queries and candidates."""
+        query, candidates = ctx.saved_tensors
+        query_gradients, candidate_gradients = torch.zeros_like(query), torch.zeros_like(candidates)
+        for rows, columns in _blocks(query, candidates, CALLED_BLOCK_NUMBERS):
+            with torch.enable_grad():
+                pair = [query[rows].detach().requires_grad_(), candidates[columns].detach().requires_grad_()]
+                scores = ctx.distances(*pair)
+            parts = torch.autograd.grad(scores, pair, grad[rows, columns])
+            query_gradients[rows] += parts[0]
+            candidate_gradients[columns] += parts[1]
+        return None, query_gradients, candidate_gradients
+
+
+class ScaledManhattan(torch.autograd.Function):
+    """sum_k |a_k - s_k c_k| of every pair; the gradient of a term of 0 is 0."""
+
+    @staticmethod
+    def forward(ctx: Any, offset: Tensor, scale: Tensor, candidates: Tensor) -> Tensor:
+        """Return the distances, (B, N), of offsets and scales (B, D) and candidates (N, D)."""
+        ctx.save_for_backward(offset, scale, candidates)
+        distances = offset.new_empty(len(offset), len(candidates))
+        if _compiled(offset):
+            fill_scaled_distances(_array(offset), _array(scale), _array(candidates), distances.numpy())
+            return distances
+        for rows, columns in _blocks(offset, candidates, CALLED_BLOCK_NUMBERS):
+            terms = offset[rows, None] - scale[rows, None] * candidates[None, columns]
+            distances[rows, columns] = terms.abs_().sum(2)
+        return distances
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of offsets, scales and candidates."""
+        offset, scale, candidates = operands = ctx.saved_tensors
+        grad = _without_denormals(grad)
+        gradients = [torch.zeros(rows.shape, dtype=rows.dtype, device=rows.device) for rows in operands]
+        if _compiled(offset):
+            add_scaled_gradients(*map(_array, (*operands, grad)), *(rows.numpy() for rows in gradients))
+            return gradients[0], gradients[1], gradients[2]
+        for rows, columns in _blocks(offset, candidates, CALLED_BLOCK_NUMBERS):
+            terms = offset[rows, None] - scale[rows, None] * candidates[None, columns]
+            terms = terms.sign_().mul_(grad[rows, columns].unsqueeze(2))
+            gradients[0][rows] += terms.sum(1)
+            gradients[1][rows] -= torch.einsum("bnd,nd->bd", terms, candidates[columns])
+            gradients[2][columns] -= torch.einsum("bnd,bd->nd", terms, scale[rows])
+        return gradients[0], gradients[1], gradients[2]

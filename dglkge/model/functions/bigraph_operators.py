@@ -15,6 +15,7 @@ from dglkge.registry import deferred
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 else:
     torch = deferred("torch")
 
@@ -50,26 +51,26 @@ class BigraphOperator:
 
         A table has no rows of width 0, so ``none`` has one number, which is not used and stays 0.
         """
-        return 1
+        return max(1, sum(map(math.prod, self.shapes(dim))))
 
-    def identity(self, dim: int) -> torch.Tensor:
+    def identity(self, dim: int) -> Tensor:
         """Return the row (Dr,) of the operator x -> x, with which PyTorch-BigGraph starts."""
         return torch.zeros(1)
 
-    def apply(self, entity: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    def apply(self, entity: Tensor, row: Tensor) -> Tensor:
         """Return A x + b: (..., D), (..., Dr) -> (..., D)."""
         # Expanded, as the other operators do, where the rows have more leading dimensions.
         return entity.expand(*torch.broadcast_shapes(entity.shape[:-1], row.shape[:-1]), -1)
 
-    def transposed(self, entity: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    def transposed(self, entity: Tensor, row: Tensor) -> Tensor:
         """Return A' x, with A' the transpose: <x, A y> = <A' x, y>."""
         return self.apply(entity, row)
 
-    def offset(self, row: torch.Tensor) -> torch.Tensor:
+    def offset(self, row: Tensor) -> Tensor:
         """Return b, (..., D), of an operator that has one."""
         raise NotImplementedError(f"the operator {self.name} has no offset")
 
-    def gains(self, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def gains(self, row: Tensor) -> tuple[Tensor, Tensor]:
         """Return bounds (...) of |A| and |b| in |A x + b| <= |A| |x| + |b|."""
         return torch.ones_like(row[..., 0]), torch.zeros_like(row[..., 0])
 
@@ -84,27 +85,23 @@ class TranslationOperator(BigraphOperator):
         """Return the shape of b."""
         return ((dim,),)
 
-    def row_dim(self, dim: int) -> int:
-        """Return D."""
-        return dim
-
-    def identity(self, dim: int) -> torch.Tensor:
+    def identity(self, dim: int) -> Tensor:
         """Return zeros."""
         return torch.zeros(dim)
 
-    def apply(self, entity: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    def apply(self, entity: Tensor, row: Tensor) -> Tensor:
         """Return x + b."""
         return entity + row
 
-    def transposed(self, entity: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    def transposed(self, entity: Tensor, row: Tensor) -> Tensor:
         """Return x: A is the identity."""
         return super().apply(entity, row)
 
-    def offset(self, row: torch.Tensor) -> torch.Tensor:
+    def offset(self, row: Tensor) -> Tensor:
         """Return b."""
         return row
 
-    def gains(self, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def gains(self, row: Tensor) -> tuple[Tensor, Tensor]:
         """Return 1 and |b|."""
         return torch.ones_like(row[..., 0]), row.norm(dim=-1)
 
@@ -118,19 +115,15 @@ class DiagonalOperator(BigraphOperator):
         """Return the shape of d."""
         return ((dim,),)
 
-    def row_dim(self, dim: int) -> int:
-        """Return D."""
-        return dim
-
-    def identity(self, dim: int) -> torch.Tensor:
+    def identity(self, dim: int) -> Tensor:
         """Return ones."""
         return torch.ones(dim)
 
-    def apply(self, entity: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    def apply(self, entity: Tensor, row: Tensor) -> Tensor:
         """Return d x."""
         return entity * row
 
-    def gains(self, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def gains(self, row: Tensor) -> tuple[Tensor, Tensor]:
         """Return the greatest |d_k|, and 0."""
         return row.abs().amax(-1), torch.zeros_like(row[..., 0])
 
@@ -145,29 +138,25 @@ class LinearOperator(BigraphOperator):
         """Return the shape of W."""
         return ((dim, dim),)
 
-    def row_dim(self, dim: int) -> int:
-        """Return D^2."""
-        return dim * dim
-
-    def identity(self, dim: int) -> torch.Tensor:
+    def identity(self, dim: int) -> Tensor:
         """Return the identity matrix."""
         return torch.eye(dim).reshape(-1)
 
-    def apply(self, entity: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    def apply(self, entity: Tensor, row: Tensor) -> Tensor:
         """Return W x."""
         # einsum and not matmul: leading dimensions of 1 broadcast without copies of the matrices.
         return torch.einsum("...ij,...j->...i", self._matrix(row, entity.shape[-1]), entity)
 
-    def transposed(self, entity: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    def transposed(self, entity: Tensor, row: Tensor) -> Tensor:
         """Return W' x."""
         return torch.einsum("...ji,...j->...i", self._matrix(row, entity.shape[-1]), entity)
 
-    def gains(self, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def gains(self, row: Tensor) -> tuple[Tensor, Tensor]:
         """Return the Frobenius norm of W, which is at least its spectral norm, and 0."""
         return row.norm(dim=-1), torch.zeros_like(row[..., 0])
 
     @staticmethod
-    def _matrix(row: torch.Tensor, dim: int) -> torch.Tensor:
+    def _matrix(row: Tensor, dim: int) -> Tensor:
         return row[..., : dim * dim].unflatten(-1, (dim, dim))
 
 
@@ -181,24 +170,20 @@ class AffineOperator(LinearOperator):
         """Return the shapes of W and b."""
         return ((dim, dim), (dim,))
 
-    def row_dim(self, dim: int) -> int:
-        """Return D^2 + D."""
-        return dim * dim + dim
-
-    def identity(self, dim: int) -> torch.Tensor:
+    def identity(self, dim: int) -> Tensor:
         """Return the identity matrix and zeros."""
         return torch.cat([super().identity(dim), torch.zeros(dim)])
 
-    def apply(self, entity: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    def apply(self, entity: Tensor, row: Tensor) -> Tensor:
         """Return W x + b."""
         return super().apply(entity, row) + row[..., -entity.shape[-1] :]
 
-    def offset(self, row: torch.Tensor) -> torch.Tensor:
+    def offset(self, row: Tensor) -> Tensor:
         """Return b; its width follows from that of the row, D^2 + D."""
         dim = (math.isqrt(1 + 4 * row.shape[-1]) - 1) // 2
         return row[..., -dim:]
 
-    def gains(self, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def gains(self, row: Tensor) -> tuple[Tensor, Tensor]:
         """Return the Frobenius norm of W, and |b|."""
         offset = self.offset(row)
         return row[..., : -offset.shape[-1]].norm(dim=-1), offset.norm(dim=-1)
@@ -214,25 +199,21 @@ class ComplexDiagonalOperator(BigraphOperator):
         """Return the shapes of the parts."""
         return ((dim // 2,), (dim // 2,))
 
-    def row_dim(self, dim: int) -> int:
-        """Return D."""
-        return dim
-
-    def identity(self, dim: int) -> torch.Tensor:
+    def identity(self, dim: int) -> Tensor:
         """Return real parts of 1 and imaginary parts of 0."""
         return torch.cat([torch.ones(dim // 2), torch.zeros(dim // 2)])
 
-    def apply(self, entity: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    def apply(self, entity: Tensor, row: Tensor) -> Tensor:
         """Return the products of the complex numbers."""
         real, imaginary = row.chunk(2, dim=-1)
         return complex_product(entity, real, imaginary)
 
-    def transposed(self, entity: torch.Tensor, row: torch.Tensor) -> torch.Tensor:
+    def transposed(self, entity: Tensor, row: Tensor) -> Tensor:
         """Return the products with the conjugates: Re sum x conj(y z) = Re sum (x conj(z)) conj(y)."""
         real, imaginary = row.chunk(2, dim=-1)
         return complex_product(entity, real, -imaginary)
 
-    def gains(self, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def gains(self, row: Tensor) -> tuple[Tensor, Tensor]:
         """Return the greatest modulus, and 0."""
         moduli = torch.hypot(*row.chunk(2, dim=-1))
         return moduli.amax(-1), torch.zeros_like(row[..., 0])

@@ -35,6 +35,7 @@ from dglkge.typing import Side
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from dglkge.model.functions import autograd as autograd_functions
 else:
@@ -71,19 +72,17 @@ class Biased(Comparator):
 
     unbiased: Comparator
 
-    def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score every query against every candidate."""
         return self.unbiased.compare(query[:, 1:], candidates[:, 1:]) + query[:, :1] + candidates[:, 0]
 
-    def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score query i against candidate i."""
         return self.unbiased.compare_pairs(query[..., 1:], candidates[..., 1:]) + (
             query[..., 0] + candidates[..., 0]
         )
 
-    def rounding_bound(
-        self, query: torch.Tensor, max_candidate_norm: float, true_scores: torch.Tensor
-    ) -> torch.Tensor:
+    def rounding_bound(self, query: Tensor, max_candidate_norm: float, true_scores: Tensor) -> Tensor:
         """Return the bound of the comparator at any score, and 4 u of what is added."""
         # The comparator's own true scores are not known here: its bound is greatest at a score of 0.
         bound = self.unbiased.rounding_bound(query[:, 1:], max_candidate_norm, torch.zeros_like(true_scores))
@@ -111,15 +110,15 @@ class BigraphScore(ScoreFunction):
         """Return the number of the operator's parameters."""
         return self.acts.row_dim(dim)
 
-    def initial_relations(self, drawn: torch.Tensor, dim: int) -> torch.Tensor:
+    def initial_relations(self, drawn: Tensor, dim: int) -> Tensor:
         """Return rows of the identity, with which PyTorch-BigGraph starts: (n, Dr) -> (n, Dr)."""
         return self.acts.identity(dim).repeat(len(drawn), 1)
 
-    def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+    def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
         """Apply the operator."""
         return self.acts.apply(entity, relation)
 
-    def adjoint(self, relation: torch.Tensor) -> torch.Tensor:
+    def adjoint(self, relation: Tensor) -> Tensor:
         """Return r itself under the operator ``none``.
 
         Other pairs have no such row in general; see :meth:`static`.
@@ -172,7 +171,7 @@ class StaticScore(BigraphScore):
         """Return the same."""
         return self
 
-    def compare_relations(self, query: torch.Tensor, relations: torch.Tensor) -> torch.Tensor:
+    def compare_relations(self, query: Tensor, relations: Tensor) -> Tensor:
         """Score every pair of entities with every relation: (B, 2 D), (N, Dr) -> (B, N)."""
         head, tail = query.chunk(2, dim=-1)
         carried = self.acts.apply(tail.unsqueeze(1), relations.unsqueeze(0))
@@ -193,7 +192,7 @@ class StaticProductPlus(StaticScore):
         """Return D + 1."""
         return dim + 1
 
-    def query(self, entity: torch.Tensor, relation: torch.Tensor, side: Side) -> torch.Tensor:
+    def query(self, entity: Tensor, relation: Tensor, side: Side) -> Tensor:
         """Return the row and the constant; see :meth:`ScoreFunction.query`."""
         given = entity if side is Side.TAIL else self.acts.apply(entity, relation)
         constant = torch.zeros_like(given[..., :1])
@@ -206,17 +205,15 @@ class StaticProductPlus(StaticScore):
             given = self.acts.transposed(given, relation)
         return torch.cat([given, constant.expand(*given.shape[:-1], 1)], dim=-1)
 
-    def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score every query against every candidate."""
         return autograd_functions.product(query[:, :-1], candidates) + query[:, -1:]
 
-    def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score query i against candidate i."""
         return (query[..., :-1] * candidates).sum(-1) + query[..., -1]
 
-    def rounding_bound(
-        self, query: torch.Tensor, max_candidate_norm: float, true_scores: torch.Tensor
-    ) -> torch.Tensor:
+    def rounding_bound(self, query: Tensor, max_candidate_norm: float, true_scores: Tensor) -> Tensor:
         """Return the bound of the product and 4 u of both terms."""
         rows, constants = query[:, :-1], query[:, -1]
         bound = Dot.rounding_bound(self, rows, max_candidate_norm, true_scores)  # type: ignore[arg-type]
@@ -227,7 +224,7 @@ class StaticProductPlus(StaticScore):
 class StaticDistance(StaticScore):
     """Distances of a translated tail, |h - (t + b)| = |(h - b) - t|; a bias b_0 is added on both sides."""
 
-    def query(self, entity: torch.Tensor, relation: torch.Tensor, side: Side) -> torch.Tensor:
+    def query(self, entity: Tensor, relation: Tensor, side: Side) -> Tensor:
         """Return h - b or t + b; see :meth:`ScoreFunction.query`."""
         if side is Side.HEAD:
             return entity + relation
@@ -236,17 +233,15 @@ class StaticDistance(StaticScore):
         moved = entity - relation
         return torch.cat([entity[..., :1] + relation[..., :1], moved[..., 1:]], dim=-1)
 
-    def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score every query against every candidate."""
         return self.pair.compare(query, candidates)
 
-    def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score query i against candidate i."""
         return self.pair.compare_pairs(query, candidates)
 
-    def rounding_bound(
-        self, query: torch.Tensor, max_candidate_norm: float, true_scores: torch.Tensor
-    ) -> torch.Tensor:
+    def rounding_bound(self, query: Tensor, max_candidate_norm: float, true_scores: Tensor) -> Tensor:
         """Return the comparator's."""
         return self.pair.rounding_bound(query, max_candidate_norm, true_scores)
 
@@ -272,12 +267,8 @@ class StaticPairs(StaticScore):
         return dim + self.relation_dim(dim) + 1
 
     def query(
-        self,
-        entity: torch.Tensor,
-        relation: torch.Tensor,
-        side: Side,
-        relation_ids: torch.Tensor | None = None,
-    ) -> torch.Tensor:
+        self, entity: Tensor, relation: Tensor, side: Side, relation_ids: Tensor | None = None
+    ) -> Tensor:
         """Return the query with its relation; see :meth:`ScoreFunction.query`.
 
         Parameters
@@ -298,7 +289,7 @@ class StaticPairs(StaticScore):
         keys = relation_ids.to(entity).expand(leading).unsqueeze(-1)
         return torch.cat([entity.expand(*leading, -1), relation.expand(*leading, -1), keys], dim=-1)
 
-    def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score every query against every candidate, one relation after the other."""
         dim = candidates.shape[-1]
         _, group = torch.unique(query.detach()[:, -1], return_inverse=True)
@@ -313,7 +304,7 @@ class StaticPairs(StaticScore):
             return query[:, :dim] @ candidates.T
         return torch.cat(scores)[torch.argsort(order)]
 
-    def _operated(self, of_relation: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def _operated(self, of_relation: Tensor, candidates: Tensor) -> Tensor:
         """Return the candidates (N, D) as one relation compares them."""
         if of_relation[-1] == NO_RELATION:
             return candidates
@@ -325,16 +316,14 @@ class StaticPairs(StaticScore):
         # A product under autocast: its result is narrow, and comparators take both sides in one type.
         return self.acts.apply(candidates, relation).to(candidates.dtype)
 
-    def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score query i against candidate i."""
         dim = candidates.shape[-1]
         given, relation, key = query[..., :dim], query[..., dim:-1], query[..., -1:]
         operated = torch.where(key == NO_RELATION, candidates, self.acts.apply(candidates, relation))
         return self.pair.compare_pairs(given, operated)
 
-    def rounding_bound(
-        self, query: torch.Tensor, max_candidate_norm: float, true_scores: torch.Tensor
-    ) -> torch.Tensor:
+    def rounding_bound(self, query: Tensor, max_candidate_norm: float, true_scores: Tensor) -> Tensor:
         """Return the comparator's bound for candidates of the length that the operator may give them.
 
         The operator's own rounding, at most (D + 4) u of that length, is the reason for a length 1.75 times

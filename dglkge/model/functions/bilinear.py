@@ -18,6 +18,7 @@ from dglkge.typing import Side
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from dglkge.model.functions import autograd as autograd_functions
 else:
@@ -45,9 +46,7 @@ class RESCAL(Dot, ScoreFunction):
         """Return the size of a matrix."""
         return LINEAR.row_dim(dim)
 
-    def shared_query(
-        self, entity: torch.Tensor, relations: torch.Tensor, places: torch.Tensor, side: Side
-    ) -> torch.Tensor:
+    def shared_query(self, entity: Tensor, relations: Tensor, places: Tensor, side: Side) -> Tensor:
         """Return the queries by one matrix product for each relation; see :class:`ScoreFunction`."""
         dim = entity.shape[-1]
         matrices = relations.unflatten(-1, (dim, dim))
@@ -55,11 +54,11 @@ class RESCAL(Dot, ScoreFunction):
             matrices = matrices.transpose(-1, -2)
         return autograd_functions.GroupedProducts.apply(entity, matrices, places)
 
-    def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+    def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
         """Multiply by the matrix from the right."""
         return LINEAR.transposed(entity, relation)
 
-    def adjoint(self, relation: torch.Tensor) -> torch.Tensor:
+    def adjoint(self, relation: Tensor) -> Tensor:
         """Return the transposed matrix: h R t = t R^T h."""
         dim = math.isqrt(relation.shape[-1])
         return relation.unflatten(-1, (dim, dim)).transpose(-1, -2).flatten(-2)
@@ -80,18 +79,18 @@ class SimplE(Dot, ScoreFunction):
     def dim_multiple(self) -> tuple[int, str]:
         return 2, "half as head, half as tail"
 
-    def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+    def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
         """Return [h' r', h r] / 2, to be compared with [t, t']."""
         as_head, as_tail = entity.chunk(2, dim=-1)
         forward, backward = relation.chunk(2, dim=-1)
         return torch.cat([as_tail * backward, as_head * forward], dim=-1) / 2
 
-    def adjoint(self, relation: torch.Tensor) -> torch.Tensor:
+    def adjoint(self, relation: Tensor) -> Tensor:
         """Return [r', r]: exchanging head and tail exchanges the two products."""
         forward, backward = relation.chunk(2, dim=-1)
         return torch.cat([backward, forward], dim=-1)
 
-    def relation_product(self, given: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
+    def relation_product(self, given: Tensor, answer: Tensor) -> Tensor:
         """Return [h t', t h'] / 2."""
         given_as_head, given_as_tail = given.chunk(2, dim=-1)
         answer_as_head, answer_as_tail = answer.chunk(2, dim=-1)
@@ -112,7 +111,7 @@ class QuatE(Dot, ScoreFunction):
     def dim_multiple(self) -> tuple[int, str]:
         return 4, "quaternions"
 
-    def initial_relations(self, drawn: torch.Tensor, dim: int) -> torch.Tensor:
+    def initial_relations(self, drawn: Tensor, dim: int) -> Tensor:
         """Return unit quaternions, at random where the numbers are drawn from a normal distribution."""
         parts = drawn.double().unflatten(-1, (4, -1))
         norms = torch.linalg.vector_norm(parts, dim=1, keepdim=True)
@@ -120,11 +119,11 @@ class QuatE(Dot, ScoreFunction):
         unit = parts / norms.clamp_min(torch.finfo(torch.float64).tiny)
         return unit.flatten(1).float()
 
-    def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+    def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
         """Multiply by the unit quaternions from the right."""
         return _hamilton_product(entity, _unit_quaternions(relation))
 
-    def adjoint(self, relation: torch.Tensor) -> torch.Tensor:
+    def adjoint(self, relation: Tensor) -> Tensor:
         """Return the conjugate: <h w, t> = <h, t conj(w)>."""
         return _conjugate(relation)
 
@@ -132,16 +131,16 @@ class QuatE(Dot, ScoreFunction):
         """Return the width of a row."""
         return dim
 
-    def relation_query(self, given: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
+    def relation_query(self, given: Tensor, answer: Tensor) -> Tensor:
         """Return conj(h) t: <h w, t> = <w, conj(h) t>."""
         return _hamilton_product(_conjugate(given), answer)
 
-    def compare_relations(self, query: torch.Tensor, relations: torch.Tensor) -> torch.Tensor:
+    def compare_relations(self, query: Tensor, relations: Tensor) -> Tensor:
         """Score every pair of entities with every relation, by one matmul with the unit quaternions."""
         return query @ _unit_quaternions(relations).T
 
 
-def _hamilton_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+def _hamilton_product(left: Tensor, right: Tensor) -> Tensor:
     """Multiply rows of quaternions (..., D) by rows of quaternions, one by one."""
     a, b, c, d = left.chunk(4, dim=-1)
     p, q, u, v = right.chunk(4, dim=-1)
@@ -154,13 +153,13 @@ def _hamilton_product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
     return torch.cat(parts, dim=-1)
 
 
-def _conjugate(rows: torch.Tensor) -> torch.Tensor:
+def _conjugate(rows: Tensor) -> Tensor:
     """Negate all but the real parts."""
     real, *others = rows.chunk(4, dim=-1)
     return torch.cat([real, *(-part for part in others)], dim=-1)
 
 
-def _unit_quaternions(rows: torch.Tensor) -> torch.Tensor:
+def _unit_quaternions(rows: Tensor) -> Tensor:
     """Divide each quaternion of rows (..., D) by its norm."""
     parts = rows.unflatten(-1, (4, -1))
     norms = torch.linalg.vector_norm(parts, dim=-2, keepdim=True)
@@ -200,7 +199,7 @@ class Keci(Dot, ScoreFunction):
     def dim_multiple(self) -> tuple[int, str]:
         return 1 + self.p + self.q, "1 + p + q"
 
-    def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+    def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
         """Multiply by the relation, without the parts of two vectors."""
         scalar, vectors = self._parts(entity)
         of_relation, relation_vectors = self._parts(relation)
@@ -210,16 +209,16 @@ class Keci(Dot, ScoreFunction):
         mixed = scalar.unsqueeze(-2) * relation_vectors + of_relation.unsqueeze(-2) * vectors
         return torch.cat([product, mixed.flatten(-2)], dim=-1)
 
-    def adjoint(self, relation: torch.Tensor) -> torch.Tensor:
+    def adjoint(self, relation: Tensor) -> Tensor:
         """Negate the parts of the basis vectors with square -1."""
         kept = relation.shape[-1] * (1 + self.p) // (1 + self.p + self.q)
         return torch.cat([relation[..., :kept], -relation[..., kept:]], dim=-1)
 
-    def relation_product(self, given: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
+    def relation_product(self, given: Tensor, answer: Tensor) -> Tensor:
         """Return t times the adjoint of h: the product of h and r is symmetric in them."""
         return self.operate(answer, self.adjoint(given))
 
-    def _parts(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def _parts(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return the scalars (..., m) and the parts of the basis vectors (..., p + q, m) of rows."""
         parts = rows.unflatten(-1, (1 + self.p + self.q, -1))
         return parts[..., 0, :], parts[..., 1:, :]

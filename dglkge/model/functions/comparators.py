@@ -16,6 +16,7 @@ from dglkge.registry import deferred
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from dglkge.model.functions import autograd as autograd_functions
 else:
@@ -81,7 +82,7 @@ class Comparator(ABC):
         return self.matmul_operations
 
     @abstractmethod
-    def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score every query against every candidate.
 
         Parameters
@@ -95,14 +96,14 @@ class Comparator(ABC):
         (B, N) tensor
         """
 
-    def compare_plainly(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def compare_plainly(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score every query against every candidate by :meth:`compare_pairs`, differentiated by autograd.
 
         The reference for :meth:`compare`; it takes B N D numbers of memory for each operation.
         """
         return self.compare_pairs(query.unsqueeze(1), candidates.unsqueeze(0))
 
-    def compare_fused(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def compare_fused(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score every query against every candidate in the form that ``torch.compile`` takes.
 
         A comparator without matmul writes out the terms of all pairs: the compiler sums them in registers,
@@ -111,16 +112,14 @@ class Comparator(ABC):
         return self.compare(query, candidates)
 
     @abstractmethod
-    def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score query i against candidate i: (B, D), (B, D) -> (B,); leading dimensions broadcast.
 
         In float64 this is the definition that ranking holds to.
         """
 
     @abstractmethod
-    def rounding_bound(
-        self, query: torch.Tensor, max_candidate_norm: float, true_scores: torch.Tensor
-    ) -> torch.Tensor:
+    def rounding_bound(self, query: Tensor, max_candidate_norm: float, true_scores: Tensor) -> Tensor:
         """Bound the distance from the true score at which a float32 score may be on the wrong side of it.
 
         Parameters
@@ -148,23 +147,21 @@ class Dot(Comparator):
     metric = INNER_PRODUCT
     is_product = True
 
-    def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score every pair by one matrix product."""
         return autograd_functions.product(query, candidates)
 
-    def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score query i against candidate i."""
         return (query * candidates).sum(-1)
 
-    def rounding_bound(
-        self, query: torch.Tensor, max_candidate_norm: float, true_scores: torch.Tensor
-    ) -> torch.Tensor:
+    def rounding_bound(self, query: Tensor, max_candidate_norm: float, true_scores: Tensor) -> Tensor:
         """Return (D + 2) u |q| max|c|: D for the product, 1 for the rounding of q, 1 to spare."""
         dim = query.shape[1]
         products = query.norm(dim=1) * max_candidate_norm
         # Cauchy-Schwarz: sum_k |q_k c_k| <= |q| |c|, so one norm of all candidates serves every score.
         bound = SAFETY * (dim + 2) * FLOAT32_UNIT * products + dim * TINY_PER_DIM
-        return _unless_overflow(bound, products)
+        return unless_overflow(bound, products)
 
 
 class NegativeL2(Comparator):
@@ -173,17 +170,15 @@ class NegativeL2(Comparator):
     matmul_operations = 2
     memory_passes = 0
 
-    def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score every pair by one matrix product; distances below float32's resolution are noise."""
         return -autograd_functions.EuclideanDistance.apply(query, candidates)
 
-    def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score query i against candidate i; the gradient at distance 0 is 0."""
         return -torch.linalg.vector_norm(query - candidates, dim=-1)
 
-    def rounding_bound(
-        self, query: torch.Tensor, max_candidate_norm: float, true_scores: torch.Tensor
-    ) -> torch.Tensor:
+    def rounding_bound(self, query: Tensor, max_candidate_norm: float, true_scores: Tensor) -> Tensor:
         """Bound the square by E = (D + 8) u (|q| + max|c|)^2, then carry E through the square root.
 
         A candidate at most as far as the true answer, at distance t, has a computed distance of at most
@@ -197,7 +192,7 @@ class NegativeL2(Comparator):
         near = (distance.square() - error).clamp_min(0).sqrt()
         bound = error / (distance + near).clamp_min(math.sqrt(TINY_PER_DIM))
         bound = torch.minimum(bound, error.sqrt()) + 4 * FLOAT32_UNIT * (distance + error.sqrt())
-        return _unless_overflow(bound, squares)
+        return unless_overflow(bound, squares)
 
 
 class NegativeSquaredL2(Comparator):
@@ -206,21 +201,19 @@ class NegativeSquaredL2(Comparator):
     matmul_operations = 2
     memory_passes = 0
 
-    def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score every pair by one matrix product, 2 q.c - |q|^2 - |c|^2."""
         products = autograd_functions.product(query, candidates)
         return 2 * products - candidates.square().sum(1) - query.square().sum(1, keepdim=True)
 
-    def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score query i against candidate i."""
         return -(query - candidates).square().sum(-1)
 
-    def rounding_bound(
-        self, query: torch.Tensor, max_candidate_norm: float, true_scores: torch.Tensor
-    ) -> torch.Tensor:
+    def rounding_bound(self, query: Tensor, max_candidate_norm: float, true_scores: Tensor) -> Tensor:
         """Return E of :class:`NegativeL2`: the error of a square."""
         squares = (query.norm(dim=1) + max_candidate_norm).square()
-        return _unless_overflow(_square_error(squares, query.shape[1]), squares)
+        return unless_overflow(_square_error(squares, query.shape[1]), squares)
 
 
 class Cosine(Comparator):
@@ -230,17 +223,15 @@ class Cosine(Comparator):
     memory_passes = 0
     metric = COSINE
 
-    def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score every pair by one matrix product of unit rows."""
         return autograd_functions.product(unit_rows(query), unit_rows(candidates))
 
-    def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score query i against candidate i; the gradient of a row that is 0 is 0."""
         return (unit_rows(query) * unit_rows(candidates)).sum(-1)
 
-    def rounding_bound(
-        self, query: torch.Tensor, max_candidate_norm: float, true_scores: torch.Tensor
-    ) -> torch.Tensor:
+    def rounding_bound(self, query: Tensor, max_candidate_norm: float, true_scores: Tensor) -> Tensor:
         """Return (2 D + 40) u: (D + 8) u for both unit rows, D u for the product, the rest to spare.
 
         It does not depend on the candidates: unit rows are scaled by their greatest number before they are
@@ -251,14 +242,14 @@ class Cosine(Comparator):
         norms = query.norm(dim=1)
         bound = torch.full_like(norms, SAFETY * (2 * dim + 40) * FLOAT32_UNIT)
         bound = torch.where((norms < SHORTEST_UNIT_ROW) & (norms > 0), 2 * SAFETY, bound)
-        return _unless_overflow(bound, norms * max_candidate_norm)
+        return unless_overflow(bound, norms * max_candidate_norm)
 
 
 SHORTEST_UNIT_ROW = 1e-30
 """Length of a row below which rounding to float32 may change its direction."""
 
 
-def unit_rows(rows: torch.Tensor) -> torch.Tensor:
+def unit_rows(rows: Tensor) -> Tensor:
     """Return rows (..., D) divided by their Euclidean length; rows of 0 stay 0, with gradients of 0."""
     # Divided by the greatest number first: the squares of short and long rows leave float32's range. The
     # result does not depend on that number, so autograd need not see it.
@@ -268,48 +259,55 @@ def unit_rows(rows: torch.Tensor) -> torch.Tensor:
     return scaled / lengths.masked_fill(lengths == 0, math.inf)
 
 
-def _square_error(squares: torch.Tensor, dim: int) -> torch.Tensor:
+def _square_error(squares: Tensor, dim: int) -> Tensor:
     """Return E = (D + 8) u (|q| + max|c|)^2, the error of |q|^2 + |c|^2 - 2 q.c, from those squares."""
     return SAFETY * (dim + 8) * FLOAT32_UNIT * squares + dim * TINY_PER_DIM
 
 
-class NegativeL1(Comparator):
-    """Minus the Manhattan distance, -sum |q_k - c_k|. PyTorch-BigGraph has no such comparator."""
+class _SummedTerms(Comparator):
+    """Distance that is a sum of non-negative terms of each pair, which a compiler may fuse."""
 
     fuses_pairs = True
 
-    def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def rounding_bound(self, query: Tensor, max_candidate_norm: float, true_scores: Tensor) -> Tensor:
+        """Return (D + 8) u t + 2 u sum|q|: nothing cancels, so the error is relative to the distance t.
+
+        For moduli it is D / 2 for the sum, 5 for a modulus, the rest to spare.
+        """
+        dim = query.shape[1]
+        rounding_of_query = 2 * FLOAT32_UNIT * query.abs().sum(1)
+        bound = SAFETY * ((dim + 8) * FLOAT32_UNIT * -true_scores + rounding_of_query)
+        magnitude = (query.norm(dim=1) + max_candidate_norm).square() * dim
+        return unless_overflow(bound + dim * TINY_MODULUS_PER_DIM, magnitude)
+
+
+class NegativeL1(_SummedTerms):
+    """Minus the Manhattan distance, -sum |q_k - c_k|. PyTorch-BigGraph has no such comparator."""
+
+    def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score every pair, elementwise."""
         return -autograd_functions.ManhattanDistance.apply(query, candidates)
 
-    def compare_fused(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def compare_fused(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score every pair by its terms."""
         return self.compare_plainly(query, candidates)
 
-    def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score query i against candidate i."""
         return -(query - candidates).abs().sum(-1)
 
-    def rounding_bound(
-        self, query: torch.Tensor, max_candidate_norm: float, true_scores: torch.Tensor
-    ) -> torch.Tensor:
-        """Return (D + 8) u t + 2 u sum|q|: nothing cancels, so the error is relative to the distance t."""
-        return _distance_bound(query, max_candidate_norm, true_scores)
 
-
-class NegativeModulus(Comparator):
+class NegativeModulus(_SummedTerms):
     """Minus the sum of complex moduli, -sum |q_k - c_k|, first half of a row real, second imaginary.
 
     PyTorch-BigGraph has no such comparator.
     """
 
-    fuses_pairs = True
-
-    def compare(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score every pair, elementwise in blocks."""
         return -autograd_functions.ModulusDistance.apply(query, candidates)
 
-    def compare_fused(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def compare_fused(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score every pair by its terms; the gradient of a modulus of 0 is 0."""
         real, imaginary = (query.unsqueeze(1) - candidates.unsqueeze(0)).chunk(2, dim=-1)
         squares = real.square() + imaginary.square()
@@ -317,35 +315,18 @@ class NegativeModulus(Comparator):
         moduli = torch.where(squares > 0, squares, 1).sqrt()
         return -torch.where(squares > 0, moduli, 0).sum(-1)
 
-    def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
+    def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
         """Score query i against candidate i; the gradient of a modulus of 0 is 0."""
         return -autograd_functions.SummedModuli.apply(query - candidates)
 
-    def rounding_bound(
-        self, query: torch.Tensor, max_candidate_norm: float, true_scores: torch.Tensor
-    ) -> torch.Tensor:
-        """Return (D + 8) u t + 2 u sum|q|: D / 2 for the sum, 5 for a modulus, the rest to spare."""
-        return _distance_bound(query, max_candidate_norm, true_scores)
 
-
-def _distance_bound(
-    query: torch.Tensor, max_candidate_norm: float, true_scores: torch.Tensor
-) -> torch.Tensor:
-    dim = query.shape[1]
-    rounding_of_query = 2 * FLOAT32_UNIT * query.abs().sum(1)
-    bound = (
-        SAFETY * ((dim + 8) * FLOAT32_UNIT * -true_scores + rounding_of_query) + dim * TINY_MODULUS_PER_DIM
-    )
-    return _unless_overflow(bound, (query.norm(dim=1) + max_candidate_norm).square() * dim)
-
-
-def _unless_overflow(bound: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
+def unless_overflow(bound: Tensor, magnitude: Tensor) -> Tensor:
     """Return the bound, infinite where float32 may overflow (or something is not a number)."""
     # `<=` is False for NaN, so a magnitude that is not a number gives infinity as well.
     return torch.where(magnitude <= FLOAT32_SAFE_MAX, bound, math.inf)
 
 
-def complex_product(rows: torch.Tensor, real: torch.Tensor, imaginary: torch.Tensor) -> torch.Tensor:
+def complex_product(rows: Tensor, real: Tensor, imaginary: Tensor) -> Tensor:
     """Multiply rows of [real, imaginary] parts (..., D) by complex numbers given in parts (..., D / 2)."""
     # Written out on halves: torch's complex type would need interleaved parts, so a copy of the rows.
     row_real, row_imaginary = rows.chunk(2, dim=-1)

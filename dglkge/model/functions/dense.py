@@ -17,6 +17,7 @@ from dglkge.typing import Side
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
 
     from dglkge.model import dense_modules
     from dglkge.model.functions import autograd as autograd_functions
@@ -39,11 +40,11 @@ class DenseScore(Dot, ScoreFunction):
     # The query is not a product of the rows, for which dura and ivr are defined.
     has_offset = True
 
-    def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+    def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
         """Return the module's output."""
         return self.run_module(entity, relation)
 
-    def adjoint(self, relation: torch.Tensor) -> torch.Tensor:
+    def adjoint(self, relation: Tensor) -> Tensor:
         """Refuse: there is no such row."""
         raise NotImplementedError(f"{type(self).__name__} has no adjoint row: it needs reciprocal relations")
 
@@ -81,25 +82,25 @@ class TuckER(Dot, ScoreFunction):
         # Relations are far fewer than queries; a batch of many relations needs more, up to D D each.
         return min(dim * dim, 1 << 14)
 
-    def _core(self, rows: torch.Tensor) -> torch.Tensor:
+    def _core(self, rows: Tensor) -> Tensor:
         """Return W (Dr, D * D) in the type of some rows."""
-        core: torch.Tensor = self.module.core  # type: ignore[assignment]
+        core: Tensor = self.module.core  # type: ignore[assignment]
         return core.flatten(1).to(rows.dtype)
 
-    def _matrices(self, relations: torch.Tensor, core: torch.Tensor, side: Side) -> torch.Tensor:
+    def _matrices(self, relations: Tensor, core: Tensor, side: Side) -> Tensor:
         """Return M(r), or its transpose, (n, D, D) of relations (n, Dr)."""
         dim = math.isqrt(core.shape[1])
         matrices = (relations @ core).unflatten(-1, (dim, dim))
         return matrices if side is Side.TAIL else matrices.transpose(-1, -2)
 
-    def query(self, entity: torch.Tensor, relation: torch.Tensor, side: Side) -> torch.Tensor:
+    def query(self, entity: Tensor, relation: Tensor, side: Side) -> Tensor:
         """Return h M(r), or t M(r)^T; see :meth:`ScoreFunction.query`."""
         shape = torch.broadcast_shapes(entity.shape[:-1], relation.shape[:-1])
         entities, relations = (
             one.expand(*shape, -1).reshape(-1, one.shape[-1]) for one in (entity, relation)
         )
 
-        def compute(entities: torch.Tensor, relations: torch.Tensor) -> torch.Tensor:
+        def compute(entities: Tensor, relations: Tensor) -> Tensor:
             core = self._core(entities)
             step = max(1, MATRIX_NUMBERS // core.shape[1])
             pieces = [
@@ -110,30 +111,28 @@ class TuckER(Dot, ScoreFunction):
 
         return self.run_precisely(compute, entities, relations).reshape(*shape, entities.shape[-1])
 
-    def shared_query(
-        self, entity: torch.Tensor, relations: torch.Tensor, places: torch.Tensor, side: Side
-    ) -> torch.Tensor:
+    def shared_query(self, entity: Tensor, relations: Tensor, places: Tensor, side: Side) -> Tensor:
         """Return the queries by one M(r) for each relation; see :class:`ScoreFunction`."""
 
-        def compute(entity: torch.Tensor, relations: torch.Tensor) -> torch.Tensor:
+        def compute(entity: Tensor, relations: Tensor) -> Tensor:
             matrices = self._matrices(relations, self._core(relations), side)
             # Autocast converts operands of torch's functions, not of this one.
             return autograd_functions.GroupedProducts.apply(entity.to(matrices.dtype), matrices, places)
 
         return self.run_precisely(compute, entity, relations)
 
-    def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+    def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
         """Return h M(r)."""
         return self.query(entity, relation, Side.TAIL)
 
-    def adjoint(self, relation: torch.Tensor) -> torch.Tensor:
+    def adjoint(self, relation: Tensor) -> Tensor:
         """Refuse: M(r)^T is the matrix of no other row; :meth:`query` knows both sides."""
         raise NotImplementedError("TuckER has no adjoint row; its query() answers both sides")
 
-    def relation_product(self, given: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
+    def relation_product(self, given: Tensor, answer: Tensor) -> Tensor:
         """Return sum_jk W_ijk h_j t_k."""
 
-        def compute(given: torch.Tensor, answer: torch.Tensor) -> torch.Tensor:
+        def compute(given: Tensor, answer: Tensor) -> Tensor:
             pairs = given.unsqueeze(-1) * answer.unsqueeze(-2)
             return pairs.flatten(-2) @ self._core(given).T
 
@@ -188,7 +187,7 @@ class ConvE(DenseScore):
         """Return the filters' outputs before and after normalization and ReLU, and the narrow layers."""
         return 4 * self._features(dim) + 8 * dim
 
-    def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+    def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
         """Return [1, module(h, r)]: the product with [t_0, t] adds the bias."""
         made = self.run_module(entity[..., 1:], relation)
         return torch.cat([torch.ones_like(made[..., :1]), made], dim=-1)
@@ -223,7 +222,7 @@ class ConEx(DenseScore):
         """Return the filters' outputs before and after normalization and ReLU, and the narrow layers."""
         return 8 * self.settings.channels * dim + 12 * dim
 
-    def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+    def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
         """Return c h r, complex number by complex number."""
         factors = self.run_module(entity, relation)
         product = complex_product(entity, *relation.chunk(2, dim=-1))

@@ -1,23 +1,128 @@
 """Score functions whose relations change both entities before they are compared: PairRE, TripleRE, TransR.
 
-Their comparators are in :mod:`.projected_comparators`: what a relation does to the candidates is the second
-part of a query.
+What a relation does to the candidates is the second part of a query, which is wider than a row: [q, numbers
+of the relation]. So everything that compares queries with candidates (ranking, prediction, negatives, all
+candidates) works as it does with any other comparator. No matmul of a query and a candidate gives these
+scores. They are computed in blocks of bounded memory, and once more for the gradients.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from dglkge.model.functions.comparators import unit_rows
-from dglkge.model.functions.projected_comparators import ProjectedDistance, ScaledL1
+from dglkge.model.functions.comparators import (
+    FLOAT32_UNIT,
+    SAFETY,
+    TINY_MODULUS_PER_DIM,
+    Comparator,
+    unit_rows,
+    unless_overflow,
+)
 from dglkge.model.score_functions import SCORE_FUNCTIONS, ScoreFunction
 from dglkge.registry import deferred
 
 if TYPE_CHECKING:
     import torch
+    from torch import Tensor
+
+    from dglkge.model.functions import autograd as autograd_functions
 else:
     torch = deferred("torch")
+    autograd_functions = deferred("dglkge.model.functions.autograd")
+
+
+class ScaledL1(Comparator):
+    """-sum_k |a_k - s_k c_k / |c||: a query is [offsets a, scales s], (..., 2 D)."""
+
+    memory_passes = 16
+    fuses_pairs = True
+
+    def query_dim(self, dim: int) -> int:
+        """Return the width of offsets and scales."""
+        return 2 * dim
+
+    def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
+        """Score every pair: compiled loops on a CPU, elsewhere blocks."""
+        offset, scale = query.chunk(2, dim=-1)
+        return -autograd_functions.ScaledManhattan.apply(offset, scale, unit_rows(candidates))
+
+    def compare_fused(self, query: Tensor, candidates: Tensor) -> Tensor:
+        """Score every pair by its terms."""
+        return self.compare_plainly(query, candidates)
+
+    def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
+        """Score query i against candidate i."""
+        offset, scale = query.chunk(2, dim=-1)
+        return -(offset - scale * unit_rows(candidates)).abs().sum(-1)
+
+    def rounding_bound(self, query: Tensor, max_candidate_norm: float, true_scores: Tensor) -> Tensor:
+        """Return (D + 8) u t + 2 u sum|a| + (D + 14) u |s|.
+
+        The rounding of a and s and the product are each u of a term of a sum that is at most sum|a| or, as
+        the row has norm 1, |s|; that of the unit row is (D + 8) u; the sum itself is relative to the
+        distance t.
+        """
+        offset, scale = query.chunk(2, dim=-1)
+        dim = offset.shape[1]
+        lengths = scale.norm(dim=1)
+        rounded = 2 * offset.abs().sum(1) + (dim + 14) * lengths
+        bound = SAFETY * FLOAT32_UNIT * ((dim + 8) * -true_scores + rounded) + dim * TINY_MODULUS_PER_DIM
+        # The candidates' norm counts: beyond float32's range a row has no direction.
+        magnitude = (offset.norm(dim=1) + lengths).square() * dim + max_candidate_norm**2
+        return unless_overflow(bound, magnitude)
+
+
+class ProjectedDistance(Comparator):
+    """-|q - c M|: a query is [q, the D rows of a matrix M], (..., D + D D)."""
+
+    memory_passes = 0
+    norm: ClassVar[int] = 2
+    """1: Manhattan, 2: Euclidean."""
+
+    def query_dim(self, dim: int) -> int:
+        """Return the width of a point and a matrix."""
+        return dim + dim * dim
+
+    def operations(self, dim: int) -> float:
+        """Return those of a row and a matrix, divided by the numbers of a score, the block's twice."""
+        # A training step has 3 matmuls on each side; blocks are scored once more for their gradients.
+        return 2 * dim * 4 / 3
+
+    def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
+        """Score every pair, in blocks: one matmul projects candidates by the matrices of several queries."""
+        return -autograd_functions.ByBlocks.apply(self._distances, query, candidates)
+
+    def _distances(self, query: Tensor, candidates: Tensor) -> Tensor:
+        """Return the distances (b, n) of a block."""
+        num, dim = len(query), candidates.shape[1]
+        matrices = query[:, dim:].unflatten(-1, (dim, dim))
+        projected = candidates @ matrices.transpose(0, 1).reshape(dim, num * dim)
+        differences = projected.view(len(candidates), num, dim) - query[:, :dim]
+        return torch.linalg.vector_norm(differences, ord=self.norm, dim=-1).T
+
+    def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
+        """Score query i against candidate i."""
+        dim = candidates.shape[-1]
+        matrices = query[..., dim:].unflatten(-1, (dim, dim))
+        # einsum broadcasts dimensions of size 1 without a copy of the matrices for each pair.
+        differences = query[..., :dim] - torch.einsum("...i,...ij->...j", candidates, matrices)
+        return -torch.linalg.vector_norm(differences, ord=self.norm, dim=-1)
+
+    def rounding_bound(self, query: Tensor, max_candidate_norm: float, true_scores: Tensor) -> Tensor:
+        """Return (D + 8) u t + e: e bounds the error of q - c M, as a vector.
+
+        Its Euclidean norm is at most u |q| + (D + 2) u |c| |M|, with |M| the Frobenius norm, by Cauchy and
+        Schwarz for each column; its Manhattan norm is at most sqrt(D) times that.
+        """
+        dim = (math.isqrt(1 + 4 * query.shape[1]) - 1) // 2
+        point, matrix = query[:, :dim].norm(dim=1), query[:, dim:].norm(dim=1)
+        error = 2 * point + (dim + 4) * max_candidate_norm * matrix
+        factor = math.sqrt(dim) if self.norm == 1 else 1.0
+        bound = SAFETY * FLOAT32_UNIT * (factor * error + (dim + 8) * -true_scores)
+        # Only the Euclidean norm squares.
+        magnitude = (point + max_candidate_norm * matrix).pow(self.norm) * dim
+        return unless_overflow(bound + dim * TINY_MODULUS_PER_DIM, magnitude)
 
 
 @SCORE_FUNCTIONS.register("pairre")
@@ -34,16 +139,16 @@ class PairRE(ScaledL1, ScoreFunction):
         """Return the width of two scalings."""
         return 2 * dim
 
-    def initial_relations(self, drawn: torch.Tensor, dim: int) -> torch.Tensor:
+    def initial_relations(self, drawn: Tensor, dim: int) -> Tensor:
         """Return scalings near 1."""
         return drawn + 1
 
-    def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+    def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
         """Return [h r / |h|, r']."""
         of_head, of_tail = relation.chunk(2, dim=-1)
         return _joined(unit_rows(entity) * of_head, of_tail)
 
-    def adjoint(self, relation: torch.Tensor) -> torch.Tensor:
+    def adjoint(self, relation: Tensor) -> Tensor:
         """Return [r', r]: a distance is symmetric."""
         of_head, of_tail = relation.chunk(2, dim=-1)
         return torch.cat([of_tail, of_head], dim=-1)
@@ -63,23 +168,23 @@ class TripleRE(ScaledL1, ScoreFunction):
         """Return the width of two scalings and a translation."""
         return 3 * dim
 
-    def initial_relations(self, drawn: torch.Tensor, dim: int) -> torch.Tensor:
+    def initial_relations(self, drawn: Tensor, dim: int) -> Tensor:
         """Return scalings near 1 and translations as drawn."""
         of_head, translation, of_tail = drawn.chunk(3, dim=-1)
         return torch.cat([of_head + 1, translation, of_tail + 1], dim=-1)
 
-    def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+    def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
         """Return [h r / |h| + m, r']."""
         of_head, translation, of_tail = relation.chunk(3, dim=-1)
         return _joined(unit_rows(entity) * of_head + translation, of_tail)
 
-    def adjoint(self, relation: torch.Tensor) -> torch.Tensor:
+    def adjoint(self, relation: Tensor) -> Tensor:
         """Return [r', -m, r]."""
         of_head, translation, of_tail = relation.chunk(3, dim=-1)
         return torch.cat([of_tail, -translation, of_head], dim=-1)
 
 
-def _joined(query: torch.Tensor, of_candidates: torch.Tensor) -> torch.Tensor:
+def _joined(query: Tensor, of_candidates: Tensor) -> Tensor:
     """Put the two parts of queries together; their leading dimensions broadcast."""
     shape = torch.broadcast_shapes(query.shape[:-1], of_candidates.shape[:-1])
     parts = [part.expand(*shape, part.shape[-1]) for part in (query, of_candidates)]
@@ -95,7 +200,7 @@ class _Projection(ProjectedDistance, ScoreFunction):
         """Return the size of a vector and a matrix."""
         return dim + dim * dim
 
-    def initial_relations(self, drawn: torch.Tensor, dim: int) -> torch.Tensor:
+    def initial_relations(self, drawn: Tensor, dim: int) -> Tensor:
         """Return translations as drawn, and identities (Lin et al. 2015, section 4.1)."""
         identities = torch.eye(dim).reshape(1, -1).expand(len(drawn), -1)
         return torch.cat([drawn[:, :dim], identities], dim=1)
@@ -105,23 +210,23 @@ class _Projection(ProjectedDistance, ScoreFunction):
         """Return D, given D + D D."""
         return (math.isqrt(1 + 4 * relation_dim) - 1) // 2
 
-    def penalized(self, relation: torch.Tensor) -> torch.Tensor:
+    def penalized(self, relation: Tensor) -> Tensor:
         """Return the translation: a penalty on all numbers of the matrix would pull it off the identity."""
         return relation[..., : self.entity_dim(relation.shape[-1])]
 
-    def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
+    def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
         """Return [h M + r, M]."""
         dim = entity.shape[-1]
         translation, matrix = relation[..., :dim], relation[..., dim:]
         projected = torch.einsum("...i,...ij->...j", entity, matrix.unflatten(-1, (dim, dim)))
         return _joined(projected + translation, matrix)
 
-    def adjoint(self, relation: torch.Tensor) -> torch.Tensor:
+    def adjoint(self, relation: Tensor) -> Tensor:
         """Return [-r, M]: |h M + r - t M| = |t M - r - h M|."""
         dim = self.entity_dim(relation.shape[-1])
         return torch.cat([-relation[..., :dim], relation[..., dim:]], dim=-1)
 
-    def compare_relations(self, query: torch.Tensor, relations: torch.Tensor) -> torch.Tensor:
+    def compare_relations(self, query: Tensor, relations: Tensor) -> Tensor:
         """Score every pair of entities with every relation: |(h - t) M + r|, memory for (B, N, D) numbers."""
         given, answer = query.chunk(2, dim=-1)
         dim = given.shape[-1]

@@ -11,10 +11,8 @@ from dglkge.model.losses import Loss
 from dglkge.model.regularizers import Regularizer
 from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.step.computation import Computation
-from dglkge.step.contracts import Gradients, Objective, Rows
-from dglkge.step.objectives.group_inputs import GroupInputs, HostInputs
-from dglkge.step.objectives.measures import BatchMeasures
-from dglkge.step.objectives.scored_losses import ScoredLosses
+from dglkge.step.contracts import BatchMeasures, Gradients, Objective, Rows
+from dglkge.step.objectives.scored_losses import GroupInputs, HostInputs, ScoredLosses
 from dglkge.step.planning import EdgePlanner, Group, Plan
 from dglkge.typing import Side
 

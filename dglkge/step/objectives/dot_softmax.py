@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from dglkge.embeddings.found_rows import FoundRows
+from dglkge.embeddings.row_lookup import FoundRows
 from dglkge.kernels import dot, softmax
 from dglkge.model.functions.autograd import words
 from dglkge.model.kge_model import KgeModel
@@ -27,15 +27,14 @@ from dglkge.optim.scratch import Scratch
 from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.sampling.known_answers import KnownNegatives
 from dglkge.step.computation import Computation
-from dglkge.step.contracts import Gradients, Objective, Rows
+from dglkge.step.contracts import BatchMeasures, Gradients, Objective, Rows
 from dglkge.step.objectives.dot_queries import (
     CompiledQueries,
     DifferentiatedQueries,
+    GroupPenalty,
     GroupQueries,
     side_runs,
 )
-from dglkge.step.objectives.measures import BatchMeasures
-from dglkge.step.objectives.penalties import GroupPenalty
 from dglkge.step.planning import AnswerRanges, EdgePlanner, Group, Negatives, Plan
 from dglkge.typing import Side
 

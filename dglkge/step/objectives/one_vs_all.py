@@ -17,8 +17,7 @@ from dglkge.model.regularizers import Regularizer
 from dglkge.optim.scratch import Scratch
 from dglkge.step.contracts import Rows
 from dglkge.step.objectives.all_candidates import ModelQueries, Piece, QueryMaker, QueryOptions, TakeBack
-from dglkge.step.objectives.dot_queries import CompiledQueries
-from dglkge.step.objectives.penalties import GroupPenalty, loop_weights
+from dglkge.step.objectives.dot_queries import CompiledQueries, GroupPenalty, loop_weights
 from dglkge.step.objectives.relation_prediction import RelationQueries, relation_pieces
 from dglkge.step.planning import Plan
 from dglkge.typing import Side

@@ -19,9 +19,8 @@ from dglkge.planning.host import available_memory
 from dglkge.sampling.bucket_batches import BucketBatches
 from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
 from dglkge.sampling.machine_batches import MachineBatches, partition_mark, rows_of_sets
-from dglkge.sampling.pair_queries import PairIndex
 from dglkge.sampling.prefetch import Prefetcher, TripleReader
-from dglkge.sampling.query_batches import QueryBatches, QueryIndex, TrainingBatches
+from dglkge.sampling.query_batches import PairIndex, QueryBatches, QueryIndex, TrainingBatches
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder, plan_passes
 from dglkge.training.building.components import relation_weights
 from dglkge.training.held_out import HeldOutEvaluator

@@ -20,9 +20,13 @@ from dglkge.distributed.world import World
 from dglkge.errors import InputError, InputErrors
 from dglkge.model.device import open_device, problem_of
 from dglkge.model.precision import NARROW_TYPES, autocast_problem, compiler_problem
-from dglkge.sampling.shares import split_count
-from dglkge.training.building.components import configured_model, configured_regularizer, relation_weights
-from dglkge.training.building.dense_optimizer import dense_problems
+from dglkge.sampling.draws import split_count
+from dglkge.training.building.components import (
+    configured_model,
+    configured_regularizer,
+    dense_problems,
+    relation_weights,
+)
 from dglkge.training.learning_rates import schedule_problems
 from dglkge.training.trackers import LOGGERS
 from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE, STAGED_CPU_DEVICE

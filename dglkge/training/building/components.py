@@ -1,13 +1,22 @@
-"""The model, loss and regularizer that a configuration names; DGL is not imported here."""
+"""Model, loss, regularizer and optimizer of dense parameters that a configuration names; without DGL.
+
+``dglkge plan`` refuses what training refuses.
+"""
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Iterator, Sequence
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from dglkge.config import Config
+from dglkge.config.schema import DenseConfig
 from dglkge.data.dataset import Dataset
-from dglkge.errors import unknown_name
+from dglkge.errors import InputError, unknown_name
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import LOSSES, Loss
 from dglkge.model.regularizers import (
@@ -73,3 +82,108 @@ def relation_weights(config: Config, dataset: Dataset) -> npt.NDArray[np.float32
         if name not in names:
             raise unknown_name("relation", name, sorted(set(names)))
     return np.array([weights.get(name, 1.0) for name in names], np.float32) if weights else None
+
+
+_UNFIT = ("Optimizer", "LBFGS", "SparseAdam")
+"""The base class; one that computes the loss several times a step; one for gradients of single rows."""
+
+_NOT_OPTIONS = ("self", "params", "lr", "capturable", "differentiable")
+
+
+def known_optimizers() -> dict[str, type[torch.optim.Optimizer]]:
+    """Return the optimizers of this version of torch that a configuration can name."""
+    found = {
+        name: kind
+        for name, kind in vars(torch.optim).items()
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and not name.startswith("_")
+    }
+    return {name: kind for name, kind in sorted(found.items()) if name not in _UNFIT}
+
+
+def dense_optimizer(chosen: DenseConfig, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """Make the optimizer of some parameters.
+
+    Raises
+    ------
+    InputError
+        If torch has no such optimizer, it has no such option, or it refuses a value or the parameters.
+    """
+    known = known_optimizers()
+    optimizer = chosen.optimizer
+    if optimizer.name not in known:
+        raise unknown_name("dense.optimizer", optimizer.name, list(known))
+    kind: Any = known[optimizer.name]
+    allowed = [name for name in inspect.signature(kind).parameters if name not in _NOT_OPTIONS]
+    options = optimizer.options
+    for name, value in options.items():
+        if name not in allowed:
+            raise unknown_name(f"option of dense.optimizer {optimizer.name}", name, allowed)
+        if isinstance(value, list):
+            options[name] = tuple(value)  # betas: [0.9, 0.98]
+    try:
+        made: torch.optim.Optimizer = kind(list(parameters), lr=chosen.lr, **options)
+    except Exception as error:
+        raise InputError(_refused(chosen, error)) from None
+    return made
+
+
+def dense_problems(config: Config, model: KgeModel) -> Iterator[str]:
+    """Yield settings of dense parameters that have no effect, or that torch refuses."""
+    chosen = config.dense
+    if chosen.compile and model.module is not None and type(model.module).forward is torch.nn.Module.forward:
+        yield (
+            f"dense.compile is true and the module of model.score_function {config.model.score_function} has "
+            "no forward to compile, as it is matrix products alone; allowed: false"
+        )
+    tried = torch.nn.Parameter(torch.zeros(2, 2))
+    try:
+        optimizer = dense_optimizer(chosen, [tried])
+        tried.grad = torch.ones(2, 2)
+        optimizer.step()
+    except InputError as error:
+        yield str(error)
+        return
+    except Exception as error:
+        yield _refused(chosen, error)
+        return
+    # Slices of parameters: torch must make them, and the optimizer must need no whole ones.
+    if chosen.sharding == "fsdp" and not has_slices_on_processors():
+        yield (
+            f"dense.sharding is fsdp, and torch {torch.__version__} has no FSDP2 on processors; allowed: "
+            "replicated, or a newer torch (2.13 is tested)"
+        )
+    elif chosen.sharding == "fsdp" and not works_by_number(chosen):
+        yield (
+            f"dense.optimizer is {chosen.optimizer.name} and dense.sharding is fsdp, which gives each "
+            "trainer a slice of a parameter: this optimizer's step depends on the whole; allowed: optimizers "
+            "that work number by number, e.g. Adam, or dense.sharding replicated"
+        )
+
+
+def _refused(chosen: DenseConfig, error: Exception) -> str:
+    reason = " ".join(str(error).split()) or type(error).__name__
+    return f"dense.optimizer {chosen.optimizer}: torch refuses it: {reason}"
+
+
+def has_slices_on_processors() -> bool:
+    """Return whether FSDP2 runs on processors: it records events on a stream, which torch 2.6 cannot."""
+    return hasattr(torch.cpu.Stream, "record_event")
+
+
+def works_by_number(chosen: DenseConfig) -> bool:
+    """Return whether an optimizer updates two halves of a parameter as it updates the whole, by trying it."""
+    # Not a list of names: torch adds optimizers, and options may change the answer.
+    numbers = torch.linspace(-1, 1, 24).view(6, 4)
+    whole = torch.nn.Parameter(numbers.clone())
+    halves = [torch.nn.Parameter(one.clone()) for one in numbers.split(3)]
+    of_whole, of_halves = dense_optimizer(chosen, [whole]), dense_optimizer(chosen, halves)
+    for step in range(1, 4):
+        whole.grad = (step * 7 * numbers).sin()
+        for half, gradient in zip(halves, whole.grad.split(3)):
+            half.grad = gradient.clone()
+        of_whole.step()
+        of_halves.step()
+    state = [one for one in of_whole.state[whole].values() if isinstance(one, torch.Tensor)]
+    # Files have the state of the whole: it is a number, or has one for each number of the parameter.
+    has_state_by_number = all(one.ndim == 0 or one.shape == whole.shape for one in state)
+    return has_state_by_number and torch.allclose(whole, torch.cat(list(halves)), rtol=1e-5, atol=1e-7)

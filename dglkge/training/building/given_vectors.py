@@ -27,7 +27,7 @@ from dglkge.data.vector_files import VectorFile, open_vectors
 from dglkge.distributed.runtime import Cluster
 from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import InputError
-from dglkge.kernels.links import limit_norms
+from dglkge.kernels.rules import limit_norms
 from dglkge.model.initializers import normal_rows
 from dglkge.training.process import wants_bar
 

@@ -16,11 +16,10 @@ from dglkge.embeddings.table_set import TableSet
 from dglkge.kernels.hashing import combine
 from dglkge.model.choices import NEGATIVE_SAMPLERS, MixedSettings
 from dglkge.model.losses import Loss
-from dglkge.sampling.degree_draws import count_degrees, degree_weights
+from dglkge.sampling.draws import count_degrees, degree_weights
 from dglkge.sampling.known_answers import KnownAnswers
-from dglkge.sampling.negatives import AllNegatives, NegativeSampler
-from dglkge.sampling.range_negatives import DrawnRanges, RangeNegatives
-from dglkge.sampling.range_offset import NodeRanges, range_offset
+from dglkge.sampling.negatives import NegativeSampler
+from dglkge.sampling.range_negatives import DrawnRanges, NodeRanges, RangeNegatives, range_offset
 from dglkge.typing import RELATION, Side
 
 _HEADS_KEY = 0x4EAD
@@ -38,8 +37,6 @@ def build_negatives(
     chosen = config.negatives
     node_ids = {name: np.asarray(layout.node_ids(name)) for name in dataset.entity_types}
     counts = {side: count for side, count in chosen.per_side.items() if count}
-    if chosen.all_entities:
-        return dict.fromkeys(counts, AllNegatives(node_ids))
     local = {name: (tables[name].first_node_id, tables[name].end_node_id) for name in dataset.entity_types}
     shares = chosen.shares
     weights: dict[str, np.ndarray] | None = None

@@ -77,7 +77,7 @@ def open_mirror(config: Config, cluster: Cluster, lease: Lease, meta: Checkpoint
     Returns
     -------
     Mirror or None
-        On rank 0, if a URL is configured.
+        If a URL is configured: on rank 0, and where machines share a disk on the writer of each.
 
     Raises
     ------
@@ -89,11 +89,12 @@ def open_mirror(config: Config, cluster: Cluster, lease: Lease, meta: Checkpoint
     url, world = config.checkpoint.storage, cluster.world
     if not url:
         return None
-    mirror = Mirror(url, config.output, lease) if world.is_disk_leader else None
+    seconds = config.checkpoint.store_seconds
+    mirror = Mirror(url, config.output, lease, seconds) if world.is_machine_leader else None
     # Rank 0 first: it may have a version that was not uploaded when its job was killed.
     _agree(cluster, mirror if world.rank == 0 else None, lambda saved: _check(config, saved, meta))
-    _agree(cluster, mirror if world.rank != 0 else None, None)
-    return mirror if world.rank == 0 else None
+    _agree(cluster, mirror if world.rank != 0 and world.is_disk_leader else None, None)
+    return mirror if world.rank == 0 or not world.has_own_disk else None
 
 
 def _check(config: Config, saved: CheckpointMeta, meta: CheckpointMeta) -> None:

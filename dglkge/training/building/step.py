@@ -10,20 +10,16 @@ from dglkge.model.choices import NO_TRANSFORM, ROW_TRANSFORMS
 from dglkge.model.precision import one_line
 from dglkge.sampling.query_batches import TrainingBatches
 from dglkge.step.contracts import Objective, RowStore, RowTransform, TableTransform
-from dglkge.step.device_rows import DeviceStore
-from dglkge.step.look_ahead import LookAhead
 from dglkge.step.objectives import dot_softmax
 from dglkge.step.objectives.autograd_loss import AutogradLoss
 from dglkge.step.objectives.dot_softmax import DotSoftmax
 from dglkge.step.objectives.relation_prediction import WithRelations
 from dglkge.step.objectives.scored_losses import ScoredLosses
 from dglkge.step.planning import EdgePlanner
+from dglkge.step.row_transforms import AddedFeatures, RowDropout
 from dglkge.step.rows import HostStore, Transforms
-from dglkge.step.staged_rows import StagedStore
-from dglkge.step.train_step import TrainStep
-from dglkge.step.transforms.features import AddedFeatures
-from dglkge.step.transforms.row_dropout import RowDropout
-from dglkge.step.updates import RowUpdates
+from dglkge.step.staged_rows import DeviceStore, StagedStore
+from dglkge.step.train_step import LookAhead, RowUpdates, TrainStep
 from dglkge.training.building.batches import touched_rows
 from dglkge.training.building.candidates import build_candidate_loss, build_relation_loss
 from dglkge.training.building.components import (
@@ -73,7 +69,7 @@ def _build_sampled(job: Job, batches: TrainingBatches, transforms: Transforms) -
     sums_batch = config.loss.batch_reduction == "sum"
     planner = EdgePlanner(list(job.tables), pairs, negatives, sums_batch, known, range_of)
     # It is among all entities already.
-    own_entity = config.negatives.own_entity and not config.negatives.all_entities
+    own_entity = config.negatives.own_entity and not config.negatives.takes_all
     has_measures = config.training.batch_statistics
     objective: Objective
     if dot_softmax.is_compiled(model, loss) and job.has_loops:

@@ -18,7 +18,7 @@ from dglkge.embeddings.device_tables import DeviceTables
 from dglkge.embeddings.embedding_table import RowStorage
 from dglkge.embeddings.table_set import TableSet
 from dglkge.errors import InputError
-from dglkge.kernels.links import limit_norms
+from dglkge.kernels.rules import limit_norms
 from dglkge.model.choices import OPTIMIZERS, RelationSettings
 from dglkge.model.device import ComputeDevice
 from dglkge.model.kge_model import KgeModel

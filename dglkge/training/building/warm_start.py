@@ -18,7 +18,7 @@ from dglkge.checkpoint.storage import check_texts
 from dglkge.config import Config
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import CheckpointError, InputError
-from dglkge.kernels.links import limit_norms
+from dglkge.kernels.rules import limit_norms
 from dglkge.training.job import Job
 from dglkge.typing import RELATION
 

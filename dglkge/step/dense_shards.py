@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dglkge.distributed.device_groups import DeviceGroups
+from dglkge.distributed.process_group import DeviceGroups
 from dglkge.errors import InputError, write_error
 from dglkge.model.dense_modules import check_shapes
 

@@ -17,11 +17,11 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint.relation_layout import DENSE_GROUP, dense_parameters, dense_path
-from dglkge.distributed.device_groups import DeviceGroups
+from dglkge.distributed.process_group import DeviceGroups
 from dglkge.model.dense_modules import load_parameters
 from dglkge.model.precision import LossScale, is_finite
 from dglkge.step.contracts import Parameters, RowGradients
-from dglkge.step.parameters.dense_shards import ParameterShards
+from dglkge.step.dense_shards import ParameterShards
 
 STATE, NUMBERS = "optimizer", "optimizer_numbers"
 """Groups of the optimizer's state: tensors, and Python's numbers."""
