@@ -129,9 +129,10 @@ def ssh_client(settings: SshSettings) -> list[str]:
 
 
 STARTER = (
-    'import json,os;command,environment=json.loads(open(0,"rb",0,closefd=False).readline());os.chdir("/");'
+    'import json,os;line=open(0,"rb",0,closefd=False).readline();line or os._exit(1);'
+    'command,environment=json.loads(line);os.chdir("/");'
     "os.execve(command[0],command,{**os.environ,**environment})"
 )
 """Program that sets an environment and becomes another program, given as a line of JSON; the rest of stdin is
-that program's. In ``/``: a folder named dglkge in the home folder would be imported as the package. One line
-without quotes that a login shell may treat in its own way."""
+that program's. Without a line the launcher is gone. In ``/``: a folder named dglkge in the home folder would
+be imported as the package. One line without quotes that a login shell may treat in its own way."""
