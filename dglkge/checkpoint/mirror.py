@@ -441,7 +441,7 @@ class Mirror:
                 )
         for name in sizes:
             if name.endswith(layout.RECEIPT_SUFFIX):
-                self._store.remove(name)
+                self._remove_object(name)
         self._write(_object(version, layout.MANIFEST_FILE), content)
 
     def _push_file(
@@ -604,8 +604,7 @@ class Mirror:
             return
         for name in sorted(names, key=lambda name: (name != manifest, name)):
             if _version_of(name) == version:
-                with contextlib.suppress(FileNotFoundError):
-                    self._store.remove(name)
+                self._remove_object(name)
 
     @contextlib.contextmanager
     def _new_file(self, folder: LeasedFolder, name: str, target: str) -> Iterator[Path]:
@@ -629,6 +628,10 @@ class Mirror:
             self._request(f"cannot write {self._at(name)}", lambda: self._store.write(name, content))
         except FileNotFoundError as error:
             raise CheckpointError(f"cannot write {self._at(name)}: {error}") from None
+
+    def _remove_object(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            self._request(f"cannot remove {self._at(name)}", lambda: self._store.remove(name))
 
     def _copy(self, name: str, target: str) -> bool:
         """Copy an object inside the store; returns False if it is absent."""

@@ -362,7 +362,8 @@ class NodeConnection:
         try:
             is_alive = self.is_alive
             if is_alive:
-                self.send(protocol.Call(number, task, arguments, arguments.pop("data", b"")))
+                data = arguments.pop("data", b"")
+                self.send(protocol.Call(number, task, arguments, data))
             while is_alive and not is_cancelled():
                 left = deadline - time.monotonic()
                 with contextlib.suppress(queue.Empty):

@@ -349,7 +349,7 @@ def test_machines_that_share_a_disk_upload_their_parts_side_by_side(tmp_path, mo
     """Rank 0 uploads its own part, and publishes when the other machine's receipt is at the URL."""
     monkeypatch.setattr(mirrors, "RECEIPT_POLL_SECONDS", 0.02)
     disk, url = tmp_path / "run" / "checkpoint", f"file://{tmp_path}/bucket/run"
-    both = [Mirror(url, tmp_path / "run", commit_seconds=0.0) for _ in range(2)]
+    both = [Mirror(url, tmp_path / "run", commit_seconds=0.2) for _ in range(2)]
     both[1]._job = both[0]._job
     both[0].take(lambda saved: None)
     uploads: list[tuple[bool, str]] = []
@@ -365,6 +365,16 @@ def test_machines_that_share_a_disk_upload_their_parts_side_by_side(tmp_path, mo
         real(store, path, name)
 
     monkeypatch.setattr(FileStore, "upload", upload)
+    real_remove, removals = FileStore.remove, []
+
+    def remove(store, name):
+        removals.append(name)
+        if len(removals) == 1:
+            raise ConnectionError("the server hung up")
+        real_remove(store, name)
+
+    monkeypatch.setattr(FileStore, "remove", remove)
+    monkeypatch.setattr("dglkge.checkpoint.stores.FIRST_PAUSE_SECONDS", 0.01)
 
     def save_as_one_of_two(manager):
         manager.group = dataclasses.replace(manager.group, limit_seconds=1.0)

@@ -170,17 +170,22 @@ def open_in_process(folder: Path, triples: np.ndarray, inodes: multiprocessing.S
     inodes.put(inode(folder))
 
 
-def test_processes_at_the_same_time_share_one_file(tmp_path: Path) -> None:
+def inodes_of_three_processes(folder: Path) -> list[int]:
+    """Open an index in three processes at the same time; return which file each has mapped."""
     triples = random_triples(50_000, 900, 3)
     context = multiprocessing.get_context("fork")
     inodes = context.SimpleQueue()
-    processes = [context.Process(target=open_in_process, args=(tmp_path, triples, inodes)) for _ in range(3)]
+    processes = [context.Process(target=open_in_process, args=(folder, triples, inodes)) for _ in range(3)]
     for process in processes:
         process.start()
     for process in processes:
         process.join(60)
     assert [process.exitcode for process in processes] == [0, 0, 0]
-    assert len({inodes.get() for _ in processes}) == 1
+    return [inodes.get() for _ in processes]
+
+
+def test_processes_at_the_same_time_share_one_file(tmp_path: Path) -> None:
+    assert len(set(inodes_of_three_processes(tmp_path))) == 1
     assert os.listdir(tmp_path) == [FILE]
 
 
@@ -205,15 +210,7 @@ def test_hosts_that_do_not_see_each_others_locks(number: int, tmp_path: Path, mo
             raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", flock)
-    triples = random_triples(50_000, 900, 3)
-    context = multiprocessing.get_context("fork")
-    inodes = context.SimpleQueue()
-    processes = [context.Process(target=open_in_process, args=(tmp_path, triples, inodes)) for _ in range(3)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(60)
-    assert [process.exitcode for process in processes] == [0, 0, 0]
+    inodes_of_three_processes(tmp_path)
     assert os.listdir(tmp_path) == [FILE]
 
 
