@@ -50,7 +50,7 @@ test-lowest: $(VENV_LOWEST)/installed  ## the same with the lowest version of ea
 	$(VENV_LOWEST)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS) $(DGL_TESTS)
 
 test-cluster: $(VENV)/installed  ## every fault of a job on two hosts, with a table: 2 minutes; root only
-	$(VENV)/bin/python examples/benchmarks/cluster_faults.py
+	$(VENV)/bin/python benchmarks/cluster_faults.py
 
 test-pbg: $(VENV_PBG)/installed  ## checkpoints to and from the real PyTorch-BigGraph 1.0.0
 	$(VENV_PBG)/bin/python -m pytest $(PYTEST_FLAGS) tests/pbg

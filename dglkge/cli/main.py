@@ -61,7 +61,7 @@ All but train, tune, jobs and stop only read and write files; no server runs."""
 EPILOG = """Each command has its own help with examples:
   dglkge predict --help
 Scripts of your own train under dglkge-launch; examples/train.py is the one to copy:
-  dglkge-launch --num_trainers 2 examples/train.py --config examples/fb15k237/complex.yaml"""
+  dglkge-launch --num_trainers 2 examples/train.py --config dglkge/config/recipes/fb15k237/complex.yaml"""
 
 
 def build_parser(with_arguments: Collection[str]) -> argparse.ArgumentParser:

@@ -245,7 +245,7 @@ buffers, libraries, /dev/shm, disk for the checkpoint, and the time of an epoch.
 For tables larger than memory it proposes sampling.num_ranges, and predicts what an epoch reads and writes.
 Exit status 2 if it does not fit into this machine or cannot be trained.""",
     examples="""examples:
-  dglkge plan examples/fb15k237/complex.yaml --num_trainers 2
+  dglkge plan dglkge/config/recipes/fb15k237/complex.yaml --num_trainers 2
   dglkge plan my.yaml model.dimension=200 --ip_config ip_config.txt --json
   dglkge plan large.yaml --max_memory 16G sampling.bucket_order=hilbert""",
     options=[

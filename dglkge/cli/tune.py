@@ -78,7 +78,7 @@ pip install 'dglkge[tune]'.""",
   dglkge tune space.yaml --output tuned --num_trainers 2    each trial under dglkge-launch
 
 a space:
-  config: examples/fb15k237/complex.yaml     # base configuration
+  config: dglkge/config/recipes/fb15k237/complex.yaml     # base configuration
   set: {dataset: data/mine}                  # changes to it
   space:
     optimizer.lr: {low: 0.01, high: 1.0, log: true}

@@ -21,14 +21,11 @@ from dglkge.errors import InputError, InputErrors, unknown_name
 from dglkge.registry import import_modules, recorded_imports
 from dglkge.settings import Items, Scalar, Tree, expected
 
-PACKAGED = Path(__file__).resolve().parent / "recipes"
-REPOSITORY = Path(__file__).resolve().parents[2] / "examples"
+RECIPES = Path(__file__).resolve().parent / "recipes"
 SCHEMA = Path(__file__).resolve().with_name("schema.json")
 """JSON Schema of a configuration, which recipes name for editors: ``dglkge config --schema`` prints it."""
-NAMED_SCHEMA = "../../dglkge/config/schema.json"
+NAMED_SCHEMA = "../../schema.json"
 """Its path in the first line of a recipe."""
-SPACE_KEY = "\nspace:"
-"""Begins a line of the files that are search spaces instead."""
 
 _QUOTES = ("'", '"')
 
@@ -301,9 +298,7 @@ def _constructed(node: yaml.Node) -> Any:
 
 def recipe_files() -> dict[str, Path]:
     """Return the files of all recipes by name, sorted."""
-    folder = PACKAGED if PACKAGED.is_dir() else REPOSITORY
-    found = {f"{path.parent.name}/{path.stem}": path for path in sorted(folder.glob("*/*.yaml"))}
-    return {name: path for name, path in found.items() if SPACE_KEY not in path.read_text(encoding="utf-8")}
+    return {f"{path.parent.name}/{path.stem}": path for path in sorted(RECIPES.glob("*/*.yaml"))}
 
 
 def recipe_file(name: str) -> Path:
@@ -314,7 +309,7 @@ def recipe_file(name: str) -> Path:
     InputError
         If there is none of that name; the message has the nearest ones.
     """
-    found = recipe_files()
-    if name not in found:
-        raise unknown_name("recipe", name, found)
-    return found[name]
+    recipes = recipe_files()
+    if name not in recipes:
+        raise unknown_name("recipe", name, recipes)
+    return recipes[name]

@@ -1,6 +1,6 @@
 """Memory and disk that a configuration needs on each machine: arithmetic only, nothing is started.
 
-The estimates are the constants below; ``examples/benchmarks/memory_plan.py`` compares
+The estimates are the constants below; ``benchmarks/memory_plan.py`` compares
 the sum with the peak of a running job (proportional set size of all its processes).
 """
 

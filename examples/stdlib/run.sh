@@ -18,7 +18,7 @@ python partition_tools/partition.py --input $demo/stdlib-triples \
 
 step "3. train and evaluate: one server and two trainers on this machine"
 dglkge-launch --ip_config ip_config.txt --num_servers 1 --num_trainers 2 --log_dir $run/logs \
-    examples/train.py --config examples/stdlib/complex.yaml
+    examples/train.py --config dglkge/config/recipes/stdlib/complex.yaml
 
 # A class whose base class is only in the test split: training has not used the answer.
 read -r class relation base < <(grep -P '\tinherits_from\t' $demo/stdlib-triples/test.tsv | head -n 1)

@@ -10,7 +10,7 @@ import pytest
 
 from tests.toy_kg import REPOSITORY
 
-SCRIPT = REPOSITORY / "examples" / "benchmarks" / "checkpoint.py"
+SCRIPT = REPOSITORY / "benchmarks" / "checkpoint.py"
 
 
 def test_figures_belong_together(monkeypatch, tmp_path, capsys):

@@ -455,7 +455,12 @@ def test_recipes(call, tmp_path):
     assert found["fb15k237/complex"]["score function"] == "complex" and "fb15k237/space" not in found
     status, out, _ = call("recipes", "fb15k237/complex")
     first, rest = out.split("\n", 1)
-    assert rest == (ROOT / "examples" / "fb15k237" / "complex.yaml").read_text().split("\n", 1)[1]
+    assert (
+        rest
+        == (ROOT / "dglkge" / "config" / "recipes" / "fb15k237" / "complex.yaml")
+        .read_text()
+        .split("\n", 1)[1]
+    )
     # The schema is named by its place on this machine.
     assert Path(first.removeprefix("# yaml-language-server: $schema=")).is_file()
     status, table, _ = call("recipes")

@@ -1,7 +1,7 @@
 """A job on two hosts over real ssh: who may connect, and what becomes of it when things die.
 
 One launcher starts the job three times: a trainer dies, then a host's packets are lost, then the launcher.
-``make test-cluster`` runs every fault of examples/benchmarks/cluster_faults.py, each with a job of its own.
+``make test-cluster`` runs every fault of benchmarks/cluster_faults.py, each with a job of its own.
 """
 
 from __future__ import annotations

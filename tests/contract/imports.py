@@ -24,7 +24,7 @@ FLOOR = {room: floor for floor, rooms in FLOORS.items() for room in rooms}
 
 FILES_ALONE = ["dgl", "torch.distributed"]
 NEVER = {
-    "dglkge": ["partition_tools", "tests", "examples"],
+    "dglkge": ["partition_tools", "tests", "examples", "benchmarks"],
     "dglkge.optim": ["dglkge"],
     "dglkge.kernels": ["dglkge", "torch", "dgl"],
     "dglkge.model": ["dgl", "h5py"],

@@ -22,17 +22,17 @@ SUFFIXES = {layout.TEMPORARY_SUFFIX}
 OF_OTHERS = {
     "dglkge/inference/imports/dglke_files.py": {"config.json", "relations.tsv"},
     "dglkge/inference/imports/hub_tables.py": {"config.json"},
-    "examples/benchmarks/measuring/pbg_peer.py": {
+    "benchmarks/measuring/pbg_peer.py": {
         "dynamic_rel_count.txt",
         "entity_count_\0_\0.txt",
         "entities",
         "train",
         "format_version",
     },
-    "examples/benchmarks/cluster_hosts.py": {"v\0"},
-    "examples/benchmarks/growth.py": {"partition.log"},
-    "examples/benchmarks/out_of_core.py": {"partition.log"},
-    "examples/benchmarks/quality.py": {"partition.log"},
+    "benchmarks/cluster_hosts.py": {"v\0"},
+    "benchmarks/growth.py": {"partition.log"},
+    "benchmarks/out_of_core.py": {"partition.log"},
+    "benchmarks/quality.py": {"partition.log"},
     "dglkge/cli/checkpoints.py": {"num_parts"},
     "dglkge/report/page.py": {"finished_epochs", "has_weights", "num_parts", "num_relations"},
     "dglkge/training/stats.py": {"batches_done", "epoch_loss"},
@@ -135,7 +135,7 @@ def test_no_name_is_typed_twice():
     owners = {owner.__name__ for owner in OWNERS}
     assert not [
         f"{source.name}:{line} types {text!r}: take it from its owner"
-        for source in sources("dglkge", "partition_tools", "examples")
+        for source in sources("dglkge", "partition_tools", "examples", "benchmarks")
         if source.module not in owners
         for line, text in retyped(source.tree)
         if text not in OF_OTHERS.get(source.name, ())

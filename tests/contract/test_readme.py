@@ -100,7 +100,7 @@ def check_script(words: list[str]) -> None:
 def check_paths(words: list[str]) -> None:
     """Hold that what looks like a file of the repository is one."""
     for word in words:
-        ours = word.startswith("examples/") or word.endswith((".txt", ".yaml"))
+        ours = word.startswith(("examples/", "benchmarks/")) or word.endswith((".txt", ".yaml"))
         if ours and not word.startswith(MADE_LATER):
             assert (ROOT / word).exists(), f"no file {word}"
 

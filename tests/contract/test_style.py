@@ -21,7 +21,7 @@ def library() -> tuple[SourceFile, ...]:
 
 def code() -> tuple[SourceFile, ...]:
     """All files except the tests."""
-    return sources("dglkge", "partition_tools", "examples")
+    return sources("dglkge", "partition_tools", "examples", "benchmarks")
 
 
 def documented(tree: ast.AST) -> list[ast.AST]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "benchmarks" / "evaluation.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "evaluation.py"
 
 
 @pytest.fixture

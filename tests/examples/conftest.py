@@ -11,12 +11,12 @@ import pytest
 
 from tests.toy_kg import REPOSITORY
 
-BENCHMARKS = str(REPOSITORY / "examples" / "benchmarks")
+BENCHMARKS = str(REPOSITORY / "benchmarks")
 
 
 @pytest.fixture(scope="session")
 def benchmark_module() -> Callable[[str], ModuleType]:
-    """Import a script of examples/benchmarks, or a helper of theirs, by name."""
+    """Import a script of benchmarks, or a helper of theirs, by name."""
 
     def load(name: str) -> ModuleType:
         sys.path.insert(0, BENCHMARKS)

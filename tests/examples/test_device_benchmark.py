@@ -34,7 +34,7 @@ def test_report_has_training_and_ranking(benchmark_module):
 
 
 def test_unknown_device_is_status_2():
-    path = REPOSITORY / "examples" / "benchmarks" / "device.py"
+    path = REPOSITORY / "benchmarks" / "device.py"
     done = subprocess.run([sys.executable, str(path), "--device", "gpu"], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr == "device.py: 'gpu' is no device; known: auto, cpu, cuda, cpu_staged\n"

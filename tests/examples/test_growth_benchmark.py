@@ -12,7 +12,7 @@ from tests import warm
 from tests.functional.job import environment
 from tests.toy_kg import REPOSITORY
 
-SCRIPT = REPOSITORY / "examples" / "benchmarks" / "growth.py"
+SCRIPT = REPOSITORY / "benchmarks" / "growth.py"
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:

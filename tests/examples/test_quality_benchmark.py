@@ -32,7 +32,7 @@ def test_every_recipe_is_a_valid_configuration(benchmark_module):
 def test_recipes_are_found_by_name(benchmark_module):
     quality = benchmark_module("quality")
     (path,) = quality.recipes("fb15k237/complex")
-    assert path.parts[-3:] == ("examples", "fb15k237", "complex.yaml")
+    assert path.parts[-3:] == ("recipes", "fb15k237", "complex.yaml")
     with pytest.raises(
         InputError, match=r"unknown recipe 'fb15k237/complx'; did you mean 'fb15k237/complex'"
     ):

@@ -13,7 +13,7 @@ from dglkge.data.dataset import Dataset
 from dglkge.partition.make_dataset import Options, partition_files
 from tests.toy_kg import REPOSITORY
 
-SCRIPT = REPOSITORY / "examples" / "benchmarks" / "synthetic_graph.py"
+SCRIPT = REPOSITORY / "benchmarks" / "synthetic_graph.py"
 
 
 @pytest.fixture(scope="module")

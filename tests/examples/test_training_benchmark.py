@@ -17,7 +17,7 @@ from dglkge.errors import InputError
 from tests.functional.job import environment
 from tests.toy_kg import REPOSITORY, toy_dataset
 
-SCRIPT = REPOSITORY / "examples" / "benchmarks" / "training.py"
+SCRIPT = REPOSITORY / "benchmarks" / "training.py"
 
 ROLLUP = b"""\
 00400000-7ffe1000 ---p 00000000 00:00 0                                  [rollup]

@@ -1,4 +1,4 @@
-"""Random faults on one machine, in a short form: ``examples/benchmarks/faults.py`` has the long one."""
+"""Random faults on one machine, in a short form: ``benchmarks/faults.py`` has the long one."""
 
 from __future__ import annotations
 

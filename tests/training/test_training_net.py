@@ -13,7 +13,7 @@ import torch
 import dglkge
 from tests.toy_kg import REPOSITORY
 
-sys.path.append(str(REPOSITORY / "examples" / "benchmarks"))
+sys.path.append(str(REPOSITORY / "benchmarks"))
 import training_net
 
 NUM_DRAWS = 8
