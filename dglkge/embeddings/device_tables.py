@@ -38,7 +38,6 @@ class OnDevice(Protocol):
     @property
     def tensor(self) -> torch.Tensor:
         """The array on the device."""
-        ...
 
 
 @dataclass(frozen=True)

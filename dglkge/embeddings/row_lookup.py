@@ -96,11 +96,9 @@ class LocatedRows(Protocol):
 
     def found(self, room: Room) -> FoundRows:
         """Return the rows where they are stored; only those that cannot be read there are copied."""
-        ...
 
     def copied(self, out: torch.Tensor) -> torch.Tensor:
         """Copy the rows (n, D) as float32; returns ``out``."""
-        ...
 
 
 class RowLookup:

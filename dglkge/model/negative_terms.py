@@ -36,7 +36,6 @@ class Reduction(Protocol):
         (B,) tensor
             0 where all negatives are ignored.
         """
-        ...
 
 
 class Mean:

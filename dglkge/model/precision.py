@@ -30,9 +30,6 @@ LEAST_COMPILED = 16
 """Queries from which the compiled module is used. torch.compile makes code of its own for 0, for 1, and where
 there is a convolution for fewer than 16."""
 
-PROBLEM_CHARACTERS = 400
-"""Longest text of :func:`one_line`."""
-
 _GREATEST_SCALE = float(np.finfo(np.float32).max)
 
 
@@ -237,11 +234,6 @@ def compiler_problem() -> str | None:
     if any(map(shutil.which, names)):
         return None
     return f"{' or '.join(names)} is not in PATH (the environment variable CXX names another one)"
-
-
-def one_line(error: Exception) -> str:
-    """Return the text of an error of torch.compile for a message: a compiler's errors may fill pages."""
-    return " ".join(str(error).split())[:PROBLEM_CHARACTERS] or type(error).__name__
 
 
 def is_finite(rows: Tensor) -> bool:

@@ -30,7 +30,7 @@ from torch import nn
 
 from dglkge.distributed.process_group import DeviceGroups
 from dglkge.errors import InputError, write_error
-from dglkge.model.dense_modules import check_shapes
+from dglkge.model.dense_modules import values_of
 
 BLOCK_NUMBERS = 1 << 20
 """Numbers that are sent to each trainer at a time; also in ``planning/memory.py``."""
@@ -326,10 +326,10 @@ class ParameterShards:
         InputError
             If one is missing, has another shape, or is none of the module's.
         """
-        check_shapes(self.shapes, values, where)
+        whole = values_of(self.shapes, values, where)
         with torch.no_grad():
-            for name, mine in self.own.items():
-                mine.copy_(self.own_part(name, values[name]))
+            for (name, own), value in zip(self.own.items(), whole):
+                own.copy_(self.own_part(name, value))
 
     def own_part(self, name: str, values: Any) -> torch.Tensor:
         """Return a copy of this trainer's slice of a tensor or dataset of a parameter's shape."""

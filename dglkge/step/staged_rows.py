@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -31,9 +31,9 @@ from dglkge.embeddings.row_lookup import FoundRows
 from dglkge.embeddings.table_set import TableSet
 from dglkge.model.device import ComputeDevice
 from dglkge.optim.scratch import Scratch
-from dglkge.step.contracts import RowGradients, Rows
+from dglkge.step.contracts import RowGradients
 from dglkge.step.planning import Places, Plan
-from dglkge.step.rows import LookupStore, Transforms
+from dglkge.step.rows import CopiedRows, LookupStore, TableRows, Transforms
 
 
 class Upload:
@@ -126,66 +126,49 @@ class Staged:
 
 
 @dataclass(frozen=True)
-class DeviceTableRows:
-    """Rows of one table on the device: distinct node ids (U,), places (n,), rows and gradients (n, D)."""
+class DeviceTableRows(TableRows):
+    """Rows (n, D) of one table on a device, one for each place (n,) of its ids (U,)."""
 
-    ids: torch.Tensor
-    places: torch.Tensor
-    rows: torch.Tensor
-    gradients: torch.Tensor
+    places: torch.Tensor = field(kw_only=True)
 
 
-class StagedRows(Rows):
-    """Rows of a batch on a device.
+@dataclass(frozen=True)
+class StagedRows(CopiedRows):
+    """Rows of a batch on a device; their gradients are merged there and copied to the host.
 
-    Parameters
+    Attributes
     ----------
     tables : mapping of str to DeviceTableRows
     memory : mapping of str to StagedMemory
     device : ComputeDevice
     """
 
-    def __init__(
-        self,
-        tables: Mapping[str, DeviceTableRows],
-        memory: Mapping[str, StagedMemory],
-        device: ComputeDevice,
-    ) -> None:
-        self._tables = tables
-        self._memory = memory
-        self._device = device
-
-    def leaf(self, places: Places) -> torch.Tensor:
-        rows = self._tables[places.table]
-        leaf = rows.rows[places.run].detach().requires_grad_()
-        leaf.grad = rows.gradients[places.run]
-        return leaf
+    tables: Mapping[str, DeviceTableRows]
+    memory: Mapping[str, StagedMemory]
+    device: ComputeDevice
 
     def found(self, places: Places) -> FoundRows:
         raise RuntimeError(f"rows of {places.table} are on a device: compiled loops read the host's memory")
 
-    def gradients(self, places: Places) -> torch.Tensor:
-        return self._tables[places.table].gradients[places.run]
-
     def collect(self) -> list[RowGradients]:
         collected = [
             RowGradients(name, rows.ids, self._returned(name, self._merged(name, rows)))
-            for name, rows in self._tables.items()
+            for name, rows in self.tables.items()
         ]
-        self._device.backend.synchronize()
+        self.device.backend.synchronize()
         return collected
 
     def _merged(self, name: str, rows: DeviceTableRows) -> torch.Tensor:
         """Return the sums of the gradients of equal rows, (U, D) on the device."""
         size = (len(rows.ids), rows.gradients.shape[1])
-        merged = self._memory[name].device.take("merged", *size).zero_()
+        merged = self.memory[name].device.take("merged", *size).zero_()
         with _fixed_order_of_sums():
             merged.index_add_(0, rows.places, rows.gradients)
         return merged
 
     def _returned(self, name: str, merged: torch.Tensor) -> torch.Tensor:
         """Begin the copy of merged gradients to the host; complete after a synchronization."""
-        room = self._memory[name].host.take("gradients", *merged.shape)
+        room = self.memory[name].host.take("gradients", *merged.shape)
         return room.copy_(merged, non_blocking=True)
 
 
@@ -269,7 +252,7 @@ class StagedStore(LookupStore):
         rows = torch.index_select(distinct, 0, places, out=memory.take("rows", len(places), dim))
         # Autograd adds to gradients that exist.
         gradients = memory.take("gradients", len(places), dim).zero_()
-        return DeviceTableRows(plan.ids[name], places, rows, gradients)
+        return DeviceTableRows(plan.ids[name], rows, gradients, places=places)
 
     def _staged_rows(self, tables: Mapping[str, DeviceTableRows]) -> StagedRows:
         return StagedRows(tables, self._memory, self._device)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dglkge.errors import one_line
 from dglkge.registry import Registry
 
 logger = logging.getLogger(__name__)
@@ -183,7 +184,7 @@ class Mlflow(Tracker):
                 self.id = run.earlier_id
                 return
             except MlflowException as error:
-                logger.warning("mlflow: no run %s: %s; a new one is made", run.earlier_id, _one_line(error))
+                logger.warning("mlflow: no run %s: %s; a new one is made", run.earlier_id, one_line(error))
         name = MLFLOW_EXPERIMENT_NAME.get() or "dglkge"
         known = self._client.get_experiment_by_name(name)
         experiment = known.experiment_id if known else self._client.create_experiment(name)
@@ -328,7 +329,7 @@ class _Thread:
             self._has_failed = True
             self.has_started.set()
             logger.warning(
-                "%s: %s: %s; training goes on without it", self._name, type(error).__name__, _one_line(error)
+                "%s: %s: %s; training goes on without it", self._name, type(error).__name__, one_line(error)
             )
 
 
@@ -347,9 +348,3 @@ def flat_settings(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]
         else:
             found[prefix + key] = json.dumps(value) if isinstance(value, list) else value
     return found
-
-
-def _one_line(error: BaseException) -> str:
-    """Return an error's text in one line of moderate length."""
-    text = " ".join(str(error).split())
-    return text if len(text) <= 300 else text[:300] + "..."

@@ -93,7 +93,7 @@ class TestPenalty:
     def penalty(self, name: str, reciprocal: bool, side: Side):
         model, heads, relations, tails = draw(name, reciprocal)
         regularizer = build_regularizer("n3", 0.1, complex_valued=model.score_function.complex_valued)
-        return model.penalty(regularizer, heads, relations, tails, side), heads, relations, tails
+        return regularizer.of_queries(model, heads, relations, tails, side), heads, relations, tails
 
     def test_real(self):
         found, *rows = self.penalty("distmult", False, Side.HEAD)

@@ -161,7 +161,7 @@ def test_how_relations_start(reciprocal):
 def test_penalty_spares_projections():
     model = build_model("transr", 3, False)
     heads, relations, tails = draw(5, 3), draw(5, 12, 1), draw(5, 3, 2)
-    found = model.penalty(build_regularizer("n3", 0.1), heads, relations, tails, Side.TAIL)
+    found = build_regularizer("n3", 0.1).of_queries(model, heads, relations, tails, Side.TAIL)
     expected = 0.1 * sum(row.abs().pow(3).sum(1) for row in (heads, relations[:, :3], tails))
     torch.testing.assert_close(found, expected)
 

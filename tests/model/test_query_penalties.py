@@ -5,9 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
+from dglkge.config import load_config
 from dglkge.errors import InputError
 from dglkge.model.kge_model import KgeModel, build_model
-from dglkge.model.regularizers import RATIOS, REGULARIZERS, Regularizer, check_regularizer
+from dglkge.model.regularizers import RATIOS, REGULARIZERS, Regularizer
+from dglkge.training.building.components import configured_model, configured_regularizer
 from dglkge.typing import Side
 from tests.model.penalty_oracle import query_penalty
 from tests.model.regularizer_by_name import build_regularizer
@@ -73,7 +75,7 @@ def test_equals_the_formula(
     values = {"entity_ratio": 0.5, "relation_ratio": 0.0, "product_ratio": 3.0}
     ratios = {key: values[key] for key in ratios_of(name) if has_ratios}
     given, relation_rows, answer = draw(model)
-    found = model.penalty(made(name, model, p, **ratios), given, relation_rows, answer, side)
+    found = made(name, model, p, **ratios).of_queries(model, given, relation_rows, answer, side)
     is_complex = score_function == "complex"
     relations = relation_rows
     if reciprocal:
@@ -100,7 +102,7 @@ def test_gradients_are_those_of_finite_differences(name: str, score_function: st
     rows = [row.requires_grad_() for row in draw(model)]
     for side in Side:
         assert torch.autograd.gradcheck(
-            lambda a, r, t, side=side: model.penalty(regularizer, a, r, t, side), rows
+            lambda a, r, t, side=side: regularizer.of_queries(model, a, r, t, side), rows
         )
 
 
@@ -109,7 +111,7 @@ def test_gradients_are_those_of_finite_differences(name: str, score_function: st
 def test_gradients_at_0_are_finite(name: str, p: float) -> None:
     model = build_model("complex", DIM, True)
     rows = [torch.zeros_like(row).requires_grad_() for row in draw(model)]
-    model.penalty(made(name, model, p), *rows, Side.HEAD).sum().backward()
+    made(name, model, p).of_queries(model, *rows, Side.HEAD).sum().backward()
     assert all((row.grad == 0).all() for row in rows)
 
 
@@ -118,8 +120,8 @@ def test_parts_without_and_of_the_answer_are_the_whole(name: str) -> None:
     model = build_model("complex", DIM, True)
     given, relations, answer = draw(model)
     regularizer = made(name, model, 3.0)
-    parts = model.query_penalty(regularizer, given, relations, Side.HEAD) + regularizer(answer)
-    torch.testing.assert_close(parts, model.penalty(regularizer, given, relations, answer, Side.HEAD))
+    parts = regularizer.of_queries(model, given, relations, None, Side.HEAD) + regularizer(answer)
+    torch.testing.assert_close(parts, regularizer.of_queries(model, given, relations, answer, Side.HEAD))
 
 
 def test_dura_is_what_a_squared_distance_has_besides_the_inner_product() -> None:
@@ -132,8 +134,8 @@ def test_dura_is_what_a_squared_distance_has_besides_the_inner_product() -> None
         total += (query - answer).square().sum(1) + 2 * (query * answer).sum(1)
     dura = build_regularizer("dura", 1.0, complex_valued=True)
     sides = [
-        model.penalty(dura, head, relation, tail, Side.TAIL),
-        model.penalty(dura, tail, relation, head, Side.HEAD),
+        dura.of_queries(model, head, relation, tail, Side.TAIL),
+        dura.of_queries(model, tail, relation, head, Side.HEAD),
     ]
     torch.testing.assert_close(sides[0] + sides[1], total)
 
@@ -143,7 +145,10 @@ def test_dura_is_what_a_squared_distance_has_besides_the_inner_product() -> None
 def test_distances_are_refused(name: str, score_function: str) -> None:
     message = f"^regularizer.name {name} takes model.score_function .*complex.*; got {score_function}$"
     with pytest.raises(InputError, match=message):
-        check_regularizer(name, score_function)
+        config = load_config(
+            None, ["dataset=d", f"regularizer.name={name}", f"model.score_function={score_function}"]
+        )
+        configured_regularizer(config, configured_model(config))
 
 
 def test_a_ratio_without_effect_is_refused() -> None:

@@ -133,7 +133,7 @@ def expected(
             losses = side_losses(loss or Softmax(), case.model, group, side, own_entity, *given)
             if regularizer is not None:
                 of_anchors, of_truths = rows[anchor_type][anchors], rows[truth_type][truths]
-                losses = losses + case.model.penalty(regularizer, of_anchors, relations, of_truths, side)
+                losses = losses + regularizer.of_queries(case.model, of_anchors, relations, of_truths, side)
             total = total + (losses * weights).sum()
     (total / GLOBAL_SIZE).backward()
     return total.item(), {name: leaf.grad for name, leaf in rows.items()}

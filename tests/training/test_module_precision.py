@@ -97,7 +97,7 @@ def test_relations_that_share_a_matrix_do_so_in_bfloat16() -> None:
     found = []
     for one in (model, narrow):
         leaves = [entities.clone().requires_grad_(), relations.clone().requires_grad_(), one.module.core]
-        query = one.shared_query(*leaves[:2], places, Side.HEAD)
+        query = one.query(*leaves[:2], Side.HEAD, places=places)
         found.append([query, *torch.autograd.grad(query.square().sum(), leaves)])
     for true, one in zip(*found):
         assert 0 < difference(one, true) < 8 * torch.finfo(torch.bfloat16).eps

@@ -139,6 +139,12 @@ class TuckER(Dot, ScoreFunction):
         return self.run_precisely(compute, given, answer)
 
 
+class ConvolutionSettings(ScoreSettings):
+    """Settings of a score function with a convolution."""
+
+    channels: int = setting(32, "filters of the convolution", ge=1)
+
+
 @SCORE_FUNCTIONS.register("conve")
 class ConvE(DenseScore):
     """ConvE, <ReLU(A conv([h; r]) + b), t> + t_0 (Dettmers et al. 2018, eq. 1).
@@ -151,11 +157,7 @@ class ConvE(DenseScore):
 
     help = "convolution over head and relation as images (Dettmers et al. 2018)"
 
-    class Settings(ScoreSettings):
-        """Its options."""
-
-        channels: int = setting(32, "filters of the convolution", ge=1)
-
+    Settings = ConvolutionSettings
     has_bias = True
 
     def relation_dim(self, dim: int) -> int:
@@ -175,7 +177,8 @@ class ConvE(DenseScore):
 
     def build_module(self, dim: int, seed: int) -> torch.nn.Module:
         """Return the layers between rows and query."""
-        return dense_modules.ConvEModule(seed, self.settings.channels, *self.image(dim))
+        height, width = self.image(dim)
+        return dense_modules.ConvolutionModule(seed, self.settings.channels, (2 * height, width), 0, dim - 1)
 
     def module_numbers(self, dim: int) -> int:
         """Return the sum over filters, their normalization, the linear layer and two normalizations."""
@@ -205,14 +208,12 @@ class ConEx(DenseScore):
     help = "ComplEx times a convolution over head and relation (Demir and Ngonga Ngomo 2021)"
     complex_valued = True
 
-    class Settings(ScoreSettings):
-        """Its options."""
-
-        channels: int = setting(32, "filters of the convolution", ge=1)
+    Settings = ConvolutionSettings
 
     def build_module(self, dim: int, seed: int) -> torch.nn.Module:
         """Return the layers between rows and factors."""
-        return dense_modules.ConExModule(seed, self.settings.channels, dim)
+        # Real and imaginary parts of head and relation are the four lines of an image.
+        return dense_modules.ConvolutionModule(seed, self.settings.channels, (4, dim // 2), 1, dim)
 
     def module_numbers(self, dim: int) -> int:
         """Return the sum over filters, their normalization, the linear layer and two normalizations."""

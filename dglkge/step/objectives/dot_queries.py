@@ -91,7 +91,7 @@ class GroupPenalty:
         heads, relations, tails = leaves
         entities = {Side.TAIL: (heads, tails), Side.HEAD: (tails, heads)}
         of_sides = [
-            self._model.penalty(regularizer, anchors, relations, truths, side)
+            regularizer.penalties(self._model, anchors, relations, truths, side)
             for side, (anchors, truths) in entities.items()
             if side in self._sides
         ]
@@ -108,7 +108,6 @@ class GroupQueries(Protocol):
 
     def write(self, queries: torch.Tensor, positive: np.ndarray, own: np.ndarray) -> None:
         """Write the queries (2 B, D), and the scores (2 B,) of their true answers and own entities."""
-        ...
 
     def differentiate(
         self, of_queries: torch.Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
@@ -124,7 +123,6 @@ class GroupQueries(Protocol):
         factors : (B,) float32
             Factor of each edge's penalty.
         """
-        ...
 
 
 def side_runs(num: int) -> dict[Side, slice]:
@@ -188,9 +186,7 @@ class DifferentiatedQueries(GroupQueries):
             queries[run] = query.detach()
             positive[run], own[run] = of_truth.detach().numpy(), of_own.detach().numpy()
             if self._regularizer is not None:
-                penalty = self._regularizer.of_query(query, truths)
-                if penalty is None:
-                    penalty = model.penalty(self._regularizer, anchors, relations, truths, side)
+                penalty = self._regularizer.penalties(model, anchors, relations, truths, side, query)
                 self._penalties.append(penalty)
 
     def differentiate(

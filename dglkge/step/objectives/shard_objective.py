@@ -44,7 +44,7 @@ from dglkge.planning.memory import (
     KEPT_SCORE_BYTES,
     ROWS_A_PANEL,
 )
-from dglkge.step.objectives.dot_softmax import QUERY_MULTIPLE
+from dglkge.step.objectives.dot_softmax import rounded
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -124,13 +124,11 @@ class ShardObjective(Protocol):
 
     def score_answers(self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers) -> Floats:
         """Return the scores (a,) of the answers among the rows, for a loss that reads them."""
-        ...
 
     def score(
         self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers, scores: AnswerScores = NO_ANSWERS
     ) -> ShardNumbers:
         """Score all queries (Q, D) against the rows (R, D); the answers' scores if the loss reads them."""
-        ...
 
     def differentiate(
         self, totals: Totals, factors: Floats, of_queries: torch.Tensor, of_rows: torch.Tensor
@@ -147,7 +145,6 @@ class ShardObjective(Protocol):
         of_rows : (R, D) tensor
             Written.
         """
-        ...
 
 
 class ProductShard:
@@ -199,7 +196,7 @@ class ProductShard:
         """Score all queries; see :class:`ShardObjective`."""
         num, dim = queries.shape
         # See QUERY_MULTIPLE: oneDNN compiles a matmul for each shape.
-        padded = -(-num // QUERY_MULTIPLE) * QUERY_MULTIPLE
+        padded = rounded(num)
         self._queries, self._rows, self._answers, self._padded = queries, rows, answers, padded
         self._ones = np.ones(max(padded, len(rows)), np.float32)
         self._operand = self._scratch.take("queries", padded, dim, self._dtype)

@@ -17,7 +17,7 @@ from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.config import Config
 from dglkge.config.schema import DenseConfig
 from dglkge.distributed.runtime import Cluster
-from dglkge.errors import CheckpointError, InputError
+from dglkge.errors import CheckpointError, InputError, one_line
 from dglkge.model.device import HOST, ComputeDevice, open_device, problem_of
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.precision import (
@@ -25,7 +25,6 @@ from dglkge.model.precision import (
     NARROW_TYPES,
     LossScale,
     ModulePrecision,
-    one_line,
 )
 from dglkge.training.building.checks import autocast_problems
 from dglkge.training.building.components import REFERENCE

@@ -15,7 +15,7 @@ from dglkge.checkpoint.courier import Courier
 from dglkge.checkpoint.durable import LeasedFolder
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_CONFIG_FILE, RUN_TRACKERS_FILE, Progress
 from dglkge.checkpoint.manager import CheckpointManager, TrainerGroup
-from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
+from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.checkpoint.mirror import Mirror, StoredVersion
 from dglkge.config import Config, save_config
 from dglkge.data.dataset import Dataset
@@ -28,7 +28,7 @@ from dglkge.errors import InputError, write_error
 from dglkge.training.building.components import configured_model
 from dglkge.training.building.tables import describe_optimizer
 from dglkge.training.job import Job
-from dglkge.training.resume import check_settings
+from dglkge.training.resume import resumable
 from dglkge.training.trackers import Trackers
 
 ATTEMPT_SECONDS = 5.0
@@ -92,18 +92,15 @@ def open_mirror(config: Config, cluster: Cluster, lease: Lease, meta: Checkpoint
     seconds = config.checkpoint.store_seconds
     mirror = Mirror(url, config.output, lease, seconds) if world.is_machine_leader else None
     # Rank 0 first: it may have a version that was not uploaded when its job was killed.
-    _agree(cluster, mirror if world.rank == 0 else None, lambda saved: _check(config, saved, meta))
+    settings, storage = dict(meta.config), config.checkpoint.storage
+    if settings["training"]["matmul_dtype"] == "auto":
+        # Chosen later, as the run has recorded it.
+        training = {name: value for name, value in settings["training"].items() if name != "matmul_dtype"}
+        settings["training"] = training
+    fits = functools.partial(resumable, config, meta=meta, settings=settings, where=storage)
+    _agree(cluster, mirror if world.rank == 0 else None, fits)
     _agree(cluster, mirror if world.rank != 0 and world.is_disk_leader else None, None)
     return mirror if world.rank == 0 or not world.has_own_disk else None
-
-
-def _check(config: Config, saved: CheckpointMeta, meta: CheckpointMeta) -> None:
-    """Refuse to take a URL with another run, or one with other settings."""
-    check_same_run(saved, meta)
-    training = dict(meta.config["training"])
-    if training["matmul_dtype"] == "auto":
-        del training["matmul_dtype"]  # chosen later, as the run has recorded it
-    check_settings(config, saved, {**meta.config, "training": training}, config.checkpoint.storage)
 
 
 def _agree(cluster: Cluster, mirror: Mirror | None, check: Callable[[CheckpointMeta], object] | None) -> None:
