@@ -279,17 +279,9 @@ ROWS: tuple[Row, ...] = (
         in_buckets,
     ),
     # Optimizer, schedule, early stopping
+    row(SYNCHRONOUS, only(True), "which takes the gradients of all", given("optimizer.clip_norm")),
     row(
-        SYNCHRONOUS,
-        only(True),
-        "which takes the gradients of all",
-        given("optimizer.clip_norm"),
-    ),
-    row(
-        "optimizer.decoupled_weight_decay",
-        only(False),
-        "so nothing decays",
-        of("optimizer.weight_decay", 0),
+        "optimizer.decoupled_weight_decay", only(False), "so nothing decays", of("optimizer.weight_decay", 0)
     ),
     *(
         row(
@@ -324,18 +316,8 @@ ROWS: tuple[Row, ...] = (
         "and only lookup exchange reads ahead",
         of("training.lookup", "kvstore"),
     ),
-    row(
-        OBJECTIVE,
-        only(NEGATIVE_SAMPLING),
-        COMPILED,
-        given("training.compile"),
-    ),
-    row(
-        "training.kernels",
-        only("auto"),
-        COMPILED,
-        given("training.compile"),
-    ),
+    row(OBJECTIVE, only(NEGATIVE_SAMPLING), COMPILED, given("training.compile")),
+    row("training.kernels", only("auto"), COMPILED, given("training.compile")),
     *(
         row(field, allowed, "where it is not supported", on_devices)
         for field, allowed in (

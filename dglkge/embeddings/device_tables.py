@@ -69,13 +69,14 @@ class Route:
     is_active: bool
 
 
+@dataclass
 class DeviceTables:
     """Rows and state of all tables on the devices of one machine's trainers; every method is a collective.
 
     It takes the place of the optimizer in a train step: the update rules, their hyper-parameters and the
     memory in the kvstore are those of the optimizer.
 
-    Parameters
+    Attributes
     ----------
     tables : mapping of str to EmbeddingTable
         In the order of the optimizer's tables; all rows on this machine.
@@ -86,40 +87,37 @@ class DeviceTables:
     timeout_seconds : float
         Limit of every wait for the other trainers.
 
-    Attributes
-    ----------
     network_bytes : int
         Bytes of gradients sent to other machines: 0, the tables are those of one machine.
     """
 
     network_bytes = 0
 
-    def __init__(
-        self,
-        tables: Mapping[str, EmbeddingTable],
-        optimizer: Any,
-        local_rank: int,
-        num_trainers: int,
-        device: torch.device,
-        timeout_seconds: float,
-    ) -> None:
+    tables: Mapping[str, EmbeddingTable]
+    optimizer: Any
+    local_rank: int
+    num_trainers: int
+    device: torch.device
+    timeout_seconds: float
+
+    def __post_init__(self) -> None:
         duty = "train every batch, also with no triples of its own"
-        self._host = Alltoall(timeout_seconds, purpose="exchange of rows", duty=duty)
+        self._host = Alltoall(self.timeout_seconds, purpose="exchange of rows", duty=duty)
         self._network = Alltoall(
-            timeout_seconds, own_group=True, purpose="exchange of rows", duty=duty, device=device
+            self.timeout_seconds, own_group=True, purpose="exchange of rows", duty=duty, device=self.device
         )
-        self._optimizer = optimizer
-        self._local_rank = local_rank
         self._enter: Callable[[str], None] = lambda phase: None
-        self._names = {id(table.embedding): name for name, table in tables.items()}
+        self._names = {id(table.embedding): name for name, table in self.tables.items()}
         self._shards: dict[str, DeviceRows] = {}
         self._starts: dict[str, Ids] = {}
-        for (name, table), of_optimizer in zip(tables.items(), optimizer.tables):
-            shards = [table.shard(rank, num_trainers) for rank in range(num_trainers)]
+        for (name, table), of_optimizer in zip(self.tables.items(), self.optimizer.tables):
+            shards = [table.shard(rank, self.num_trainers) for rank in range(self.num_trainers)]
             ends = [shard.first_node_id + shard.rows.shape[0] for shard in shards]
             self._starts[name] = np.array([shards[0].first_node_id, *ends], np.int64)
-            first, stop = (self._starts[name][local_rank : local_rank + 2] - table.first_node_id).tolist()
-            self._shards[name] = DeviceRows(of_optimizer, slice(first, stop), device)
+            first, stop = (
+                self._starts[name][self.local_rank : self.local_rank + 2] - table.first_node_id
+            ).tolist()
+            self._shards[name] = DeviceRows(of_optimizer, slice(first, stop), self.device)
         self._open: dict[str, Route] = {}
         self._is_changed = False
 
@@ -200,7 +198,7 @@ class DeviceTables:
         pieces = np.split(arrived, np.cumsum(given.ravel())[:-1])
         found = {}
         for place, (name, ids) in enumerate(wanted.items()):
-            positions = np.concatenate(pieces[place::num_tables]) - self._starts[name][self._local_rank]
+            positions = np.concatenate(pieces[place::num_tables]) - self._starts[name][self.local_rank]
             targets, places = np.unique(positions, return_inverse=True)
             found[name] = Route(
                 ids,
@@ -251,11 +249,11 @@ class DeviceTables:
             (of_batch if ids is self._open[name].ids else of_owned)[name] = rows
         sums = {name: self._summed(name, rows, of_owned.get(name)) for name, rows in of_batch.items()}
         factor = 1.0
-        if self._optimizer.clipping is not None:
+        if self.optimizer.clipping is not None:
             factor = self._clip([rows for _, rows in sums.values()], other_squares)
         self._enter("update")
         active = [name in sums and (name in of_owned or self._open[name].is_active) for name in self._shards]
-        steps = self._optimizer.count_step(active, number)
+        steps = self.optimizer.count_step(active, number)
         num_bad = np.zeros(len(steps) + 1, np.int64)
         num_bad[-1] = extra
         for place, (step, (name, shard)) in enumerate(zip(steps, self._shards.items())):
@@ -264,7 +262,7 @@ class DeviceTables:
         self._is_changed = True
         self._enter("waiting")
         *all_bad, extra_sum = self._host.sum(num_bad).tolist()
-        self._optimizer.report_nonfinite(np.array(all_bad, np.int64))
+        self.optimizer.report_nonfinite(np.array(all_bad, np.int64))
         return UpdateResult(extra_sum, factor)
 
     def _summed(
@@ -295,7 +293,7 @@ class DeviceTables:
 
     def _clip(self, sums: Sequence[torch.Tensor], other_squares: float) -> float:
         """Clip the merged gradients of all tables in place; returns the factor."""
-        clipping = self._optimizer.clipping
+        clipping = self.optimizer.clipping
         squares = np.array([sum(clipped_squares(rows, clipping.value) for rows in sums)], np.float64)
         if clipping.norm is not None:
             squares = self._host.sum(squares)

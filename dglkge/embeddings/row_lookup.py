@@ -131,25 +131,25 @@ class RowLookup:
         """Wait for the work in the background, before this trainer exits."""
 
 
+@dataclass
 class DirectLookup(RowLookup):
     """Rows from this machine's shared memory, and remote rows through DGL's kvstore.
 
-    Parameters
+    Attributes
     ----------
     tables : mapping of str to EmbeddingTable
     """
 
-    def __init__(self, tables: Mapping[str, EmbeddingTable]) -> None:
-        self._tables = tables
+    tables: Mapping[str, EmbeddingTable]
 
     @property
     def sent_bytes(self) -> int:
         """Bytes of ids and rows that went through the kvstore, without its own overhead."""
-        return sum(table.pulled_bytes for table in self._tables.values())
+        return sum(table.pulled_bytes for table in self.tables.values())
 
     def rows(self, batch: int, wanted: Wanted) -> dict[str, DirectRows]:
         """Locate the rows of each table's ids."""
-        return {name: DirectRows(self._tables[name], ids) for name, ids in wanted.items()}
+        return {name: DirectRows(self.tables[name], ids) for name, ids in wanted.items()}
 
 
 @dataclass(frozen=True)

@@ -9,21 +9,15 @@ from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from dglkge.errors import InputError
+from dglkge.model.functions import Tensor, autograd_functions, torch
 from dglkge.model.functions.comparators import Dot
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS, ScoreFunction
-from dglkge.registry import Registry, deferred
+from dglkge.registry import Registry
 from dglkge.settings import ComponentSettings, at_least_or, setting
 from dglkge.typing import Side
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from dglkge.model.functions import autograd as autograd_functions
     from dglkge.model.kge_model import KgeModel
-else:
-    torch = deferred("torch")
-    autograd_functions = deferred("dglkge.model.functions.autograd")
 
 
 class LoopWeights(NamedTuple):

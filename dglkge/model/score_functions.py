@@ -18,6 +18,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from dglkge.model.functions import Tensor, torch
 from dglkge.model.functions.comparators import (
     Comparator,
     Dot,
@@ -31,13 +32,9 @@ from dglkge.settings import ComponentSettings
 from dglkge.typing import Side
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
     from dglkge.model import dense_modules
     from dglkge.model.precision import ModulePrecision
 else:
-    torch = deferred("torch")
     dense_modules = deferred("dglkge.model.dense_modules")
 # Not imported while this file is: it declares score functions of its own.
 bigraph_scores = deferred("dglkge.model.functions.bigraph_scores")

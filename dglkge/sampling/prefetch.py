@@ -10,6 +10,7 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Protocol
 
@@ -55,10 +56,11 @@ class Pages(Protocol):
         """Let the kernel take the memory of a piece that was written back."""
 
 
+@dataclass
 class Prefetcher:
     """Follows the batches of a machine. Ranges are read once and pushed out once for each visit.
 
-    Parameters
+    Attributes
     ----------
     schedule : BucketOrder
     tables : mapping of str to sequence of Pages
@@ -67,25 +69,20 @@ class Prefetcher:
         Ranges that may be in memory already, whole or in part: those that the first batches do not need are
         pushed out.
 
-    Attributes
-    ----------
     num_read, num_pushed_out : int
         Ranges so far.
     """
 
-    def __init__(
-        self,
-        schedule: BucketOrder,
-        tables: Mapping[str, Sequence[Pages]],
-        there: AbstractSet[Range] = frozenset(),
-    ) -> None:
-        self._schedule = schedule
-        self._tables = tables
+    schedule: BucketOrder
+    tables: Mapping[str, Sequence[Pages]]
+    there: AbstractSet[Range] = frozenset()
+
+    def __post_init__(self) -> None:
         self.num_read = self.num_pushed_out = 0
         # What the thread shall have in memory: ranges of the batch and of the bucket after it.
         self._wanted: frozenset[Range] = frozenset()
         self._held: frozenset[Range] = frozenset()
-        self._there = frozenset(there)
+        self._there = frozenset(self.there)
         self._is_closed = False
         self._changed = threading.Condition()
         # A daemon: a call that hangs on a broken disk must not keep a trainer from exiting.
@@ -94,8 +91,8 @@ class Prefetcher:
 
     def advance(self, epoch: int, batch: int) -> None:
         """Note the batch that is trained next; returns at once."""
-        now = self._schedule.ranges_at(epoch, batch)
-        wanted = frozenset(now) | self._schedule.ranges_after(epoch, batch)
+        now = self.schedule.ranges_at(epoch, batch)
+        wanted = frozenset(now) | self.schedule.ranges_after(epoch, batch)
         with self._changed:
             if wanted != self._wanted:
                 self._wanted = wanted
@@ -155,7 +152,7 @@ class Prefetcher:
     def _pieces(self, range_: Range) -> Iterator[Piece]:
         """Yield the pieces of a range of all tensors of a table."""
         name, number = range_
-        for pages in self._tables.get(name, ()):
+        for pages in self.tables.get(name, ()):
             for address, num_bytes in pages.pieces(number):
                 yield pages, address, num_bytes
 

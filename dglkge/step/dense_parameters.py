@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +31,11 @@ SCALE = "loss_scale"
 """Group of the numbers of the loss scale."""
 
 
+@dataclass
 class DenseParameters(Parameters):
     """The module of a score function, on one trainer.
 
-    Parameters
+    Attributes
     ----------
     module : torch.nn.Module
         On the device that computes the batches: gradients are summed and updates made there.
@@ -52,40 +54,33 @@ class DenseParameters(Parameters):
         Factor on the gradients that a batch leaves with the parameters in `scaled`.
     scaled : collection of str
 
-    Attributes
-    ----------
     optimizer : torch.optim.Optimizer
     loss_scale : LossScale or None
     """
 
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        make_optimizer: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
-        groups: DeviceGroups,
-        is_first: bool = True,
-        clip_value: float = 0.0,
-        shards_in: Path | None = None,
-        loss_scale: LossScale | None = None,
-        scaled: Collection[str] = (),
-    ) -> None:
-        self.loss_scale = loss_scale
-        self._scaled = frozenset(scaled)
-        self._parameters = {name: one for name, one in module.named_parameters() if one.requires_grad}
-        self._module = module
-        self._groups = groups
-        self._clip_value = clip_value
+    module: torch.nn.Module
+    make_optimizer: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+    groups: DeviceGroups
+    is_first: bool = True
+    clip_value: float = 0.0
+    shards_in: Path | None = None
+    loss_scale: LossScale | None = None
+    scaled: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        self._scaled = frozenset(self.scaled)
+        self._parameters = {name: one for name, one in self.module.named_parameters() if one.requires_grad}
         # A user's module may draw other numbers with another version of torch: the first trainer's count.
         with torch.no_grad():
-            for values in module.parameters():
-                groups.sum(values if is_first else values.zero_())
+            for values in self.module.parameters():
+                self.groups.sum(values if self.is_first else values.zero_())
         # Parameters that the optimizer updates, by name: the module's own, or this trainer's slices of them.
         self._updated = self._parameters
         self._shards: ParameterShards | None = None
-        if shards_in is not None:
-            self._shards = ParameterShards(dict(module.named_parameters()), groups, shards_in)
+        if self.shards_in is not None:
+            self._shards = ParameterShards(dict(self.module.named_parameters()), self.groups, self.shards_in)
             self._updated = {name: self._shards.own[name] for name in self._parameters}
-        self.optimizer = make_optimizer(list(self._updated.values()))
+        self.optimizer = self.make_optimizer(list(self._updated.values()))
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -130,8 +125,8 @@ class DenseParameters(Parameters):
         are_finite = [torch.isfinite(gradient).all() for gradient in sums]
         for parameter, gradient in zip(parameters, sums):
             parameter.grad = gradient.float()
-        if self._clip_value:
-            torch.nn.utils.clip_grad_value_(parameters, self._clip_value)
+        if self.clip_value:
+            torch.nn.utils.clip_grad_value_(parameters, self.clip_value)
         squares = [
             parameter.grad.double().square().sum() for parameter in parameters if parameter.grad is not None
         ]
@@ -141,7 +136,7 @@ class DenseParameters(Parameters):
         verdict[-1] = sum(float(square) for square in squares)
         if self._shards is not None:
             # Each trainer has seen its slices: the norm and the verdict are those of all of them.
-            verdict = self._groups.sum(verdict)
+            verdict = self.groups.sum(verdict)
         if self.loss_scale is not None:
             # Equal on all trainers, as the sums are.
             overflows = bool(verdict[:-1].any())
@@ -178,7 +173,7 @@ class DenseParameters(Parameters):
         for device, flat in by_device.items():
             asks = torch.tensor([not rows_are_finite], dtype=torch.float64, device=device)
             # One round of messages: the request to skip is one number more.
-            *totals, asking = self._groups.sum(torch.cat([*flat, asks])).split([*map(len, flat), 1])
+            *totals, asking = self.groups.sum(torch.cat([*flat, asks])).split([*map(len, flat), 1])
             by_place[device], num_asking = iter(totals), float(asking)
         return [next(by_place[parameter.device]).view_as(parameter) for parameter in parameters], num_asking
 
@@ -214,7 +209,7 @@ class DenseParameters(Parameters):
         CheckpointError, StorageError
             On rank 0, if that file cannot be written.
         """
-        every = dict(self._module.named_parameters()) if self._shards is None else self._shards.own
+        every = dict(self.module.named_parameters()) if self._shards is None else self._shards.own
         found: dict[str, torch.Tensor] = {dense_path("parameters", name): one for name, one in every.items()}
         slices = {path: (name, every[name].detach()) for name, path in zip(every, found)}
         for name, one in self._updated.items():
@@ -245,7 +240,7 @@ class DenseParameters(Parameters):
             If one is missing, has another shape, or is none of the module's.
         """
         if self._shards is None:
-            load_parameters(self._module, values, where)
+            load_parameters(self.module, values, where)
         else:
             self._shards.load(values, where)
 
@@ -262,7 +257,7 @@ class DenseParameters(Parameters):
             If a parameter is missing or has another shape.
         """
         if self._shards is None:
-            load_parameters(self._module, dense_parameters(state), state.filename)
+            load_parameters(self.module, dense_parameters(state), state.filename)
         else:
             # Of each dataset only this trainer's slice is read, however many trainers wrote it.
             self._shards.load(state.get(dense_path("parameters"), {}), state.filename)

@@ -99,10 +99,7 @@ class HeldOutEvaluator:
     ) -> np.ndarray:
         """Return the sums of the metrics over a batch of triples of one pair of entity types."""
         heads, relations, tails = (torch.from_numpy(np.ascontiguousarray(column)) for column in batch.T)
-        rows = {
-            Side.HEAD: self._gather(pair[0], heads),
-            Side.TAIL: self._gather(pair[1], tails),
-        }
+        rows = {Side.HEAD: self._gather(pair[0], heads), Side.TAIL: self._gather(pair[1], tails)}
         relation_rows = self._gather(RELATION, relations)
         found = dict.fromkeys(_NAMES, 0.0)
         for side, anchor_side, answers in ((Side.TAIL, Side.HEAD, tails), (Side.HEAD, Side.TAIL, heads)):

@@ -206,10 +206,11 @@ class Mlflow(Tracker):
         self._client.set_terminated(self.id, "FINISHED" if is_complete else "KILLED")
 
 
+@dataclass
 class Trackers:
     """The trackers of a run, on rank 0; on other trainers, and without ``training.loggers``, nothing.
 
-    Parameters
+    Attributes
     ----------
     names : sequence of str
         Members of :data:`LOGGERS`.
@@ -221,18 +222,14 @@ class Trackers:
         Return and take the ids of the trackers' runs, by tracker.
     """
 
-    def __init__(
-        self,
-        names: Sequence[str] = (),
-        folder: Path = Path(),
-        settings: Mapping[str, Any] | None = None,
-        recall: Callable[[], Mapping[str, str]] = dict,
-        record: Callable[[Mapping[str, str]], object] = lambda ids: None,
-    ) -> None:
-        self._names = names
-        self._folder = folder
-        self._settings = flat_settings(settings or {})
-        self._recall, self._record = recall, record
+    names: Sequence[str] = ()
+    folder: Path = Path()
+    settings: Mapping[str, Any] | None = None
+    recall: Callable[[], Mapping[str, str]] = dict
+    record: Callable[[Mapping[str, str]], object] = lambda ids: None
+
+    def __post_init__(self) -> None:
+        self._settings = flat_settings(self.settings or {})
         self._ids: dict[str, str] = {}
         self._lock = threading.Lock()
         self._threads: list[_Thread] = []
@@ -246,11 +243,11 @@ class Trackers:
             Global batches that are done.
         is_resumed : bool
         """
-        if not self._names:
+        if not self.names:
             return
-        self._ids = dict(self._recall()) if is_resumed else {}
-        for name in self._names:
-            run = TrackedRun(self._folder, self._settings, self._ids.get(name, ""), first_step)
+        self._ids = dict(self.recall()) if is_resumed else {}
+        for name in self.names:
+            run = TrackedRun(self.folder, self._settings, self._ids.get(name, ""), first_step)
             self._threads.append(_Thread(name, LOGGERS.get(name), run, self._started))
         # A tracker may start a process of its own. Until it runs its program, a copy of this process keeps
         # all files open, and HDF5 refuses a file that another process holds: no checkpoint is written now.
@@ -283,7 +280,7 @@ class Trackers:
         """Record the id of a tracker's run."""
         with self._lock:
             self._ids[name] = id_
-            self._record(dict(self._ids))
+            self.record(dict(self._ids))
 
 
 class _Thread:

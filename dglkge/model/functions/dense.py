@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from dglkge.model.functions import Tensor, autograd_functions, torch
 from dglkge.model.functions.comparators import Dot, complex_product
 from dglkge.model.score_functions import SCORE_FUNCTIONS, ScoreFunction, ScoreSettings
 from dglkge.registry import deferred
@@ -16,15 +17,9 @@ from dglkge.settings import setting
 from dglkge.typing import Side
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
     from dglkge.model import dense_modules
-    from dglkge.model.functions import autograd as autograd_functions
 else:
-    torch = deferred("torch")
     dense_modules = deferred("dglkge.model.dense_modules")
-    autograd_functions = deferred("dglkge.model.functions.autograd")
 
 MATRIX_NUMBERS = 1 << 24
 """Numbers of matrices M(r) that TuckER makes at a time where each query has one of its own."""

@@ -8,6 +8,7 @@ user's) is differentiated by torch, which costs B·D numbers and not B·N.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -33,41 +34,41 @@ def loop_weights(model: KgeModel, regularizer: Regularizer | None) -> LoopWeight
     return regularizer.loop_weights
 
 
+@dataclass
 class GroupPenalty:
     """Adds the gradients of the queries' penalties to those of a group's rows.
 
-    Parameters
+    Attributes
     ----------
     model : KgeModel
     regularizer : Regularizer or None
     sides : collection of Side
         Sides whose queries are regularized; the loops compute both.
 
-    Attributes
-    ----------
     n3 : np.float32
         Weight of N3 in the loop that writes the gradients (``kernels.dot.write_gradients``), where the
         regularizer is just that; :meth:`add` then adds nothing.
     """
 
-    def __init__(
-        self, model: KgeModel, regularizer: Regularizer | None, sides: Collection[Side] = tuple(Side)
-    ) -> None:
-        self._model = model
-        self._regularizer = regularizer
-        self._operator = (model.score_function.complex_valued, model.reciprocal)
-        self._sides = sides
-        self._weights = weights = loop_weights(model, regularizer) if len(sides) == len(Side) else None
+    model: KgeModel
+    regularizer: Regularizer | None
+    sides: Collection[Side] = tuple(Side)
+
+    def __post_init__(self) -> None:
+        self._operator = (self.model.score_function.complex_valued, self.model.reciprocal)
+        self._weights = weights = (
+            loop_weights(self.model, self.regularizer) if len(self.sides) == len(Side) else None
+        )
         self.n3 = np.float32(0)
         if weights is not None and weights.power == 3 and weights.entity == 2 * weights.relation:
-            self.n3, self._regularizer = np.float32(weights.relation), None
+            self.n3, self.regularizer = np.float32(weights.relation), None
 
     def add(self, group: Group, rows: Rows, factors: npt.NDArray[np.float32]) -> float:
         """Add the gradients, each triple's times its factor (B,); returns the summed penalty."""
-        if self._regularizer is None:
+        if self.regularizer is None:
             return 0.0
         if self._weights is None:
-            return self._by_autograd(self._regularizer, group, rows, factors)
+            return self._by_autograd(self.regularizer, group, rows, factors)
         places = (group.heads, group.tails, group.relations)
         # Kept until the loop has read the addresses.
         found = [rows.found(one) for one in places]
@@ -91,9 +92,9 @@ class GroupPenalty:
         heads, relations, tails = leaves
         entities = {Side.TAIL: (heads, tails), Side.HEAD: (tails, heads)}
         of_sides = [
-            regularizer.penalties(self._model, anchors, relations, truths, side)
+            regularizer.penalties(self.model, anchors, relations, truths, side)
             for side, (anchors, truths) in entities.items()
-            if side in self._sides
+            if side in self.sides
         ]
         total = (sum(of_sides[1:], of_sides[0]) * torch.from_numpy(factors)).sum()
         total.backward()

@@ -38,12 +38,7 @@ from dglkge.model.full_losses import (
 from dglkge.model.functions.autograd import words
 from dglkge.model.negative_terms import IGNORED_SCORE
 from dglkge.optim.scratch import Scratch
-from dglkge.planning.memory import (
-    DEVICE_BLOCK_NUMBERS,
-    KEPT_ROW_BYTES,
-    KEPT_SCORE_BYTES,
-    ROWS_A_PANEL,
-)
+from dglkge.planning.memory import DEVICE_BLOCK_NUMBERS, KEPT_ROW_BYTES, KEPT_SCORE_BYTES, ROWS_A_PANEL
 from dglkge.step.objectives.dot_softmax import rounded
 
 Ids = npt.NDArray[np.int64]
@@ -147,6 +142,7 @@ class ShardObjective(Protocol):
         """
 
 
+@dataclass
 class ProductShard:
     """Scores that are inner products, by three matrix products and compiled loops, of losses with a kernel.
 
@@ -156,7 +152,7 @@ class ProductShard:
     the third product, with the queries scaled, gives the gradients of the rows. So no score is touched again
     between the products, and none is computed twice as long as the powers are kept (``kept_bytes``).
 
-    Parameters
+    Attributes
     ----------
     objective : FullObjective
     matmul_dtype : torch.dtype
@@ -167,20 +163,16 @@ class ProductShard:
     rows_a_panel : int
     """
 
-    def __init__(
-        self,
-        objective: FullObjective,
-        matmul_dtype: torch.dtype,
-        kept_bytes: int = KEPT_SCORE_BYTES,
-        rows_a_panel: int = ROWS_A_PANEL,
-    ) -> None:
-        self.objective = objective
-        self._dtype = matmul_dtype
-        self._is_binary = objective.loss.kernel == CROSS_ENTROPY
+    objective: FullObjective
+    matmul_dtype: torch.dtype
+    kept_bytes: int = KEPT_SCORE_BYTES
+    rows_a_panel: int = ROWS_A_PANEL
+
+    def __post_init__(self) -> None:
+        self._dtype = self.matmul_dtype
+        self._is_binary = self.objective.loss.kernel == CROSS_ENTROPY
         self._replace = kernels.sigmoids if self._is_binary else kernels.exponentials
-        self._ignored = words(torch.tensor([IGNORED_SCORE], dtype=matmul_dtype))[0]
-        self._kept_bytes = kept_bytes
-        self._rows_a_panel = rows_a_panel
+        self._ignored = words(torch.tensor([IGNORED_SCORE], dtype=self.matmul_dtype))[0]
         self._scratch = Scratch()
 
     def score_answers(self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers) -> Floats:
@@ -221,7 +213,7 @@ class ProductShard:
 
     def _plan_panels(self, num_rows: int) -> list[_Panel]:
         """Cut the rows into panels, and decide which are kept."""
-        width, left, panels = self._rows_a_panel, self._kept_bytes, []
+        width, left, panels = self.rows_a_panel, self.kept_bytes, []
         for start in range(0, num_rows, width):
             stop = min(start + width, num_rows)
             left -= self._padded * (stop - start) * self._dtype.itemsize
@@ -376,6 +368,7 @@ def _runs(num: int, length: int) -> Iterator[slice]:
         yield slice(start, min(start + length, num))
 
 
+@dataclass
 class AutogradShard:
     """Any score function and loss: scores by blocks of rows, gradients by autograd; plain twin of the above.
 
@@ -383,7 +376,7 @@ class AutogradShard:
     answers are copied there once, rows block by block, and the gradients of a block come back while the next
     block computes. Blocks within ``kept_bytes`` stay on the device between the two halves of a step.
 
-    Parameters
+    Attributes
     ----------
     objective : FullObjective
     compare : callable
@@ -399,27 +392,21 @@ class AutogradShard:
         Whether rows are on the device in any case, and the gradients of rows shall be there.
     """
 
-    def __init__(
-        self,
-        objective: FullObjective,
-        compare: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-        numbers_a_score: int = 1,
-        device: ComputeDevice = HOST,
-        matmul_dtype: torch.dtype = torch.float32,
-        kept_bytes: int = KEPT_ROW_BYTES,
-        is_resident: bool = False,
-    ) -> None:
-        self._is_resident = is_resident
-        self.objective = objective
-        self._compare = compare
-        self._numbers_a_score = numbers_a_score
-        self._device = device
-        self._dtype = matmul_dtype if device.is_staged else torch.float32
-        self._block_numbers = DEVICE_BLOCK_NUMBERS if device.is_staged else TWIN_BLOCK_NUMBERS
-        self._kept_bytes = kept_bytes if device.is_staged else 0
+    objective: FullObjective
+    compare: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    numbers_a_score: int = 1
+    device: ComputeDevice = HOST
+    matmul_dtype: torch.dtype = torch.float32
+    kept_bytes: int = KEPT_ROW_BYTES
+    is_resident: bool = False
+
+    def __post_init__(self) -> None:
+        self._dtype = self.matmul_dtype if self.device.is_staged else torch.float32
+        self._block_numbers = DEVICE_BLOCK_NUMBERS if self.device.is_staged else TWIN_BLOCK_NUMBERS
+        self._kept_bytes = self.kept_bytes if self.device.is_staged else 0
         self._kept: dict[int, torch.Tensor] = {}
         # Two rooms each way: the host fills or empties one while the device uses the other.
-        self._pinned, rooms = ([Scratch(pinned=device.pins_memory) for _ in range(2)] for _ in range(2))
+        self._pinned, rooms = ([Scratch(pinned=self.device.pins_memory) for _ in range(2)] for _ in range(2))
         self._rooms = itertools.cycle(rooms)
         self._sent: list[Any] = []
 
@@ -429,7 +416,7 @@ class AutogradShard:
         self._queries = self._there(queries)
         places, columns = np.unique(answers.places, return_inverse=True)
         scores = np.empty(len(columns), np.float32)
-        for block in _runs(len(places), self._block_rows(len(queries) * self._numbers_a_score)):
+        for block in _runs(len(places), self._block_rows(len(queries) * self.numbers_a_score)):
             is_here = (columns >= block.start) & (columns < block.stop)
             candidates = self._there(rows[torch.from_numpy(places[block]).to(rows.device)])
             matrix = self._scores(self._queries, candidates).cpu().numpy()
@@ -446,7 +433,7 @@ class AutogradShard:
         self._kept = {}
         loss, num_pairs = self.objective.loss, len(scores.scores)
         numbers, pulls = loss.first(self._queries), self._queries.new_zeros(num_pairs)
-        self._rows_a_block = self._block_rows(max(len(queries) * self._numbers_a_score, num_pairs))
+        self._rows_a_block = self._block_rows(max(len(queries) * self.numbers_a_score, num_pairs))
         for run in _runs(len(rows), self._rows_a_block):
             loss.add(numbers, pulls, self._score_block(run, self._queries, self._block(run)))
         return ShardNumbers(numbers.cpu().numpy(), pulls.cpu().numpy())
@@ -457,21 +444,21 @@ class AutogradShard:
         """Write the gradients; see :class:`ShardObjective`."""
         queries = self._queries.detach().requires_grad_()
         # Autograd accumulates over blocks: into the caller's memory on the CPU.
-        queries.grad = torch.zeros_like(queries) if self._device.is_staged else of_queries.zero_()
+        queries.grad = torch.zeros_like(queries) if self.device.is_staged else of_queries.zero_()
         normalizers, pulls = totals.normalizers.astype(np.float32), totals.pulls.astype(np.float32)
         shift, weights = (self._there(torch.from_numpy(one))[:, None] for one in (normalizers, factors))
         answer_pulls = self._there(torch.from_numpy(pulls))
         returning: list[tuple[slice, torch.Tensor, Any]] = []
         for number, run in enumerate(_runs(len(self._rows), self._rows_a_block)):
             rows = self._block(run).detach().contiguous().requires_grad_()
-            with self._device.computing():
+            with self.device.computing():
                 block = self._score_block(run, queries, rows)
                 detached = dataclasses.replace(block, scores=block.scores.detach())
                 gradients = self.objective.loss.score_gradients(detached, shift, answer_pulls)
                 block.scores.backward(gradients * weights)
             if rows.grad is None:
                 continue
-            if not self._device.is_staged or self._is_resident:
+            if not self.device.is_staged or self.is_resident:
                 of_rows[run] = rows.grad
                 continue
             # The block before has come back into the other half of the page-locked memory by now, or is
@@ -479,7 +466,7 @@ class AutogradShard:
             _place(returning, of_rows)
             returning.append((run, self._started_back(number % 2, rows.grad), self._recorded()))
         _place(returning, of_rows)
-        if self._device.is_staged:
+        if self.device.is_staged:
             of_queries.copy_(queries.grad)
         self._kept = {}
 
@@ -489,22 +476,22 @@ class AutogradShard:
 
     def _scores(self, queries: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
         """Score queries (Q, D) against rows (b, D') in the type of the matmuls: (Q, b) float32."""
-        with self._device.computing(), self._device.autocast(self._dtype):
-            return self._compare(queries, rows).to(queries.dtype)
+        with self.device.computing(), self.device.autocast(self._dtype):
+            return self.compare(queries, rows).to(queries.dtype)
 
     def _there(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return a tensor on the device: a copy, or itself where the device is the CPU's own path."""
-        if not self._device.is_staged:
+        if not self.device.is_staged:
             return tensor
-        return tensor.to(self._device.device, copy=True)
+        return tensor.to(self.device.device, copy=True)
 
     def _block(self, block: slice) -> torch.Tensor:
         """Return some rows on the device."""
-        if self._is_resident:
+        if self.is_resident:
             return self._rows[block]
         if block.start in self._kept:
             return self._kept[block.start]
-        rows = self._started_there(self._rows[block]) if self._device.is_staged else self._rows[block]
+        rows = self._started_there(self._rows[block]) if self.device.is_staged else self._rows[block]
         # The rows change after the step only: until then a copy is as good.
         if rows.numel() * rows.element_size() <= self._kept_bytes - self._bytes_kept:
             self._kept[block.start] = rows
@@ -515,7 +502,7 @@ class AutogradShard:
         if len(self._sent) == 2:
             self._sent.pop(0).synchronize()  # the room that comes next is free again
         room = next(self._rooms).take("rows", rows.shape[0], rows.shape[1], rows.dtype).copy_(rows)
-        there = room.to(self._device.device, non_blocking=True, copy=True)
+        there = room.to(self.device.device, non_blocking=True, copy=True)
         self._sent.append(self._recorded())
         return there
 
@@ -531,8 +518,8 @@ class AutogradShard:
 
     def _recorded(self) -> Any:
         """Return an event behind what is queued on the device so far."""
-        event = self._device.backend.Event()
-        event.record(self._device.backend.current_stream())
+        event = self.device.backend.Event()
+        event.record(self.device.backend.current_stream())
         return event
 
     def _block_rows(self, numbers_a_row: int) -> int:

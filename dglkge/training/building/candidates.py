@@ -31,12 +31,7 @@ from dglkge.step.objectives.all_candidates import (
 from dglkge.step.objectives.k_vs_all import all_answers
 from dglkge.step.objectives.query_exchange import QueryExchange
 from dglkge.step.objectives.relation_prediction import RELATION_BLOCKS, RelationQueries
-from dglkge.step.objectives.shard_objective import (
-    AutogradShard,
-    FullObjective,
-    ProductShard,
-    ShardObjective,
-)
+from dglkge.step.objectives.shard_objective import AutogradShard, FullObjective, ProductShard, ShardObjective
 from dglkge.step.planning import EdgePlanner, QueryPlanner
 from dglkge.step.rows import Transforms
 from dglkge.training.building.components import REFERENCE, configured_loss, configured_regularizer
