@@ -395,6 +395,9 @@ class CheckpointConfig(Settings):
         "URL to which each version is committed as well (s3://bucket/run, file:///disk/run); a folder "
         "without a checkpoint, or with an older one, goes on from there; empty: none",
     )
+    local: bool = free(
+        True, "keep the rows of versions in the run's folder beside checkpoint.storage; false: only there"
+    )
     store_seconds: float = free(
         600.0,
         "a commit waits for so long for a storage that is out of reach, with warnings; then the job ends",
