@@ -159,7 +159,7 @@ def use_autograd(trainer: Any, config: Config) -> None:
     step = trainer._train_step
     # The planner of the trainer's own objective draws the negatives.
     planner = step.objective.planner
-    objective = AutogradLoss(planner, model, loss, None, config.negatives.own_entity, Computation())
+    objective = AutogradLoss(planner, model, loss, None, config.negatives.scores_own, Computation())
     step.objective = step.look_ahead.objective = objective
     step.store = step.look_ahead.store = HostStore(trainer.tables, step.transforms, reads_in_place=False)
 

@@ -13,10 +13,10 @@ from dglkge.model import regularizers
 from dglkge.model.choices import (
     NEGATIVE_SAMPLING,
     NO_TRANSFORM,
+    NegativeSettings,
     ObjectiveSettings,
     OptimizerSettings,
     RelationSettings,
-    SamplerSettings,
     ScheduleSettings,
     TransformSettings,
     rule_settings,
@@ -488,7 +488,7 @@ class Config(Settings):
         "defined for, else none",
     )
     sampling: SamplingConfig = section(SamplingConfig, "order of the triples of an epoch")
-    negatives: Annotated[SamplerSettings, NEGATIVES] = component(NEGATIVES, "how negatives are drawn")
+    negatives: Annotated[NegativeSettings, NEGATIVES] = component(NEGATIVES, "how negatives are drawn")
     optimizer: Annotated[OptimizerConfig, OPTIMIZER] = component(OPTIMIZER, "update rule of the rows")
     dense: DenseConfig = section(DenseConfig, "dense parameters")
     features: FeaturesConfig | None = optional("frozen vectors of entities; null: none")

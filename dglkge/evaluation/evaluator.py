@@ -124,7 +124,8 @@ class RankingEvaluator:
         if self.protocol.filtered and known is None:
             raise InputError("filtered ranking needs the known triples; rank raw without them")
         triples = np.ascontiguousarray(triples, dtype=np.int64)
-        types = self._candidate_types(triples)
+        used = [self.relations[id_] for id_ in np.unique(triples[:, 1])]
+        types = sorted({relation.candidate_type(side) for relation in used for side in Side})
         num_entities, num_groups = _count_entities(types, shards, reduce, turn)
         counts = np.zeros((3, len(SIDES), len(triples)), np.int64)
         ranked = self._ranked(shards)
@@ -187,10 +188,6 @@ class RankingEvaluator:
                 left -= shard.rows.numel() * shard.rows.element_size()
                 found[name].append(RankedShard(shard, self.device.device if left >= 0 else None))
         return found
-
-    def _candidate_types(self, triples: np.ndarray) -> list[str]:
-        used = [self.relations[id_] for id_ in np.unique(triples[:, 1])]
-        return sorted({relation.candidate_type(side) for relation in used for side in Side})
 
     def _result(
         self, triples: np.ndarray, greater: np.ndarray, equal: np.ndarray, num_negatives: np.ndarray

@@ -166,6 +166,10 @@ REFUSED = [
         "negatives.degree_power has no effect here; it is an option of mixed",
     ),
     (
+        ["negatives.name=all_entities", "negatives.own_entity=false"],
+        "negatives.own_entity has no effect here; it is an option of mixed",
+    ),
+    (
         ["sampling.order=machine", "training.objective=k_vs_all"],
         "sampling.order is machine and training.objective is k_vs_all, whose batches are queries in an order "
         "of the whole graph; allowed: auto, global",

@@ -112,7 +112,7 @@ def test_gradients_and_loss_equal_float64(
     )
     if objective == "negative_sampling":
         # Every entity of the type is a negative: the same loss without an oracle for the draws.
-        sets = (*sets, "negatives.name=all_entities", "negatives.own_entity=false")
+        sets = (*sets, "negatives.name=all_entities")
     with opened(files, tmp_path / "run", *sets) as trainer:
         num_steps = 0
         for _ in dglkge.remaining_epochs_until(1):

@@ -48,7 +48,8 @@ def trained(folder: Path, kernels: str, *more: str) -> tuple[list[float], dict[s
     settings = [
         *(f"dataset={toy_dataset(typed=True)}", f"output={folder / kernels}", "training.num_epochs=1"),
         *("model.dimension=8", "model.init_scale=0.3", "training.batch_size=20", "optimizer.lr=0.05"),
-        *("negatives.num_uniform=12", "negatives.chunk_size=20", "training.matmul_dtype=float32"),
+        *([] if "negatives.name=all_entities" in more else ["negatives.num_uniform=12"]),
+        *("negatives.chunk_size=20", "training.matmul_dtype=float32"),
         *("checkpoint.every_epochs=0", "evaluation.max_triples=3", f"training.kernels={kernels}", *more),
     ]
     with opened(load_config(None, settings)) as trainer:

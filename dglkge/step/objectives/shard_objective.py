@@ -493,7 +493,8 @@ class AutogradShard:
             return self._kept[block.start]
         rows = self._started_there(self._rows[block]) if self.device.is_staged else self._rows[block]
         # The rows change after the step only: until then a copy is as good.
-        if rows.numel() * rows.element_size() <= self._kept_bytes - self._bytes_kept:
+        num_bytes = sum(kept.numel() * kept.element_size() for kept in (rows, *self._kept.values()))
+        if num_bytes <= self._kept_bytes:
             self._kept[block.start] = rows
         return rows
 
@@ -505,11 +506,6 @@ class AutogradShard:
         there = room.to(self.device.device, non_blocking=True, copy=True)
         self._sent.append(self._recorded())
         return there
-
-    @property
-    def _bytes_kept(self) -> int:
-        """Bytes of the rows that are on the device."""
-        return sum(rows.numel() * rows.element_size() for rows in self._kept.values())
 
     def _started_back(self, half: int, gradients: torch.Tensor) -> torch.Tensor:
         """Begin to copy gradients back into page-locked memory; returns that."""

@@ -61,7 +61,7 @@ def check_config(config: Config, world: World | None = None) -> None:
     _raise(
         problems_of(config, num_machines),
         _raised(lambda: configured_regularizer(config, model)),
-        _raised(lambda: split_count(config.negatives.num_uniform, config.negatives.shares)),
+        _raised(lambda: split_count(max(config.negatives.per_side.values()), config.negatives.shares)),
         schedule_problems(config),
         dense_problems(config, model),
         _loggers(config),

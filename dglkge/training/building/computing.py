@@ -104,10 +104,12 @@ def _recorded(config: Config) -> str | None:
 def _measured(config: Config, device: ComputeDevice) -> str:
     """Measure matmuls of the shape of a chunk."""
     num_queries = 2 * min(config.negatives.chunk_size, config.training.batch_size)
-    candidates = config.negatives.num_uniform
+    candidates = max(config.negatives.per_side.values())
     if config.training.objective.over_all:
+        num_queries = 2 * config.training.batch_size
+    if config.training.objective.over_all or config.negatives.takes_all:
         # All entities are candidates: enough of them for the largest shape that is measured.
-        num_queries, candidates = 2 * config.training.batch_size, DEVICE_MAX_ROWS
+        candidates = DEVICE_MAX_ROWS
     shape = (num_queries, candidates, config.model.dimension)
     return faster_type(shape, device)
 

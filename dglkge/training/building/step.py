@@ -55,16 +55,14 @@ def build_step(job: Job, batches: TrainingBatches) -> tuple[TrainStep, LookAhead
 
 def _build_sampled(job: Job, batches: TrainingBatches, transforms: Transforms) -> Objective:
     """Make the objective against sampled negatives."""
-    config, computation, pairs = job.config, job.computation, job.pairs
-    dataset, layout, model = job.dataset, job.layout, job.computing
+    config, computation, pairs, model = job.config, job.computation, job.pairs, job.computing
     loss, regularizer = configured_loss(config), configured_regularizer(config, model)
-    negatives = build_negatives(config, dataset, layout, job.tables, pairs)
-    offset, range_of = build_range_offset(config, dataset, layout, loss)
-    known = build_known(config, dataset, layout)
+    negatives = build_negatives(job)
+    offset, range_of = build_range_offset(job, loss)
+    known = build_known(job)
     sums_batch = config.loss.batch_reduction == "sum"
     planner = EdgePlanner(list(job.tables), pairs, negatives, sums_batch, known, range_of)
-    # It is among all entities already.
-    own_entity = config.negatives.own_entity and not config.negatives.takes_all
+    own_entity = config.negatives.scores_own
     is_compiled = dot_softmax.is_compiled(model, loss) and job.has_loops
     kind = dot_softmax.DotSoftmax if is_compiled else AutogradLoss
     objective: Objective = kind(
