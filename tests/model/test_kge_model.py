@@ -57,16 +57,18 @@ def test_reciprocal_rows_operate_forwards_on_the_entity_given(name):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("reciprocal", [False, True])
-@pytest.mark.parametrize("side", list(Side))
-def test_matrix_of_queries_and_candidates(name, reciprocal, side):
-    model, heads, relations, tails = draw(name, reciprocal)
-    given, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
-    query = model.query(given, relations, side)
-    matrix = model.compare(query, answers)
-    torch.testing.assert_close(
-        matrix.diagonal(), model.score(heads, relations, tails, side), rtol=1e-6, atol=1e-6
-    )
-    torch.testing.assert_close(model.compare_pairs(query, answers), matrix.diagonal(), rtol=1e-6, atol=1e-6)
+def test_matrix_of_queries_and_candidates(name, reciprocal):
+    for side in list(Side):
+        model, heads, relations, tails = draw(name, reciprocal)
+        given, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
+        query = model.query(given, relations, side)
+        matrix = model.compare(query, answers)
+        torch.testing.assert_close(
+            matrix.diagonal(), model.score(heads, relations, tails, side), rtol=1e-6, atol=1e-6
+        )
+        torch.testing.assert_close(
+            model.compare_pairs(query, answers), matrix.diagonal(), rtol=1e-6, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize(

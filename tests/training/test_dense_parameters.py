@@ -73,7 +73,7 @@ def test_several_steps_against_all_entities_equal_float64(
     seed = 3
     settings = (f"model.score_function={score_function}", "training.objective=one_vs_all", f"seed={seed}")
     with opened(tmp_path / "run", *settings, *more, f"optimizer.clip_norm={clip}") as trainer:
-        live_model = trainer._evaluator._model
+        live_model = trainer._evaluator.job.model
         # A model of its own, in float64, that starts equal.
         function = copy.copy(live_model.score_function)
         function._module = copy.deepcopy(live_model.module).double()
