@@ -1,4 +1,4 @@
-"""``dglkge inspect``, ``checkpoint`` and ``export``: what a checkpoint has, and its rows in other formats."""
+"""``dglkge checkpoint``: what a checkpoint has, and its rows in other formats."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from dglkge.cli.common import (
+    IMPORT,
     JSON,
+    NO_VERIFY,
     OVERWRITE,
     RUN,
-    VERIFY,
     Command,
     flag,
     goes_with,
@@ -155,12 +156,11 @@ def _score_option(text: str) -> tuple[str, int]:
 
 
 INSPECT = Command(
-    summary="show version, progress, model, tables and sizes",
     description="""Show a checkpoint's version, progress, model, tables and files.
 With --verify, read every file and compare it with its checksum.""",
     examples="""examples:
-  dglkge inspect runs/demo
-  dglkge inspect runs/demo --verify --json""",
+  dglkge checkpoint inspect runs/demo
+  dglkge checkpoint inspect runs/demo --verify --json""",
     options=[RUN, flag("--verify", "read every file and compare it with its checksum"), JSON],
     run=inspect,
 )
@@ -172,12 +172,22 @@ CONVERT_EXAMPLES = """  dglkge checkpoint convert runs/demo --to parquet --outpu
       --dataset data/mine --output runs/back"""
 
 CONVERT = Command(
-    summary="convert to and from other programs' formats",
-    description="Write a checkpoint's rows for other programs, or create a run from theirs.",
+    description="""Write a checkpoint's rows for other programs, or create a run from theirs.
+
+--to FORMAT writes the rows for other programs, like dglkge checkpoint export. --to bigraph writes a folder
+that PyTorch-BigGraph resumes from, at the pass where the run stands. --to run creates a run on a data set,
+which can be evaluated and resumed, from a checkpoint of PyTorch-BigGraph, or with --from FORMAT from files of
+rows. Entities, relations and types are matched by name; see --type.""",
     examples=f"examples:\n{CONVERT_EXAMPLES}",
     options=[
         option("run", "a run, a checkpoint, or a folder of files for --from", metavar="SOURCE"),
-        option("--to", "what to write", required=True, choices=[TO_RUN, TO_BIGRAPH, *EXPORT_FORMATS]),
+        option(
+            "--to",
+            "what to write: run, bigraph, or a format of dglkge checkpoint export",
+            required=True,
+            choices=[TO_RUN, TO_BIGRAPH, *EXPORT_FORMATS],
+            metavar="FORMAT",
+        ),
         option("--from", "format of files of rows to read", dest="source_format", choices=IMPORT_FORMATS),
         option("--output", "folder for what is written", required=True, metavar="DIR"),
         option("--dataset", "for --to run: the run's data set", metavar="DIR"),
@@ -203,32 +213,16 @@ CONVERT = Command(
             metavar="THEIRS=OURS",
         ),
         flag("--overwrite", "replace files that exist, not a run"),
+        IMPORT,
     ],
     run=convert,
 )
 
-CHECKPOINT = Command(
-    description="""Show a checkpoint (inspect), compare every file with its checksum (verify), or convert it.
-
-convert --to FORMAT writes the rows for other programs, like dglkge export. convert --to bigraph writes a
-folder that PyTorch-BigGraph resumes from, at the pass where the run stands. convert --to run creates a run on
-a data set, which can be evaluated and resumed, from a checkpoint of PyTorch-BigGraph, or with --from FORMAT
-from files of rows. Entities, relations and types are matched by name; see --type.""",
-    examples=f"""examples:
-  dglkge checkpoint inspect runs/demo
-  dglkge checkpoint verify runs/demo/checkpoint/epoch_10
-{CONVERT_EXAMPLES}""",
-    actions={
-        "inspect": INSPECT,
-        "verify": Command(
-            summary="inspect, and compare every file with its checksum",
-            description="Inspect, and compare every file with its checksum.",
-            examples="example:\n  dglkge checkpoint verify runs/demo/checkpoint/epoch_10",
-            options=[RUN, JSON],
-            run=verify,
-        ),
-        "convert": CONVERT,
-    },
+VERIFY = Command(
+    description="Inspect, and compare every file with its checksum.",
+    examples="example:\n  dglkge checkpoint verify runs/demo/checkpoint/epoch_10",
+    options=[RUN, IMPORT, JSON],
+    run=verify,
 )
 
 EXPORT = Command(
@@ -248,14 +242,14 @@ EXPORT = Command(
 A name that a format cannot hold, e.g. one with a tab in tsv, is refused before anything is written.
 With reciprocal relations, the first half of a relation's row is the one for queries of tails.""",
     examples="""examples:
-  dglkge export runs/demo --format npy --output embeddings/
-  dglkge export runs/demo --format word2vec --output vectors/ --table entity
-  dglkge export runs/demo --format projector --output projector/ --max-rows 5000
-  dglkge export runs/demo --format huggingface --output hub/ && hf upload ME/MODEL hub/""",
+  dglkge checkpoint export runs/demo --format npy --output embeddings/
+  dglkge checkpoint export runs/demo --format word2vec --output vectors/ --table entity
+  dglkge checkpoint export runs/demo --format projector --output projector/ --max-rows 5000
+  dglkge checkpoint export runs/demo --format huggingface --output hub/ && hf upload ME/MODEL hub/""",
     options=[
         RUN,
-        VERIFY,
-        option("--format", "format of the files", required=True, choices=EXPORT_FORMATS),
+        NO_VERIFY,
+        option("--format", "see above", required=True, choices=EXPORT_FORMATS, metavar="FORMAT"),
         option("--output", "folder for the files", required=True, metavar="DIR"),
         option(
             "--table",
@@ -276,6 +270,7 @@ With reciprocal relations, the first half of a relation's row is the one for que
             choices=METRICS,
         ),
         OVERWRITE,
+        IMPORT,
         JSON,
     ],
     run=export,

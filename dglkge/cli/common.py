@@ -18,7 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from dglkge.errors import USERS_TO_MEND, InputError, InputErrors, JobError, StorageError, exit_status_of
+from dglkge.errors import (
+    USERS_TO_MEND,
+    InputError,
+    InputErrors,
+    JobError,
+    StorageError,
+    exit_status_of,
+    unknown_name,
+)
 
 if TYPE_CHECKING:
     from dglkge.inference.run import Run
@@ -27,21 +35,52 @@ BROKEN_PIPE_STATUS = 141
 """128 + SIGPIPE, the status of a program that the signal ends."""
 
 
-COMPLETED_SHELLS = ("bash", "zsh", "tcsh")
-"""Shells for which --print-completion writes a script."""
+class Parser(argparse.ArgumentParser):
+    """A parser that takes underscores for hyphens in names of options, and knows the nearest name."""
+
+    def __init__(self, prog: str, **settings: Any) -> None:
+        super().__init__(prog, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, with hyphens in the names of options."""
+        words = list(sys.argv[1:] if args is None else args)
+        end = words.index("--") if "--" in words else len(words)
+        words[:end] = map(_with_hyphens, words[:end])
+        for name in (word.partition("=")[0] for word in words[:end] if word.startswith("--")):
+            # Before argparse says which argument is missing: it may be this one.
+            if not any(known.startswith(name) for known in self._option_string_actions):
+                shown = [text for action in self._actions for text in action.option_strings]
+                self.error(str(unknown_name("option", name, shown)).partition(" known:")[0])
+        return super().parse_known_args(words, namespace)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse words that may stand in any order."""
+        parse = self.parse_known_args if self._subparsers else self.parse_known_intermixed_args
+        parsed, rest = parse(args, namespace)
+        if rest:
+            self.error(f"unexpected argument {rest[0]!r}")
+        return parsed
+
+
+def _with_hyphens(word: str) -> str:
+    """Return an option with hyphens in its name; other words and its value as they are."""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if name.startswith("--") else word
 
 
 @dataclass(frozen=True)
 class Option:
     """An argument of a command; see :func:`option`."""
 
-    name: str
+    names: tuple[str, ...]
+    former: tuple[str, ...]
     settings: dict[str, Any]
 
 
 def option(
-    name: str,
+    names: str,
     help_text: str,
+    former: str = "",
     least: float | None = None,
     most: float | None = None,
     unit: str = "",
@@ -51,9 +90,11 @@ def option(
 
     Parameters
     ----------
-    name : str
-        An option is known with hyphens and with underscores; its help has this spelling.
+    names : str
+        Separated by spaces, the short one first.
     help_text : str
+    former : str
+        Other names, which the help does not show.
     least, most : float, optional
         Bounds of a number, inclusive; ``type`` is int where it is not given.
     unit : str
@@ -62,13 +103,13 @@ def option(
         As of ``add_argument``.
     """
     if least is not None:
-        settings["type"] = _bounded(name, settings.get("type", int), least, most, unit)
-    return Option(name, {"help": help_text, **settings})
+        settings["type"] = _bounded(names.split()[-1], settings.get("type", int), least, most, unit)
+    return Option(tuple(names.split()), tuple(former.split()), {"help": help_text, **settings})
 
 
-def flag(name: str, help_text: str) -> Option:
+def flag(names: str, help_text: str, former: str = "") -> Option:
     """Describe an option without a value."""
-    return option(name, help_text, action="store_true")
+    return option(names, help_text, former, action="store_true")
 
 
 def _bounded(
@@ -124,49 +165,32 @@ class Command:
     ----------
     description, examples : str
         Stand before and after the options in ``--help``.
+    run : callable
+        Does the work with the parsed arguments and returns the exit status.
     options : sequence of Option
     groups : mapping of str to sequence of Option
         Further options by the heading in the help.
-    run : callable, optional
-        Does the work with the parsed arguments and returns the exit status.
-    actions : mapping of str to Command
-        Commands of this command, instead of ``run``.
-    summary : str
-        Line of an action in the help of its command.
     """
 
     description: str
     examples: str
+    run: Callable[[argparse.Namespace], int]
     options: Sequence[Option] = ()
     groups: Mapping[str, Sequence[Option]] = field(default_factory=dict)
-    run: Callable[[argparse.Namespace], int] | None = None
-    actions: Mapping[str, Command] = field(default_factory=dict)
-    summary: str = ""
 
-    def declare(self, parser: argparse.ArgumentParser, shared: Sequence[Option] = ()) -> None:
-        """Declare help, options and actions in a parser, and some options in each of them."""
+    def declare(self, parser: argparse.ArgumentParser) -> None:
+        """Declare help and options in a parser."""
         parser.description, parser.epilog = self.description, self.examples
-        parser.formatter_class = argparse.RawDescriptionHelpFormatter
-        places: list[tuple[Any, Sequence[Option]]] = [(parser, [*self.options, *shared])]
-        places += [(parser.add_argument_group(title), each) for title, each in self.groups.items()]
+        places: list[tuple[Any, Sequence[Option]]] = [(parser, self.options)]
+        places += [(parser.add_argument_group(title), options) for title, options in self.groups.items()]
         for place, options in places:
             for each in options:
-                name = each.name
-                spellings = {f"--{name[2:].replace('_', '-')}", f"--{name[2:].replace('-', '_')}"}
-                others = sorted(spellings - {name}) if name.startswith("--") else []
-                action = place.add_argument(name, *others, **each.settings)
-                # The help shows one spelling.
-                action.option_strings = [text for text in action.option_strings if text not in others]
-        if self.actions:
-            actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-            for name, command in self.actions.items():
-                command.declare(actions.add_parser(name, help=command.summary), shared)
-        else:
-            parser.set_defaults(body=self.run)
+                action = place.add_argument(*each.names, *each.former, **each.settings)
+                action.option_strings = [name for name in action.option_strings if name not in each.former]
 
-    def parser(self, prog: str) -> argparse.ArgumentParser:
-        """Return a parser of this command alone."""
-        parser = argparse.ArgumentParser(prog)
+    def parser(self, prog: str) -> Parser:
+        """Return a parser of this command."""
+        parser = Parser(prog)
         self.declare(parser)
         return parser
 
@@ -178,7 +202,7 @@ RUN = option(
     "~/.cache/dglkge/runs",
     metavar="RUN",
 )
-VERIFY = flag("--no-verify", "do not compare files with their checksums; saves one pass over the rows")
+NO_VERIFY = flag("--no-verify", "do not compare files with their checksums; saves one pass over the rows")
 DATASET = option("--dataset", "the run's data set, if it has moved since training", metavar="DIR")
 FEATURES = option(
     "--features",
@@ -190,6 +214,13 @@ FEATURES = option(
 )
 OVERWRITE = flag("--overwrite", "replace files that exist")
 JSON = flag("--json", "print JSON instead of tables")
+WORDS = option(
+    "words",
+    "YAML file of the run, and fields as KEY=VALUE; what is left out has a default",
+    nargs="*",
+    metavar="CONFIG",
+)
+RECIPE = option("--recipe", "a configuration that ships, instead of CONFIG", metavar="NAME")
 SET = option(
     "--set",
     "override one field; KEY=VALUE alone does the same",
@@ -204,7 +235,7 @@ IMPORT = option(
     "here",
     dest="imports",
     action="append",
-    default=argparse.SUPPRESS,
+    default=[],
     metavar="MODULE",
 )
 
@@ -313,27 +344,17 @@ def is_override(word: str) -> bool:
     return OVERRIDE.match(word) is not None
 
 
-def take_overrides(args: argparse.Namespace, rest: Sequence[str]) -> list[str]:
-    """Add the words KEY=VALUE of a command line to ``args.set``; return the other words of the rest.
+def config_words(args: argparse.Namespace) -> tuple[str | None, list[str]]:
+    """Return the file of a configuration, if any, and the overrides, from the words of ``CONFIG``."""
+    from dglkge.config.load import recipe_file  # here: pydantic takes a moment
 
-    Parameters
-    ----------
-    args : Namespace
-        Its ``config`` may have taken the first of them.
-    rest : sequence of str
-        Words that the parser did not take.
-    """
-    if not hasattr(args, "set") or not hasattr(args, "config"):
-        return list(rest)
-    words = list(rest)
-    if is_override(args.config or ""):
-        words.insert(0, args.config)
-        args.config = None
-    args.set = [*args.set, *filter(is_override, words)]
-    others = [word for word in words if not is_override(word)]
-    if args.config is None and others and not others[0].startswith("-"):
-        args.config = others.pop(0)
-    return others
+    files = [word for word in args.words if not is_override(word)]
+    if len(files) + (args.recipe is not None) > 1:
+        got = " and ".join([*files, *filter(None, [args.recipe])])
+        raise InputError(f"give CONFIG or --recipe, got {got}")
+    if args.recipe is not None:
+        files = [str(recipe_file(args.recipe))]
+    return next(iter(files), None), [*args.set, *filter(is_override, args.words)]
 
 
 def run_command(name: str, body: Callable[[], int]) -> int:

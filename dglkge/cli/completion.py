@@ -12,6 +12,9 @@ FILES = ("FILE", "VALID_FILE", "PATH", "CONFIG", "SPACE", "MODULE")
 FOLDERS = ("RUN", "DIR", "FOLDER", "SOURCE")
 """Metavars of arguments that are files or folders. Without a metavar, the argument's name counts."""
 
+SHELLS = ("bash", "zsh", "tcsh")
+"""Shells for which a script can be written."""
+
 RECIPE_FUNCTION = "_dglkge_recipes"
 """Function of the bash script that lists the recipes that begin with a word."""
 
@@ -33,7 +36,7 @@ def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
     """
     shtab = import_extra("shell completion", "shtab", "completion")
     names = " ".join(recipe_files())
-    # Written into the script: a list by `dglkge recipes` would take a second for each press of Tab.
+    # Written into the script: a list by `dglkge config recipes` would take a second for each press of Tab.
     recipes = {"bash": RECIPE_FUNCTION, "zsh": f"({names})", "tcsh": f"({names})"}
     _describe(parser, shtab.FILE, shtab.DIRECTORY, recipes)
     preamble: Any = {"bash": f'{RECIPE_FUNCTION}() {{ compgen -W "{names}" -- "$1"; }}'}
@@ -49,7 +52,7 @@ def _describe(parser: argparse.ArgumentParser, file: Any, folder: Any, recipes: 
             continue
         metavar = action.metavar or action.dest.upper()
         words = metavar if isinstance(metavar, tuple) else (metavar,)
-        # The positional NAME of `dglkge recipes` is one too.
+        # The positional NAME of `dglkge config recipes` is one too.
         if action.dest == "recipe" or (parser.prog.endswith(" recipes") and action.dest == "name"):
             kind = recipes
         elif words[0] in FILES:

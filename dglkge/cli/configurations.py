@@ -1,4 +1,4 @@
-"""``dglkge config`` and ``dglkge recipes``: the fields of a configuration, and configurations that ship."""
+"""``dglkge config``: the fields of a configuration, and the configurations that ship."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 import yaml
 
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
-from dglkge.cli.common import JSON, Command, flag, option, print_columns, print_json, print_text
+from dglkge.cli.common import JSON, Command, option, print_columns, print_json, print_text
 from dglkge.config import load_config
-from dglkge.config.load import NAMED_SCHEMA, SCHEMA, recipe_file, recipe_files
+from dglkge.config.load import NAMED_SCHEMA, recipe_file, recipe_files
+from dglkge.config.load import SCHEMA as SCHEMA_FILE
 from dglkge.config.schema import Config, field_table, fields, value_at
 from dglkge.data.dataset_files import load_json
 from dglkge.errors import InputError
@@ -21,11 +22,14 @@ WIDTH = 106
 """Characters of a comment line."""
 
 
-def config(args: argparse.Namespace) -> int:
-    """Print."""
-    if args.schema:
-        print_json(Config.model_json_schema())
-        return 0
+def schema(_args: argparse.Namespace) -> int:
+    """Print the schema."""
+    print_json(Config.model_json_schema())
+    return 0
+
+
+def show(args: argparse.Namespace) -> int:
+    """Print the fields."""
     values = None if args.diff is None else differences(Path(args.diff))
     prefix = f"{args.section.rstrip('.')}." if args.section else ""
     shown = [
@@ -109,7 +113,7 @@ def recipes(args: argparse.Namespace) -> int:
             print_json(load_config(str(path), []).to_dict())
         else:
             # A copy lies elsewhere: it names the schema by its place on this machine.
-            print_text(path.read_text(encoding="utf-8").rstrip().replace(NAMED_SCHEMA, str(SCHEMA), 1))
+            print_text(path.read_text(encoding="utf-8").rstrip().replace(NAMED_SCHEMA, str(SCHEMA_FILE), 1))
         return 0
     rows = []
     for name, path in recipe_files().items():
@@ -124,23 +128,29 @@ def recipes(args: argparse.Namespace) -> int:
     return 0
 
 
-CONFIG = Command(
+SHOW = Command(
     description="""Print every field of a configuration with its default and help, as YAML that can be edited,
 or the fields of a run or of a file that differ from the defaults.""",
     examples="""examples:
-  dglkge config                             all fields
-  dglkge config optimizer                   those of a section
-  dglkge config > my.yaml                   a file to change
-  dglkge config --diff runs/mine            what a run has changed
-  dglkge config --diff my.yaml --json
-  dglkge config --schema > schema.json      for editors: # yaml-language-server: $schema=schema.json""",
+  dglkge config show                        all fields
+  dglkge config show optimizer              those of a section
+  dglkge config show > my.yaml              a file to change
+  dglkge config show --diff runs/mine       what a run has changed
+  dglkge config show --diff my.yaml --json""",
     options=[
         option("section", "only fields that begin so", nargs="?", metavar="PREFIX"),
         option("--diff", "fields of a run or YAML file that differ from defaults", metavar="RUN"),
-        flag("--schema", "print a JSON Schema, for editors"),
         JSON,
     ],
-    run=config,
+    run=show,
+)
+
+SCHEMA = Command(
+    description="Print a JSON Schema of configurations. Editors complete and check files that name it.",
+    examples="""example:
+  dglkge config schema > schema.json     a file's first line: # yaml-language-server: $schema=schema.json""",
+    options=[JSON],
+    run=schema,
 )
 
 RECIPES = Command(
@@ -148,8 +158,8 @@ RECIPES = Command(
         """List the configurations that ship, or print one of them. docs/quality.md has their MRR and time."""
     ),
     examples="""examples:
-  dglkge recipes
-  dglkge recipes fb15k237/complex-5min > my.yaml       a file to change
+  dglkge config recipes
+  dglkge config recipes fb15k237/complex-5min > my.yaml      a file to change
   dglkge train --recipe fb15k237/complex-5min --set dataset=data/mine --set output=runs/mine""",
     options=[option("name", "print this one", nargs="?", metavar="NAME"), JSON],
     run=recipes,

@@ -1,4 +1,4 @@
-"""``dglkge partition``, ``extend`` and ``quality``: make data sets, and show what is in them.
+"""``dglkge data build``, ``extend`` and ``check``: make data sets, and show what is in them.
 
 The first two are scripts of ``partition_tools`` too. All imports of packages are late: ``--help`` needs none.
 """
@@ -29,18 +29,17 @@ from dglkge.errors import InputError, StorageError
 from dglkge.partition.options import Options, ReadingOptions, parse_fractions, parse_memory, parse_prefixes
 
 
-def run_script(command: str, argv: Sequence[str] | None = None) -> int:
-    """Run a command as a script of its own, ``COMMAND.py``; returns the exit status."""
-    name = f"{command}.py"
-    description = {"partition": PARTITION, "extend": EXTEND}[command]
-    args = description.parser(name).parse_args(argv)
+def run_script(name: str, argv: Sequence[str] | None = None) -> int:
+    """Run ``partition.py`` or ``extend.py``; returns the exit status."""
+    command = {"partition.py": BUILD, "extend.py": EXTEND}[name]
+    args = command.parser(name).parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format=f"{name}: %(message)s")
-    return run_command(name, lambda: int(args.body(args)))
+    return run_command(name, lambda: command.run(args))
 
 
-def partition(args: argparse.Namespace) -> int:
+def build(args: argparse.Namespace) -> int:
     """Partition by the command line, and print the figures."""
-    require_dgl("dglkge partition")
+    require_dgl("dglkge data build")
     # Imported late, so that --help is quick.
     from dglkge.data.dataset_files import Field
     from dglkge.partition.make_dataset import partition_files
@@ -86,7 +85,7 @@ def partition(args: argparse.Namespace) -> int:
 
 def extend(args: argparse.Namespace) -> int:
     """Extend, and print what was added."""
-    require_dgl("dglkge extend")
+    require_dgl("dglkge data extend")
     # Imported late, so that --help is quick.
     from dglkge.partition.extend import extend_dataset
 
@@ -112,7 +111,7 @@ def extend(args: argparse.Namespace) -> int:
     return 0
 
 
-def quality(args: argparse.Namespace) -> int:
+def check(args: argparse.Namespace) -> int:
     """Measure, or read what was measured, and print."""
     from dglkge.data.dataset import Dataset
     from dglkge.partition.report import print_quality
@@ -125,32 +124,32 @@ def quality(args: argparse.Namespace) -> int:
     return 0
 
 
-PARTITION = Command(
+BUILD = Command(
     description="Turn triples (head, relation, tail) into a data set folder that dglkge trains from.",
     examples="""\
 examples:
   a folder with train.tsv, valid.tsv and test.tsv (or .txt, .csv, .parquet; text also with .gz or .bz2):
-    python partition_tools/partition.py --input data/FB15k-237 --output datasets/fb15k237 --num-parts 2
+    dglkge data build --input data/FB15k-237 --output datasets/fb15k237 --num-parts 2
 
   one file, split 90/5/5 by a hash of each triple:
-    python partition_tools/partition.py --input all.tsv.gz --split 0.9,0.05,0.05 --output datasets/mine
+    dglkge data build --input all.tsv.gz --split 0.9,0.05,0.05 --output datasets/mine
 
   CSV or Parquet with columns of your own, and a weight:
-    python partition_tools/partition.py --input facts.parquet --split 0.9 --output datasets/facts \\
+    dglkge data build --input facts.parquet --split 0.9 --output datasets/facts \\
         --columns head=subject,relation=predicate,tail=object,weight=confidence
 
   entities of several types (lines of entity<TAB>type):
-    python partition_tools/partition.py --input data/ --entity-types types.tsv --output datasets/typed
+    dglkge data build --input data/ --entity-types types.tsv --output datasets/typed
 
   RDF (N-Triples, N-Quads, Turtle, TriG; also .gz and .bz2), with entity types; needs dglkge[rdf]:
-    python partition_tools/partition.py --input books.ttl --split 0.9 --types-from rdf:type \\
+    dglkge data build --input books.ttl --split 0.9 --types-from rdf:type \\
         --literals numeric --output datasets/books
 
   a folder of DGL-KE (entities.dict), OpenKE (train2id.txt) or PyKEEN (numeric_triples.tsv.gz), as it is:
-    python partition_tools/partition.py --input benchmarks/FB15K237 --output datasets/theirs
+    dglkge data build --input benchmarks/FB15K237 --output datasets/theirs
 
   DGL-KE's user-defined form: integer ids in the order head, tail, relation, with id<TAB>name maps:
-    python partition_tools/partition.py --input train.txt valid.txt test.txt --columns htr \\
+    dglkge data build --input train.txt valid.txt test.txt --columns htr \\
         --entity-map entities.tsv --relation-map relations.tsv --output datasets/udd
 
 --columns takes one of three forms:
@@ -177,7 +176,7 @@ Triples are read, numbered and written a million at a time; their ids are in a t
 output (12 bytes a triple). --max-memory bounds what is sorted at a time and what METIS may take. The data set
 does not depend on it. Names of entities are in memory: about 200 bytes each.
 
-python partition_tools/partition.py and dglkge partition are the same.
+python partition_tools/partition.py and dglkge data build are the same.
 exit status: 0 done, 1 failure, 2 something in the input (one line says what), 130 or 143 interrupted.""",
     groups={
         "what is read": [
@@ -297,7 +296,7 @@ exit status: 0 done, 1 failure, 2 something in the input (one line says what), 1
             ),
         ],
     },
-    run=partition,
+    run=build,
 )
 
 EXTEND = Command(
@@ -307,7 +306,7 @@ own, which training can walk over alone.""",
     examples="""\
 examples:
   add the triples of February:
-    dglkge extend --dataset datasets/news --input 2026-02.tsv --name 2026-02 \\
+    dglkge data extend --dataset datasets/news --input 2026-02.tsv --name 2026-02 \\
         --output datasets/news-02
 
   go on from the run on the old data set; train the new triples only, and only rows that occur in them:
@@ -315,7 +314,7 @@ examples:
         --set checkpoint.init_path=runs/news --set training.edge_sets='[2026-02]' --set training.rows=touched
 
   several entity types: a new entity takes the type that a known relation gives it, or that of a file:
-    dglkge extend --dataset datasets/typed --input more.tsv --entity-types types.tsv \\
+    dglkge data extend --dataset datasets/typed --input more.tsv --entity-types types.tsv \\
         --name more --output datasets/typed-more
 
 valid and test stay as they are. Repeated triples are kept and counted, as partition.py does.
@@ -336,14 +335,14 @@ exit status: 0 done, 1 failure, 2 something in the input (one line says what), 1
     run=extend,
 )
 
-QUALITY = Command(
+CHECK = Command(
     description="""\
 Show the quality of a data set: repeated triples, triples of valid and test that train gives
 away, names that train lacks, inverse and duplicate relations, degrees, connected components.
-dglkge partition prints the same; docs/data-quality.md explains each figure.""",
+dglkge data build prints the same; docs/data-quality.md explains each figure.""",
     examples="""examples:
-  dglkge quality datasets/wn18
-  dglkge quality datasets/wn18 --json""",
-    options=[option("dataset", "a folder that dglkge partition made", metavar="DATASET"), JSON],
-    run=quality,
+  dglkge data check datasets/wn18
+  dglkge data check datasets/wn18 --json""",
+    options=[option("dataset", "a folder that dglkge data build made", metavar="DATASET"), JSON],
+    run=check,
 )

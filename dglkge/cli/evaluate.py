@@ -1,4 +1,4 @@
-"""``dglkge evaluate``: rank a split against a checkpoint's files, in one process."""
+"""``dglkge evaluate`` and ``calibrate``: metrics of a trained model, and probabilities of its scores."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from dglkge.checkpoint.layout import RUN_CALIBRATION_FILE, split_metrics_file, t
 from dglkge.cli.common import (
     DATASET,
     FEATURES,
+    IMPORT,
     JSON,
+    NO_VERIFY,
     RUN,
-    VERIFY,
     Command,
     flag,
     goes_with,
@@ -36,6 +37,7 @@ from dglkge.typing import AUTO_DEVICE, DEVICES
 if TYPE_CHECKING:
     import numpy as np
 
+    from dglkge.data.known_triples import KnownTriples
     from dglkge.inference.run import Run
 
 logger = logging.getLogger(__name__)
@@ -72,7 +74,9 @@ def evaluate(args: argparse.Namespace) -> int:
     # The file's triples are true as well: none of them is a wrong answer to another's query.
     also_known = [triples] if read else []
     triples = triples[: args.limit]
-    negatives = _read_negatives(args, model)
+    _check_valid_split(args, model)
+    files = args.negatives and _read_triples(args)
+    negatives = (files(model, args.negatives[0]), files(model, args.negatives[1])) if files else None
     # Two queries for each triple: its head and its tail. disable=None shows the bar only on a terminal.
     with tqdm(total=2 * len(triples), desc="rank", unit="query", disable=True if args.json else None) as bar:
         result = model.evaluate(protocol, triples, bar.update, also_known, args.device)
@@ -112,11 +116,12 @@ def _num_new(model: Run) -> dict[str, int]:
 
 def _check_judging(args: argparse.Namespace) -> None:
     """Refuse options of --classify and --calibrate that have no effect or cannot be."""
-    goes_with(args, "negatives", args.classify, "--classify")
+    if hasattr(args, "negatives"):
+        goes_with(args, "negatives", args.classify, "--classify")
     for name in ("corruptions", "positive_rate"):
         goes_with(args, name, args.calibrate, "--calibrate")
     for name in ("classify", "calibrate"):
-        if getattr(args, name) and args.split == VALID:
+        if getattr(args, name, None) and getattr(args, "split", None) == VALID:
             raise InputError(
                 f"--{name} fits on the valid split, so it cannot be judged by it; use --split test"
             )
@@ -124,17 +129,13 @@ def _check_judging(args: argparse.Namespace) -> None:
         raise InputError(f"--positive-rate must be between 0 and 1, got {args.positive_rate}")
 
 
-def _read_negatives(args: argparse.Namespace, model: Run) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the false triples of the files; refuse a data set without valid triples to fit on."""
+def _check_valid_split(args: argparse.Namespace, model: Run) -> None:
+    """Refuse a data set without valid triples to fit on."""
     for name in ("classify", "calibrate"):
-        if getattr(args, name) and not len(model.dataset.split(VALID)):
+        if getattr(args, name, None) and not len(model.dataset.split(VALID)):
             raise InputError(
                 f"--{name} fits on the valid split, and {model.dataset.path} has no valid triples"
             )
-    if not args.negatives:
-        return None
-    read = _read_triples(args)
-    return read(model, args.negatives[0]), read(model, args.negatives[1])
 
 
 def _judge(
@@ -148,21 +149,43 @@ def _judge(
     found: dict[str, Any] = {}
     if not args.classify and not args.calibrate:
         return found
-    from dglkge.inference.truth import calibrate, calibration_quality, classify
+    from dglkge.inference.truth import classify
 
     known = model.known_triples(also_known)
     if args.classify:
         found["classification"] = classify(model, triples, known, args.seed, negatives).to_dict()
     if args.calibrate:
-        rate = args.positive_rate or 0.5
-        corruptions = args.corruptions or CORRUPTIONS_EACH
-        fitted = calibrate(model, known, args.calibrate, rate, corruptions, args.seed)
-        quality = calibration_quality(model, fitted, triples, known)
-        path = model.checkpoint.run_folder / RUN_CALIBRATION_FILE
-        write_json(path, fitted.to_dict())
-        kept = {name: value for name, value in fitted.to_dict().items() if name not in ("curve", "run_id")}
-        found["calibration"] = {"path": str(path), **kept, **quality}
+        found["calibration"] = _fitted(args, args.calibrate, model, triples, known)
     return found
+
+
+def _fitted(
+    args: argparse.Namespace, method: str, model: Run, triples: np.ndarray, known: KnownTriples
+) -> dict[str, Any]:
+    """Fit probabilities, write them beside the checkpoint, and return what JSON has of them."""
+    from dglkge.inference.truth import calibrate, calibration_quality
+
+    rate, corruptions = args.positive_rate or 0.5, args.corruptions or CORRUPTIONS_EACH
+    fitted = calibrate(model, known, method, rate, corruptions, args.seed)
+    quality = calibration_quality(model, fitted, triples, known)
+    path = model.checkpoint.run_folder / RUN_CALIBRATION_FILE
+    write_json(path, fitted.to_dict())
+    fields = {name: value for name, value in fitted.to_dict().items() if name not in ("curve", "run_id")}
+    return {"path": str(path), **fields, **quality}
+
+
+def calibrate(args: argparse.Namespace) -> int:
+    """Fit, and print the quality of the probabilities on the test split."""
+    _check_judging(args)
+    model = open_model(args)
+    _check_valid_split(args, model)
+    test = model.dataset.split(TEST)
+    report = {"calibration": _fitted(args, args.calibrate, model, test, model.known_triples())}
+    if args.json:
+        print_json(report)
+    else:
+        _print_judged(report, False)
+    return 0
 
 
 def _print_judged(report: dict[str, Any], per_relation: bool) -> None:
@@ -240,11 +263,10 @@ of the data set, and uses every core; no server is needed.""",
                                                          entities that were not trained, by their features
   dglkge evaluate runs/demo --by relation                the metrics of every relation too
   dglkge evaluate runs/demo --by category --by side      1-1, 1-N, N-1 and N-N relations, heads and tails
-  dglkge evaluate runs/demo --classify                   accuracy of telling true from false triples too
-  dglkge evaluate runs/demo --calibrate isotonic         probabilities for dglkge predict --probability""",
+  dglkge evaluate runs/demo --classify                   accuracy of telling true from false triples too""",
     options=[
         RUN,
-        VERIFY,
+        NO_VERIFY,
         option("--split", f"which triples (default: {TEST})", choices=SPLITS),
         option(
             "--triples",
@@ -293,25 +315,10 @@ of the data set, and uses every core; no server is needed.""",
             nargs=2,
             metavar=("VALID_FILE", "FILE"),
         ),
-        option(
-            "--calibrate",
-            "also fit probabilities of scores on the valid split, for dglkge predict --probability; "
-            "written beside the checkpoint",
-            choices=METHODS,
-        ),
-        option(
-            "--corruptions",
-            "with --calibrate, false triples drawn for each side of a true one "
-            f"(default: {CORRUPTIONS_EACH})",
-            least=1,
-            metavar="N",
-        ),
-        option(
-            "--positive-rate",
-            "with --calibrate, share of true triples among those that you will judge (default: 0.5)",
-            type=float,
-            metavar="SHARE",
-        ),
+        # The former way to calibrate.
+        option("--calibrate", argparse.SUPPRESS, choices=METHODS),
+        option("--corruptions", argparse.SUPPRESS, least=1),
+        option("--positive-rate", argparse.SUPPRESS, type=float),
         option(
             "--batch-size", "queries at a time (default: %(default)s)", least=1, default=4096, metavar="N"
         ),
@@ -330,7 +337,44 @@ of the data set, and uses every core; no server is needed.""",
             "e.g. RUN/metrics-test-raw-first500.json)",
             metavar="FILE",
         ),
+        IMPORT,
         JSON,
     ],
     run=evaluate,
+)
+
+CALIBRATE = Command(
+    description="""Fit probabilities of scores on the valid split, for predict, serve and Python.
+They are written beside the checkpoint, and their quality on the test split is shown.""",
+    examples="""examples:
+  dglkge calibrate runs/demo
+  dglkge calibrate runs/demo --method platt --positive-rate 0.01""",
+    options=[
+        RUN,
+        NO_VERIFY,
+        DATASET,
+        option(
+            "--method",
+            "a monotone step function, or a sigmoid (default: %(default)s)",
+            default="isotonic",
+            choices=METHODS,
+            dest="calibrate",
+        ),
+        option(
+            "--corruptions",
+            f"false triples drawn for each side of a true one (default: {CORRUPTIONS_EACH})",
+            least=1,
+            metavar="N",
+        ),
+        option(
+            "--positive-rate",
+            "share of true triples among those that you will judge (default: 0.5)",
+            type=float,
+            metavar="SHARE",
+        ),
+        option("--seed", "seed of the false triples (default: %(default)s)", type=int, default=0),
+        IMPORT,
+        JSON,
+    ],
+    run=calibrate,
 )

@@ -1,4 +1,4 @@
-"""``dglkge jobs`` and ``dglkge stop``: the training jobs of this machine, from their launchers' register."""
+"""``dglkge job list`` and ``stop``: the training jobs of this machine, from their launchers' register."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SECOND_SIGNAL_SECONDS = 1.0
 """Time in which the launcher takes the first signal: two that come at once may count as one."""
 
 
-def jobs(args: argparse.Namespace) -> int:
+def list_jobs(args: argparse.Namespace) -> int:
     """Print the jobs."""
     entries = live_jobs()
     if args.json:
@@ -82,7 +82,7 @@ def _find(text: str) -> JobEntry:
     if len(found) != 1:
         known = ", ".join(entry.run or entry.job for entry in found or jobs) or "none"
         what = "several jobs match" if found else "no job of this machine matches"
-        raise InputError(f"{what} {text!r}; {'they are' if found else 'running'}: {known} (dglkge jobs)")
+        raise InputError(f"{what} {text!r}; {'they are' if found else 'running'}: {known} (dglkge job list)")
     (entry,) = found
     if not entry.is_launched_here:
         raise InputError(f"{entry.describe()} was launched from another machine: stop it there")
@@ -121,16 +121,16 @@ def _is_gone_by(entry: JobEntry, deadline: float) -> bool:
     return True
 
 
-JOBS = Command(
+LIST = Command(
     description="""List the jobs that dglkge-launch and dglkge train run on this machine, of all users: who
 started them, their run folder, and the memory that they have planned. Jobs in containers with a /dev/shm of
 their own are not seen from here.""",
     examples="""examples:
-  dglkge jobs
-  dglkge jobs --json
-  dglkge stop runs/mine""",
+  dglkge job list
+  dglkge job list --json
+  dglkge job stop runs/mine""",
     options=[JSON],
-    run=jobs,
+    run=list_jobs,
 )
 
 STOP = Command(
@@ -139,9 +139,9 @@ Stop a training job of this machine: its launcher gets SIGTERM, the trainers com
 have and leave, and starting the same command again goes on from there. Exit status 0 once the job is gone, 1
 if it still runs after the time limit, 2 if there is no such job or it is another user's.""",
     examples="""examples:
-  dglkge stop runs/mine
-  dglkge stop 1f0c66a5            the job's id, or its beginning, from dglkge jobs
-  dglkge stop runs/mine --now     without a commit: back to the last one""",
+  dglkge job stop runs/mine
+  dglkge job stop 1f0c66a5            the job's id, or its beginning, from dglkge job list
+  dglkge job stop runs/mine --now     without a commit: back to the last one""",
     options=[
         option("job", "folder of the run, id of the job, or pid of its launcher", metavar="RUN|JOB"),
         flag("--now", "do not wait for a commit"),

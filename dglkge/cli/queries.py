@@ -1,4 +1,4 @@
-"""``dglkge predict``, ``score`` and ``similar``: questions to a trained model."""
+"""``dglkge predict`` and ``similar``: questions to a trained model."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 from dglkge.cli.common import (
     DATASET,
     FEATURES,
+    IMPORT,
     JSON,
+    NO_VERIFY,
     RUN,
-    VERIFY,
     Command,
     flag,
     open_model,
@@ -22,76 +23,100 @@ from dglkge.cli.common import (
     print_json,
     print_text,
 )
-from dglkge.data.text_format import ROLES, parse_columns, parse_delimiter
+from dglkge.data.text_format import ROLES, Columns, parse_columns, parse_delimiter
 from dglkge.errors import InputError
 from dglkge.inference.choices import MISSING, Known
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from dglkge.inference.run import Run
 
-Query = tuple[str, str, str]
 Report = dict[str, Any]
 
 
 def predict(args: argparse.Namespace) -> int:
-    """Predict and print."""
-    queries, places = _queries(args)
-    # The queries are read first: a mistake in them is found before the files are opened.
+    """Predict or score, and print."""
+    frame = _questions(args)
+    # The file is read first: a mistake in it is found before those of the run are opened.
     model = open_model(args)
     if args.probability:
-        model.calibration  # noqa: B018  raises if there is none: the frame would only have NaN
-    reports = _reports(model, queries, places, args)
+        model.calibration  # noqa: B018  raises if there is none
+    is_query = (frame == MISSING).any(axis=1)
+    reports: dict[int, Report] = {}
+    for answer, rows in ((_predictions, frame[is_query]), (_scores, frame[~is_query])):
+        if len(rows):
+            reports |= answer(model, rows, args)
     if args.json:
         # A file gives a list even of one query, so the form depends on the arguments and not on the data.
-        print_json(reports if args.input else reports[0])
+        print_json([reports[row] for row in frame.index] if args.triples else reports[0])
         return 0
-    is_marked = model.known_treatment(args.known)[0] is Known.MARK
-    for number, report in enumerate(reports):
+    queries = [reports[row] for row in frame.index[is_query]]
+    is_marked = bool(queries) and model.known_treatment(args.known)[0] is Known.MARK
+    for number, report in enumerate(queries):
         if number:
             print_text()
         _print_prediction(report, is_marked)
+    _print_scores([reports[row] for row in frame.index[~is_query]])
     return 0
 
 
-def _queries(args: argparse.Namespace) -> tuple[list[Query], list[str]]:
-    """Return the query that the arguments state, or those of the file that they name, and their places."""
-    given = (args.head, args.relation, args.tail)
-    if args.input is not None:
-        if given != (None, None, None):
-            raise InputError("give either --input or one query, not both")
-        from dglkge.inference.search import read_queries
-
-        return read_queries(Path(args.input))
-    if given.count(None) != 1:
-        raise InputError(
-            "give two of --head, --relation and --tail; the third is predicted. Got "
-            + (" and ".join(f"--{name}" for name in ROLES if getattr(args, name) is not None) or "none")
-        )
-    head, relation, tail = (MISSING if part is None else part for part in given)
-    return [(head, relation, tail)], []
-
-
-def _reports(run: Run, queries: list[Query], places: list[str], args: argparse.Namespace) -> list[Report]:
-    """Answer the queries; returns what JSON has of each."""
+def _questions(args: argparse.Namespace) -> pd.DataFrame:
+    """Return the triples of the file that the arguments name, or the one that they state."""
     import pandas as pd  # here: it takes half a second, which --help need not
 
-    frame = pd.DataFrame(queries, columns=list(ROLES))
-    # One query is the user's command, and a mistake in it is the command's.
-    answers = run.predict(frame, args.topk, args.known, strict=not args.input)
-    problems = answers[answers["problem"].notna()]
+    from dglkge.data.triples import read_chunks
+
+    parts = [getattr(args, role) for role in ROLES]
+    if args.triples is None:
+        if parts.count(None) > 1:
+            got = " and ".join(f"--{role}" for role in ROLES if getattr(args, role) is not None) or "none"
+            raise InputError(
+                "give two of --head, --relation and --tail, and the third is predicted, or all three for "
+                f"their score. Got {got}"
+            )
+        return pd.DataFrame([[part or MISSING for part in parts]], columns=list(ROLES))
+    if parts != [None, None, None]:
+        raise InputError("give either --triples or one query, not both")
+    chunks = read_chunks(Path(args.triples), *_format(args))
+    frames = [chunk[list(ROLES)].astype(str) for chunk in chunks]
+    if not any(map(len, frames)):
+        raise InputError(f"{args.triples} has no triples")
+    return pd.concat(frames, ignore_index=True)
+
+
+def _format(args: argparse.Namespace) -> tuple[Columns, str | None]:
+    """Return columns and delimiter of the file."""
+    return parse_columns(args.columns), None if args.delimiter is None else parse_delimiter(args.delimiter)
+
+
+def _places(problems: pd.Series, args: argparse.Namespace) -> dict[int, str]:
+    """Return where rows with problems are in the file; with ``--strict`` the first of them is an error."""
+    from dglkge.data.triples import places_of_rows
+
+    places = places_of_rows(Path(args.triples), problems.index.tolist(), *_format(args))
     if args.strict and len(problems):
-        first = problems.iloc[0]
-        raise InputError(f"{places[first['query']]}: {first['problem']}")
-    found: dict[int, list[Any]] = {}
+        first = min(places)
+        raise InputError(f"{places[first]}: {problems[first]}")
+    return places
+
+
+def _predictions(run: Run, queries: pd.DataFrame, args: argparse.Namespace) -> dict[int, Report]:
+    """Answer queries; returns what JSON has of each, by row."""
+    # One query is the user's command, and a mistake in it is the command's.
+    answers = run.predict(queries, args.k, args.known, strict=not args.triples)
+    problems = answers[answers["problem"].notna()].set_index("query")["problem"]
+    places = _places(problems, args) if args.triples else {}
+    by_query: dict[int, list[Any]] = {row: [] for row in queries.index}
     for answer in answers.itertuples(index=False):
-        found.setdefault(answer.query, []).append(answer)
-    return [
-        _prediction(run, query, found.get(number, []), places[number] if places else "", args.probability)
-        for number, query in enumerate(queries)
-    ]
+        by_query[answer.query].append(answer)
+    return {
+        row: _prediction(tuple(queries.loc[row]), rows, places.get(row, ""), args.probability)
+        for row, rows in by_query.items()
+    }
 
 
-def _prediction(run: Run, query: Query, answers: list[Any], place: str, with_probability: bool) -> Report:
+def _prediction(query: tuple[str, ...], answers: list[Any], place: str, with_probability: bool) -> Report:
     """Return a query and its answers as JSON has them."""
     missing = ROLES[query.index(MISSING)]
     given = {role: part for role, part in zip(ROLES, query) if role != missing}
@@ -143,61 +168,51 @@ def _print_prediction(report: Report, is_marked: bool) -> None:
     print_columns(header, rows, indent="  ")
 
 
-def score(args: argparse.Namespace) -> int:
-    """Score and print."""
-    import pandas as pd  # here: it takes half a second, which --help need not
-
-    from dglkge.data.triples import places_of_rows, read_chunks
-
-    path, columns = Path(args.input), parse_columns(args.columns)
-    delimiter = parse_delimiter(args.delimiter) if args.delimiter is not None else None
-    chunks = [chunk[list(ROLES)].astype(str) for chunk in read_chunks(path, columns, delimiter)]
-    frame = pd.concat(chunks, ignore_index=True) if chunks else pd.DataFrame(columns=list(ROLES))
-    if not len(frame):
-        raise InputError(f"{path} has no triples")
-    scored = open_model(args).score(frame)
-    problems = scored["problem"].dropna()
-    places = places_of_rows(path, problems.index.tolist(), columns, delimiter)
-    if args.strict and len(problems):
-        first = problems.index[0]
-        raise InputError(f"{places[first]}: {problems[first]}")
-    reports = [
-        _scored(row, places.get(number, "")) for number, row in enumerate(scored.itertuples(index=False))
-    ]
-    if args.json:
-        print_json(reports)
-        return 0
-    header = ["score", "probability", *ROLES, "known from", "problem"]
-    shown = [name for name in header if name in ("score", *ROLES) or any(_cell(r, name) for r in reports)]
-    print_columns(shown, [[_cell(report, name) for name in shown] for report in reports])
-    if len(problems):
-        print(f"dglkge score: {len(problems)} of {len(reports)} triples have a problem", file=sys.stderr)
-    return 0
+def _scores(run: Run, triples: pd.DataFrame, args: argparse.Namespace) -> dict[int, Report]:
+    """Score whole triples; returns what JSON has of each, by row."""
+    scored = run.score(triples, strict=not args.triples)
+    places = _places(scored["problem"].dropna(), args) if args.triples else {}
+    return {row.Index: _scored(row, places.get(row.Index, "")) for row in scored.itertuples()}
 
 
-def _scored(row: Any, place: str) -> dict[str, Any]:
+def _scored(row: Any, place: str) -> Report:
     """Return a triple as JSON has it: NaN and None are left out."""
-    report: dict[str, Any] = {role: getattr(row, role) for role in ROLES}
+    report: Report = {role: getattr(row, role) for role in ROLES}
     if row.problem is not None:
         return {**report, "problem": f"{place}: {row.problem}"}
     report["score"] = row.score
     if not math.isnan(row.probability):
         report["probability"] = row.probability
-    report["known"] = row.known_from
-    return report
+    return {**report, "known": row.known_from}
 
 
-def _cell(report: dict[str, Any], name: str) -> str:
-    value = report.get({"known from": "known"}.get(name, name))
+def _print_scores(reports: list[Report]) -> None:
+    """Print scored triples as a table; a column that no triple needs is left out."""
+    names = {"score": "score", "probability": "probability", **{role: role for role in ROLES}}
+    names |= {"known": "known from", "problem": "problem"}
+    shown = [name for name in names if any(report.get(name) is not None for report in reports)]
+    rows = [[_cell(report.get(name)) for name in shown] for report in reports]
+    if rows:
+        print_columns([names[name] for name in shown], rows)
+    num_problems = sum("problem" in report for report in reports)
+    if num_problems:
+        text = f"{num_problems} of {len(reports)} triples have a problem"
+        print(f"dglkge predict: {text}", file=sys.stderr)
+
+
+def _cell(value: float | str | None) -> str:
     return f"{value:.4f}" if isinstance(value, float) else value or ""
 
 
 def similar(args: argparse.Namespace) -> int:
     """Search and print."""
+    if (args.name is None) == (args.entity is None):
+        raise InputError("give one entity: dglkge similar RUN ENTITY")
+    args.entity = args.entity or args.name
     model = open_model(args)
     # Similar entities are searched within one type, so an ambiguous name is an error.
     entity_type = model.type_of(args.entity, args.type)
-    found = model.nearest(args.entity, entity_type, args.topk)
+    found = model.nearest(args.entity, entity_type, args.k)
     if args.json:
         answers = [
             {"rank": rank, "name": answer.name, "cosine": answer.score}
@@ -211,84 +226,70 @@ def similar(args: argparse.Namespace) -> int:
     return 0
 
 
-TOPK = option("--topk", "answers to show (default: %(default)s)", type=int, default=10, metavar="K")
+K = option("-k --k", "answers to show (default: %(default)s)", "--topk", type=int, default=10)
 
 PREDICT = Command(
     description="""Complete a triple: the best tails of (head, relation, ?), heads of (?, relation, tail) or
-relations of (head, ?, tail). An answer that the data set contains is marked with its split.""",
+relations of (head, ?, tail). An answer that the data set contains is marked with its split. A whole triple is
+scored: higher is more plausible, and only probabilities can be compared between relations.""",
     examples="""examples:
   dglkge predict runs/demo --head Alice --relation likes          what does Alice like?
-  dglkge predict runs/demo --relation likes --tail Bob --topk 3   who likes Bob?
+  dglkge predict runs/demo --relation likes --tail Bob -k 3       who likes Bob?
   dglkge predict runs/demo --head Alice --tail Bob                how are Alice and Bob related?
   dglkge predict runs/demo --head Alice --relation likes --known drop
                                                                   only what the data set does not contain
   dglkge predict runs/demo --head Alice --relation likes --probability
-                                                                  after dglkge evaluate --calibrate isotonic
+                                                                  after dglkge calibrate
   dglkge predict runs/demo --head Carol --relation likes --features new.parquet
                                                                   Carol was not trained; the file has a vector
-  dglkge predict runs/demo --input queries.tsv --json             many; each line is head, relation, tail,
-                                                                  separated by tabs, one of them a ?""",
+  dglkge predict runs/demo --triples queries.tsv --json           many; a ? stands for the part to predict
+  dglkge predict runs/demo --triples triples.csv --columns subject,predicate,object
+                                                                  scores, where no part is a ?""",
     options=[
         RUN,
-        VERIFY,
+        NO_VERIFY,
         option("--head", "the head", metavar="NAME"),
         option("--relation", "the relation", metavar="NAME"),
         option("--tail", "the tail", metavar="NAME"),
-        option("--input", "a file of queries instead: head, relation and tail on each line", metavar="FILE"),
-        flag("--strict", "end at the first query of the file with an unknown name"),
-        TOPK,
+        option(
+            "--triples",
+            "a file (as of dglkge data build) instead: with a ? for one part it is predicted, else scored",
+            "--input",
+            metavar="FILE",
+        ),
+        option("--columns", "of the file (default: %(default)s)", default=",".join(ROLES), metavar="LIST"),
+        option("--delimiter", "instead of tab, and of the comma of .csv", metavar="CHAR"),
+        flag("--strict", "end at the first triple of the file with an unknown name"),
+        K,
         option(
             "--known",
             "answers that the data set contains: mark them with their split, drop them, or keep them "
             "unmarked (default: mark; without the data set, warn and keep)",
             choices=[known.value for known in Known],
         ),
-        flag(
-            "--probability",
-            "show the probability that each answer is true, as dglkge evaluate --calibrate has fitted it",
-        ),
+        flag("--probability", "show the probability that each answer is true: dglkge calibrate fits it"),
         DATASET,
         FEATURES,
+        IMPORT,
         JSON,
     ],
     run=predict,
-)
-
-SCORE = Command(
-    description="""Score the triples of a file. Higher is more plausible; only probabilities, which dglkge
-evaluate --calibrate fits, can be compared between relations. Where a name is unknown, the line says so.""",
-    examples="""examples:
-  dglkge score runs/demo --input triples.tsv
-  dglkge score runs/demo --input triples.csv --columns subject,predicate,object --json
-  dglkge score runs/demo --input triples.tsv --strict       end at the first unknown name""",
-    options=[
-        RUN,
-        VERIFY,
-        option("--input", "triples, as partition.py reads them", required=True, metavar="FILE"),
-        option(
-            "--columns", "as in partition.py (default: %(default)s)", default=",".join(ROLES), metavar="LIST"
-        ),
-        option("--delimiter", "instead of tab, and of the comma of .csv", metavar="CHAR"),
-        flag("--strict", "end with an error at the first triple with an unknown name"),
-        DATASET,
-        FEATURES,
-        JSON,
-    ],
-    run=score,
 )
 
 SIMILAR = Command(
     description="Show the entities of the same type whose rows have the greatest cosine with an entity's "
     "row.",
     examples="""examples:
-  dglkge similar runs/demo --entity Alice
-  dglkge similar runs/demo --entity Mercury --type planet --topk 3 --json""",
+  dglkge similar runs/demo Alice
+  dglkge similar runs/demo Mercury --type planet -k 3 --json""",
     options=[
         RUN,
-        VERIFY,
-        option("--entity", "the entity", required=True, metavar="NAME"),
+        NO_VERIFY,
+        option("name", "the entity", nargs="?", metavar="ENTITY"),
+        option("--entity", argparse.SUPPRESS, metavar="ENTITY"),
         option("--type", "its type, if entities of several types share the name", metavar="TYPE"),
-        TOPK,
+        K,
+        IMPORT,
         JSON,
     ],
     run=similar,

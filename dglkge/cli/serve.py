@@ -10,9 +10,10 @@ from pathlib import Path
 
 from dglkge.cli.common import (
     DATASET,
+    IMPORT,
     JSON,
+    NO_VERIFY,
     RUN,
-    VERIFY,
     Command,
     flag,
     flush_output,
@@ -120,7 +121,7 @@ def _print_facts(facts: dict, url: str, has_token: bool) -> None:
     if facts["no_triples"] is not None:
         print_text(f"known triples are not shown: {facts['no_triples']}")
     if not facts["probabilities"]:
-        print_text("scores instead of probabilities: dglkge evaluate --calibrate fits some")
+        print_text("scores instead of probabilities: dglkge calibrate fits some")
     for type_, how in facts["similarity"].items():
         if how["method"] == "faiss":
             print_text(
@@ -144,7 +145,7 @@ REST under the same address: /predict, /score, /similar, /entities, /relations, 
 """,
     options=[
         RUN,
-        VERIFY,
+        NO_VERIFY,
         DATASET,
         option(
             "--host", "address to listen on (default: %(default)s); others need --token", default="127.0.0.1"
@@ -174,6 +175,7 @@ REST under the same address: /predict, /score, /similar, /entities, /relations, 
             metavar="N",
         ),
         option("--threads", "threads of the model (default: all cores)", type=int, metavar="N"),
+        IMPORT,
         JSON,
     ],
     run=serve,

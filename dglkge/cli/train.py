@@ -8,11 +8,9 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from dglkge.cli.common import SET, Command, flag, option
+from dglkge.cli.common import IMPORT, RECIPE, SET, WORDS, Command, config_words, flag, option
 from dglkge.config import load_config
-from dglkge.config.load import recipe_file
 from dglkge.distributed.dgl_import import require_dgl
-from dglkge.errors import InputError
 from dglkge.launch.ports import find_server_ports
 
 SCRIPT = "dglkge.cli.training_script"
@@ -25,12 +23,9 @@ THIS_MACHINE = "127.0.0.1"
 def train(args: argparse.Namespace) -> int:
     """Launch the job."""
     require_dgl("dglkge train")
-    if args.recipe is not None:
-        if args.config is not None:
-            raise InputError(f"give CONFIG or --recipe, got {args.config} and {args.recipe}")
-        args.config = str(recipe_file(args.recipe))
+    file, overrides = config_words(args)
     # Read here as well: a mistake is reported before any process starts.
-    config = load_config(args.config, args.set, args.imports)
+    config = load_config(file, overrides, args.imports)
     from dglkge.cli import launch  # here: no other command needs the launcher
 
     words = []
@@ -39,10 +34,10 @@ def train(args: argparse.Namespace) -> int:
             words += [f"--{name}", getattr(args, name)]
     words += ["--no_verify"] if args.no_verify else []
     words += ["--log_dir", args.log_dir or str(Path(config.output) / "logs")]
-    script = [word for setting in args.set for word in ("--set", setting)]
+    script = [word for setting in overrides for word in ("--set", setting)]
     script += [word for module in args.imports for word in ("--import", module)]
-    if args.config is not None:
-        script += ["--config", args.config]
+    if file is not None:
+        script += ["--config", file]
     num_servers = int(args.num_servers) if (args.num_servers or "").isdigit() else 1
     with ip_config(args.ip_config, num_servers) as machines:
         return launch.main(["--ip_config", machines, *words, "-m", SCRIPT, *script])
@@ -66,21 +61,22 @@ TRAIN = Command(
 ip_config.txt. The same command again goes on from the last commit. dglkge-launch has more options, and runs
 scripts of your own.""",
     examples="""examples:
-  dglkge partition --input my_triples/ --output data/mine
+  dglkge data build --input my_triples/ --output data/mine
   dglkge train dataset=data/mine output=runs/mine                   all settings by default: dglkge config
   dglkge train --recipe fb15k237/complex-5min dataset=data/mine output=runs/mine
-  dglkge train my.yaml --num_trainers 4
-  dglkge train my.yaml --ip_config ip_config.txt                    several machines""",
+  dglkge train my.yaml --num-trainers 4
+  dglkge train my.yaml --ip-config ip_config.txt                    several machines""",
     options=[
-        option("config", "YAML file; what it leaves out has a default", nargs="?", metavar="CONFIG"),
-        option("--recipe", "a configuration that ships, instead of CONFIG: dglkge recipes", metavar="NAME"),
+        WORDS,
+        RECIPE,
         SET,
-        option("--ip_config", "the machines (default: this one)", metavar="FILE"),
-        option("--num_trainers", "on each machine, as in dglkge-launch", metavar="N[:M]"),
-        option("--num_servers", "on each machine, as in dglkge-launch", metavar="N"),
-        option("--log_dir", "folder for the logs (default: logs/ of the run)", metavar="FOLDER"),
-        flag("--no_verify", "as in dglkge-launch"),
-        option("--max_restarts", "starts after failures, as in dglkge-launch", metavar="K"),
+        IMPORT,
+        option("--ip-config", "the machines (default: this one)", metavar="FILE"),
+        option("--num-trainers", "on each machine, as in dglkge-launch", metavar="N[:M]"),
+        option("--num-servers", "on each machine, as in dglkge-launch", metavar="N"),
+        option("--log-dir", "folder for the logs (default: logs/ of the run)", metavar="FOLDER"),
+        flag("--no-verify", "as in dglkge-launch"),
+        option("--max-restarts", "starts after failures, as in dglkge-launch", metavar="K"),
     ],
     run=train,
 )

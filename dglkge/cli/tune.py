@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from dglkge.cli.common import JSON, Command, flag, option, print_columns, print_json, print_text
+from dglkge.cli.common import IMPORT, JSON, SET, Command, flag, option, print_columns, print_json, print_text
 from dglkge.distributed.dgl_import import require_dgl
 from dglkge.registry import import_modules
 
@@ -75,7 +75,7 @@ pip install 'dglkge[tune]'.""",
     examples="""examples:
   dglkge tune space.yaml --output tuned                     search; the winner is in tuned/best.yaml
   dglkge tune space.yaml --output tuned --dry-run           only the plan and its cost
-  dglkge tune space.yaml --output tuned --num_trainers 2    each trial under dglkge-launch
+  dglkge tune space.yaml --output tuned --num-trainers 2    each trial under dglkge-launch
 
 a space:
   config: dglkge/config/recipes/fb15k237/complex.yaml     # base configuration
@@ -88,9 +88,10 @@ a space:
     options=[
         option("space", "YAML file with the base, the space and the search", metavar="SPACE"),
         option("--output", "folder of the search", required=True, metavar="DIR"),
-        option("--set", "override one field of the base", action="append", default=[], metavar="KEY=VALUE"),
+        SET,
+        IMPORT,
         option(
-            "--num_trainers",
+            "--num-trainers",
             "train each trial with N trainers under dglkge-launch (default: 0, one process without servers)",
             least=0,
             default=0,

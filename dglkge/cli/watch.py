@@ -1,4 +1,4 @@
-"""``dglkge watch``: the state of a run in the terminal, as JSON, or for Prometheus."""
+"""``dglkge job watch``: the state of a run in the terminal, as JSON, or for Prometheus."""
 
 from __future__ import annotations
 
@@ -167,11 +167,11 @@ bytes of each process, last events. All of it is read from the files in the run'
 it works for a run that has ended, and for one of other machines whose files are copied here
 (dglkge-launch --sync). It ends with Ctrl-C, or once the run is finished.""",
     examples="""examples:
-  dglkge watch runs/demo
-  dglkge watch runs/demo --once                      one look
-  dglkge watch runs/demo --json | jq .edges_per_second
-  dglkge watch runs/demo --logs logs/20261122-101500-4711
-  dglkge watch runs/demo --prometheus /var/lib/node_exporter/textfile/demo.prom --interval 15
+  dglkge job watch runs/demo
+  dglkge job watch runs/demo --once                      one look
+  dglkge job watch runs/demo --json | jq .edges_per_second
+  dglkge job watch runs/demo --logs logs/20261122-101500-4711
+  dglkge job watch runs/demo --prometheus /var/lib/node_exporter/textfile/demo.prom --interval 15
 
 With --prometheus nothing is shown: FILE is replaced at each interval, atomically, in the text format that
 node_exporter's textfile collector reads. docs/watching.md lists the metrics.

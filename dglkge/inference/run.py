@@ -113,7 +113,7 @@ class Run(TrainedModel):
         Returns
         -------
         DataFrame
-            rank, entity, score, probability (NaN unless ``dglkge evaluate --calibrate`` has fitted some for
+            rank, entity, score, probability (NaN unless ``dglkge calibrate`` has fitted some for
             this version) and known_from (the first split that has the triple, or None).
 
         Raises

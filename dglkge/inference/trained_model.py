@@ -75,8 +75,8 @@ class TrainedModel:
             return self.tables
         if isinstance(self.tables, HubTables):
             raise InputError(
-                f"{self.tables.path} was written by dglkge export --format huggingface and is no checkpoint: "
-                "it can be queried and exported"
+                f"{self.tables.path} was written by dglkge checkpoint export --format huggingface and is no "
+                "checkpoint: it can be queried and exported"
             )
         raise InputError(
             f"{self.tables.path} was written by DGL-KE and is no checkpoint; {self._conversion()}"
@@ -210,7 +210,7 @@ class TrainedModel:
             Treatment of answers that the data set contains: mark, drop or keep. None marks them if the data
             set can be opened, and otherwise logs a warning and marks none.
         probability : bool
-            Give the answers the probabilities that ``dglkge evaluate --calibrate`` has fitted.
+            Give the answers the probabilities that ``dglkge calibrate`` has fitted.
 
         Returns
         -------
@@ -292,7 +292,7 @@ class TrainedModel:
 
     @cached_property
     def calibration(self) -> Calibration:
-        """The probabilities that ``dglkge evaluate --calibrate`` has written beside the checkpoint.
+        """The probabilities that ``dglkge calibrate`` has written beside the checkpoint.
 
         Raises
         ------
@@ -306,7 +306,7 @@ class TrainedModel:
         if (found.run_id, found.version) != here:
             raise InputError(
                 f"{path} is of version {found.version} of its run, the checkpoint has version "
-                f"{checkpoint.version}: fit probabilities again, with dglkge evaluate --calibrate"
+                f"{checkpoint.version}: fit probabilities again, with dglkge calibrate"
             )
         return found
 

@@ -674,7 +674,7 @@ def misfits(
     found = []
     others = ""
     if there.claims.memory_bytes or there.claims.shared_memory_bytes:
-        others = f" beside {there.claims.num_jobs} other job(s) (dglkge jobs)"
+        others = f" beside {there.claims.num_jobs} other job(s) (dglkge job list)"
     if needed > there.memory_bytes:
         found.append(
             f"{readable(needed)} of memory are needed and {readable(there.memory_bytes)} are there{others}"

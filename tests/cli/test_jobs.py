@@ -1,4 +1,4 @@
-"""``dglkge jobs`` and ``dglkge stop``: what they print, whom they signal, whom they refuse."""
+"""``dglkge job list`` and ``dglkge job stop``: what they print, whom they signal, whom they refuse."""
 
 from __future__ import annotations
 

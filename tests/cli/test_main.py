@@ -15,7 +15,7 @@ import pytest
 from dglkge import __version__
 from dglkge.checkpoint import open_checkpoint
 from dglkge.cli.common import TerminalFormatter, human_bytes, print_columns, run_command, write_json
-from dglkge.cli.main import COMMANDS, main
+from dglkge.cli.main import ALIASES, COMMANDS, GROUPS, actions, main
 from dglkge.config import load_config
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
@@ -27,22 +27,53 @@ from tests.checkpoint.toy_checkpoint import save_toy, toy_meta, toy_tables
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("command", [None, *COMMANDS])
+@pytest.mark.parametrize("command", [None, *GROUPS, *COMMANDS])
 def test_help_teaches_with_examples(command, capsys):
     with pytest.raises(SystemExit) as exit_:
-        main([command, "--help"] if command else ["--help"])
+        main([*(command or "").split(), "--help"])
     text = capsys.readouterr().out
     assert exit_.value.code == 0
-    assert (
-        re.search(
-            rf"(dglkge {command}|partition_tools/{command}\.py) (inspect )?"
-            r"(runs/|datasets/|\S+\.yaml|--\w|fb15k237/)",
-            text,
-        )
-        if command
-        else all(name in text for name in COMMANDS)
-    )
+    if command in COMMANDS:
+        program = "dglkge-launch" if command == "launch" else f"dglkge {command}"
+        assert re.search(rf"{program} (--\w|> \w|runs/|datasets/|\S+\.yaml|fb15k237/|list|  +\w)", text)
+    else:
+        assert all(word in text for word in actions(command or ""))
     assert max(len(line) for line in text.splitlines()) <= 110
+
+
+@pytest.mark.parametrize("former, name", ALIASES.items())
+def test_former_names_are_hidden_aliases(former, name, capsys):
+    """Both have the same help; that of all commands has no former name."""
+    texts = []
+    for words in (former, name):
+        with pytest.raises(SystemExit) as exit_:
+            main([*words.split(), "--help"])
+        assert exit_.value.code == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] and texts[0].startswith(f"usage: dglkge {name} ")
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert not re.search(rf"^    {former} ", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("words", "prog", "text"),
+    [
+        (["confg"], "dglkge", "unknown command 'confg'; did you mean 'config'?"),
+        (["data", "biuld"], "dglkge data", "unknown command 'biuld'; did you mean 'build'?"),
+        (["data"], "dglkge data", "the following arguments are required: COMMAND"),
+        (["data", "build", "--inptu"], "dglkge data build", "unknown option '--inptu'; did you mean "),
+        (["similar", "run", "--ytpe=a"], "dglkge similar", "unknown option '--ytpe'; did you mean '--type'?"),
+        (["similar", "run", "x", "y"], "dglkge similar", "unexpected argument 'y'"),
+        (["predict", "-k", "x", "run"], "dglkge predict", "argument -k/--k: invalid int value: 'x'"),
+    ],
+)  # fmt: skip
+def test_usage_errors_show_the_usage_of_their_command(words, prog, text, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(words)
+    err = capsys.readouterr().err
+    assert exit_.value.code == 2
+    assert err.startswith(f"usage: {prog} [") and f"\n{prog}: error: {text}" in err
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -161,11 +192,11 @@ def test_an_unknown_name_in_a_file_of_queries_is_an_answer_of_its_own(call, run,
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--head", "a"], "give two of --head, --relation and --tail; the third is predicted. Got --head"),
-        (["--topk", "3"], "give two of --head, --relation and --tail; the third is predicted. Got none"),
-        (["--head", "a", "--tail", "b", "--relation", "knows"], "Got --head and --relation and --tail"),
-        (["--input", "x", "--head", "a"], "give either --input or one query, not both"),
-        (["--input", "nowhere.tsv"], "cannot read nowhere.tsv: No such file or directory"),
+        (["--head", "a"], "give two of --head, --relation and --tail, and the third is predicted"),
+        (["--topk", "3"], "or all three for their score. Got none"),
+        (["--head", "a", "--tail", "b", "--relation", "knows"], "unknown entity 'a'"),
+        (["--triples", "x", "--head", "a"], "give either --triples or one query, not both"),
+        (["--input", "nowhere.tsv"], "nowhere.tsv: there is no such file"),
         (["--head", "person1", "--relation", "know"], "unknown relation 'know'; did you mean 'knows'"),
         (["--head", "person1", "--relation", "knows", "--topk", "0"], "answers must be at least 1, got 0"),
     ],
@@ -341,28 +372,15 @@ def test_inspect_finds_a_flipped_bit(call, run):
 def test_every_command_says_that_there_is_no_run(call, tmp_path):
     more = {
         "predict": ["--head", "a", "--relation", "b"],
-        "score": ["--input", tmp_path / "triples.tsv"],
-        "similar": ["--entity", "a"],
-        "export": ["--format", "npy", "--output", tmp_path / "out"],
+        "similar": ["a"],
+        "checkpoint export": ["--format", "npy", "--output", tmp_path / "out"],
+        "checkpoint convert": ["--to", "npy", "--output", tmp_path / "out"],
     }
-    (tmp_path / "triples.tsv").write_text("a\tb\tc\n")
+    without = ("plan", "train", "tune", "launch", "job list", "job stop")
     for command in COMMANDS:
-        # Of these, a run is no argument.
-        if command in (
-            "partition",
-            "extend",
-            "quality",
-            "config",
-            "recipes",
-            "train",
-            "plan",
-            "tune",
-            "jobs",
-            "stop",
-        ):
+        if command in without or command.startswith(("data ", "config ")):
             continue
-        action = ["inspect"] if command == "checkpoint" else []
-        status, out, err = call(command, *action, tmp_path / "nowhere", *more.get(command, []))
+        status, out, err = call(*command.split(), tmp_path / "nowhere", *more.get(command, []))
         assert (status, out) == (2, "")
         assert err == f"dglkge: error: {tmp_path}/nowhere does not exist; expected the folder of a run\n"
 
