@@ -7,10 +7,12 @@ import atexit
 import contextlib
 import errno
 import gc
+import io
 import json
 import logging
 import os
 import re
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from dglkge.checkpoint.layout import RUN_CONFIG_FILE
 from dglkge.errors import (
     USERS_TO_MEND,
     InputError,
@@ -29,8 +32,12 @@ from dglkge.errors import (
 )
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
+    from dglkge.data.text_format import Columns
     from dglkge.inference.run import Run
 
+PIPE_COLUMNS = 1000
 BROKEN_PIPE_STATUS = 141
 """128 + SIGPIPE, the status of a program that the signal ends."""
 
@@ -166,22 +173,26 @@ class Command:
     description, examples : str
         Stand before and after the options in ``--help``.
     run : callable
-        Does the work with the parsed arguments and returns the exit status.
+        Does the work with the parsed arguments. Returns what ``--json`` prints, or, if it prints by itself,
+        the exit status.
     options : sequence of Option
     groups : mapping of str to sequence of Option
         Further options by the heading in the help.
+    show : callable, optional
+        Prints what ``run`` has returned for people, with the arguments.
     """
 
     description: str
     examples: str
-    run: Callable[[argparse.Namespace], int]
+    run: Callable[[argparse.Namespace], Any]
     options: Sequence[Option] = ()
     groups: Mapping[str, Sequence[Option]] = field(default_factory=dict)
+    show: Callable[[Any, argparse.Namespace], object] = lambda result, _args: print_text(result)
 
     def declare(self, parser: argparse.ArgumentParser) -> None:
         """Declare help and options in a parser."""
         parser.description, parser.epilog = self.description, self.examples
-        places: list[tuple[Any, Sequence[Option]]] = [(parser, self.options)]
+        places: list[tuple[Any, Sequence[Option]]] = [(parser, [*self.options, *COMMON])]
         places += [(parser.add_argument_group(title), options) for title, options in self.groups.items()]
         for place, options in places:
             for each in options:
@@ -194,6 +205,31 @@ class Command:
         self.declare(parser)
         return parser
 
+    def call(self, args: argparse.Namespace) -> int:
+        """Run with parsed arguments, print the result, and return the exit status."""
+        logging.getLogger().setLevel(
+            logging.ERROR if args.quiet else logging.INFO if args.verbose else logging.WARNING
+        )
+        if getattr(args, "imports", None):
+            from dglkge.registry import import_modules
+
+            import_modules(args.imports)
+        result = self.run(args)
+        if isinstance(result, int):
+            return result
+        if args.json:
+            print_json(result)
+        else:
+            self.show(result, args)
+        return 0
+
+
+COMMON = (
+    flag("--json", "print JSON instead of text"),
+    flag("-v --verbose", "log more to stderr"),
+    flag("-q --quiet", "log errors only, and show no progress"),
+)
+"""Options of every command."""
 
 RUN = option(
     "run",
@@ -213,20 +249,16 @@ FEATURES = option(
     metavar="FILE",
 )
 OVERWRITE = flag("--overwrite", "replace files that exist")
-JSON = flag("--json", "print JSON instead of tables")
-WORDS = option(
-    "words",
-    "YAML file of the run, and fields as KEY=VALUE; what is left out has a default",
-    nargs="*",
-    metavar="CONFIG",
+COLUMNS = option(
+    "--columns", "head,relation,tail (default), htr, or names of the file's header", metavar="LIST"
 )
-RECIPE = option("--recipe", "a configuration that ships, instead of CONFIG", metavar="NAME")
-SET = option(
-    "--set",
-    "override one field; KEY=VALUE alone does the same",
-    action="append",
-    default=[],
-    metavar="KEY=VALUE",
+DELIMITER = option("--delimiter", "instead of tab, and of the comma of .csv", metavar="CHAR")
+OUTPUT = option("-o --output", "folder for what is written", required=True, metavar="DIR")
+CANDIDATES = option(
+    "--candidates",
+    "rank among all entities of the type, or N sampled ones for each query (default: all)",
+    type=num_candidates,
+    metavar="N",
 )
 IMPORT = option(
     "--import",
@@ -238,6 +270,22 @@ IMPORT = option(
     default=[],
     metavar="MODULE",
 )
+SEED = option("--seed", "seed of what is drawn (default: %(default)s)", type=int, default=0)
+MODEL = (RUN, NO_VERIFY, IMPORT)
+"""Options of a command that opens a run."""
+
+CONFIG = (
+    option(
+        "words",
+        "YAML file, run or data set, and fields as KEY=VALUE; what is left out has a default",
+        nargs="*",
+        metavar="CONFIG",
+    ),
+    option("--recipe", "a configuration that ships, instead of CONFIG", metavar="RECIPE"),
+    option("--set", "the same as KEY=VALUE", action="append", default=[], metavar="KEY=VALUE"),
+    IMPORT,
+)
+"""Options of a command that reads a configuration; see :func:`config_words`."""
 
 
 def open_model(args: argparse.Namespace) -> Run:
@@ -249,20 +297,34 @@ def open_model(args: argparse.Namespace) -> Run:
     return model.with_features(features) if features else model
 
 
-def print_columns(header: Sequence[str], rows: Sequence[Sequence[object]], indent: str = "") -> None:
+def file_format(args: argparse.Namespace) -> tuple[Columns | None, str | None]:
+    """Return the columns and the delimiter of a file of triples."""
+    from dglkge.data.text_format import parse_columns, parse_delimiter
+
+    columns = parse_columns(args.columns) if args.columns else None
+    return columns, None if args.delimiter is None else parse_delimiter(args.delimiter)
+
+
+def print_columns(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table: numbers aligned right, text left."""
-    cells = [[str(cell) for cell in row] for row in [header, *rows]]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    # A column is aligned by all of its cells, so that one text among numbers keeps it left.
-    right = [
-        bool(rows) and all(_is_number(row[column]) for row in cells[1:]) for column in range(len(header))
-    ]
-    for row in cells:
-        aligned = [
-            cell.rjust(width) if is_right else cell.ljust(width)
-            for cell, width, is_right in zip(row, widths, right)
-        ]
-        print_text((indent + "  ".join(aligned)).rstrip())
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for place, name in enumerate(header):
+        # A column is aligned by all of its cells, so that one text among numbers keeps it left.
+        is_right = bool(rows) and all(_is_number(str(row[place])) for row in rows)
+        table.add_column(name, justify="right" if is_right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(cell, row))
+    print_rich(table)
+
+
+def cell(value: object) -> Text:
+    """Return a value as a text of rich, without markup; control characters are written out."""
+    from rich.text import Text
+
+    # Tabs and line ends too: rich would move what follows them.
+    return Text(re.sub(r"[\t\n]|" + CONTROLS.pattern, lambda match: repr(match[0])[1:-1], str(value)))
 
 
 def _is_number(text: str) -> bool:
@@ -273,16 +335,25 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def print_rich(*parts: Any, width: int | None = None, is_terminal: bool | None = None) -> None:
-    """Print parts of rich, or what callables print on a console of rich."""
+def print_rich(*parts: Any) -> None:
+    """Print parts of rich, or what callables print on a console of rich; in a pipe no line is broken."""
     from rich.console import Console
 
-    console = Console(width=width, force_terminal=is_terminal)
-    with console.capture() as capture:
-        for part in parts:
-            part(console) if callable(part) else console.print(part)
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if is_terminal else PIPE_COLUMNS
+    console = Console(file=io.StringIO(), width=width, highlight=False)  # no terminal, so no colours
+    for part in parts:
+        part(console) if callable(part) else console.print(part)
     # Cells of a table are padded.
-    print_text("\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n")))
+    text = console.file.getvalue().rstrip("\n")  # type: ignore[attr-defined]
+    print_text("\n".join(line.rstrip() for line in text.split("\n")))
+
+
+def progress_bar(args: argparse.Namespace, total: int, **settings: Any) -> Any:
+    """Return a bar of tqdm, which only a terminal shows."""
+    from tqdm import tqdm
+
+    return tqdm(total=total, disable=True if args.json or args.quiet else None, **settings)
 
 
 def print_json(value: Any) -> None:
@@ -319,22 +390,6 @@ def write_text(path: Path, text: str) -> None:
         raise kind(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def human_bytes(size_bytes: int) -> str:
-    """Return a size in binary units with one decimal.
-
-    Examples
-    --------
-    >>> human_bytes(1536)
-    '1.5 KiB'
-    """
-    size = float(size_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
-
-
 OVERRIDE = re.compile(r"[a-z_]\w*(\.[\w]+)*=")
 """Begins a word of a command line that overrides a field: ``optimizer.lr=0.1``."""
 
@@ -345,16 +400,28 @@ def is_override(word: str) -> bool:
 
 
 def config_words(args: argparse.Namespace) -> tuple[str | None, list[str]]:
-    """Return the file of a configuration, if any, and the overrides, from the words of ``CONFIG``."""
-    from dglkge.config.load import recipe_file  # here: pydantic takes a moment
+    """Return the file of a configuration, if any, and the overrides, from the options of :data:`CONFIG`.
 
-    files = [word for word in args.words if not is_override(word)]
-    if len(files) + (args.recipe is not None) > 1:
-        got = " and ".join([*files, *filter(None, [args.recipe])])
-        raise InputError(f"give CONFIG or --recipe, got {got}")
+    A run stands for its configuration, and a data set for the defaults with it.
+    """
+    # Here: pydantic takes a moment.
+    from dglkge.config.load import recipe_file
+    from dglkge.data.dataset_files import DESCRIPTION
+
+    sources = [word for word in args.words if not is_override(word)]
     if args.recipe is not None:
-        files = [str(recipe_file(args.recipe))]
-    return next(iter(files), None), [*args.set, *filter(is_override, args.words)]
+        sources.append(args.recipe)
+    if len(sources) > 1:
+        raise InputError(f"give one CONFIG or --recipe, got {' and '.join(sources)}")
+    overrides = [*args.set, *filter(is_override, args.words)]
+    if not sources:
+        return None, overrides
+    if args.recipe is not None:
+        return str(recipe_file(args.recipe)), overrides
+    (path,) = map(Path, sources)
+    if (path / DESCRIPTION).is_file():
+        return None, [f"dataset={path}", *overrides]
+    return str(path / RUN_CONFIG_FILE if path.is_dir() else path), overrides
 
 
 def run_command(name: str, body: Callable[[], int]) -> int:

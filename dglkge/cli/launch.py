@@ -151,7 +151,7 @@ def _launch_job(
 
 def _completion_script(shell: str) -> str:
     """Return the script that makes a shell complete the options, the script and its files."""
-    from dglkge.cli.completion import completion_script
+    from dglkge.cli.main import completion_script
 
     parser = build_parser()
     parser.add_argument("script", metavar="FILE", help="the script")

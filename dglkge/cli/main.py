@@ -11,8 +11,7 @@ from typing import Any
 
 from dglkge import __version__
 from dglkge.cli.common import Command, Parser, TerminalFormatter, flush_output, print_text, run_command
-from dglkge.cli.completion import SHELLS, completion_script
-from dglkge.errors import unknown_name
+from dglkge.errors import import_extra, unknown_name
 
 COMMANDS = {
     "data build": ("datasets", "turn triples into a data set folder with DGL partitions"),
@@ -23,7 +22,7 @@ COMMANDS = {
     "config recipes": ("configurations", "the configurations that ship, by name"),
     "plan": ("plan", "estimate memory, /dev/shm, disk and time of a configuration"),
     "train": ("train", "train a configuration on this machine, or on several"),
-    "tune": ("tune", "search for good settings: many trials on small subgraphs, few on large ones"),
+    "tune": ("train", "search for good settings: many trials on small subgraphs, few on large ones"),
     "evaluate": ("evaluate", "rank the true answers of a split, or of a file, among all entities"),
     "calibrate": ("evaluate", "fit probabilities of scores on the valid split"),
     "predict": ("queries", "complete triples: the best tails, heads or relations; score whole ones"),
@@ -32,7 +31,7 @@ COMMANDS = {
     "report": ("report", "one HTML page about a run, or about several side by side"),
     "job list": ("jobs", "list the training jobs of this machine"),
     "job stop": ("jobs", "stop a training job of this machine; it commits first"),
-    "job watch": ("watch", "follow a run: progress, speed, loss, metrics, memory, events"),
+    "job watch": ("report", "follow a run: progress, speed, loss, metrics, memory, events"),
     "checkpoint inspect": ("checkpoints", "show version, progress, model, tables and files"),
     "checkpoint verify": ("checkpoints", "inspect, and compare every file with its checksum"),
     "checkpoint convert": ("checkpoints", "convert to and from other programs' formats"),
@@ -129,6 +128,56 @@ class _PrintCompletion(argparse.Action):
         parser.exit()
 
 
+SHELLS = ("bash", "zsh", "tcsh")
+"""Shells for which a completion script can be written."""
+
+FILES = ("FILE", "VALID_FILE", "PATH", "CONFIG", "MODULE", "SOURCE")
+FOLDERS = ("RUN", "DIR", "FOLDER")
+"""Metavars of arguments that are files or folders. Without a metavar, the argument's name counts."""
+
+RECIPE_FUNCTION = "_dglkge_recipes"
+"""Function of the bash script that lists the recipes that begin with a word."""
+
+
+def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
+    """Return the script that makes a shell complete a command.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+        With all subcommands and their arguments. Attributes that shtab reads are added to its actions.
+    shell : str
+        Of :data:`SHELLS`.
+
+    Raises
+    ------
+    InputError
+        If shtab is not installed.
+    """
+    from dglkge.config.load import recipe_files
+
+    shtab = import_extra("shell completion", "shtab", "completion")
+    names = " ".join(recipe_files())
+    # Written into the script: a list by `dglkge config recipes` would take a second for each press of Tab.
+    recipes = {"bash": RECIPE_FUNCTION, "zsh": f"({names})", "tcsh": f"({names})"}
+    kinds = {**dict.fromkeys(FILES, shtab.FILE), **dict.fromkeys(FOLDERS, shtab.DIRECTORY), "RECIPE": recipes}
+    _describe(parser, kinds)
+    preamble: Any = {"bash": f'{RECIPE_FUNCTION}() {{ compgen -W "{names}" -- "$1"; }}'}
+    return shtab.complete(parser, shell, preamble=preamble)
+
+
+def _describe(parser: argparse.ArgumentParser, kinds: dict[str, Any]) -> None:
+    """Tell shtab what the arguments of a parser and of its subcommands are, by metavar."""
+    for action in parser._actions:
+        metavar = action.metavar or action.dest.upper()
+        kind = kinds.get(metavar if isinstance(metavar, str) else metavar[0])
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                _describe(command, kinds)
+        elif kind is not None:
+            action.complete = kind  # type: ignore[attr-defined]
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command.
 
@@ -154,19 +203,13 @@ def _run(argv: Sequence[str]) -> int:
     try:
         name, words = _command_of(list(argv))
         if name == LAUNCH:
-            from dglkge.cli import launch
-
-            return launch.main(words)
+            return int(importlib.import_module("dglkge.cli.launch").main(words))
         command = command_named(name)
         args = command.parser(f"dglkge {name}").parse_args(words)
     except SystemExit:
         flush_output()  # the text of --help, whose reader may have exited
         raise
-    if getattr(args, "imports", None):
-        from dglkge.registry import import_modules
-
-        import_modules(args.imports)
-    return int(command.run(args))
+    return command.call(args)
 
 
 def _command_of(words: list[str]) -> tuple[str, list[str]]:

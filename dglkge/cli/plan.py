@@ -8,23 +8,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dglkge.cli.common import (
-    IMPORT,
-    JSON,
-    RECIPE,
-    SET,
-    WORDS,
-    Command,
-    config_words,
-    human_bytes,
-    option,
-    print_columns,
-    print_json,
-    print_text,
-)
+from dglkge.cli.common import CONFIG, Command, config_words, option, print_columns, print_json, print_text
 from dglkge.config import Config, load_config
 from dglkge.data.dataset_files import DatasetSize, Field, locate_partitions, read_dataset_size
 from dglkge.distributed.ip_config import read_ip_config
+from dglkge.distributed.process_memory import human_bytes
 from dglkge.errors import InputError
 from dglkge.launch.gpus import usable_gpus
 from dglkge.launch.machine import usable_cores
@@ -259,12 +247,12 @@ For tables larger than memory it proposes sampling.num_ranges, and predicts what
 Exit status 2 if it does not fit into this machine or cannot be trained.""",
     examples="""examples:
   dglkge plan dglkge/config/recipes/fb15k237/complex.yaml --num-trainers 2
+  dglkge plan runs/mine                                    what a run needs
+  dglkge plan data/mine model.dimension=200                the defaults on a data set
   dglkge plan my.yaml model.dimension=200 --ip-config ip_config.txt --json
   dglkge plan large.yaml --max-memory 16G sampling.bucket_order=hilbert""",
     options=[
-        WORDS,
-        RECIPE,
-        SET,
+        *CONFIG,
         option("--ip-config", "the machines; without it one for each partition", metavar="FILE"),
         option("--num-trainers", "on each machine (default: as dglkge-launch)", type=int, metavar="N"),
         option(
@@ -280,8 +268,6 @@ Exit status 2 if it does not fit into this machine or cannot be trained.""",
             "what is free)",
             metavar="SIZE",
         ),
-        IMPORT,
-        JSON,
     ],
     run=plan,
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,21 +10,18 @@ from typing import TYPE_CHECKING, Any
 from dglkge.cli.common import (
     DATASET,
     FEATURES,
-    IMPORT,
-    JSON,
-    NO_VERIFY,
-    RUN,
+    MODEL,
     Command,
+    file_format,
     flag,
     open_model,
     option,
     print_columns,
-    print_json,
     print_text,
 )
-from dglkge.data.text_format import ROLES, Columns, parse_columns, parse_delimiter
+from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError
-from dglkge.inference.choices import MISSING, Known
+from dglkge.inference.choices import ALL, CANDIDATES, MISSING, Known
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -35,8 +31,8 @@ if TYPE_CHECKING:
 Report = dict[str, Any]
 
 
-def predict(args: argparse.Namespace) -> int:
-    """Predict or score, and print."""
+def predict(args: argparse.Namespace) -> Any:
+    """Return the answers to queries, and the scores of whole triples."""
     frame = _questions(args)
     # The file is read first: a mistake in it is found before those of the run are opened.
     model = open_model(args)
@@ -47,18 +43,19 @@ def predict(args: argparse.Namespace) -> int:
     for answer, rows in ((_predictions, frame[is_query]), (_scores, frame[~is_query])):
         if len(rows):
             reports |= answer(model, rows, args)
-    if args.json:
-        # A file gives a list even of one query, so the form depends on the arguments and not on the data.
-        print_json([reports[row] for row in frame.index] if args.triples else reports[0])
-        return 0
-    queries = [reports[row] for row in frame.index[is_query]]
-    is_marked = bool(queries) and model.known_treatment(args.known)[0] is Known.MARK
+    # A file gives a list even of one query, so the form depends on the arguments and not on the data.
+    return [reports[row] for row in frame.index] if args.triples else reports[0]
+
+
+def _print_reports(result: Any, args: argparse.Namespace) -> None:
+    """Print predictions, each as a table, and then the scored triples as one."""
+    reports = result if args.triples else [result]
+    queries = [report for report in reports if "query" in report]
     for number, report in enumerate(queries):
         if number:
             print_text()
-        _print_prediction(report, is_marked)
-    _print_scores([reports[row] for row in frame.index[~is_query]])
-    return 0
+        _print_prediction(report)
+    _print_scores([report for report in reports if "query" not in report])
 
 
 def _questions(args: argparse.Namespace) -> pd.DataFrame:
@@ -78,23 +75,18 @@ def _questions(args: argparse.Namespace) -> pd.DataFrame:
         return pd.DataFrame([[part or MISSING for part in parts]], columns=list(ROLES))
     if parts != [None, None, None]:
         raise InputError("give either --triples or one query, not both")
-    chunks = read_chunks(Path(args.triples), *_format(args))
+    chunks = read_chunks(Path(args.triples), *file_format(args))
     frames = [chunk[list(ROLES)].astype(str) for chunk in chunks]
     if not any(map(len, frames)):
         raise InputError(f"{args.triples} has no triples")
     return pd.concat(frames, ignore_index=True)
 
 
-def _format(args: argparse.Namespace) -> tuple[Columns, str | None]:
-    """Return columns and delimiter of the file."""
-    return parse_columns(args.columns), None if args.delimiter is None else parse_delimiter(args.delimiter)
-
-
 def _places(problems: pd.Series, args: argparse.Namespace) -> dict[int, str]:
     """Return where rows with problems are in the file; with ``--strict`` the first of them is an error."""
     from dglkge.data.triples import places_of_rows
 
-    places = places_of_rows(Path(args.triples), problems.index.tolist(), *_format(args))
+    places = places_of_rows(Path(args.triples), problems.index.tolist(), *file_format(args))
     if args.strict and len(problems):
         first = min(places)
         raise InputError(f"{places[first]}: {problems[first]}")
@@ -104,126 +96,106 @@ def _places(problems: pd.Series, args: argparse.Namespace) -> dict[int, str]:
 def _predictions(run: Run, queries: pd.DataFrame, args: argparse.Namespace) -> dict[int, Report]:
     """Answer queries; returns what JSON has of each, by row."""
     # One query is the user's command, and a mistake in it is the command's.
-    answers = run.predict(queries, args.k, args.known, strict=not args.triples)
+    answers = run.predict(queries, args.k, args.known, not args.triples, args.candidates)
     problems = answers[answers["problem"].notna()].set_index("query")["problem"]
     places = _places(problems, args) if args.triples else {}
     by_query: dict[int, list[Any]] = {row: [] for row in queries.index}
     for answer in answers.itertuples(index=False):
         by_query[answer.query].append(answer)
     return {
-        row: _prediction(tuple(queries.loc[row]), rows, places.get(row, ""), args.probability)
-        for row, rows in by_query.items()
+        row: _prediction(tuple(queries.loc[row]), rows, places.get(row, "")) for row, rows in by_query.items()
     }
 
 
-def _prediction(query: tuple[str, ...], answers: list[Any], place: str, with_probability: bool) -> Report:
+def _prediction(query: tuple[str, ...], answers: list[Any], place: str) -> Report:
     """Return a query and its answers as JSON has them."""
     missing = ROLES[query.index(MISSING)]
-    given = {role: part for role, part in zip(ROLES, query) if role != missing}
-    report: Report = {"query": f"({', '.join(query)})", "asked": missing, **given}
+    parts = {role: part for role, part in zip(ROLES, query) if role != missing}
+    report: Report = {"query": f"({', '.join(query)})", "asked": missing, **parts}
     if answers and answers[0].problem is not None:
         return {**report, "problem": f"{place}: {answers[0].problem}"}
     if answers and missing != "relation":
         report["relation"] = answers[0].relation
         report["type"] = answers[0].type
     report["answers"] = [
-        {
-            "rank": int(answer.rank),
-            "name": getattr(answer, missing),
-            "score": answer.score,
-            "known": answer.known_from,
-            **({"probability": answer.probability} if with_probability else {}),
-        }
-        for answer in answers
+        {"rank": int(answer.rank), "name": getattr(answer, missing), **_scored(answer)} for answer in answers
     ]
     return report
 
 
-def _print_prediction(report: Report, is_marked: bool) -> None:
+def _scored(row: Any) -> Report:
+    """Return score, probability (if one was fitted) and split of a row."""
+    probability = getattr(row, "probability", None)
+    return {
+        "score": row.score,
+        **({} if probability is None else {"probability": probability}),
+        "known": row.known_from,
+    }
+
+
+def _print_prediction(report: Report) -> None:
     """Print a prediction as a table."""
     if "problem" in report:
         print_text(f"{report['query']}: no answer: {report['problem']}")
         return
-    asked, answers = report["asked"], report["answers"]
     of_type = f" of type {report['type']}" if "type" in report else ""
-    print_text(f"{report['query']}: best {asked}s{of_type}")
-    with_probability = any("probability" in answer for answer in answers)
-    rows = [
-        [
-            answer["rank"],
-            f"{answer['score']:.4f}",
-            *([f"{answer['probability']:.4f}"] if with_probability else []),
-            answer["name"],
-            *([answer["known"] or ""] if is_marked else []),
-        ]
-        for answer in answers
-    ]
-    header = [
-        "rank",
-        "score",
-        *(["probability"] if with_probability else []),
-        asked,
-        *(["known from"] if is_marked else []),
-    ]
-    print_columns(header, rows, indent="  ")
+    print_text(f"{report['query']}: best {report['asked']}s{of_type}")
+    _print_table(report["answers"], ["rank", "score", "probability", "name", "known"], report["asked"])
+
+
+def _print_table(reports: list[Report], names: list[str], asked: str = "") -> None:
+    """Print reports as a table; a column that none of them needs is left out."""
+    shown = [name for name in names if any(report.get(name) is not None for report in reports)]
+    headings = {"name": asked, "known": "known from"}
+    rows = [[_cell(report.get(name)) for name in shown] for report in reports]
+    if rows:
+        print_columns([headings.get(name, name) for name in shown], rows)
+
+
+def _cell(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else "" if value is None else str(value)
 
 
 def _scores(run: Run, triples: pd.DataFrame, args: argparse.Namespace) -> dict[int, Report]:
     """Score whole triples; returns what JSON has of each, by row."""
     scored = run.score(triples, strict=not args.triples)
     places = _places(scored["problem"].dropna(), args) if args.triples else {}
-    return {row.Index: _scored(row, places.get(row.Index, "")) for row in scored.itertuples()}
-
-
-def _scored(row: Any, place: str) -> Report:
-    """Return a triple as JSON has it: NaN and None are left out."""
-    report: Report = {role: getattr(row, role) for role in ROLES}
-    if row.problem is not None:
-        return {**report, "problem": f"{place}: {row.problem}"}
-    report["score"] = row.score
-    if not math.isnan(row.probability):
-        report["probability"] = row.probability
-    return {**report, "known": row.known_from}
+    return {
+        row.Index: {role: getattr(row, role) for role in ROLES}
+        | (_scored(row) if row.problem is None else {"problem": f"{places[row.Index]}: {row.problem}"})
+        for row in scored.itertuples()
+    }
 
 
 def _print_scores(reports: list[Report]) -> None:
-    """Print scored triples as a table; a column that no triple needs is left out."""
-    names = {"score": "score", "probability": "probability", **{role: role for role in ROLES}}
-    names |= {"known": "known from", "problem": "problem"}
-    shown = [name for name in names if any(report.get(name) is not None for report in reports)]
-    rows = [[_cell(report.get(name)) for name in shown] for report in reports]
-    if rows:
-        print_columns([names[name] for name in shown], rows)
+    """Print scored triples as a table."""
+    _print_table(reports, ["score", "probability", *ROLES, "known", "problem"])
     num_problems = sum("problem" in report for report in reports)
     if num_problems:
         text = f"{num_problems} of {len(reports)} triples have a problem"
         print(f"dglkge predict: {text}", file=sys.stderr)
 
 
-def _cell(value: float | str | None) -> str:
-    return f"{value:.4f}" if isinstance(value, float) else value or ""
-
-
-def similar(args: argparse.Namespace) -> int:
-    """Search and print."""
+def similar(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the most similar entities."""
     if (args.name is None) == (args.entity is None):
         raise InputError("give one entity: dglkge similar RUN ENTITY")
-    args.entity = args.entity or args.name
+    entity = args.entity or args.name
     model = open_model(args)
     # Similar entities are searched within one type, so an ambiguous name is an error.
-    entity_type = model.type_of(args.entity, args.type)
-    found = model.nearest(args.entity, entity_type, args.k)
-    if args.json:
-        answers = [
-            {"rank": rank, "name": answer.name, "cosine": answer.score}
-            for rank, answer in enumerate(found, start=1)
-        ]
-        print_json({"entity": args.entity, "type": entity_type, "similar": answers})
-        return 0
-    print_text(f"nearest to {args.entity} among entities of type {entity_type}")
-    rows = [[rank, f"{answer.score:.4f}", answer.name] for rank, answer in enumerate(found, start=1)]
-    print_columns(["rank", "cosine", "name"], rows, indent="  ")
-    return 0
+    entity_type = model.type_of(entity, args.type)
+    answers = model.nearest(entity, entity_type, args.k)
+    rows = [
+        {"rank": rank, "name": answer.name, "cosine": answer.score}
+        for rank, answer in enumerate(answers, start=1)
+    ]
+    return {"entity": entity, "type": entity_type, "similar": rows}
+
+
+def _print_similar(result: dict[str, Any], _args: argparse.Namespace) -> None:
+    print_text(f"nearest to {result['entity']} among entities of type {result['type']}")
+    rows = [[row["rank"], f"{row['cosine']:.4f}", row["name"]] for row in result["similar"]]
+    print_columns(["rank", "cosine", "name"], rows)
 
 
 K = option("-k --k", "answers to show (default: %(default)s)", "--topk", type=int, default=10)
@@ -238,6 +210,8 @@ scored: higher is more plausible, and only probabilities can be compared between
   dglkge predict runs/demo --head Alice --tail Bob                how are Alice and Bob related?
   dglkge predict runs/demo --head Alice --relation likes --known drop
                                                                   only what the data set does not contain
+  dglkge predict runs/demo --head Alice --relation likes --candidates seen
+                                                                  only what others like
   dglkge predict runs/demo --head Alice --relation likes --probability
                                                                   after dglkge calibrate
   dglkge predict runs/demo --head Carol --relation likes --features new.parquet
@@ -246,8 +220,7 @@ scored: higher is more plausible, and only probabilities can be compared between
   dglkge predict runs/demo --triples triples.csv --columns subject,predicate,object
                                                                   scores, where no part is a ?""",
     options=[
-        RUN,
-        NO_VERIFY,
+        *MODEL,
         option("--head", "the head", metavar="NAME"),
         option("--relation", "the relation", metavar="NAME"),
         option("--tail", "the tail", metavar="NAME"),
@@ -267,13 +240,18 @@ scored: higher is more plausible, and only probabilities can be compared between
             "unmarked (default: mark; without the data set, warn and keep)",
             choices=[known.value for known in Known],
         ),
-        flag("--probability", "show the probability that each answer is true: dglkge calibrate fits it"),
+        option(
+            "--candidates",
+            "all entities of the type, or those seen on that side of the relation (default: %(default)s)",
+            choices=CANDIDATES,
+            default=ALL,
+        ),
+        flag("--probability", "an error where dglkge calibrate has fitted no probabilities, which are shown"),
         DATASET,
         FEATURES,
-        IMPORT,
-        JSON,
     ],
     run=predict,
+    show=_print_reports,
 )
 
 SIMILAR = Command(
@@ -283,14 +261,12 @@ SIMILAR = Command(
   dglkge similar runs/demo Alice
   dglkge similar runs/demo Mercury --type planet -k 3 --json""",
     options=[
-        RUN,
-        NO_VERIFY,
+        *MODEL,
         option("name", "the entity", nargs="?", metavar="ENTITY"),
         option("--entity", argparse.SUPPRESS, metavar="ENTITY"),
         option("--type", "its type, if entities of several types share the name", metavar="TYPE"),
         K,
-        IMPORT,
-        JSON,
     ],
     run=similar,
+    show=_print_similar,
 )

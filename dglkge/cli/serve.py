@@ -10,10 +10,7 @@ from pathlib import Path
 
 from dglkge.cli.common import (
     DATASET,
-    IMPORT,
-    JSON,
-    NO_VERIFY,
-    RUN,
+    MODEL,
     Command,
     flag,
     flush_output,
@@ -144,8 +141,7 @@ REST under the same address: /predict, /score, /similar, /entities, /relations, 
   curl http://127.0.0.1:8765/predict --json '{"queries": [{"head": "Alice", "relation": "likes"}], "k": 3}'
 """,
     options=[
-        RUN,
-        NO_VERIFY,
+        *MODEL,
         DATASET,
         option(
             "--host", "address to listen on (default: %(default)s); others need --token", default="127.0.0.1"
@@ -175,8 +171,6 @@ REST under the same address: /predict, /score, /similar, /entities, /relations, 
             metavar="N",
         ),
         option("--threads", "threads of the model (default: all cores)", type=int, metavar="N"),
-        IMPORT,
-        JSON,
     ],
     run=serve,
 )

@@ -14,10 +14,11 @@ import pytest
 
 from dglkge import __version__
 from dglkge.checkpoint import open_checkpoint
-from dglkge.cli.common import TerminalFormatter, human_bytes, print_columns, run_command, write_json
+from dglkge.cli.common import TerminalFormatter, print_columns, run_command, write_json
 from dglkge.cli.main import ALIASES, COMMANDS, GROUPS, actions, main
 from dglkge.config import load_config
 from dglkge.data.known_triples import KnownTriples
+from dglkge.distributed.process_memory import human_bytes
 from dglkge.errors import InputError
 from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import Protocol
@@ -35,7 +36,7 @@ def test_help_teaches_with_examples(command, capsys):
     assert exit_.value.code == 0
     if command in COMMANDS:
         program = "dglkge-launch" if command == "launch" else f"dglkge {command}"
-        assert re.search(rf"{program} (--\w|> \w|runs/|datasets/|\S+\.yaml|fb15k237/|list|  +\w)", text)
+        assert re.search(rf"{program} (\S+/ |--\w|> \w|runs/|datasets/|\S+\.yaml|fb15k237/|list|  +\w)", text)
     else:
         assert all(word in text for word in actions(command or ""))
     assert max(len(line) for line in text.splitlines()) <= 110
@@ -90,7 +91,8 @@ def test_terminals_get_no_control_characters_of_names(capsys, monkeypatch, is_te
     logged = TerminalFormatter("%(message)s").format(record)
     run_command("x", body)
     shown = r"a\x1b]0;owned\x07\x9b31mb" + "\tc" if is_terminal else name
-    assert capsys.readouterr() == (f"name\n{shown}\n", f"x: error: unknown: {' '.join(shown.split())}\n")
+    table = r"a\x1b]0;owned\x07\x9b31mb\tc"
+    assert capsys.readouterr() == (f"name\n{table}\n", f"x: error: unknown: {' '.join(shown.split())}\n")
     assert logged == f"odd: {shown}"
 
 
@@ -124,6 +126,17 @@ def test_predict_table(call, run, dataset):
     assert country not in dropped and len(dropped.splitlines()) == 4
     _, kept, _ = call("predict", run, "--head", town, "--relation", "lies_in", "--known", "keep")
     assert country in kept and "known" not in kept and "train" not in kept
+
+
+def test_predict_among_the_entities_that_were_seen(call, run, dataset):
+    """All of this data set were; without it the option is refused."""
+    options = ["--head", "town1", "--relation", "lies_in", "-k", "99", "--json"]
+    everything = call("predict", run, *options)
+    assert call("predict", run, *options, "--candidates", "seen") == everything
+    assert len(json.loads(everything[1])["answers"]) == dataset.num_entities("country")
+    words = ("--known", "keep", "--candidates", "seen", "--dataset", "/nowhere")
+    status, _, err = call("predict", run, *options, *words)
+    assert status == 2 and "/nowhere is no dataset folder" in err
 
 
 def test_predict_heads_by_the_type_of_the_tail(call, run):
@@ -409,8 +422,10 @@ def test_run_command(capsys):
 
 
 def test_columns(capsys):
-    print_columns(["n", "name", ""], [[1, "a", ""], [10, "bcd", "x"]], indent=" ")
-    assert capsys.readouterr().out == "  n  name\n  1  a\n 10  bcd   x\n"
+    print_columns(["n", "name", ""], [[1, "a", ""], [10, "[b]cd", "x"]])
+    assert capsys.readouterr().out == " n  name\n 1  a\n10  [b]cd  x\n"
+    print_columns(["name"], [["long " * 100]])
+    assert capsys.readouterr().out.count("\n") == 2
     print_columns(["only"], [])
     assert capsys.readouterr().out == "only\n"
 
@@ -490,7 +505,7 @@ def test_recipes(call, tmp_path):
             "dglkge: error: unknown recipe 'fb15k237/complx'; did you mean 'fb15k237/complex'"
         )
     status, _, err = call("train", tmp_path / "a.yaml", "--recipe", "fb15k237/complex")
-    assert status == 2 and f"give CONFIG or --recipe, got {tmp_path}/a.yaml and fb15k237/complex" in err
+    assert status == 2 and f"give one CONFIG or --recipe, got {tmp_path}/a.yaml and fb15k237/complex" in err
 
 
 def test_config(call, tmp_path):

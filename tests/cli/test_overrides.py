@@ -33,7 +33,7 @@ def test_all_mistakes_are_printed_each_on_a_line(words, tmp_path: Path, capsys) 
 
 def test_other_words_are_refused(tmp_path: Path, capsys) -> None:
     assert main(["plan", "run.yaml", "optimizer.lr=1", "more"]) == 2
-    assert "give CONFIG or --recipe, got run.yaml and more" in capsys.readouterr().err
+    assert "give one CONFIG or --recipe, got run.yaml and more" in capsys.readouterr().err
 
 
 def test_the_launcher_reads_them_too(tmp_path: Path) -> None:
