@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.optim.alltoall import Alltoall
@@ -36,7 +37,7 @@ class OnDevice(Protocol):
     """An array that is on the device once its upload was sent."""
 
     @property
-    def tensor(self) -> torch.Tensor:
+    def tensor(self) -> Tensor:
         """The array on the device."""
 
 
@@ -60,7 +61,7 @@ class Route:
         Whether any trainer asks for rows of the table.
     """
 
-    ids: torch.Tensor
+    ids: Tensor
     asked: list[int]
     given: list[int]
     positions: OnDevice
@@ -144,12 +145,12 @@ class DeviceTables:
                 shard.store()
         self._is_changed = False
 
-    def owned_rows(self, name: str) -> torch.Tensor:
+    def owned_rows(self, name: str) -> Tensor:
         """Return the rows (R, D) of a table that this trainer owns, on the device."""
         return self._shards[name].rows
 
     def routes(
-        self, batch: int, wanted: Mapping[str, torch.Tensor], add: Callable[[Ids], OnDevice]
+        self, batch: int, wanted: Mapping[str, Tensor], add: Callable[[Ids], OnDevice]
     ) -> dict[str, Route]:
         """Exchange the node ids of a batch's rows; no row is read.
 
@@ -211,7 +212,7 @@ class DeviceTables:
             )
         return found
 
-    def fetch(self, name: str, route: Route) -> torch.Tensor:
+    def fetch(self, name: str, route: Route) -> Tensor:
         """Return the rows (U, D) of a route's ids on the device; the next step updates along this route."""
         self._open[name] = route
         given = self._shards[name].rows.index_select(0, route.positions.tensor)
@@ -220,7 +221,7 @@ class DeviceTables:
     @torch.no_grad()
     def step_rows(
         self,
-        gradients: Sequence[tuple[Any, torch.Tensor, torch.Tensor]],
+        gradients: Sequence[tuple[Any, Tensor, Tensor]],
         extra: int = 0,
         other_squares: float = 0.0,
         number: int = 0,
@@ -242,8 +243,8 @@ class DeviceTables:
             A gradient was not finite; raised on every trainer.
         """
         self._enter("exchange")
-        of_batch: dict[str, torch.Tensor] = {}
-        of_owned: dict[str, torch.Tensor] = {}
+        of_batch: dict[str, Tensor] = {}
+        of_owned: dict[str, Tensor] = {}
         for embedding, ids, rows in gradients:
             name = self._names[id(embedding)]
             (of_batch if ids is self._open[name].ids else of_owned)[name] = rows
@@ -265,9 +266,7 @@ class DeviceTables:
         self.optimizer.report_nonfinite(np.array(all_bad, np.int64))
         return UpdateResult(extra_sum, factor)
 
-    def _summed(
-        self, name: str, gradients: torch.Tensor, of_owned: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _summed(self, name: str, gradients: Tensor, of_owned: Tensor | None) -> tuple[Tensor, Tensor]:
         """Send gradients (U, D) to the owners of their rows; return this trainer's rows and their sums.
 
         `of_owned` has gradients of all rows that this trainer owns, to which the others are added.
@@ -291,7 +290,7 @@ class DeviceTables:
             sums.index_add_(0, places[run], received[run])
         return targets, sums
 
-    def _clip(self, sums: Sequence[torch.Tensor], other_squares: float) -> float:
+    def _clip(self, sums: Sequence[Tensor], other_squares: float) -> float:
         """Clip the merged gradients of all tables in place; returns the factor."""
         clipping = self.optimizer.clipping
         squares = np.array([sum(clipped_squares(rows, clipping.value) for rows in sums)], np.float64)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.optim.alltoall import Alltoall
@@ -168,7 +169,7 @@ class RowExchange:
                 space.copy_(table.local_rows[torch.from_numpy(rows)])
         return buffer
 
-    def send(self, requests: RowRequests, message: npt.NDArray[np.uint8]) -> list[torch.Tensor]:
+    def send(self, requests: RowRequests, message: npt.NDArray[np.uint8]) -> list[Tensor]:
         """Send the rows that were read, and receive those of this trainer's requests.
 
         Returns
@@ -187,12 +188,12 @@ class RowExchange:
         """Return the bytes of each rank's rows of each table, (size, T)."""
         return -(-counts * self._row_bytes // self._unit_bytes) * self._unit_bytes
 
-    def _as_rows(self, section: npt.NDArray[np.uint8], table: int, count: int) -> torch.Tensor:
+    def _as_rows(self, section: npt.NDArray[np.uint8], table: int, count: int) -> Tensor:
         """View a section of a message as rows of a table, in the type in which they travel."""
         used = section[: count * int(self._row_bytes[table])]
         return torch.from_numpy(used).view(self._wire_dtypes[table]).view(count, self.tables[table].dim)
 
-    def _unpack(self, counts: Ids, message: npt.NDArray[np.uint8]) -> list[torch.Tensor]:
+    def _unpack(self, counts: Ids, message: npt.NDArray[np.uint8]) -> list[Tensor]:
         """Sort received rows, rank after rank, by table."""
         # Swapped at each call, so rows of the call before stay valid until the next call but one.
         self._sorted, self._spare_sorted = self._spare_sorted, self._sorted

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
+from torch import Tensor
 
 from dglkge.embeddings.row_lookup import FoundRows
 from dglkge.step.planning import Places, Plan
@@ -72,20 +72,20 @@ class RowGradients(NamedTuple):
     """
 
     table: str
-    ids: torch.Tensor
-    rows: torch.Tensor
+    ids: Tensor
+    rows: Tensor
 
 
 class Rows(Protocol):
     """Rows of one batch after all transforms, and their gradients: in place, in copies, or on a device."""
 
-    def leaf(self, places: Places) -> torch.Tensor:
+    def leaf(self, places: Places) -> Tensor:
         """Return rows (n, D) as a leaf of autograd, whose gradient is added to that of the places."""
 
     def found(self, places: Places) -> FoundRows:
         """Return the addresses of rows in the host's memory, without a copy."""
 
-    def gradients(self, places: Places) -> torch.Tensor:
+    def gradients(self, places: Places) -> Tensor:
         """Return the gradients (n, D) of some places, to be written."""
 
     def collect(self) -> list[RowGradients]:
@@ -122,10 +122,10 @@ class RowTransform(Protocol):
     def start_batch(self, number: int) -> None:
         """Begin a batch, by a number that no other batch of any epoch has."""
 
-    def forward(self, table: str, ids: torch.Tensor, rows: torch.Tensor) -> None:
+    def forward(self, table: str, ids: Tensor, rows: Tensor) -> None:
         """Change the copied rows (n, D) of node ids (n,) in place."""
 
-    def backward(self, table: str, ids: torch.Tensor, gradients: torch.Tensor) -> None:
+    def backward(self, table: str, ids: Tensor, gradients: Tensor) -> None:
         """Turn gradients (n, D) of what ``forward`` gave into those of what it got, in place."""
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import h5py
 import numpy as np
 import torch
+from torch import Tensor
 
 from dglkge.checkpoint.relation_layout import DENSE_GROUP, dense_parameters, dense_path
 from dglkge.distributed.process_group import DeviceGroups
@@ -150,7 +151,7 @@ class DenseParameters(Parameters):
                 )
         return float(verdict[-1])
 
-    def _sums(self, rows_are_finite: bool) -> tuple[list[torch.Tensor], float]:
+    def _sums(self, rows_are_finite: bool) -> tuple[list[Tensor], float]:
         """Return the gradients, float64, summed over the trainers, and how many ask to skip; a collective.
 
         Where parameters are sharded: those of the slices of this trainer, and whether it asks.
@@ -162,13 +163,13 @@ class DenseParameters(Parameters):
                 parameter.grad = None
             self._shards.release()
             return sums, not rows_are_finite
-        by_device: dict[torch.device, list[torch.Tensor]] = {}
+        by_device: dict[torch.device, list[Tensor]] = {}
         for parameter in parameters:
             # A trainer without triples, or a parameter that a batch does not use, has no gradient.
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             # In float64, so that the order of trainers shows in the last bit of float32 only.
             by_device.setdefault(parameter.device, []).append(gradient.detach().double().reshape(-1))
-        by_place: dict[torch.device, Iterator[torch.Tensor]] = {}
+        by_place: dict[torch.device, Iterator[Tensor]] = {}
         num_asking = 0.0
         for device, flat in by_device.items():
             asks = torch.tensor([not rows_are_finite], dtype=torch.float64, device=device)
@@ -198,7 +199,7 @@ class DenseParameters(Parameters):
                     one.grad.mul_(factor)
         self.optimizer.step()
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Return copies of the parameters and of the optimizer's state, by dataset of a model file.
 
         A collective where they are sharded; rank 0 then has them mapped from a temporary file, the others
@@ -210,12 +211,12 @@ class DenseParameters(Parameters):
             On rank 0, if that file cannot be written.
         """
         every = dict(self.module.named_parameters()) if self._shards is None else self._shards.own
-        found: dict[str, torch.Tensor] = {dense_path("parameters", name): one for name, one in every.items()}
+        found: dict[str, Tensor] = {dense_path("parameters", name): one for name, one in every.items()}
         slices = {path: (name, every[name].detach()) for name, path in zip(every, found)}
         for name, one in self._updated.items():
             for key, value in self.optimizer.state.get(one, {}).items():
                 path = dense_path(STATE, name, key)
-                if isinstance(value, torch.Tensor):
+                if isinstance(value, Tensor):
                     found[path] = value
                     if value.ndim:  # numbers of the whole parameter, as the count of steps, are equal
                         slices[path] = (name, value)
@@ -231,7 +232,7 @@ class DenseParameters(Parameters):
         }
         return {**self._shards.joined(slices), **numbers}
 
-    def take(self, values: Mapping[str, torch.Tensor], where: str) -> None:
+    def take(self, values: Mapping[str, Tensor], where: str) -> None:
         """Take the parameters of another run, by name; the optimizer's state stays as it is.
 
         Raises

@@ -9,6 +9,7 @@ from typing import Any
 import h5py
 import numpy as np
 import torch
+from torch import Tensor
 
 from dglkge.checkpoint.relation_layout import global_sums_path, global_vector_path
 from dglkge.errors import CheckpointError
@@ -45,7 +46,7 @@ class RowDropout(TableTransform):
     """
 
     rates: Mapping[str, float]
-    original_ids: Mapping[str, torch.Tensor]
+    original_ids: Mapping[str, Tensor]
     seed: int
     kernels: str = "auto"
 
@@ -65,11 +66,11 @@ class RowDropout(TableTransform):
         """Take the masks of a batch."""
         self._batch = number
 
-    def backward(self, table: str, ids: torch.Tensor, gradients: torch.Tensor) -> None:
+    def backward(self, table: str, ids: Tensor, gradients: Tensor) -> None:
         """Multiply gradients by their masks: a dropped number is the stored one times its mask."""
         self.forward(table, ids, gradients)
 
-    def forward(self, table: str, ids: torch.Tensor, rows: torch.Tensor) -> None:
+    def forward(self, table: str, ids: Tensor, rows: Tensor) -> None:
         """Multiply rows (n, D) of a table by their masks, in place."""
         limit = self._limits[table]
         node_ids = ids.numpy()
@@ -135,11 +136,11 @@ class GlobalVectors(RowTransform, Parameters):
         """Drop the gradients of the batch before."""
         self._total = np.zeros(self._gradients.shape)
 
-    def forward(self, table: str, ids: torch.Tensor, rows: torch.Tensor) -> None:
+    def forward(self, table: str, ids: Tensor, rows: Tensor) -> None:
         """Add the vector of a type to its rows."""
         rows += self.vectors[table]
 
-    def backward(self, table: str, ids: torch.Tensor, gradients: torch.Tensor) -> None:
+    def backward(self, table: str, ids: Tensor, gradients: Tensor) -> None:
         """Add the gradients of a type's rows to that of its vector; a row's own gradient is the same."""
         # In float64, so that the order of trainers and rows shows in the last bits of float32 only.
         self._total[list(self.vectors).index(table)] += gradients.sum(0, dtype=torch.float64).numpy()
@@ -165,7 +166,7 @@ class GlobalVectors(RowTransform, Parameters):
     def is_collective(self) -> bool:
         return False
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Return copies of the vectors and of Adagrad's sums, by dataset of a model file."""
         return {path: values.clone() for path, values in self._by_path().items()}
 
@@ -185,7 +186,7 @@ class GlobalVectors(RowTransform, Parameters):
                 )
             values.copy_(torch.from_numpy(found))
 
-    def _by_path(self) -> dict[str, torch.Tensor]:
+    def _by_path(self) -> dict[str, Tensor]:
         """Return the vectors and sums by dataset of a model file."""
         named = {global_vector_path(name): vector for name, vector in self.vectors.items()}
         return named | {global_sums_path(name): sums for name, sums in self._sums.items()}
@@ -205,16 +206,16 @@ class AddedFeatures(RowTransform):
     """
 
     features: ProjectedFeatures
-    original_ids: Mapping[str, torch.Tensor]
+    original_ids: Mapping[str, Tensor]
 
     def start_batch(self, number: int) -> None:
         """Do nothing: the projections are parameters of the run."""
 
-    def forward(self, table: str, ids: torch.Tensor, rows: torch.Tensor) -> None:
+    def forward(self, table: str, ids: Tensor, rows: Tensor) -> None:
         """Add the projected features."""
         rows += self.features.rows(table, self.original_ids[table][ids])
 
-    def backward(self, table: str, ids: torch.Tensor, gradients: torch.Tensor) -> None:
+    def backward(self, table: str, ids: Tensor, gradients: Tensor) -> None:
         """Add the gradients of the projections: those of e + f(x) are those of f(x), and of e."""
         if len(ids):
             self.features.backward(table, self.original_ids[table][ids], gradients)

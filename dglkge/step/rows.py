@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
+from torch import Tensor
 
 from dglkge.embeddings.row_lookup import FoundRows, RowLookup
 from dglkge.embeddings.table_set import TableSet
@@ -37,7 +37,7 @@ class Transforms:
         for transform in self._each:
             transform.start_batch(number)
 
-    def forward(self, table: str, ids: torch.Tensor, rows: torch.Tensor) -> None:
+    def forward(self, table: str, ids: Tensor, rows: Tensor) -> None:
         """Change copied rows (n, D) in place."""
         for transform in self._chains.get(table, ()):
             transform.forward(table, ids, rows)
@@ -53,9 +53,9 @@ class Transforms:
 class TableRows:
     """Rows of one table: ids (n,), copies (n, D) if there are any, gradients (n, D), and where rows lie."""
 
-    ids: torch.Tensor
-    copies: torch.Tensor | None
-    gradients: torch.Tensor
+    ids: Tensor
+    copies: Tensor | None
+    gradients: Tensor
     found: Any = None
 
 
@@ -65,7 +65,7 @@ class CopiedRows(Rows):
 
     tables: Mapping[str, TableRows]
 
-    def leaf(self, places: Places) -> torch.Tensor:
+    def leaf(self, places: Places) -> Tensor:
         rows = self.tables[places.table]
         if rows.copies is None:
             raise RuntimeError(
@@ -76,7 +76,7 @@ class CopiedRows(Rows):
         leaf.grad = rows.gradients[places.run]
         return leaf
 
-    def gradients(self, places: Places) -> torch.Tensor:
+    def gradients(self, places: Places) -> Tensor:
         return self.tables[places.table].gradients[places.run]
 
 

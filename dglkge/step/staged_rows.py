@@ -25,6 +25,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from dglkge.embeddings.device_tables import DeviceTables, Route
 from dglkge.embeddings.row_lookup import FoundRows
@@ -56,7 +57,7 @@ class Upload:
     def clear(self) -> None:
         """Drop the batch; its memory is used again."""
         self._arrays: dict[np.dtype[Any], list[npt.NDArray[Any]]] = {}
-        self._copies: dict[np.dtype[Any], torch.Tensor] = {}
+        self._copies: dict[np.dtype[Any], Tensor] = {}
 
     def add(self, array: npt.NDArray[Any]) -> Piece:
         """Add an array (n,) to the batch; the piece has it on the device after :meth:`send`."""
@@ -80,7 +81,7 @@ class Upload:
         """Let what is queued on the device from now on wait for the copies."""
         self._backend.current_stream().wait_stream(self._stream)
 
-    def tensor(self, piece: Piece) -> torch.Tensor:
+    def tensor(self, piece: Piece) -> Tensor:
         """Return an array on the device."""
         return self._copies[piece.dtype][piece.place]
 
@@ -94,7 +95,7 @@ class Piece:
     place: slice
 
     @property
-    def tensor(self) -> torch.Tensor:
+    def tensor(self) -> Tensor:
         """The array on the device."""
         return self.upload.tensor(self)
 
@@ -129,7 +130,7 @@ class Staged:
 class DeviceTableRows(TableRows):
     """Rows (n, D) of one table on a device, one for each place (n,) of its ids (U,)."""
 
-    places: torch.Tensor = field(kw_only=True)
+    places: Tensor = field(kw_only=True)
 
 
 @dataclass(frozen=True)
@@ -158,7 +159,7 @@ class StagedRows(CopiedRows):
         self.device.backend.synchronize()
         return collected
 
-    def _merged(self, name: str, rows: DeviceTableRows) -> torch.Tensor:
+    def _merged(self, name: str, rows: DeviceTableRows) -> Tensor:
         """Return the sums of the gradients of equal rows, (U, D) on the device."""
         size = (len(rows.ids), rows.gradients.shape[1])
         merged = self.memory[name].device.take("merged", *size).zero_()
@@ -166,7 +167,7 @@ class StagedRows(CopiedRows):
             merged.index_add_(0, rows.places, rows.gradients)
         return merged
 
-    def _returned(self, name: str, merged: torch.Tensor) -> torch.Tensor:
+    def _returned(self, name: str, merged: Tensor) -> Tensor:
         """Begin the copy of merged gradients to the host; complete after a synchronization."""
         room = self.memory[name].host.take("gradients", *merged.shape)
         return room.copy_(merged, non_blocking=True)
@@ -219,7 +220,7 @@ class StagedStore(LookupStore):
         upload.send()
         return dataclasses.replace(plan, ids=distinct, groups=groups, staged=Staged(upload, places, routes))
 
-    def _routes(self, number: int, ids: Mapping[str, torch.Tensor], upload: Upload) -> Mapping[str, Any]:
+    def _routes(self, number: int, ids: Mapping[str, Tensor], upload: Upload) -> Mapping[str, Any]:
         """Return the routes of rows between devices: none, they are in the host's memory."""
         return {}
 
@@ -232,7 +233,7 @@ class StagedStore(LookupStore):
             tables[name] = self._repeated(name, plan, self._on_device(name, rows))
         return self._staged_rows(tables)
 
-    def _fetched(self, plan: Plan) -> dict[str, torch.Tensor]:
+    def _fetched(self, plan: Plan) -> dict[str, Tensor]:
         """Return copies of the distinct rows in page-locked memory."""
         located = self._lookup.rows(plan.number, plan.ids)
         return {
@@ -240,11 +241,11 @@ class StagedStore(LookupStore):
             for name, ids in plan.ids.items()
         }
 
-    def _on_device(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+    def _on_device(self, name: str, rows: Tensor) -> Tensor:
         """Begin to copy rows to the device."""
         return self._memory[name].device.take("distinct", *rows.shape).copy_(rows, non_blocking=True)
 
-    def _repeated(self, name: str, plan: Plan, distinct: torch.Tensor) -> DeviceTableRows:
+    def _repeated(self, name: str, plan: Plan, distinct: Tensor) -> DeviceTableRows:
         """Repeat distinct rows (U, D) on the device for each place, with gradients of 0."""
         memory, dim = self._memory[name].device, self._tables[name].dim
         plan.staged.upload.wait()
@@ -261,7 +262,7 @@ class StagedStore(LookupStore):
 class DeviceRows(StagedRows):
     """Rows of a batch whose gradients stay on the device."""
 
-    def _returned(self, name: str, merged: torch.Tensor) -> torch.Tensor:
+    def _returned(self, name: str, merged: Tensor) -> Tensor:
         return merged
 
 
@@ -282,14 +283,14 @@ class DeviceStore(StagedStore):
         super().__init__(tables, transforms, device)
         self._device_tables = device_tables
 
-    def _routes(self, number: int, ids: Mapping[str, torch.Tensor], upload: Upload) -> Mapping[str, Route]:
+    def _routes(self, number: int, ids: Mapping[str, Tensor], upload: Upload) -> Mapping[str, Route]:
         return self._device_tables.routes(number, ids, upload.add)
 
-    def _fetched(self, plan: Plan) -> dict[str, torch.Tensor]:
+    def _fetched(self, plan: Plan) -> dict[str, Tensor]:
         plan.staged.upload.wait()  # the routes are part of it
         return {name: self._device_tables.fetch(name, plan.staged.routes[name]) for name in plan.ids}
 
-    def _on_device(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+    def _on_device(self, name: str, rows: Tensor) -> Tensor:
         return rows
 
     def _staged_rows(self, tables: Mapping[str, DeviceTableRows]) -> StagedRows:

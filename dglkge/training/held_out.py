@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dglkge.config.schema import HeldOutConfig
 from dglkge.data.dataset_files import TRAIN
@@ -47,11 +48,7 @@ class HeldOutEvaluator:
     """
 
     def __init__(
-        self,
-        job: Job,
-        settings: HeldOutConfig,
-        order: TripleOrder,
-        gather: Callable[[str, torch.Tensor], torch.Tensor],
+        self, job: Job, settings: HeldOutConfig, order: TripleOrder, gather: Callable[[str, Tensor], Tensor]
     ) -> None:
         config, dataset, world = job.config, job.dataset, job.cluster.world
         self._order, self._num_chunks = order, config.training.edge_chunks
@@ -131,7 +128,7 @@ class HeldOutEvaluator:
                 found[name] += float(value.sum())
         return np.array([found[name] for name in _NAMES])
 
-    def _uniform(self, entity_type: str, side: Side, key: tuple[int, int, int]) -> torch.Tensor:
+    def _uniform(self, entity_type: str, side: Side, key: tuple[int, int, int]) -> Tensor:
         """Draw original ids of a type, uniformly with replacement."""
         stream = stream_key(self._seed, "held out", entity_type, side.name, *key)
         bits = column_bits(stream, self._num_uniform)[0]

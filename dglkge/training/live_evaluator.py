@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import torch
+from torch import Tensor
 from tqdm import tqdm
 
 from dglkge.data.known_triples import KnownTriples
@@ -80,11 +80,11 @@ class LiveEvaluator:
             others = (shards, job.cluster.sum, progress, turn)
             return evaluator.evaluate(triples, self._known, self, *others)
 
-    def gather(self, table: str, ids: torch.Tensor) -> torch.Tensor:
+    def gather(self, table: str, ids: Tensor) -> Tensor:
         """Return the rows (n, D) of the original ids (n,) of a table, as they are scored."""
         return self._scored(table, ids, self.job.tables.gather(table, ids))
 
-    def _scored(self, table: str, ids: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def _scored(self, table: str, ids: Tensor, rows: Tensor) -> Tensor:
         """Return the rows of ids with projected features or the vector of their type, where there are any."""
         features, vectors = self.job.features, self.job.global_vectors
         if features is not None and table in features.entity_types:

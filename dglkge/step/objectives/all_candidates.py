@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.model.full_losses import NO_ANSWERS, AnswerScores, Totals
@@ -56,10 +57,10 @@ class Candidates:
     columns: slice
     shard: ShardObjective
     answers_of: Callable[[Ids], Answers]
-    resident: Callable[[], torch.Tensor] | None = None
+    resident: Callable[[], Tensor] | None = None
 
     @property
-    def stored(self) -> torch.Tensor:
+    def stored(self) -> Tensor:
         """Owned rows, (R, D) as they are stored: a view on shared memory, or on a device."""
         if self.resident is not None:
             return self.resident()
@@ -113,7 +114,7 @@ class AllCandidates:
         """Bytes of queries, numbers and gradients that this trainer sent to other machines."""
         return self.exchange.sent_bytes
 
-    def run(self, blocks: Sequence[QueryBlock]) -> tuple[float, list[torch.Tensor], list[RowGradients]]:
+    def run(self, blocks: Sequence[QueryBlock]) -> tuple[float, list[Tensor], list[RowGradients]]:
         """Return losses and gradients of queries, and gradients of candidates.
 
         Parameters
@@ -133,7 +134,7 @@ class AllCandidates:
         self.clock.enter("exchange")
         gathered = self.exchange.gather(blocks)
         self.clock.enter("score")
-        rows: dict[str, torch.Tensor] = {}
+        rows: dict[str, Tensor] = {}
         scored: list[_Scored] = []
         for number, (block, candidates) in enumerate(zip(gathered, self.candidates)):
             # Counts were gathered, so a block is empty on all trainers or on none: rounds of messages stay
@@ -182,7 +183,7 @@ class AllCandidates:
         self.clock.enter("score")
         return gathered
 
-    def _rows(self, candidates: Candidates) -> torch.Tensor:
+    def _rows(self, candidates: Candidates) -> Tensor:
         """Return the owned rows of a table as float32 and transformed: as they are stored, or a copy."""
         table, stored = candidates.table, candidates.stored
         if table.name not in self.transforms and not is_narrow(table.local_rows):
@@ -197,10 +198,10 @@ class AllCandidates:
         return copy
 
     def _differentiate(
-        self, scored: Sequence[_Scored], totals: Sequence[Totals], parts: Sequence[torch.Tensor]
-    ) -> tuple[float, dict[str, torch.Tensor]]:
+        self, scored: Sequence[_Scored], totals: Sequence[Totals], parts: Sequence[Tensor]
+    ) -> tuple[float, dict[str, Tensor]]:
         """Write this shard's part of the queries' gradients; returns the loss and gradients by table."""
-        gradients: dict[str, torch.Tensor] = {}
+        gradients: dict[str, Tensor] = {}
         loss = 0.0
         for block, total in zip(scored, totals):
             candidates, factors = block.candidates, block.block.factors
@@ -222,9 +223,7 @@ class AllCandidates:
             loss += float((total.losses[run] * factors[run]).sum())
         return loss, gradients
 
-    def _penalize(
-        self, rows: torch.Tensor, answers: Answers, factors: Floats, row_gradients: torch.Tensor
-    ) -> float:
+    def _penalize(self, rows: Tensor, answers: Answers, factors: Floats, row_gradients: Tensor) -> float:
         """Add the gradients of the penalty on the answers among the owned rows; returns it."""
         if self.regularizer is None or answers.penalty_shares is None:
             return 0.0
@@ -257,7 +256,7 @@ class _Scored:
     number: int
     block: QueryBlock
     candidates: Candidates
-    rows: torch.Tensor
+    rows: Tensor
     answers: Answers
 
 
@@ -275,12 +274,12 @@ class Piece:
     """
 
     block: str
-    queries: torch.Tensor
+    queries: Tensor
     keys: Ids
     factors: Floats
 
 
-TakeBack = Callable[[Sequence[torch.Tensor]], float]
+TakeBack = Callable[[Sequence[Tensor]], float]
 """Writes the gradients of the rows, given those of each piece's queries; returns the penalty."""
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.step.contracts import BatchMeasures, Gradients, Rows
@@ -58,7 +59,7 @@ class AutogradLoss(SampledLoss):
 
         return finish
 
-    def _group_loss(self, group: Group, rows: Rows, measures: BatchMeasures) -> torch.Tensor:
+    def _group_loss(self, group: Group, rows: Rows, measures: BatchMeasures) -> Tensor:
         """Return the summed loss of a group, a scalar."""
         inputs: GroupInputs = group.inputs()
         # Leaves accumulate into views of the request's gradients, so nothing is copied after backward().
@@ -79,10 +80,10 @@ class AutogradLoss(SampledLoss):
         group: Group,
         inputs: GroupInputs,
         side: Side,
-        triples: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
-        candidates: torch.Tensor,
+        triples: tuple[Tensor, Tensor, Tensor],
+        candidates: Tensor,
         measures: BatchMeasures,
-    ) -> torch.Tensor:
+    ) -> Tensor:
         """Return the loss (B,) of the queries for one side; triples are anchors, relations and truths."""
         anchors, relations, truths = triples
         places = inputs.relation_places

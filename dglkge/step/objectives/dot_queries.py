@@ -14,6 +14,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from dglkge.kernels import dot
 from dglkge.kernels import penalties as kernels
@@ -107,11 +108,11 @@ class GroupPenalty:
 class GroupQueries(Protocol):
     """Queries of both sides of a group of B edges, those for tails first."""
 
-    def write(self, queries: torch.Tensor, positive: np.ndarray, own: np.ndarray) -> None:
+    def write(self, queries: Tensor, positive: np.ndarray, own: np.ndarray) -> None:
         """Write the queries (2 B, D), and the scores (2 B,) of their true answers and own entities."""
 
     def differentiate(
-        self, of_queries: torch.Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
+        self, of_queries: Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
     ) -> float:
         """Write the gradients of the group's rows; returns the summed penalty.
 
@@ -141,12 +142,12 @@ class CompiledQueries(GroupQueries):
         # Kept until the loops have read the addresses.
         self._found = [rows.found(places) for places in self._places]
 
-    def write(self, queries: torch.Tensor, positive: np.ndarray, own: np.ndarray) -> None:
+    def write(self, queries: Tensor, positive: np.ndarray, own: np.ndarray) -> None:
         rows = tuple(found.addresses for found in self._found)
         dot.make_queries(rows, self._operator, words(queries), positive, own)
 
     def differentiate(
-        self, of_queries: torch.Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
+        self, of_queries: Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
     ) -> float:
         penalty: float = dot.write_gradients(
             tuple(found.addresses for found in self._found),
@@ -168,10 +169,10 @@ class DifferentiatedQueries(GroupQueries):
         self._places = (group.heads, group.relations, group.tails)
         self._rows = rows
         self._leaves = [rows.found(places).copied().requires_grad_() for places in self._places]
-        self._outputs: dict[Side, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
-        self._penalties: list[torch.Tensor] = []
+        self._outputs: dict[Side, tuple[Tensor, Tensor, Tensor]] = {}
+        self._penalties: list[Tensor] = []
 
-    def write(self, queries: torch.Tensor, positive: np.ndarray, own: np.ndarray) -> None:
+    def write(self, queries: Tensor, positive: np.ndarray, own: np.ndarray) -> None:
         # What a side without negatives holds is multiplied by 0.
         queries.zero_()
         positive[:] = own[:] = 0
@@ -191,7 +192,7 @@ class DifferentiatedQueries(GroupQueries):
                 self._penalties.append(penalty)
 
     def differentiate(
-        self, of_queries: torch.Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
+        self, of_queries: Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
     ) -> float:
         runs = side_runs(len(self._group))
         outputs = [each for of_side in self._outputs.values() for each in of_side] + self._penalties

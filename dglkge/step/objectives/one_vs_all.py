@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import Regularizer
@@ -26,7 +27,7 @@ Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
 
-def places_on(places: Ids | None, device: torch.device) -> torch.Tensor | None:
+def places_on(places: Ids | None, device: torch.device) -> Tensor | None:
     """Return places on a device, None where there are none."""
     return None if places is None else torch.from_numpy(places).to(device)
 
@@ -60,9 +61,7 @@ class AutogradQueries(ModelQueries):
         return pieces, functools.partial(differentiated, [piece.queries for piece in pieces], total)
 
 
-def differentiated(
-    queries: Sequence[torch.Tensor], penalty: torch.Tensor, gradients: Sequence[torch.Tensor]
-) -> float:
+def differentiated(queries: Sequence[Tensor], penalty: Tensor, gradients: Sequence[Tensor]) -> float:
     """Write the gradients of the rows, given those of queries on the host; returns the penalty."""
     tensors = list(queries)
     outer = [gradient.to(query.device) for query, gradient in zip(queries, gradients)]
@@ -122,7 +121,7 @@ class LoopQueries(QueryMaker):
             start = end
         relation_queries, relations_back = self._relation_queries.make(plan, rows)
 
-        def take_back(gradients: Sequence[torch.Tensor]) -> float:
+        def take_back(gradients: Sequence[Tensor]) -> float:
             loss = 0.0
             for number, (queries, factors) in enumerate(groups):
                 query_gradients = torch.cat(list(gradients[2 * number : 2 * number + 2]))

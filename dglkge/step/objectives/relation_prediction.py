@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from dglkge.model.kge_model import KgeModel
 from dglkge.step.contracts import Gradients, Objective, Rows
@@ -29,8 +30,8 @@ RELATION_BLOCKS = {Side.TAIL: "relation~tail", Side.HEAD: "relation~head"}
 def relation_pieces(
     model: KgeModel,
     keys: npt.NDArray[np.int64],
-    heads: torch.Tensor,
-    tails: torch.Tensor,
+    heads: Tensor,
+    tails: Tensor,
     factors: npt.NDArray[np.float32],
 ) -> list[Piece]:
     """Return the queries (h, ?, t): one for each direction that has relation rows of its own.
@@ -77,7 +78,7 @@ class RelationQueries(QueryMaker):
         self._is_staged = is_staged
 
     def make(self, plan: Plan, rows: Rows) -> tuple[list[Piece], TakeBack]:
-        leaves: list[tuple[Places, torch.Tensor]] = []
+        leaves: list[tuple[Places, Tensor]] = []
         pieces: list[Piece] = []
         for group in plan.groups if self._weight else ():
             heads, tails = (self._leaf(places, rows) for places in (group.heads, group.tails))
@@ -86,7 +87,7 @@ class RelationQueries(QueryMaker):
             leaves += [(group.heads, heads), (group.tails, tails)]
         queries = [piece.queries for piece in pieces]
 
-        def take_back(gradients: Sequence[torch.Tensor]) -> float:
+        def take_back(gradients: Sequence[Tensor]) -> float:
             if queries:
                 outer = [gradient.to(query.device) for query, gradient in zip(queries, gradients)]
                 torch.autograd.backward(queries, outer)
@@ -97,7 +98,7 @@ class RelationQueries(QueryMaker):
 
         return pieces, take_back
 
-    def _leaf(self, places: Places, rows: Rows) -> torch.Tensor:
+    def _leaf(self, places: Places, rows: Rows) -> Tensor:
         """Return rows as a leaf; on a device its gradient is added to those of the rows."""
         return rows.leaf(places) if self._is_staged else rows.found(places).copied().requires_grad_()
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from dglkge.model.compiled_losses import with_loops
 from dglkge.model.kge_model import KgeModel
@@ -21,7 +22,7 @@ from dglkge.step.contracts import Objective
 from dglkge.step.planning import EdgePlanner, Group, Upload
 from dglkge.typing import Side
 
-RangeTensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+RangeTensors = tuple[Tensor, Tensor, Tensor]
 """Those of :class:`dglkge.step.planning.AnswerRanges`: (B,), (B,) and (N,) bool."""
 
 
@@ -199,7 +200,7 @@ class ScoredLosses:
         self._device, self._matmul_dtype = computation.device, computation.matmul_dtype
         self._compare = model.compare_plainly if is_reference else model.compare
         self._loss = loss if is_reference else with_loops(loss)
-        self._run: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = self._compute
+        self._run: Callable[..., tuple[Tensor, Tensor | None]] = self._compute
         if computation.is_compiled:
             from torch._inductor import config
 
@@ -211,14 +212,14 @@ class ScoredLosses:
 
     def __call__(
         self,
-        query: torch.Tensor,
-        candidates: torch.Tensor,
-        own: torch.Tensor | None,
-        truths: torch.Tensor,
-        ignored: torch.Tensor,
-        labels: torch.Tensor | None = None,
+        query: Tensor,
+        candidates: Tensor,
+        own: Tensor | None,
+        truths: Tensor,
+        ignored: Tensor,
+        labels: Tensor | None = None,
         ranges: RangeTensors | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:
         """Return the losses of queries.
 
         Parameters
@@ -261,7 +262,7 @@ class ScoredLosses:
         sizes = [one for one in (37, 41, 43, 47) if one not in (dim, query_dim)]
         num_queries, num_negatives = sizes[:2]
 
-        def rows(number: int, width: int) -> torch.Tensor:
+        def rows(number: int, width: int) -> Tensor:
             values = torch.linspace(-1, 1, number * width, device=device)
             return values.view(number, width).requires_grad_()
 
@@ -282,14 +283,14 @@ class ScoredLosses:
 
     def _compute(
         self,
-        query: torch.Tensor,
-        candidates: torch.Tensor,
-        own: torch.Tensor | None,
-        truths: torch.Tensor,
-        ignored: torch.Tensor,
-        labels: torch.Tensor | None,
+        query: Tensor,
+        candidates: Tensor,
+        own: Tensor | None,
+        truths: Tensor,
+        ignored: Tensor,
+        labels: Tensor | None,
         ranges: RangeTensors | None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:
         with self._device.autocast(self._matmul_dtype):
             scores = self._compare(query, candidates).to(query.dtype)
         positive = self._model.compare_pairs(query, truths)
@@ -313,6 +314,6 @@ class ScoredLosses:
         return loss(positive, scores, ignored, **more), above
 
 
-def _columns(is_first: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _columns(is_first: Tensor, dtype: torch.dtype) -> Tensor:
     """Return 1 in the first column (n, 2) of what is in the first range, and in the second of the others."""
     return torch.stack([is_first, ~is_first], dim=1).to(dtype)

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from dglkge.kernels import full_scores as kernels
 from dglkge.model.device import HOST, ComputeDevice
@@ -117,17 +118,15 @@ class ShardObjective(Protocol):
 
     objective: FullObjective
 
-    def score_answers(self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers) -> Floats:
+    def score_answers(self, queries: Tensor, rows: Tensor, answers: Answers) -> Floats:
         """Return the scores (a,) of the answers among the rows, for a loss that reads them."""
 
     def score(
-        self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers, scores: AnswerScores = NO_ANSWERS
+        self, queries: Tensor, rows: Tensor, answers: Answers, scores: AnswerScores = NO_ANSWERS
     ) -> ShardNumbers:
         """Score all queries (Q, D) against the rows (R, D); the answers' scores if the loss reads them."""
 
-    def differentiate(
-        self, totals: Totals, factors: Floats, of_queries: torch.Tensor, of_rows: torch.Tensor
-    ) -> None:
+    def differentiate(self, totals: Totals, factors: Floats, of_queries: Tensor, of_rows: Tensor) -> None:
         """Write the gradients of the last call of :meth:`score`.
 
         Parameters
@@ -175,7 +174,7 @@ class ProductShard:
         self._ignored = words(torch.tensor([IGNORED_SCORE], dtype=self.matmul_dtype))[0]
         self._scratch = Scratch()
 
-    def score_answers(self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers) -> Floats:
+    def score_answers(self, queries: Tensor, rows: Tensor, answers: Answers) -> Floats:
         """Return the scores of the answers; see :class:`ShardObjective`."""
         scores = np.empty(len(answers.places), np.float32)
         kernels.score_answers(queries.numpy(), rows.numpy(), answers.starts, answers.places, scores)
@@ -183,7 +182,7 @@ class ProductShard:
 
     @quietly
     def score(
-        self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers, scores: AnswerScores = NO_ANSWERS
+        self, queries: Tensor, rows: Tensor, answers: Answers, scores: AnswerScores = NO_ANSWERS
     ) -> ShardNumbers:
         """Score all queries; see :class:`ShardObjective`."""
         num, dim = queries.shape
@@ -221,12 +220,12 @@ class ProductShard:
             panels.append(_Panel(start, stop, is_kept=left >= 0 or num_rows <= width))
         return panels
 
-    def _powers(self, panel: _Panel) -> torch.Tensor:
+    def _powers(self, panel: _Panel) -> Tensor:
         """Return the memory of a panel's scores, (Q, W): its own if it is kept."""
         name = f"powers{panel.start}" if panel.is_kept else "powers"
         return self._scratch.take(name, self._padded, panel.stop - panel.start, self._dtype)
 
-    def _score_block(self, panel: _Panel, block: slice, greatest: Floats, totals: Floats) -> torch.Tensor:
+    def _score_block(self, panel: _Panel, block: slice, greatest: Floats, totals: Floats) -> Tensor:
         """Write the powers (or sigmoids) of a block of queries and a panel; returns them."""
         powers = self._powers(panel)[block]
         torch.mm(self._operand[block], self._candidates[panel.start : panel.stop].T, out=powers)
@@ -285,9 +284,7 @@ class ProductShard:
         return numbers
 
     @quietly
-    def differentiate(
-        self, totals: Totals, factors: Floats, of_queries: torch.Tensor, of_rows: torch.Tensor
-    ) -> None:
+    def differentiate(self, totals: Totals, factors: Floats, of_queries: Tensor, of_rows: Tensor) -> None:
         """Write the gradients; see :class:`ShardObjective`."""
         num, dim = self._queries.shape
         normalizer = totals.normalizers
@@ -308,7 +305,7 @@ class ProductShard:
             self._differentiate_rows(scaled, self._powers(panel), of_rows[panel.start : panel.stop])
         self._differentiate_answers(normalizer, factors, of_queries, of_rows)
 
-    def _differentiate_rows(self, scaled: torch.Tensor, powers: torch.Tensor, of_rows: torch.Tensor) -> None:
+    def _differentiate_rows(self, scaled: Tensor, powers: Tensor, of_rows: Tensor) -> None:
         """Write the gradients of a panel's rows (W, D) but for the answers'."""
         if self._dtype == torch.float32:
             torch.mm(powers.T, scaled, out=of_rows)
@@ -328,11 +325,7 @@ class ProductShard:
         return scales
 
     def _differentiate_answers(
-        self,
-        normalizer: npt.NDArray[np.float64],
-        factors: Floats,
-        of_queries: torch.Tensor,
-        of_rows: torch.Tensor,
+        self, normalizer: npt.NDArray[np.float64], factors: Floats, of_queries: Tensor, of_rows: Tensor
     ) -> None:
         """Add the gradients from the labels and from the answers' own scores."""
         objective, answers = self.objective, self._answers
@@ -393,7 +386,7 @@ class AutogradShard:
     """
 
     objective: FullObjective
-    compare: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    compare: Callable[[Tensor, Tensor], Tensor]
     numbers_a_score: int = 1
     device: ComputeDevice = HOST
     matmul_dtype: torch.dtype = torch.float32
@@ -404,14 +397,14 @@ class AutogradShard:
         self._dtype = self.matmul_dtype if self.device.is_staged else torch.float32
         self._block_numbers = DEVICE_BLOCK_NUMBERS if self.device.is_staged else TWIN_BLOCK_NUMBERS
         self._kept_bytes = self.kept_bytes if self.device.is_staged else 0
-        self._kept: dict[int, torch.Tensor] = {}
+        self._kept: dict[int, Tensor] = {}
         # Two rooms each way: the host fills or empties one while the device uses the other.
         self._pinned, rooms = ([Scratch(pinned=self.device.pins_memory) for _ in range(2)] for _ in range(2))
         self._rooms = itertools.cycle(rooms)
         self._sent: list[Any] = []
 
     @torch.no_grad()
-    def score_answers(self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers) -> Floats:
+    def score_answers(self, queries: Tensor, rows: Tensor, answers: Answers) -> Floats:
         """Return the scores of the answers; see :class:`ShardObjective`."""
         self._queries = self._there(queries)
         places, columns = np.unique(answers.places, return_inverse=True)
@@ -425,7 +418,7 @@ class AutogradShard:
 
     @torch.no_grad()
     def score(
-        self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers, scores: AnswerScores = NO_ANSWERS
+        self, queries: Tensor, rows: Tensor, answers: Answers, scores: AnswerScores = NO_ANSWERS
     ) -> ShardNumbers:
         """Score all queries; see :class:`ShardObjective`."""
         self._queries, self._rows = self._there(queries), rows
@@ -438,9 +431,7 @@ class AutogradShard:
             loss.add(numbers, pulls, self._score_block(run, self._queries, self._block(run)))
         return ShardNumbers(numbers.cpu().numpy(), pulls.cpu().numpy())
 
-    def differentiate(
-        self, totals: Totals, factors: Floats, of_queries: torch.Tensor, of_rows: torch.Tensor
-    ) -> None:
+    def differentiate(self, totals: Totals, factors: Floats, of_queries: Tensor, of_rows: Tensor) -> None:
         """Write the gradients; see :class:`ShardObjective`."""
         queries = self._queries.detach().requires_grad_()
         # Autograd accumulates over blocks: into the caller's memory on the CPU.
@@ -448,7 +439,7 @@ class AutogradShard:
         normalizers, pulls = totals.normalizers.astype(np.float32), totals.pulls.astype(np.float32)
         shift, weights = (self._there(torch.from_numpy(one))[:, None] for one in (normalizers, factors))
         answer_pulls = self._there(torch.from_numpy(pulls))
-        returning: list[tuple[slice, torch.Tensor, Any]] = []
+        returning: list[tuple[slice, Tensor, Any]] = []
         for number, run in enumerate(_runs(len(self._rows), self._rows_a_block)):
             rows = self._block(run).detach().contiguous().requires_grad_()
             with self.device.computing():
@@ -470,22 +461,22 @@ class AutogradShard:
             of_queries.copy_(queries.grad)
         self._kept = {}
 
-    def _score_block(self, run: slice, queries: torch.Tensor, rows: torch.Tensor) -> ScoreBlock:
+    def _score_block(self, run: slice, queries: Tensor, rows: Tensor) -> ScoreBlock:
         """Score queries against a run of the rows."""
         return self._answers.block(self._scores(queries, rows), run)
 
-    def _scores(self, queries: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def _scores(self, queries: Tensor, rows: Tensor) -> Tensor:
         """Score queries (Q, D) against rows (b, D') in the type of the matmuls: (Q, b) float32."""
         with self.device.computing(), self.device.autocast(self._dtype):
             return self.compare(queries, rows).to(queries.dtype)
 
-    def _there(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _there(self, tensor: Tensor) -> Tensor:
         """Return a tensor on the device: a copy, or itself where the device is the CPU's own path."""
         if not self.device.is_staged:
             return tensor
         return tensor.to(self.device.device, copy=True)
 
-    def _block(self, block: slice) -> torch.Tensor:
+    def _block(self, block: slice) -> Tensor:
         """Return some rows on the device."""
         if self.is_resident:
             return self._rows[block]
@@ -498,7 +489,7 @@ class AutogradShard:
             self._kept[block.start] = rows
         return rows
 
-    def _started_there(self, rows: torch.Tensor) -> torch.Tensor:
+    def _started_there(self, rows: Tensor) -> Tensor:
         """Begin to copy rows to the device out of page-locked memory; returns the copy."""
         if len(self._sent) == 2:
             self._sent.pop(0).synchronize()  # the room that comes next is free again
@@ -507,7 +498,7 @@ class AutogradShard:
         self._sent.append(self._recorded())
         return there
 
-    def _started_back(self, half: int, gradients: torch.Tensor) -> torch.Tensor:
+    def _started_back(self, half: int, gradients: Tensor) -> Tensor:
         """Begin to copy gradients back into page-locked memory; returns that."""
         room = self._pinned[half].take("gradients", *gradients.shape)
         return room.copy_(gradients, non_blocking=True)
@@ -530,7 +521,7 @@ class _AnswersThere:
         self,
         answers: Answers,
         objective: FullObjective,
-        there: Callable[[torch.Tensor], torch.Tensor],
+        there: Callable[[Tensor], Tensor],
         scores: AnswerScores,
     ) -> None:
         order = np.argsort(answers.places, kind="stable")
@@ -544,7 +535,7 @@ class _AnswersThere:
         keep = 1 - objective.label_smoothing
         self._labels = there(torch.from_numpy((keep * answers.shares[order]).astype(np.float32)))
 
-    def block(self, scores: torch.Tensor, rows: slice) -> ScoreBlock:
+    def block(self, scores: Tensor, rows: slice) -> ScoreBlock:
         """Return the scores (Q, b) of some rows with their labels and answers."""
         first, stop = np.searchsorted(self._sorted, [rows.start, rows.stop]).tolist()
         answers = (self._query_of[first:stop], self._places[first:stop] - rows.start)
@@ -554,7 +545,7 @@ class _AnswersThere:
         return ScoreBlock(scores, labels, answers, self._numbers[first:stop], self._pairs)
 
 
-def _place(returning: list[tuple[slice, torch.Tensor, Any]], of_rows: torch.Tensor) -> None:
+def _place(returning: list[tuple[slice, Tensor, Any]], of_rows: Tensor) -> None:
     """Put the gradients of blocks that are on their way back where they belong."""
     for block, gradients, event in returning:
         event.synchronize()

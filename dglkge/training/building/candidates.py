@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from dglkge.config import Config
 from dglkge.distributed.dgl_compat import request_timeout_seconds
@@ -60,7 +60,7 @@ class _Comparison:
     table: EmbeddingTable
     columns: slice
     query_dim: int
-    compare: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    compare: Callable[[Tensor, Tensor], Tensor]
     numbers_a_score: int
     is_product: bool
 

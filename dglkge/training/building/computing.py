@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_CONFIG_FILE
 from dglkge.checkpoint.storage import CheckpointStorage
@@ -142,7 +143,7 @@ def faster_type(shape: tuple[int, int, int], device: ComputeDevice = HOST) -> st
     return chosen
 
 
-def matmul_seconds(left: torch.Tensor, right: torch.Tensor, repetitions: int = 5) -> float:
+def matmul_seconds(left: Tensor, right: Tensor, repetitions: int = 5) -> float:
     """Return the shortest time of several matmuls of left and right's transpose."""
     # Not counted: oneDNN compiles the matmul for the shape.
     out = torch.mm(left, right.T)
@@ -216,10 +217,10 @@ def _try_out(chosen: DenseConfig, model: KgeModel, device: torch.device) -> None
         ) from None
 
 
-def _gradients(model: KgeModel, device: torch.device) -> list[list[torch.Tensor]]:
+def _gradients(model: KgeModel, device: torch.device) -> list[list[Tensor]]:
     """Return the gradients of rows, and of parameters, of a function of the queries of both sides."""
 
-    def numbers(*shape: int) -> torch.Tensor:
+    def numbers(*shape: int) -> Tensor:
         # Other numbers in each row: normalization of equal ones has no gradient.
         return torch.linspace(-1, 1, math.prod(shape), device=device).view(shape)
 
