@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -44,39 +43,16 @@ def test_answers_are_those_of_brute_force(splits, queries, side):
     assert list(zip(query_index.tolist(), answers.tolist())) == brute_force(triples, side, queries)
 
 
-def test_no_triples_know_nothing():
-    query_index, answers = KnownTriples([], 2).answers(Side.TAIL, np.array([0, 1]), np.array([1, 0]))
-    assert len(query_index) == len(answers) == 0
-
-
-def test_no_queries_have_no_answers():
+def test_without_triples_or_queries_there_are_no_answers():
+    nothing = np.zeros(0, np.int64)
     known = KnownTriples([as_array([(0, 0, 1)])], 1)
-    query_index, answers = known.answers(Side.HEAD, np.zeros(0, np.int64), np.zeros(0, np.int64))
-    assert len(query_index) == len(answers) == 0
+    for index, queries in ((KnownTriples([], 2), [np.array([0, 1])] * 2), (known, [nothing, nothing])):
+        query_index, answers = index.answers(Side.TAIL, *queries)
+        assert len(query_index) == len(answers) == 0
 
 
-def test_relation_keeps_equal_ids_of_two_types_apart():
-    # (0, 0) and (0, 1) are entities of different types that happen to have id 0
-    known = KnownTriples([as_array([(0, 0, 5), (0, 1, 7)])], 2)
-    assert known.answers(Side.TAIL, np.array([0]), np.array([0]))[1].tolist() == [5]
-    assert known.answers(Side.TAIL, np.array([0]), np.array([1]))[1].tolist() == [7]
-
-
-def test_ids_beyond_32_bits_do_not_wrap():
+def test_mapped_files_with_ids_beyond_32_bits_do_not_wrap(tmp_path):
     large = 2**40
-    known = KnownTriples([as_array([(large, 999, 3), (large + 1, 0, 4)])], 1000)
+    np.save(tmp_path / "train.npy", as_array([(large, 999, 3), (large + 1, 0, 4)]))
+    known = KnownTriples([np.load(tmp_path / "train.npy", mmap_mode="r")], 1000)
     assert known.answers(Side.TAIL, np.array([large]), np.array([999]))[1].tolist() == [3]
-
-
-@pytest.mark.parametrize("side", list(Side))
-def test_repeated_queries_get_all_answers_each(side):
-    known = KnownTriples([as_array([(1, 0, 1), (1, 0, 2), (2, 0, 1)])], 1)
-    query_index, answers = known.answers(side, np.array([1, 1]), np.array([0, 0]))
-    assert query_index.tolist() == [0, 0, 1, 1]
-    assert answers.tolist() == [1, 2, 1, 2]
-
-
-def test_mapped_files_are_read(tmp_path):
-    np.save(tmp_path / "train.npy", as_array([(1, 0, 2)]))
-    mapped = np.load(tmp_path / "train.npy", mmap_mode="r")
-    assert KnownTriples([mapped], 1).answers(Side.HEAD, np.array([2]), np.array([0]))[1].tolist() == [1]
