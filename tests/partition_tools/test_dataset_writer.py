@@ -21,19 +21,16 @@ TEST = np.array([[3, 0, 0]], dtype=np.int32)
 
 def write(folder, weights: bool = False):
     """Write two types, with ``in`` between two pairs and ``meets`` in test between a third."""
+    folder.mkdir(exist_ok=True)
     columns = {"train_weights.npy": np.arange(6, dtype=np.float32)} if weights else {}
     splits = {"train": TRAIN, "test": TEST}
     ids = assign_ids(splits, ["meets", "in"], ["person", "place"], TYPE_OF)
     return write_triples(folder, ids.vocabularies(ENTITIES), ids.relations, splits, columns, ids.original_ids)
 
 
-@pytest.fixture(params=[1, 2, 100])
-def rows_at_a_time(request, monkeypatch):
-    monkeypatch.setattr(rows, "ROWS_AT_A_TIME", request.param)
-
-
-@pytest.mark.usefixtures("rows_at_a_time")
-def test_train_is_grouped_by_pair_and_stable_within(tmp_path):
+@pytest.mark.parametrize("rows_at_a_time", [1, 100])
+def test_train_is_grouped_by_pair_and_stable_within(tmp_path, rows_at_a_time, monkeypatch):
+    monkeypatch.setattr(rows, "ROWS_AT_A_TIME", rows_at_a_time)
     description = write(tmp_path)
     assert named_triples(tmp_path, "train") == [
         ("Ada", "meets", "Bob"),
@@ -50,11 +47,6 @@ def test_train_is_grouped_by_pair_and_stable_within(tmp_path):
     ]
 
 
-def test_weights_are_grouped_with_their_triples(tmp_path):
-    assert write(tmp_path, weights=True)["has_weights"]
-    assert np.load(tmp_path / "train_weights.npy").tolist() == [1, 3, 2, 5, 0, 4]
-
-
 def test_other_splits_and_vocabularies(tmp_path):
     description = write(tmp_path)
     assert named_triples(tmp_path, "test") == [("Rome", "meets", "Ada")]
@@ -69,12 +61,10 @@ def test_other_splits_and_vocabularies(tmp_path):
 
 
 def test_fingerprint_sees_every_part(tmp_path):
-    found = set()
-    for place in range(3):
-        folder = tmp_path / str(place)
-        folder.mkdir()
-        found.add(write(folder, weights=place == 1)["fingerprint"])
-    assert len(found) == 2
+    plain, weighted, again = (write(tmp_path / name, weights=name == "w") for name in "pwa")
+    assert np.load(tmp_path / "w" / "train_weights.npy").tolist() == [1, 3, 2, 5, 0, 4]
+    assert weighted["has_weights"] and not plain["has_weights"]
+    assert plain["fingerprint"] == again["fingerprint"] != weighted["fingerprint"]
 
 
 def test_description_waits_for_its_name(tmp_path):
