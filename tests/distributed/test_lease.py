@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import time
+import zlib
 from pathlib import Path
 
 import pytest
@@ -84,9 +85,14 @@ def test_the_lease_of_a_killed_process_is_taken_over_and_that_of_a_stopped_one_i
     mine.release()
 
 
-def test_a_pid_that_another_process_has_now_is_no_holder(tmp_path: Path) -> None:
-    write_holder(tmp_path, start_time=1)
-    assert taker(tmp_path).attempt(0.0) is not None
+def test_neither_a_reused_pid_nor_an_earlier_attempt_of_the_same_launcher_is_waited_for(
+    tmp_path: Path,
+) -> None:
+    for changes, job in (({"start_time": 1}, ""), ({"host": "elsewhere", "job": "a"}, "a")):
+        write_holder(tmp_path, **changes)
+        mine = taker(tmp_path, job=job).attempt(0.0)
+        assert mine is not None
+        mine.release()
 
 
 def test_the_lease_of_another_host_expires_when_it_is_not_renewed(tmp_path: Path, caplog) -> None:
@@ -166,11 +172,6 @@ def test_the_launchers_lease_is_shared_by_its_job_alone(tmp_path: Path) -> None:
     launcher.release()
 
 
-def test_an_earlier_attempt_of_the_same_launcher_is_not_waited_for(tmp_path: Path) -> None:
-    write_holder(tmp_path, host="elsewhere", job="a")
-    assert taker(tmp_path, job="a").attempt(0.0) is not None
-
-
 def race(folder: Path, start, winners) -> None:
     waiting = taker(folder)
     start.wait(LIMIT_SECONDS)
@@ -187,7 +188,7 @@ def race(folder: Path, start, winners) -> None:
 @pytest.mark.parametrize("is_stale", [False, True])
 def test_of_several_takers_one_wins(tmp_path: Path, is_stale: bool) -> None:
     """At the same time, in a free folder and in that of a dead job."""
-    for number in range(3):
+    for number in range(2):
         folder = tmp_path / str(number)
         folder.mkdir()
         if is_stale:
@@ -208,9 +209,8 @@ def test_of_several_takers_one_wins(tmp_path: Path, is_stale: bool) -> None:
 def test_a_process_that_died_while_it_broke_a_lease_is_no_obstacle(tmp_path: Path) -> None:
     write_holder(tmp_path, start_time=1)
     dead = (tmp_path / LEASE_FILE).read_bytes()
-    died = taker(tmp_path)
-    guard = tmp_path / f"{LEASE_FILE}.{leases.zlib.crc32(dead):08x}.broken"
-    guard.write_bytes(dataclasses.replace(died._mine, start_time=2).to_bytes())
+    died = dataclasses.replace(Holder.this_process(new_nonce(), "", "trainer"), start_time=2)
+    (tmp_path / f"{LEASE_FILE}.{zlib.crc32(dead):08x}.broken").write_bytes(died.to_bytes())
     assert taker(tmp_path).take().is_holder
     assert names(tmp_path) == [LEASE_FILE]
 

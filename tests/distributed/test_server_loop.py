@@ -11,7 +11,6 @@ from typing import Any
 
 from dglkge.distributed import dgl_compat
 from dglkge.distributed.dgl_compat import dgl
-from dglkge.distributed.server_ports import is_own_address
 
 
 def toy_server(log: list[Any]) -> SimpleNamespace:
@@ -60,11 +59,6 @@ def test_short_sleeps_stay_and_all_is_put_back() -> None:
     assert log == [1]
     assert server.time is time
     assert server.rpc.connect_receiver is connect
-
-
-def test_own_addresses() -> None:
-    assert is_own_address("127.0.0.1")
-    assert not is_own_address("192.0.2.1")
 
 
 def test_dgl_still_sleeps_where_it_is_replaced() -> None:

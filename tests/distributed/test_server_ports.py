@@ -10,7 +10,12 @@ from pathlib import Path
 import pytest
 
 from dglkge.distributed import server_ports
-from dglkge.distributed.server_ports import hold_usable_address, listening_ports, wait_until_listening
+from dglkge.distributed.server_ports import (
+    hold_usable_address,
+    is_own_address,
+    listening_ports,
+    wait_until_listening,
+)
 
 
 def test_a_listening_port_is_seen_and_a_bound_or_closed_one_is_not() -> None:
@@ -23,6 +28,11 @@ def test_a_listening_port_is_seen_and_a_bound_or_closed_one_is_not() -> None:
         assert wait_until_listening([port], timeout_seconds=0)
     assert port not in listening_ports()
     assert not wait_until_listening([port], timeout_seconds=0.05)
+
+
+def test_own_addresses() -> None:
+    assert is_own_address("127.0.0.1")
+    assert not is_own_address("192.0.2.1")
 
 
 def test_all_ports_are_waited_for() -> None:

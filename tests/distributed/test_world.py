@@ -47,15 +47,12 @@ def test_variables_that_do_not_fit_are_refused(changes: dict[str, str], message:
         World.detect(launched(**changes))
 
 
-def test_a_trainer_knows_whether_a_person_watches() -> None:
-    assert not World.detect(launched()).shows_progress
-    assert World.detect(launched(DGLKGE_PROGRESS="1")).shows_progress
-
-
-def test_a_trainer_knows_where_the_others_are_and_how_long_to_wait() -> None:
-    assert World.detect(launched()).rendezvous == ("10.0.0.1", 29500)
-    assert World.detect(launched()).timeout_seconds == 600
-    assert World.detect(launched(DGLKGE_TIMEOUT_SECONDS="7.5")).timeout_seconds == 7.5
+def test_what_the_launcher_says_besides() -> None:
+    world, told = World.detect(launched()), {"DGLKGE_TIMEOUT_SECONDS": "7.5", "DGLKGE_JOB": "a1b2"}
+    assert (world.rendezvous, world.timeout_seconds) == (("10.0.0.1", 29500), 600)
+    assert (world.shows_progress, world.job) == (False, "")
+    world = World.detect(launched(**told, DGLKGE_PROGRESS="1"))
+    assert (world.timeout_seconds, world.shows_progress, world.job) == (7.5, True, "a1b2")
 
 
 @pytest.mark.parametrize(
@@ -90,8 +87,3 @@ def test_one_of_several_processes_of_another_launcher_is_refused(variables, name
 )
 def test_a_process_that_another_launcher_started_alone_may_train(variables) -> None:
     assert World.detect(variables) == World()
-
-
-def test_the_launchers_name_for_the_job_is_known() -> None:
-    assert World.detect(launched()).job == ""
-    assert World.detect(launched(DGLKGE_JOB="a1b2")).job == "a1b2"

@@ -10,10 +10,6 @@ from dglkge.partition.options import Options
 from dglkge.partition.report import reading_progress, show_line
 
 
-def test_defaults_are_allowed():
-    Options()
-
-
 @pytest.mark.parametrize(
     "options, message",
     [
@@ -22,6 +18,9 @@ def test_defaults_are_allowed():
         ({"num_workers": 0}, "--num-workers is 0, expected 1 or more"),
         ({"seed": -1}, "the seed is -1, expected 0 to"),
         ({"seed": 2**63}, "expected 0 to 2"),
+        ({"strict_splits": 1.5}, "--strict-splits is 1.5, expected a share from 0 to 1"),
+        ({"strict_splits": float("nan")}, "--strict-splits is nan"),
+        ({"drop_leaks": "exakt"}, "unknown kind of leaks to drop 'exakt'; did you mean 'exact'"),
     ],
 )
 def test_values_that_are_not_allowed(options, message):
@@ -29,25 +28,18 @@ def test_values_that_are_not_allowed(options, message):
         Options(**options)
 
 
-def test_maps_need_integer_ids(tmp_path):
+def test_maps_need_integer_ids_and_files_must_be_there(tmp_path):
     (tmp_path / "m.tsv").touch()
     Options(entity_map=tmp_path / "m.tsv", integer_ids=True)
-    with pytest.raises(
-        InputError, match="a map was given|map was given, but the ids are not said to be integers"
-    ):
+    with pytest.raises(InputError, match="map was given, but the ids are not said to be integers"):
         Options(relation_map=tmp_path / "m.tsv")
-
-
-def test_files_must_be_there(tmp_path):
     with pytest.raises(InputError, match="types.tsv: there is no such file"):
         Options(entity_types=tmp_path / "types.tsv")
 
 
 def test_partitions_need_a_node_of_every_type_each():
     check_num_parts(3, {"person": 3, "relation": 3})
-    with pytest.raises(
-        InputError, match=r"3 partitions are more than there are entities of type 'town' \(2\)"
-    ):
+    with pytest.raises(InputError, match=r"3 partitions are more than .* entities of type 'town' \(2\)"):
         check_num_parts(3, {"person": 3, "town": 2, "relation": 3})
     with pytest.raises(InputError, match=r"3 partitions are more than there are relations \(1\)"):
         check_num_parts(3, {"person": 3, "relation": 1})
@@ -63,10 +55,8 @@ def test_progress_is_shown_on_stderr_where_asked_for(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert out == "" and "100%" in err and "partitioning\n" in err
 
-
-@pytest.mark.parametrize("progress", [False, None])
-def test_progress_is_silent_otherwise(tmp_path, capsys, progress):
-    with reading_progress([tmp_path / "missing.tsv"], progress) as on_bytes:
-        on_bytes(tmp_path)(40)
-    show_line(progress, "partitioning")
+    for progress in (False, None):
+        with reading_progress([tmp_path / "missing.tsv"], progress) as on_bytes:
+            on_bytes(tmp_path)(40)
+        show_line(progress, "partitioning")
     assert capsys.readouterr() == ("", "")

@@ -15,7 +15,6 @@ COUNTS = {
     "FB15k-237": (14541, 237, 272115, 17535, 20466, 36),
     "WN18RR": (40943, 11, 86835, 3034, 3134, 384),
     "Nations": (14, 55, 1592, 199, 201, 0),
-    "CoDEx-S": (2034, 42, 32888, 1827, 1828, 0),
 }
 """Entities, relations, train, valid, test, and entities of valid and test unseen in training."""
 
