@@ -1,27 +1,81 @@
-"""Modules in 16 bits and compiled, under the launcher: overflows on one trainer, and one or two trainers."""
+"""Modules under the launcher: the same on any number of trainers, in 16 bits and compiled, and overflows."""
 
 from __future__ import annotations
 
 import json
-import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from dglkge.checkpoint import open_checkpoint
 from dglkge.model.precision import autocast_problem, compiler_problem
+from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.registry import import_modules
-from tests import warm
 from tests.functional import job as commands
-from tests.functional.test_dense_trainers import OWN, SETTINGS, own_module_is_forgotten  # noqa: F401
-from tests.functional.test_same_result_everywhere import stats, tables
+from tests.functional.results import assert_same_training, parameters, stats
 from tests.toy_kg import toy_dataset
 from tests.training.shards import NEEDS_SLICES
 
+OWN = Path(__file__).with_name("own") / "dense_score.py"
+SETTINGS = (
+    *(
+        "model.dimension=16",
+        "model.init_scale=0.1",
+        "training.matmul_dtype=float32",
+        "training.batch_size=50",
+    ),
+    *("training.num_epochs=3", "dense.lr=0.01", "evaluation.split=none"),
+)
 COMPILED = ("model.score_function=two_layers", f"imports=[{OWN}]", "dense.compile=true")
 SCRIPT = str(Path(__file__).with_name("overflow_train.py"))
+
+
+@pytest.fixture(autouse=True)
+def own_module_is_forgotten() -> Iterator[None]:
+    """Remove what the test imports: other tests list all score functions."""
+    yield
+    SCORE_FUNCTIONS._members.pop("two_layers", None)
+    for name, module in list(sys.modules.items()):
+        if getattr(module, "__file__", None) == str(OWN):
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize(
+    ("trainers", "typed", "more"),
+    [
+        # Shares are uneven, and the norm that is clipped is that of rows and core together.
+        (
+            *(3, False),
+            (
+                *("model.score_function=tucker", "model.reciprocal_relations=false", "model.init_scale=0.3"),
+                *("negatives.num_uniform=20", "negatives.chunk_size=25", "optimizer.clip_norm=0.05"),
+                *("training.relation_prediction=0.5", "model.score_function.relation_dimension=6"),
+            ),
+        ),
+        (
+            *(2, True),
+            (
+                *("model.score_function=two_layers", f"imports=[{OWN}]", "training.objective=one_vs_all"),
+                *("dense.optimizer={name: AdamW, weight_decay: 0.1}", "model.entity_dropout=0.1"),
+                *("dense.schedule={name: ExponentialLR, gamma: 0.5}", "optimizer.warmup_batches=3"),
+            ),
+        ),
+    ],
+    ids=["tucker, negatives and relations, clipped", "own module, one vs all, scheduled"],
+)
+def test_dense_parameters_do_not_depend_on_the_trainers(
+    tmp_path: Path, trainers: int, typed: bool, more: tuple[str, ...]
+) -> None:
+    alone, run = tmp_path / "alone", tmp_path / "run"
+    settings = (f"dataset={toy_dataset(typed=typed)}", *SETTINGS, *more)
+    commands.train_alone(f"output={alone}", *settings)
+    commands.train(tmp_path, trainers, f"output={run}", *settings)
+    import_modules([str(OWN)])
+    assert len(parameters(alone)) > (2, 4)[typed]
+    assert_same_training(run, alone)
 
 
 @pytest.mark.skipif(
@@ -32,13 +86,9 @@ def test_an_overflow_on_one_trainer_skips_the_batch_on_all(tmp_path: Path, shard
     settings = [f"dataset={toy_dataset()}", f"output={tmp_path / 'run'}", *SETTINGS]
     settings += ["model.score_function=transformer", "dense.autocast=float16", "training.num_epochs=1"]
     settings += ["training.batch_size=32", f"dense.sharding={sharding}"]
-    command = [*warm.python(), "-m", "dglkge.cli.launch", "--ip_config", str(commands.ip_config(tmp_path))]
-    command += ["--num_trainers", "2", "--num_omp_threads", "1", SCRIPT, str(tmp_path)]
-    command += [word for one in settings for word in ("--set", one)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env=commands.environment(), cwd=tmp_path
+    commands.run(
+        commands.launch_command(tmp_path, 2, settings, script=(SCRIPT, str(tmp_path))), folder=tmp_path
     )
-    assert done.returncode == 0, done.stdout + done.stderr
     first, second = (json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2))
     assert first == second
     assert [index for index, same, _ in first if same] == [1, 3] and len(first) > 4
@@ -61,21 +111,16 @@ def test_an_overflow_on_one_trainer_skips_the_batch_on_all(tmp_path: Path, shard
 def test_one_and_two_trainers(tmp_path: Path, more: tuple[str, ...], tolerance: float) -> None:
     if "dense.compile=true" in more and compiler_problem():
         pytest.skip(f"{compiler_problem()}")
-    dataset, alone, run = toy_dataset(), tmp_path / "alone", tmp_path / "run"
-    settings = (f"dataset={dataset}", *SETTINGS, "training.num_epochs=1", "dense.optimizer=SGD", *more)
-    for done in (
-        # Compiled code is compared with the module as it is written.
-        commands.train_alone(f"output={alone}", *settings, "dense.compile=false"),
-        commands.train(tmp_path, 2, f"output={run}", *settings),
-    ):
-        assert done.returncode == 0, done.stderr
-    for one, several in zip(stats(alone), stats(run), strict=True):
-        assert several["loss"] == pytest.approx(one["loss"], rel=tolerance)
+    alone, run = tmp_path / "alone", tmp_path / "run"
+    settings = (f"dataset={toy_dataset()}", *SETTINGS, "training.num_epochs=1", "dense.optimizer=SGD", *more)
+    # Compiled code is compared with the module as it is written.
+    commands.train_alone(f"output={alone}", *settings, "dense.compile=false")
+    commands.train(tmp_path, 2, f"output={run}", *settings)
+    for record, other in zip(stats(run), stats(alone), strict=True):
+        assert record["loss"] == pytest.approx(other["loss"], rel=tolerance)
     if "model.score_function=two_layers" in more:
         import_modules([str(OWN)])
-    found = tables(dataset, run) | open_checkpoint(run).dense_parameters()
-    expected = tables(dataset, alone) | open_checkpoint(alone).dense_parameters()
+    found, expected = parameters(run), parameters(alone)
     assert found.keys() == expected.keys()
     for name, rows in expected.items():
-        difference = np.linalg.norm(np.asarray(found[name]) - np.asarray(rows))
-        assert difference <= tolerance * np.linalg.norm(rows), name
+        assert np.linalg.norm(found[name] - rows) <= tolerance * np.linalg.norm(rows), name
