@@ -62,7 +62,7 @@ def script(ring: Path, folder: Path, *words: str, **changes: str) -> list[str]:
     fields = dict(setting.split("=") for setting in SETTINGS)
     fields |= {"dataset": str(ring), "output": str(folder / "run")} | changes
     sets = [word for key, value in fields.items() for word in ("--set", f"{key}={value}")]
-    return [SCRIPT, "--folder", str(folder), *words, *sets]
+    return [SCRIPT, *words, *sets]
 
 
 @pytest.fixture(scope="module")
@@ -137,7 +137,7 @@ def starts_and_triples(attempts: list[Path]) -> tuple[list[Place], list[Trained]
     counted = [
         (epoch, index, ids)
         for of_attempt, end in zip(lines, ends)
-        for epoch, index, ids in of_attempt
+        for epoch, index, _, ids in of_attempt
         if (epoch, index) < end
     ]
     return starts, counted

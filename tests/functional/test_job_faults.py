@@ -1,9 +1,10 @@
-"""Faults while a real job runs: a full disk, a closed terminal, signals in DGL's shutdown."""
+"""Faults of a real job: full disks, closed terminals, signals, ports and folders of others, damaged data."""
 
 from __future__ import annotations
 
 import os
 import pty
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.checkpoint.reader import open_checkpoint
+from dglkge.checkpoint import open_checkpoint
 from tests import warm
 from tests.functional import job as commands
+from tests.functional.job import TRAIN as TRAIN_SCRIPT
+from tests.functional.job import environment, ip_config, sets, train_alone, wait_for_line
 from tests.functional.test_training_job import settings
-from tests.toy_kg import toy_dataset
+from tests.toy_kg import REPOSITORY, toy_dataset
 
 
 @pytest.fixture(scope="module")
@@ -175,3 +178,93 @@ def test_sighup_to_one_trainer_stops_all(ring: Path, tmp_path: Path) -> None:
     assert job.returncode == 143, said
     assert "ended with status 143, which says: stopped on request, start me again" in said
     assert open_checkpoint(tmp_path / "run").progress["finished_epochs"] < 4
+
+
+ROBBED = str(REPOSITORY / "tests" / "functional" / "robbed_train.py")
+
+
+def train_robbed(folder: Path, what: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    """Launch the script with two trainers and no restarts."""
+    command = [*warm.python(), "-m", "dglkge.cli.launch", "--ip_config", str(ip_config(folder))]
+    command += ["--num_trainers", "2", "--num_omp_threads", "1", "--log_dir", str(folder / "logs")]
+    command += [ROBBED, what, str(folder), f"dataset={toy_dataset()}", f"output={folder / 'run'}"]
+    return commands.run(
+        [*command, "model.dimension=16", "training.num_epochs=1", "negatives.num_uniform=10"], status
+    )
+
+
+@pytest.mark.parametrize("what", ["server", "rendezvous", "trainer"])
+def test_the_job_starts_again_with_other_ports(tmp_path: Path, what: str) -> None:
+    done = train_robbed(tmp_path, what)
+    stolen = (tmp_path / "stolen").read_text()
+    told = f"{stolen} was taken by another program before the job could listen there: choosing ports again"
+    assert done.stderr.count(told) == 1 and "restart" not in done.stderr
+    assert "Traceback" not in done.stdout + done.stderr
+    assert open_checkpoint(tmp_path / "run").meta.progress["finished_epochs"] == 1
+
+
+def test_it_does_not_start_again_for_ever(tmp_path: Path) -> None:
+    done = train_robbed(tmp_path, "always", status=75)
+    assert done.stderr.count("choosing ports again") == 4
+    stolen = (tmp_path / "stolen").read_text()
+    assert f"dglkge: port taken: {stolen}" in (tmp_path / "logs" / "server-0.log").read_text()
+    assert not (tmp_path / "run").exists()
+
+
+def small_settings(output: Path, num_epochs: int) -> list[str]:
+    return [
+        *(f"dataset={toy_dataset()}", f"output={output}", "model.dimension=16", "training.batch_size=48"),
+        *("evaluation.split=none", f"training.num_epochs={num_epochs}"),
+    ]
+
+
+def test_a_second_job_is_refused_and_the_next_goes_on_after_kill(tmp_path: Path) -> None:
+    output = tmp_path / "run"
+    command = [sys.executable, TRAIN_SCRIPT, *sets(small_settings(output, 100000))]
+    first = subprocess.Popen(command, stderr=subprocess.DEVNULL, env=environment())
+    try:
+        wait_for_line(output / "stats.jsonl", first, 2)
+        config = (output / "config.json").read_bytes()
+        second = train_alone(*small_settings(output, 7), "training.batch_size=24", status=2)
+        (line,) = [line for line in second.stderr.splitlines() if "error:" in line]
+        assert line.startswith(
+            f"train.py: error: {output} is in use: another job writes there, trainer (pid {first.pid}) on "
+        )
+        assert "Traceback" not in second.stderr
+        assert (output / "config.json").read_bytes() == config
+        assert first.poll() is None
+        first.send_signal(signal.SIGKILL)
+        assert first.wait() == -signal.SIGKILL
+    finally:
+        first.kill()
+        first.wait()
+    done = open_checkpoint(output).progress["finished_epochs"]
+    third = train_alone(*small_settings(output, done + 1))
+    assert "resumed: " in third.stderr and "is held by" not in third.stderr
+    assert not (output / "lease.json").exists()
+
+
+def test_a_process_of_another_launcher_is_refused(tmp_path: Path, monkeypatch) -> None:
+    """Every process of ``srun -n4 train.py`` would train alone, in the same folder."""
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "4")
+    done = train_alone(*small_settings(tmp_path / "run", 1), status=2)
+    assert "train.py: error: SLURM_STEP_NUM_TASKS is 4: srun (or another launcher) started 4" in done.stderr
+    assert "Traceback" not in done.stderr and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("launched", [True, False])
+def test_a_flipped_bit_is_one_line(tmp_path: Path, launched: bool) -> None:
+    dataset = Path(shutil.copytree(toy_dataset(), tmp_path / "dataset"))
+    path = dataset / "partitions" / "part0" / "edges.npy"
+    content = bytearray(path.read_bytes())
+    content[-12] ^= 1  # a head, which stays a valid id
+    path.write_bytes(content)
+    settings = (f"dataset={dataset}", f"output={tmp_path / 'run'}", "training.num_epochs=1")
+    message = f"{path} is damaged: its CRC-32 is"
+    if not launched:
+        assert message in commands.train_alone(*settings, status=2).stderr
+        return
+    command = commands.launch_command(tmp_path, 1, settings)
+    done = commands.run(command, status=2)
+    assert message in done.stdout + done.stderr
+    commands.run(command, DGLKGE_NO_VERIFY="1")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -11,11 +10,11 @@ import pytest
 from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.data.dataset import Dataset
 from tests.functional import job as commands
-from tests.functional.results import assert_near, losses, progress, records, tables
+from tests.functional.results import assert_near, json_lines, losses, progress, records, tables
 from tests.functional.simulated_hosts import train_on_hosts
 from tests.toy_kg import toy_dataset
 
-SCRIPT = str(Path(__file__).with_name("stopping_train.py"))
+SCRIPT = str(Path(__file__).with_name("elastic_train.py"))
 SETTINGS = (
     *("model.dimension=16", "model.init_scale=0.1", "training.matmul_dtype=float32", "training.num_epochs=3"),
     *(
@@ -28,12 +27,13 @@ SETTINGS = (
 STOPPED = 143
 
 
-def trained(folder: Path) -> list[tuple[int, int, int, int, list[int]]]:
+def trained(run: Path) -> list[tuple[int, int, int, int, list[int]]]:
     """Return (machine, epoch, batch, its size, triple ids) of all batches of all trainers."""
     return [
-        (int(path.stem.split("-")[2]), *json.loads(line))
-        for path in folder.glob("trained-*.jsonl")
-        for line in path.read_text().splitlines()
+        (int(path.stem.split("-")[1]), *line)
+        for path in run.glob("trained-*.jsonl")
+        for line in json_lines(path)
+        if len(line) > 2
     ]
 
 
@@ -45,11 +45,11 @@ def test_one_and_two_trainers_of_two_hosts_train_the_same(tmp_path: Path) -> Non
     for run in (whole, cut):
         run.parent.mkdir()
     train_on_hosts(tmp_path / "job", dataset, 1, f"output={whole}", *settings, script=SCRIPT)
-    (cut.parent / "stop").write_text("1 1")
+    (cut.parent / "hold").write_text("1 1 0 signal")
     train_on_hosts(
         tmp_path / "first", dataset, 1, f"output={cut}", *settings, script=SCRIPT, statuses=(0, STOPPED)
     )
-    (cut.parent / "stop").unlink()
+    (cut.parent / "hold").unlink()
     assert progress(cut) == (1, 2) and open_checkpoint(cut).meta.progress["order_mark"] > 0
     train_on_hosts(tmp_path / "second", dataset, 2, f"output={cut}", *settings, script=SCRIPT)
     assert losses(cut) == pytest.approx(losses(whole), rel=1e-4)
@@ -60,7 +60,7 @@ def test_one_and_two_trainers_of_two_hosts_train_the_same(tmp_path: Path) -> Non
     num_held = -(-num_triples // 10)
     layout = Dataset.open(dataset).layout()
     for run in (whole, cut):
-        found = trained(run.parent)
+        found = trained(run)
         owned = [set(layout.edge_table(part).triple_ids.tolist()) for part in (0, 1)]
         seen: list[Counter[int]] = [Counter() for _ in range(3)]
         sizes: Counter[tuple[int, int]] = Counter()

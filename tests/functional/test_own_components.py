@@ -45,7 +45,12 @@ def train(output: Path, num_epochs: int, *settings: str) -> dict[str, np.ndarray
 @pytest.mark.parametrize("kind", OWN)
 def test_a_component_in_one_file(tmp_path: Path, kind: str, usual: dict[str, np.ndarray]) -> None:
     module = shutil.copy(Path(__file__).parent / "own" / f"{kind}.py", tmp_path / "mine.py")
-    settings = (*OWN[kind], f"imports=[{module}]")
+    settings, named = (*OWN[kind], f"imports=[{module}]"), ("--import", str(module))
+    (tmp_path / "config.yaml").write_text(f"dataset: {toy_dataset()}\n", encoding="utf-8")
+    plan = ["plan", str(tmp_path / "config.yaml"), "--json", "--num_trainers", "1", *named]
+    done = commands.dglkge(*plan, *commands.sets((*SETTINGS, *OWN[kind])))
+    (machine,) = json.loads(done.stdout)["machines"]
+    assert machine["memory"]["tables"] > 0
     at_once = train(tmp_path / "at_once", 2, *settings)
     assert any(not np.array_equal(at_once[name], rows) for name, rows in usual.items())
     # Saved and loaded: equal only if all its state went on. The run names the module by itself.
@@ -53,21 +58,8 @@ def test_a_component_in_one_file(tmp_path: Path, kind: str, usual: dict[str, np.
     resumed = train(tmp_path / "run", 2, *OWN[kind])
     for name, rows in at_once.items():
         np.testing.assert_array_equal(resumed[name], rows, err_msg=name)
-    named = ("--import", str(module))
     done = commands.dglkge("evaluate", str(tmp_path / "run"), "--json", *named)
     assert json.loads(done.stdout)["both"]["mrr"] == pytest.approx(metrics(tmp_path / "run")["both"]["mrr"])
     query = ("--head", "e003", "--relation", "turn_1")
     done = commands.dglkge("predict", str(tmp_path / "run"), *query, *named, "--topk", "5", "--json")
     assert len(json.loads(done.stdout)["answers"]) == 5
-
-
-@pytest.mark.parametrize("kind", OWN)
-def test_it_is_planned(tmp_path: Path, kind: str) -> None:
-    module = Path(__file__).parent / "own" / f"{kind}.py"
-    (tmp_path / "config.yaml").write_text(f"dataset: {toy_dataset()}\n", encoding="utf-8")
-    plan = ["plan", str(tmp_path / "config.yaml"), "--json", "--num_trainers", "1", "--import", str(module)]
-    for one in (*SETTINGS, *OWN[kind]):
-        plan += ["--set", one]
-    done = commands.dglkge(*plan)
-    (machine,) = json.loads(done.stdout)["machines"]
-    assert machine["memory"]["tables"] > 0

@@ -43,9 +43,7 @@ def run(module: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_memory_is_planned_with_its_widths(module: Path, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(f"dataset: {toy_dataset()}\n", encoding="utf-8")
-    plan = ["plan", str(tmp_path / "config.yaml"), "--json", "--num_trainers", "1"]
-    for setting in SETTINGS:
-        plan += ["--set", setting]
+    plan = ["plan", str(tmp_path / "config.yaml"), "--json", "--num_trainers", "1", *commands.sets(SETTINGS)]
     done = commands.dglkge(*plan, "--import", str(module))
     (machine,) = json.loads(done.stdout)["machines"]
     dataset = Dataset.open(toy_dataset())

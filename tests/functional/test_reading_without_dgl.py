@@ -1,4 +1,7 @@
-"""All commands that read a run work in an environment from which DGL is removed."""
+"""All commands that read a run work in an environment from which DGL is removed.
+
+They run in plain Python here; partition, extend and train do so in test_wheel.py, tune in test_tune.py.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ SETTINGS = (
         "negatives.chunk_size=25",
         "sampling.order=global",
     ),
-    *("regularizer.name=n3", "regularizer.weight=0.01", "evaluation.split=none"),
+    *("regularizer={name: n3, weight: 0.01}", "evaluation.split=none"),
 )
 ONE_VS_ALL = "training.objective={name: one_vs_all, label_smoothing: 0.1}"
 K_VS_ALL = "training.objective={name: k_vs_all, label_smoothing: 0.1}"
@@ -36,7 +36,7 @@ BIGRAPH = (
         "model.dimension=8",
         "model.init_scale=0.3",
         "model.reciprocal_relations=false",
-        "regularizer.name=none",
+        "regularizer={name: none}",
     ),
     *("optimizer.lr=0.05", "model.global_vectors=true", f"model.max_norm={MAX_NORM}"),
 )
@@ -68,14 +68,16 @@ CASES = {
     "k vs all with dura and dropout": Case(
         (
             K_VS_ALL,
-            "regularizer.name=dura",
+            "regularizer={name: dura, weight: 0.01}",
             RELATIONS,
             "model.entity_dropout=0.2",
             "model.relation_dropout=0.1",
         ),
         *(False, (3,), 2, True),
     ),
-    "relations beside samples": Case((RELATIONS, "regularizer.name=ivr", "model.entity_dropout=0.2")),
+    "relations beside samples": Case(
+        (RELATIONS, "regularizer={name: ivr, weight: 0.01}", "model.entity_dropout=0.2")
+    ),
     # A softmax over candidates does not depend on some biases: Adagrad would turn gradients that are nothing
     # but rounding into steps.
     "PyTorch-BigGraph's model, sampled": Case(
@@ -100,7 +102,7 @@ CASES = {
             *(
                 "features.mlp.hidden=6",
                 "dense.lr=0.01",
-                "regularizer.name=none",
+                "regularizer={name: none}",
                 "training.objective=one_vs_all",
             ),
             "optimizer.clip_norm=0.5",

@@ -16,7 +16,7 @@ from tests import warm
 from tests.functional import job as commands
 from tests.toy_kg import toy_dataset
 
-SCRIPT = str(Path(__file__).with_name("controlled_train.py"))
+SCRIPT = str(Path(__file__).with_name("elastic_train.py"))
 SETTINGS = (
     *("model.dimension=16", "model.init_scale=0.1", "negatives.num_uniform=20", "negatives.chunk_size=16"),
     *("training.batch_size=32", "training.num_epochs=6", "optimizer.name=row_adagrad"),
@@ -34,9 +34,11 @@ TABLE_TOLERANCE = 5e-4
 
 def live(folder: Path, num_trainers: int, stop_at: tuple[int, int] | None = None) -> None:
     """Run the script until its end, or until it stops itself; 0 trainers: plain python."""
-    words = [SCRIPT] if stop_at is None else [SCRIPT, "--stop-at", *map(str, stop_at)]
-    for setting in (f"dataset={toy_dataset()}", f"output={folder / 'run'}", *SETTINGS):
-        words += ["--set", setting]
+    (folder / "hold").unlink(missing_ok=True)
+    if stop_at is not None:
+        epoch, index = stop_at
+        (folder / "hold").write_text(f"{epoch} {index} {max(0, num_trainers - 1)} signal")
+    words = [SCRIPT, *commands.sets((f"dataset={toy_dataset()}", f"output={folder / 'run'}", *SETTINGS))]
     command = [*warm.python(), *words]
     if num_trainers:
         command = commands.launch_command(folder, num_trainers, (), script=words)

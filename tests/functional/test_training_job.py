@@ -125,18 +125,6 @@ def test_a_killed_server_ends_the_job_and_the_same_command_resumes(ring: Path, t
     assert open_checkpoint(tmp_path / "run").meta.progress["finished_epochs"] == until
 
 
-def test_mistakes_end_with_status_2_and_one_line(ring: Path, tmp_path: Path) -> None:
-    cases = [
-        (("model.score_function=complx",), "unknown score function 'complx'; did you mean 'complex'"),
-        ((f"dataset={tmp_path / 'nowhere'}",), "nowhere"),
-    ]
-    for changes, message in cases:
-        done = commands.train_alone(*settings(ring, tmp_path / "run", *changes), status=2)
-        assert message in done.stderr
-        assert "Traceback" not in done.stderr
-        assert not (tmp_path / "run" / "checkpoint").exists()
-
-
 def test_a_mistake_under_the_launcher_ends_every_process(ring: Path, tmp_path: Path) -> None:
     done = commands.train(tmp_path, 2, *settings(ring, tmp_path / "run", "loss.name=softmx"), status=2)
     assert "unknown loss 'softmx'; did you mean 'softmax'?" in done.stdout + done.stderr
