@@ -62,14 +62,14 @@ test-pbg: $(VENV_PBG)/installed  ## checkpoints to and from the real PyTorch-Big
 lint: $(VENV)/installed  ## ruff, import-linter and mypy
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
-	$(VENV)/bin/lint-imports --no-cache
+	$(VENV)/bin/lint-imports
 	$(VENV)/bin/mypy
 
 docs: $(VENV_DOCS)/installed  ## the documentation as a web site, in site/
 	NO_MKDOCS_2_WARNING=1 $(VENV_DOCS)/bin/mkdocs build --strict --quiet  # an advertisement of mkdocs-material
 
 clean:  ## remove everything that the other targets create, environments included
-	rm -rf $(VENV) $(VENV_LOWEST) $(VENV_PBG) $(VENV_DOCS) site demo build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(VENV_LOWEST) $(VENV_PBG) $(VENV_DOCS) site demo build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
 # Each environment has a stamp, newer than pyproject.toml once all is installed: later calls need no network.
