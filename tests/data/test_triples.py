@@ -129,16 +129,42 @@ def test_bad_line_is_found_in_any_block(tmp_path, bad, fault, num_good, name):
     assert str(caught.value).startswith(f"{path}:{num_good + 2}: ") and fault in str(caught.value)
 
 
-def test_bad_weight_and_bad_id_are_found(tmp_path):
-    path = write(tmp_path / "t.tsv", "a\tb\tc\t1\na\tb\tc\tnan\n")
-    with pytest.raises(InputError, match=r"t.tsv:2: the weight is nan, expected a finite number"):
-        list(read_chunks(path, parse_columns("hrtw")))
-    path = write(tmp_path / "i.tsv", "0\t0\t1\n0\t0\t7\n")
-    with pytest.raises(InputError, match=r"i.tsv:2: the tail id is 7, allowed is 0 to 4"):
-        list(read_chunks(path, rules=RowRules({"head": 5, "relation": 1, "tail": 5})))
-    path = write(tmp_path / "j.tsv", "0\t0\t1\n0\tx\t2\n")
-    with pytest.raises(InputError, match=r"j.tsv:2: the relation is 'x', expected an integer id"):
-        list(read_chunks(path, rules=RowRules({"head": 5, "relation": 1, "tail": 5})))
+@pytest.mark.parametrize(
+    "columns, bad, fault",
+    [
+        ("hrtw", "a\tb\tc\tnan", "the weight is nan, expected a finite number"),
+        ("hrtw", "a\tb\tc\t-1", "the weight is -1, expected a finite number"),
+        ("hrtw", "a\tb\tc\tx", "the weight is 'x'"),
+        ("hrtw", "a\tb\tc\t", "the weight is"),
+        ("hrt", "a\t\tc", "the relation is empty"),
+        ("hrt", "a\rx\tb\tc", "there is a carriage return inside the line"),
+        ("hrt", "a b c", "got 1 columns separated by tabs, expected 3: 'a b c'; see --delimiter"),
+    ],
+)
+def test_bad_lines_of_names(tmp_path, columns, bad, fault):
+    good = "a\tb\tc\t1e-3\n" if columns == "hrtw" else "a\tb\tc\n"
+    path = write(tmp_path / "t.tsv", f"{good}\r\n\n{good}{bad}\n{good}")
+    with pytest.raises(InputError) as caught:
+        list(read_chunks(path, parse_columns(columns)))
+    assert str(caught.value).startswith(f"{path}:5: ") and fault in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "bad, fault",
+    [
+        ("0\tx\t2", "the relation is 'x', expected an integer id"),
+        ("1\t1\t2.0", "the tail is '2.0', expected an integer id"),
+        ("1\t1\t²", "expected an integer id"),
+        ("0\t0\t7", "the tail id is 7, allowed is 0 to 4"),
+        ("1\t3\t2", "the relation id is 3, allowed is 0 to 2"),
+        ("1\t1\t-2", "the tail id is -2, allowed is 0 to 4"),
+    ],
+)
+def test_bad_lines_of_ids(tmp_path, bad, fault):
+    path = write(tmp_path / "t.tsv", f"0\t0\t1\n{bad}\n")
+    with pytest.raises(InputError) as caught:
+        list(read_chunks(path, rules=RowRules({"head": 5, "relation": 3, "tail": 5})))
+    assert str(caught.value).startswith(f"{path}:2: ") and fault in str(caught.value)
 
 
 @pytest.mark.parametrize(

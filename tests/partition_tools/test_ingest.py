@@ -60,13 +60,6 @@ def test_names_that_no_file_can_hold_are_refused(row, message):
     assert ingest_names({"train": chunks([("a\tb", "r", "c")])}).entities == ["a\tb", "c"]
 
 
-def test_weights_are_kept_by_split():
-    frame = pd.DataFrame({"head": ["a", "b"], "relation": "r", "tail": "c", "weight": [0.5, 2]})
-    columns = Columns(("head", "relation", "tail", "weight"))
-    triples = ingest_names({"train": frame_chunks(frame, columns, RowRules(), "train")})
-    assert triples.weights["train"].dtype == np.float32 and triples.weights["train"].tolist() == [0.5, 2]
-
-
 IDS = RowRules({"head": 100, "relation": 100, "tail": 100})
 
 

@@ -45,14 +45,19 @@ def test_every_triple_lies_in_one_partition(tmp_path, ring, num_parts, method):
 def test_typed_graph(tmp_path, typed, num_parts, method):
     frame, types, path = typed
     options = Options(num_parts=num_parts, method=method, entity_types=path)
-    partition_dataframe(frame, tmp_path / "out", options=options)
+    # A pair of types that the relation joins in test only.
+    test = pd.DataFrame([("person0", "lies_in", "person1")], columns=["head", "relation", "tail"])
+    partition_dataframe(frame, tmp_path / "out", test=test, options=options)
+    assert named_triples(tmp_path / "out", "test") == rows(test)
     assert Counter(named_triples(tmp_path / "out", "train")) == Counter(rows(frame))
     assert sum(owned_triples(tmp_path / "out"), Counter()) == Counter(rows(frame))
     dataset = Dataset.open(tmp_path / "out")
     assert dataset.entity_types == sorted(set(types.values()))
     for type_ in dataset.entity_types:
         assert all(types[name] == type_ for name in dataset.vocabulary(type_).names)
-    assert {"near (person → town)", "near (town → town)"} <= set(dataset.relations.labels.names)
+    labels = set(dataset.relations.labels.names)
+    assert {"near (person → town)", "near (town → town)", "lies_in (person → person)", "knows"} <= labels
+    assert dataset.num_relations == len(labels) == 6
     end, triples = 0, named_triples(tmp_path / "out", "train")
     of_pair: dict[tuple, list] = {}
     for row in rows(frame):
@@ -109,6 +114,8 @@ def test_weights_go_where_their_triples_go(tmp_path, typed):
     assert dataset.has_weights
     triples = named_triples(tmp_path / "out", "train")
     assert dataset.train_weights().tolist() == [weight_of[row] for row in triples]
+    partition_dataframe(frame, tmp_path / "unweighted", options=Options(num_parts=2, entity_types=path))
+    assert Dataset.open(tmp_path / "unweighted").fingerprint != dataset.fingerprint
     for part_id in range(2):
         table = dataset.layout().edge_table(part_id)
         assert table.weights.tolist() == [weight_of[triples[i]] for i in table.triple_ids.tolist()]
