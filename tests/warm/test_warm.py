@@ -36,7 +36,7 @@ def test_arguments_streams_folder_environment_and_status(tmp_path: Path, status:
     told = []
     for python, env in (
         (plain, given),
-        (warm.python(), given),
+        (copied, given),
         (runner, given),
         (runner, warm.runners(given)),
     ):
