@@ -152,7 +152,7 @@ def test_an_override_of_a_text_is_taken_as_it_stands() -> None:
 
 def test_values_of_another_type_are_refused(tmp_path: Path) -> None:
     for key, text, shown, allowed in [
-        ("dataset", "", "''", "the folder of a data set, which dglkge partition makes"),
+        ("dataset", "", "''", "the folder of a data set, which dglkge data build makes"),
         ("output", "", "''", "a non-empty text"),
         ("output", "null", "''", "a non-empty text"),
         ("evaluation.split", "", "''", "one of train, valid, test, none"),
@@ -357,7 +357,7 @@ def test_the_schema_has_help_and_defaults() -> None:
 
 
 def test_the_schema_that_ships_is_that_of_the_code() -> None:
-    """Written by ``dglkge config --schema > dglkge/config/schema.json``; every recipe names it."""
+    """Written by ``dglkge config schema > dglkge/config/schema.json``; every recipe names it."""
     path = REPOSITORY / "dglkge" / "config" / "schema.json"
     assert json.loads(path.read_text(encoding="utf-8")) == Config.model_json_schema()
     for recipe in recipe_files().values():
