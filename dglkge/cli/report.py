@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,7 +15,6 @@ from dglkge.cli.common import Command, cell, flag, option, print_text, write_tex
 from dglkge.data.dataset_files import SPLITS, TEST
 from dglkge.distributed.process_memory import human_bytes
 from dglkge.errors import InputError
-import contextlib
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
