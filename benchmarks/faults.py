@@ -377,9 +377,7 @@ def largest_difference(first: Path, second: Path) -> float:
 
 def print_table(trials: Sequence[Trial]) -> None:
     """Print a row for each kind of fault at each site."""
-    print(
-        "| where | fault | tried | survived | lost commits | seconds to the end, median | longest | to resume |"
-    )
+    print("| where | fault | tried | survived | lost commits | seconds, median | longest | to resume |")
     print("|---|---|--:|--:|--:|--:|--:|--:|")
     for key in dict.fromkeys((trial.site, trial.fault) for trial in trials):
         rows = [trial for trial in trials if (trial.site, trial.fault) == key]
