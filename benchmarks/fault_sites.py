@@ -285,6 +285,9 @@ class OneMachine(Site):
         self._known_segments = names
         return [f"/dev/shm/{name}" for name in sorted(new)]
 
+    def end(self) -> None:
+        """End what runs beside the jobs: nothing."""
+
     def _ip_config(self) -> Path:
         """Write an ip_config.txt with a port of loopback that is free now."""
         path = self.folder / "ip_config.txt"
@@ -336,9 +339,8 @@ class EmptyMachine(OneMachine):
                 return stored.manifest.version, done
         return 0, 0
 
-    def close(self) -> None:
-        """End everything that still runs, and the server of the bucket."""
-        super().close()
+    def end(self) -> None:
+        """End the server of the bucket, and with it what it holds."""
         self._server.kill()
         self._server.wait()
 

@@ -418,7 +418,11 @@ def open_site(kind: str, base: Path) -> Iterator[Site]:
         machine = OneMachine if kind == "one" else EmptyMachine
         disks = small_disk(base / "disk", DISK_BYTES), small_disk(base / "logs", LOG_DISK_BYTES)
         with disks[0] as folder, disks[1] as log_dir:
-            yield machine(folder, log_dir, dataset, num_batches, LIMIT_SECONDS)
+            site = machine(folder, log_dir, dataset, num_batches, LIMIT_SECONDS)
+            try:
+                yield site
+            finally:
+                site.end()
         return
     with cluster_hosts(2) as hosts:
         make = TwoHosts if kind == "hosts" else TwoDisks
