@@ -1,4 +1,4 @@
-"""RDF in: four formats, compressed or not, names, blank nodes, literals, graphs, errors with their lines."""
+"""RDF in: formats, short names that can be undone, blank nodes, literals, graphs, errors with their lines."""
 
 from __future__ import annotations
 
@@ -8,13 +8,16 @@ import json
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dglkge.data.dataset_files import NUMERIC_LITERALS
 from dglkge.errors import InputError
-from dglkge.partition.entity_types import take_types
-from dglkge.partition.make_dataset import partition_files, read_input
-from dglkge.partition.options import Options, ReadingOptions
-from dglkge.partition.readers.find import find_input
+from dglkge.partition.entity_types import type_names
+from dglkge.partition.make_dataset import partition_files
+from dglkge.partition.options import Options, ReadingOptions, parse_prefixes
+from dglkge.partition.readers.rdf import WELL_KNOWN, PrefixTable
+from tests.partition_tools.conftest import names, read
 from tests.partition_tools.reading_back import named_triples
 
 pytest.importorskip("pyoxigraph", reason="RDF is read by pyoxigraph, the extra rdf")
@@ -48,27 +51,6 @@ NQ = NT.replace("italy> .", "italy> <http://example.org/g1> .", 1).replace(
 TRIG = TURTLE.replace("ex:rome ex:cap", "ex:g1 { ex:rome ex:cap").replace("2873000 .", "2873000 . }")
 
 
-def read(path, **options):
-    """Read an input with reading options, as partition_files does before it writes anything."""
-    inputs = path if isinstance(path, list) else [path]
-    split = options.pop("split", None)
-    num_parts = options.pop("num_parts", 1)
-    chosen = Options(reading=ReadingOptions(**options), split=split, num_parts=num_parts)
-    source = find_input(inputs, chosen)
-    reading = read_input(source, chosen, lambda path: lambda position: None, inputs[0].parent)
-    take_types(reading, chosen, source.family)
-    return source, reading
-
-
-def names(reading, split="train"):
-    """The triples of a split by name, sorted."""
-    triples = reading.triples
-    return sorted(
-        (triples.entities[h], triples.relations[r], triples.entities[t])
-        for h, r, t in triples.splits[split].tolist()
-    )
-
-
 def write(path, text):
     """Write text, compressed as the name says."""
     pack = {".gz": gzip.compress, ".bz2": bz2.compress}.get(path.suffix, bytes)
@@ -77,11 +59,9 @@ def write(path, text):
 
 
 FILES = [
-    ("t.ttl", TURTLE, "Turtle (by name)", TRIPLES),
     ("t.turtle.gz", TURTLE, "Turtle, gzip (by name)", TRIPLES),
     ("t.nt.bz2", NT, "N-Triples, bzip2 (by name)", NT_TRIPLES),
     ("t.nq", NQ, "N-Quads (by name)", NT_TRIPLES),
-    ("t.nquads.gz", NQ, "N-Quads, gzip (by name)", NT_TRIPLES),
     ("t.trig.bz2", TRIG, "TriG, bzip2 (by name)", TRIPLES),
     ("t.dump", TURTLE, "Turtle (by content)", TRIPLES),
     ("t.dump.gz", TRIG, "TriG, gzip (by content)", TRIPLES),
@@ -94,13 +74,13 @@ FILES = [
 def test_formats_by_name_and_by_content(tmp_path, name, text, line, expected):
     source, reading = read(write(tmp_path / name, text), prefixes={"ex": EX})
     assert source.line == f"input: {name}: {line}"
-    assert names(reading) == expected
+    assert sorted(names(reading)) == expected
 
 
 def test_format_option_wins(tmp_path):
     path = write(tmp_path / "t.txt", NT)
     source, reading = read(path, format="turtle", prefixes={"ex": EX})
-    assert source.line == "input: t.txt: Turtle (as --format says)" and names(reading) == NT_TRIPLES
+    assert source.line == "input: t.txt: Turtle (as --format says)" and sorted(names(reading)) == NT_TRIPLES
 
 
 def test_entities_are_sorted_and_prefixes_are_recorded(tmp_path):
@@ -123,7 +103,7 @@ def test_one_iri_has_one_name_wherever_its_prefix_is_declared(tmp_path):
     first = write(tmp_path / "a.ttl", f"<{EX}a> <{EX}p> <{EX}b> .\n@prefix ex: <{EX}> .\nex:a ex:p ex:c .")
     second = write(tmp_path / "b.ttl", f"@prefix ex: <http://other.org/> .\nex:a ex:p <{EX}a> .")
     _, reading = read([first, second], split=(0.8, 0.1, 0.1))
-    assert names(reading) == [
+    assert sorted(names(reading)) == [
         ("ex:a", "ex:p", "ex:b"),
         ("ex:a", "ex:p", "ex:c"),
         ("http://other.org/a", "http://other.org/p", "ex:a"),
@@ -136,14 +116,14 @@ def test_blank_nodes_of_two_files_are_apart(tmp_path):
     text = "<http://e.org/a> <http://e.org/p> _:n .\n"
     paths = [write(tmp_path / place, text) for place in ("x/t.nt", "y/t.nt", "u.nt.gz")]
     _, reading = read(paths, split=(0.8, 0.1, 0.1))
-    assert [tail for _, _, tail in names(reading)] == ["_:t-2.n", "_:t.n", "_:u.n"]
+    assert [tail for _, _, tail in sorted(names(reading))] == ["_:t-2.n", "_:t.n", "_:u.n"]
 
 
 def test_a_label_like_a_drawn_name_is_numbered(tmp_path):
     label = "a" * 32
     path = write(tmp_path / "t.nt", f"_:{label} <{EX}p> _:{label[:-1]}b .\n_:{label} <{EX}p> <{EX}c> .\n")
     _, reading = read(path, prefixes={"ex": EX})
-    assert names(reading) == [("_:t.[0]", "ex:p", "_:t.[1]"), ("_:t.[0]", "ex:p", "ex:c")]
+    assert sorted(names(reading)) == [("_:t.[0]", "ex:p", "_:t.[1]"), ("_:t.[0]", "ex:p", "ex:c")]
 
 
 def test_literals_dropped_or_entities(tmp_path):
@@ -153,14 +133,8 @@ def test_literals_dropped_or_entities(tmp_path):
     assert reading.notes == ["6 triples with literals dropped (see --literals)"]
     _, reading = read(path, literals="entities")
     literals = [name for name in reading.triples.entities if name.startswith('"')]
-    assert literals == [
-        '"2873000"^^xsd:integer',
-        '"301230.5"^^xsd:double',
-        '"NaN"^^xsd:double',
-        '"Roma"@it',
-        '"Switz"',
-        '"{Rome}"',
-    ]
+    numbers = ['"2873000"^^xsd:integer', '"301230.5"^^xsd:double', '"NaN"^^xsd:double']
+    assert literals == [*numbers, '"Roma"@it', '"Switz"', '"{Rome}"']
     assert ("ex:rome", "ex:name", '"Roma"@it') in names(reading) and len(names(reading)) == len(TRIPLES) + 6
 
 
@@ -190,10 +164,10 @@ def test_named_graphs_are_ignored_and_counted_or_chosen(tmp_path):
     assert (reading.figures["quads_in_named_graphs"], reading.figures["named_graphs"]) == (2, 2)
     assert "2 triples in 2 named graphs, whose names are ignored" in reading.notes
     _, reading = read(path, prefixes={"ex": EX}, graphs=("ex:g2",))
-    assert names(reading) == NT_TRIPLES[:1]
+    assert sorted(names(reading)) == NT_TRIPLES[:1]
     assert reading.figures["outside_wanted_graphs"] == 2
     _, reading = read(write(tmp_path / "t.trig", TRIG), graphs=("default",))
-    assert names(reading) == TRIPLES[:4]
+    assert sorted(names(reading)) == TRIPLES[:4]
     with pytest.raises(
         InputError, match="t.nq: no triple is in the graph ex:g3; its named graphs are .*/g1, "
     ):
@@ -225,16 +199,10 @@ def test_types_from_triples(tmp_path):
         ":rex": "schema_Person",
         ":rome": "City",
     }
-    assert names(reading) == sorted(
-        [
-            (":ann", ":knows", ":bob"),
-            (":bob", ":lives", ":rome"),
-            (":cid", ":knows", ":ann"),
-            (":dee", ":lives", ":rome"),
-            (":eve", ":knows", ":rex"),
-            (":rome", ":near", ":milan"),
-        ]
-    )
+    expected = ":ann :knows :bob/:bob :lives :rome/:cid :knows :ann/:dee :lives :rome/:eve :knows :rex"
+    assert sorted(names(reading)) == [
+        tuple(row.split()) for row in f"{expected}/:rome :near :milan".split("/")
+    ]
     classes = reading.figures["types"]["classes"]
     assert classes["foaf_Person"] == "foaf:Person" and classes["City"] == ":City"
 
@@ -242,27 +210,17 @@ def test_types_from_triples(tmp_path):
 def test_small_types_are_left_out(tmp_path):
     """With two partitions a type needs two entities; with max_types=1 only the largest stays."""
     path = write(tmp_path / "t.ttl", TYPED)
-    for options, expected in (
-        ({"num_parts": 2}, ["City", "Person", "untyped"]),
-        ({"max_types": 1}, ["Person"]),
-    ):
+    for options, expected in (({"num_parts": 2}, ["City", "Person"]), ({"max_types": 1}, ["Person"])):
         _, reading = read(path, types_from="http://www.w3.org/1999/02/22-rdf-syntax-ns#type", **options)
-        assert [name for name in reading.types[0] if name != "untyped"] == [
-            n for n in expected if n != "untyped"
-        ]
+        assert [name for name in reading.types[0] if name != "untyped"] == expected
 
 
 def test_typed_dataset(tmp_path, build_here):
     path = write(tmp_path / "t.ttl", TYPED)
     options = Options(reading=ReadingOptions(types_from="rdf:type"))
     figures = partition_files([path], tmp_path / "out", options)
-    assert figures["entity_types"] == {
-        "City": 2,
-        "Writer": 1,
-        "foaf_Person": 3,
-        "schema_Person": 1,
-        "untyped": 1,
-    }
+    sizes = {"City": 2, "Writer": 1, "foaf_Person": 3, "schema_Person": 1, "untyped": 1}
+    assert figures["entity_types"] == sizes
     assert (":dee", ":lives", ":rome") in named_triples(tmp_path / "out", "train")
 
 
@@ -271,12 +229,7 @@ ERRORS = [
     ("t.nt.gz", NT + "oops\n", {}, "t.nt.gz:4: .*read as N-Triples"),
     ("t.nt", TURTLE, {}, "t.nt:1: .*it looks like Turtle: --format turtle"),
     ("t.nt", NQ, {}, "t.nt:1: .*it looks like N-Quads: --format nquads"),
-    (
-        "t.ttl",
-        "@prefix ex: <http://e.org/> .\n\nex:a ex:p exx:b .",
-        {},
-        "t.ttl:3: .*prefix exx: has not been",
-    ),
+    ("t.ttl", "@prefix e: <http://e.org/> .\n\ne:a e:p exx:b .", {}, "t.ttl:3: .*prefix exx: has not been"),
     ("t.ttl", "<a> <p> <b> .", {}, "t.ttl:1: .*; relative IRIs need --base-iri"),
     ("t.ttl", "# nothing\n", {}, "t.ttl: there are no triples"),
     ("t.ttl", "", {}, "t.ttl: there are no triples|the file is empty"),
@@ -325,7 +278,7 @@ def test_damaged_gz(tmp_path):
 
 def test_relative_iris_with_a_base(tmp_path):
     _, reading = read(write(tmp_path / "t.ttl", "<a> <p> <#b> ."), base_iri=EX + "doc")
-    assert names(reading) == [(f"{EX}a", f"{EX}p", f"{EX}doc#b")]
+    assert sorted(names(reading)) == [(f"{EX}a", f"{EX}p", f"{EX}doc#b")]
 
 
 def test_without_pyoxigraph(tmp_path, monkeypatch):
@@ -360,4 +313,64 @@ def test_chunks_do_not_show(tmp_path, monkeypatch):
     original = rdf.name_chunk
     monkeypatch.setattr(rdf, "name_chunk", lambda columns: sizes.append(len(columns[0])) or original(columns))
     _, reading = read(write(tmp_path / "t.ttl", TURTLE))
-    assert names(reading) == TRIPLES and sizes == [2, 2, 1]
+    assert sorted(names(reading)) == TRIPLES and sizes == [2, 2, 1]
+
+
+# Few characters, so that IRIs begin with one another and schemes are prefixes.
+IRI_STEMS = st.text("ab:/#", max_size=4).map(lambda text: "a:" + text)
+PREFIX_NAMES = st.text("ab", max_size=2)
+TABLES = st.dictionaries(PREFIX_NAMES, IRI_STEMS, max_size=5)
+
+
+@given(TABLES, TABLES, st.lists(IRI_STEMS, max_size=20))
+def test_expand_undoes_shorten(first, second, iris):
+    table = PrefixTable(first, second)
+    short = {iri: table.shorten(iri) for iri in iris}
+    assert all(table.expand(name) == iri for iri, name in short.items())
+    assert len(set(short.values())) == len(short)
+    # The prefixes that were used are enough to undo it.
+    used = PrefixTable(table.used)
+    assert all(used.expand(name) == iri for iri, name in short.items())
+
+
+@given(TABLES, IRI_STEMS)
+def test_the_longest_iri_wins(table, iri):
+    kept = PrefixTable(table).iris
+    candidates = [stem for stem in kept.values() if iri.startswith(stem)]
+    name = PrefixTable(table).shorten(iri)
+    if candidates:
+        stem = max(candidates, key=len)
+        assert name == f"{[prefix for prefix in kept if kept[prefix] == stem][0]}:{iri[len(stem) :]}"
+    else:
+        assert name in (iri, f"<{iri}>")
+
+
+def test_earlier_tables_win():
+    table = PrefixTable({"foaf": "http://mine.org/"}, WELL_KNOWN, {"x": WELL_KNOWN["skos"]})
+    assert table.shorten("http://mine.org/a") == "foaf:a"
+    assert table.shorten(WELL_KNOWN["foaf"] + "name") == WELL_KNOWN["foaf"] + "name"
+    assert table.shorten(WELL_KNOWN["skos"] + "broader") == "skos:broader"
+    assert table.shorten("http://purl.obolibrary.org/obo/GO_0008150") == "go:0008150"
+    assert table.shorten("geo:48.2,16.3") == "<geo:48.2,16.3>"
+
+
+def test_well_known_prefixes_are_all_different():
+    assert len(set(WELL_KNOWN.values())) == len(WELL_KNOWN)
+
+
+def test_parse_prefixes():
+    assert parse_prefixes(["ex=http://e.org/", "y:=http://y.org/?a=b", "=http://z.org/"]) == {
+        "ex": "http://e.org/",
+        "y": "http://y.org/?a=b",
+        "": "http://z.org/",
+    }
+    with pytest.raises(InputError, match="--prefix 'ex' is not allowed; give name=IRI"):
+        parse_prefixes(["ex"])
+    with pytest.raises(InputError, match="--prefix 'ex' is given twice: a: and b:"):
+        parse_prefixes(["ex=a:", "ex=b:"])
+
+
+def test_names_of_types():
+    classes = ["http://a.org/x#Big City", "relation", "untyped", "ex:a__b", "ex:", "http://a.org/Été"]
+    assert type_names(classes) == ["Big_City", "relation-2", "untyped-2", "a_b", "ex", "t"]
+    assert type_names(["a:X", "b:X", "a/X"]) == ["a_X", "b_X", "a_X-2"]
