@@ -207,7 +207,7 @@ and memory, partitions, configuration. The page needs no network; a phone and a 
 Needs: pip install 'dglkge[report]'""",
     examples="""examples:
   dglkge report runs/demo                                  writes runs/demo/report.html
-  dglkge report runs/a runs/b --output compare.html        side by side
+  dglkge report runs/a runs/b -o compare.html              side by side
   dglkge report runs/demo --limit 0 --overwrite            rank the whole test split
   dglkge report runs/demo --projection tsne --points 1000  the map by t-SNE
   dglkge report runs/demo --json > figures.json            the figures of the page, and no page""",
