@@ -116,7 +116,7 @@ ip_config.txt. The same command again goes on from the last commit. dglkge-launc
 scripts of your own.""",
     examples="""examples:
   dglkge data build my_triples/ -o data/mine
-  dglkge train dataset=data/mine output=runs/mine                   all settings by default: dglkge config show
+  dglkge train dataset=data/mine output=runs/mine          all settings by default: dglkge config show
   dglkge train --recipe fb15k237/complex-5min dataset=data/mine output=runs/mine
   dglkge train my.yaml --num-trainers 4
   dglkge train my.yaml --ip-config ip_config.txt                    several machines""",
