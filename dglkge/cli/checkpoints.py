@@ -107,7 +107,7 @@ def convert(args: argparse.Namespace) -> Any:
     from dglkge.checkpoint.conversion import convert_to_run, copy_for_bigraph
     from dglkge.checkpoint.reader import open_checkpoint
     from dglkge.data.dataset import Dataset
-    from dglkge.inference.imports.import_tables import import_tables
+    from dglkge.inference.import_tables import import_tables
 
     output = Path(args.output)
     # Options that would be ignored are errors, before anything is read.
@@ -159,7 +159,7 @@ With --verify, read every file and compare it with its checksum.""",
     examples="""examples:
   dglkge checkpoint inspect runs/demo
   dglkge checkpoint inspect runs/demo --verify --json""",
-    options=[RUN, flag("--verify", "read every file and compare it with its checksum")],
+    options=[RUN, flag("--verify", "read every file and compare it with its checksum"), IMPORT],
     run=inspect,
     show=_print_report,
 )

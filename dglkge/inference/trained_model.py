@@ -23,8 +23,8 @@ from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.calibration import Calibration, Curve
 from dglkge.evaluation.metrics import load_results
 from dglkge.inference.choices import ALL, SEEN, Known
-from dglkge.inference.imports.dglke_files import DglkeTables, Tables
-from dglkge.inference.imports.hub_tables import HubTables
+from dglkge.inference.dglke_files import DglkeTables, Tables
+from dglkge.inference.hub_tables import HubTables
 from dglkge.inference.search import (
     Answer,
     LinkPredictor,

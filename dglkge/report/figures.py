@@ -22,7 +22,7 @@ from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TEST, Field
 from dglkge.errors import InputError, import_extra
 from dglkge.evaluation.metrics import SIDES, Protocol, RankingResult
-from dglkge.inference.imports.dglke_files import Tables
+from dglkge.inference.dglke_files import Tables
 from dglkge.inference.run import Run, open_run
 from dglkge.inference.search import NamedQuery
 from dglkge.report.learning_curves import finite, learning_curves, read_lines, records_folder

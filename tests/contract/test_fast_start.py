@@ -44,9 +44,7 @@ def test_what_is_measured_can_be_found(tmp_path):
     assert "torch" in heavy_after([["inspect", str(tmp_path)]])[f"inspect {tmp_path}"]
 
 
-@pytest.mark.parametrize(
-    "module, names", [("exports.export", "EXPORT_FORMATS"), ("imports.import_tables", "IMPORT_FORMATS")]
-)
+@pytest.mark.parametrize("module, names", [("export", "EXPORT_FORMATS"), ("import_tables", "IMPORT_FORMATS")])
 def test_formats_of_the_choices_are_those_of_the_code(module, names):
     found = __import__(f"dglkge.inference.{module}", fromlist=["FORMATS"]).FORMATS
     assert list(getattr(choices, names)) == sorted(found)
