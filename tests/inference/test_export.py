@@ -128,11 +128,7 @@ def named(tmp_path, names):
 @pytest.mark.parametrize(
     ("file_format", "name", "words"),
     [
-        (
-            "tsv",
-            "a\tb",
-            r"name 'a\\tb' of table 'person' has a tab, .* in the format tsv; parquet",
-        ),
+        ("tsv", "a\tb", r"name 'a\\tb' of table 'person' has a tab, .* in the format tsv; parquet"),
         ("projector", "a\tb", "has a tab, which separates fields or lines in the format projector"),
         ("tsv", "a\rb", "has a carriage return"),
         ("npy", "a\rb", "has a carriage return, which separates fields or lines in the format npy"),

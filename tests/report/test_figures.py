@@ -10,14 +10,7 @@ import pytest
 
 import dglkge
 from dglkge.errors import InputError
-from dglkge.report.figures import (
-    Choices,
-    chosen_entities,
-    collect,
-    configuration,
-    project,
-    run_labels,
-)
+from dglkge.report.figures import Choices, chosen_entities, collect, configuration, project, run_labels
 from tests.report.toy_report import HOSTILE
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")

@@ -17,13 +17,7 @@ import dglkge
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.evaluation.calibration import Calibration, Platt
 from dglkge.serving.guard import MAX_BODY_BYTES, MIN_TOKEN_LENGTH, HostNames
-from tests.checkpoint.toy_checkpoint import (
-    TWO_PAIRS,
-    save_toy,
-    save_toy_named,
-    toy_meta,
-    toy_tables,
-)
+from tests.checkpoint.toy_checkpoint import TWO_PAIRS, save_toy, save_toy_named, toy_meta, toy_tables
 from tests.serving.conftest import IMAGE, ODD, SCRIPT
 
 pytest.importorskip("fastapi", reason="FastAPI is not installed")
