@@ -15,6 +15,7 @@ PARALLEL := -n 6
 DGL_TESTS := $(addprefix tests/,distributed embeddings evaluation inference model optim sampling training \
     functional/test_training_job.py functional/test_two_partitions.py functional/test_repeated_training.py \
     launch/test_launch_dgl_job.py partition_tools/test_partition_command.py partition_tools/test_build_graph.py)
+FAST_TESTS := $(addprefix tests/,config contract data kernels planning sampling)
 # The launcher's tests that run once more as an ordinary user and in the background: each a minute or two.
 LAUNCHER_TESTS := $(addprefix tests/launch/test_,any_machine.py background_stream.py console.py control_groups.py \
     host_memory.py launch_command.py local_hosts.py log_format.py ports.py restarts.py shared_memory.py \
@@ -24,18 +25,21 @@ VENV_PBG := .venv-pbg
 VENV_DOCS := .venv-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-user test-nohup test-dgl test-lowest test-cluster test-pbg lint docs clean
+.PHONY: help demo test test-fast test-user test-nohup test-dgl test-lowest test-cluster test-pbg lint docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1 \t/' | expand -t 20
 
 demo: $(VENV)/installed  ## a small knowledge graph: build, train, evaluate, predict: 3 minutes
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bash examples/stdlib/run.sh
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bash benchmarks/demo.sh
 
 # mypy is one of the tests: it uses one core for most of a minute.
 test: $(VENV)/installed  ## ruff, mypy and every test: 15 minutes
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
+
+test-fast: $(VENV)/installed  ## the tests that start no job: a minute
+	$(VENV)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS) $(FAST_TESTS)
 
 test-user: $(VENV)/installed  ## the launcher's tests as an ordinary user: nobody, if you are root
 	.ci/as_user $(CURDIR)/$(VENV)/bin/python -m pytest -p no:cacheprovider $(PARALLEL) $(LAUNCHER_TESTS)
@@ -57,6 +61,7 @@ test-pbg: $(VENV_PBG)/installed  ## checkpoints to and from the real PyTorch-Big
 
 lint: $(VENV)/installed  ## ruff and mypy
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 
 docs: $(VENV_DOCS)/installed  ## the documentation as a web site, in site/
@@ -92,6 +97,7 @@ $(VENV_PBG)/installed: pyproject.toml
 # mkdocstrings reads the sources without importing them: neither DGL nor torch is needed. hooks.py imports the configuration.
 $(VENV_DOCS)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV_DOCS)
-	$(VENV_DOCS)/bin/python -m pip install -q $(PIP_FLAGS) 'mkdocs<2' mkdocs-material 'mkdocstrings[python]' \
-	    nbconvert numpy pydantic pyyaml
+	$(VENV_DOCS)/bin/python -m pip install -q $(PIP_FLAGS) mkdocs==1.6.1 mkdocs-material==9.8.2 \
+	    mkdocstrings==1.0.8 mkdocstrings-python==2.0.11 nbconvert==7.17.2 latex2mathml==3.81.1 ruff==0.17.6 \
+	    numpy psutil pydantic pyyaml rich tqdm
 	touch $@

@@ -115,7 +115,7 @@ def test_help_names_every_target(copy):
     assert re.findall(r"^  make (\S+)", done.stdout, re.MULTILINE) == targets
 
 
-@pytest.mark.parametrize("script", [".ci/run", ".ci/as_user", "examples/stdlib/run.sh"])
+@pytest.mark.parametrize("script", [".ci/run", ".ci/as_user", "benchmarks/demo.sh"])
 def test_scripts_parse_and_stop_at_the_first_error(script):
     subprocess.run(["bash", "-n", str(ROOT / script)], check=True, timeout=60)
     assert "set -euo pipefail" in (ROOT / script).read_text()

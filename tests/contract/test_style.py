@@ -76,10 +76,11 @@ def overrides(trees: list[ast.AST]) -> set[ast.AST]:
     named = {each.name: each for each in classes}
     methods = {each: {item.name: item for item in each.body if hasattr(item, "args")} for each in classes}
 
-    def bases(each: ast.ClassDef) -> list[ast.ClassDef]:
+    def bases(each: ast.ClassDef, below: tuple[ast.ClassDef, ...] = ()) -> list[ast.ClassDef]:
         words = [ast.unparse(base).partition("[")[0].rpartition(".")[2] for base in each.bases]
-        direct = [named[word] for word in words if word in named and named[word] is not each]
-        return direct + [base for one in direct for base in bases(one)]
+        # Classes of one name in several files look like circles.
+        direct = [named[word] for word in words if word in named and named[word] not in (each, *below)]
+        return direct + [base for parent in direct for base in bases(parent, (each, *below))]
 
     return {
         method

@@ -1,6 +1,6 @@
 """Components in files of the user go all the way: plan, train, save, load, evaluate, predict.
 
-No file of dglkge names them: each file of the folder ``own`` is all there is of its component.
+No file of dglkge names them: a file of the folder ``own`` or of ``examples`` is all there is of each.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import pytest
 
 from tests.functional import job as commands
 from tests.functional.test_same_result_everywhere import tables
-from tests.toy_kg import toy_dataset
+from tests.toy_kg import REPOSITORY, toy_dataset
 
 OWN = {
     "loss": ("loss={name: steep, slope: 2}", "training.objective=one_vs_all"),
@@ -23,6 +23,7 @@ OWN = {
     "rule": ("optimizer={name: heavy_ball, momentum: 0.7, lr: 0.5}",),
     "transform": ("model.row_transform={name: center, share: 0.9}",),
 }
+EXAMPLE = REPOSITORY / "examples" / "own_loss.py"
 SETTINGS = (
     *("model.dimension=8", "model.init_scale=0.3", "negatives.num_uniform=10", "training.batch_size=60"),
     *("training.matmul_dtype=float32", "regularizer.name=none"),
@@ -46,7 +47,8 @@ def train(output: Path, num_epochs: int, *settings: str) -> dict[str, np.ndarray
 
 @pytest.mark.parametrize("kind", OWN)
 def test_a_component_in_one_file(tmp_path: Path, kind: str, usual: dict[str, np.ndarray]) -> None:
-    module = shutil.copy(Path(__file__).parent / "own" / f"{kind}.py", tmp_path / "mine.py")
+    source = EXAMPLE if kind == "loss" else Path(__file__).parent / "own" / f"{kind}.py"
+    module = shutil.copy(source, tmp_path / "mine.py")
     settings = (*OWN[kind], f"imports=[{module}]")
     at_once = train(tmp_path / "at_once", 2, *settings)
     assert any(not np.array_equal(at_once[name], rows) for name, rows in usual.items())

@@ -1,6 +1,6 @@
 """A score function in a file of the user goes all the way: plan, launch, resume, evaluate, predict, export.
 
-No file of dglkge names it: ``own/score.py`` beside this file is all there is. It is imported by the commands
+No file of dglkge names it: ``examples/own_score_function.py`` is all there is. It is imported by the commands
 only, so that the other tests do not meet it.
 """
 
@@ -16,7 +16,7 @@ import pytest
 
 from dglkge.data.dataset import Dataset
 from tests.functional import job as commands
-from tests.toy_kg import toy_dataset
+from tests.toy_kg import REPOSITORY, toy_dataset
 
 DIM = 16
 SETTINGS = (
@@ -26,7 +26,7 @@ SETTINGS = (
     "training.batch_size=48",
     "training.num_epochs=2",
 )
-MODULE = Path(__file__).with_name("own") / "score.py"
+MODULE = REPOSITORY / "examples" / "own_score_function.py"
 
 
 @pytest.fixture(scope="module")

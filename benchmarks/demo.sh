@@ -2,7 +2,7 @@
 # `make demo`: Python's standard library as a knowledge graph, from source files to a prediction.
 # The commands are those for your own data. All output goes to demo/.
 set -euo pipefail
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/.."
 
 demo=demo
 run=$demo/run
@@ -10,7 +10,7 @@ step() { printf '\n== %s\n' "$*"; }
 
 step "1. read the standard library's source: triples (head, relation, tail)"
 rm -rf "$run"
-python examples/stdlib_kg.py --output $demo/stdlib-triples
+python benchmarks/stdlib_kg.py --output $demo/stdlib-triples
 
 step "2. convert the triples to a data set with DGL partitions"
 python partition_tools/partition.py --input $demo/stdlib-triples \
