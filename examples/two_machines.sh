@@ -12,7 +12,7 @@ run=runs/two-machines
 # A partition for each machine; METIS keeps the triples that join both few.
 [ -d "$data" ] || dglkge partition --input "$triples" --split 0.9,0.05,0.05 --output "$data" --num-parts 2
 
-# --sync brings each machine its partition and the run back: leave it out where both mount one disk.
+# --sync sends each machine its partition, and the run is written here: leave it out where both mount one disk.
 dglkge-launch --ip_config "$machines" --sync --workspace /tmp/dglkge-job --max_restarts 3 \
     examples/train.py --set dataset="$data" --set output="$run" --set training.num_epochs=20
 
