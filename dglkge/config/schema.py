@@ -434,6 +434,11 @@ class CheckpointConfig(Settings):
         "without a checkpoint, or with an older one, goes on from there; empty: none",
         resume=FREE,
     )
+    local: bool = setting(
+        True,
+        "keep the rows of versions in the run's folder beside checkpoint.storage; false: only there",
+        resume=FREE,
+    )
     store_seconds: float = setting(
         600.0,
         "a commit waits for so long for a storage that is out of reach, with warnings; then the job ends",
