@@ -17,13 +17,13 @@ python partition_tools/partition.py --input $demo/stdlib-triples \
     --entity-types $demo/stdlib-triples/entity_types.tsv --output $demo/stdlib --num-parts 1 --overwrite
 
 step "3. train and evaluate: one server and two trainers on this machine"
-dglkge-launch --ip_config ip_config.txt --num_servers 1 --num_trainers 2 --log_dir $run/logs \
+dglkge-launch --ip-config ip_config.txt --num-servers 1 --num-trainers 2 --log-dir $run/logs \
     examples/train.py --config dglkge/config/recipes/stdlib/complex.yaml
 
 # A class whose base class is only in the test split: training has not used the answer.
 read -r class relation base < <(grep -P '\tinherits_from\t' $demo/stdlib-triples/test.tsv | head -n 1)
 step "4. what does $class inherit from? (in truth $base, which was held out)"
-dglkge predict $run --head "$class" --relation "$relation" --topk 5
+dglkge predict $run --head "$class" --relation "$relation" -k 5
 
 step "results"
 cat <<END
@@ -31,5 +31,5 @@ cat <<END
   data set      $demo/stdlib/           ids, vocabularies and the DGL partition
   run           $run/               config.json, stats.jsonl, metrics.json, logs/
   checkpoint    $run/checkpoint/    HDF5 in PyTorch-BigGraph's layout
-  next          dglkge inspect $run
+  next          dglkge checkpoint inspect $run
 END

@@ -10,10 +10,10 @@ data=data/two-machines
 run=runs/two-machines
 
 # A partition for each machine; METIS keeps the triples that join both few.
-[ -d "$data" ] || dglkge partition --input "$triples" --split 0.9,0.05,0.05 --output "$data" --num-parts 2
+[ -d "$data" ] || dglkge data build --input "$triples" --split 0.9,0.05,0.05 --output "$data" --num-parts 2
 
 # --sync sends each machine its partition, and the run is written here: leave it out where both mount one disk.
-dglkge-launch --ip_config "$machines" --sync --workspace /tmp/dglkge-job --max_restarts 3 \
+dglkge-launch --ip-config "$machines" --sync --workspace /tmp/dglkge-job --max-restarts 3 \
     examples/train.py --set dataset="$data" --set output="$run" --set training.num_epochs=20
 
 # The result is here; no cluster is needed to use it.

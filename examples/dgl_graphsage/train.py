@@ -1,7 +1,7 @@
 """Distributed GraphSAGE with a learnable row for each node: the optimizer is one import.
 
     python examples/dgl_graphsage/make_graph.py --output demo/graphsage
-    dglkge-launch --ip_config ip_config.txt --num_trainers 2 --part_config demo/graphsage/communities.json \\
+    dglkge-launch --ip-config ip_config.txt --num-trainers 2 --part-config demo/graphsage/communities.json \\
         examples/dgl_graphsage/train.py
 """
 

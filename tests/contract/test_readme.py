@@ -13,6 +13,7 @@ from functools import cache
 
 import pytest
 
+from dglkge.cli.main import GROUPS
 from dglkge.launch.ssh import FORWARDED_VARIABLES
 from tests import warm
 from tests.contract.source_tree import ROOT
@@ -138,7 +139,7 @@ def test_command_exists(words):
         if script < len(words):
             check_script(words[script:])
     else:
-        depth = 3 if words[1] == "checkpoint" and len(words) > 2 else 1 if words[1].startswith("-") else 2
+        depth = 3 if words[1] in GROUPS and len(words) > 2 else 1 if words[1].startswith("-") else 2
         check_options(help_of(*words[:depth]), words[depth:])
 
 
@@ -156,7 +157,7 @@ def test_every_page_is_in_the_navigation():
 
 def test_documents_list_the_forwarded_variables():
     page = (ROOT / "docs" / "machines.md").read_text(encoding="utf-8")
-    listed = page.partition("are passed on: ")[2].partition("`--extra_envs`")[0]
+    listed = page.partition("are passed on: ")[2].partition("`--extra-envs`")[0]
     whole, beginnings = listed.split("and what begins with")
     patterns = re.findall(r"`(\w+)`", whole) + [f"{name}*" for name in re.findall(r"`(\w+)`", beginnings)]
     assert sorted(patterns) == sorted(FORWARDED_VARIABLES)
@@ -165,9 +166,9 @@ def test_documents_list_the_forwarded_variables():
 def test_reader_finds_commands():
     indented = "text\n\n    make demo   # all\n    python a.py \\\n      --b c\n\n"
     fenced = "```sh\n$ dglkge predict x --head 'a b'\nls\n```\n"
-    assert sorted(commands(indented + fenced + "a `make` and `dglkge inspect\nRUN --verify`\n")) == [
-        ["dglkge", "inspect", "RUN", "--verify"],
+    assert sorted(commands(indented + fenced + "a `make` and `dglkge train\nRUN --verify`\n")) == [
         ["dglkge", "predict", "x", "--head", "a b"],
+        ["dglkge", "train", "RUN", "--verify"],
         ["make", "demo"],
         ["python", "a.py", "--b", "c"],
     ]
