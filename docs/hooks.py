@@ -95,6 +95,7 @@ TITLES = {
 ROLE = re.compile(r":(?:func|class|meth|mod|data|attr|exc):<code>(~?)!?([\w.]+)</code>")
 FORMULA = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
 
+
 def on_files(files: Files, config: Any) -> Files:
     """Add the generated pages to the site."""
     files.append(File.generated(config, "reference/configuration.md", content=configuration_page()))
@@ -114,20 +115,24 @@ def on_files(files: Files, config: Any) -> Files:
         files.append(File.generated(config, f"tutorials/{path.stem}.md", content=content))
     return files
 
+
 def on_page_content(html: str, **_: Any) -> str:
     """Render the roles and literal blocks of docstrings, and formulas as MathML, which needs no script."""
     html = ROLE.sub(_reference, html).replace("<p>::</p>", "").replace("::</p>", ":</p>")
     return FORMULA.sub(lambda match: mathml(unescape(match[2]), match[1] == "div"), html)
+
 
 def _reference(match: re.Match[str]) -> str:
     name = match[2]
     shown = name.rpartition(".")[2] if match[1] else name
     return f'<autoref identifier="{name}" optional><code>{shown}</code></autoref>'
 
+
 def mathml(formula: str, is_block: bool) -> str:
     """Return a TeX formula as MathML."""
     text: str = convert(formula, display="block" if is_block else "inline")
     return text
+
 
 def configuration_page() -> str:
     """Return a table of every field with its type, default and help."""
@@ -147,6 +152,7 @@ def configuration_page() -> str:
         lines += [f"| `{member}` | {_cell(registry.get(member).help)} |" for member in registry]
     return "\n".join(lines) + "\n"
 
+
 def commands_page() -> str:
     """Return the help of every command."""
     os.environ["COLUMNS"] = "100"  # argparse's width
@@ -159,6 +165,7 @@ def commands_page() -> str:
         lines += ["", f"## `{name}`", "", "```text", parser.format_help().rstrip(), "```"]
     return "\n".join(lines) + "\n"
 
+
 def _commands(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str, argparse.ArgumentParser]]:
     groups = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
     if not groups:
@@ -168,6 +175,7 @@ def _commands(name: str, parser: argparse.ArgumentParser) -> Iterator[tuple[str,
         for word, member in group.choices.items():
             if word in visible:
                 yield from _commands(f"{name} {word}", member)
+
 
 def _cell(text: object) -> str:
     """Return a text that can stand in a cell of a table."""

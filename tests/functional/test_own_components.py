@@ -36,6 +36,11 @@ def usual(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
     return train(tmp_path_factory.mktemp("usual") / "run", 2)
 
 
+def source(kind: str) -> Path:
+    """Return the file of a component."""
+    return EXAMPLE if kind == "loss" else Path(__file__).parent / "own" / f"{kind}.py"
+
+
 def train(output: Path, num_epochs: int, *settings: str) -> dict[str, np.ndarray]:
     """Train, or resume, until so many epochs are finished; returns the tables."""
     dataset = toy_dataset()
@@ -47,8 +52,7 @@ def train(output: Path, num_epochs: int, *settings: str) -> dict[str, np.ndarray
 
 @pytest.mark.parametrize("kind", OWN)
 def test_a_component_in_one_file(tmp_path: Path, kind: str, usual: dict[str, np.ndarray]) -> None:
-    source = EXAMPLE if kind == "loss" else Path(__file__).parent / "own" / f"{kind}.py"
-    module = shutil.copy(source, tmp_path / "mine.py")
+    module = shutil.copy(source(kind), tmp_path / "mine.py")
     settings = (*OWN[kind], f"imports=[{module}]")
     at_once = train(tmp_path / "at_once", 2, *settings)
     assert any(not np.array_equal(at_once[name], rows) for name, rows in usual.items())
@@ -70,7 +74,7 @@ def test_a_component_in_one_file(tmp_path: Path, kind: str, usual: dict[str, np.
 
 @pytest.mark.parametrize("kind", OWN)
 def test_it_is_planned(tmp_path: Path, kind: str) -> None:
-    module = Path(__file__).parent / "own" / f"{kind}.py"
+    module = source(kind)
     (tmp_path / "config.yaml").write_text(f"dataset: {toy_dataset()}\n", encoding="utf-8")
     plan = ["plan", str(tmp_path / "config.yaml"), "--json", "--num_trainers", "1", "--import", str(module)]
     for one in (*SETTINGS, *OWN[kind]):
