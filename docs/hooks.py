@@ -145,7 +145,8 @@ def configuration_page() -> str:
         "|---|---|---|---|",
     ]
     for name, kind, default, meaning in field_table():
-        lines.append(f"| `{name}` | {_cell(kind)} | `{_cell(default)}` | {_cell(meaning)} |")
+        shown = f"`{_cell(default)}`" if str(default) else "empty"
+        lines.append(f"| `{name}` | {_cell(kind)} | {shown} | {_cell(meaning)} |")
     for name, noun in component_fields():
         lines += ["", f"## `{name}`", "", "| name | meaning |", "|---|---|"]
         registry = registry_of(noun)
