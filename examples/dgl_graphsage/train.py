@@ -3,6 +3,8 @@
     python examples/dgl_graphsage/make_graph.py --output demo/graphsage
     dglkge-launch --ip-config ip_config.txt --num-trainers 2 --part-config demo/graphsage/communities.json \\
         examples/dgl_graphsage/train.py
+
+A server process runs in initialize() until all trainers have left, and then exits.
 """
 
 from __future__ import annotations
@@ -33,9 +35,7 @@ if arguments.optimizer == "dgl":
     from dgl.distributed.optim import SparseAdagrad
 else:
     from dglkge.optim import SparseAdagrad
-
 torch.manual_seed(0)
-# A server process runs in this call until all trainers have left, and then exits.
 dgl.distributed.initialize(os.environ.get("DGL_IP_CONFIG", "ip_config.txt"))
 dist.init_process_group("gloo")
 graph = dgl.distributed.DistGraph("communities")

@@ -1,4 +1,7 @@
-"""All commands that read a run work in an environment from which DGL is removed."""
+"""All commands that read a run work in an environment from which DGL is removed.
+
+They run in plain Python here; partition, extend and train do so in test_wheel.py, tune in test_tune.py.
+"""
 
 from __future__ import annotations
 
@@ -37,8 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a trained run, and triples."""
     folder = tmp_path_factory.mktemp("reading")
     settings = ["training.num_epochs=2", "model.dimension=16", "evaluation.valid_every_epochs=1"]
-    done = train_alone(f"dataset={toy_dataset(typed=True)}", f"output={folder / 'run'}", *settings)
-    assert done.returncode == 0, done.stderr
+    train_alone(f"dataset={toy_dataset(typed=True)}", f"output={folder / 'run'}", *settings)
     write_splits(folder / "triples", ring_triples())
     (folder / "some.tsv").write_text("person0\tlives_in\ttown0\n")
     (folder / "run.yaml").write_text(f"dataset: {toy_dataset(typed=True)}\noutput: new\n")
