@@ -1,4 +1,7 @@
-"""A loss of a user, in a file of its own: a term of each answer by itself, and an option."""
+"""A loss of your own, with an option: one class in one file.
+
+dglkge train dataset=data/mine --import examples/own_loss.py loss='{name: steep, slope: 2}'
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ class Steep(PointwiseLoss):
     help = "binary cross entropy of scores times a slope"
 
     class Settings(LossSettings):
-        """Its options."""
+        """Options of `loss` in the configuration."""
 
         slope: float = setting(1.0, "factor on scores", gt=0)
 

@@ -1,7 +1,7 @@
 """Make vectors of the entities of the standard library's graph from their names and docstrings.
 
-    python examples/stdlib_kg.py --output demo/stdlib-triples
-    python examples/stdlib_vectors.py --triples demo/stdlib-triples --output demo/stdlib-vectors.parquet
+    python benchmarks/stdlib_kg.py --output demo/stdlib-triples
+    python benchmarks/stdlib_vectors.py --triples demo/stdlib-triples --output demo/stdlib-vectors.parquet
 
 The text of a module, class or function is its name, split into words, and its docstring; that of a method or
 argument name, which many classes share, is the name and the docstrings of all methods of that name. Texts

@@ -1,4 +1,6 @@
-"""A score function of a user, in a file of its own.
+"""A score function of your own: one class in one file.
+
+    dglkge train dataset=data/mine --import examples/own_score_function.py model.score_function=pairwise_scale
 
 The relation's row is half as wide as an entity's: each number scales two numbers of the entity.
 """
@@ -18,13 +20,13 @@ class PairwiseScale(Dot, ScoreFunction):
     help = "product with one number of the relation for two of the entities"
 
     def relation_dim(self, dim: int) -> int:
-        """Return one number for each pair of numbers of an entity."""
+        """Return the width of a relation's row: one number for two of an entity's."""
         return dim // 2
 
     def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
-        """Scale the pairs."""
+        """Return the query (h, r, ?), which is compared with tails."""
         return entity * relation.repeat_interleave(2, dim=-1)
 
     def adjoint(self, relation: torch.Tensor) -> torch.Tensor:
-        """Return r: the score is symmetric in head and tail."""
+        """Return the row with which a tail asks for heads; this score is symmetric."""
         return relation

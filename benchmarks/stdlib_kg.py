@@ -1,6 +1,6 @@
 """Convert the standard library of the running interpreter to a knowledge graph.
 
-    python examples/stdlib_kg.py --output demo/stdlib-triples
+    python benchmarks/stdlib_kg.py --output demo/stdlib-triples
 
 Every source file of the library is parsed, never imported. Modules, classes, functions, names of methods
 and names of arguments become typed entities; definitions, imports, calls and the like become triples. Names
@@ -257,7 +257,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run the command and return its exit status."""
     parser = argparse.ArgumentParser(
         description="Convert Python's standard library to a knowledge graph.",
-        epilog="example: python examples/stdlib_kg.py --output demo/stdlib-triples",
+        epilog="example: python benchmarks/stdlib_kg.py --output demo/stdlib-triples",
     )
     parser.add_argument("--output", type=Path, required=True, help="folder to write the files to")
     library = Path(sysconfig.get_path("stdlib"))

@@ -2,7 +2,7 @@
 # `make demo`: Python's standard library as a knowledge graph, from source files to a prediction.
 # The commands are those for your own data. All output goes to demo/.
 set -euo pipefail
-cd "$(dirname "$0")/../.."
+cd "$(dirname "$0")/.."
 
 demo=demo
 run=$demo/run
@@ -10,14 +10,14 @@ step() { printf '\n== %s\n' "$*"; }
 
 step "1. read the standard library's source: triples (head, relation, tail)"
 rm -rf "$run"
-python examples/stdlib_kg.py --output $demo/stdlib-triples
+python benchmarks/stdlib_kg.py --output $demo/stdlib-triples
 
 step "2. convert the triples to a data set with DGL partitions"
 python partition_tools/partition.py --input $demo/stdlib-triples \
     --entity-types $demo/stdlib-triples/entity_types.tsv --output $demo/stdlib --num-parts 1 --overwrite
 
 step "3. train and evaluate: one server and two trainers on this machine"
-dglkge-launch --ip_config ip_config.txt --num_servers 1 --num_trainers 2 --log_dir $run/logs \
+dglkge-launch --ip-config ip_config.txt --num-servers 1 --num-trainers 2 --log-dir $run/logs \
     examples/train.py --config dglkge/config/recipes/stdlib/complex.yaml
 
 # A class whose base class is only in the test split: training has not used the answer.
