@@ -1,4 +1,4 @@
-"""Files and names to ids: independent of chunks, order and threads; the first error counts; splits by a hash."""
+"""Names to ids, independent of chunks and of order; splits by a hash."""
 
 from __future__ import annotations
 
