@@ -850,7 +850,8 @@ def _object(version: int, name: str) -> str:
 
 def _version_of(name: str) -> int | None:
     """Return the version that an object belongs to; None for any other."""
-    folder, *rest = name.split("/")[1:]
+    # A listing of a bucket may have the folder itself, while its objects come and go.
+    folder, _, rest = name.partition("/")[2].partition("/")
     return layout.parse_version_folder(folder) if rest else None
 
 

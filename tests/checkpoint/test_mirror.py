@@ -279,6 +279,13 @@ def test_nothing_at_the_url(url):
         open_checkpoint(url)
 
 
+def test_a_listing_may_have_the_folder_itself(tmp_path, monkeypatch):
+    """S3 answers so while objects below it are written and removed."""
+    url = f"file://{tmp_path}/bucket/run"
+    monkeypatch.setattr(FileStore, "sizes", lambda self, folder: {"checkpoint": 0})
+    assert Mirror(open_store(url), tmp_path / "a").newest() is None
+
+
 def test_attempts_are_bounded(monkeypatch):
     """The clock moves with the pauses."""
     monkeypatch.setattr("dglkge.checkpoint.stores.FIRST_PAUSE_SECONDS", 1.0)
