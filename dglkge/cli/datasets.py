@@ -26,7 +26,14 @@ from dglkge.cli.common import (
 from dglkge.data.text_format import parse_columns, parse_delimiter
 from dglkge.distributed.dgl_import import require_dgl
 from dglkge.errors import InputError, StorageError
-from dglkge.partition.options import Options, ReadingOptions, parse_fractions, parse_memory, parse_prefixes
+from dglkge.partition.options import (
+    AUTO_SPLIT,
+    Options,
+    ReadingOptions,
+    parse_fractions,
+    parse_memory,
+    parse_prefixes,
+)
 
 
 def run_script(command: str, argv: Sequence[str] | None = None) -> int:
@@ -52,7 +59,7 @@ def partition(args: argparse.Namespace) -> int:
         raise InputError("--ids names excludes --entity-map and --relation-map")
     parsed = {
         "columns": parse_columns(args.columns),
-        "split": parse_fractions(args.split) if args.split else None,
+        "split": parse_fractions(args.split) if args.split else AUTO_SPLIT,
         "max_memory": parse_memory(args.max_memory) if args.max_memory else None,
         "integer_ids": has_map or args.ids == "integers",
         "prefixes": parse_prefixes(args.prefix),
@@ -129,6 +136,9 @@ PARTITION = Command(
     description="Turn triples (head, relation, tail) into a data set folder that dglkge trains from.",
     examples="""\
 examples:
+  a data set by its name (dglkge data list), downloaded once:
+    python partition_tools/partition.py --input fb15k-237 --output datasets/fb15k237
+
   a folder with train.tsv, valid.tsv and test.tsv (or .txt, .csv, .parquet; text also with .gz or .bz2):
     python partition_tools/partition.py --input data/FB15k-237 --output datasets/fb15k237 --num-parts 2
 
@@ -157,8 +167,8 @@ examples:
   roles in the order of the columns, for files without a header: head,relation,tail,weight or hrtw, htr, ...
   role=name pairs, for files with a header; other columns are not read: head=subject,relation=p,tail=object
   the names of the head, relation, tail [and weight] columns: subject,predicate,object
-A .csv file whose first line has the names head, relation and tail, or source, label and target, or the like,
-has a header, too. Only .csv knows quotes; in the other text files every character stands for itself. NA and
+A file whose first line has the names head, relation and tail, or source, label and target, or the like, has
+a header, too. Only .csv knows quotes; in the other text files every character stands for itself. NA and
 null are names like others.
 
 The figures show the quality of the data: repeated triples, triples of valid and test that train gives away,
@@ -181,7 +191,14 @@ python partition_tools/partition.py and dglkge partition are the same.
 exit status: 0 done, 1 failure, 2 something in the input (one line says what), 130 or 143 interrupted.""",
     groups={
         "what is read": [
-            option("--input", "a folder, or files", nargs="+", required=True, type=Path, metavar="PATH"),
+            option(
+                "--input",
+                "a folder, files, or a name of dglkge data list",
+                nargs="+",
+                required=True,
+                type=Path,
+                metavar="PATH",
+            ),
             option(
                 "--columns", "see below (head,relation,tail)", default="head,relation,tail", metavar="LIST"
             ),
@@ -192,7 +209,7 @@ exit status: 0 done, 1 failure, 2 something in the input (one line says what), 1
             ),
             option(
                 "--split",
-                "split one file: fractions of train,valid,test, or of train alone",
+                "split one set of triples: fractions of train,valid,test, or of train alone (0.9,0.05,0.05)",
                 metavar="FRACTIONS",
             ),
             option(
@@ -219,7 +236,7 @@ exit status: 0 done, 1 failure, 2 something in the input (one line says what), 1
         "formats other than tables": [
             option(
                 "--format",
-                "tsv, csv, parquet, ntriples, nquads, turtle, trig, graphml, dglke, openke or pykeen (found "
+                "tsv, csv, parquet, ntriples, nquads, turtle, trig, graphml, dglke, openke, ogb or pykeen (found "
                 "out by the name, else by the content)",
                 metavar="NAME",
             ),
