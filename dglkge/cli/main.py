@@ -21,6 +21,7 @@ from dglkge.cli.common import (
 )
 
 COMMANDS = {
+    "data": ("data", "data sets that have a name: list them, download one"),
     "partition": ("datasets", "turn triples into a data set folder with DGL partitions"),
     "extend": ("datasets", "add triples and entities to a data set; old ids and partitions stay"),
     "config": ("configurations", "every field of a configuration with its default and help"),

@@ -49,6 +49,12 @@ class PublicData:
     licence: str
     citation: str
 
+    @property
+    def verified_by(self) -> str:
+        """The weakest of what its files are compared with: ``sha256``, ``git`` or ``counts``."""
+        kinds = {str(checksum).partition(":")[0] for checksum in self.files.values()}
+        return "counts" if "None" in kinds else min(kinds)
+
     def check_counts(self, entities: int, relations: int, triples: Mapping[str, int], place: Path) -> None:
         """Compare the counts of what was read from a place.
 
@@ -201,14 +207,10 @@ def _download(entry: PublicData, url: str, path: Path, progress: bool) -> None:
 
 
 def _reason(error: Exception) -> str:
-    """Return the last cause of an error of requests, which are nested texts of objects."""
+    """Return the cause of an error of requests, whose text nests those of other libraries."""
     status = getattr(getattr(error, "response", None), "status_code", None)
-    if status is not None:
-        return f"HTTP status {status}"
-    return (
-        re.sub(r"<[^>]*>:? ?", "", str(error)).rpartition("(Caused by ")[2].rstrip(")")
-        or type(error).__name__
-    )
+    cause = re.search(r"\[Errno -?\d+\] ([\w ]+)", str(error))
+    return f"HTTP status {status}" if status is not None else cause[1] if cause else type(error).__name__
 
 
 def _check(path: Path, checksum: str | None, source: str) -> None:

@@ -164,7 +164,7 @@ def _fractions(triples: IdTriples, options: Options, notes: list[str]) -> tuple[
     if isinstance(options.split, tuple):
         if not is_one_set:
             raise InputError(f"--split needs one set of triples, got {', '.join(triples.splits)}")
-        return options.split
+        return None if options.split[0] == 1 else options.split
     if options.split == AUTO_SPLIT and is_one_set:
         if len(triples.splits[TRAIN]) < MIN_TO_SPLIT:
             notes.append(f"{len(triples.splits[TRAIN])} triples are too few to split: all are for training")

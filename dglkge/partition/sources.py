@@ -29,8 +29,8 @@ from dglkge.partition.readers.find import WORDS
 from dglkge.partition.readers.graphml import NO_RELATION, RELATION_ATTRIBUTES
 
 EXPECTED = (
-    "expected a data frame (pandas, Polars, Arrow), an array of ids (n, 3), a list of (head, relation, tail), "
-    "a graph of NetworkX, PyTorch Geometric or DGL, a data set of PyKEEN, OGB or Hugging Face, files, or a name"
+    "expected a data frame (pandas, Polars, Arrow), an array of ids (n, 3), a list of (head, relation, tail),"
+    " a graph of NetworkX, PyTorch Geometric or DGL, data of PyKEEN, OGB or Hugging Face, a path or a name"
 )
 _ETYPE_FIELDS = ("etype", "rel_type", "_TYPE")
 """Edge data of a DGL graph with one edge type that may hold the relation of each edge."""
@@ -138,15 +138,29 @@ def _read_paths(paths: list[Path], temporary: Path, options: Options, delimiter:
     entry = named_data(paths)
     if entry is None:
         return read_files(paths, temporary, options, delimiter)
+    return read_named(entry, temporary, options, delimiter)[1]
+
+
+def read_named(
+    entry: PublicData, temporary: Path, options: Options, delimiter: str | None = None
+) -> tuple[Path, Reading]:
+    """Read a data set of the registry, which is downloaded if it is not there; returns its folder too.
+
+    Raises
+    ------
+    InputError
+        If it cannot be downloaded, or its checksums or counts differ.
+    """
     folder = local_folder(entry, options.progress)
     reading = read_files([folder], temporary, options, delimiter)
+    # Triples of types are taken out.
     if options.reading.types_from is None:
         triples = reading.triples
         counts = {split: len(rows) for split, rows in triples.splits.items()}
         entry.check_counts(len(triples.entities), len(triples.relations), counts, folder)
     reading.figures["name"] = entry.name
     reading.notes.append(f"{entry.name}: {entry.citation}; licence: {entry.licence}")
-    return reading
+    return folder, reading
 
 
 def _own_splits(source: Any) -> dict[str, Any]:

@@ -55,6 +55,7 @@ def small_disk(tmp_path):
 
 def run(*arguments, **options):
     command = [*warm.python(), str(REPOSITORY / "partition_tools" / "partition.py"), *map(str, arguments)]
+    command += ["--split", "1"]
     return subprocess.run(command, capture_output=True, text=True, timeout=180, **options)
 
 
@@ -97,7 +98,7 @@ def test_a_file_system_that_takes_no_files(source, small_disk):
 def test_a_full_console_after_the_dataset_is_whole(source, tmp_path):
     with open("/dev/full", "w") as full:
         command = [*warm.python(), str(REPOSITORY / "partition_tools" / "partition.py")]
-        command += ["--input", str(source), "--output", str(tmp_path / "out"), "--json"]
+        command += ["--input", str(source), "--output", str(tmp_path / "out"), "--json", "--split", "1"]
         done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=180)
     assert done.returncode == 1
     assert done.stderr == (

@@ -10,8 +10,9 @@ import pytest
 from dglkge.data.text_format import edge_list_header
 from dglkge.errors import InputError
 from dglkge.partition.entity_types import take_types
-from dglkge.partition.make_dataset import partition_files, read_input
+from dglkge.partition.make_dataset import partition_files
 from dglkge.partition.options import Options, ReadingOptions
+from dglkge.partition.readers.files import read_input
 from dglkge.partition.readers.find import find_input
 from tests.partition_tools.reading_back import lines, named_triples
 
@@ -202,7 +203,9 @@ def test_wrong_folder_for_a_format(tmp_path):
 
         find_input([tmp_path / "d"], Options(columns=parse_columns("htr")))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="empty has no file called train .*no data set of DGL-KE, OpenKE or"):
+    with pytest.raises(
+        InputError, match="empty has no file called train .*no data set of DGL-KE, OGB, OpenKE"
+    ):
         read(tmp_path / "empty")
 
 

@@ -12,8 +12,9 @@ import pytest
 from dglkge.data.dataset_files import NUMERIC_LITERALS
 from dglkge.errors import InputError
 from dglkge.partition.entity_types import take_types
-from dglkge.partition.make_dataset import partition_files, read_input
+from dglkge.partition.make_dataset import partition_files
 from dglkge.partition.options import Options, ReadingOptions
+from dglkge.partition.readers.files import read_input
 from dglkge.partition.readers.find import find_input
 from tests.partition_tools.reading_back import named_triples
 
