@@ -60,7 +60,7 @@ partition and dglkge.train take such a name in place of files.""",
   dglkge partition --input fb15k-237 --output data/fb15k-237
 
 Downloads go to ~/.cache/dglkge, or the folder that DGLKGE_CACHE names. DGLKGE_DATA is the URL of a mirror,
-with the files of each data set in a folder of its name, or a folder of this kind: no network is needed then.""",
+with the files of each data set in a folder of its name, or a folder of this kind; that needs no network.""",
     actions={
         "list": Command(
             description="List the data sets that have a name.",

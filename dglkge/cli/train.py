@@ -8,9 +8,10 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
-from dglkge.cli.common import SET, Command, flag, option
-from dglkge.config import load_config
+from dglkge.cli.common import SET, Command, flag, option, print_text
+from dglkge.config import Config, load_config
 from dglkge.config.load import recipe_file
+from dglkge.data.dataset_files import DESCRIPTION, Field, read_description
 from dglkge.distributed.dgl_import import require_dgl
 from dglkge.errors import InputError
 from dglkge.launch.ports import find_server_ports
@@ -39,6 +40,10 @@ def train(args: argparse.Namespace) -> int:
             words += [f"--{name}", getattr(args, name)]
     words += ["--no_verify"] if args.no_verify else []
     words += ["--log_dir", args.log_dir or str(Path(config.output) / "logs")]
+    split = empty_split(config, Path(config.dataset))
+    if split is not None:
+        print_text(f"nothing is ranked: {config.dataset} has no {split} triples")
+        args.set.append("evaluation.split=none")
     script = [word for setting in args.set for word in ("--set", setting)]
     script += [word for module in args.imports for word in ("--import", module)]
     if args.config is not None:
@@ -46,6 +51,15 @@ def train(args: argparse.Namespace) -> int:
     num_servers = int(args.num_servers) if (args.num_servers or "").isdigit() else 1
     with ip_config(args.ip_config, num_servers) as machines:
         return launch.main(["--ip_config", machines, *words, "-m", SCRIPT, *script])
+
+
+def empty_split(config: Config, dataset: Path) -> str | None:
+    """Return the split to rank after training if the data set has no triples of it, else None."""
+    split = config.evaluation.split
+    # The folder may be on other machines only.
+    if split == "none" or not (dataset / DESCRIPTION).is_file():
+        return None
+    return None if read_description(dataset)[Field.SPLITS][split] else split
 
 
 @contextlib.contextmanager

@@ -17,7 +17,7 @@ METHODS = ("metis", "ldg", "random")
 EXACT, IMPLIED = DROPPED_LEAKS = ("exact", "implied")
 """Values of ``--drop-leaks``."""
 
-AUTO_SPLIT = "auto"
+AUTO_SPLIT: Literal["auto"] = "auto"
 DEFAULT_SPLIT = (0.9, 0.05, 0.05)
 """Shares of train, valid and test where there is one set of triples and nothing is said."""
 

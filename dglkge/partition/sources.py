@@ -32,6 +32,17 @@ EXPECTED = (
     "expected a data frame (pandas, Polars, Arrow), an array of ids (n, 3), a list of (head, relation, tail),"
     " a graph of NetworkX, PyTorch Geometric or DGL, data of PyKEEN, OGB or Hugging Face, a path or a name"
 )
+_ATTRIBUTES = (
+    "mapped_triples",
+    "canonical_etypes",
+    "edge_types",
+    "edges",
+    "training",
+    "to_pandas",
+    "__array__",
+)
+"""Of objects that are not iterable."""
+
 _ETYPE_FIELDS = ("etype", "rel_type", "_TYPE")
 """Edge data of a DGL graph with one edge type that may hold the relation of each edge."""
 
@@ -97,6 +108,20 @@ def read_source(
     if other is not None:
         raise InputError(f"train has ids and {other} has names; give both in one form")
     return _joined(numbered)
+
+
+def check_kind(source: Any, name: str) -> None:
+    """Refuse an object that has no triples, before anything is read.
+
+    Raises
+    ------
+    InputError
+        If it is of no known kind; the message names the argument.
+    """
+    if isinstance(source, (bytes, str)) or not (
+        isinstance(source, Iterable) or any(hasattr(source, attribute) for attribute in _ATTRIBUTES)
+    ):
+        raise InputError(f"{name} is of type {type(source).__name__}; {EXPECTED}")
 
 
 def as_paths(source: Any) -> list[Path]:
@@ -234,9 +259,8 @@ def _table(source: Any, split: str, options: Options) -> Any:
         return pd.DataFrame(dict(source))
     if hasattr(source, "__array__"):
         return _of_array(_array(source), split, options)
-    if isinstance(source, Iterable) and not isinstance(source, (str, bytes)):
-        return _of_rows(source, split, options)
-    raise InputError(f"{split} is of type {type(source).__name__}; {EXPECTED}")
+    check_kind(source, split)
+    return _of_rows(source, split, options)
 
 
 def _is_text(value: object) -> bool:
