@@ -50,7 +50,7 @@ _LIBC = ctypes.CDLL(None)
 _STOPPED = (130, 143)
 """Statuses of dglkge-launch after a signal."""
 
-_LOGGED = re.compile(r"epoch \d+/\d+|^(MRR|checkpoint, statistics|next|nothing is ranked)\b")
+_LOGGED = re.compile(r"epoch \d+/\d+|checkpoint, statistics and|next[:,]")
 """Lines of a job that are logged where its output is not shown."""
 
 

@@ -6,6 +6,7 @@ protocols.
 
 from __future__ import annotations
 
+import html
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -240,6 +241,17 @@ class RankingResult:
     num_greater: Mapping[Side, np.ndarray] | None = None
     num_equal: Mapping[Side, np.ndarray] | None = None
     categories: RelationCategories | None = None
+
+    def __repr__(self) -> str:
+        both = self.both
+        return (
+            f"RankingResult({self.protocol.describe()}: {len(self.relation_ids):,} triples, "
+            f"MRR {both.mrr:.4f}, Hits@1 {both.hits[1]:.4f}, Hits@10 {both.hits[10]:.4f})"
+        )
+
+    def _repr_html_(self) -> str:
+        table = self.to_frame().to_html(index=False, float_format="{:.4f}".format, border=0)
+        return f"{html.escape(self.protocol.describe())}{table}"
 
     @classmethod
     def joined(cls, results: Sequence[RankingResult], places: np.ndarray | None = None) -> RankingResult:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -21,7 +22,7 @@ from dglkge.data.dataset_files import SPLITS, TRAIN
 from dglkge.data.vector_files import feature_files, read_new_vectors
 from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.evaluator import RankingEvaluator
-from dglkge.evaluation.metrics import Protocol, RankingResult, relation_categories
+from dglkge.evaluation.metrics import BOTH, Protocol, RankingResult, relation_categories
 from dglkge.inference.bucket_evaluation import BucketResult, EdgeSets, evaluate_buckets
 from dglkge.inference.choices import Known
 from dglkge.inference.exports.export import export_tables
@@ -96,6 +97,26 @@ def open_run(
 
 class Run(TrainedModel):
     """A trained model on files: questions, rankings and exports. Get one from :func:`open_run`."""
+
+    def __repr__(self) -> str:
+        path, *facts = self._facts()
+        return f"Run({path}: {', '.join(facts)})"
+
+    def _repr_html_(self) -> str:
+        path, *facts = map(html.escape, self._facts())
+        return f"<b>{path}</b><br>{'<br>'.join(facts)}"
+
+    def _facts(self) -> list[str]:
+        """Return the folder, and what one wants to know of a model first."""
+        meta = self.tables.meta
+        is_run = isinstance(self.tables, Checkpoint)
+        facts = [str(self.tables.run_folder if isinstance(self.tables, Checkpoint) else self.tables.path)]
+        facts += [f"{meta.score_function}, dimension {meta.dim}"]
+        facts += [f"{count:,} of type {name}" for name, count in meta.entity_types.items()]
+        facts += [f"{len(self.tables.relations):,} relations"]
+        facts += [f"{meta.progress['finished_epochs']} epochs"] if is_run and meta.progress else []
+        metrics = self.metrics if is_run else {}
+        return facts + [f"{split} MRR {result[BOTH]['mrr']:.3f}" for split, result in metrics.items()]
 
     def predict_tails(
         self, head: str, relation: str, k: int = 10, known: Known | str | None = None
