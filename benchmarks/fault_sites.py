@@ -358,7 +358,7 @@ class TwoDisks(TwoHosts):
 
     def launch(self, words: Sequence[str], variables: Mapping[str, str], log: int) -> subprocess.Popen[bytes]:
         """Start the launcher with the hosts in the other order."""
-        # Rank 0 is then on the other disk, and its copy of the run must be brought there first.
+        # Rank 0 is then on the other disk, which must be filled from the launcher's folder first.
         self.order = self.hosts if self.num_starts % 2 else self.hosts[::-1]
         return super().launch(words, variables, log)
 
@@ -371,8 +371,8 @@ class TwoDisks(TwoHosts):
         return "run"
 
     def output_folders(self) -> list[Path]:
-        """Return the run's folder on each host, as it is seen from here."""
-        return [host.folder / "run" for host in self.hosts]
+        """Return the launcher's folder of the run, as it is seen from here."""
+        return [self.hosts[0].folder / "run"]
 
 
 def free_port() -> int:

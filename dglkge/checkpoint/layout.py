@@ -16,8 +16,6 @@ A run's folder::
     calibration.json   probabilities of scores, see dglkge.evaluation.calibration
     trackers.json      ids of the run in the trackers of training.loggers
     lease.json         the job that may write here, see dglkge.distributed.lease
-    copies.json        on a machine of a job with --sync: the run, and the launchers' folders that have a copy
-    outbox_{rank}/     files that are not yet delivered to the first machine
     checkpoint/        see dglkge.checkpoint.storage
 """
 
@@ -43,11 +41,9 @@ RUN_TRACKERS_FILE = "trackers.json"
 FEATURES_FOLDER = "features"
 FEATURES_NOTE_FILE = "features.json"
 LEASE_FILE = "lease.json"
-ORIGIN_FILE = "copies.json"
-OUTBOX_FOLDER = "outbox"
 CHECKPOINT_FOLDER = "checkpoint"
 WRITER_FILE = "writer.json"
-"""At the URL of ``checkpoint.storage``: the job that may write there."""
+"""At the run's store, a URL or the launcher's folder: the job that may write there."""
 LOCK_FILE = "download.lock"
 """In a folder to which a run is downloaded."""
 
@@ -120,11 +116,6 @@ def triples_metrics_file(stem: str, protocol: str) -> str:
 def is_record(name: str) -> bool:
     """Return whether a name is that of a record in the run's folder, which its copy at a URL has too."""
     return name in _RECORDS or fnmatch.fnmatchcase(name, METRICS_PATTERN)
-
-
-def outbox_folder(rank: int) -> str:
-    """Return the name of the folder of a trainer's undelivered files, in the run's folder."""
-    return f"{OUTBOX_FOLDER}_{rank}"
 
 
 def embeddings_file(entity_type: str, part: int, version: int) -> str:

@@ -2,8 +2,7 @@
 
 A version number alone does not identify a version: version 7 of an abandoned job differs from version 7 of
 the job that resumed from version 6 instead. A version is identified by the job that wrote it (its nonce) and
-its number. The lineage lists all jobs of a run with the versions that each of them added. The launcher's
-agents import this file on machines where torch and h5py need not be loaded.
+its number. The lineage lists all jobs of a run with the versions that each of them added.
 """
 
 from __future__ import annotations
@@ -104,17 +103,6 @@ def manifest_crc32(body: Mapping[str, Any]) -> int:
 def manifest_checksum(content: bytes) -> str:
     """Return the identity of a manifest file: SHA-256 of its bytes, 16 hexadecimal digits."""
     return hashlib.sha256(content).hexdigest()[:16]
-
-
-def copy_to_dict(copy: RunCopy) -> dict[str, Any]:
-    """Return a copy's description for JSON."""
-    return dataclasses.asdict(copy)
-
-
-def copy_from_dict(fields: Mapping[str, Any]) -> RunCopy:
-    """Return the copy that :func:`copy_to_dict` described."""
-    lineage = tuple(JobVersions(**one) for one in fields["lineage"])
-    return RunCopy(**{**fields, "lineage": lineage})
 
 
 def _describe_job(one: JobVersions) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
@@ -18,7 +19,6 @@ from typing import Any
 import torch
 
 from dglkge.checkpoint import layout, restore, shared_texts
-from dglkge.checkpoint.courier import Courier
 from dglkge.checkpoint.durable import LeasedFolder
 from dglkge.checkpoint.manifest import CheckpointMeta, Manifest, check_same_run
 from dglkge.checkpoint.mirror import Mirror
@@ -125,68 +125,6 @@ def go_back(storage: CheckpointStorage, good: int, names: Mapping[str, Vocabular
     logger.warning("checkpoint.fallback: going on from version %d%s%s", good, aside, anew)
 
 
-def survey(storage: CheckpointStorage, is_thorough: bool) -> dict[str, Any]:
-    """Verify every file of a disk's copy; changes nothing.
-
-    Parameters
-    ----------
-    storage : CheckpointStorage
-    is_thorough : bool
-        Whether to verify all versions, and not only the published one.
-
-    Returns
-    -------
-    dict
-        ``problem``: description of damage to the published version, or an empty text. ``whole``: checksums
-        of the manifests of versions whose rows are whole, by version. JSON needs the version as text.
-    """
-    problem, whole = "", []
-    try:
-        manifest = storage.published()
-        if manifest is not None:
-            _check_all(storage, manifest)
-            whole.append(manifest.version)
-    except CheckpointError as error:
-        problem = str(error)
-    if is_thorough:
-        whole = list(storage.whole_versions())
-    return {"problem": problem, "whole": {str(version): storage.checksum_of(version) for version in whole}}
-
-
-def choose_common(surveys: Mapping[str, Mapping[str, Any]]) -> int:
-    """Return the newest version that is whole on all disks.
-
-    Parameters
-    ----------
-    surveys : mapping of str to mapping
-        By the name of the disk, the first machine's before all others.
-
-    Raises
-    ------
-    CheckpointError
-        If there is none; or if the first machine's newest version is whole and only copies are damaged: going
-        back would lose work without need.
-    """
-    # The first machine's copy decides, because the courier's checkpoint is there; others can be sent again.
-    first = next(iter(surveys.values()))
-    damaged = [f"{name}: {one['problem']}" for name, one in surveys.items() if one["problem"]]
-    if not first["problem"]:
-        newest = max(map(int, first["whole"]), default=0)
-        raise CheckpointError(
-            f"{damaged[0]}; version {newest} is whole on the first machine: move the damaged copy away, and "
-            "start again with --sync, which sends it there anew"
-        )
-    # Equal version numbers are not enough: abandoned jobs may have written other rows under the same number.
-    common = [
-        int(version)
-        for version, checksum in first["whole"].items()
-        if all(one["whole"].get(version) == checksum for one in surveys.values())
-    ]
-    if not common:
-        raise CheckpointError(f"{damaged[0]}; no version is whole on all {len(surveys)} disks of the job")
-    return max(common)
-
-
 def _set_aside(storage: CheckpointStorage, good: int) -> str:
     """Move versions newer than ``good``, and pointers to them, aside; return a text that says so."""
     newer = [version for version in storage.versions() if version > good]
@@ -227,8 +165,8 @@ class TrainerGroup:
 class CheckpointManager:
     """Saves and restores the tables of a run; each machine handles what it owns.
 
-    All trainers call :meth:`save` or :meth:`start` together. The folder is one that all machines see, unless
-    there is a courier: then rank 0's is the checkpoint, and the others hold what was there at the start.
+    All trainers call :meth:`save` or :meth:`start` together. The folder is one that all machines see, or each
+    machine's cache of the store.
 
     Parameters
     ----------
@@ -239,13 +177,13 @@ class CheckpointManager:
         The entities' names by type; a type that is not there has its ids for names.
     num_parts : int or None
         Parts of each table over all machines; None where this process owns them all.
-    courier : Courier or None
-        Brings files to rank 0 where machines share no disk.
     lease : Lease or None
         The job's right to write to the run's folder.
     mirror : Mirror or None
-        The run's copy at a URL: each version is committed there after it is published here. Machines that
-        share the folder upload their parts side by side.
+        The run's store beside the folder, on the writer of each machine: a URL, or the launcher's folder. The
+        machines upload their parts side by side.
+    is_cache : bool
+        Whether machines share no disk, so that the store has the run, and each folder is a cache of it.
 
     Attributes
     ----------
@@ -262,9 +200,9 @@ class CheckpointManager:
         group: TrainerGroup = TrainerGroup(),
         names: Mapping[str, Vocabulary] | None = None,
         num_parts: int | None = None,
-        courier: Courier | None = None,
         lease: Lease | None = None,
         mirror: Mirror | None = None,
+        is_cache: bool = False,
     ) -> None:
         self.storage = CheckpointStorage(path, lease)
         self.records = LeasedFolder(self.storage.path.parent, lease)
@@ -272,9 +210,9 @@ class CheckpointManager:
         self.num_parts = num_parts
         self.row_copy = Scratch()
         self.names = names or {}
-        self._writer = VersionWriter(self.storage, self.names, group.limit_seconds, courier, mirror)
+        self._writer = VersionWriter(self.storage, self.names, group.limit_seconds, mirror)
         self._mirror = mirror
-        self._courier = courier
+        self._is_cache = is_cache
         if lease is not None:
             # A thread may still write when the trainer ends: the lease is not released until then.
             lease.keep_while(lambda: self.is_writing)
@@ -297,11 +235,13 @@ class CheckpointManager:
 
     def num_bytes(self) -> int:
         """Return the size of the newest version's files; 0 where there is none."""
-        manifest = self.storage.published()
-        return 0 if manifest is None else manifest.num_bytes
+        version = self.storage.named_version()
+        return self.storage.manifest(version).num_bytes if version else 0
 
     def fall_back(self, wait: Callable[[int], object] = lambda num_bytes: None) -> None:
-        """Publish the newest undamaged version on every disk, if the newest is damaged; a collective.
+        """Publish the newest undamaged version, if the newest is damaged; a collective.
+
+        A cache has been compared with the store when it was filled.
 
         Parameters
         ----------
@@ -311,30 +251,18 @@ class CheckpointManager:
         Raises
         ------
         CheckpointError
-            On all trainers: if no version is whole everywhere, or only a copy is damaged that the launcher
-            can send again.
+            On all trainers: if no version is whole.
         """
-        # The slowest disk reads every version that lies there, and then again the one that is gone back to.
-        num_bytes = 2 * max(int(text) for text in self.group.gather(str(self.storage.num_bytes())))
-        if self._courier is None:
-            # Rank 0 alone works on a shared folder. All others wait in the barrier and then receive its
-            # error.
-            agree(
-                self.group.gather,
-                lambda: self._fall_back_here() if self.group.rank == 0 else None,
-                lambda: wait(num_bytes),
-            )
+        if self._is_cache:
             return
-        is_mine = self._owns_disk()
-        surveys = self._survey_disks(is_mine, False, lambda: wait(num_bytes))
-        # Two passes: checksums of all versions are read only if a published one is damaged.
-        if any(one["problem"] for one in surveys.values()):
-            good = choose_common(self._survey_disks(is_mine, True, lambda: wait(num_bytes)))
-            agree(
-                self.group.gather,
-                lambda: go_back(self.storage, good, self.names) if is_mine else None,
-                lambda: wait(num_bytes),
-            )
+        # Every version that lies there is read, and then again the one that is gone back to.
+        num_bytes = 2 * max(int(text) for text in self.group.gather(str(self.storage.num_bytes())))
+        # Rank 0 alone works on a shared folder. All others wait in the barrier and then receive its error.
+        agree(
+            self.group.gather,
+            lambda: self._fall_back_here() if self.group.rank == 0 else None,
+            lambda: wait(num_bytes),
+        )
 
     def _fall_back_here(self) -> None:
         """Make the newest version whole from the URL, if there is one; else go back to one that is whole."""
@@ -404,9 +332,10 @@ class CheckpointManager:
         self.finish_together()
         previous, version = self._previous(meta)
         self.group.barrier()  # no rank writes before all ranks have read the same version
-        if self.group.rank == 0:
+        if self.group.rank == 0 or (self._is_cache and self.group.is_writer):
             self.storage.prepare()
             self.storage.drop_unpublished(version - 1)
+        if self.group.rank == 0:
             self.records.drop_temporaries()
             if previous is not None:
                 self.storage.keep_all(previous)
@@ -508,6 +437,11 @@ class CheckpointManager:
         manifest = self.storage.kept(pointer) if pointer else self.storage.published()
         return None if manifest is None else (self.storage.folder(manifest.version).path, manifest)
 
+    def bring(self, pointer: str) -> None:
+        """Bring the version that a pointer names to this machine's cache, on its writer."""
+        if self._is_cache and self._mirror is not None:
+            self._mirror.bring(pointer)
+
     def newest_folder(self) -> Path:
         """Return the folder of the newest version on this trainer's disk."""
         return self.storage.folder(self.storage.published_version()).path
@@ -568,18 +502,6 @@ class CheckpointManager:
             check_texts(folder, manifest)
         return manifest.meta
 
-    def _owns_disk(self) -> bool:
-        """Return whether this trainer repairs its disk: it is the first leader that sees it; a collective.
-
-        The holder of the lease identifies the disk: a trainer of one of its machines, or the launcher.
-        """
-        lease = self.storage.lease
-        # An empty text for trainers that do not write, so index() finds the first writer with the same disk.
-        mine = ""
-        if self.group.is_writer:
-            mine = f"rank {self.group.rank}" if lease is None else lease.holder_process
-        return self.group.gather(mine).index(mine) == self.group.rank and self.group.is_writer
-
     def _published_everywhere(self, texts: bool) -> tuple[Manifest | None, list[dict[str, Any]]]:
         """Return this disk's newest manifest, and the findings of all trainers by rank; a collective.
 
@@ -607,18 +529,13 @@ class CheckpointManager:
         return manifest, found
 
     def _previous(self, meta: CheckpointMeta) -> tuple[Manifest | None, int]:
-        """Return the version before, where this trainer sees it, and the number of the next; a collective.
-
-        With a courier, rank 0's disk is the checkpoint, and copies on other disks are ignored.
-        """
-        if self._courier is not None:
-            own: list[Manifest | None] = []
-            if self.group.rank == 0:
-                agree(self.group.gather, lambda: own.append(self._checked_previous(meta)))
-            else:
-                agree(self.group.gather, lambda: None)
-            previous = own[0] if own else None
-            return previous, int(self.group.gather(str(1 if previous is None else previous.version + 1))[0])
+        """Return the version before, on writers, and the number of the next; a collective."""
+        if self._is_cache:
+            # The store counts, and rank 0 has published there.
+            last = 0 if self._mirror is None else self._mirror.version
+            version = int(self.group.gather(str(last))[0])
+            read = functools.partial(self._mirror.manifest, version) if self._mirror else lambda: None
+            return agree(self.group.gather, read), version + 1
         previous = self._agreed(texts=False)
         if previous is not None:
             check_same_run(previous.meta, meta)
@@ -634,9 +551,7 @@ class CheckpointManager:
         CheckpointError
             On all trainers, if one of them finds a damaged checkpoint or another one.
         """
-        # With a courier each machine has its own disk: a difference there is no delay, and waiting would not
-        # end it.
-        deadline = time.monotonic() + (AGREEMENT_SECONDS if self._courier is None else 0.0)
+        deadline = time.monotonic() + AGREEMENT_SECONDS
         while True:
             manifest, found = self._published_everywhere(texts)
             if len({(one["version"], one["checksum"]) for one in found}) == 1:
@@ -645,26 +560,6 @@ class CheckpointManager:
             if self.group.gather("late" if time.monotonic() >= deadline else "")[0]:
                 raise _disagreement(found)
             time.sleep(AGREEMENT_POLL_SECONDS)
-
-    def _checked_previous(self, meta: CheckpointMeta) -> Manifest | None:
-        """Return the version before on this disk, if it is one of this run."""
-        previous = self.storage.published(texts=False)
-        if previous is not None:
-            check_same_run(previous.meta, meta)
-        return previous
-
-    def _survey_disks(
-        self, is_mine: bool, is_thorough: bool, wait: Callable[[], object]
-    ) -> dict[str, dict[str, Any]]:
-        """Return what each disk of the job holds, the first machine's first; a collective."""
-        mine: dict[str, Any] = {}
-        if is_mine:
-            mine = {"where": f"{self.storage.path} on {socket.gethostname()}"}
-            mine |= survey(self.storage, is_thorough)
-        # The barrier's limit allows for reading whole checkpoints. The gather after it is then short.
-        wait()
-        found = [json.loads(text) for text in self.group.gather(json.dumps(mine))]
-        return {f"rank {rank}, {one['where']}": one for rank, one in enumerate(found) if one}
 
     def _in_thread(self, work: Callable[[], object]) -> None:
         """Run a function in a new thread."""
@@ -693,8 +588,8 @@ def _disagreement(found: Sequence[Mapping[str, Any]]) -> CheckpointError:
     )
     return CheckpointError(
         f"the trainers do not find the same checkpoint: rank 0 has {_describe_found(first)}, "
-        f"rank {rank} has {_describe_found(other)}; move one of them away, or start with --sync, "
-        "which compares all machines"
+        f"rank {rank} has {_describe_found(other)}; is the folder mounted on all machines? Machines "
+        "that share no disk need --sync"
     )
 
 

@@ -1,4 +1,4 @@
-"""Copy of a run at the URL ``checkpoint.storage``: versions are committed there too, and read from there.
+"""A run's store: the URL ``checkpoint.storage``, or the launcher's folder for machines without a common disk.
 
 The objects have the names of the run's folder, so the objects copied to a disk are a run::
 
@@ -10,8 +10,10 @@ The objects have the names of the run's folder, so the objects copied to a disk 
     checkpoint/best, checkpoint/epoch_{E}           pointers to versions that are kept
 
 Commit rule: frozen vectors, then the files of a version, its manifest and the pointer; then pointers to
-versions that are kept; then older versions are removed. Machines that share a disk upload their parts side by
-side, each with a receipt, for which rank 0 waits. A job takes the URL (``writer.json``) before it reads
+versions that are kept; then older versions are removed. Machines upload their parts side by side, each with
+a receipt, for which rank 0 waits. Where machines share a disk, a version is published in the run's folder
+first. Where they share none, their folders are caches: each holds the parts that its machine has written or
+read, and is filled from the store when a job starts. A job takes the store (``writer.json``) before it reads
 the version that it goes on from, reads both again before it replaces the pointer, and removes only versions
 that it has read and that no pointer names.
 Nothing is renamed, and no object of a published version is written again except pointers and records.
@@ -41,8 +43,15 @@ from dglkge.checkpoint.durable import LeasedFolder, file_crc32
 from dglkge.checkpoint.features import parse_note
 from dglkge.checkpoint.lineage import RunCopy, manifest_checksum
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry
-from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_file, parse_pointer, read_copy
-from dglkge.checkpoint.stores import is_url, open_store, retried
+from dglkge.checkpoint.storage import (
+    CheckpointStorage,
+    check_crc32,
+    check_file,
+    parse_pointer,
+    parse_receipt,
+    read_copy,
+)
+from dglkge.checkpoint.stores import Store, is_url, open_store, retried
 from dglkge.distributed.lease import Lease, new_nonce
 from dglkge.errors import CheckpointError, InputError, JobError, StorageError, write_error
 from dglkge.file_lock import wait_for_lock
@@ -55,7 +64,7 @@ OPEN_ATTEMPTS = 3
 """Attempts to read a version while a job publishes newer ones and removes it."""
 RECEIPT_POLL_SECONDS = 1.0
 SLOWEST_UPLOAD_BYTES_PER_SECOND = 1e6
-"""Rate that the limit of the wait for another machine's part allows for."""
+"""Rate that limits of waits for another machine's part allow for."""
 LOCK_SECONDS = 600.0
 """Limit of the wait for another process that downloads the same run."""
 
@@ -84,11 +93,11 @@ class StoredVersion:
 
 
 class Mirror:
-    """A run's folder and its copy at a URL.
+    """A run's folder and its store.
 
     Parameters
     ----------
-    url : str
+    store : Store
     output : path
         The run's folder on this machine.
     lease : Lease, optional
@@ -96,22 +105,21 @@ class Mirror:
     commit_seconds : float, optional
         A commit waits for so long for a store that is out of reach; all else for
         :data:`dglkge.checkpoint.stores.RETRY_SECONDS`.
-
-    Raises
-    ------
-    InputError
-        If the URL's scheme is unknown or its package is not installed.
+    is_cache : bool
+        Whether other machines do not see the folder.
     """
 
     def __init__(
         self,
-        url: str,
+        store: Store,
         output: str | os.PathLike[str],
         lease: Lease | None = None,
         commit_seconds: float | None = None,
+        is_cache: bool = False,
     ) -> None:
-        self.url = url
-        self._store = open_store(url)
+        self.url = store.url
+        self.is_cache = is_cache
+        self._store = store
         self._run = Path(output)
         self._storage = CheckpointStorage(self._run / layout.CHECKPOINT_FOLDER, lease)
         self._records = LeasedFolder(self._run, lease)
@@ -197,8 +205,11 @@ class Mirror:
         StorageError
             If the store cannot be reached, or the disk is full.
         """
-        local = read_copy(self._run)
+        local = read_copy(self._run, has_files=not self.is_cache)
         remote = RunCopy() if stored is None else stored.copy
+        if self.is_cache:
+            self._fill_cache(local, stored)
+            return
         if local.problem and stored is not None:
             raise CheckpointError(
                 f"{local.problem}; {self.url} has version {remote.version}: move {self._run} away to go on "
@@ -216,7 +227,71 @@ class Mirror:
             logger.info("version %d of %s is in %s", remote.version, self.url, self._run)
         is_newer = local.version and local.checksum != remote.checksum and local.continues(remote)
         if writes and is_newer and not local.problem:
-            self._push()
+            self.push(local.version)
+
+    def _fill_cache(self, local: RunCopy, stored: StoredVersion | None) -> None:
+        """Bring the store's version, and what it says of kept ones, to this machine's folder."""
+        here = f"{self._run.resolve()} on {socket.gethostname()}"
+        if local.problem:
+            raise CheckpointError(f"{local.problem}; move {here} away")
+        if stored is None and local.version:
+            raise CheckpointError(
+                f"{self.url} has no version of this run, and {here} has {local.describe()}: the run was removed "
+                "there, or belongs to another launcher. To go on, copy it to the launcher's folder; to start "
+                "anew, move the folder away"
+            )
+        if stored is None:
+            return
+        if not stored.copy.continues(local):
+            raise CheckpointError(
+                f"{here} has {local.describe()}, {self.url} has {stored.copy.describe()}, which does not go on "
+                "from it: move the one away that you do not want"
+            )
+        self._pull_pointers()
+        self.pull(stored)
+        self._pull_records()
+
+    def _pull_pointers(self) -> None:
+        """Make the cache's pointers to kept versions those of the store."""
+        for name in self._storage.pointers():
+            if not self._note(name):
+                (self._storage.path / name).unlink(missing_ok=True)
+        for name in self._sizes(layout.CHECKPOINT_FOLDER):
+            pointer = name.partition("/")[2]
+            if layout.is_pointer(pointer) and (note := self._note(pointer)):
+                self._storage.make()
+                self._storage.write_json(pointer, note)
+
+    def bring(self, pointer: str) -> None:
+        """Download the version that a pointer at the store names, and the pointer."""
+        if note := self._note(pointer):
+            self._pull_version(self._stored(note["version"]))
+            self._storage.write_json(pointer, note)
+
+    def manifest(self, version: int) -> Manifest | None:
+        """Return the manifest of the version that the job has published last; the cache takes it over.
+
+        Raises
+        ------
+        CheckpointError
+            If it is missing or damaged at the store.
+        StorageError
+            If the store cannot be reached.
+        """
+        if not version:
+            return None
+        if self._last is None or self._last.manifest.version != version:
+            self._last = stored = self._stored(version)
+            self._storage.folder(version).make()
+            self._write_manifest(stored)
+            self._storage.publish(version)
+            self._storage.drop_older(version)
+        return self._last.manifest
+
+    @property
+    def version(self) -> int:
+        """The version that this job has published last, or gone on from; 0 if there is none."""
+        return 0 if self._last is None else self._last.manifest.version
 
     def pull(self, stored: StoredVersion, kept: Sequence[str] = ()) -> None:
         """Download a version and publish it in the folder; files that are there and whole are not downloaded.
@@ -322,32 +397,28 @@ class Mirror:
             receipt = {"nonce": self._job, **dataclasses.asdict(entry)}
             self._write(_object(version, layout.receipt_file(entry.name)), json.dumps(receipt).encode())
 
-    def push(self, limit_seconds: float = 0.0) -> None:
-        """Upload the folder's published version, publish it, and remove older versions.
+    def push(self, version: int, parts: Sequence[FileEntry] = ()) -> None:
+        """Upload a version, publish it, and remove older versions.
 
         Parameters
         ----------
-        limit_seconds : float
-            Machines upload their parts; limit of the wait for the next one, beside the time that its bytes
-            take. 0: all of the version is uploaded here.
+        version : int
+            It is complete in the folder, apart from parts of other machines.
+        parts : sequence of FileEntry
+            The store has them already.
 
         Raises
         ------
         CheckpointError
             If another job has taken the place of this one.
-        JobError
-            If another machine's part does not come.
         StorageError
             If the store cannot be reached.
         """
         with self._committing():
-            self._push(limit_seconds)
+            self._push(version, parts)
 
-    def _push(self, limit_seconds: float = 0.0) -> None:
+    def _push(self, version: int, parts: Sequence[FileEntry] = ()) -> None:
         storage = self._storage
-        version = storage.published_version()
-        if not version:
-            return
         self._check_writer()
         manifest = storage.manifest(version)
         content = (storage.folder(version).path / layout.MANIFEST_FILE).read_bytes()
@@ -361,10 +432,8 @@ class Mirror:
                 "come before it: to go on from the URL, move the folder away; to go on from the folder, take "
                 "another checkpoint.storage"
             )
-        if limit_seconds:
-            self._wait_for_parts(manifest, limit_seconds)
         self._push_features()
-        self._push_version(manifest, manifest.files if limit_seconds else ())
+        self._push_version(manifest, parts)
         self._push_records()
         # Read again after the upload, which may take minutes.
         self._check_writer()
@@ -383,24 +452,41 @@ class Mirror:
         finally:
             self._is_committing = False
 
-    def _wait_for_parts(self, manifest: Manifest, limit_seconds: float) -> None:
-        """Wait for the receipts of all parts of a version."""
-        pending = {_object(manifest.version, layout.receipt_file(one.name)): one for one in manifest.files}
-        largest = max(entry.size_bytes for entry in manifest.files)
-        limit = limit_seconds + (self._commit_seconds or 0) + largest / SLOWEST_UPLOAD_BYTES_PER_SECOND
+    def wait_for_parts(self, version: int, names: Sequence[str], limit_seconds: float) -> list[FileEntry]:
+        """Wait for the receipts of all parts of a version, and return them.
+
+        Parameters
+        ----------
+        version : int
+        names : sequence of str
+            Of the files.
+        limit_seconds : float
+            Limit of the wait for the next one.
+
+        Raises
+        ------
+        JobError
+            If another machine's part does not come.
+        StorageError
+            If the store cannot be reached.
+        """
+        pending = {_object(version, layout.receipt_file(name)): name for name in names}
+        parts: dict[str, FileEntry] = {}
         last_news = time.monotonic()
-        while pending:
-            for name in pending.keys() & self._sizes(str(Path(next(iter(pending))).parent)).keys():
-                expected = {"nonce": self._job, **dataclasses.asdict(pending[name])}
-                # One of an earlier job is of another file; its writer replaces it.
-                if self._read(name) == json.dumps(expected).encode():
-                    del pending[name]
-                    last_news = time.monotonic()
-            if pending and time.monotonic() - last_news > limit:
-                raise JobError(
-                    f"{self._at(min(pending))} is missing: no part has come to the store for {limit:.0f} s"
-                )
-            if pending:
+        with self._committing():
+            while True:
+                sizes = self._sizes(f"{layout.CHECKPOINT_FOLDER}/{layout.version_folder(version)}")
+                for receipt in pending.keys() & sizes.keys():
+                    # One of an earlier job is of another file; its writer replaces it.
+                    if (entry := parse_receipt(self._read(receipt) or b"{}", self._job)) is not None:
+                        parts[pending.pop(receipt)] = entry
+                        last_news = time.monotonic()
+                if not pending:
+                    return [parts[name] for name in names]
+                waited = time.monotonic() - last_news
+                if waited > limit_seconds + (self._commit_seconds or 0):
+                    missing = f"{self._at(min(pending))} is missing"
+                    raise JobError(f"{missing}: no part has come to the store for {waited:.0f} s")
                 time.sleep(RECEIPT_POLL_SECONDS)
 
     def push_records(self) -> None:
@@ -457,7 +543,9 @@ class Mirror:
         """Upload the folder's pointers that the URL does not have, after their versions."""
         for name, note in self._storage.pointers().items():
             if note and note != self._note(name):
-                self._push_version(self._storage.kept(name))
+                # A cache has published the version at the store before it was kept.
+                if not self.is_cache:
+                    self._push_version(self._storage.kept(name))
                 content = (self._storage.path / name).read_bytes()
                 self._write(f"{layout.CHECKPOINT_FOLDER}/{name}", content)
 
@@ -517,7 +605,11 @@ class Mirror:
         stats = self._read(_object(version, layout.STATS_FILE))
         if stats is not None:
             folder.write_text(layout.STATS_FILE, stats.decode(errors="replace"))
-        with folder.new_file(layout.MANIFEST_FILE) as path:
+        self._write_manifest(stored)
+
+    def _write_manifest(self, stored: StoredVersion) -> None:
+        """Write the manifest of a version to the folder, byte for byte."""
+        with self._storage.folder(stored.manifest.version).new_file(layout.MANIFEST_FILE) as path:
             path.write_bytes(stored.content)
 
     def _pull_records(self) -> None:
@@ -575,7 +667,7 @@ class Mirror:
         self._check_job()
         known = None if self._last is None else self._last.manifest.version
         pointer = self._pointer()
-        if pointer is not None and pointer != known:
+        if pointer and pointer != known:
             raise CheckpointError(
                 f"{self.url} has version {pointer} by now, and this job has left version {known} there: "
                 "another job writes to it"
@@ -687,7 +779,7 @@ def local_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     url, inside, pointer = _split(str(path))
     digits = hashlib.sha256(url.encode()).hexdigest()[:12]
     folder = _cache_folder() / f"{url.rpartition('/')[2]}-{digits}"
-    mirror = Mirror(url, folder)
+    mirror = Mirror(open_store(url), folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

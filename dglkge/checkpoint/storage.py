@@ -103,9 +103,14 @@ def write_receipt(folder: LeasedFolder, entry: FileEntry) -> None:
 def read_receipts(folder: LeasedFolder) -> list[FileEntry]:
     """Return the entries in the receipts of this job."""
     paths = sorted(folder.path.glob("*" + layout.RECEIPT_SUFFIX))
-    notes = [json.loads(path.read_text(encoding="utf-8")) for path in paths]
-    # Files of a job that was killed may differ from those of this job. Its receipts have another nonce.
-    return [parse(FileEntry, note) for note in notes if note.pop("nonce", None) == folder.nonce]
+    entries = [parse_receipt(path.read_bytes(), folder.nonce) for path in paths]
+    return [entry for entry in entries if entry is not None]
+
+
+def parse_receipt(content: bytes, nonce: str) -> FileEntry | None:
+    """Return the entry in a receipt; None for one of another job, e.g. one that was killed."""
+    note = json.loads(content)
+    return parse(FileEntry, note) if note.pop("nonce", None) == nonce else None
 
 
 def remove_receipts(folder: Path) -> None:
@@ -504,15 +509,15 @@ def parse_pointer(content: bytes) -> dict[str, Any]:
     return note if is_whole else {}
 
 
-def read_copy(run: Path) -> RunCopy:
-    """Return the copy in a run's folder; checks the sizes of the published version's files."""
+def read_copy(run: Path, has_files: bool = True) -> RunCopy:
+    """Return the copy in a run's folder; checks the sizes of the files, unless it may have only some."""
     storage, version = CheckpointStorage(run / layout.CHECKPOINT_FOLDER), 0
     try:
         version = storage.named_version()
         if not version:
             return RunCopy()
         # Sizes only: checksums would read the whole checkpoint on each machine at each start.
-        manifest = storage.checked(version, texts=False)
+        manifest = storage.checked(version, texts=False) if has_files else storage.manifest(version)
         return RunCopy(version, manifest.run_id, storage.checksum_of(version), tuple(manifest.lineage))
     except CheckpointError as error:
         return RunCopy(version, problem=str(error))

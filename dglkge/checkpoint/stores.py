@@ -152,8 +152,11 @@ class FileStore:
         return found
 
     def remove(self, name: str) -> None:
-        """Remove a file."""
-        (self._folder / name).unlink()
+        """Remove a file, and its folder if that is empty then."""
+        path = self._folder / name
+        path.unlink()
+        with contextlib.suppress(OSError):
+            path.parent.rmdir()
 
 
 class FsspecStore:

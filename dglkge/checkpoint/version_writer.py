@@ -9,17 +9,15 @@ import logging
 import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any
 
 from dglkge.checkpoint import layout, part_files, shared_texts
 from dglkge.checkpoint.bigraph import bigraph_attributes, bigraph_config
-from dglkge.checkpoint.courier import Courier, empty_outbox
 from dglkge.checkpoint.durable import LeasedFolder
 from dglkge.checkpoint.lineage import extended
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry, check_complete
-from dglkge.checkpoint.mirror import Mirror
+from dglkge.checkpoint.mirror import SLOWEST_UPLOAD_BYTES_PER_SECOND, Mirror
 from dglkge.checkpoint.storage import (
     CheckpointStorage,
     describe_text,
@@ -86,8 +84,8 @@ class VersionWriter:
     """Writes a process's files; on rank 0 waits for the files of the others, then publishes.
 
     The exchange protocol is files alone, so that training can use the network meanwhile: each writer leaves a
-    receipt beside each file, and rank 0 polls the folder for all receipts. Where machines share no disk, a
-    courier brings files and receipts of the others into rank 0's folder.
+    receipt beside each file, and rank 0 polls the folder for all receipts, or the store where machines share
+    no disk.
 
     Parameters
     ----------
@@ -95,10 +93,8 @@ class VersionWriter:
     names : mapping of str to Vocabulary
     limit_seconds : float
         Rank 0 fails if the files of the other writers have not changed for so long.
-    courier : Courier or None
-        None where all machines see the folder.
     mirror : Mirror or None
-        The run's copy at a URL: on rank 0, and where machines share a disk on the writer of each.
+        The run's store beside the folder, on the writer of each machine.
     """
 
     def __init__(
@@ -106,11 +102,9 @@ class VersionWriter:
         storage: CheckpointStorage,
         names: Mapping[str, Vocabulary],
         limit_seconds: float,
-        courier: Courier | None = None,
         mirror: Mirror | None = None,
     ) -> None:
         self.mirror = mirror
-        self.courier = courier
         self.storage = storage
         self.names = names
         self.limit_seconds = limit_seconds
@@ -121,9 +115,8 @@ class VersionWriter:
 
     def progress(self) -> str:
         """Return a text that changes while this process's share of a version is written, sent or uploaded."""
-        sent = 0 if self.courier is None else self.courier.num_blocks
         uploaded = () if self.mirror is None else self.mirror.progress
-        return json.dumps([signs_of_life(self._folder), sent, uploaded])
+        return json.dumps([signs_of_life(self._folder), uploaded])
 
     def write(self, new: NewVersion) -> None:
         """Write this process's files of a version and, where it has the relations, publish it.
@@ -133,44 +126,37 @@ class VersionWriter:
         CheckpointError
             If a file may not be written.
         JobError
-            If the disk is full or fails, another machine's files do not come, or the store of the copy cannot
-            be reached. The version before stays as it is.
+            If the disk is full or fails, another machine's files do not come, or the store cannot be reached.
+            The version before stays as it is.
         """
-        folder = self.storage.folder(new.version)
+        folder, mirror = self.storage.folder(new.version), self.mirror
         self._folder = folder.path
         config = bigraph_config(new.meta, new.num_parts, str(folder.path.resolve()))
-        attributes = bigraph_attributes(new.meta, config)
-        written: Sequence[FileEntry] = ()
-        if self.courier is None:
-            written = self._write_parts(folder, new, attributes)
-        elif not self.courier.is_first:
-            if new.parts:
-                path = self._folder = empty_outbox(self.storage.path, self.courier.rank)
-                # Signs are names and modification times, so a file that grows counts as progress.
-                with self.courier.sending_heartbeats(lambda: signs_of_life(path)):
-                    # An outbox starts empty: the texts of the version before are on the first machine only.
-                    outbox = LeasedFolder(path, self.storage.lease)
-                    self._write_parts(outbox, dataclasses.replace(new, previous=None), attributes)
-                with _failures_of_others():
-                    self.courier.send(path)
-        else:
-            # Receiving overlaps with writing: both are bound by the disk or the network, not by the CPU.
-            with ThreadPoolExecutor(1, "dglkge-courier") as thread, self.courier.abandoning_on_error():
-                receiving = thread.submit(self.courier.receive, folder)
-                self._write_parts(folder, new, attributes)
-                with _failures_of_others():
-                    receiving.result()
-        if new.relations is not None:
+        written = self._write_parts(folder, new, bigraph_attributes(new.meta, config))
+        is_cache = mirror is not None and mirror.is_cache
+        if new.relations is not None and not is_cache:
             with _failures_of_others():
                 files = self._wait_for_all(new)
-            self._publish(new, files, config)
-        if self.mirror is not None:
-            # The parts that a courier has brought are all on this disk.
-            for entry in written:
-                self.mirror.push_part(new.version, entry, new.previous)
-            # After the publication here: a version at the URL is always one that the folder had.
-            if new.relations is not None:
-                self.mirror.push(self.limit_seconds if written else 0.0)
+            self._publish(self._complete(new, files, config))
+        if mirror is None:
+            return
+        for entry in written:
+            mirror.push_part(new.version, entry, new.previous)
+        if new.relations is None:
+            return
+        names = [
+            layout.embeddings_file(name, part, new.version)
+            for name in new.meta.entity_types
+            for part in range(new.num_parts)
+        ]
+        slowest = max(entry.size_bytes for entry in written) / SLOWEST_UPLOAD_BYTES_PER_SECOND
+        names.append(layout.model_file(new.version))
+        files = mirror.wait_for_parts(new.version, names, self.limit_seconds + slowest)
+        # A folder that all machines see has a version before the store; a cache after it.
+        manifest = self._complete(new, files, config) if is_cache else None
+        mirror.push(new.version, files)
+        if manifest is not None:
+            self._publish(manifest)
 
     def _write_parts(
         self, folder: LeasedFolder, new: NewVersion, attributes: Mapping[str, Any]
@@ -225,11 +211,11 @@ class VersionWriter:
                 return old.texts if shared_texts.link_texts(folder, older, old.texts) else ()
         return ()
 
-    def _publish(self, new: NewVersion, files: Sequence[FileEntry], config: Mapping[str, Any]) -> None:
-        """Write the manifest of a version whose files are complete, publish it, and remove older versions."""
-        storage, version, previous = self.storage, new.version, new.previous
-        folder = storage.folder(version)
-        older = storage.folder(0 if previous is None else previous.version).path
+    def _complete(self, new: NewVersion, files: Sequence[FileEntry], config: Mapping[str, Any]) -> Manifest:
+        """Write the texts, the state and the manifest of a version whose parts are complete."""
+        version, previous = new.version, new.previous
+        folder = self.storage.folder(version)
+        older = self.storage.folder(0 if previous is None else previous.version).path
         text = json.dumps(config, indent=4)
         texts = shared_texts.write(folder, new.meta, text, self.names, older, previous)
         shared_texts.write_stats(folder, older, new.stats)
@@ -239,10 +225,16 @@ class VersionWriter:
         lineage = extended(before, self._job, version, socket.gethostname(), self._since)
         manifest = Manifest(version, new.meta, files, texts, run_id, tuple(lineage), state, new.kept_as)
         # The order from here on is the commit protocol. The manifest lists files that are all durable, and
-        # nothing in the folder changes any more. Pointers follow the publication: at no time does one name a
-        # version that does not count. The next start writes those that are missing.
+        # nothing in the folder changes any more.
         remove_receipts(folder.path)
         folder.write_text(layout.MANIFEST_FILE, manifest.to_json())
+        return manifest
+
+    def _publish(self, manifest: Manifest) -> None:
+        """Publish a complete version in the folder, and remove older versions."""
+        storage, version = self.storage, manifest.version
+        # Pointers follow the publication: at no time does one name a version that does not count. The next
+        # start writes those that are missing.
         storage.publish(version)
         storage.keep_all(manifest)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import getpass
 import itertools
 import json
@@ -16,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.config import Config
 from dglkge.distributed.dgl_import import require_dgl
 from dglkge.distributed.ip_config import Machine, read_ip_config, write_ip_config
@@ -123,7 +125,8 @@ def _launch_job(
     name = new_nonce()
     site = RemoteSite(ssh, options.python, str(workspace), nodes, console.message)
     if options.sync:
-        site = SyncedSite(ssh, options.python, str(workspace), nodes, console.message, name)
+        repair = functools.partial(_fall_back, places)
+        site = SyncedSite(ssh, options.python, str(workspace), nodes, console.message, name, repair)
     with contextlib.closing(site):
         job = _Job(options, command, places, site, console, name, place, nodes)
         if options.dry_run:
@@ -147,6 +150,16 @@ def _launch_job(
         result = run_with_restarts(run, options.max_restarts, console.message)
     _conclude(result, console, options.json)
     return result.status, result.reason or ""
+
+
+def _fall_back(places: Places, storage: CheckpointStorage, config: Config) -> None:
+    """Go back to the newest undamaged version of the run in the launcher's folder."""
+    # Imported here: they load torch, and no other job needs them.
+    from dglkge.checkpoint.manager import fall_back
+    from dglkge.data.dataset import Dataset
+
+    dataset = Dataset.open(places.here / config.dataset)
+    fall_back(storage, {name: dataset.mapped_vocabulary(name) for name in dataset.entity_types})
 
 
 def _completion_script(shell: str) -> str:
@@ -200,8 +213,7 @@ class _Job:
         console.message(_announce(settings, hosts, log_dir))
         limits = Limits(stop_seconds=self.options.stop_seconds, exit_seconds=self.options.exit_seconds)
         output = None if config is None else here / config.output
-        with site.fetching_versions(output, self.places, console.message, self.options.sync_seconds):
-            result = Supervisor(site, console, log_dir, limits).run(plan)
+        result = Supervisor(site, console, log_dir, limits).run(plan)
         return self._with_files_fetched(result, output, log_dir)
 
     def _with_files_fetched(self, result: JobResult, output: Path | None, log_dir: Path) -> JobResult:

@@ -19,8 +19,8 @@ from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS
 from dglkge.settings import ComponentSettings
 from dglkge.typing import CUDA_DEVICE, DEVICE_STORAGE, STAGED_CPU_DEVICE
 
-MACHINES, DISKS = "the number of machines", "the number of disks"
-"""Stand for facts of a job in the table; disks are those that other machines do not see."""
+MACHINES = "the number of machines"
+"""Stands for a fact of a job in the table."""
 
 _ABSENT = object()
 
@@ -311,12 +311,6 @@ ROWS: tuple[Row, ...] = (
     ),
     row("checkpoint.keep_best", only(False), "and the best version is that of the best valid MRR", unwatched),
     row("training.early_stopping.patience", ABSENT, "and it counts rankings of the valid split", unwatched),
-    row(
-        "training.early_stopping.patience",
-        ABSENT,
-        "so machines cannot read the best version of the first one (checkpoint.keep_best works)",
-        When(DISKS, lambda value: value > 1),
-    ),
     # Devices, machines, kernels
     row(
         "training.matmul_dtype",
@@ -360,7 +354,7 @@ ROWS: tuple[Row, ...] = (
 )
 
 
-def refuse(config: Config, num_machines: int = 1, num_disks: int = 1) -> None:
+def refuse(config: Config, num_machines: int = 1) -> None:
     """Refuse values that do not fit one another, all of them at once.
 
     Raises
@@ -368,14 +362,14 @@ def refuse(config: Config, num_machines: int = 1, num_disks: int = 1) -> None:
     InputErrors
         Naming the field, its value, the field that it does not fit, the reason and what is allowed.
     """
-    problems = list(dict.fromkeys(problems_of(config, num_machines, num_disks)))
+    problems = list(dict.fromkeys(problems_of(config, num_machines)))
     if problems:
         raise InputErrors(problems)
 
 
-def problems_of(config: Config, num_machines: int, num_disks: int) -> Iterator[str]:
+def problems_of(config: Config, num_machines: int) -> Iterator[str]:
     """Yield a line for each row that refuses something."""
-    facts = {MACHINES: num_machines, DISKS: num_disks}
+    facts = {MACHINES: num_machines}
     for one in ROWS:
         value = _value(config, one.field, facts)
         if value is _ABSENT or one.allowed.test(value):

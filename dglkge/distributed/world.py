@@ -129,7 +129,7 @@ class World:
             per_machine,
             launched=True,
             shows_progress=env.get("DGLKGE_PROGRESS") == "1",
-            has_own_disk=env.get("DGLKGE_OWN_DISKS") == "1",
+            has_own_disk=env.get(OWN_DISKS_VARIABLE) == "1",
             rendezvous=(env.get("MASTER_ADDR", "127.0.0.1"), _number(env, "MASTER_PORT")),
             timeout_seconds=_seconds(env.get(TIMEOUT_VARIABLE, str(DEFAULT_TIMEOUT_SECONDS))),
             job=env.get(JOB_VARIABLE, ""),
@@ -177,3 +177,7 @@ def _seconds(text: str) -> float:
     if not 0 < seconds <= 86400:
         raise InputError(f"{TIMEOUT_VARIABLE} is {text!r}; expected seconds above 0 and up to 86400")
     return seconds
+
+
+OWN_DISKS_VARIABLE = "DGLKGE_OWN_DISKS"
+"""1: the machines of the job share no disk."""

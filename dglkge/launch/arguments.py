@@ -92,11 +92,9 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add("--sync", action="store_true",
         help="bring the machines, which share no disk, the script and the modules beside it, files that its "
-             "arguments name, of the data set what they need, and the run's newest version; bring logs and "
-             "the run's folder back. Relative paths are then sought here; --workspace is made")  # fmt: skip
-    add("--sync_seconds", type=_seconds, default=30.0, metavar="S",
-        help="with --sync, look for a new version so often and bring it here while the job runs; 0: only at "
-             "the end (default: 30)")  # fmt: skip
+             "arguments name, and of the data set what they need; the run stays in its folder here, which "
+             "they read and write; logs come back. Relative paths are then sought here; --workspace is "
+             "made")  # fmt: skip
     add("--ssh_port", type=_count(1, 65535), metavar="PORT", help="of the machines' SSH servers")
     add("--ssh_username", metavar="USER", help="on the machines")
     add("--identity_file", metavar="FILE", help="private key for ssh")

@@ -31,7 +31,6 @@ START_SECONDS = 30.0
 
 REPLY_SECONDS = 30.0
 LEAVE_SECONDS = 2.0
-CANCEL_POLL_SECONDS = 0.5
 CANCELLED = "the transfer was cancelled"
 MOST_EVENTS = 1024
 """Messages of processes that wait to be processed; then processes that print more are blocked."""
@@ -281,6 +280,12 @@ class NodeConnection:
         Called with the reason when the stream has ended; in the thread.
     received : bytes, optional
         Bytes that were read from the stream before.
+
+    Attributes
+    ----------
+    store : callable
+        Answers requests that trainers there send to the launcher's store; see
+        :class:`dglkge.launch.remote.run_store.RunFolder`.
     """
 
     def __init__(
@@ -302,6 +307,7 @@ class NodeConnection:
         self._child = child
         self._environment = dict(environment or {})
         self._on_stop = on_stop
+        self.store: Callable[[protocol.Call], Reply] = _answer_without_store
         self._on_lost = on_lost
         self._num_stops = 0
         self._replies: dict[int, queue.SimpleQueue[Reply | None]] = {}
@@ -326,7 +332,6 @@ class NodeConnection:
         self,
         task: str,
         seconds: float = REPLY_SECONDS,
-        is_cancelled: Callable[[], bool] = lambda: False,
         /,
         **arguments: Any,
     ) -> Any:
@@ -338,8 +343,6 @@ class NodeConnection:
             One of :func:`dglkge.launch.node_tasks.node_tasks`.
         seconds : float
             Timeout.
-        is_cancelled : callable
-            Whether to wait no longer.
         **arguments
             Of the task; any names, ``seconds`` included. ``data`` are bytes.
 
@@ -349,33 +352,25 @@ class NodeConnection:
             Error of the task; a NotReadyError if it is none of the user's input, the node program has ended,
             or does not reply in time.
         """
-        return self.call_for_data(task, seconds, is_cancelled, **arguments)[0]
+        return self.call_for_data(task, seconds, **arguments)[0]
 
-    def call_for_data(
-        self, task: str, seconds: float, is_cancelled: Callable[[], bool], /, **arguments: Any
-    ) -> tuple[Any, bytes]:
+    def call_for_data(self, task: str, seconds: float, /, **arguments: Any) -> tuple[Any, bytes]:
         """As :meth:`call`; return the bytes that belong to the result as well."""
         number = next(self._numbers)
         replies = self._replies[number] = queue.SimpleQueue()
         deadline = time.monotonic() + seconds
         reply = None
         try:
-            is_alive = self.is_alive
-            if is_alive:
+            if self.is_alive:
                 data = arguments.pop("data", b"")
                 self.send(protocol.Call(number, task, arguments, data))
-            while is_alive and not is_cancelled():
-                left = deadline - time.monotonic()
-                with contextlib.suppress(queue.Empty):
-                    reply = replies.get(timeout=max(0.0, min(left, CANCEL_POLL_SECONDS)))
-                    break
-                if left <= 0:
-                    raise NotReadyError(f"did not answer within {seconds:g} s")
+                reply = replies.get(timeout=max(0.0, deadline - time.monotonic()))
+        except queue.Empty:
+            raise NotReadyError(f"did not answer within {seconds:g} s") from None
         finally:
             del self._replies[number]
         if reply is None:
-            is_given_up = self.is_cut or is_cancelled()
-            raise InputError(CANCELLED) if is_given_up else NotReadyError(self.describe_end())
+            raise InputError(CANCELLED) if self.is_cut else NotReadyError(self.describe_end())
         if reply.error is not None:
             raise (InputError if reply.is_input else NotReadyError)(reply.error)
         return reply.value, reply.data
@@ -455,6 +450,9 @@ class NodeConnection:
             replies = self._replies.get(message.id)
             if replies is not None:  # else the call has timed out
                 replies.put(message)
+        elif isinstance(message, protocol.Call):
+            # In a thread: a disk may be slow. A daemon: a blocked one must not keep the launcher.
+            threading.Thread(target=self._answer, args=(message,), daemon=True).start()
         elif isinstance(message, protocol.StopRequest):
             self._num_stops += 1
             if self._num_stops > 1:
@@ -466,6 +464,10 @@ class NodeConnection:
                 self._processes.pop(message.process, None)
             if process is not None:
                 process.events.put(process, message)
+
+    def _answer(self, request: protocol.Call) -> None:
+        """Answer a trainer's request; the body of a thread."""
+        self.send(self.store(request))
 
     def _lose(self) -> None:
         """Tell all who wait that the stream has ended."""
@@ -483,6 +485,11 @@ class NodeConnection:
         process = self._processes.pop(number, None)
         if process is not None:
             process.events.put(process, protocol.Gone(number, why))
+
+
+def _answer_without_store(request: protocol.Call) -> Reply:
+    """Refuse the request of a trainer in a job whose machines share a disk."""
+    return Reply(request.id, error="this job's launcher holds no store")
 
 
 def close_all(connections: Sequence[NodeConnection]) -> None:

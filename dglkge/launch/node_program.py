@@ -12,10 +12,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import ctypes
+import dataclasses
+import itertools
 import os
 import signal
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import threading
@@ -26,11 +29,19 @@ from typing import Any
 import psutil
 
 from dglkge.distributed.jobs import JobEntry
+from dglkge.distributed.lease import new_nonce
+from dglkge.distributed.world import OWN_DISKS_VARIABLE
 from dglkge.errors import DglkgeError, NotReadyError
 from dglkge.launch import protocol
 from dglkge.launch.machine import MachineJob, has_variable, wait_while
 from dglkge.launch.node_tasks import node_tasks
-from dglkge.launch.protocol import HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS, LOST_STATUS, Message
+from dglkge.launch.protocol import (
+    HEARTBEAT_SECONDS,
+    HEARTBEAT_TIMEOUT_SECONDS,
+    LOST_STATUS,
+    STORE_VARIABLE,
+    Message,
+)
 from dglkge.launch.stop_signals import STOP_SIGNALS, status_of_stop
 
 POLL_SECONDS = 0.05
@@ -104,6 +115,9 @@ class NodeProgram:
         self._greeting = greeting
         self._end: protocol.JobEnd | None = None
         self._processes: dict[int, _Process] = {}
+        self._requests_of_trainers: dict[int, tuple[int, asyncio.StreamWriter]] = {}
+        self._numbers = itertools.count()
+        self._store_name = ""
         self._background: set[asyncio.Task[None]] = set()
         self._signals: list[int] = []
         self._job = MachineJob()
@@ -187,6 +201,9 @@ class NodeProgram:
             threading.Thread(target=self._answer, args=arguments, daemon=True).start()
         elif isinstance(message, protocol.Start):
             self._start(message)
+        elif isinstance(message, protocol.Reply):
+            number, trainer = self._requests_of_trainers.pop(message.id)
+            trainer.write(protocol.encode(dataclasses.replace(message, id=number)))
         elif isinstance(message, protocol.Signal):
             self._signal(message.process, message.number)
         elif not isinstance(message, protocol.Heartbeat):
@@ -251,6 +268,9 @@ class NodeProgram:
                 os._exit(1)
 
         mark = {PROCESS_VARIABLE: _process_mark(request.process)}
+        # For the trainer that writes its machine's part of a checkpoint.
+        if request.environment.get(OWN_DISKS_VARIABLE) and request.environment.get("LOCAL_RANK") == "0":
+            mark[STORE_VARIABLE] = self._listen_for_requests()
         try:
             # A session of its own: signals of a terminal reach the launcher only.
             popen = subprocess.Popen(
@@ -271,6 +291,39 @@ class NodeProgram:
         process = self._processes[request.process] = _Process(request.process, popen)
         self._send(protocol.Started(request.process, popen.pid))
         process.output = asyncio.get_running_loop().create_task(self._forward_output(process))
+
+    def _listen_for_requests(self) -> str:
+        """Listen for requests of trainers to the launcher's store; return the name of the socket."""
+        if not self._store_name:
+            # An abstract name: nothing is left of it, however this program ends.
+            self._store_name = f"dglkge-store-{new_nonce()}"
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind("\0" + self._store_name)
+            self._spawn(asyncio.start_unix_server(self._relay, sock=listener))
+            listener.listen()
+        return self._store_name
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass a trainer's requests on, with numbers of their own."""
+        credentials = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        if struct.unpack("3i", credentials)[1] != os.getuid():
+            writer.close()  # a process of another user
+            return
+        decoder = protocol.Decoder()
+        try:
+            while data := await reader.read(protocol.BLOCK_BYTES):
+                for message in decoder.feed(data):
+                    if not isinstance(message, protocol.Call):
+                        raise protocol.ProtocolError(f"no request of a trainer: {message}")
+                    number = next(self._numbers)
+                    self._requests_of_trainers[number] = (message.id, writer)
+                    self._send(dataclasses.replace(message, id=number))
+                    with contextlib.suppress(OSError):
+                        await self._writer.drain()
+        except OSError:
+            return  # the trainer has ended, or sends what is no message
+        finally:
+            writer.close()
 
     async def _forward_output(self, process: _Process) -> None:
         """Send the output of a process; reads on if the stream is lost, so that it is not blocked."""

@@ -26,7 +26,7 @@ from dglkge.launch.machine import (
     usable_cores,
 )
 from dglkge.launch.ports import check_server_ports, find_master_port
-from dglkge.launch.remote import host_files, run_copies
+from dglkge.launch.remote import host_files
 from dglkge.launch.script_config import MachineNeeds, check_part, check_part_config
 
 COMPARED_PACKAGES = ("dgl", "torch")
@@ -190,8 +190,4 @@ def node_tasks(job: MachineJob, python: str) -> dict[str, Callable[..., Any]]:
         "write_block": host_files.write_block,
         "place_folder": host_files.place_folder,
         "place_files": host_files.place_files,
-        "describe_copy": run_copies.describe_copy,
-        "note_origin": run_copies.note_origin,
-        "hold_version": run_copies.hold_version,
-        "drop_hold": run_copies.drop_hold,
     }

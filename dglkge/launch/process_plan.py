@@ -15,7 +15,7 @@ from dglkge.distributed.dgl_import import SEGMENTS_VARIABLE, TABLE_FOLDER_VARIAB
 from dglkge.distributed.jobs import job_prefix
 from dglkge.distributed.log_format import TEXT
 from dglkge.distributed.log_format import VARIABLE as LOG_FORMAT_VARIABLE
-from dglkge.distributed.world import JOB_VARIABLE, NO_VERIFY_VARIABLE
+from dglkge.distributed.world import JOB_VARIABLE, NO_VERIFY_VARIABLE, OWN_DISKS_VARIABLE
 from dglkge.errors import InputError
 from dglkge.launch.gpus import VISIBLE_VARIABLE, gpu_variables
 from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE
@@ -355,7 +355,7 @@ def _shared_environment(settings: JobSettings, num_hosts: int) -> dict[str, str]
         "DGLKGE_LOG_DIR": settings.log_dir,
     }
     if settings.has_own_disks:
-        environment["DGLKGE_OWN_DISKS"] = "1"
+        environment[OWN_DISKS_VARIABLE] = "1"
     if not settings.verify:
         environment[NO_VERIFY_VARIABLE] = "1"
     if settings.log_format != TEXT:

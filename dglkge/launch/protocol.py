@@ -22,6 +22,9 @@ HEARTBEAT_TIMEOUT_SECONDS = 12.0
 LOST_STATUS = 255
 """Exit status of what is lost with its connection; ssh's own."""
 
+STORE_VARIABLE = "DGLKGE_STORE_SOCKET"
+"""In a trainer's environment: abstract name of a socket of its node program, for the launcher's store."""
+
 LONGEST_PART_BYTES = 1 << 26
 BLOCK_BYTES = 1 << 16
 _LENGTHS = struct.Struct("!II")
@@ -34,7 +37,10 @@ class Heartbeat:
 
 @dataclass(frozen=True)
 class Call:
-    """The launcher calls a task of the node program; replies come in any order."""
+    """The launcher calls a task of the node program, or a trainer there one of the launcher's store.
+
+    Replies come in any order.
+    """
 
     id: int
     task: str

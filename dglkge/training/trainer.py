@@ -320,8 +320,9 @@ class Trainer:
             text = "training ended after %d epochs; the best version is that after %d"
             logger.info(text, ended_after, finished)
         if finished != ended_after:
-            restore = functools.partial(self._versions.restore, BEST)
-            self.cluster.agree(restore, self._checkpoints.num_bytes())
+            num_bytes = self._checkpoints.num_bytes()
+            self.cluster.agree(functools.partial(self._checkpoints.bring, BEST), num_bytes)
+            self.cluster.agree(functools.partial(self._versions.restore, BEST), num_bytes)
             self._job.load_devices()
             # The version was committed before its valid split was ranked.
             self._count_ranking(note["score"])

@@ -17,12 +17,11 @@ import torch
 from dglkge.checkpoint import CheckpointManager, TrainerGroup, open_checkpoint
 from dglkge.checkpoint import manager as managers
 from dglkge.checkpoint import mirror as mirrors
-from dglkge.checkpoint.courier import Courier
 from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.storage import CheckpointStorage
-from dglkge.checkpoint.stores import FileStore
+from dglkge.checkpoint.stores import FileStore, open_store
 from dglkge.distributed.agreement import agree
-from dglkge.distributed.lease import LAUNCHER, Lease, LeaseTaker, new_nonce
+from dglkge.distributed.lease import Lease
 from dglkge.errors import CheckpointError, JobError, StorageError
 from dglkge.typing import RELATION
 from tests.checkpoint.test_damage import flip
@@ -59,16 +58,8 @@ class Gathering:
         return gather
 
 
-class NoCourier(Courier):
-    """Says that machines share no disk; carries nothing."""
-
-    def __init__(self, rank: int) -> None:
-        self.is_first, self.rank, self.num_blocks = rank == 0, rank, 0
-
-
 def together(
     disks: Sequence[Path],
-    has_own_disks: bool,
     work: Callable[[CheckpointManager], object],
     leases: Sequence[Lease] | None = None,
 ) -> list[str]:
@@ -81,7 +72,6 @@ def together(
             disks[rank],
             TrainerGroup(rank, True, gathering.barrier.wait, gathering.of(rank)),
             toy_names(META),
-            courier=NoCourier(rank) if has_own_disks else None,
             lease=None if leases is None else leases[rank],
         )
         try:
@@ -130,13 +120,13 @@ def resume(manager: CheckpointManager) -> str:
 
 
 def test_equal_copies_are_resumed(disks):
-    assert together(disks, True, resume) == ["resumed from 2"] * 2
+    assert together(disks, resume) == ["resumed from 2"] * 2
 
 
 def test_a_copy_that_others_lack_ends_all(disks):
     """Rank 0 would start anew, and rank 1 restore: each would wait for the other for ever."""
     shutil.rmtree(disks[0])
-    outcomes = together(disks, True, resume)
+    outcomes = together(disks, resume)
     assert outcomes[0] == outcomes[1]
     assert outcomes[0].startswith(
         f"error: the trainers do not find the same checkpoint: rank 0 has none in {disks[0]} on "
@@ -149,96 +139,29 @@ def test_versions_of_equal_number_and_other_content_end_all(disks):
     shutil.rmtree(disks[1])
     save(disks[1], 7)
     save(disks[1], 8)
-    outcomes = together(disks, True, resume)
+    outcomes = together(disks, resume)
     assert outcomes[0] == outcomes[1] and "do not find the same checkpoint" in outcomes[0]
 
 
 def test_damage_on_one_disk_ends_all(disks):
     os.truncate(disks[1] / "v2" / "embeddings_person_0.v2.h5", 100)
-    outcomes = together(disks, True, resume)
+    outcomes = together(disks, resume)
     assert outcomes[0] == outcomes[1]
     assert outcomes[0].startswith("error: rank 1, ") and "embeddings_person_0.v2.h5 is damaged" in outcomes[0]
 
 
 def test_damage_that_only_reading_finds_ends_all(disks):
     flip(disks[1] / "v2" / "embeddings_person_0.v2.h5", 2500)
-    outcomes = together(disks, True, resume)
+    outcomes = together(disks, resume)
     assert outcomes[0] == outcomes[1]
     assert outcomes[0].startswith("error: rank 1: ") and "its checksum is not the one" in outcomes[0]
-
-
-def test_the_fallback_repairs_every_disk(disks):
-    for disk in disks:
-        flip(disk / "v2" / "embeddings_person_0.v2.h5", 2500)
-
-    def work(manager):
-        manager.fall_back()
-        return resume(manager)
-
-    assert together(disks, True, work) == ["resumed from 1"] * 2
-    assert [(disk / "damaged_v2" / "v2" / "embeddings_person_0.v2.h5").is_file() for disk in disks] == [
-        True
-    ] * 2
-
-
-@pytest.mark.parametrize("sharing", ["", "second", "both"])
-def test_the_fallback_repairs_a_disk_whose_lease_the_launcher_holds(disks, sharing):
-    """The launcher's host may be any machine of the job; a disk that two machines see is repaired once."""
-    if sharing == "both":
-        disks = [disks[0], disks[0]]
-    flip(disks[-1] / "v2" / "embeddings_person_0.v2.h5", 2500)
-    flip(disks[0] / "v2" / "manifest.json", 50)
-    launcher = LeaseTaker(disks[1].parent, new_nonce(), "job", LAUNCHER).take() if sharing else None
-    nonce = new_nonce()
-    leases = [LeaseTaker(disk.parent, nonce, "job").take() for disk in disks]
-    for rank, lease in enumerate(leases):
-        if lease.is_holder:  # trainers of two machines are two processes
-            lease._holder = dataclasses.replace(lease._holder, pid=-rank)
-
-    def work(manager):
-        manager.fall_back()
-        return resume(manager)
-
-    assert together(disks, True, work, leases) == ["resumed from 1"] * 2
-    assert [(disk / "damaged_v2" / "v2" / "manifest.json").is_file() for disk in disks] == [True] * 2
-    assert not any((disk / "damaged_v2_2").exists() for disk in disks)
-    for lease in [*leases, *([launcher] if launcher is not None else [])]:
-        lease.release()
-
-
-def test_the_fallback_of_the_first_disk_reaches_whole_copies_too(disks):
-    flip(disks[0] / "v2" / "embeddings_person_0.v2.h5", 2500)
-
-    def work(manager):
-        manager.fall_back()
-        return resume(manager)
-
-    assert together(disks, True, work) == ["resumed from 1"] * 2
-    assert (disks[1] / "damaged_v2" / "v2" / "manifest.json").is_file()
-
-
-def test_the_fallback_gives_up_no_work_where_only_a_copy_is_damaged(disks):
-    flip(disks[1] / "v2" / "embeddings_person_0.v2.h5", 2500)
-    outcomes = together(disks, True, lambda manager: manager.fall_back())
-    assert outcomes[0] == outcomes[1]
-    assert f"error: rank 1, {disks[1]} on " in outcomes[0]
-    assert "version 2 is whole on the first machine: move the damaged copy away" in outcomes[0]
-    assert [CheckpointStorage(disk).published_version() for disk in disks] == [2, 2]
-
-
-def test_the_fallback_without_a_common_version_ends_all(disks):
-    flip(disks[0] / "v2" / "embeddings_person_0.v2.h5", 2500)
-    flip(disks[1] / "v1" / "embeddings_person_0.v1.h5", 2500)
-    outcomes = together(disks, True, lambda manager: manager.fall_back())
-    assert outcomes[0] == outcomes[1] and "no version is whole on all 2 disks of the job" in outcomes[0]
-    assert [CheckpointStorage(disk).published_version() for disk in disks] == [2, 2]
 
 
 def test_a_fallback_that_fails_on_rank_0_ends_all(tmp_path):
     """On one disk that all see; the others waited at a barrier."""
     save(tmp_path, 1)
     flip(tmp_path / "v1" / "embeddings_person_0.v1.h5", 2500)
-    outcomes = together([tmp_path, tmp_path], False, lambda manager: manager.fall_back())
+    outcomes = together([tmp_path, tmp_path], lambda manager: manager.fall_back())
     assert outcomes[0] == outcomes[1] and "its checksum is not the one in the manifest" in outcomes[0]
 
 
@@ -250,12 +173,11 @@ def test_a_disk_that_is_full_in_a_fallback_ends_all(disks, monkeypatch):
         raise StorageError(f"cannot write {storage.path}: No space left on device")
 
     monkeypatch.setattr(CheckpointStorage, "publish", full)
-    outcomes = together([disks[0], disks[0]], False, lambda manager: manager.fall_back())
+    outcomes = together([disks[0], disks[0]], lambda manager: manager.fall_back())
     assert outcomes == [f"StorageError: cannot write {disks[0]}: No space left on device"] * 2
 
 
-@pytest.mark.parametrize("has_own_disks", [True, False])
-def test_a_disk_on_which_a_fallback_can_move_nothing_ends_all(disks, has_own_disks, monkeypatch):
+def test_a_disk_on_which_a_fallback_can_move_nothing_ends_all(disks, monkeypatch):
     flip(disks[0] / "v2" / "embeddings_person_0.v2.h5", 2500)
     real = os.replace
 
@@ -265,13 +187,11 @@ def test_a_disk_on_which_a_fallback_can_move_nothing_ends_all(disks, has_own_dis
         real(source, target)
 
     monkeypatch.setattr(os, "replace", failing)
-    places = disks if has_own_disks else [disks[0], disks[0]]
-    outcomes = together(places, has_own_disks, lambda manager: manager.fall_back())
+    outcomes = together([disks[0], disks[0]], lambda manager: manager.fall_back())
     assert outcomes == [f"StorageError: cannot write to {disks[0]}: Input/output error"] * 2
 
 
-@pytest.mark.parametrize("has_own_disks", [True, False])
-def test_waits_in_a_fallback_allow_for_all_that_is_read(disks, has_own_disks):
+def test_waits_in_a_fallback_allow_for_all_that_is_read(disks):
     """A barrier of fixed length ended the others while one trainer read every version on a slow disk."""
     for disk in disks:
         flip(disk / "v2" / "embeddings_person_0.v2.h5", 2500)
@@ -281,9 +201,8 @@ def test_waits_in_a_fallback_allow_for_all_that_is_read(disks, has_own_disks):
     def work(manager):
         manager.fall_back(lambda num_bytes: waits.append((manager.group.rank, num_bytes)))
 
-    together(disks, has_own_disks, work)
-    num_waits = 3 if has_own_disks else 1
-    assert sorted(waits) == [(rank, 2 * largest) for rank in (0, 1) for _ in range(num_waits)]
+    together(disks, work)
+    assert sorted(waits) == [(rank, 2 * largest) for rank in (0, 1)]
 
 
 def start_saving(manager: CheckpointManager) -> int:
@@ -299,7 +218,7 @@ def start_saving(manager: CheckpointManager) -> int:
 def test_trainers_that_see_different_versions_do_not_save(disks):
     """Two folders that should be one: a disk that is not mounted on one machine."""
     save(disks[0], 3)
-    outcomes = together(disks, False, start_saving)
+    outcomes = together(disks, start_saving)
     assert outcomes[0] == outcomes[1] and "do not find the same checkpoint" in outcomes[0]
     assert [open_checkpoint(disk).version for disk in disks] == [3, 2]
 
@@ -324,7 +243,7 @@ def test_a_host_that_sees_a_version_late_is_waited_for(disks, monkeypatch, work_
         return start_saving(manager) if work_of_all == "save" else resume(manager)
 
     monkeypatch.setattr(CheckpointStorage, "published", late)
-    assert together([disks[0], disks[0]], False, work) == [outcome] * 2
+    assert together([disks[0], disks[0]], work) == [outcome] * 2
     assert len(calls) == 3
 
 
@@ -332,12 +251,16 @@ class SlowMirror:
     """Uploads for longer than the limit, in blocks or without a sign of progress."""
 
     def __init__(self, num_blocks: int, is_stuck: bool) -> None:
-        self.progress, self._num_blocks, self._is_stuck = 0, num_blocks, is_stuck
+        self.progress, self._num_blocks, self._is_stuck, self.is_cache = 0, num_blocks, is_stuck, False
 
     def push_part(self, *_: object) -> None:
         """Do nothing: the parts are small."""
 
-    def push(self, limit_seconds: float) -> None:
+    def wait_for_parts(self, *_: object) -> list[object]:
+        """Return nothing: it is not asked for."""
+        return []
+
+    def push(self, version: int, parts: Sequence[object]) -> None:
         """Upload the newest version."""
         for _ in range(self._num_blocks):
             time.sleep(0.1)
@@ -349,7 +272,7 @@ def test_machines_that_share_a_disk_upload_their_parts_side_by_side(tmp_path, mo
     """Rank 0 uploads its own part, and publishes when the other machine's receipt is at the URL."""
     monkeypatch.setattr(mirrors, "RECEIPT_POLL_SECONDS", 0.02)
     disk, url = tmp_path / "run" / "checkpoint", f"file://{tmp_path}/bucket/run"
-    both = [Mirror(url, tmp_path / "run", commit_seconds=0.2) for _ in range(2)]
+    both = [Mirror(open_store(url), tmp_path / "run", commit_seconds=0.2) for _ in range(2)]
     both[1]._job = both[0]._job
     both[0].take(lambda saved: None)
     uploads: list[tuple[bool, str]] = []
@@ -381,7 +304,7 @@ def test_machines_that_share_a_disk_upload_their_parts_side_by_side(tmp_path, mo
         manager._writer.mirror, manager._writer.limit_seconds = both[manager.group.rank], 1.0
         return start_saving(manager)
 
-    outcomes = together([disk] * 2, False, save_as_one_of_two)
+    outcomes = together([disk] * 2, save_as_one_of_two)
     assert (True, "embeddings_person_0.v1.h5") not in uploads
     assert (False, "embeddings_person_1.v1.h5") not in uploads
     if is_lost:
@@ -409,7 +332,7 @@ def test_waiting_for_a_write_follows_its_progress(tmp_path, monkeypatch, is_stuc
             manager._writer.mirror = mirror
         return start_saving(manager)
 
-    outcomes = together([tmp_path / "run"] * 2, False, save_slowly)
+    outcomes = together([tmp_path / "run"] * 2, save_slowly)
     if is_stuck:
         assert outcomes == ["error: a version was not written: nothing has changed for 0.5 s"] * 2
     else:

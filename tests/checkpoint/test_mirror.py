@@ -69,9 +69,14 @@ def same_run(saved) -> None:
 def pushed(folder: Path, url: str, seed: int = 0) -> Mirror:
     """Save a version and commit it at the URL."""
     saved(folder, seed)
-    mirror = Mirror(url, folder)
+    mirror = Mirror(open_store(url), folder)
     mirror.agree(mirror.take(same_run), writes=True)
     return mirror
+
+
+def push(mirror: Mirror) -> None:
+    """Commit the newest version of a mirror's folder."""
+    mirror.push(mirror._storage.published_version())
 
 
 def rows_of(path) -> torch.Tensor:
@@ -91,15 +96,15 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def test_a_fresh_machine_goes_on_from_the_url(tmp_path, url):
     tables = saved(tmp_path / "a")
-    mirror = Mirror(url, tmp_path / "a")
+    mirror = Mirror(open_store(url), tmp_path / "a")
     mirror.agree(mirror.take(same_run), writes=True)
-    other = Mirror(url, tmp_path / "b")
+    other = Mirror(open_store(url), tmp_path / "b")
     other.agree(other.take(same_run), writes=True)
     assert same(rows_of(tmp_path / "b"), tables["person"].rows)
     assert (tmp_path / "b" / "config.json").read_text() == "{}"
     # It is a whole run: the next version is saved on top of it, and published at the URL.
     newer = saved(tmp_path / "b", seed=1)
-    other.push()
+    push(other)
     assert CheckpointStorage(tmp_path / "b" / "checkpoint").published_version() == 2
     assert same(rows_of(local_path(url)), newer["person"].rows)
     assert not [name for name in names_at(url) if "/v1/" in name]
@@ -136,7 +141,7 @@ def test_parts_then_manifest_then_pointer(tmp_path, url, monkeypatch):
             return real(self, *args)
 
         monkeypatch.setattr(kind, method, log)
-    mirror = Mirror(url, tmp_path / "a")
+    mirror = Mirror(open_store(url), tmp_path / "a")
     mirror.agree(mirror.take(same_run), writes=True)
     parts = [number for number, name in enumerate(written) if name.endswith(".h5")]
     assert len(parts) == 3
@@ -174,14 +179,14 @@ def test_killed_during_any_write_the_version_before_counts(tmp_path, monkeypatch
         patch.setattr(FileStore, "upload", torn(FileStore.upload))
         patch.setattr(FileStore, "write", torn(FileStore.write))
         try:
-            mirror.push()
+            push(mirror)
             is_whole = True
         except Killed:
             is_whole = False
     read = rows_of(url)
     assert same(read, second if is_whole else first) or same(read, second)
     # The next job of the same machine uploads what was left out.
-    again = Mirror(url, tmp_path / "a")
+    again = Mirror(open_store(url), tmp_path / "a")
     again.agree(again.take(same_run), writes=True)
     assert same(rows_of(url), second)
 
@@ -192,9 +197,9 @@ def test_snapshots_are_kept_and_brought_back(tmp_path, url):
     CheckpointStorage(tmp_path / "a" / "checkpoint").keep(1, "best", {"score": 0.5})
     for seed in (1, 2):
         saved(tmp_path / "a", seed=seed)
-        mirror.push()
+        push(mirror)
     assert {name.split("/")[1] for name in names_at(url) if "/v" in name} == {"v1", "v3"}
-    other = Mirror(url, tmp_path / "b")
+    other = Mirror(open_store(url), tmp_path / "b")
     other.agree(other.take(same_run), writes=True)
     assert same(rows_of(tmp_path / "b" / "checkpoint" / "best"), best)
     assert same(rows_of(url + "/checkpoint/best"), best)
@@ -205,18 +210,18 @@ def test_snapshots_are_kept_and_brought_back(tmp_path, url):
 def test_two_histories_are_refused(tmp_path, url):
     pushed(tmp_path / "a", url)
     saved(tmp_path / "b", seed=1)
-    other = Mirror(url, tmp_path / "b")
+    other = Mirror(open_store(url), tmp_path / "b")
     with pytest.raises(CheckpointError, match="neither continues the other: take another checkpoint.storage"):
         other.agree(other.take(same_run), writes=True)
 
 
 def test_a_job_that_was_replaced_publishes_nothing(tmp_path, url):
     mirror = pushed(tmp_path / "a", url)
-    second = Mirror(url, tmp_path / "b")
+    second = Mirror(open_store(url), tmp_path / "b")
     second.agree(second.take(same_run), writes=True)
     saved(tmp_path / "a", seed=1)
     with pytest.raises(CheckpointError, match="was taken over by job [0-9a-f]{8} on .*no longer writes"):
-        mirror.push()
+        push(mirror)
     assert "checkpoint/v2/manifest.json" not in names_at(url)
 
 
@@ -225,20 +230,20 @@ def test_versions_that_a_fallback_gave_up_are_not_overwritten(tmp_path, url):
     storage = CheckpointStorage(tmp_path / "a" / "checkpoint")
     storage.keep(1, "best", {"score": 0.5})
     second = saved(tmp_path / "a", seed=1)["person"].rows
-    mirror.push()
+    push(mirror)
     go_back(storage, 1)
     saved(tmp_path / "a", seed=2)
     with pytest.raises(
         CheckpointError, match="has version 2, and .* has version 2, which does not come before"
     ):
-        mirror.push()
+        push(mirror)
     assert same(rows_of(url), second)
 
 
 def test_a_damaged_folder_does_not_hide_the_copy(tmp_path, url):
     pushed(tmp_path / "a", url)
     (tmp_path / "a" / "checkpoint" / "v1" / "model.v1.h5").write_bytes(b"cut off")
-    again = Mirror(url, tmp_path / "a")
+    again = Mirror(open_store(url), tmp_path / "a")
     with pytest.raises(CheckpointError, match="model.v1.h5 is damaged.*has version 1: move .* away to go on"):
         again.agree(again.take(same_run), writes=True)
 
@@ -299,7 +304,7 @@ def test_a_commit_waits_for_a_store_that_is_out_of_reach(tmp_path, monkeypatch, 
 
     monkeypatch.setattr(FileStore, "upload", upload)
     before = mirror.progress
-    mirror.push()
+    push(mirror)
     assert same(rows_of(url), newer) and mirror.progress > before
     assert "v2.h5: no route to host; it is tried again for 30 s" in caplog.text
 
@@ -313,7 +318,7 @@ def test_a_job_ends_when_the_connection_is_lost(tmp_path, monkeypatch):
 
     monkeypatch.setattr(FileStore, "upload", upload)
     with pytest.raises(StorageError, match="cannot write file:.*for 0.05 s: no route to host"):
-        mirror.push()
+        push(mirror)
 
 
 def test_unknown_schemes_list_the_known_ones():
@@ -386,7 +391,7 @@ def test_a_trainer_goes_on_from_the_url(tmp_path, url):
 
     def life(folder, epochs):
         folder.mkdir(exist_ok=True)
-        mirror = Mirror(url, folder)
+        mirror = Mirror(open_store(url), folder)
         mirror.agree(mirror.take(same_run), writes=True)
         run = ToyRun(folder, f"training.num_epochs={epochs}", mirror=mirror)
         run.train(epochs)
@@ -444,10 +449,10 @@ def s3_url(s3, monkeypatch):
 def test_s3(tmp_path, s3_url):
     mirror = pushed(tmp_path / "a", s3_url)
     newer = saved(tmp_path / "a", seed=1)["person"].rows
-    mirror.push()
+    push(mirror)
     assert same(rows_of(s3_url), newer)
     assert not [name for name in names_at(s3_url) if "/v1/" in name]
-    other = Mirror(s3_url, tmp_path / "b")
+    other = Mirror(open_store(s3_url), tmp_path / "b")
     other.agree(other.take(same_run), writes=True)
     assert same(rows_of(tmp_path / "b"), newer)
     # By a process that shares nothing with this one but the server.
@@ -461,7 +466,7 @@ def test_s3(tmp_path, s3_url):
 
 def test_s3_refusals(tmp_path, s3_url, monkeypatch):
     saved(tmp_path / "a")
-    mirror = Mirror("s3://no-such-bucket-here/run", tmp_path / "a")
+    mirror = Mirror(open_store("s3://no-such-bucket-here/run"), tmp_path / "a")
     with pytest.raises(CheckpointError, match="cannot write s3://no-such-bucket-here/run/writer.json"):
         mirror.agree(mirror.take(same_run), writes=True)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
@@ -489,7 +494,7 @@ def test_a_manifest_that_cannot_be_read_is_no_empty_url(tmp_path, damage):
     pushed(tmp_path / "a", url)
     damage(tmp_path / "bucket" / "run" / "checkpoint" / "v1" / "manifest.json")
     before = {path: path.read_bytes() for path in (tmp_path / "bucket").rglob("*") if path.is_file()}
-    other = Mirror(url, tmp_path / "b")
+    other = Mirror(open_store(url), tmp_path / "b")
     with pytest.raises(CheckpointError, match="v1/manifest.json"):
         other.take(same_run)
     assert {path: path.read_bytes() for path in (tmp_path / "bucket").rglob("*") if path.is_file()} == before
@@ -499,9 +504,9 @@ def test_a_refused_start_takes_nothing(tmp_path, url):
     """A start with another dimension ended the job that trained."""
     mirror = pushed(tmp_path / "a", url)
     with pytest.raises(CheckpointError, match="has dim 6, this run has 7"):
-        Mirror(url, tmp_path / "b").take(lambda saved: check_same_run(saved, toy_meta(dim=7)))
+        Mirror(open_store(url), tmp_path / "b").take(lambda saved: check_same_run(saved, toy_meta(dim=7)))
     newer = saved(tmp_path / "a", seed=1)["person"].rows
-    mirror.push()
+    push(mirror)
     assert same(rows_of(url), newer)
 
 
@@ -509,10 +514,10 @@ def test_a_version_that_is_committed_during_a_takeover_stays(tmp_path, url):
     """It is what the new job goes on from; before, the job removed it."""
     mirror = pushed(tmp_path / "a", url)
     newer = saved(tmp_path / "a", seed=1)["person"].rows
-    other = Mirror(url, tmp_path / "b")
+    other = Mirror(open_store(url), tmp_path / "b")
 
     def commit(meta):
-        mirror.push()  # after the first look, before the URL is taken
+        push(mirror)  # after the first look, before the URL is taken
 
     other.agree(other.take(commit), writes=True)
     assert same(rows_of(tmp_path / "b"), newer) and same(rows_of(url), newer)
@@ -527,7 +532,7 @@ def test_versions_that_were_not_read_are_not_removed(tmp_path):
         saved(tmp_path / "a", seed=seed)
     shutil.copytree(tmp_path / "a" / "checkpoint" / "v3", folder / "v2")
     flipped(folder / "v2" / "manifest.json")
-    mirror.push()
+    push(mirror)
     assert {path.name for path in folder.glob("v*")} >= {"v2", "v3"}
     assert same(rows_of(url), rows_of(tmp_path / "a"))
 
@@ -541,7 +546,7 @@ def test_pointers_to_kept_versions_follow_the_pointer(tmp_path, url, monkeypatch
     kind = FileStore if url.startswith("file") else FsspecStore
     real = kind.write
     monkeypatch.setattr(kind, "write", lambda self, *args: written.append(args[0]) or real(self, *args))
-    mirror.push()
+    push(mirror)
     assert written[-2:] == ["checkpoint/checkpoint_version.txt", "checkpoint/best"]
     assert open_checkpoint(url + "/checkpoint/best").version == 2
 
@@ -558,7 +563,7 @@ def test_the_cache_of_a_url_repairs_itself(tmp_path, url):
     mirror = pushed(tmp_path / "a", url)
     for seed in (1, 2, 3):
         saved(tmp_path / "a", seed=seed)
-        mirror.push()
+        push(mirror)
     rows = rows_of(url)
     for path in (Path(local_path(url)) / "checkpoint" / "v4").glob("*[!s].[jh]*"):
         flipped(path)
@@ -575,13 +580,13 @@ def test_a_fallback_takes_the_newest_version_from_the_url(tmp_path, url):
     mirror = pushed(tmp_path / "a", url)
     CheckpointStorage(tmp_path / "a" / "checkpoint").keep(1, "epoch_1", {})
     newer = saved(tmp_path / "a", seed=1)["person"].rows
-    mirror.push()
+    push(mirror)
     flipped(tmp_path / "a" / "checkpoint" / "v2" / "embeddings_person_0.v2.h5")
-    again = Mirror(url, tmp_path / "a")
+    again = Mirror(open_store(url), tmp_path / "a")
     again.agree(again.take(same_run), writes=True)
     manager = CheckpointManager(tmp_path / "a" / "checkpoint", mirror=again)
     manager.fall_back()
     assert same(rows_of(tmp_path / "a"), newer)
     saved(tmp_path / "a", seed=2)
-    again.push()
+    push(again)
     assert open_checkpoint(url).version == 3

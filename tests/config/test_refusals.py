@@ -6,7 +6,7 @@ import pytest
 
 from dglkge.config import load_config
 from dglkge.config.load import recipe_files
-from dglkge.config.refusals import DISKS, MACHINES, ROWS, refuse
+from dglkge.config.refusals import MACHINES, ROWS, refuse
 from dglkge.config.schema import fields
 from dglkge.errors import InputErrors
 
@@ -20,7 +20,7 @@ def test_every_row_names_fields_that_exist() -> None:
     for row in ROWS:
         assert row.field in KNOWN | OF_MAPS, row
         for condition in row.conditions:
-            assert condition.key in KNOWN | OF_MAPS | {MACHINES, DISKS} | sections, row
+            assert condition.key in KNOWN | OF_MAPS | {MACHINES} | sections, row
         assert row.reason and row.allowed.words
 
 

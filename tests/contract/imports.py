@@ -57,8 +57,9 @@ ONLY_IN = {"numba": "dglkge.kernels.jit"}
 ALLOWED = (
     ("dglkge.optim", "dglkge.kernels"),
     ("dglkge.launch", "dglkge.planning"),
-    # A launcher compares the copies of a run, which are versions in folders.
+    # A launcher holds the run of machines that share no disk.
     ("dglkge.launch", "dglkge.checkpoint.storage"),
+    ("dglkge.launch", "dglkge.checkpoint.durable"),
     ("dglkge.config", "dglkge.model"),
 )
 """What a room imports although the lists above forbid it."""

@@ -167,7 +167,7 @@ def test_checker_finds_a_broken_rule(module, target, reason):
         ("partition_tools.partition", "dglkge.__version__"),
         ("dglkge.model.losses", "dglkge.model.negative_terms"),
         ("dglkge.distributed.lease", "dglkge.checkpoint.layout.LEASE_FILE"),
-        ("dglkge.launch.remote.sync", "dglkge.checkpoint.storage.read_copy"),
+        ("dglkge.launch.remote.synced_site", "dglkge.checkpoint.storage.CheckpointStorage"),
         ("dglkge.checkpoint.lineage", "dataclasses"),
         ("dglkge.checkpoint.lineage", "json"),
     ],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import threading
@@ -13,10 +12,8 @@ import pytest
 
 from dglkge.errors import InputError
 from dglkge.launch.connection import NodeConnection, open_node
-from dglkge.launch.process_plan import Places
 from dglkge.launch.remote import file_transfer, host_files
 from dglkge.launch.remote.file_transfer import Tree, fetch, files_below, send
-from dglkge.launch.remote.sync import send_output
 from tests.launch.conftest import ROOT, TIMEOUT_SECONDS
 
 ODD_NAMES = ("a b", "it's", "$x; `id`", "-C", "deep/er/file", "new\nline", "é", "@file")
@@ -41,6 +38,11 @@ def here(tmp_path: Path) -> Path:
     return folder
 
 
+def every(name: str) -> bool:
+    """Want each file."""
+    return True
+
+
 def contents(folder: Path) -> dict[str, str]:
     """All files below a folder."""
     return {name: (folder / name).read_text() for name in files_below(folder)}
@@ -56,67 +58,24 @@ def test_there_and_back(session: NodeConnection, here: Path, tmp_path: Path) -> 
     (here / "a b").write_text("longer")
     assert send(session, tree) == 1
     assert (there / "a b").read_text() == "longer"
-    assert fetch(session, str(there), str(back), skip=["it's"]) == len(ODD_NAMES) - 1
+
+    def is_wanted(name: str) -> bool:
+        return name != "it's"
+
+    assert fetch(session, str(there), str(back), is_wanted) == len(ODD_NAMES) - 1
     assert contents(back) == {name: text for name, text in contents(here).items() if name != "it's"}
-    assert fetch(session, str(there), str(back), skip=["it's"]) == 0
+    assert fetch(session, str(there), str(back), is_wanted) == 0
     assert not [path for path in tmp_path.rglob("*") if host_files.STAGING_PREFIX in path.name]
-
-
-def test_mirror(session: NodeConnection, here: Path, tmp_path: Path) -> None:
-    """Other files there are removed, also when nothing is sent; without that they stay."""
-    there = tmp_path / "there"
-    tree = Tree(str(here), str(there), files_below(here))
-    send(session, tree)
-    (there / "other").touch()
-    send(session, tree)
-    assert (there / "other").exists()
-    assert send(session, tree, is_mirror=True) == 0
-    assert contents(there) == contents(here)
-
-
-def test_dropped_files(session: NodeConnection, here: Path, tmp_path: Path) -> None:
-    """Of one folder alone, files that are gone there are removed here."""
-    back = tmp_path / "back"
-    (back / "deep").mkdir(parents=True)
-    (back / "deep" / "old").touch()
-    (back / "own").touch()
-    fetch(session, str(here), str(back), dropped_in="deep")
-    assert sorted(files_below(back)) == sorted([*ODD_NAMES, "own"])
 
 
 def test_unfinished_files_stay_where_they_are(session: NodeConnection, tmp_path: Path) -> None:
     """Their writer renames them while the others are read."""
     there, back = tmp_path / "there", tmp_path / "back"
     (there / "deep.tmp").mkdir(parents=True)
-    for name in ("copies.json", "copies.json.106.tmp", "deep.tmp/whole", "deep.tmp/part.h5.tmp"):
+    for name in ("trackers.json", "trackers.json.106.tmp", "deep.tmp/whole", "deep.tmp/part.h5.tmp"):
         (there / name).write_text(name)
-    assert fetch(session, str(there), str(back)) == 2
-    assert sorted(contents(back)) == ["copies.json", "deep.tmp/whole"]
-
-
-def test_unfinished_records_of_a_run_are_not_sent(session: NodeConnection, tmp_path: Path) -> None:
-    """The launcher's own machine writes its list of copies while the others get the run."""
-    run = tmp_path / "here" / "run"
-    (run / "checkpoint").mkdir(parents=True)
-    for name in ("stats.jsonl", "copies.json", "copies.json.105.tmp"):
-        (run / name).write_text(name)
-    assert send_output(session, run, Places(tmp_path / "here", tmp_path / "there")) == 1
-    there = tmp_path / "there" / "run"
-    assert sorted(path.name for path in there.iterdir() if path.is_file()) == ["copies.json", "stats.jsonl"]
-    assert json.loads((there / "copies.json").read_text())["launchers"]  # its own, with this launcher in it
-
-
-def test_a_version_file_is_never_taken_for_unchanged(session: NodeConnection, tmp_path: Path) -> None:
-    """Two versions of one second: their version files have the same size and time, and the old files go."""
-    there, back, again = (tmp_path / name for name in ("there", "back", "again"))
-    there.mkdir()
-    for version in (7, 8):
-        (there / "version.txt").write_text(f"{version}\n")
-        os.utime(there / "version.txt", (1_000_000_000, 1_000_000_000))
-        fetch(session, str(there), str(back), last=["version.txt"])
-        assert (back / "version.txt").read_text() == f"{version}\n"
-        send(session, Tree(str(there), str(again), ("version.txt",)), last=["version.txt"], is_mirror=True)
-        assert (again / "version.txt").read_text() == f"{version}\n"
+    assert fetch(session, str(there), str(back), every) == 2
+    assert sorted(contents(back)) == ["deep.tmp/whole", "trackers.json"]
 
 
 def test_records_of_one_second_and_size_are_sent(session: NodeConnection, tmp_path: Path) -> None:
@@ -126,10 +85,10 @@ def test_records_of_one_second_and_size_are_sent(session: NodeConnection, tmp_pa
     for mrr in ("0.25", "0.31"):
         (there / "metrics.json").write_text(mrr)
         os.utime(there / "metrics.json", (1_000_000_000, 1_000_000_000))
-        assert fetch(session, str(there), str(back)) == 1
+        assert fetch(session, str(there), str(back), every) == 1
         assert send(session, Tree(str(there), str(again), ("metrics.json",))) == 1
         assert (back / "metrics.json").read_text() == (again / "metrics.json").read_text() == mrr
-        assert fetch(session, str(there), str(back)) == 0
+        assert fetch(session, str(there), str(back), every) == 0
 
 
 def test_links_stay_links(session: NodeConnection, tmp_path: Path) -> None:
@@ -137,28 +96,8 @@ def test_links_stay_links(session: NodeConnection, tmp_path: Path) -> None:
     (tmp_path / "from" / "best").mkdir(parents=True)
     (tmp_path / "from" / "file").write_text("x")
     os.symlink("../file", tmp_path / "from" / "best" / "link")
-    fetch(session, str(tmp_path / "from"), str(tmp_path / "to"))
+    fetch(session, str(tmp_path / "from"), str(tmp_path / "to"), every)
     assert os.readlink(tmp_path / "to" / "best" / "link") == "../file"
-
-
-def test_what_says_that_others_count_comes_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where placing files breaks off, the version file is the old one."""
-    (tmp_path / "to").mkdir()
-    (tmp_path / "to" / "a_version").write_text("old")
-    staging = Path(host_files.make_staging(str(tmp_path / "to")))
-    for name in ("a_version", "b", "c"):
-        (staging / name).write_text("new")
-    order = []
-    replace = os.replace
-
-    def note(source: str, target: str) -> None:
-        order.append(os.path.basename(target))
-        replace(source, target)
-
-    monkeypatch.setattr(os, "replace", note)
-    host_files.place_files(str(tmp_path / "to"), str(staging), last=["a_version"])
-    assert order == ["b", "c", "a_version"]
-    assert not staging.exists()
 
 
 def test_leavings_of_a_broken_transfer_go(tmp_path: Path) -> None:
@@ -193,7 +132,7 @@ def test_a_blocked_disk_does_not_hold_the_launcher(
         if stuck == "reading":
             send(session, Tree(str(tmp_path / "here"), str(tmp_path / "there"), ("large",)))
         else:
-            fetch(session, str(tmp_path / "here"), str(tmp_path / "there"))
+            fetch(session, str(tmp_path / "here"), str(tmp_path / "there"), every)
     assert not list((tmp_path / "there").glob("large"))
 
 
@@ -206,7 +145,7 @@ def test_large_files_and_their_attributes(session: NodeConnection, tmp_path: Pat
         (there / name).write_bytes(content)
     (there / "b").chmod(0o750)
     os.utime(there / "b", (1_000_000_000, 1_000_000_000))
-    assert fetch(session, str(there), str(back)) == len(contents)
+    assert fetch(session, str(there), str(back), every) == len(contents)
     assert {name: (back / name).read_bytes() for name in contents} == contents
     status = (back / "b").stat()
     assert (status.st_mode & 0o777, status.st_mtime) == (0o750, 1_000_000_000)
@@ -250,7 +189,7 @@ def test_files_that_cannot_be_placed_here(session: NodeConnection, tmp_path: Pat
     back.mkdir()
     (back / "folder").write_text("in the way")
     with pytest.raises(InputError) as caught:
-        fetch(session, str(there), str(back))
+        fetch(session, str(there), str(back), every)
     reason = f"[Errno 17] File exists: '{back}/folder'"
     assert str(caught.value) == f"files from here cannot be placed in {back}: {reason}"
     assert [path.name for path in back.iterdir()] == ["folder"]
@@ -264,22 +203,11 @@ def test_nothing_takes_its_place_unless_it_may(session: NodeConnection, here: Pa
 
     back = tmp_path / "back"
     with pytest.raises(InputError, match="^it is another's$"):
-        fetch(session, str(here), str(back), check=check)
+        fetch(session, str(here), str(back), every, check)
     assert list(back.iterdir()) == []
-
-
-def test_a_transfer_that_is_not_wanted_touches_nothing(
-    session: NodeConnection, here: Path, tmp_path: Path
-) -> None:
-    """It was given up before it began: what another transfer writes there stays."""
-    back = tmp_path / "back"
-    other = host_files.make_staging(str(back))
-    with pytest.raises(InputError, match="^the transfer was cancelled$"):
-        fetch(session, str(here), str(back), is_cancelled=lambda: True)
-    assert os.path.isdir(other)
 
 
 def test_same_folder(session: NodeConnection, here: Path) -> None:
     """Nothing is copied onto itself."""
     assert send(session, Tree(str(here), f"{here}/../{here.name}", ("a b",))) == 0
-    assert fetch(session, str(here), str(here)) == 0
+    assert fetch(session, str(here), str(here), every) == 0

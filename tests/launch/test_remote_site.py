@@ -53,13 +53,6 @@ def test_each_attempt_clears_what_the_one_before_has_left(cluster: RemoteSite) -
         own.unlink(missing_ok=True)
 
 
-def test_an_argument_of_a_task_may_have_the_name_of_the_timeout(cluster: RemoteSite, tmp_path: Path) -> None:
-    """The agent's task ``hold_version`` has an argument ``seconds`` of its own."""
-    cluster.connect([Machine(ADDRESS, 1)], ENTRY)
-    (session,) = cluster._sessions.values()
-    assert session.call("hold_version", 10.0, folder=str(tmp_path), known="", seconds=1.0) is None
-
-
 def test_a_machine_that_goes_before_the_port_is_chosen(cluster: RemoteSite) -> None:
     """The error names the machine, and is one after which another attempt may be made."""
     hosts = cluster.connect([Machine(ADDRESS, 1)], ENTRY)

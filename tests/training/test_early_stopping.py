@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 import signal
@@ -14,7 +13,6 @@ from dglkge.checkpoint import open_checkpoint
 from dglkge.config import load_config
 from dglkge.config.schema import EarlyStoppingConfig
 from dglkge.distributed.preemption import Preempted
-from dglkge.distributed.world import World
 from dglkge.errors import InputError
 from dglkge.training.building.checks import check_config
 from dglkge.training.cadence import EarlyStopping
@@ -81,15 +79,6 @@ def test_refusals(settings: list[str], message: str) -> None:
     with pytest.raises(InputError) as caught:
         check_config(load_config(None, ["dataset=toy", *settings]))
     assert message in str(caught.value)
-
-
-def test_machines_without_a_common_disk_are_refused() -> None:
-    machines = World(0, 2, 0, 1, launched=True)
-    alone = dataclasses.replace(machines, has_own_disk=True)
-    check_config(load_config(None, ["dataset=toy", *PATIENT]), machines)
-    with pytest.raises(InputError, match="patience is 2 and the number of disks is 2"):
-        check_config(load_config(None, ["dataset=toy", *PATIENT]), alone)
-    check_config(load_config(None, ["dataset=toy"]), alone)
 
 
 def life(folder: Path, scores: list[float], *settings: str) -> ToyRun:

@@ -22,7 +22,6 @@ from dglkge.launch.remote.host_files import (
     make_staging,
     place_files,
     read_block,
-    remove_others,
     stale_files,
     write_block,
 )
@@ -54,17 +53,13 @@ class Tree:
     names: tuple[str, ...]
 
 
-def send(session: NodeConnection, tree: Tree, last: Sequence[str] = (), is_mirror: bool = False) -> int:
+def send(session: NodeConnection, tree: Tree) -> int:
     """Copy files to a machine, except those that it has already.
 
     Parameters
     ----------
     session : NodeConnection
     tree : Tree
-    last : sequence of str
-        Names that are renamed into their places after all others.
-    is_mirror : bool
-        Whether other files in the folder there are removed.
 
     Returns
     -------
@@ -80,10 +75,8 @@ def send(session: NodeConnection, tree: Tree, last: Sequence[str] = (), is_mirro
     if session.is_here and Path(tree.here).resolve() == Path(tree.there).resolve():
         return 0
     wanted = _states(tree)
-    stale = _with_last(
-        session.call("stale_files", COMPARE_SECONDS, folder=tree.there, wanted=wanted), wanted, last
-    )
-    if stale or is_mirror:
+    stale = session.call("stale_files", COMPARE_SECONDS, folder=tree.there, wanted=wanted)
+    if stale:
         # Written beside the target and renamed: an interrupted copy never leaves a half-written file.
         staging = session.call("make_staging", folder=tree.there)
         read = functools.partial(_in_time, session, read_block, tree.here)
@@ -92,8 +85,7 @@ def send(session: NodeConnection, tree: Tree, last: Sequence[str] = (), is_mirro
             session.call("write_block", STALL_SECONDS, folder=staging, pieces=pieces, data=data)
 
         _copy(read, write, stale, lambda: session.is_cut)
-        keep = list(tree.names) if is_mirror else []
-        question = {"folder": tree.there, "staging": staging, "last": list(last), "keep": keep}
+        question = {"folder": tree.there, "staging": staging}
         missing = set(stale)
         num_bytes = sum(size for name, size, *_ in wanted if name in missing)
         # The timeout grows with the size: the machine flushes each file to its disk before it replies.
@@ -105,10 +97,7 @@ def fetch(
     session: NodeConnection,
     there: str,
     here: str,
-    last: Sequence[str] = (),
-    skip: Sequence[str] = (),
-    dropped_in: str | None = None,
-    is_cancelled: Callable[[], bool] = lambda: False,
+    is_wanted: Callable[[str], bool],
     check: Callable[[], object] = lambda: None,
 ) -> int:
     """Copy the finished files of a folder from a machine, except those that exist here already.
@@ -118,14 +107,8 @@ def fetch(
     session : NodeConnection
     there, here : str
         The folder on the machine; the local folder.
-    last : sequence of str
-        Names that are renamed into their places after all others.
-    skip : sequence of str
-        Names that are not copied.
-    dropped_in : str, optional
-        A folder in it where local files that the machine no longer has are removed.
-    is_cancelled : callable
-        Whether to cancel; then nothing has changed here.
+    is_wanted : callable
+        Whether a file is copied, given its name.
     check : callable
         Called when all files are in the staging folder; an exception keeps them from their places.
 
@@ -141,19 +124,20 @@ def fetch(
     """
     if session.is_here and Path(there).resolve() == Path(here).resolve():
         return 0
-    found = session.call("list_files", COMPARE_SECONDS, is_cancelled, folder=there)
     # An unfinished file would be gone by the time at which it is read.
     wanted: list[FileState] = [
-        tuple(state) for state in found if state[0] not in skip and not is_transient(Path(state[0]).name)
+        tuple(state)
+        for state in session.call("list_files", COMPARE_SECONDS, folder=there)
+        if is_wanted(state[0]) and not is_transient(Path(state[0]).name)
     ]
-    stale = _with_last(stale_files(here, wanted), wanted, last)
+    stale = stale_files(here, wanted)
 
     def must_stop() -> bool:
-        return session.is_cut or is_cancelled()
+        return session.is_cut
 
     def read(names: Sequence[str], start: int) -> tuple[list[Piece], bytes]:
         question = {"folder": there, "names": names, "start": start}
-        pieces, data = session.call_for_data("read_block", STALL_SECONDS, is_cancelled, **question)
+        pieces, data = session.call_for_data("read_block", STALL_SECONDS, **question)
         return [Piece(*piece) for piece in pieces], data
 
     if stale:
@@ -164,11 +148,7 @@ def fetch(
             _copy(read, functools.partial(_in_time, session, write_block, staging), stale, must_stop)
             # The last moment at which nothing has changed here.
             check()
-            place_files(here, staging, last, is_confined=True)
-            if dropped_in is not None:
-                mark = dropped_in + "/"
-                below = [name[len(mark) :] for name, *_ in wanted if name.startswith(mark)]
-                remove_others(str(Path(here, dropped_in)), below)
+            place_files(here, staging, is_confined=True)
         except OSError as error:
             raise InputError(f"files from {session.address} cannot be placed in {here}: {error}") from None
         finally:
@@ -220,12 +200,6 @@ def _in_time(session: NodeConnection, function: Callable[..., Any], *arguments: 
 def files_below(folder: Path) -> tuple[str, ...]:
     """Return the names of all files below a folder."""
     return tuple(name for name, *_ in list_files(str(folder)))
-
-
-def _with_last(stale: Sequence[str], wanted: Sequence[FileState], last: Sequence[str]) -> list[str]:
-    """Add the names that come last: version files of the same second have equal sizes and times."""
-    present = {name for name, *_ in wanted}
-    return [*stale, *(name for name in last if name in present and name not in stale)]
 
 
 def _states(tree: Tree) -> list[FileState]:

@@ -7,7 +7,7 @@ import shutil
 import stat
 import tempfile
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -179,8 +179,6 @@ def place_folder(folder: str) -> None:
 def place_files(
     folder: str,
     staging: str,
-    last: Sequence[str] = (),
-    keep: Collection[str] = (),
     is_confined: bool = False,
 ) -> None:
     """Sync unpacked files to the disk and rename them into their places, each atomically.
@@ -191,15 +189,10 @@ def place_files(
         Their target.
     staging : str
         The staging folder; it is removed.
-    last : sequence of str
-        Names that come after all others: files that make the others valid, such as a version number.
-    keep : collection of str
-        If not empty, files with other names below the folder are removed at the end.
     is_confined : bool
         Whether files of another machine may not lead through links below the folder.
     """
-    names = sorted(names_below(staging), key=lambda name: (name in last, name))
-    for name in names:
+    for name in sorted(names_below(staging)):
         # Content first, then the name, then the folder: after a power failure no name is without its content.
         _sync(os.path.join(staging, name))
         target = inner_path(folder, name) if is_confined else os.path.join(folder, name)
@@ -207,18 +200,6 @@ def place_files(
         os.replace(os.path.join(staging, name), target)
         _sync(os.path.dirname(target))
     shutil.rmtree(staging)
-    if keep:
-        remove_others(folder, keep)
-
-
-def remove_others(folder: str, keep: Collection[str]) -> None:
-    """Remove all files below a folder except some, and the folders that are empty then."""
-    for name in set(names_below(folder)) - set(keep):
-        os.unlink(os.path.join(folder, name))
-        parent = os.path.dirname(os.path.join(folder, name))
-        while parent != folder and not os.listdir(parent):
-            os.rmdir(parent)
-            parent = os.path.dirname(parent)
 
 
 def names_below(folder: str) -> Iterator[str]:

@@ -147,7 +147,6 @@ class RemoteSite:
         self._checked: dict[str, dict[str, Any]] = {}
         self._problems: Problems = []
         self._order: list[str] = []
-        self._num_working = 0
 
     def connect(self, machines: Sequence[Machine], entry: JobEntry | None) -> list[Host]:
         """Start missing node programs, and get the facts that the plan depends on.
@@ -299,12 +298,6 @@ class RemoteSite:
     def fetch_files(self, output: Path | None, log_dir: Path, places: Places) -> None:
         """Do nothing: the machines share a disk with this one."""
 
-    def fetching_versions(
-        self, output: Path | None, places: Places, report: Callable[[str], None], seconds: float
-    ) -> contextlib.AbstractContextManager[None]:
-        """Do nothing: the machines share a disk with this one."""
-        return contextlib.nullcontext()
-
     def write_job_files(self, log_dir: Path, hosts: Sequence[Host]) -> None:
         """Create the log folder on every machine, with the ip_config.txt that the processes read.
 
@@ -431,24 +424,24 @@ class RemoteSite:
             except BaseException as error:
                 finished.put((address, error))
 
-        self._num_working = len(addresses)
+        num_working = len(addresses)
         for address in addresses:
             threading.Thread(target=attempt, args=(address,), name=f"dglkge-{address}", daemon=True).start()
         try:
-            while self._num_working:
+            while num_working:
                 # A timeout: the kernel may give a signal to another thread, which does not wake this one, and
                 # only this one runs Python's handlers.
                 with contextlib.suppress(queue.Empty):
                     address, outcomes[address] = finished.get(timeout=SIGNAL_POLL_SECONDS)
-                    self._num_working -= 1
+                    num_working -= 1
         except BaseException:
             for session in self._sessions.values():
                 session.cut()
             deadline = time.monotonic() + STOP_SECONDS
             with contextlib.suppress(queue.Empty):
-                while self._num_working:
+                while num_working:
                     finished.get(timeout=max(0.0, deadline - time.monotonic()))
-                    self._num_working -= 1
+                    num_working -= 1
             raise
         for address in addresses:
             if isinstance(outcomes[address], InputError):
@@ -456,10 +449,6 @@ class RemoteSite:
             elif isinstance(outcomes[address], BaseException):
                 raise outcomes[address]
         return {address: outcomes[address] for address in addresses if address in outcomes}
-
-    def _is_working(self) -> bool:
-        """Whether a thread still runs that a stop could not end."""
-        return self._num_working > 0
 
 
 def planned_host(address: str, machine: Machine, described: Mapping[str, Any]) -> Host:

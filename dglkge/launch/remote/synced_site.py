@@ -1,39 +1,28 @@
-"""Site of machines that share no disk: sends files before a job, fetches results during and after it."""
+"""Site of machines that share no disk: sends files before a job, holds its run, fetches logs after it."""
 
 from __future__ import annotations
 
-import contextlib
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER
+from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.config import Config
 from dglkge.distributed.lease import LAUNCHER, Lease, LeaseTaker, new_nonce
 from dglkge.errors import InputError
 from dglkge.launch.process_plan import Places
-from dglkge.launch.remote.file_transfer import COMPARE_SECONDS
 from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.remote.rendezvous import Rendezvous
-from dglkge.launch.remote.run_copies import HOLD_FOLDER
-from dglkge.launch.remote.sync import (
-    choose_source,
-    fetch_logs,
-    fetch_output,
-    fetch_version,
-    launcher_place,
-    send_inputs,
-    send_output,
-)
+from dglkge.launch.remote.run_store import RunFolder
+from dglkge.launch.remote.sync import fetch_logs, fetch_records, send_inputs
 from dglkge.launch.ssh import SshSettings
-
-STOP_SECONDS = 20.0
 
 
 class SyncedSite(RemoteSite):
     """Several machines, each with a disk of its own; see :mod:`dglkge.launch.remote.sync`.
 
-    The launcher holds the lease of its own copy of the run's folder from the first file on, and releases it
-    in :meth:`close`.
+    The launcher holds the lease of the run's folder on its own disk from before the first attempt on, and
+    releases it in :meth:`close`.
 
     Parameters
     ----------
@@ -41,6 +30,8 @@ class SyncedSite(RemoteSite):
         See :class:`RemoteSite`.
     job : str
         Id of the job, equal for all its attempts, in the leases of run folders.
+    repair : callable
+        Goes back to an undamaged version, if the newest is damaged, given the configuration.
     """
 
     has_shared_disk = False
@@ -53,59 +44,50 @@ class SyncedSite(RemoteSite):
         nodes: Rendezvous | None = None,
         report: Callable[[str], None] = lambda text: None,
         job: str = "",
+        repair: Callable[[CheckpointStorage, Config], object] = lambda storage, config: None,
     ) -> None:
         super().__init__(ssh, python, folder, nodes, report)
         self._job = job
+        self._repair = repair
         self._lease: Lease | None = None
+        self._run: RunFolder | None = None
 
     def send_files(
         self, command: Sequence[str], config: Config | None, part_config: str | None, places: Places
     ) -> None:
-        """Send every machine its inputs and the newest version of the run.
+        """Send every machine its inputs, and open the run's folder to it.
 
         Raises
         ------
         PreflightError
             If a machine cannot be reached or cannot take its files.
+        CheckpointError
+            If the run is damaged, or another job writes to its folder.
         """
         self._raise_problems()
         self._run_all(send_inputs(self._sessions, self._order, command, config, part_config, places))
         self._raise_problems()
-        if config is not None:
-            self._send_run(places.here / config.output, places)
-            self._raise_problems()
+        # A run at a URL has its store there.
+        if config is not None and not config.checkpoint.storage:
+            self._open_run(places.here / config.output, config)
 
-    def _send_run(self, output: Path, places: Places) -> None:
-        """Find the newest version of the run among all copies, fetch it here, and send it to every machine.
-
-        Raises
-        ------
-        InputError
-            If it is not clear which copy is the newest, or another job writes to the run's folder.
-        """
-        sessions = self._sessions
-        # Kept over all attempts of the job: no other job may write to the local copy between two of them.
+    def _open_run(self, output: Path, config: Config) -> None:
+        """Take the run's folder here, check it, and let the machines read and write it."""
+        # Kept over all attempts of the job: no other job may write there between two of them.
         if self._lease is None:
             self._lease = LeaseTaker(output, new_nonce(), self._job, LAUNCHER).take()
-            # After a stop a transfer may still be blocked by a disk. The lease then ends with this process.
-            self._lease.keep_while(self._is_working)
-        there = str(places.on_machines(output))
-        question = {"folder": there, "launcher": launcher_place(output), "job": self._job}
-        found = self._call_all(dict.fromkeys(self._order, question), "describe_copy")
-        self._raise_problems()
-        ordered = {address: found[address] for address in self._order}
-        source, copy = choose_source(sessions, ordered, output, places)
-        if source is not None:
-            self._run_all(
-                lambda address: fetch_output(sessions[address], output, places, self._job, self._check_lease),
-                [source],
-            )
-            self._raise_problems()
-        if copy.version:
-            self._run_all(lambda address: send_output(sessions[address], output, places))
+        storage = CheckpointStorage(output / CHECKPOINT_FOLDER, self._lease)
+        if config.checkpoint.fallback:
+            self._repair(storage, config)
+        storage.published()
+        if storage.path.is_dir():
+            storage.drop_unpublished(storage.published_version())
+        self._run = RunFolder(output, self._lease)
+        for session in self._sessions.values():
+            session.store = self._run.answer
 
     def fetch_files(self, output: Path | None, log_dir: Path, places: Places) -> None:
-        """Fetch the logs of all machines, and the run's folder of the first.
+        """Fetch the logs of all machines, and the run's records from the first.
 
         A machine whose node program has ended meanwhile gets a new one.
 
@@ -124,36 +106,15 @@ class SyncedSite(RemoteSite):
         def fetch_run(address: str) -> None:
             there = places.on_machines(output or Path())
             try:
-                session = self._sessions[address]
-                session.call("drop_hold", COMPARE_SECONDS, hold=str(there / HOLD_FOLDER))
-                fetch_output(session, output or Path(), places, self._job, self._check_lease)
+                fetch_records(self._sessions[address], output or Path(), places, self._check_lease)
             except InputError as error:
                 raise InputError(f"the run's folder is still {there} there: {error}") from None
 
-        if output is not None:
-            # Rank 0 is on the first machine, and its disk has the run's folder.
+        # A job that was refused has left nothing there, or the folder belongs to another run.
+        if output is not None and self._run is not None and self._run.was_taken:
+            # Rank 0, which writes records, is on the first machine.
             self._run_all(fetch_run, self._order[:1])
         self._raise_problems("their files are still there")
-
-    @contextlib.contextmanager
-    def fetching_versions(
-        self, output: Path | None, places: Places, report: Callable[[str], None], seconds: float
-    ) -> Iterator[None]:
-        """Fetch published versions inside the block; see :class:`VersionFetcher`. 0 s: not at all."""
-        if output is None or not seconds:
-            yield
-            return
-        run, session = output, self._sessions[self._order[0]]
-        fetcher = VersionFetcher(
-            lambda is_cancelled: fetch_version(session, run, places, is_cancelled, self._check_lease),
-            report,
-            seconds,
-        )
-        fetcher.start()
-        try:
-            yield
-        finally:
-            fetcher.stop()
 
     def close(self) -> None:
         """Release the machines and the lease."""
@@ -166,56 +127,3 @@ class SyncedSite(RemoteSite):
         """Raise if another job holds the run's folder here: a launcher that was suspended loses its lease."""
         if self._lease is not None:
             self._lease.check()
-
-
-class VersionFetcher:
-    """Polls the first machine for a new checkpoint version, and fetches the newest, in a thread.
-
-    A problem is reported once, and the next poll tries again: the job does not depend on it.
-
-    Parameters
-    ----------
-    fetch : callable
-        Fetches the newest version, given a test whether to cancel; returns its number, or None if there is
-        nothing new.
-    report : callable
-        Takes messages for the user.
-    seconds : float
-        Between two polls.
-    """
-
-    def __init__(
-        self,
-        fetch: Callable[[Callable[[], bool]], int | None],
-        report: Callable[[str], None],
-        seconds: float,
-    ) -> None:
-        self._fetch = fetch
-        self._report = report
-        self._seconds = seconds
-        self._is_stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="dglkge-fetch", daemon=True)
-
-    def start(self) -> None:
-        """Start polling."""
-        self._thread.start()
-
-    def stop(self) -> None:
-        """Stop at once. A transfer is cancelled and leaves the earlier files in place."""
-        self._is_stopped.set()
-        # Bounded: a blocked disk could hold the thread forever. It is a daemon thread.
-        self._thread.join(STOP_SECONDS)
-
-    def _run(self) -> None:
-        """Fetch new versions until stopped; the body of the thread."""
-        has_warned = False
-        while not self._is_stopped.wait(self._seconds):
-            try:
-                self._fetch(self._is_stopped.is_set)
-                has_warned = False
-            except (InputError, OSError, ValueError) as error:
-                if not has_warned and not self._is_stopped.is_set():
-                    self._report(
-                        f"warning: the newest version could not be brought here, trying again: {error}"
-                    )
-                has_warned = True

@@ -51,9 +51,8 @@ def check_config(config: Config, world: World | None = None) -> None:
     """
     model = configured_model(config)
     num_machines = 1 if world is None else world.num_machines
-    num_disks = num_machines if world is not None and world.has_own_disk else 1
     _raise(
-        problems_of(config, num_machines, num_disks),
+        problems_of(config, num_machines),
         _raised(lambda: configured_regularizer(config, model)),
         _raised(lambda: split_count(config.negatives.num_uniform, config.negatives.shares)),
         schedule_problems(config),

@@ -1,4 +1,4 @@
-"""The run's folder: its lease, its copy at a URL, its checkpoint, description, configuration and trackers."""
+"""The run's folder: its lease, its store, its checkpoint, description, configuration and trackers."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import torch
 
 from dglkge import __version__
 from dglkge.checkpoint.conversion import dataset_fields
-from dglkge.checkpoint.courier import Courier
 from dglkge.checkpoint.durable import LeasedFolder
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_CONFIG_FILE, RUN_TRACKERS_FILE, Progress
 from dglkge.checkpoint.manager import CheckpointManager, TrainerGroup
 from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
 from dglkge.checkpoint.mirror import Mirror, StoredVersion
+from dglkge.checkpoint.stores import open_store
 from dglkge.config import Config, save_config
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import load_json
 from dglkge.distributed.dgl_compat import dgl
 from dglkge.distributed.lease import Lease, LeaseTaker, new_nonce
 from dglkge.distributed.runtime import Cluster
-from dglkge.distributed.world import World
 from dglkge.errors import InputError, write_error
+from dglkge.launch.remote.run_store import LauncherStore
 from dglkge.training.building.components import configured_model
 from dglkge.training.building.tables import describe_optimizer
 from dglkge.training.job import Job
@@ -72,12 +72,12 @@ def hold_run(output: Path, cluster: Cluster) -> Lease:
 
 
 def open_mirror(config: Config, cluster: Cluster, lease: Lease, meta: CheckpointMeta) -> Mirror | None:
-    """Open the run's copy and bring every disk of the job to the newer version; a collective.
+    """Open the run's store and bring every disk of the job to its version; a collective.
 
     Returns
     -------
     Mirror or None
-        If a URL is configured: on rank 0, and where machines share a disk on the writer of each.
+        On the writer of each machine, if a URL is configured or machines share no disk.
 
     Raises
     ------
@@ -87,23 +87,35 @@ def open_mirror(config: Config, cluster: Cluster, lease: Lease, meta: Checkpoint
         On all trainers, if the store cannot be reached.
     """
     url, world = config.checkpoint.storage, cluster.world
-    if not url:
+    if not url and not world.has_own_disk:
         return None
-    seconds = config.checkpoint.store_seconds
-    mirror = Mirror(url, config.output, lease, seconds) if world.is_machine_leader else None
+
+    def open_here() -> Mirror | None:
+        """Connect to the store on the writer of a machine."""
+        if not world.is_machine_leader:
+            return None
+        store = open_store(url) if url else LauncherStore.of_this_process(Path(config.output))
+        seconds = config.checkpoint.store_seconds
+        return Mirror(store, config.output, lease, seconds, is_cache=world.has_own_disk)
+
+    mirror = cluster.agree(open_here)
     # Rank 0 first: it may have a version that was not uploaded when its job was killed.
-    _agree(cluster, mirror if world.rank == 0 else None, lambda saved: _check(config, saved, meta))
+    _agree(
+        cluster,
+        mirror if world.rank == 0 else None,
+        lambda saved: _check(config, saved, meta, "" if mirror is None else mirror.url),
+    )
     _agree(cluster, mirror if world.rank != 0 and world.is_disk_leader else None, None)
-    return mirror if world.rank == 0 or not world.has_own_disk else None
+    return mirror
 
 
-def _check(config: Config, saved: CheckpointMeta, meta: CheckpointMeta) -> None:
-    """Refuse to take a URL with another run, or one with other settings."""
+def _check(config: Config, saved: CheckpointMeta, meta: CheckpointMeta, url: str) -> None:
+    """Refuse to take a store with another run, or one with other settings."""
     check_same_run(saved, meta)
     training = dict(meta.config["training"])
     if training["matmul_dtype"] == "auto":
         del training["matmul_dtype"]  # chosen later, as the run has recorded it
-    check_settings(config, saved, {**meta.config, "training": training}, config.checkpoint.storage)
+    check_settings(config, saved, {**meta.config, "training": training}, url)
 
 
 def _agree(cluster: Cluster, mirror: Mirror | None, check: Callable[[CheckpointMeta], object] | None) -> None:
@@ -135,18 +147,10 @@ def open_checkpoints(job: Job, mirror: Mirror | None) -> CheckpointManager:
         TrainerGroup(world.rank, writes, cluster.barrier, cluster.gather_texts, world.timeout_seconds),
         names,
         dataset.num_parts,
-        courier=_build_courier(world),
-        lease=job.lease,
-        mirror=mirror,
+        job.lease,
+        mirror,
+        is_cache=world.has_own_disk,
     )
-
-
-def _build_courier(world: World) -> Courier | None:
-    """Return the transfer of checkpoints to the first machine; None where machines share a disk."""
-    if not world.has_own_disk or world.num_machines == 1:
-        return None
-    leaders = range(0, world.world_size, world.trainers_per_machine)
-    return Courier(world.rank, leaders, world.timeout_seconds)
 
 
 def describe_run(config: Config, dataset: Dataset) -> CheckpointMeta:

@@ -1,0 +1,293 @@
+"""The launcher's folder as the store of a run whose machines share no disk.
+
+A trainer (:class:`LauncherStore`) sends requests over a socket to its node program, which passes them on over
+its stream, and the launcher (:class:`RunFolder`) answers them. Files go in blocks, each of which is answered
+before the next: a slow disk or network slows the writer down, and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from dglkge.checkpoint.durable import LeasedFolder
+from dglkge.checkpoint.layout import (
+    CHECKPOINT_FOLDER,
+    LEASE_FILE,
+    TEMPORARY_SUFFIX,
+    VERSION_FILE,
+    WRITER_FILE,
+    temporary_file,
+)
+from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.distributed.lease import Lease, new_nonce
+from dglkge.distributed.world import OWN_DISKS_VARIABLE
+from dglkge.errors import CheckpointError, DglkgeError, InputError, NotReadyError, StorageError
+from dglkge.launch.protocol import BLOCK_BYTES, STORE_VARIABLE, Call, Decoder, Reply, encode
+from dglkge.launch.remote.host_files import inner_path
+
+FILE_BLOCK_BYTES = 1 << 20
+"""Small enough that heartbeats on the same stream are not late on a slow network."""
+ANSWER_SECONDS = 60.0
+
+_POINTER = f"{CHECKPOINT_FOLDER}/{VERSION_FILE}"
+
+
+class RunFolder:
+    """Answers requests for the files of a run's folder on this machine; other machines write nowhere else.
+
+    Parameters
+    ----------
+    folder : Path
+    lease : Lease
+        The launcher's right to write there; it is read again before a file gets its name.
+
+    Attributes
+    ----------
+    was_taken : bool
+        Whether a trainer has taken the run, after which the folder of the first machine continues it.
+    """
+
+    def __init__(self, folder: Path, lease: Lease) -> None:
+        self.was_taken = False
+        self._lease = lease
+        self._run = folder
+        self._tasks: dict[str, Callable[..., Any]] = {
+            "identity": self._identity,
+            "get": self._get,
+            "put": self._put,
+            "copy": self._copy,
+            "sizes": self._sizes,
+            "remove": self._remove,
+        }
+
+    def answer(self, call: Call) -> Reply:
+        """Answer a request; the number of an operating system's error is the value of its reply."""
+        try:
+            more = {"data": call.data} if call.task == "put" else {}
+            value, data = self._tasks[call.task](**call.arguments, **more)
+            return Reply(call.id, value, data=data)
+        except DglkgeError as error:
+            return Reply(call.id, error=str(error), is_input=not isinstance(error, NotReadyError))
+        except OSError as error:
+            return Reply(call.id, error.errno, error=error.strerror or str(error))
+        except (KeyError, TypeError, ValueError) as error:
+            return Reply(call.id, error=f"no request of this version: {error!r}")
+
+    def _identity(self) -> tuple[dict[str, Any], bytes]:
+        """Return where the folder is, and what tells whether a path is the same folder."""
+        return {"place": f"{socket.gethostname()}:{self._run.resolve()}", "same": identity(self._run)}, b""
+
+    def _path(self, name: str) -> Path:
+        return Path(inner_path(str(self._run), name))
+
+    def _get(self, name: str, start: int) -> tuple[bool, bytes]:
+        """Return some bytes of a file, and whether they are its last."""
+        with open(self._path(name), "rb") as file:
+            file.seek(start)
+            data = file.read(FILE_BLOCK_BYTES)
+            return not file.read(1), data
+
+    def _put(self, name: str, token: str, start: int, is_last: bool, data: bytes) -> tuple[None, bytes]:
+        """Write some bytes of a file, which gets its name with the last of them."""
+        if name == LEASE_FILE or not token.isalnum():
+            raise InputError(f"{name!r} is no file of a run")
+        path = self._path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        folder = LeasedFolder(path.parent, self._lease)
+        folder.check_lease()
+        part = path.with_name(temporary_file(path.name, token))
+        if start == 0 and is_last and name == _POINTER:
+            CheckpointStorage(path.parent, self._lease).publish(int(data))
+            return None, b""
+        with open(part, "r+b" if start else "wb") as file:
+            file.seek(start)
+            file.write(data)
+        if is_last:
+            with folder.new_file(path.name) as temporary:
+                os.replace(part, temporary)
+            self.was_taken |= name == WRITER_FILE
+        return None, b""
+
+    def _copy(self, name: str, target: str) -> tuple[None, bytes]:
+        """Give a file that never changes one more name."""
+        source, path = self._path(name), self._path(target)
+        if not source.is_file():
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        path.parent.mkdir(parents=True, exist_ok=True)
+        LeasedFolder(path.parent, self._lease).link_or_copy(source, path.name)
+        return None, b""
+
+    def _sizes(self, folder: str) -> tuple[dict[str, int], bytes]:
+        """Return the bytes of the finished files in a folder and below it."""
+        sizes = {}
+        for parent, _, names in os.walk(self._path(folder) if folder else self._run):
+            for name in names:
+                path = Path(parent, name)
+                if not name.endswith(TEMPORARY_SUFFIX) and path.is_file():
+                    sizes[path.relative_to(self._run).as_posix()] = path.stat().st_size
+        return sizes, b""
+
+    def _remove(self, name: str) -> tuple[None, bytes]:
+        """Remove a file, and its folder if that is empty then."""
+        self._lease.check()
+        path = self._path(name)
+        path.unlink()
+        with contextlib.suppress(OSError):
+            path.parent.rmdir()
+        return None, b""
+
+
+class LauncherStore:
+    """The launcher's folder of a run, as a store; see :class:`dglkge.checkpoint.stores.Store`.
+
+    Parameters
+    ----------
+    connection : socket.socket
+        To the node program of this machine.
+    output : Path
+        The run's folder here. If it is the launcher's, its files are there already.
+
+    Raises
+    ------
+    NotReadyError
+        If the launcher does not answer.
+    """
+
+    def __init__(self, connection: socket.socket, output: Path) -> None:
+        self.num_bytes = 0
+        self._connection = connection
+        self._numbers = itertools.count()
+        self._decoder = Decoder()
+        self._one_at_a_time = threading.Lock()
+        try:
+            facts, _ = self._ask("identity")
+        except OSError as error:
+            raise NotReadyError(f"the launcher does not answer: {error}") from None
+        self.url = str(facts["place"])
+        self._is_same = output.is_dir() and facts["same"] == identity(output)
+
+    @classmethod
+    def of_this_process(cls, output: Path) -> LauncherStore:
+        """Open the store through the node program that started this process.
+
+        Raises
+        ------
+        InputError
+            If there is none.
+        NotReadyError
+            If the launcher does not answer.
+        """
+        name = os.environ.get(STORE_VARIABLE, "")
+        if not name:
+            raise InputError(
+                f"{OWN_DISKS_VARIABLE} is set, but dglkge-launch --sync did not start this process"
+            )
+        connection = socket.socket(socket.AF_UNIX)
+        try:
+            connection.connect("\0" + name)
+        except OSError as error:
+            raise NotReadyError(f"the node program of this machine does not answer: {error}") from None
+        return cls(connection, output)
+
+    def read(self, name: str) -> bytes:
+        """Return the content of a file."""
+        return b"".join(self._blocks(name))
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file."""
+        blocks = range(0, max(1, len(content)), FILE_BLOCK_BYTES)
+        self._put(name, (content[start : start + FILE_BLOCK_BYTES] for start in blocks))
+
+    def upload(self, path: Path, name: str) -> None:
+        """Copy a file to the launcher's folder."""
+        if self._is_same:
+            return
+        with open(path, "rb") as file:
+            # An empty file has one block.
+            first = file.read(FILE_BLOCK_BYTES)
+            rest = iter(lambda: file.read(FILE_BLOCK_BYTES), b"")
+            self._put(name, itertools.chain([first], rest))
+
+    def download(self, name: str, path: Path) -> None:
+        """Copy a file from the launcher's folder."""
+        with open(path, "wb") as file:
+            for block in self._blocks(name):
+                file.write(block)
+
+    def copy(self, name: str, target: str) -> None:
+        """Give a file in the launcher's folder one more name."""
+        if not self._is_same:
+            self._ask("copy", name=name, target=target)
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the sizes of the files in a folder and below it."""
+        return dict(self._ask("sizes", folder=folder)[0])
+
+    def remove(self, name: str) -> None:
+        """Remove a file."""
+        self._ask("remove", name=name)
+
+    def _blocks(self, name: str) -> Iterator[bytes]:
+        start, is_last = 0, False
+        while not is_last:
+            is_last, block = self._ask("get", name=name, start=start)
+            start += len(block)
+            yield block
+
+    def _put(self, name: str, blocks: Iterator[bytes]) -> None:
+        token, start, block = new_nonce(), 0, next(blocks)
+        for following in itertools.chain(blocks, [None]):
+            self._ask("put", block, name=name, token=token, start=start, is_last=following is None)
+            self.num_bytes += len(block)
+            start += len(block)
+            block = following or b""
+
+    def _ask(self, task: str, data: bytes = b"", **arguments: Any) -> tuple[Any, bytes]:
+        """Send a request and return the answer.
+
+        Raises
+        ------
+        OSError
+            Of the launcher's disk, or if there is no answer.
+        CheckpointError
+            If the launcher refuses it.
+        StorageError
+            If the launcher's disk is full or fails.
+        """
+        with self._one_at_a_time:
+            number = next(self._numbers)
+            # No limit: half a request would make the next ones unreadable. A lost launcher ends this process.
+            self._connection.settimeout(None)
+            self._connection.sendall(encode(Call(number, task, arguments, data)))
+            self._connection.settimeout(ANSWER_SECONDS)
+            reply = self._receive(number)
+        if reply.error is None:
+            return reply.value, reply.data
+        if isinstance(reply.value, int):
+            raise OSError(reply.value, reply.error)
+        raise (CheckpointError if reply.is_input else StorageError)(reply.error)
+
+    def _receive(self, number: int) -> Reply:
+        """Return the reply to a request; one to an earlier request came too late."""
+        while True:
+            received = self._connection.recv(BLOCK_BYTES)
+            if not received:
+                raise ConnectionError(errno.ECONNRESET, "the node program has ended")
+            for message in self._decoder.feed(received):
+                if isinstance(message, Reply) and message.id == number:
+                    return message
+
+
+def identity(folder: Path) -> list[Any]:
+    """Return what is equal for two paths on one kernel that lead to the same folder."""
+    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    status = os.stat(folder)
+    return [boot_id, status.st_dev, status.st_ino]
