@@ -6,11 +6,8 @@ reaches it once, from here. It ends when this process dies.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
-import json
 import logging
-import operator
 import os
 import re
 import shutil
@@ -18,22 +15,29 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
 from dglkge.cli.train import SCRIPT, empty_split, ip_config
 from dglkge.config import Config, load_config
-from dglkge.config.load import recipe_files
 from dglkge.data.dataset_files import DESCRIPTION
-from dglkge.data.text_format import bare_path, parse_columns
+from dglkge.data.text_format import bare_path
 from dglkge.distributed.dgl_import import require_dgl
-from dglkge.errors import INPUT_ERROR_STATUS, InputError, JobError, unknown_name
+from dglkge.errors import INPUT_ERROR_STATUS, InputError, JobError
 from dglkge.launch.console import plain_text
-from dglkge.model.score_functions import SCORE_FUNCTIONS
-from dglkge.partition.options import AUTO_SPLIT, Options, ReadingOptions, parse_fractions
+from dglkge.partition.options import Options
+from dglkge.train_arguments import (
+    DataOptions,
+    config_file,
+    in_python,
+    overrides,
+    path_override,
+    pythonic,
+    whole_number,
+)
 
 if TYPE_CHECKING:
     from dglkge.inference.run import Run
@@ -52,89 +56,6 @@ _STOPPED = (130, 143)
 
 _LOGGED = re.compile(r"epoch \d+/\d+|checkpoint, statistics and|next[:,]")
 """Lines of a job that are logged where its output is not shown."""
-
-
-@dataclass(frozen=True)
-class DataOptions:
-    """How the data set of :func:`train` is made; nothing of it goes with a data set that is there.
-
-    Attributes
-    ----------
-    valid, test : object, optional
-        Further splits of a data frame, or of another object with triples.
-    columns : str
-        Columns of head, relation and tail, as in ``partition.py --columns``.
-    split : float, three floats or str, optional
-        Share of train, or shares of train, valid and test, of a single set of triples; by default .9, .05
-        and .05.
-    seed : int
-        Of the split; ``settings={"seed": 1}`` is that of the training.
-    reading : mapping
-        How a file or folder is read: the fields of
-        :class:`dglkge.partition.options.ReadingOptions`, for example
-        ``{"types_from": "rdf:type", "literals": "numeric"}``.
-    """
-
-    valid: Any = None
-    test: Any = None
-    columns: str = "head,relation,tail"
-    split: Any = None
-    seed: int = 0
-    reading: Mapping[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def from_mapping(cls, values: Mapping[str, Any]) -> DataOptions:
-        """Build the options from keyword arguments.
-
-        Raises
-        ------
-        InputError
-            If there is no such argument.
-        """
-        known = [*(option.name for option in fields(cls)), *_ARGUMENTS]
-        for name in values:
-            if name not in known:
-                raise unknown_name("argument of dglkge.train", name, known)
-        return cls(**values)
-
-    @property
-    def has_splits(self) -> bool:
-        """Whether there are further splits."""
-        return self.valid is not None or self.test is not None
-
-    def to_options(self, name: str, progress: bool) -> Options:
-        """Return the options of partitioning.
-
-        Raises
-        ------
-        InputError
-            If a value is not allowed; the message names the argument.
-        """
-        if not isinstance(self.reading, Mapping):
-            raise _wrong_type("reading", self.reading, "a mapping of option to value")
-        if not isinstance(self.columns, str):
-            raise _wrong_type("columns", self.columns, "a text such as 'subject,predicate,object'")
-        with _in_python():
-            return Options(
-                seed=_whole("seed", self.seed),
-                columns=parse_columns(self.columns),
-                split=AUTO_SPLIT if self.split is None else parse_fractions(_shares(self.split)),
-                name=name,
-                progress=progress,
-                reading=ReadingOptions.from_mapping(self.reading),
-            )
-
-
-_ARGUMENTS = (
-    "triples",
-    "score_function",
-    "output",
-    "config",
-    "settings",
-    "trainers",
-    "overwrite",
-    "progress",
-)
 
 
 def train(
@@ -179,7 +100,8 @@ def train(
         Show the job's output; by default where this process has a terminal or is a notebook. Otherwise a line
         an epoch is logged, at level INFO.
     **data
-        Fields of :class:`DataOptions`: ``valid``, ``test``, ``columns``, ``split``, ``seed``, ``reading``.
+        Fields of :class:`dglkge.train_arguments.DataOptions`: ``valid``, ``test``, ``columns``, ``split``,
+        ``seed``, ``reading``.
 
     Returns
     -------
@@ -204,15 +126,13 @@ def train(
     """
     options = DataOptions.from_mapping(data)
     is_shown = _is_interactive() if progress is None else progress
-    file, words = _config_file(config), _words(settings, score_function)
+    file, words = config_file(config), overrides(settings, score_function)
     # Settings are read before anything is made; the data set's place is not known yet.
-    read = load_config(file, [*words, "dataset=x", *_given("output", output)])
+    read = load_config(file, [*words, "dataset=x", *path_override("output", output)])
     folder = Path(read.output) if output is not None else _default_output(triples, read)
     words.append(f"output={folder}")
     making = options.to_options(folder.absolute().name, is_shown)
-    workers = None if trainers is None else _whole("trainers", trainers)
-    if workers is not None and workers < 1:
-        raise InputError(f"trainers is {workers}; expected at least 1")
+    workers = None if trainers is None else whole_number("trainers", trainers, least=1)
     source = _Source.of(triples, options)
     _check_output(folder, overwrite, source)
     require_dgl("dglkge.train")
@@ -311,12 +231,12 @@ def _make(source: _Source, folder: Path, making: Options, overwrite: bool) -> Pa
     # Beside the run's folder, on the same disk: wrong triples leave it as it was.
     with tempfile.TemporaryDirectory(dir=made.parent.parent, prefix=f".{folder.name}-") as temporary:
         new = Path(temporary) / DATASET_FOLDER
-        with _in_python():
+        with in_python():
             figures = partition_triples(
                 source.triples, new, making, valid=source.options.valid, test=source.options.test
             )
         for note in figures["input"]["notes"]:
-            _say(note, bool(making.progress))
+            _say(pythonic(note), bool(making.progress))
         if overwrite:
             _remove(folder)
         elif made.exists() and not _has_run(folder):
@@ -350,112 +270,6 @@ def _default_output(triples: Any, config: Config) -> Path:
     return Path("runs") / f"{name or 'triples'}-{config.model.score_function.name}"
 
 
-def _config_file(config: Any) -> Path | None:
-    """Return the file of a configuration: a path, or the name of a recipe."""
-    if config is None:
-        return None
-    if not isinstance(config, (str, os.PathLike)):
-        raise _wrong_type("config", config, "a YAML file or the name of a recipe")
-    recipes = recipe_files()
-    if Path(config).is_file() or str(config) not in recipes:
-        if not Path(config).exists() and Path(config).suffix not in (".yaml", ".yml", ".json"):
-            raise InputError(
-                f"config: there is no file {config}, and {unknown_name('recipe', str(config), recipes)}"
-            )
-        return Path(config)
-    return recipes[str(config)]
-
-
-def _words(settings: Any, score_function: Any) -> list[str]:
-    """Return the overrides KEY=VALUE of all settings."""
-    if settings is not None and not isinstance(settings, Mapping):
-        raise _wrong_type("settings", settings, "a mapping of field to value")
-    if score_function is not None and not isinstance(score_function, str):
-        raise _wrong_type("score_function", score_function, f"a name: {', '.join(SCORE_FUNCTIONS)}")
-    values = dict(_flat(settings or {}))
-    if score_function is not None:
-        values["model.score_function"] = score_function
-    name = values.get("model.score_function")
-    if isinstance(name, str) and name not in SCORE_FUNCTIONS and name.lower() in SCORE_FUNCTIONS:
-        values["model.score_function"] = name.lower()
-    return [f"{name}={_as_yaml(name, value)}" for name, value in values.items()]
-
-
-def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted names and values of nested settings."""
-    for name, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
-
-
-def _as_yaml(name: str, value: Any) -> str:
-    """Return a value as the right side of KEY=VALUE."""
-
-    def plain(each: Any) -> Any:
-        """Return numbers and arrays of numpy and torch as Python's, paths as texts."""
-        if hasattr(each, "tolist"):
-            return each.tolist()
-        if isinstance(each, os.PathLike):
-            return os.fspath(each)
-        raise _wrong_type(
-            f"settings: {name}", each, "a number, a text, true or false, or lists and mappings of them"
-        )
-
-    # JSON is YAML; a text stays as it is, as on the command line.
-    return (
-        value
-        if isinstance(value, str)
-        else os.fspath(value)
-        if isinstance(value, os.PathLike)
-        else json.dumps(value, default=plain)
-    )
-
-
-def _given(name: str, path: Any) -> list[str]:
-    """Return the override of a path; an empty one would mean this folder."""
-    if path is None:
-        return []
-    if not isinstance(path, (str, os.PathLike)) or not os.fspath(path):
-        raise InputError(f"{name} is {path!r}; expected the path of a folder")
-    return [f"{name}={os.fspath(path)}"]
-
-
-def _whole(name: str, value: Any) -> int:
-    try:
-        return operator.index(value)
-    except TypeError:
-        raise _wrong_type(name, value, "a whole number") from None
-
-
-def _shares(split: Any) -> str:
-    """Return shares as the text of ``--split``."""
-    try:
-        return (
-            split
-            if isinstance(split, str)
-            else ",".join(str(float(share)) for share in (split if hasattr(split, "__len__") else [split]))
-        )
-    except (TypeError, ValueError):
-        raise _wrong_type("split", split, "the share of train, or those of train, valid and test") from None
-
-
-def _wrong_type(name: str, value: Any, expected: str) -> InputError:
-    return InputError(f"{name} is {str(value)[:80]!r}, of type {type(value).__name__}; expected {expected}")
-
-
-@contextlib.contextmanager
-def _in_python() -> Iterator[None]:
-    """Let messages name arguments of :func:`train` in place of options of the command line."""
-    try:
-        yield
-    except InputError as error:
-        raise InputError(
-            re.sub(r"--([a-z-]+)", lambda option: option[1].replace("-", "_"), str(error))
-        ) from error
-
-
 def _say(line: str, is_shown: bool) -> None:
     """Show a line where a person looks on, else log it."""
     if is_shown:
@@ -484,7 +298,7 @@ def _run_job(command: Sequence[str], folder: Path, is_shown: bool) -> None:
     def show(line: str) -> None:
         """Show a line; where nobody looks on, log the few that tell how far the job is."""
         if is_shown or _LOGGED.search(line):
-            _say(line, is_shown)
+            _say(line if is_shown else re.sub(r"^\[trainer \d+\] ", "", line), is_shown)
 
     lines: list[str] = []
     process = subprocess.Popen(

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+GIVEN = "given"
+"""Value of --candidates for those that came with the data set."""
+
 CLASSIFICATION = (
     *("accuracy", "f1", "precision", "recall", "roc_auc", "average_precision"),
     *("num_true", "num_false"),
@@ -56,11 +59,12 @@ def evaluate(args: argparse.Namespace) -> int:
 
     protocol = Protocol(
         split=args.triples or args.split or TEST,
-        filtered=not args.raw,
-        num_candidates=args.candidates,
+        filtered=not (args.raw or args.candidates == GIVEN),
+        num_candidates=None if args.candidates == GIVEN else args.candidates,
         ties=args.ties,
         batch_size=args.batch_size,
         seed=args.seed,
+        given=args.candidates == GIVEN,
     )
     # Mistakes in the arguments are found before the checkpoint is read, which may take minutes.
     _check_judging(args)
@@ -262,9 +266,9 @@ of the data set, and uses every core; no server is needed.""",
         flag("--raw", "rank among other known answers too (default: filtered)"),
         option(
             "--candidates",
-            "all entities of the type, or N sampled ones for each query (default: all)",
+            "all entities of the type, N sampled ones for each query, or given: those of OGB's data (all)",
             metavar="N",
-            type=num_candidates,
+            type=lambda text: text if text == GIVEN else num_candidates(text),
         ),
         option("--seed", "seed of the sampled candidates (default: %(default)s)", type=int, default=0),
         option(

@@ -163,6 +163,9 @@ def _offline_folder(entry: PublicData, parent: Path) -> Path:
 
 def _fill(target: Path, entry: PublicData, source: str, progress: bool) -> None:
     """Make the folder of a data set; it gets its name when it is complete."""
+    import pooch
+
+    pooch.get_logger().setLevel("WARNING")
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{entry.name}-") as temporary:
         files, unpacked = Path(temporary) / "files", Path(temporary) / entry.name
@@ -192,13 +195,14 @@ def _download(entry: PublicData, url: str, path: Path, progress: bool) -> None:
         If that fails.
     """
     import pooch
-    import requests
 
-    pooch.get_logger().setLevel("WARNING")
     downloader = pooch.HTTPDownloader(progressbar=progress)
     try:
         pooch.retrieve(url, None, path.name, path.parent, downloader=downloader)
-    except requests.RequestException as error:
+    except OSError as error:
+        # One with a number is of the disk; those of requests have none.
+        if error.errno is not None:
+            raise
         raise InputError(
             f"cannot download {entry.name} from {url} ({_reason(error)}); without a network, put "
             f"{' and '.join(entry.files)} into FOLDER/{entry.name} and set {SOURCE_VARIABLE}=FOLDER, or "

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint.hdf5_format import OPTIMIZER_GROUP, STATE_BLOB
-from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, VERSION_FILE, is_pointer
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, VERSION_FILE, Progress, is_pointer
 from dglkge.checkpoint.manifest import UNKNOWN_CRC32
 from dglkge.checkpoint.mirror import local_path
 from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
@@ -109,14 +109,20 @@ class Run(TrainedModel):
     def _facts(self) -> list[str]:
         """Return the folder, and what one wants to know of a model first."""
         meta = self.tables.meta
-        is_run = isinstance(self.tables, Checkpoint)
-        facts = [str(self.tables.run_folder if isinstance(self.tables, Checkpoint) else self.tables.path)]
+        checkpoint = self.tables if isinstance(self.tables, Checkpoint) else None
+        facts = [str(self.tables.path if checkpoint is None else checkpoint.run_folder)]
         facts += [f"{meta.score_function}, dimension {meta.dim}"]
-        facts += [f"{count:,} of type {name}" for name, count in meta.entity_types.items()]
-        facts += [f"{len(self.tables.relations):,} relations"]
-        facts += [f"{meta.progress['finished_epochs']} epochs"] if is_run and meta.progress else []
-        metrics = self.metrics if is_run else {}
-        return facts + [f"{split} MRR {result[BOTH]['mrr']:.3f}" for split, result in metrics.items()]
+        counts = meta.entity_types
+        is_plain = len(counts) == 1
+        facts += [
+            f"{count:,} {'entities' if is_plain else f'of type {name}'}" for name, count in counts.items()
+        ]
+        facts.append(f"{len(self.tables.relations):,} relations")
+        if checkpoint is None:
+            return facts
+        if checkpoint.progress:
+            facts.append(f"{checkpoint.progress[Progress.FINISHED_EPOCHS]} epochs")
+        return facts + [f"{split} MRR {result[BOTH]['mrr']:.3f}" for split, result in self.metrics.items()]
 
     def predict_tails(
         self, head: str, relation: str, k: int = 10, known: Known | str | None = None
@@ -221,14 +227,19 @@ class Run(TrainedModel):
             if protocol not in SPLITS:
                 raise unknown_name("split", protocol, SPLITS)
             protocol = Protocol(split=protocol)
-        if triples is None:
-            triples = dataset.split(protocol.split)
+        own = dataset.split(protocol.split) if triples is None or protocol.given else triples
+        triples = own if triples is None else triples
+        if protocol.given and not np.array_equal(triples, own[: len(triples)]):
+            raise InputError("given candidates belong to the triples of a split, in their order")
+        candidates = dataset.candidates(protocol.split)[:, : len(triples)] if protocol.given else None
         # One index over all splits: filtering does not depend on which split has the triple.
         known = self.known_triples(also_known) if protocol.filtered else None
         found = open_device(device, "device")
         evaluator = RankingEvaluator(self.model, self.tables.meta.relations, protocol, device=found)
         shards = self.shards(self.tables.entity_types)
-        result = evaluator.evaluate(triples, known, self.tables, shards, progress=progress)
+        result = evaluator.evaluate(
+            triples, known, self.tables, shards, progress=progress, candidates=candidates
+        )
         categories = relation_categories(dataset.split(TRAIN), dataset.num_relations)
         return replace(result, categories=categories)
 

@@ -10,7 +10,7 @@ import ast
 from collections.abc import Iterator, Mapping
 
 FLOORS = {
-    8: {"train_job", "__main__", "partition_tools"},
+    8: {"train_job", "train_arguments", "__main__", "partition_tools"},
     7: {"cli"},
     6: {"report", "serving"},
     5: {"training", "inference", "tuning"},

@@ -114,7 +114,9 @@ _ALLOWED = {
     ("torch._utils", "_rebuild_tensor_v2"),
 }
 ARRAYS_ONLY = types.SimpleNamespace(
-    Unpickler=ArraysOnly, load=lambda file, **options: ArraysOnly(file, **options).load()
+    __name__="arrays_only",
+    Unpickler=ArraysOnly,
+    load=lambda file, **options: ArraysOnly(file, **options).load(),
 )
 """In place of the module pickle, for torch."""
 
