@@ -227,7 +227,10 @@ def _make(source: _Source, folder: Path, making: Options, overwrite: bool) -> Pa
     from dglkge.partition.make_dataset import partition_triples
 
     made = (folder / DATASET_FOLDER).absolute()
-    made.parent.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        made.parent.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"output is {folder}, whose parent cannot be made: {error.strerror}") from error
     # Beside the run's folder, on the same disk: wrong triples leave it as it was.
     with tempfile.TemporaryDirectory(dir=made.parent.parent, prefix=f".{folder.name}-") as temporary:
         new = Path(temporary) / DATASET_FOLDER

@@ -232,7 +232,7 @@ def _table(source: Any, split: str, options: Options) -> Any:
         If it is of no known kind; the message names the split.
     """
     if isinstance(source, pa.Table):
-        return source
+        return _decoded(source)
     if isinstance(source, pd.DataFrame):
         return (
             source
@@ -252,7 +252,7 @@ def _table(source: Any, split: str, options: Options) -> Any:
     if hasattr(source, "collect") and hasattr(source, "lazy"):
         source = source.collect()
     if hasattr(source, "__arrow_c_stream__"):
-        return pa.table(source)
+        return _decoded(pa.table(source))
     if hasattr(source, "to_pandas"):
         return source.to_pandas()
     if isinstance(source, Mapping):
@@ -261,6 +261,16 @@ def _table(source: Any, split: str, options: Options) -> Any:
         return _of_array(_array(source), split, options)
     check_kind(source, split)
     return _of_rows(source, split, options)
+
+
+def _decoded(table: pa.Table) -> pa.Table:
+    """Return a table with plain columns in place of dictionaries, which Arrow cannot cast from all types."""
+    for place, column in enumerate(table.columns):
+        if pa.types.is_dictionary(column.type):
+            chunks = [chunk.dictionary.cast(pa.string()).take(chunk.indices) for chunk in column.chunks]
+            plain = pa.chunked_array(chunks, pa.string())
+            table = table.set_column(place, table.column_names[place], plain)
+    return table
 
 
 def _is_text(value: object) -> bool:
