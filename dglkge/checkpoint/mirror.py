@@ -236,16 +236,16 @@ class Mirror:
             raise CheckpointError(f"{local.problem}; move {here} away")
         if stored is None and local.version:
             raise CheckpointError(
-                f"{self.url} has no version of this run, and {here} has {local.describe()}: the run was removed "
-                "there, or belongs to another launcher. To go on, copy it to the launcher's folder; to start "
-                "anew, move the folder away"
+                f"{self.url} has no version of this run, and {here} has {local.describe()}: the run was "
+                "removed there, or belongs to another launcher. To go on, copy it to the launcher's folder; "
+                "to start anew, move the folder away"
             )
         if stored is None:
             return
         if not stored.copy.continues(local):
             raise CheckpointError(
-                f"{here} has {local.describe()}, {self.url} has {stored.copy.describe()}, which does not go on "
-                "from it: move the one away that you do not want"
+                f"{here} has {local.describe()}, {self.url} has {stored.copy.describe()}, which does not go "
+                "on from it: move the one away that you do not want"
             )
         self._pull_pointers()
         self.pull(stored)
