@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
-from dglkge.cli.train import SCRIPT, empty_split, ip_config
+from dglkge.cli.train import NEXT, SCRIPT, empty_split, ip_config
 from dglkge.config import Config, load_config
 from dglkge.data.dataset_files import DESCRIPTION
 from dglkge.data.text_format import bare_path
@@ -54,7 +54,7 @@ _LIBC = ctypes.CDLL(None)
 _STOPPED = (130, 143)
 """Statuses of dglkge-launch after a signal."""
 
-_LOGGED = re.compile(r"epoch \d+/\d+|checkpoint, statistics and|next[:,]")
+_LOGGED = re.compile(r"epoch \d+/\d+|checkpoint, statistics and")
 """Lines of a job that are logged where its output is not shown."""
 
 
@@ -153,6 +153,11 @@ def train(
     with ip_config(None) as machines:
         launcher = [sys.executable, "-m", "dglkge.cli.launch", "--ip_config", machines]
         _run_job([*launcher, *command], folder, is_shown)
+    _say(NEXT.format(folder), is_shown)
+    _say(
+        'next, in Python: run.predict_tails(head, relation); run.evaluate("test"); run.similar(entity)',
+        is_shown,
+    )
     return open_run(folder, dataset=str(dataset), imports=read.imports)
 
 

@@ -51,30 +51,37 @@ def get_data(args: argparse.Namespace) -> int:
     return 0
 
 
+PLACES = """
+Downloads go to ~/.cache/dglkge, or the folder that DGLKGE_CACHE names. DGLKGE_DATA is the URL of a mirror,
+with the files of each data set in a folder of its name, or a folder of this kind; that needs no network."""
+
+LIST = Command(
+    description="List the data sets that have a name.",
+    examples="""examples:
+  dglkge data list
+  dglkge data list --json    with addresses, checksums, licences and citations""",
+    options=[JSON],
+    run=list_data,
+    summary="the data sets that have a name",
+)
+
+GET = Command(
+    description="Download a data set, compare checksums and counts, and print its folder.",
+    examples=f"""examples:
+  dglkge data get fb15k-237
+{PLACES}""",
+    options=[option("name", "of dglkge data list, in any spelling", metavar="NAME"), JSON],
+    run=get_data,
+    summary="download one",
+)
+
 DATA = Command(
     description="""Data sets of the field by name: list them, or download one into the cache folder. dglkge
 partition and dglkge.train take such a name in place of files.""",
-    examples="""examples:
+    examples=f"""examples:
   dglkge data list
   dglkge data get fb15k-237
-  dglkge partition --input fb15k-237 --output data/fb15k-237
-
-Downloads go to ~/.cache/dglkge, or the folder that DGLKGE_CACHE names. DGLKGE_DATA is the URL of a mirror,
-with the files of each data set in a folder of its name, or a folder of this kind; that needs no network.""",
-    actions={
-        "list": Command(
-            description="List the data sets that have a name.",
-            examples="",
-            options=[JSON],
-            run=list_data,
-            summary="the data sets that have a name",
-        ),
-        "get": Command(
-            description="Download a data set, compare checksums and counts, and print its folder.",
-            examples="",
-            options=[option("name", "of dglkge data list, in any spelling", metavar="NAME"), JSON],
-            run=get_data,
-            summary="download one",
-        ),
-    },
+  dglkge partition fb15k-237 --output data/fb15k-237
+{PLACES}""",
+    actions={"list": LIST, "get": GET},
 )

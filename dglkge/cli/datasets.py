@@ -23,7 +23,7 @@ from dglkge.cli.common import (
     run_command,
     sigterm_raises,
 )
-from dglkge.data.text_format import parse_columns, parse_delimiter
+from dglkge.data.text_format import bare_path, parse_columns, parse_delimiter
 from dglkge.distributed.dgl_import import require_dgl
 from dglkge.errors import InputError, StorageError
 from dglkge.partition.options import (
@@ -53,6 +53,10 @@ def partition(args: argparse.Namespace) -> int:
     from dglkge.partition.make_dataset import partition_files
     from dglkge.partition.report import print_figures, print_quality
 
+    if bool(args.source) == bool(args.input):
+        raise InputError("give triples once: a folder, files, or a name of dglkge data list")
+    inputs = args.source or args.input
+    output = args.output or Path("data") / bare_path(inputs[0]).stem
     values = vars(args)
     has_map = bool(args.entity_map or args.relation_map)
     if has_map and args.ids == "names":
@@ -72,7 +76,7 @@ def partition(args: argparse.Namespace) -> int:
     options = Options(**{field.name: values[field.name] for field in fields(Options)})
     delimiter = parse_delimiter(args.delimiter) if args.delimiter is not None else None
     with sigterm_raises():
-        figures = partition_files(args.input, args.output, options, delimiter)
+        figures = partition_files(inputs, output, options, delimiter)
     try:
         if args.json:
             print_json(figures)
@@ -84,10 +88,10 @@ def partition(args: argparse.Namespace) -> int:
             dropped = [f"{count:,} of {split}" for split, count in figures["dropped_leaks"].items()]
             if dropped:
                 print_text(f"left out as leaks: {' and '.join(dropped)}")
-            print_text(f"the dataset lies in {args.output}")
+            print_text(f"the dataset lies in {output}")
         flush_output()
     except StorageError as error:
-        raise StorageError(f"the dataset lies in {args.output}, but its figures are lost: {error}") from None
+        raise StorageError(f"the dataset lies in {output}, but its figures are lost: {error}") from None
     return 0
 
 
@@ -137,7 +141,7 @@ PARTITION = Command(
     examples="""\
 examples:
   a data set by its name (dglkge data list), downloaded once:
-    python partition_tools/partition.py --input fb15k-237 --output datasets/fb15k237
+    python partition_tools/partition.py fb15k-237 --output datasets/fb15k237
 
   a folder with train.tsv, valid.tsv and test.tsv (or .txt, .csv, .parquet; text also with .gz or .bz2):
     python partition_tools/partition.py --input data/FB15k-237 --output datasets/fb15k237 --num-parts 2
@@ -192,13 +196,13 @@ exit status: 0 done, 1 failure, 2 something in the input (one line says what), 1
     groups={
         "what is read": [
             option(
-                "--input",
+                "source",
                 "a folder, files, or a name of dglkge data list",
-                nargs="+",
-                required=True,
+                nargs="*",
                 type=Path,
                 metavar="PATH",
             ),
+            option("--input", "the same", nargs="+", default=[], type=Path, metavar="PATH"),
             option(
                 "--columns", "see below (head,relation,tail)", default="head,relation,tail", metavar="LIST"
             ),
@@ -279,7 +283,7 @@ exit status: 0 done, 1 failure, 2 something in the input (one line says what), 1
             option("--name-attribute", "GraphML: attribute of nodes (their id)", metavar="NAME"),
         ],
         "what is made of it": [
-            option("--output", "the dataset folder to make", required=True, type=Path, metavar="FOLDER"),
+            option("--output", "the dataset folder to make (data/NAME)", type=Path, metavar="FOLDER"),
             option("--num-parts", "partitions, one per machine (1)", default=1, type=int, metavar="N"),
             option(
                 "--method",

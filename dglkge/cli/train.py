@@ -19,6 +19,9 @@ from dglkge.launch.ports import find_server_ports
 SCRIPT = "dglkge.cli.training_script"
 """The module that servers and trainers run."""
 
+NEXT = "next: dglkge predict {0} --head NAME --relation NAME; dglkge serve {0}; dglkge report {0}"
+"""What to do after a training, given the run's folder."""
+
 THIS_MACHINE = "127.0.0.1"
 """Its address in an ip_config.txt of one machine, without SSH."""
 
@@ -50,7 +53,10 @@ def train(args: argparse.Namespace) -> int:
         script += ["--config", args.config]
     num_servers = int(args.num_servers) if (args.num_servers or "").isdigit() else 1
     with ip_config(args.ip_config, num_servers) as machines:
-        return launch.main(["--ip_config", machines, *words, "-m", SCRIPT, *script])
+        status = launch.main(["--ip_config", machines, *words, "-m", SCRIPT, *script])
+    if status == 0:
+        print_text(NEXT.format(config.output))
+    return status
 
 
 def empty_split(config: Config, dataset: Path) -> str | None:

@@ -16,9 +16,6 @@ from dglkge.training.build import build_trainer
 from dglkge.training.epochs import remaining_epochs_until
 from dglkge.training.join import join_cluster
 
-NEXT = """next: dglkge predict {0} --head NAME --relation NAME; dglkge serve {0}; dglkge report {0}
-next, in Python: run = dglkge.open_run({0!r}); run.predict_tails(head, relation); run.evaluate("test")"""
-
 
 def main() -> int:
     """Train, evaluate, and print where the results are."""
@@ -48,7 +45,6 @@ def main() -> int:
                 print(format_table(result))
         if cluster.world.rank == 0:
             print(f"checkpoint, statistics and metrics are in {config.output}")
-            print(NEXT.format(config.output))
     return 0
 
 

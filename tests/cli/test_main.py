@@ -35,8 +35,8 @@ def test_help_teaches_with_examples(command, capsys):
     assert exit_.value.code == 0
     assert (
         re.search(
-            rf"(dglkge {command}|partition_tools/{command}\.py) (inspect )?"
-            r"(runs/|datasets/|\S+\.yaml|--\w|fb15k237/)",
+            rf"(dglkge {command}|partition_tools/{command}\.py) (inspect |get )?"
+            r"(runs/|datasets/|\S+\.yaml|--\w|fb15k237/|fb15k-237)",
             text,
         )
         if command
@@ -349,6 +349,7 @@ def test_every_command_says_that_there_is_no_run(call, tmp_path):
     for command in COMMANDS:
         # Of these, a run is no argument.
         if command in (
+            "data",
             "partition",
             "extend",
             "quality",

@@ -10,11 +10,11 @@ import ast
 from collections.abc import Iterator, Mapping
 
 FLOORS = {
-    8: {"train_job", "train_arguments", "__main__", "partition_tools"},
+    8: {"train_job", "__main__", "partition_tools"},
     7: {"cli"},
     6: {"report", "serving"},
     5: {"training", "inference", "tuning"},
-    4: {"step"},
+    4: {"step", "train_arguments"},
     3: {"sampling", "embeddings", "checkpoint", "evaluation", "launch", "planning", "partition"},
     2.5: {"formats"},
     2: {"data", "model", "distributed", "config"},

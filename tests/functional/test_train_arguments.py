@@ -53,7 +53,7 @@ def test_one_triple_is_trained_and_nothing_ranked(tmp_path):
     assert [line.partition(":")[0] for line in epochs] == ["epoch 1/2", "epoch 2/2"]
     assert lines[3] == f"checkpoint, statistics and metrics are in {folder}"
     assert lines[4].startswith(f"next: dglkge predict {folder} ") and "dglkge serve" in lines[4]
-    assert f"dglkge.open_run('{folder}')" in lines[5]
+    assert lines[5].startswith("next, in Python: run.predict_tails(head, relation); ")
 
 
 @pytest.mark.parametrize(
