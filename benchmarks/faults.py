@@ -335,7 +335,7 @@ def damage(folder: Path, kind: str) -> Path | None:
 
 
 def run_damages(checkpoint: Path, number: int, names: Sequence[str] = DAMAGES) -> list[Trial]:
-    """Damage copies of a checkpoint and read each whole, as ``dglkge inspect --verify`` does."""
+    """Damage copies of a checkpoint and read each whole, as ``dglkge checkpoint inspect --verify`` does."""
     trials = []
     with tempfile.TemporaryDirectory(prefix="dglkge-damage-") as scratch:
         for index in range(number):

@@ -12,7 +12,7 @@ if __name__ == "__main__":
 
 from dglkge.cli.datasets import run_script
 
-main = functools.partial(run_script, "extend")
+main = functools.partial(run_script, "extend.py")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""The command: triples to a data set with DGL partitions. ``dglkge partition`` does the same; see --help."""
+"""The command: triples to a data set with DGL partitions. ``dglkge data build`` does the same; see --help."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if __name__ == "__main__":
 
 from dglkge.cli.datasets import run_script
 
-main = functools.partial(run_script, "partition")
+main = functools.partial(run_script, "partition.py")
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -153,6 +153,8 @@ class TrainerGroup:
         Returns the texts of all trainers by rank, given this one's; a collective with a time limit.
     limit_seconds : float
         A save fails if no file of another machine has changed for so long.
+    has_own_disk : bool
+        Whether machines share no disk.
     """
 
     rank: int = 0
@@ -160,6 +162,12 @@ class TrainerGroup:
     barrier: Callable[[], None] = lambda: None
     gather: Callable[[str], Sequence[str]] = lambda text: [text]
     limit_seconds: float = DEFAULT_TIMEOUT_SECONDS
+    has_own_disk: bool = False
+
+    @property
+    def owns_folder(self) -> bool:
+        """Whether this trainer clears the folder that it sees."""
+        return self.rank == 0 or (self.has_own_disk and self.is_writer)
 
 
 class CheckpointManager:
@@ -183,7 +191,8 @@ class CheckpointManager:
         The run's store beside the folder, on the writer of each machine: a URL, or the launcher's folder. The
         machines upload their parts side by side.
     is_cache : bool
-        Whether machines share no disk, so that the store has the run, and each folder is a cache of it.
+        Whether the store has the run and the folder is a cache of it: where machines share no disk, or the
+        folder is not to keep rows.
 
     Attributes
     ----------
@@ -332,9 +341,11 @@ class CheckpointManager:
         self.finish_together()
         previous, version = self._previous(meta)
         self.group.barrier()  # no rank writes before all ranks have read the same version
-        if self.group.rank == 0 or (self._is_cache and self.group.is_writer):
+        if self.group.owns_folder:
             self.storage.prepare()
             self.storage.drop_unpublished(version - 1)
+            if self._mirror is not None and self.group.rank > 0:
+                self._mirror.take_over()
         if self.group.rank == 0:
             self.records.drop_temporaries()
             if previous is not None:
@@ -438,8 +449,8 @@ class CheckpointManager:
         return None if manifest is None else (self.storage.folder(manifest.version).path, manifest)
 
     def bring(self, pointer: str) -> None:
-        """Bring the version that a pointer names to this machine's cache, on its writer."""
-        if self._is_cache and self._mirror is not None:
+        """Bring the version that a pointer names to this machine's cache, on its owner."""
+        if self._is_cache and self._mirror is not None and self.group.owns_folder:
             self._mirror.bring(pointer)
 
     def newest_folder(self) -> Path:

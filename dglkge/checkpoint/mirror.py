@@ -106,7 +106,9 @@ class Mirror:
         A commit waits for so long for a store that is out of reach; all else for
         :data:`dglkge.checkpoint.stores.RETRY_SECONDS`.
     is_cache : bool
-        Whether other machines do not see the folder.
+        Whether the store has a version before the folder, in which files may be missing.
+    keeps_files : bool
+        Whether files with rows stay in the folder when the store has them.
     """
 
     def __init__(
@@ -116,9 +118,11 @@ class Mirror:
         lease: Lease | None = None,
         commit_seconds: float | None = None,
         is_cache: bool = False,
+        keeps_files: bool = True,
     ) -> None:
         self.url = store.url
         self.is_cache = is_cache
+        self._keeps_files = keeps_files
         self._store = store
         self._run = Path(output)
         self._storage = CheckpointStorage(self._run / layout.CHECKPOINT_FOLDER, lease)
@@ -269,7 +273,7 @@ class Mirror:
             self._storage.write_json(pointer, note)
 
     def manifest(self, version: int) -> Manifest | None:
-        """Return the manifest of the version that the job has published last; the cache takes it over.
+        """Return the manifest of the version that the job has published last.
 
         Raises
         ------
@@ -278,15 +282,18 @@ class Mirror:
         StorageError
             If the store cannot be reached.
         """
-        if not version:
-            return None
-        if self._last is None or self._last.manifest.version != version:
-            self._last = stored = self._stored(version)
+        if version and self.version != version:
+            self._last = self._stored(version)
+        return self._last.manifest if version and self._last is not None else None
+
+    def take_over(self) -> None:
+        """Publish the version that rank 0 has published at the store in the cache of another machine."""
+        if self._last is not None:
+            version = self._last.manifest.version
             self._storage.folder(version).make()
-            self._write_manifest(stored)
+            self._write_manifest(self._last)
             self._storage.publish(version)
             self._storage.drop_older(version)
-        return self._last.manifest
 
     @property
     def version(self) -> int:
@@ -396,6 +403,8 @@ class Mirror:
                 self._push_file(version, text.name, text, previous)
             receipt = {"nonce": self._job, **dataclasses.asdict(entry)}
             self._write(_object(version, layout.receipt_file(entry.name)), json.dumps(receipt).encode())
+        if not self._keeps_files:
+            (self._storage.folder(version).path / entry.name).unlink()
 
     def push(self, version: int, parts: Sequence[FileEntry] = ()) -> None:
         """Upload a version, publish it, and remove older versions.

@@ -1,26 +1,26 @@
-"""``dglkge inspect``, ``checkpoint`` and ``export``: what a checkpoint has, and its rows in other formats."""
+"""``dglkge checkpoint``: what a checkpoint has, and its rows in other formats."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from dglkge.cli.common import (
-    JSON,
+    IMPORT,
+    NO_VERIFY,
     OVERWRITE,
     RUN,
-    VERIFY,
     Command,
     flag,
     goes_with,
-    human_bytes,
     open_model,
     option,
     print_columns,
-    print_json,
     print_text,
 )
+from dglkge.distributed.process_memory import human_bytes
 from dglkge.errors import InputError
 from dglkge.inference.choices import EXPORT_FORMATS, IMPORT_FORMATS
 from dglkge.model.functions.comparators import METRICS
@@ -28,24 +28,17 @@ from dglkge.model.functions.comparators import METRICS
 TO_RUN, TO_BIGRAPH = "run", "bigraph"
 
 
-def inspect(args: argparse.Namespace) -> int:
-    """Describe the checkpoint and print."""
+def inspect(args: argparse.Namespace) -> dict[str, Any]:
+    """Describe the checkpoint."""
     args.no_verify = True  # inspect compares all files itself, once, if that is asked for
-    report = open_model(args).inspect(args.verify)
-    if args.json:
-        print_json(report)
-    else:
-        _print_report(report, args.verify)
-    return 0
+    return open_model(args).inspect(_verifies(args))
 
 
-def verify(args: argparse.Namespace) -> int:
-    """Describe the checkpoint and compare its files with their checksums."""
-    args.verify = True
-    return inspect(args)
+def _verifies(args: argparse.Namespace) -> bool:
+    return getattr(args, "verify", True)  # dglkge checkpoint verify has no such option
 
 
-def _print_report(report: dict[str, Any], verify: bool) -> None:
+def _print_report(report: dict[str, Any], args: argparse.Namespace) -> None:
     """Print the description as text."""
     progress, model, dataset = report["progress"], report["model"], report["dataset"]
     reciprocal = ", reciprocal relations" if model["reciprocal_relations"] else ""
@@ -61,10 +54,10 @@ def _print_report(report: dict[str, Any], verify: bool) -> None:
         "written by": ", ".join(f"{name} {value}" for name, value in report["versions"].items()),
     }
     # Counted over all files: a checkpoint of PyTorch-BigGraph has no checksum at all.
-    unknown = sum(one["crc32"] is None for one in report["files"])
+    unknown = sum(file["crc32"] is None for file in report["files"])
     if report["verified"]:
         lines["checksums"] = f"all {len(report['files'])} files are as they were written"
-    elif verify:
+    elif _verifies(args):
         lines["checksums"] = (
             f"none for {unknown} of {len(report['files'])} files, which PyTorch-BigGraph wrote: not verified"
         )
@@ -87,25 +80,27 @@ def _print_report(report: dict[str, Any], verify: bool) -> None:
     )
 
 
-def export(args: argparse.Namespace) -> int:
-    """Write the files and print a list of them."""
-    written = open_model(args).export(
+def export(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Write the files and return a list of them."""
+    paths = open_model(args).export(
         args.format, Path(args.output), args.table, args.overwrite, args.max_rows, args.metric
     )
-    sizes = [(path, _size_bytes(path)) for path in written]
-    if args.json:
-        print_json([{"path": str(path), "size_bytes": size_bytes} for path, size_bytes in sizes])
-    else:
-        print_columns(["file", "size"], [[path, human_bytes(size_bytes)] for path, size_bytes in sizes])
-    return 0
+    return _listed(paths)
 
 
-def _size_bytes(path: Path) -> int:
-    """Return the size of a file, or of all files of a folder."""
-    return sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file())
+def _listed(paths: Sequence[Path]) -> list[dict[str, Any]]:
+    """Return paths and sizes; of a folder, of all its files."""
+    sizes = [
+        sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file()) for path in paths
+    ]
+    return [{"path": str(path), "size_bytes": size} for path, size in zip(paths, sizes)]
 
 
-def convert(args: argparse.Namespace) -> int:
+def _print_files(files: list[dict[str, Any]], _args: argparse.Namespace) -> None:
+    print_columns(["file", "size"], [[file["path"], human_bytes(file["size_bytes"])] for file in files])
+
+
+def convert(args: argparse.Namespace) -> Any:
     """Write the files, or the run."""
     # Here: --help does without torch and pandas.
     from dglkge.checkpoint.conversion import convert_to_run, copy_for_bigraph
@@ -122,12 +117,8 @@ def convert(args: argparse.Namespace) -> int:
             goes_with(args, dest, False, f"--to {TO_RUN}, got --to {args.to}", name)
         if args.to == TO_BIGRAPH:
             goes_with(args, "overwrite", False, f"the other formats of --to; got --to {TO_BIGRAPH}")
-            version = copy_for_bigraph(open_checkpoint(args.run), output)
-            print_text(f"version {version}, the number of finished passes, is in {output}")
-            return 0
-        written = open_model(args).export(args.to, output, overwrite=args.overwrite)
-        print_columns(["file"], [[path] for path in written])
-        return 0
+            return {"path": str(output), "version": copy_for_bigraph(open_checkpoint(args.run), output)}
+        return _listed(open_model(args).export(args.to, output, overwrite=args.overwrite))
     text = f"the formats of --to; --to {TO_RUN} replaces no run: take another --output"
     goes_with(args, "overwrite", False, text)
     if not args.dataset:
@@ -142,8 +133,15 @@ def convert(args: argparse.Namespace) -> int:
         import_tables(
             Path(args.run), args.source_format, dataset, args.score_function, args.reciprocal, output, options
         )
-    print_text(f"version 1 of the run is in {output}")
-    return 0
+    return {"path": str(output), "version": 1}
+
+
+def _print_converted(result: Any, args: argparse.Namespace) -> None:
+    if isinstance(result, list):
+        _print_files(result, args)
+        return
+    what = "of the run" if args.to == TO_RUN else "(the number of finished passes)"
+    print_text(f"version {result['version']} {what} is in {result['path']}")
 
 
 def _score_option(text: str) -> tuple[str, int]:
@@ -155,14 +153,14 @@ def _score_option(text: str) -> tuple[str, int]:
 
 
 INSPECT = Command(
-    summary="show version, progress, model, tables and sizes",
     description="""Show a checkpoint's version, progress, model, tables and files.
 With --verify, read every file and compare it with its checksum.""",
     examples="""examples:
-  dglkge inspect runs/demo
-  dglkge inspect runs/demo --verify --json""",
-    options=[RUN, flag("--verify", "read every file and compare it with its checksum"), JSON],
+  dglkge checkpoint inspect runs/demo
+  dglkge checkpoint inspect runs/demo --verify --json""",
+    options=[RUN, flag("--verify", "read every file and compare it with its checksum")],
     run=inspect,
+    show=_print_report,
 )
 
 CONVERT_EXAMPLES = """  dglkge checkpoint convert runs/demo --to parquet --output tables/
@@ -172,12 +170,22 @@ CONVERT_EXAMPLES = """  dglkge checkpoint convert runs/demo --to parquet --outpu
       --dataset data/mine --output runs/back"""
 
 CONVERT = Command(
-    summary="convert to and from other programs' formats",
-    description="Write a checkpoint's rows for other programs, or create a run from theirs.",
+    description="""Write a checkpoint's rows for other programs, or create a run from theirs.
+
+--to FORMAT writes the rows for other programs, like dglkge checkpoint export. --to bigraph writes a folder
+that PyTorch-BigGraph resumes from, at the pass where the run stands. --to run creates a run on a data set,
+which can be evaluated and resumed, from a checkpoint of PyTorch-BigGraph, or with --from FORMAT from files of
+rows. Entities, relations and types are matched by name; see --type.""",
     examples=f"examples:\n{CONVERT_EXAMPLES}",
     options=[
         option("run", "a run, a checkpoint, or a folder of files for --from", metavar="SOURCE"),
-        option("--to", "what to write", required=True, choices=[TO_RUN, TO_BIGRAPH, *EXPORT_FORMATS]),
+        option(
+            "--to",
+            "what to write: run, bigraph, or a format of dglkge checkpoint export",
+            required=True,
+            choices=[TO_RUN, TO_BIGRAPH, *EXPORT_FORMATS],
+            metavar="FORMAT",
+        ),
         option("--from", "format of files of rows to read", dest="source_format", choices=IMPORT_FORMATS),
         option("--output", "folder for what is written", required=True, metavar="DIR"),
         option("--dataset", "for --to run: the run's data set", metavar="DIR"),
@@ -203,32 +211,18 @@ CONVERT = Command(
             metavar="THEIRS=OURS",
         ),
         flag("--overwrite", "replace files that exist, not a run"),
+        IMPORT,
     ],
     run=convert,
+    show=_print_converted,
 )
 
-CHECKPOINT = Command(
-    description="""Show a checkpoint (inspect), compare every file with its checksum (verify), or convert it.
-
-convert --to FORMAT writes the rows for other programs, like dglkge export. convert --to bigraph writes a
-folder that PyTorch-BigGraph resumes from, at the pass where the run stands. convert --to run creates a run on
-a data set, which can be evaluated and resumed, from a checkpoint of PyTorch-BigGraph, or with --from FORMAT
-from files of rows. Entities, relations and types are matched by name; see --type.""",
-    examples=f"""examples:
-  dglkge checkpoint inspect runs/demo
-  dglkge checkpoint verify runs/demo/checkpoint/epoch_10
-{CONVERT_EXAMPLES}""",
-    actions={
-        "inspect": INSPECT,
-        "verify": Command(
-            summary="inspect, and compare every file with its checksum",
-            description="Inspect, and compare every file with its checksum.",
-            examples="example:\n  dglkge checkpoint verify runs/demo/checkpoint/epoch_10",
-            options=[RUN, JSON],
-            run=verify,
-        ),
-        "convert": CONVERT,
-    },
+VERIFY = Command(
+    description="Inspect, and compare every file with its checksum.",
+    examples="example:\n  dglkge checkpoint verify runs/demo/checkpoint/epoch_10",
+    options=[RUN, IMPORT],
+    run=inspect,
+    show=_print_report,
 )
 
 EXPORT = Command(
@@ -248,14 +242,14 @@ EXPORT = Command(
 A name that a format cannot hold, e.g. one with a tab in tsv, is refused before anything is written.
 With reciprocal relations, the first half of a relation's row is the one for queries of tails.""",
     examples="""examples:
-  dglkge export runs/demo --format npy --output embeddings/
-  dglkge export runs/demo --format word2vec --output vectors/ --table entity
-  dglkge export runs/demo --format projector --output projector/ --max-rows 5000
-  dglkge export runs/demo --format huggingface --output hub/ && hf upload ME/MODEL hub/""",
+  dglkge checkpoint export runs/demo --format npy --output embeddings/
+  dglkge checkpoint export runs/demo --format word2vec --output vectors/ --table entity
+  dglkge checkpoint export runs/demo --format projector --output projector/ --max-rows 5000
+  dglkge checkpoint export runs/demo --format huggingface --output hub/ && hf upload ME/MODEL hub/""",
     options=[
         RUN,
-        VERIFY,
-        option("--format", "format of the files", required=True, choices=EXPORT_FORMATS),
+        NO_VERIFY,
+        option("--format", "see above", required=True, choices=EXPORT_FORMATS, metavar="FORMAT"),
         option("--output", "folder for the files", required=True, metavar="DIR"),
         option(
             "--table",
@@ -276,7 +270,8 @@ With reciprocal relations, the first half of a relation's row is the one for que
             choices=METRICS,
         ),
         OVERWRITE,
-        JSON,
+        IMPORT,
     ],
     run=export,
+    show=_print_files,
 )

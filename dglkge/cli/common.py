@@ -7,10 +7,12 @@ import atexit
 import contextlib
 import errno
 import gc
+import io
 import json
 import logging
 import os
 import re
+import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -18,30 +20,74 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from dglkge.errors import USERS_TO_MEND, InputError, InputErrors, JobError, StorageError, exit_status_of
+from dglkge.checkpoint.layout import RUN_CONFIG_FILE
+from dglkge.errors import (
+    USERS_TO_MEND,
+    InputError,
+    InputErrors,
+    JobError,
+    StorageError,
+    exit_status_of,
+    unknown_name,
+)
 
 if TYPE_CHECKING:
+    from rich.text import Text
+
+    from dglkge.data.text_format import Columns
     from dglkge.inference.run import Run
 
+PIPE_COLUMNS = 1000
 BROKEN_PIPE_STATUS = 141
 """128 + SIGPIPE, the status of a program that the signal ends."""
 
 
-COMPLETED_SHELLS = ("bash", "zsh", "tcsh")
-"""Shells for which --print-completion writes a script."""
+class Parser(argparse.ArgumentParser):
+    """A parser that takes underscores for hyphens in names of options, and knows the nearest name."""
+
+    def __init__(self, prog: str, **settings: Any) -> None:
+        super().__init__(prog, formatter_class=argparse.RawDescriptionHelpFormatter, **settings)
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse, with hyphens in the names of options."""
+        words = list(sys.argv[1:] if args is None else args)
+        end = words.index("--") if "--" in words else len(words)
+        words[:end] = map(_with_hyphens, words[:end])
+        for name in (word.partition("=")[0] for word in words[:end] if word.startswith("--")):
+            # Before argparse says which argument is missing: it may be this one.
+            if not any(known.startswith(name) for known in self._option_string_actions):
+                shown = [text for action in self._actions for text in action.option_strings]
+                self.error(str(unknown_name("option", name, shown)).partition(" known:")[0])
+        return super().parse_known_args(words, namespace)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse words that may stand in any order."""
+        parse = self.parse_known_args if self._subparsers else self.parse_known_intermixed_args
+        parsed, rest = parse(args, namespace)
+        if rest:
+            self.error(f"unexpected argument {rest[0]!r}")
+        return parsed
+
+
+def _with_hyphens(word: str) -> str:
+    """Return an option with hyphens in its name; other words and its value as they are."""
+    name, equals, value = word.partition("=")
+    return name.replace("_", "-") + equals + value if name.startswith("--") else word
 
 
 @dataclass(frozen=True)
 class Option:
     """An argument of a command; see :func:`option`."""
 
-    name: str
+    names: tuple[str, ...]
+    former: tuple[str, ...]
     settings: dict[str, Any]
 
 
 def option(
-    name: str,
+    names: str,
     help_text: str,
+    former: str = "",
     least: float | None = None,
     most: float | None = None,
     unit: str = "",
@@ -51,9 +97,11 @@ def option(
 
     Parameters
     ----------
-    name : str
-        An option is known with hyphens and with underscores; its help has this spelling.
+    names : str
+        Separated by spaces, the short one first.
     help_text : str
+    former : str
+        Other names, which the help does not show.
     least, most : float, optional
         Bounds of a number, inclusive; ``type`` is int where it is not given.
     unit : str
@@ -62,13 +110,13 @@ def option(
         As of ``add_argument``.
     """
     if least is not None:
-        settings["type"] = _bounded(name, settings.get("type", int), least, most, unit)
-    return Option(name, {"help": help_text, **settings})
+        settings["type"] = _bounded(names.split()[-1], settings.get("type", int), least, most, unit)
+    return Option(tuple(names.split()), tuple(former.split()), {"help": help_text, **settings})
 
 
-def flag(name: str, help_text: str) -> Option:
+def flag(names: str, help_text: str, former: str = "") -> Option:
     """Describe an option without a value."""
-    return option(name, help_text, action="store_true")
+    return option(names, help_text, former, action="store_true")
 
 
 def _bounded(
@@ -124,52 +172,64 @@ class Command:
     ----------
     description, examples : str
         Stand before and after the options in ``--help``.
+    run : callable
+        Does the work with the parsed arguments. Returns what ``--json`` prints, or, if it prints by itself,
+        the exit status.
     options : sequence of Option
     groups : mapping of str to sequence of Option
         Further options by the heading in the help.
-    run : callable, optional
-        Does the work with the parsed arguments and returns the exit status.
-    actions : mapping of str to Command
-        Commands of this command, instead of ``run``.
-    summary : str
-        Line of an action in the help of its command.
+    show : callable, optional
+        Prints what ``run`` has returned for people, with the arguments.
     """
 
     description: str
     examples: str
+    run: Callable[[argparse.Namespace], Any]
     options: Sequence[Option] = ()
     groups: Mapping[str, Sequence[Option]] = field(default_factory=dict)
-    run: Callable[[argparse.Namespace], int] | None = None
-    actions: Mapping[str, Command] = field(default_factory=dict)
-    summary: str = ""
+    show: Callable[[Any, argparse.Namespace], object] = lambda result, _args: print_text(result)
 
-    def declare(self, parser: argparse.ArgumentParser, shared: Sequence[Option] = ()) -> None:
-        """Declare help, options and actions in a parser, and some options in each of them."""
+    def declare(self, parser: argparse.ArgumentParser) -> None:
+        """Declare help and options in a parser."""
         parser.description, parser.epilog = self.description, self.examples
-        parser.formatter_class = argparse.RawDescriptionHelpFormatter
-        places: list[tuple[Any, Sequence[Option]]] = [(parser, [*self.options, *shared])]
-        places += [(parser.add_argument_group(title), each) for title, each in self.groups.items()]
+        places: list[tuple[Any, Sequence[Option]]] = [(parser, [*self.options, *COMMON])]
+        places += [(parser.add_argument_group(title), options) for title, options in self.groups.items()]
         for place, options in places:
             for each in options:
-                name = each.name
-                spellings = {f"--{name[2:].replace('_', '-')}", f"--{name[2:].replace('-', '_')}"}
-                others = sorted(spellings - {name}) if name.startswith("--") else []
-                action = place.add_argument(name, *others, **each.settings)
-                # The help shows one spelling.
-                action.option_strings = [text for text in action.option_strings if text not in others]
-        if self.actions:
-            actions = parser.add_subparsers(dest="action", metavar="ACTION", required=True)
-            for name, command in self.actions.items():
-                command.declare(actions.add_parser(name, help=command.summary), shared)
-        else:
-            parser.set_defaults(body=self.run)
+                action = place.add_argument(*each.names, *each.former, **each.settings)
+                action.option_strings = [name for name in action.option_strings if name not in each.former]
 
-    def parser(self, prog: str) -> argparse.ArgumentParser:
-        """Return a parser of this command alone."""
-        parser = argparse.ArgumentParser(prog)
+    def parser(self, prog: str) -> Parser:
+        """Return a parser of this command."""
+        parser = Parser(prog)
         self.declare(parser)
         return parser
 
+    def call(self, args: argparse.Namespace) -> int:
+        """Run with parsed arguments, print the result, and return the exit status."""
+        logging.getLogger().setLevel(
+            logging.ERROR if args.quiet else logging.INFO if args.verbose else logging.WARNING
+        )
+        if getattr(args, "imports", None):
+            from dglkge.registry import import_modules
+
+            import_modules(args.imports)
+        result = self.run(args)
+        if isinstance(result, int):
+            return result
+        if args.json:
+            print_json(result)
+        else:
+            self.show(result, args)
+        return 0
+
+
+COMMON = (
+    flag("--json", "print JSON instead of text"),
+    flag("-v --verbose", "log more to stderr"),
+    flag("-q --quiet", "log errors only, and show no progress"),
+)
+"""Options of every command."""
 
 RUN = option(
     "run",
@@ -178,7 +238,7 @@ RUN = option(
     "~/.cache/dglkge/runs",
     metavar="RUN",
 )
-VERIFY = flag("--no-verify", "do not compare files with their checksums; saves one pass over the rows")
+NO_VERIFY = flag("--no-verify", "do not compare files with their checksums; saves one pass over the rows")
 DATASET = option("--dataset", "the run's data set, if it has moved since training", metavar="DIR")
 FEATURES = option(
     "--features",
@@ -189,13 +249,16 @@ FEATURES = option(
     metavar="FILE",
 )
 OVERWRITE = flag("--overwrite", "replace files that exist")
-JSON = flag("--json", "print JSON instead of tables")
-SET = option(
-    "--set",
-    "override one field; KEY=VALUE alone does the same",
-    action="append",
-    default=[],
-    metavar="KEY=VALUE",
+COLUMNS = option(
+    "--columns", "head,relation,tail (default), htr, or names of the file's header", metavar="LIST"
+)
+DELIMITER = option("--delimiter", "instead of tab, and of the comma of .csv", metavar="CHAR")
+OUTPUT = option("-o --output", "folder for what is written", required=True, metavar="DIR")
+CANDIDATES = option(
+    "--candidates",
+    "rank among all entities of the type, or N sampled ones for each query (default: all)",
+    type=num_candidates,
+    metavar="N",
 )
 IMPORT = option(
     "--import",
@@ -204,9 +267,25 @@ IMPORT = option(
     "here",
     dest="imports",
     action="append",
-    default=argparse.SUPPRESS,
+    default=[],
     metavar="MODULE",
 )
+SEED = option("--seed", "seed of what is drawn (default: %(default)s)", type=int, default=0)
+MODEL = (RUN, NO_VERIFY, IMPORT)
+"""Options of a command that opens a run."""
+
+CONFIG = (
+    option(
+        "words",
+        "YAML file, run or data set, and fields as KEY=VALUE; what is left out has a default",
+        nargs="*",
+        metavar="CONFIG",
+    ),
+    option("--recipe", "a configuration that ships, instead of CONFIG", metavar="RECIPE"),
+    option("--set", "the same as KEY=VALUE", action="append", default=[], metavar="KEY=VALUE"),
+    IMPORT,
+)
+"""Options of a command that reads a configuration; see :func:`config_words`."""
 
 
 def open_model(args: argparse.Namespace) -> Run:
@@ -218,20 +297,34 @@ def open_model(args: argparse.Namespace) -> Run:
     return model.with_features(features) if features else model
 
 
-def print_columns(header: Sequence[str], rows: Sequence[Sequence[object]], indent: str = "") -> None:
+def file_format(args: argparse.Namespace) -> tuple[Columns | None, str | None]:
+    """Return the columns and the delimiter of a file of triples."""
+    from dglkge.data.text_format import parse_columns, parse_delimiter
+
+    columns = parse_columns(args.columns) if args.columns else None
+    return columns, None if args.delimiter is None else parse_delimiter(args.delimiter)
+
+
+def print_columns(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
     """Print a table: numbers aligned right, text left."""
-    cells = [[str(cell) for cell in row] for row in [header, *rows]]
-    widths = [max(len(row[column]) for row in cells) for column in range(len(header))]
-    # A column is aligned by all of its cells, so that one text among numbers keeps it left.
-    right = [
-        bool(rows) and all(_is_number(row[column]) for row in cells[1:]) for column in range(len(header))
-    ]
-    for row in cells:
-        aligned = [
-            cell.rjust(width) if is_right else cell.ljust(width)
-            for cell, width, is_right in zip(row, widths, right)
-        ]
-        print_text((indent + "  ".join(aligned)).rstrip())
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for place, name in enumerate(header):
+        # A column is aligned by all of its cells, so that one text among numbers keeps it left.
+        is_right = bool(rows) and all(_is_number(str(row[place])) for row in rows)
+        table.add_column(name, justify="right" if is_right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*map(cell, row))
+    print_rich(table)
+
+
+def cell(value: object) -> Text:
+    """Return a value as a text of rich, without markup; control characters are written out."""
+    from rich.text import Text
+
+    # Tabs and line ends too: rich would move what follows them.
+    return Text(re.sub(r"[\t\n]|" + CONTROLS.pattern, lambda match: repr(match[0])[1:-1], str(value)))
 
 
 def _is_number(text: str) -> bool:
@@ -242,16 +335,25 @@ def _is_number(text: str) -> bool:
     return True
 
 
-def print_rich(*parts: Any, width: int | None = None, is_terminal: bool | None = None) -> None:
-    """Print parts of rich, or what callables print on a console of rich."""
+def print_rich(*parts: Any) -> None:
+    """Print parts of rich, or what callables print on a console of rich; in a pipe no line is broken."""
     from rich.console import Console
 
-    console = Console(width=width, force_terminal=is_terminal)
-    with console.capture() as capture:
-        for part in parts:
-            part(console) if callable(part) else console.print(part)
+    is_terminal = sys.stdout is not None and sys.stdout.isatty()
+    width = shutil.get_terminal_size().columns if is_terminal else PIPE_COLUMNS
+    console = Console(file=io.StringIO(), width=width, highlight=False)  # no terminal, so no colours
+    for part in parts:
+        part(console) if callable(part) else console.print(part)
     # Cells of a table are padded.
-    print_text("\n".join(line.rstrip() for line in capture.get().rstrip("\n").split("\n")))
+    text = console.file.getvalue().rstrip("\n")  # type: ignore[attr-defined]
+    print_text("\n".join(line.rstrip() for line in text.split("\n")))
+
+
+def progress_bar(args: argparse.Namespace, total: int, **settings: Any) -> Any:
+    """Return a bar of tqdm, which only a terminal shows."""
+    from tqdm import tqdm
+
+    return tqdm(total=total, disable=True if args.json or args.quiet else None, **settings)
 
 
 def print_json(value: Any) -> None:
@@ -288,22 +390,6 @@ def write_text(path: Path, text: str) -> None:
         raise kind(f"cannot write {path}: {error.strerror or error}") from None
 
 
-def human_bytes(size_bytes: int) -> str:
-    """Return a size in binary units with one decimal.
-
-    Examples
-    --------
-    >>> human_bytes(1536)
-    '1.5 KiB'
-    """
-    size = float(size_bytes)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024:
-            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    return f"{size:.1f} TiB"
-
-
 OVERRIDE = re.compile(r"[a-z_]\w*(\.[\w]+)*=")
 """Begins a word of a command line that overrides a field: ``optimizer.lr=0.1``."""
 
@@ -313,27 +399,29 @@ def is_override(word: str) -> bool:
     return OVERRIDE.match(word) is not None
 
 
-def take_overrides(args: argparse.Namespace, rest: Sequence[str]) -> list[str]:
-    """Add the words KEY=VALUE of a command line to ``args.set``; return the other words of the rest.
+def config_words(args: argparse.Namespace) -> tuple[str | None, list[str]]:
+    """Return the file of a configuration, if any, and the overrides, from the options of :data:`CONFIG`.
 
-    Parameters
-    ----------
-    args : Namespace
-        Its ``config`` may have taken the first of them.
-    rest : sequence of str
-        Words that the parser did not take.
+    A run stands for its configuration, and a data set for the defaults with it.
     """
-    if not hasattr(args, "set") or not hasattr(args, "config"):
-        return list(rest)
-    words = list(rest)
-    if is_override(args.config or ""):
-        words.insert(0, args.config)
-        args.config = None
-    args.set = [*args.set, *filter(is_override, words)]
-    others = [word for word in words if not is_override(word)]
-    if args.config is None and others and not others[0].startswith("-"):
-        args.config = others.pop(0)
-    return others
+    # Here: pydantic takes a moment.
+    from dglkge.config.load import recipe_file
+    from dglkge.data.dataset_files import DESCRIPTION
+
+    sources = [word for word in args.words if not is_override(word)]
+    if args.recipe is not None:
+        sources.append(args.recipe)
+    if len(sources) > 1:
+        raise InputError(f"give one CONFIG or --recipe, got {' and '.join(sources)}")
+    overrides = [*args.set, *filter(is_override, args.words)]
+    if not sources:
+        return None, overrides
+    if args.recipe is not None:
+        return str(recipe_file(args.recipe)), overrides
+    (path,) = map(Path, sources)
+    if (path / DESCRIPTION).is_file():
+        return None, [f"dataset={path}", *overrides]
+    return str(path / RUN_CONFIG_FILE if path.is_dir() else path), overrides
 
 
 def run_command(name: str, body: Callable[[], int]) -> int:

@@ -1,4 +1,4 @@
-"""``dglkge config`` and ``dglkge recipes``: the fields of a configuration, and configurations that ship."""
+"""``dglkge config``: the fields of a configuration, and the configurations that ship."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ from typing import Any
 import yaml
 
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
-from dglkge.cli.common import JSON, Command, flag, option, print_columns, print_json, print_text
+from dglkge.cli.common import IMPORT, Command, flag, option, print_columns, print_json, print_text
 from dglkge.config import load_config
-from dglkge.config.load import NAMED_SCHEMA, SCHEMA, recipe_file, recipe_files
+from dglkge.config.load import NAMED_SCHEMA, recipe_file, recipe_files
+from dglkge.config.load import SCHEMA as SCHEMA_FILE
 from dglkge.config.schema import Config, field_table, fields, value_at
 from dglkge.data.dataset_files import load_json
 from dglkge.errors import InputError
@@ -20,31 +21,33 @@ from dglkge.errors import InputError
 WIDTH = 106
 """Characters of a comment line."""
 
+BASIC = (
+    *("dataset", "output", "model.score_function", "model.dimension", "loss.name", "negatives.num_uniform"),
+    *("optimizer.lr", "regularizer.weight", "training.batch_size", "training.num_epochs"),
+)
+"""Fields that a first run sets."""
 
-def config(args: argparse.Namespace) -> int:
-    """Print."""
-    if args.schema:
-        print_json(Config.model_json_schema())
-        return 0
+
+def show(args: argparse.Namespace) -> Any:
+    """Print the fields."""
     values = None if args.diff is None else differences(Path(args.diff))
     prefix = f"{args.section.rstrip('.')}." if args.section else ""
     shown = [
         (field, text)
         for field, (_, _, _, text) in zip(fields(), field_table())
-        if f"{field.key}.".startswith(prefix) and (values is None or field.key in values)
+        if f"{field.key}.".startswith(prefix)
+        and (values is None or field.key in values)
+        and (not args.basic or field.key in BASIC)
     ]
     if args.section is not None and not shown and values is None:
         known = ", ".join(sorted({field.key.partition(".")[0] for field in fields()}))
         raise InputError(f"no field begins with {args.section!r}; known: {known}")
     if args.json:
-        print_json(
-            {
-                field.key: {"default": _plain(field.default), "help": text}
-                | ({} if values is None else {"value": values[field.key]})
-                for field, text in shown
-            }
-        )
-        return 0
+        return {
+            field.key: {"default": _plain(field.default), "help": text}
+            | ({} if values is None else {"value": values[field.key]})
+            for field, text in shown
+        }
     headings: set[str] = set()
     for field, text in shown:
         parent, _, name = field.key.rpartition(".")
@@ -83,10 +86,10 @@ def differences(path: Path) -> dict[str, Any]:
         If there is neither.
     """
     if path.is_dir():
-        given = load_json(path / RUN_CONFIG_FILE)
+        tree = load_json(path / RUN_CONFIG_FILE)
     else:
-        given = load_config(str(path), []).to_dict()
-    values = [(field, value_at(given, field.path)) for field in fields()]
+        tree = load_config(str(path), []).to_dict()
+    values = [(field, value_at(tree, field.path)) for field in fields()]
     return {
         field.key: value for field, value in values if value is not None and value != _plain(field.default)
     }
@@ -101,46 +104,54 @@ def _yaml(value: Any) -> str:
     return yaml.safe_dump(value, default_flow_style=True, width=10**6).strip().removesuffix("\n...")
 
 
-def recipes(args: argparse.Namespace) -> int:
-    """Print."""
+def recipes(args: argparse.Namespace) -> Any:
+    """Return the recipes, or one of them."""
     if args.name is not None:
-        path = recipe_file(args.name)
-        if args.json:
-            print_json(load_config(str(path), []).to_dict())
-        else:
-            # A copy lies elsewhere: it names the schema by its place on this machine.
-            print_text(path.read_text(encoding="utf-8").rstrip().replace(NAMED_SCHEMA, str(SCHEMA), 1))
-        return 0
+        return load_config(str(recipe_file(args.name)), []).to_dict()
     rows = []
     for name, path in recipe_files().items():
         settings = load_config(str(path), [])
         model = settings.model
-        rows.append((name, model.score_function.name, model.dimension, settings.training.num_epochs))
-    header = ("name", "score function", "dimension", "epochs")
-    if args.json:
-        print_json([dict(zip(header, row)) for row in rows])
+        row = (name, model.score_function.name, model.dimension, settings.training.num_epochs)
+        rows.append(dict(zip(("name", "score function", "dimension", "epochs"), row)))
+    return rows
+
+
+def _print_recipes(result: Any, args: argparse.Namespace) -> None:
+    if args.name is None:
+        print_columns(list(result[0]), [list(row.values()) for row in result])
     else:
-        print_columns(header, rows)
-    return 0
+        # A copy lies elsewhere: it names the schema by its place on this machine.
+        text = recipe_file(args.name).read_text(encoding="utf-8").rstrip()
+        print_text(text.replace(NAMED_SCHEMA, str(SCHEMA_FILE), 1))
 
 
-CONFIG = Command(
+SHOW = Command(
     description="""Print every field of a configuration with its default and help, as YAML that can be edited,
 or the fields of a run or of a file that differ from the defaults.""",
     examples="""examples:
-  dglkge config                             all fields
-  dglkge config optimizer                   those of a section
-  dglkge config > my.yaml                   a file to change
-  dglkge config --diff runs/mine            what a run has changed
-  dglkge config --diff my.yaml --json
-  dglkge config --schema > schema.json      for editors: # yaml-language-server: $schema=schema.json""",
+  dglkge config show                        all fields
+  dglkge config show --basic                the ten that a first run sets
+  dglkge config show optimizer              those of a section
+  dglkge config show > my.yaml              a file to change
+  dglkge config show --diff runs/mine       what a run has changed
+  dglkge config show --diff my.yaml --json""",
     options=[
         option("section", "only fields that begin so", nargs="?", metavar="PREFIX"),
+        flag("--basic", "only the ten fields that a first run sets"),
         option("--diff", "fields of a run or YAML file that differ from defaults", metavar="RUN"),
-        flag("--schema", "print a JSON Schema, for editors"),
-        JSON,
+        IMPORT,
     ],
-    run=config,
+    run=show,
+)
+
+SCHEMA = Command(
+    description="Print a JSON Schema of configurations. Editors complete and check files that name it.",
+    examples="""example:
+  dglkge config schema > schema.json     a file's first line: # yaml-language-server: $schema=schema.json""",
+    options=[IMPORT],
+    run=lambda _args: Config.model_json_schema(),
+    show=lambda schema, _args: print_json(schema),
 )
 
 RECIPES = Command(
@@ -148,9 +159,10 @@ RECIPES = Command(
         """List the configurations that ship, or print one of them. docs/quality.md has their MRR and time."""
     ),
     examples="""examples:
-  dglkge recipes
-  dglkge recipes fb15k237/complex-5min > my.yaml       a file to change
+  dglkge config recipes
+  dglkge config recipes fb15k237/complex-5min > my.yaml      a file to change
   dglkge train --recipe fb15k237/complex-5min --set dataset=data/mine --set output=runs/mine""",
-    options=[option("name", "print this one", nargs="?", metavar="NAME"), JSON],
+    options=[option("name", "print this one", nargs="?", metavar="RECIPE")],
     run=recipes,
+    show=_print_recipes,
 )

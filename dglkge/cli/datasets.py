@@ -1,4 +1,4 @@
-"""``dglkge partition``, ``extend`` and ``quality``: make data sets, and show what is in them.
+"""``dglkge data build``, ``extend`` and ``check``: make data sets, and show what is in them.
 
 The first two are scripts of ``partition_tools`` too. All imports of packages are late: ``--help`` needs none.
 """
@@ -10,10 +10,13 @@ import logging
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from dglkge.cli.common import (
-    JSON,
+    COLUMNS,
+    DELIMITER,
     Command,
+    file_format,
     flag,
     flush_output,
     option,
@@ -23,7 +26,7 @@ from dglkge.cli.common import (
     run_command,
     sigterm_raises,
 )
-from dglkge.data.text_format import bare_path, parse_columns, parse_delimiter
+from dglkge.data.text_format import Columns, bare_path
 from dglkge.distributed.dgl_import import require_dgl
 from dglkge.errors import InputError, StorageError
 from dglkge.partition.options import (
@@ -36,33 +39,32 @@ from dglkge.partition.options import (
 )
 
 
-def run_script(command: str, argv: Sequence[str] | None = None) -> int:
-    """Run a command as a script of its own, ``COMMAND.py``; returns the exit status."""
-    name = f"{command}.py"
-    description = {"partition": PARTITION, "extend": EXTEND}[command]
-    args = description.parser(name).parse_args(argv)
+def run_script(name: str, argv: Sequence[str] | None = None) -> int:
+    """Run ``partition.py`` or ``extend.py``; returns the exit status."""
+    command = {"partition.py": BUILD, "extend.py": EXTEND}[name]
+    args = command.parser(name).parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format=f"{name}: %(message)s")
-    return run_command(name, lambda: int(args.body(args)))
+    return run_command(name, lambda: command.call(args))
 
 
-def partition(args: argparse.Namespace) -> int:
+def build(args: argparse.Namespace) -> int:
     """Partition by the command line, and print the figures."""
-    require_dgl("dglkge partition")
+    require_dgl("dglkge data build")
     # Imported late, so that --help is quick.
     from dglkge.data.dataset_files import Field
     from dglkge.partition.make_dataset import partition_files
-    from dglkge.partition.report import print_figures, print_quality
+    from dglkge.partition.report import print_figures
 
-    if bool(args.source) == bool(args.input):
-        raise InputError("give triples once: a folder, files, or a name of dglkge data list")
-    inputs = args.source or args.input
-    output = args.output or Path("data") / bare_path(inputs[0]).stem
-    values = vars(args)
+    sources = [*args.sources, *(args.input or [])]
+    if not sources:
+        raise InputError("give a folder or files of triples, or a name of dglkge data list")
+    output = args.output or Path("data") / bare_path(sources[0]).stem
     has_map = bool(args.entity_map or args.relation_map)
     if has_map and args.ids == "names":
         raise InputError("--ids names excludes --entity-map and --relation-map")
+    columns, delimiter = file_format(args)
     parsed = {
-        "columns": parse_columns(args.columns),
+        "columns": columns or Columns(),
         "split": parse_fractions(args.split) if args.split else AUTO_SPLIT,
         "max_memory": parse_memory(args.max_memory) if args.max_memory else None,
         "integer_ids": has_map or args.ids == "integers",
@@ -70,13 +72,11 @@ def partition(args: argparse.Namespace) -> int:
         "graphs": tuple(args.graph),
     }
     # The other options have the names of their fields.
-    values = values | parsed
-    reading = ReadingOptions(**{field.name: values[field.name] for field in fields(ReadingOptions)})
-    values["reading"] = reading
+    values = vars(args) | parsed
+    values["reading"] = ReadingOptions(**{field.name: values[field.name] for field in fields(ReadingOptions)})
     options = Options(**{field.name: values[field.name] for field in fields(Options)})
-    delimiter = parse_delimiter(args.delimiter) if args.delimiter is not None else None
     with sigterm_raises():
-        figures = partition_files(inputs, output, options, delimiter)
+        figures = partition_files(sources, output, options, delimiter)
     try:
         if args.json:
             print_json(figures)
@@ -84,10 +84,10 @@ def partition(args: argparse.Namespace) -> int:
             for note in figures[Field.INPUT]["notes"]:
                 print_text(note)
             print_rich(lambda console: print_figures(figures, console))
-            print_rich(lambda console: print_quality(figures["quality"], console))
-            dropped = [f"{count:,} of {split}" for split, count in figures["dropped_leaks"].items()]
-            if dropped:
-                print_text(f"left out as leaks: {' and '.join(dropped)}")
+            _print_quality(figures["quality"], args)
+            leaks = [f"{count:,} of {split}" for split, count in figures["dropped_leaks"].items()]
+            if leaks:
+                print_text(f"left out as leaks: {' and '.join(leaks)}")
             print_text(f"the dataset lies in {output}")
         flush_output()
     except StorageError as error:
@@ -95,77 +95,78 @@ def partition(args: argparse.Namespace) -> int:
     return 0
 
 
-def extend(args: argparse.Namespace) -> int:
-    """Extend, and print what was added."""
-    require_dgl("dglkge extend")
+def extend(args: argparse.Namespace) -> dict[str, Any]:
+    """Extend by the command line."""
+    require_dgl("dglkge data extend")
     # Imported late, so that --help is quick.
     from dglkge.partition.extend import extend_dataset
 
+    columns, delimiter = file_format(args)
     with sigterm_raises():
-        figures = extend_dataset(
+        return extend_dataset(
             args.dataset,
             args.input,
             args.output,
             args.name,
-            parse_columns(args.columns),
-            None if args.delimiter is None else parse_delimiter(args.delimiter),
+            columns or Columns(),
+            delimiter,
             args.entity_types,
             args.overwrite,
         )
-    if args.json:
-        print_json(figures)
-    else:
-        added = figures["added"]
-        print_text(
-            f"edge set {added['edge_set']}: {added['triples']:,} triples, {added['entities']:,} new "
-            f"entities, {added['relations']:,} new relations\nthe data set lies in {args.output}"
-        )
-    return 0
 
 
-def quality(args: argparse.Namespace) -> int:
-    """Measure, or read what was measured, and print."""
+def _print_extended(figures: dict[str, Any], args: argparse.Namespace) -> None:
+    added = figures["added"]
+    print_text(
+        f"edge set {added['edge_set']}: {added['triples']:,} triples, {added['entities']:,} new "
+        f"entities, {added['relations']:,} new relations\nthe data set lies in {args.output}"
+    )
+
+
+def check(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure, or read what was measured."""
     from dglkge.data.dataset import Dataset
+
+    return Dataset.open(args.dataset).quality()
+
+
+def _print_quality(figures: dict[str, Any], _args: argparse.Namespace) -> None:
+    """Print the figures of a data set's quality."""
     from dglkge.partition.report import print_quality
 
-    figures = Dataset.open(args.dataset).quality()
-    if args.json:
-        print_json(figures)
-        return 0
     print_rich(lambda console: print_quality(figures, console))
-    return 0
 
 
-PARTITION = Command(
+BUILD = Command(
     description="Turn triples (head, relation, tail) into a data set folder that dglkge trains from.",
     examples="""\
 examples:
   a data set by its name (dglkge data list), downloaded once:
-    python partition_tools/partition.py fb15k-237 --output datasets/fb15k237
+    dglkge data build fb15k-237
 
   a folder with train.tsv, valid.tsv and test.tsv (or .txt, .csv, .parquet; text also with .gz or .bz2):
-    python partition_tools/partition.py --input data/FB15k-237 --output datasets/fb15k237 --num-parts 2
+    dglkge data build data/FB15k-237 -o datasets/fb15k237 --num-parts 2
 
   one file, split 90/5/5 by a hash of each triple:
-    python partition_tools/partition.py --input all.tsv.gz --split 0.9,0.05,0.05 --output datasets/mine
+    dglkge data build all.tsv.gz --split 0.9,0.05,0.05 -o datasets/mine
 
   CSV or Parquet with columns of your own, and a weight:
-    python partition_tools/partition.py --input facts.parquet --split 0.9 --output datasets/facts \\
+    dglkge data build facts.parquet --split 0.9 -o datasets/facts \\
         --columns head=subject,relation=predicate,tail=object,weight=confidence
 
   entities of several types (lines of entity<TAB>type):
-    python partition_tools/partition.py --input data/ --entity-types types.tsv --output datasets/typed
+    dglkge data build data/ --entity-types types.tsv -o datasets/typed
 
   RDF (N-Triples, N-Quads, Turtle, TriG; also .gz and .bz2), with entity types; needs dglkge[rdf]:
-    python partition_tools/partition.py --input books.ttl --split 0.9 --types-from rdf:type \\
-        --literals numeric --output datasets/books
+    dglkge data build books.ttl --split 0.9 --types-from rdf:type \\
+        --literals numeric -o datasets/books
 
   a folder of DGL-KE (entities.dict), OpenKE (train2id.txt) or PyKEEN (numeric_triples.tsv.gz), as it is:
-    python partition_tools/partition.py --input benchmarks/FB15K237 --output datasets/theirs
+    dglkge data build benchmarks/FB15K237 -o datasets/theirs
 
   DGL-KE's user-defined form: integer ids in the order head, tail, relation, with id<TAB>name maps:
-    python partition_tools/partition.py --input train.txt valid.txt test.txt --columns htr \\
-        --entity-map entities.tsv --relation-map relations.tsv --output datasets/udd
+    dglkge data build train.txt valid.txt test.txt --columns htr \\
+        --entity-map entities.tsv --relation-map relations.tsv -o datasets/udd
 
 --columns takes one of three forms:
   roles in the order of the columns, for files without a header: head,relation,tail,weight or hrtw, htr, ...
@@ -191,26 +192,20 @@ Triples are read, numbered and written a million at a time; their ids are in a t
 output (12 bytes a triple). --max-memory bounds what is sorted at a time and what METIS may take. The data set
 does not depend on it. Names of entities are in memory: about 200 bytes each.
 
-python partition_tools/partition.py and dglkge partition are the same.
+python partition_tools/partition.py and dglkge data build are the same.
 exit status: 0 done, 1 failure, 2 something in the input (one line says what), 130 or 143 interrupted.""",
     groups={
         "what is read": [
             option(
-                "source",
+                "sources",
                 "a folder, files, or a name of dglkge data list",
                 nargs="*",
                 type=Path,
-                metavar="PATH",
+                metavar="SOURCE",
             ),
-            option("--input", "the same", nargs="+", default=[], type=Path, metavar="PATH"),
-            option(
-                "--columns", "see below (head,relation,tail)", default="head,relation,tail", metavar="LIST"
-            ),
-            option(
-                "--delimiter",
-                "instead of tab, and of the comma of .csv: tab, comma, space, ...",
-                metavar="CHAR",
-            ),
+            option("--input", "the same", nargs="+", type=Path, metavar="SOURCE"),
+            COLUMNS,
+            DELIMITER,
             option(
                 "--split",
                 "split one set of triples: fractions of train,valid,test, or of train alone (0.9,0.05,0.05)",
@@ -240,8 +235,8 @@ exit status: 0 done, 1 failure, 2 something in the input (one line says what), 1
         "formats other than tables": [
             option(
                 "--format",
-                "tsv, csv, parquet, ntriples, nquads, turtle, trig, graphml, dglke, ogb, openke or pykeen "
-                "(found out by the name, else by the content)",
+                "tsv, csv, parquet, ntriples, nquads, turtle, trig, graphml, dglke, ogb, openke or pykeen (found "
+                "out by the name, else by the content)",
                 metavar="NAME",
             ),
             option(
@@ -283,7 +278,7 @@ exit status: 0 done, 1 failure, 2 something in the input (one line says what), 1
             option("--name-attribute", "GraphML: attribute of nodes (their id)", metavar="NAME"),
         ],
         "what is made of it": [
-            option("--output", "the dataset folder to make (data/NAME)", type=Path, metavar="FOLDER"),
+            option("-o --output", "the dataset folder to make (data/NAME)", type=Path, metavar="FOLDER"),
             option("--num-parts", "partitions, one per machine (1)", default=1, type=int, metavar="N"),
             option(
                 "--method",
@@ -312,13 +307,12 @@ exit status: 0 done, 1 failure, 2 something in the input (one line says what), 1
             ),
             option("--name", "name of the dataset (the output folder's)"),
             flag("--overwrite", "replace the dataset at the output"),
-            flag("--json", "print the figures as JSON instead of a table"),
             option(
                 "--progress", "on stderr (where that is a terminal)", action=argparse.BooleanOptionalAction
             ),
         ],
     },
-    run=partition,
+    run=build,
 )
 
 EXTEND = Command(
@@ -328,16 +322,16 @@ own, which training can walk over alone.""",
     examples="""\
 examples:
   add the triples of February:
-    dglkge extend --dataset datasets/news --input 2026-02.tsv --name 2026-02 \\
-        --output datasets/news-02
+    dglkge data extend --dataset datasets/news --input 2026-02.tsv --name 2026-02 \\
+        -o datasets/news-02
 
   go on from the run on the old data set; train the new triples only, and only rows that occur in them:
     dglkge train --set dataset=datasets/news-02 --set output=runs/news-02 \\
         --set checkpoint.init_path=runs/news --set training.edge_sets='[2026-02]' --set training.rows=touched
 
   several entity types: a new entity takes the type that a known relation gives it, or that of a file:
-    dglkge extend --dataset datasets/typed --input more.tsv --entity-types types.tsv \\
-        --name more --output datasets/typed-more
+    dglkge data extend --dataset datasets/typed --input more.tsv --entity-types types.tsv \\
+        --name more -o datasets/typed-more
 
 valid and test stay as they are. Repeated triples are kept and counted, as partition.py does.
 exit status: 0 done, 1 failure, 2 something in the input (one line says what), 130 or 143 interrupted.""",
@@ -346,25 +340,26 @@ exit status: 0 done, 1 failure, 2 something in the input (one line says what), 1
         option(
             "--input", "tsv, csv (also gz) or Parquet", nargs="+", required=True, type=Path, metavar="FILE"
         ),
-        option("--output", "the data set folder to make", required=True, type=Path, metavar="FOLDER"),
+        option("-o --output", "the data set folder to make", required=True, type=Path, metavar="FOLDER"),
         option("--name", "name of the edge set of the new triples", required=True),
-        option("--columns", "as of partition.py", default="head,relation,tail", metavar="LIST"),
-        option("--delimiter", "instead of tab, and of the comma of .csv", metavar="CHAR"),
+        COLUMNS,
+        DELIMITER,
         option("--entity-types", "lines of entity and type", type=Path, metavar="FILE"),
         flag("--overwrite", "replace the data set at the output"),
-        JSON,
     ],
     run=extend,
+    show=_print_extended,
 )
 
-QUALITY = Command(
+CHECK = Command(
     description="""\
 Show the quality of a data set: repeated triples, triples of valid and test that train gives
 away, names that train lacks, inverse and duplicate relations, degrees, connected components.
-dglkge partition prints the same; docs/data-quality.md explains each figure.""",
+dglkge data build prints the same; docs/data-quality.md explains each figure.""",
     examples="""examples:
-  dglkge quality datasets/wn18
-  dglkge quality datasets/wn18 --json""",
-    options=[option("dataset", "a folder that dglkge partition made", metavar="DATASET"), JSON],
-    run=quality,
+  dglkge data check datasets/wn18
+  dglkge data check datasets/wn18 --json""",
+    options=[option("dataset", "a folder that dglkge data build made", metavar="DATASET")],
+    run=check,
+    show=_print_quality,
 )

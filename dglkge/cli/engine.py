@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import platform
 import shlex
 import subprocess
@@ -11,7 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from dglkge.cli.common import print_text, run_command
+from dglkge.cli.common import Parser, print_text, run_command
 from dglkge.distributed.dgl_import import DGL_VERSION, NO_WHEEL_FROM
 from dglkge.errors import InputError, JobError
 
@@ -24,7 +23,7 @@ dglkge before dgl, or start scripts with dglkge-launch."""
 EXAMPLES = """examples:
   dglkge-engine
   dglkge-engine --dry-run       # shows what it would do
-  dglkge-engine --pip_flags="--index-url https://pypi.example.com/simple\""""
+  dglkge-engine --pip-flags="--index-url https://pypi.example.com/simple\""""
 
 LAST_WITH_WHEEL = "3.12"
 MACHINES = ("x86_64", "aarch64")
@@ -38,19 +37,6 @@ print(f"dgl {dgl.__version__} works with torch {torch.__version__}")
 """
 """What DGL must be able to do in a new process."""
 TRIAL_SECONDS = 300
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of the command line."""
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        "dglkge-engine", description=DESCRIPTION, epilog=EXAMPLES, formatter_class=raw
-    )
-    parser.add_argument("--dry-run", action="store_true", help="print the commands and run none")
-    parser.add_argument(
-        "--pip_flags", "--pip-flags", default="", metavar="FLAGS", help="more words for pip's commands"
-    )
-    return parser
 
 
 def plan(version: tuple[int, int], flags: Sequence[str], folder: str) -> list[list[str]]:
@@ -98,9 +84,9 @@ def install(flags: Sequence[str], dry_run: bool) -> int:
     if sys.platform != "linux" or platform.machine() not in MACHINES:
         known, here = " and ".join(MACHINES), f"{sys.platform} on {platform.machine()}"
         raise InputError(f"dgl {DGL_VERSION} has wheels for linux on {known}; this is {here}")
-    found = works()
-    if found:
-        print_text(f"{found}: nothing to do")
+    working = works()
+    if working:
+        print_text(f"{working}: nothing to do")
         return 0
     with tempfile.TemporaryDirectory(prefix="dglkge-engine.") as folder:
         for command in plan(sys.version_info[:2], flags, folder):
@@ -108,22 +94,25 @@ def install(flags: Sequence[str], dry_run: bool) -> int:
             if dry_run:
                 continue
             # The name of the downloaded wheel is known only now.
-            made = next(Path(folder).glob("*.whl"), None)
-            words = [str(made) if made and word.endswith("*.whl") else word for word in command]
+            wheel = next(Path(folder).glob("*.whl"), None)
+            words = [str(wheel) if wheel and word.endswith("*.whl") else word for word in command]
             if subprocess.run(words, check=False).returncode:
                 raise JobError(f"this command failed: {shlex.join(words)}")
     if not dry_run:
-        found = works()
-        if not found:
+        working = works()
+        if not working:
             why = "python -c 'import dglkge, dgl'"
             raise JobError(f"dgl {DGL_VERSION} is installed and cannot be imported; this shows why: {why}")
-        print_text(found)
+        print_text(working)
     return 0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; returns its exit status."""
-    args = build_parser().parse_args(argv)
+    parser = Parser("dglkge-engine", description=DESCRIPTION, epilog=EXAMPLES)
+    parser.add_argument("--dry-run", action="store_true", help="print the commands and run none")
+    parser.add_argument("--pip-flags", default="", metavar="FLAGS", help="more words for pip's commands")
+    args = parser.parse_args(argv)
     return run_command("dglkge-engine", lambda: install(shlex.split(args.pip_flags), args.dry_run))
 
 

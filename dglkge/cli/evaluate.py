@@ -1,33 +1,16 @@
-"""``dglkge evaluate``: rank a split against a checkpoint's files, in one process."""
+"""``dglkge evaluate`` and ``calibrate``: metrics of a trained model, and probabilities of its scores."""
 
 from __future__ import annotations
 
 import argparse
 import logging
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dglkge.checkpoint.layout import RUN_CALIBRATION_FILE, split_metrics_file, triples_metrics_file
-from dglkge.cli.common import (
-    DATASET,
-    FEATURES,
-    JSON,
-    RUN,
-    VERIFY,
-    Command,
-    flag,
-    goes_with,
-    num_candidates,
-    open_model,
-    option,
-    print_columns,
-    print_json,
-    print_text,
-    write_json,
-)
+from dglkge.cli import common
+from dglkge.cli.common import Command, flag, option, print_columns, print_text
 from dglkge.data.dataset_files import SPLITS, TEST, VALID
-from dglkge.data.text_format import parse_columns, parse_delimiter
 from dglkge.errors import InputError
 from dglkge.evaluation.calibration import CORRUPTIONS_EACH, METHODS
 from dglkge.evaluation.metrics import GROUPS, Protocol, format_table
@@ -36,6 +19,7 @@ from dglkge.typing import AUTO_DEVICE, DEVICES
 if TYPE_CHECKING:
     import numpy as np
 
+    from dglkge.data.known_triples import KnownTriples
     from dglkge.inference.run import Run
 
 logger = logging.getLogger(__name__)
@@ -53,8 +37,6 @@ QUALITY = ("brier_score", "log_loss", "expected_calibration_error")
 
 def evaluate(args: argparse.Namespace) -> int:
     """Evaluate, then print and write the metrics."""
-    from tqdm import tqdm
-
     from dglkge.model.device import open_device  # here: --help does without torch
 
     protocol = Protocol(
@@ -67,45 +49,66 @@ def evaluate(args: argparse.Namespace) -> int:
         given=args.candidates == GIVEN,
     )
     # Mistakes in the arguments are found before the checkpoint is read, which may take minutes.
-    _check_judging(args)
+    _check_options(args)
     open_device(args.device, "--device")
-    read = _file_reader(args)
-    model = open_model(args)
+    model = common.open_model(args)
     dataset = model.dataset
-    triples = read(model, args.triples) if read else dataset.split(protocol.split)
+    triples = _read(args, model, args.triples) if args.triples else dataset.split(protocol.split)
     # The file's triples are true as well: none of them is a wrong answer to another's query.
-    also_known = [triples] if read else []
+    also_known = [triples] if args.triples else []
     triples = triples[: args.limit]
-    negatives = _read_negatives(args, model)
-    # Two queries for each triple: its head and its tail. disable=None shows the bar only on a terminal.
-    with tqdm(total=2 * len(triples), desc="rank", unit="query", disable=True if args.json else None) as bar:
+    for name in ("classify", "calibrate"):
+        if getattr(args, name):
+            _check_valid_split(f"--{name}", model)
+    negatives = [_read(args, model, path) for path in args.negatives or []]
+    # Two queries for each triple: its head and its tail.
+    with common.progress_bar(args, 2 * len(triples), desc="rank", unit="query") as bar:
         result = model.evaluate(protocol, triples, bar.update, also_known, args.device)
     checkpoint = model.checkpoint
-    report = {
+    report: dict[str, Any] = {
         "run": str(checkpoint.run_folder),
         "version": checkpoint.version,
         "dataset": dataset.name,
-        **({"new_entities": _num_new(model)} if args.features else {}),
-        **result.to_dict(),
     }
-    report.update(_judge(args, model, triples, also_known, negatives))
+    if args.features:
+        report["new_entities"] = _num_new(model)
+    report |= result.to_dict()
+    if args.classify:
+        from dglkge.inference.truth import classify
+
+        known = model.known_triples(also_known)
+        files = (negatives[0], negatives[1]) if negatives else None
+        report["classification"] = classify(model, triples, known, args.seed, files).to_dict()
+    if args.calibrate:
+        report["calibration"] = _fit(args, model, triples, model.known_triples(also_known))
     target = Path(args.output) if args.output else checkpoint.run_folder / _metrics_file(args, protocol)
     try:
-        write_json(target, report)  # before printing: a closed pipe must not lose the result
+        common.write_json(target, report)  # before printing: a closed pipe must not lose the result
     except InputError as error:
         if args.output:
             raise
         logger.warning("the metrics are printed only: %s", error)  # e.g. a run of another user
     if args.json:
-        print_json(report)
-    else:
-        print_text(format_table(result, args.per_relation, args.by))
-        _print_judged(report, "relation" in args.by or args.per_relation)
-        if args.features:
-            counted = ", ".join(f"{count} of type {name}" for name, count in report["new_entities"].items())
-            print_text(f"new entities among the candidates: {counted}")
-        print_text(f"written to {target}")
+        common.print_json(report)
+        return 0
+    print_text(format_table(result, args.per_relation, args.by))
+    if args.classify:
+        _print_classification(report["classification"], "relation" in args.by or args.per_relation)
+    if args.calibrate:
+        _print_calibration(report["calibration"], args)
+    if args.features:
+        counts = ", ".join(f"{count} of type {name}" for name, count in report["new_entities"].items())
+        print_text(f"new entities among the candidates: {counts}")
+    print_text(f"written to {target}")
     return 0
+
+
+def calibrate(args: argparse.Namespace) -> dict[str, Any]:
+    """Fit, and measure the quality of the probabilities on the test split."""
+    _check_options(args)
+    model = common.open_model(args)
+    _check_valid_split("dglkge calibrate", model)
+    return _fit(args, model, model.dataset.split(TEST), model.known_triples())
 
 
 def _num_new(model: Run) -> dict[str, int]:
@@ -114,77 +117,64 @@ def _num_new(model: Run) -> dict[str, int]:
     return {name: counts[name] - before for name, before in trained.items() if counts[name] > before}
 
 
-def _check_judging(args: argparse.Namespace) -> None:
-    """Refuse options of --classify and --calibrate that have no effect or cannot be."""
-    goes_with(args, "negatives", args.classify, "--classify")
+def _check_options(args: argparse.Namespace) -> None:
+    """Refuse options that have no effect or cannot be."""
+    if args.positive_rate is not None and not 0 < args.positive_rate < 1:
+        raise InputError(f"--positive-rate must be between 0 and 1, got {args.positive_rate}")
     for name in ("corruptions", "positive_rate"):
-        goes_with(args, name, args.calibrate, "--calibrate")
+        common.goes_with(args, name, args.calibrate, "--calibrate")
+    if "triples" not in args:
+        return
+    common.goes_with(args, "negatives", args.classify, "--classify")
     for name in ("classify", "calibrate"):
         if getattr(args, name) and args.split == VALID:
             raise InputError(
                 f"--{name} fits on the valid split, so it cannot be judged by it; use --split test"
             )
-    if args.positive_rate is not None and not 0 < args.positive_rate < 1:
-        raise InputError(f"--positive-rate must be between 0 and 1, got {args.positive_rate}")
+    for path in [args.triples, *(args.negatives or [])]:
+        if path is not None and not Path(path).is_file():
+            raise InputError(f"{path}: there is no such file")
+    for name in ("columns", "delimiter"):
+        common.goes_with(args, name, args.triples is not None or args.negatives, "--triples")
+    if args.split is not None and args.triples is not None:
+        raise InputError("give either --split or --triples, not both")
 
 
-def _read_negatives(args: argparse.Namespace, model: Run) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return the false triples of the files; refuse a data set without valid triples to fit on."""
-    for name in ("classify", "calibrate"):
-        if getattr(args, name) and not len(model.dataset.split(VALID)):
-            raise InputError(
-                f"--{name} fits on the valid split, and {model.dataset.path} has no valid triples"
-            )
-    if not args.negatives:
-        return None
-    read = _read_triples(args)
-    return read(model, args.negatives[0]), read(model, args.negatives[1])
+def _check_valid_split(what: str, model: Run) -> None:
+    """Refuse a data set without valid triples to fit on."""
+    if not len(model.dataset.split(VALID)):
+        raise InputError(f"{what} fits on the valid split, and {model.dataset.path} has no valid triples")
 
 
-def _judge(
-    args: argparse.Namespace,
-    model: Run,
-    triples: np.ndarray,
-    also_known: Sequence[np.ndarray],
-    negatives: tuple[np.ndarray, np.ndarray] | None,
-) -> dict[str, Any]:
-    """Classify and calibrate as the arguments say, write the probabilities, and return the fields."""
-    found: dict[str, Any] = {}
-    if not args.classify and not args.calibrate:
-        return found
-    from dglkge.inference.truth import calibrate, calibration_quality, classify
+def _fit(args: argparse.Namespace, model: Run, triples: np.ndarray, known: KnownTriples) -> dict[str, Any]:
+    """Fit probabilities, write them beside the checkpoint, and return what JSON has of them."""
+    from dglkge.inference import truth
 
-    known = model.known_triples(also_known)
-    if args.classify:
-        found["classification"] = classify(model, triples, known, args.seed, negatives).to_dict()
-    if args.calibrate:
-        rate = args.positive_rate or 0.5
-        corruptions = args.corruptions or CORRUPTIONS_EACH
-        fitted = calibrate(model, known, args.calibrate, rate, corruptions, args.seed)
-        quality = calibration_quality(model, fitted, triples, known)
-        path = model.checkpoint.run_folder / RUN_CALIBRATION_FILE
-        write_json(path, fitted.to_dict())
-        kept = {name: value for name, value in fitted.to_dict().items() if name not in ("curve", "run_id")}
-        found["calibration"] = {"path": str(path), **kept, **quality}
-    return found
+    rate, corruptions = args.positive_rate or 0.5, args.corruptions or CORRUPTIONS_EACH
+    fitted = truth.calibrate(model, known, args.calibrate, rate, corruptions, args.seed)
+    quality = truth.calibration_quality(model, fitted, triples, known)
+    path = model.checkpoint.run_folder / RUN_CALIBRATION_FILE
+    common.write_json(path, fitted.to_dict())
+    fields = {name: value for name, value in fitted.to_dict().items() if name not in ("curve", "run_id")}
+    return {"path": str(path), **fields, **quality}
 
 
-def _print_judged(report: dict[str, Any], per_relation: bool) -> None:
-    """Print the classification and the calibration of a report as tables."""
-    if "classification" in report:
-        found = report["classification"]
-        print_text(f"classification: {found['thresholds']}; negatives {found['negatives']}")
-        groups = [("all", found), *(found["per_relation"].items() if per_relation else ())]
-        rows = [[label, *(_figure(group[name]) for name in CLASSIFICATION)] for label, group in groups]
-        print_columns(["", *CLASSIFICATION], rows)
-    if "calibration" in report:
-        found = report["calibration"]
-        print_text(
-            f"calibration: {found['method']}, {100 * found['positive_rate']:g} % true triples assumed, "
-            f"fitted on {found['num_true']} true and {found['num_false']} false scores of the valid split"
-        )
-        print_columns(["", *QUALITY], [["", *(_figure(found[name]) for name in QUALITY)]])
-        print_text(f"probabilities written to {found['path']}")
+def _print_classification(report: dict[str, Any], per_relation: bool) -> None:
+    """Print the classification as a table."""
+    print_text(f"classification: {report['thresholds']}; negatives {report['negatives']}")
+    groups = [("all", report), *(report["per_relation"].items() if per_relation else ())]
+    rows = [[label, *(_figure(group[name]) for name in CLASSIFICATION)] for label, group in groups]
+    print_columns(["", *CLASSIFICATION], rows)
+
+
+def _print_calibration(report: dict[str, Any], _args: argparse.Namespace) -> None:
+    """Print the quality of the probabilities as a table."""
+    print_text(
+        f"calibration: {report['method']}, {100 * report['positive_rate']:g} % true triples assumed, "
+        f"fitted on {report['num_true']} true and {report['num_false']} false scores of the valid split"
+    )
+    print_columns(["", *QUALITY], [["", *(_figure(report[name]) for name in QUALITY)]])
+    print_text(f"probabilities written to {report['path']}")
 
 
 def _figure(value: float | None) -> str:
@@ -192,32 +182,17 @@ def _figure(value: float | None) -> str:
     return "-" if value is None else str(value) if isinstance(value, int) else f"{value:.4f}"
 
 
-def _file_reader(args: argparse.Namespace) -> Callable[[Run, str], np.ndarray] | None:
-    """Return a function that reads the file of ``--triples`` with a run's names; None for a split."""
-    for path in [args.triples, *(args.negatives or [])]:
-        if path is not None and not Path(path).is_file():
-            raise InputError(f"{path}: there is no such file")
-    for name in ("columns", "delimiter"):
-        goes_with(args, name, args.triples is not None or args.negatives, "--triples")
-    if args.split is not None and args.triples is not None:
-        raise InputError("give either --split or --triples, not both")
-    return None if args.triples is None else _read_triples(args)
-
-
-def _read_triples(args: argparse.Namespace) -> Callable[[Run, str], np.ndarray]:
-    """Return a function that reads a file of triples with a run's names."""
+def _read(args: argparse.Namespace, run: Run, path: str) -> np.ndarray:
+    """Read a file of triples with a run's names."""
     # Imported only here: pandas takes half a second, which no other command needs.
     from dglkge.data.named_triples import read_named_triples
 
-    columns = parse_columns(args.columns) if args.columns else None
-    delimiter = parse_delimiter(args.delimiter) if args.delimiter else None
-    return lambda run, path: read_named_triples(
+    return read_named_triples(
         # With the names of new entities, where there are some; ids are those of the data set.
         Path(path),
         run.dataset.relations,
         run.tables.vocabulary if args.features else run.dataset.vocabulary,
-        columns,
-        delimiter,
+        *common.file_format(args),
     )
 
 
@@ -245,32 +220,25 @@ of the data set, and uses every core; no server is needed.""",
   dglkge evaluate runs/demo --by relation                the metrics of every relation too
   dglkge evaluate runs/demo --by category --by side      1-1, 1-N, N-1 and N-N relations, heads and tails
   dglkge evaluate runs/demo --classify                   accuracy of telling true from false triples too
-  dglkge evaluate runs/demo --calibrate isotonic         probabilities for dglkge predict --probability""",
+
+The metrics of every relation are in RUN/metrics-SPLIT.json, or RUN/metrics-triples-NAME.json with --triples;
+the name of another protocol has its options, e.g. RUN/metrics-test-raw-first500.json.""",
     options=[
-        RUN,
-        VERIFY,
+        *common.MODEL,
+        common.DATASET,
         option("--split", f"which triples (default: {TEST})", choices=SPLITS),
-        option(
-            "--triples",
-            "rank the triples of this file (tsv, txt, csv, also gz, or Parquet) instead of a split",
-            metavar="FILE",
-        ),
-        option(
-            "--columns",
-            "columns of the file: head,relation,tail (default), htr, or names of its header",
-            metavar="ROLES",
-        ),
-        option("--delimiter", "instead of the tab, or of the comma of CSV", metavar="CHAR"),
-        DATASET,
-        FEATURES,
+        option("--triples", "rank the triples of this file instead of a split", metavar="FILE"),
+        common.COLUMNS,
+        common.DELIMITER,
+        common.FEATURES,
         flag("--raw", "rank among other known answers too (default: filtered)"),
         option(
             "--candidates",
             "all entities of the type, N sampled ones for each query, or given: those of OGB's data (all)",
             metavar="N",
-            type=lambda text: text if text == GIVEN else num_candidates(text),
+            type=lambda text: text if text == GIVEN else common.num_candidates(text),
         ),
-        option("--seed", "seed of the sampled candidates (default: %(default)s)", type=int, default=0),
+        common.SEED,
         option(
             "--ties",
             "rank among equal scores: the mean, the best or the worst (default: %(default)s)",
@@ -297,28 +265,11 @@ of the data set, and uses every core; no server is needed.""",
             nargs=2,
             metavar=("VALID_FILE", "FILE"),
         ),
-        option(
-            "--calibrate",
-            "also fit probabilities of scores on the valid split, for dglkge predict --probability; "
-            "written beside the checkpoint",
-            choices=METHODS,
-        ),
-        option(
-            "--corruptions",
-            "with --calibrate, false triples drawn for each side of a true one "
-            f"(default: {CORRUPTIONS_EACH})",
-            least=1,
-            metavar="N",
-        ),
-        option(
-            "--positive-rate",
-            "with --calibrate, share of true triples among those that you will judge (default: 0.5)",
-            type=float,
-            metavar="SHARE",
-        ),
-        option(
-            "--batch-size", "queries at a time (default: %(default)s)", least=1, default=4096, metavar="N"
-        ),
+        # The former way to calibrate.
+        option("--calibrate", argparse.SUPPRESS, choices=METHODS),
+        option("--corruptions", argparse.SUPPRESS, least=1),
+        option("--positive-rate", argparse.SUPPRESS, type=float),
+        option("--batch-size", "queries at a time (default: %(default)s)", least=1, default=4096),
         option(
             "--device",
             "where scores are computed: auto is cuda if torch finds a GPU, else cpu; cpu_staged is the "
@@ -327,14 +278,40 @@ of the data set, and uses every core; no server is needed.""",
             default=AUTO_DEVICE,
         ),
         option("--limit", "only the first N triples of the split", least=1, metavar="N"),
-        option(
-            "--output",
-            "JSON file with the metrics of every relation (default: RUN/metrics-SPLIT.json, or "
-            "RUN/metrics-triples-NAME.json with --triples; the name of another protocol has its options, "
-            "e.g. RUN/metrics-test-raw-first500.json)",
-            metavar="FILE",
-        ),
-        JSON,
+        option("-o --output", "JSON file for the metrics of every relation", metavar="FILE"),
     ],
     run=evaluate,
+)
+
+CALIBRATE = Command(
+    description="""Fit probabilities of scores on the valid split, for predict, serve and Python.
+They are written beside the checkpoint, and their quality on the test split is shown.""",
+    examples="""examples:
+  dglkge calibrate runs/demo
+  dglkge calibrate runs/demo --method platt --positive-rate 0.01""",
+    options=[
+        *common.MODEL,
+        common.DATASET,
+        option(
+            "--method",
+            "a monotone step function, or a sigmoid (default: %(default)s)",
+            default="isotonic",
+            choices=METHODS,
+            dest="calibrate",
+        ),
+        option(
+            "--corruptions",
+            f"false triples drawn for each side of a true one (default: {CORRUPTIONS_EACH})",
+            least=1,
+        ),
+        option(
+            "--positive-rate",
+            "share of true triples among those that you will judge (default: 0.5)",
+            type=float,
+            metavar="SHARE",
+        ),
+        common.SEED,
+    ],
+    run=calibrate,
+    show=_print_calibration,
 )

@@ -1,4 +1,4 @@
-"""``dglkge jobs`` and ``dglkge stop``: the training jobs of this machine, from their launchers' register."""
+"""``dglkge job list`` and ``stop``: the training jobs of this machine, from their launchers' register."""
 
 from __future__ import annotations
 
@@ -9,36 +9,35 @@ import signal
 import time
 from typing import Any
 
-from dglkge.cli.common import JSON, Command, flag, human_bytes, option, print_columns, print_json, print_text
+from dglkge.cli.common import Command, flag, option, print_columns, print_text
 from dglkge.distributed.jobs import JobEntry, allocated_bytes, live_jobs, matching_jobs, process_owner
-from dglkge.distributed.process_memory import process_start
-from dglkge.errors import FAILURE_STATUS, InputError
+from dglkge.distributed.process_memory import human_bytes, process_start
+from dglkge.errors import InputError, JobError
 
 POLL_SECONDS = 0.1
 SECOND_SIGNAL_SECONDS = 1.0
 """Time in which the launcher takes the first signal: two that come at once may count as one."""
 
 
-def jobs(args: argparse.Namespace) -> int:
-    """Print the jobs."""
-    entries = live_jobs()
-    if args.json:
-        print_json([_report(entry) for entry in entries])
-    elif not entries:
-        print_text("no job runs on this machine")
+def list_jobs(_args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the jobs."""
+    return [
+        {
+            **entry.to_dict(),
+            "allocated_shared_memory_bytes": allocated_bytes(entry.job),
+            "is_launched_here": entry.is_launched_here,
+        }
+        for entry in live_jobs()
+    ]
+
+
+def show_jobs(_jobs: object, _args: argparse.Namespace) -> None:
+    """Print the jobs as a table."""
+    rows = [_row(entry) for entry in live_jobs()]
+    if rows:
+        print_columns(["job", "user", "launcher", "started", "memory", "/dev/shm", "run or script"], rows)
     else:
-        header = ["job", "user", "launcher", "started", "memory", "/dev/shm", "run or script"]
-        print_columns(header, [_row(entry) for entry in entries])
-    return 0
-
-
-def _report(entry: JobEntry) -> dict[str, Any]:
-    """Return a job as JSON has it."""
-    return {
-        **entry.to_dict(),
-        "allocated_shared_memory_bytes": allocated_bytes(entry.job),
-        "is_launched_here": entry.is_launched_here,
-    }
+        print_text("no job runs on this machine")
 
 
 def _row(entry: JobEntry) -> list[str]:
@@ -53,7 +52,7 @@ def _row(entry: JobEntry) -> list[str]:
     return [entry.job, entry.user, where, started, planned, segments, what]
 
 
-def stop(args: argparse.Namespace) -> int:
+def stop(args: argparse.Namespace) -> dict[str, Any]:
     """Stop the job."""
     entry = _find(args.job)
     deadline = time.monotonic() + args.seconds
@@ -61,10 +60,9 @@ def stop(args: argparse.Namespace) -> int:
     if args.now and not _is_gone_by(entry, min(deadline, time.monotonic() + SECOND_SIGNAL_SECONDS)):
         _send(entry)  # a second signal ends the trainers without a commit
     if not _is_gone_by(entry, deadline):
-        print_text(f"{entry.describe()} still runs after {args.seconds:g} s; --now ends it without a commit")
-        return FAILURE_STATUS
-    print_text(f"stopped {entry.describe()}; its logs: {entry.log_dir}")
-    return 0
+        text = f"{entry.describe()} still runs after {args.seconds:g} s; --now ends it without a commit"
+        raise JobError(text)
+    return {"stopped": entry.describe(), "log_dir": entry.log_dir}
 
 
 def _find(text: str) -> JobEntry:
@@ -78,12 +76,14 @@ def _find(text: str) -> JobEntry:
     jobs = live_jobs()
     # Entries of other users may name this user's run.
     own = [entry for entry in jobs if entry.owner == os.geteuid()]
-    found = matching_jobs(text, own) or matching_jobs(text, jobs)
-    if len(found) != 1:
-        known = ", ".join(entry.run or entry.job for entry in found or jobs) or "none"
-        what = "several jobs match" if found else "no job of this machine matches"
-        raise InputError(f"{what} {text!r}; {'they are' if found else 'running'}: {known} (dglkge jobs)")
-    (entry,) = found
+    matches = matching_jobs(text, own) or matching_jobs(text, jobs)
+    if len(matches) != 1:
+        names = ", ".join(entry.run or entry.job for entry in matches or jobs) or "none"
+        what = "several jobs match" if matches else "no job of this machine matches"
+        raise InputError(
+            f"{what} {text!r}; {'they are' if matches else 'running'}: {names} (dglkge job list)"
+        )
+    (entry,) = matches
     if not entry.is_launched_here:
         raise InputError(f"{entry.describe()} was launched from another machine: stop it there")
     return entry
@@ -121,16 +121,16 @@ def _is_gone_by(entry: JobEntry, deadline: float) -> bool:
     return True
 
 
-JOBS = Command(
+LIST = Command(
     description="""List the jobs that dglkge-launch and dglkge train run on this machine, of all users: who
 started them, their run folder, and the memory that they have planned. Jobs in containers with a /dev/shm of
 their own are not seen from here.""",
     examples="""examples:
-  dglkge jobs
-  dglkge jobs --json
-  dglkge stop runs/mine""",
-    options=[JSON],
-    run=jobs,
+  dglkge job list
+  dglkge job list --json
+  dglkge job stop runs/mine""",
+    run=list_jobs,
+    show=show_jobs,
 )
 
 STOP = Command(
@@ -139,9 +139,9 @@ Stop a training job of this machine: its launcher gets SIGTERM, the trainers com
 have and leave, and starting the same command again goes on from there. Exit status 0 once the job is gone, 1
 if it still runs after the time limit, 2 if there is no such job or it is another user's.""",
     examples="""examples:
-  dglkge stop runs/mine
-  dglkge stop 1f0c66a5            the job's id, or its beginning, from dglkge jobs
-  dglkge stop runs/mine --now     without a commit: back to the last one""",
+  dglkge job stop runs/mine
+  dglkge job stop 1f0c66a5            the job's id, or its beginning, from dglkge job list
+  dglkge job stop runs/mine --now     without a commit: back to the last one""",
     options=[
         option("job", "folder of the run, id of the job, or pid of its launcher", metavar="RUN|JOB"),
         flag("--now", "do not wait for a commit"),
@@ -157,4 +157,5 @@ if it still runs after the time limit, 2 if there is no such job or it is anothe
         ),
     ],
     run=stop,
+    show=lambda job, _args: print_text(f"stopped {job['stopped']}; its logs: {job['log_dir']}"),
 )

@@ -164,7 +164,7 @@ def _fall_back(places: Places, storage: CheckpointStorage, config: Config) -> No
 
 def _completion_script(shell: str) -> str:
     """Return the script that makes a shell complete the options, the script and its files."""
-    from dglkge.cli.completion import completion_script
+    from dglkge.cli.main import completion_script
 
     parser = build_parser()
     parser.add_argument("script", metavar="FILE", help="the script")

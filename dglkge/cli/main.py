@@ -6,101 +6,178 @@ import argparse
 import importlib
 import logging
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from dglkge import __version__
-from dglkge.cli.common import (
-    COMPLETED_SHELLS,
-    IMPORT,
-    TerminalFormatter,
-    flush_output,
-    print_text,
-    run_command,
-    take_overrides,
-)
+from dglkge.cli.common import Command, Parser, TerminalFormatter, flush_output, print_text, run_command
+from dglkge.errors import import_extra, unknown_name
 
 COMMANDS = {
-    "data": ("data", "data sets that have a name: list them, download one"),
-    "partition": ("datasets", "turn triples into a data set folder with DGL partitions"),
-    "extend": ("datasets", "add triples and entities to a data set; old ids and partitions stay"),
-    "config": ("configurations", "every field of a configuration with its default and help"),
-    "recipes": ("configurations", "the configurations that ship, by name"),
-    "train": ("train", "train a configuration: dglkge-launch with a script that is in the package"),
-    "evaluate": (
-        "evaluate",
-        "rank the true answers of a split, or of a file, among all entities of the right type",
-    ),
-    "predict": ("queries", "complete a triple: the best tails, heads or relations of the two parts given"),
-    "score": ("queries", "score given triples"),
+    "data list": ("data", "the data sets that have a name"),
+    "data get": ("data", "download a data set by its name, and compare checksums and counts"),
+    "data build": ("datasets", "turn triples into a data set folder with DGL partitions"),
+    "data extend": ("datasets", "add triples and entities to a data set; old ids and partitions stay"),
+    "data check": ("datasets", "show repeated triples, leaks into valid and test, unseen names, degrees"),
+    "config show": ("configurations", "every field of a configuration with its default and help"),
+    "config schema": ("configurations", "a JSON Schema, for editors"),
+    "config recipes": ("configurations", "the configurations that ship, by name"),
+    "plan": ("plan", "estimate memory, /dev/shm, disk and time of a configuration"),
+    "train": ("train", "train a configuration on this machine, or on several"),
+    "tune": ("train", "search for good settings: many trials on small subgraphs, few on large ones"),
+    "evaluate": ("evaluate", "rank the true answers of a split, or of a file, among all entities"),
+    "calibrate": ("evaluate", "fit probabilities of scores on the valid split"),
+    "predict": ("queries", "complete triples: the best tails, heads or relations; score whole ones"),
     "similar": ("queries", "the entities most similar to an entity, by cosine"),
     "serve": ("serve", "explore a trained model in the browser"),
-    "export": (
-        "checkpoints",
-        "write the embeddings for others: npy, Parquet, faiss, LanceDB, the Hugging Face hub and more",
-    ),
-    "quality": (
-        "datasets",
-        "show a data set's repeated triples, leaks into valid and test, unseen names, degrees",
-    ),
-    "watch": ("watch", "follow a run: progress, speed, loss, metrics, memory, events; from its files"),
     "report": ("report", "one HTML page about a run, or about several side by side"),
-    "inspect": ("checkpoints", "show a checkpoint's version, progress, model, tables and files"),
-    "checkpoint": ("checkpoints", "inspect, verify or convert a checkpoint"),
-    "plan": ("plan", "estimate memory, /dev/shm, disk and time of a configuration"),
-    "jobs": ("jobs", "list the training jobs of this machine"),
-    "stop": ("jobs", "stop a training job of this machine; it commits first"),
-    "tune": ("tune", "search for good settings: many trials on small subgraphs, few on large ones"),
+    "job list": ("jobs", "list the training jobs of this machine"),
+    "job stop": ("jobs", "stop a training job of this machine; it commits first"),
+    "job watch": ("report", "follow a run: progress, speed, loss, metrics, memory, events"),
+    "checkpoint inspect": ("checkpoints", "show version, progress, model, tables and files"),
+    "checkpoint verify": ("checkpoints", "inspect, and compare every file with its checksum"),
+    "checkpoint convert": ("checkpoints", "convert to and from other programs' formats"),
+    "checkpoint export": ("checkpoints", "write embeddings: npy, Parquet, faiss, Hugging Face and more"),
+    "launch": ("launch", "run a script of your own on several machines; the same as dglkge-launch"),
 }
-"""Command: the module of :mod:`dglkge.cli` that has it, under its name in capitals, and its line of help.
+"""Command: the module of :mod:`dglkge.cli` that has it, under its last word in capitals, and a line of help.
 
 ``dglkge --help`` imports no command.
 """
 
+GROUPS = {
+    "data": "data sets",
+    "config": "configurations",
+    "job": "training jobs",
+    "checkpoint": "checkpoints",
+}
+"""First words of commands of two words."""
+
+LAUNCH = "launch"
+"""Has a parser of its own: what follows the script is the script's."""
+
+ALIASES = {
+    "partition": "data build",
+    "extend": "data extend",
+    "quality": "data check",
+    "recipes": "config recipes",
+    "config --schema": "config schema",
+    "score": "predict",
+    "jobs": "job list",
+    "stop": "job stop",
+    "watch": "job watch",
+    "inspect": "checkpoint inspect",
+    "export": "checkpoint export",
+}
+"""Former names; no help shows them."""
+
 DESCRIPTION = """Make data sets, train embeddings, and evaluate, query, export and inspect trained models.
-All but train, tune, jobs and stop only read and write files; no server runs."""
+All but train, tune, launch and job only read and write files; no server runs."""
 EPILOG = """Each command has its own help with examples:
   dglkge predict --help
 Scripts of your own train under dglkge-launch; examples/train.py is the one to copy:
   dglkge-launch --num_trainers 2 examples/train.py --config dglkge/config/recipes/fb15k237/complex.yaml"""
 
 
-def build_parser(with_arguments: Collection[str]) -> argparse.ArgumentParser:
+def command_named(name: str) -> Command:
+    """Import a command."""
+    module, _ = COMMANDS[name]
+    command: Command = getattr(importlib.import_module(f"dglkge.cli.{module}"), name.split()[-1].upper())
+    return command
+
+
+def build_parser(with_arguments: bool = False) -> Parser:
     """Build the parser of all commands.
 
     Parameters
     ----------
-    with_arguments : collection of str
-        Commands that are imported and declare their arguments. The others are only known by name.
+    with_arguments : bool
+        Import the commands and declare their arguments. Else only their names are known.
     """
-    raw = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser(
-        prog="dglkge", description=DESCRIPTION, epilog=EPILOG, formatter_class=raw
-    )
+    parser = Parser(prog="dglkge", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"dglkge {__version__}")
-    parser.add_argument(
-        "--print-completion",
-        choices=COMPLETED_SHELLS,
-        action=_PrintCompletion,
-        help="print a script that makes a shell complete dglkge, and exit",
-    )
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for name, (module, help_line) in COMMANDS.items():
-        parser_of_command = commands.add_parser(name, help=help_line)
-        if name in with_arguments:
-            command = getattr(importlib.import_module(f"dglkge.cli.{module}"), name.upper())
-            command.declare(parser_of_command, [IMPORT])
+    text = "print a script that makes a shell complete dglkge, and exit"
+    parser.add_argument("--print-completion", choices=SHELLS, action=_PrintCompletion, help=text)
+    _add_commands(parser, "", with_arguments)
     return parser
+
+
+def _add_commands(parser: Parser, group: str, with_arguments: bool) -> None:
+    """Add the commands of a group, or of the first level."""
+    places = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    for word in actions(group):
+        name = f"{group} {word}".strip()
+        if name in GROUPS:
+            child = places.add_parser(word, help=f"{GROUPS[name]}: {', '.join(actions(name))}")
+            _add_commands(child, name, with_arguments)
+            continue
+        child = places.add_parser(word, help=COMMANDS[name][1])
+        if with_arguments and name != LAUNCH:
+            command_named(name).declare(child)
+
+
+def actions(group: str) -> list[str]:
+    """Return the words that name the commands of a group; of the first level if it is empty."""
+    names = [name.split() for name in COMMANDS]
+    return list(dict.fromkeys(words[1] if group else words[0] for words in names if group in ("", words[0])))
 
 
 class _PrintCompletion(argparse.Action):
     """Prints the completion script of all commands and exits."""
 
     def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> None:
-        from dglkge.cli.completion import completion_script
-
-        print_text(completion_script(build_parser(COMMANDS), given[1]))
+        print_text(completion_script(build_parser(with_arguments=True), given[1]))
         parser.exit()
+
+
+SHELLS = ("bash", "zsh", "tcsh")
+"""Shells for which a completion script can be written."""
+
+FILES = ("FILE", "VALID_FILE", "PATH", "CONFIG", "MODULE", "SOURCE")
+FOLDERS = ("RUN", "DIR", "FOLDER")
+"""Metavars of arguments that are files or folders. Without a metavar, the argument's name counts."""
+
+RECIPE_FUNCTION = "_dglkge_recipes"
+"""Function of the bash script that lists the recipes that begin with a word."""
+
+
+def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
+    """Return the script that makes a shell complete a command.
+
+    Parameters
+    ----------
+    parser : argparse.ArgumentParser
+        With all subcommands and their arguments. Attributes that shtab reads are added to its actions.
+    shell : str
+        Of :data:`SHELLS`.
+
+    Raises
+    ------
+    InputError
+        If shtab is not installed.
+    """
+    from dglkge.config.load import recipe_files
+
+    shtab = import_extra("shell completion", "shtab", "completion")
+    names = " ".join(recipe_files())
+    # Written into the script: a list by `dglkge config recipes` would take a second for each press of Tab.
+    recipes = {"bash": RECIPE_FUNCTION, "zsh": f"({names})", "tcsh": f"({names})"}
+    kinds = {**dict.fromkeys(FILES, shtab.FILE), **dict.fromkeys(FOLDERS, shtab.DIRECTORY), "RECIPE": recipes}
+    _describe(parser, kinds)
+    preamble: Any = {"bash": f'{RECIPE_FUNCTION}() {{ compgen -W "{names}" -- "$1"; }}'}
+    return shtab.complete(parser, shell, preamble=preamble)
+
+
+def _describe(parser: argparse.ArgumentParser, kinds: dict[str, Any]) -> None:
+    """Tell shtab what the arguments of a parser and of its subcommands are, by metavar."""
+    for action in parser._actions:
+        metavar = action.metavar or action.dest.upper()
+        kind = kinds.get(metavar if isinstance(metavar, str) else metavar[0])
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                _describe(command, kinds)
+        elif kind is not None:
+            action.complete = kind  # type: ignore[attr-defined]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -124,25 +201,41 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str]) -> int:
-    """Parse the arguments and run the command that they name."""
-    # No option before a command takes a value, so its name is the first word that is not an option.
-    name = next((word for word in argv if not word.startswith("-")), "")
+    """Run the command that the arguments name."""
     try:
-        parser = build_parser([name])
-        args, rest = parser.parse_known_args(argv)
-        rest = take_overrides(args, rest)
-        if rest:
-            parser.error(f"unrecognized arguments: {' '.join(rest)}")
+        name, words = _command_of(list(argv))
+        if name == LAUNCH:
+            return int(importlib.import_module("dglkge.cli.launch").main(words))
+        command = command_named(name)
+        args = command.parser(f"dglkge {name}").parse_args(words)
     except SystemExit:
         flush_output()  # the text of --help, whose reader may have exited
         raise
-    # Suppressed defaults: the attribute is missing where the option was not given.
-    args.imports = getattr(args, "imports", [])
-    if args.imports:
-        from dglkge.registry import import_modules
+    return command.call(args)
 
-        import_modules(args.imports)
-    return int(args.body(args))
+
+def _command_of(words: list[str]) -> tuple[str, list[str]]:
+    """Return the full name of the command, and its arguments; exits after ``--help`` of a group."""
+    for former, name in ALIASES.items():
+        length = len(former.split())
+        if words[:length] == former.split():
+            words = [*name.split(), *words[length:]]
+    group = words[0] if words and words[0] in GROUPS else ""
+    depth = 2 if group else 1
+    name = " ".join(words[:depth])
+    if name in COMMANDS:
+        return name, words[depth:]
+    action = words[depth - 1] if len(words) >= depth else ""
+    # Formerly the command of that name: dglkge config optimizer.
+    if group == "config" and action not in ("-h", "--help"):
+        return "config show", words[1:]
+    parser = Parser(prog=f"dglkge {group}") if group else build_parser()
+    if group:
+        _add_commands(parser, group, False)
+    if action and not action.startswith("-"):
+        parser.error(str(unknown_name("command", action, actions(group))))
+    parser.parse_args(words[depth - 1 :])  # prints the help, or says that the command is missing
+    raise AssertionError("unreachable")
 
 
 if __name__ == "__main__":

@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from dglkge.cli.common import JSON, SET, Command, human_bytes, option, print_columns, print_json, print_text
+from dglkge.cli.common import CONFIG, Command, config_words, option, print_columns, print_json, print_text
 from dglkge.config import Config, load_config
 from dglkge.data.dataset_files import DatasetSize, Field, locate_partitions, read_dataset_size
 from dglkge.distributed.ip_config import read_ip_config
+from dglkge.distributed.process_memory import human_bytes
 from dglkge.errors import InputError
 from dglkge.launch.gpus import usable_gpus
 from dglkge.launch.machine import usable_cores
@@ -35,7 +36,7 @@ def plan(args: argparse.Namespace) -> int:
     from dglkge.config.refusals import refuse
     from dglkge.training.building.checks import check_config
 
-    config = load_config(args.config, args.set, args.imports)
+    config = load_config(*config_words(args), args.imports)
     # Mistakes in the configuration first: the measurement below takes a second.
     check_config(config)
     size = read_dataset_size(config.dataset)
@@ -51,7 +52,7 @@ def plan(args: argparse.Namespace) -> int:
     if num_trainers is None:
         num_trainers = len(gpus) or min(MOST_DEFAULT_TRAINERS, usable_cores())
     if num_trainers < 1 or args.num_servers < 0 or (args.num_servers == 0 and num_trainers > 1):
-        raise InputError("--num_trainers must be at least 1, and 1 where --num_servers is 0")
+        raise InputError("--num-trainers must be at least 1, and 1 where --num-servers is 0")
     hosts = plan_memory(config, size, num_trainers, args.num_servers)
     there = host_memory(config.output)
     ranges = plan_walks(args, config, size, hosts, there)
@@ -228,7 +229,7 @@ def _print_plan(
     if there.claims.num_jobs:
         memory, shared = there.claims.memory_bytes, there.claims.shared_memory_bytes
         print_text(
-            f"{there.claims.num_jobs} other job(s) run here (dglkge jobs); 'here now' is without the "
+            f"{there.claims.num_jobs} other job(s) run here (dglkge job list); 'here now' is without the "
             f"{human_bytes(memory)} of memory, and {human_bytes(shared)} in /dev/shm, that they still take"
         )
     # Rates of a GPU are not measured.
@@ -245,28 +246,28 @@ buffers, libraries, /dev/shm, disk for the checkpoint, and the time of an epoch.
 For tables larger than memory it proposes sampling.num_ranges, and predicts what an epoch reads and writes.
 Exit status 2 if it does not fit into this machine or cannot be trained.""",
     examples="""examples:
-  dglkge plan dglkge/config/recipes/fb15k237/complex.yaml --num_trainers 2
-  dglkge plan my.yaml model.dimension=200 --ip_config ip_config.txt --json
-  dglkge plan large.yaml --max_memory 16G sampling.bucket_order=hilbert""",
+  dglkge plan dglkge/config/recipes/fb15k237/complex.yaml --num-trainers 2
+  dglkge plan runs/mine                                    what a run needs
+  dglkge plan data/mine model.dimension=200                the defaults on a data set
+  dglkge plan my.yaml model.dimension=200 --ip-config ip_config.txt --json
+  dglkge plan large.yaml --max-memory 16G sampling.bucket_order=hilbert""",
     options=[
-        option("config", "YAML file of the run"),
-        SET,
-        option("--ip_config", "the machines; without it one for each partition", metavar="FILE"),
-        option("--num_trainers", "on each machine (default: as dglkge-launch)", type=int, metavar="N"),
+        *CONFIG,
+        option("--ip-config", "the machines; without it one for each partition", metavar="FILE"),
+        option("--num-trainers", "on each machine (default: as dglkge-launch)", type=int, metavar="N"),
         option(
-            "--num_servers",
+            "--num-servers",
             "on each machine; 0: none, one process alone (default: %(default)s)",
             type=int,
             default=1,
             metavar="N",
         ),
         option(
-            "--max_memory",
+            "--max-memory",
             "memory of a machine, such as 16G, that ranges of tables on a disk shall fit into (default: "
             "what is free)",
             metavar="SIZE",
         ),
-        JSON,
     ],
     run=plan,
 )

@@ -1,9 +1,8 @@
-"""``dglkge predict``, ``score`` and ``similar``: questions to a trained model."""
+"""``dglkge predict`` and ``similar``: questions to a trained model."""
 
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,285 +10,263 @@ from typing import TYPE_CHECKING, Any
 from dglkge.cli.common import (
     DATASET,
     FEATURES,
-    JSON,
-    RUN,
-    VERIFY,
+    MODEL,
     Command,
+    file_format,
     flag,
     open_model,
     option,
     print_columns,
-    print_json,
     print_text,
 )
-from dglkge.data.text_format import ROLES, parse_columns, parse_delimiter
+from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError
-from dglkge.inference.choices import MISSING, Known
+from dglkge.inference.choices import ALL, CANDIDATES, MISSING, Known
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from dglkge.inference.run import Run
 
-Query = tuple[str, str, str]
 Report = dict[str, Any]
 
 
-def predict(args: argparse.Namespace) -> int:
-    """Predict and print."""
-    queries, places = _queries(args)
-    # The queries are read first: a mistake in them is found before the files are opened.
+def predict(args: argparse.Namespace) -> Any:
+    """Return the answers to queries, and the scores of whole triples."""
+    frame = _questions(args)
+    # The file is read first: a mistake in it is found before those of the run are opened.
     model = open_model(args)
     if args.probability:
-        model.calibration  # noqa: B018  raises if there is none: the frame would only have NaN
-    reports = _reports(model, queries, places, args)
-    if args.json:
-        # A file gives a list even of one query, so the form depends on the arguments and not on the data.
-        print_json(reports if args.input else reports[0])
-        return 0
-    is_marked = model.known_treatment(args.known)[0] is Known.MARK
-    for number, report in enumerate(reports):
+        model.calibration  # noqa: B018  raises if there is none
+    is_query = (frame == MISSING).any(axis=1)
+    reports: dict[int, Report] = {}
+    for answer, rows in ((_predictions, frame[is_query]), (_scores, frame[~is_query])):
+        if len(rows):
+            reports |= answer(model, rows, args)
+    # A file gives a list even of one query, so the form depends on the arguments and not on the data.
+    return [reports[row] for row in frame.index] if args.triples else reports[0]
+
+
+def _print_reports(result: Any, args: argparse.Namespace) -> None:
+    """Print predictions, each as a table, and then the scored triples as one."""
+    reports = result if args.triples else [result]
+    queries = [report for report in reports if "query" in report]
+    for number, report in enumerate(queries):
         if number:
             print_text()
-        _print_prediction(report, is_marked)
-    return 0
+        _print_prediction(report)
+    _print_scores([report for report in reports if "query" not in report])
 
 
-def _queries(args: argparse.Namespace) -> tuple[list[Query], list[str]]:
-    """Return the query that the arguments state, or those of the file that they name, and their places."""
-    given = (args.head, args.relation, args.tail)
-    if args.input is not None:
-        if given != (None, None, None):
-            raise InputError("give either --input or one query, not both")
-        from dglkge.inference.search import read_queries
-
-        return read_queries(Path(args.input))
-    if given.count(None) != 1:
-        raise InputError(
-            "give two of --head, --relation and --tail; the third is predicted. Got "
-            + (" and ".join(f"--{name}" for name in ROLES if getattr(args, name) is not None) or "none")
-        )
-    head, relation, tail = (MISSING if part is None else part for part in given)
-    return [(head, relation, tail)], []
-
-
-def _reports(run: Run, queries: list[Query], places: list[str], args: argparse.Namespace) -> list[Report]:
-    """Answer the queries; returns what JSON has of each."""
+def _questions(args: argparse.Namespace) -> pd.DataFrame:
+    """Return the triples of the file that the arguments name, or the one that they state."""
     import pandas as pd  # here: it takes half a second, which --help need not
 
-    frame = pd.DataFrame(queries, columns=list(ROLES))
-    # One query is the user's command, and a mistake in it is the command's.
-    answers = run.predict(frame, args.topk, args.known, strict=not args.input)
-    problems = answers[answers["problem"].notna()]
+    from dglkge.data.triples import read_chunks
+
+    parts = [getattr(args, role) for role in ROLES]
+    if args.triples is None:
+        if parts.count(None) > 1:
+            got = " and ".join(f"--{role}" for role in ROLES if getattr(args, role) is not None) or "none"
+            raise InputError(
+                "give two of --head, --relation and --tail, and the third is predicted, or all three for "
+                f"their score. Got {got}"
+            )
+        return pd.DataFrame([[part or MISSING for part in parts]], columns=list(ROLES))
+    if parts != [None, None, None]:
+        raise InputError("give either --triples or one query, not both")
+    chunks = read_chunks(Path(args.triples), *file_format(args))
+    frames = [chunk[list(ROLES)].astype(str) for chunk in chunks]
+    if not any(map(len, frames)):
+        raise InputError(f"{args.triples} has no triples")
+    return pd.concat(frames, ignore_index=True)
+
+
+def _places(problems: pd.Series, args: argparse.Namespace) -> dict[int, str]:
+    """Return where rows with problems are in the file; with ``--strict`` the first of them is an error."""
+    from dglkge.data.triples import places_of_rows
+
+    places = places_of_rows(Path(args.triples), problems.index.tolist(), *file_format(args))
     if args.strict and len(problems):
-        first = problems.iloc[0]
-        raise InputError(f"{places[first['query']]}: {first['problem']}")
-    found: dict[int, list[Any]] = {}
+        first = min(places)
+        raise InputError(f"{places[first]}: {problems[first]}")
+    return places
+
+
+def _predictions(run: Run, queries: pd.DataFrame, args: argparse.Namespace) -> dict[int, Report]:
+    """Answer queries; returns what JSON has of each, by row."""
+    # One query is the user's command, and a mistake in it is the command's.
+    answers = run.predict(queries, args.k, args.known, not args.triples, args.candidates)
+    problems = answers[answers["problem"].notna()].set_index("query")["problem"]
+    places = _places(problems, args) if args.triples else {}
+    by_query: dict[int, list[Any]] = {row: [] for row in queries.index}
     for answer in answers.itertuples(index=False):
-        found.setdefault(answer.query, []).append(answer)
-    return [
-        _prediction(run, query, found.get(number, []), places[number] if places else "", args.probability)
-        for number, query in enumerate(queries)
-    ]
+        by_query[answer.query].append(answer)
+    return {
+        row: _prediction(tuple(queries.loc[row]), rows, places.get(row, "")) for row, rows in by_query.items()
+    }
 
 
-def _prediction(run: Run, query: Query, answers: list[Any], place: str, with_probability: bool) -> Report:
+def _prediction(query: tuple[str, ...], answers: list[Any], place: str) -> Report:
     """Return a query and its answers as JSON has them."""
     missing = ROLES[query.index(MISSING)]
-    given = {role: part for role, part in zip(ROLES, query) if role != missing}
-    report: Report = {"query": f"({', '.join(query)})", "asked": missing, **given}
+    parts = {role: part for role, part in zip(ROLES, query) if role != missing}
+    report: Report = {"query": f"({', '.join(query)})", "asked": missing, **parts}
     if answers and answers[0].problem is not None:
         return {**report, "problem": f"{place}: {answers[0].problem}"}
     if answers and missing != "relation":
         report["relation"] = answers[0].relation
         report["type"] = answers[0].type
     report["answers"] = [
-        {
-            "rank": int(answer.rank),
-            "name": getattr(answer, missing),
-            "score": answer.score,
-            "known": answer.known_from,
-            **({"probability": answer.probability} if with_probability else {}),
-        }
-        for answer in answers
+        {"rank": int(answer.rank), "name": getattr(answer, missing), **_scored(answer)} for answer in answers
     ]
     return report
 
 
-def _print_prediction(report: Report, is_marked: bool) -> None:
+def _scored(row: Any) -> Report:
+    """Return score, probability (if one was fitted) and split of a row."""
+    probability = getattr(row, "probability", None)
+    return {
+        "score": row.score,
+        **({} if probability is None else {"probability": probability}),
+        "known": row.known_from,
+    }
+
+
+def _print_prediction(report: Report) -> None:
     """Print a prediction as a table."""
     if "problem" in report:
         print_text(f"{report['query']}: no answer: {report['problem']}")
         return
-    asked, answers = report["asked"], report["answers"]
     of_type = f" of type {report['type']}" if "type" in report else ""
-    print_text(f"{report['query']}: best {asked}s{of_type}")
-    with_probability = any("probability" in answer for answer in answers)
-    rows = [
-        [
-            answer["rank"],
-            f"{answer['score']:.4f}",
-            *([f"{answer['probability']:.4f}"] if with_probability else []),
-            answer["name"],
-            *([answer["known"] or ""] if is_marked else []),
-        ]
-        for answer in answers
-    ]
-    header = [
-        "rank",
-        "score",
-        *(["probability"] if with_probability else []),
-        asked,
-        *(["known from"] if is_marked else []),
-    ]
-    print_columns(header, rows, indent="  ")
+    print_text(f"{report['query']}: best {report['asked']}s{of_type}")
+    _print_table(report["answers"], ["rank", "score", "probability", "name", "known"], report["asked"])
 
 
-def score(args: argparse.Namespace) -> int:
-    """Score and print."""
-    import pandas as pd  # here: it takes half a second, which --help need not
-
-    from dglkge.data.triples import places_of_rows, read_chunks
-
-    path, columns = Path(args.input), parse_columns(args.columns)
-    delimiter = parse_delimiter(args.delimiter) if args.delimiter is not None else None
-    chunks = [chunk[list(ROLES)].astype(str) for chunk in read_chunks(path, columns, delimiter)]
-    frame = pd.concat(chunks, ignore_index=True) if chunks else pd.DataFrame(columns=list(ROLES))
-    if not len(frame):
-        raise InputError(f"{path} has no triples")
-    scored = open_model(args).score(frame)
-    problems = scored["problem"].dropna()
-    places = places_of_rows(path, problems.index.tolist(), columns, delimiter)
-    if args.strict and len(problems):
-        first = problems.index[0]
-        raise InputError(f"{places[first]}: {problems[first]}")
-    reports = [
-        _scored(row, places.get(number, "")) for number, row in enumerate(scored.itertuples(index=False))
-    ]
-    if args.json:
-        print_json(reports)
-        return 0
-    header = ["score", "probability", *ROLES, "known from", "problem"]
-    shown = [name for name in header if name in ("score", *ROLES) or any(_cell(r, name) for r in reports)]
-    print_columns(shown, [[_cell(report, name) for name in shown] for report in reports])
-    if len(problems):
-        print(f"dglkge score: {len(problems)} of {len(reports)} triples have a problem", file=sys.stderr)
-    return 0
+def _print_table(reports: list[Report], names: list[str], asked: str = "") -> None:
+    """Print reports as a table; a column that none of them needs is left out."""
+    shown = [name for name in names if any(report.get(name) is not None for report in reports)]
+    headings = {"name": asked, "known": "known from"}
+    rows = [[_cell(report.get(name)) for name in shown] for report in reports]
+    if rows:
+        print_columns([headings.get(name, name) for name in shown], rows)
 
 
-def _scored(row: Any, place: str) -> dict[str, Any]:
-    """Return a triple as JSON has it: NaN and None are left out."""
-    report: dict[str, Any] = {role: getattr(row, role) for role in ROLES}
-    if row.problem is not None:
-        return {**report, "problem": f"{place}: {row.problem}"}
-    report["score"] = row.score
-    if not math.isnan(row.probability):
-        report["probability"] = row.probability
-    report["known"] = row.known_from
-    return report
+def _cell(value: Any) -> str:
+    return f"{value:.4f}" if isinstance(value, float) else "" if value is None else str(value)
 
 
-def _cell(report: dict[str, Any], name: str) -> str:
-    value = report.get({"known from": "known"}.get(name, name))
-    return f"{value:.4f}" if isinstance(value, float) else value or ""
+def _scores(run: Run, triples: pd.DataFrame, args: argparse.Namespace) -> dict[int, Report]:
+    """Score whole triples; returns what JSON has of each, by row."""
+    scored = run.score(triples, strict=not args.triples)
+    places = _places(scored["problem"].dropna(), args) if args.triples else {}
+    return {
+        row.Index: {role: getattr(row, role) for role in ROLES}
+        | (_scored(row) if row.problem is None else {"problem": f"{places[row.Index]}: {row.problem}"})
+        for row in scored.itertuples()
+    }
 
 
-def similar(args: argparse.Namespace) -> int:
-    """Search and print."""
+def _print_scores(reports: list[Report]) -> None:
+    """Print scored triples as a table."""
+    _print_table(reports, ["score", "probability", *ROLES, "known", "problem"])
+    num_problems = sum("problem" in report for report in reports)
+    if num_problems:
+        text = f"{num_problems} of {len(reports)} triples have a problem"
+        print(f"dglkge predict: {text}", file=sys.stderr)
+
+
+def similar(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the most similar entities."""
+    if (args.name is None) == (args.entity is None):
+        raise InputError("give one entity: dglkge similar RUN ENTITY")
+    entity = args.entity or args.name
     model = open_model(args)
     # Similar entities are searched within one type, so an ambiguous name is an error.
-    entity_type = model.type_of(args.entity, args.type)
-    found = model.nearest(args.entity, entity_type, args.topk)
-    if args.json:
-        answers = [
-            {"rank": rank, "name": answer.name, "cosine": answer.score}
-            for rank, answer in enumerate(found, start=1)
-        ]
-        print_json({"entity": args.entity, "type": entity_type, "similar": answers})
-        return 0
-    print_text(f"nearest to {args.entity} among entities of type {entity_type}")
-    rows = [[rank, f"{answer.score:.4f}", answer.name] for rank, answer in enumerate(found, start=1)]
-    print_columns(["rank", "cosine", "name"], rows, indent="  ")
-    return 0
+    entity_type = model.type_of(entity, args.type)
+    answers = model.nearest(entity, entity_type, args.k)
+    rows = [
+        {"rank": rank, "name": answer.name, "cosine": answer.score}
+        for rank, answer in enumerate(answers, start=1)
+    ]
+    return {"entity": entity, "type": entity_type, "similar": rows}
 
 
-TOPK = option("--topk", "answers to show (default: %(default)s)", type=int, default=10, metavar="K")
+def _print_similar(result: dict[str, Any], _args: argparse.Namespace) -> None:
+    print_text(f"nearest to {result['entity']} among entities of type {result['type']}")
+    rows = [[row["rank"], f"{row['cosine']:.4f}", row["name"]] for row in result["similar"]]
+    print_columns(["rank", "cosine", "name"], rows)
+
+
+K = option("-k --k", "answers to show (default: %(default)s)", "--topk", type=int, default=10)
 
 PREDICT = Command(
     description="""Complete a triple: the best tails of (head, relation, ?), heads of (?, relation, tail) or
-relations of (head, ?, tail). An answer that the data set contains is marked with its split.""",
+relations of (head, ?, tail). An answer that the data set contains is marked with its split. A whole triple is
+scored: higher is more plausible, and only probabilities can be compared between relations.""",
     examples="""examples:
   dglkge predict runs/demo --head Alice --relation likes          what does Alice like?
-  dglkge predict runs/demo --relation likes --tail Bob --topk 3   who likes Bob?
+  dglkge predict runs/demo --relation likes --tail Bob -k 3       who likes Bob?
   dglkge predict runs/demo --head Alice --tail Bob                how are Alice and Bob related?
   dglkge predict runs/demo --head Alice --relation likes --known drop
                                                                   only what the data set does not contain
+  dglkge predict runs/demo --head Alice --relation likes --candidates seen
+                                                                  only what others like
   dglkge predict runs/demo --head Alice --relation likes --probability
-                                                                  after dglkge evaluate --calibrate isotonic
+                                                                  after dglkge calibrate
   dglkge predict runs/demo --head Carol --relation likes --features new.parquet
                                                                   Carol was not trained; the file has a vector
-  dglkge predict runs/demo --input queries.tsv --json             many; each line is head, relation, tail,
-                                                                  separated by tabs, one of them a ?""",
+  dglkge predict runs/demo --triples queries.tsv --json           many; a ? stands for the part to predict
+  dglkge predict runs/demo --triples triples.csv --columns subject,predicate,object
+                                                                  scores, where no part is a ?""",
     options=[
-        RUN,
-        VERIFY,
+        *MODEL,
         option("--head", "the head", metavar="NAME"),
         option("--relation", "the relation", metavar="NAME"),
         option("--tail", "the tail", metavar="NAME"),
-        option("--input", "a file of queries instead: head, relation and tail on each line", metavar="FILE"),
-        flag("--strict", "end at the first query of the file with an unknown name"),
-        TOPK,
+        option(
+            "--triples",
+            "a file (as of dglkge data build) instead: with a ? for one part it is predicted, else scored",
+            "--input",
+            metavar="FILE",
+        ),
+        option("--columns", "of the file (default: %(default)s)", default=",".join(ROLES), metavar="LIST"),
+        option("--delimiter", "instead of tab, and of the comma of .csv", metavar="CHAR"),
+        flag("--strict", "end at the first triple of the file with an unknown name"),
+        K,
         option(
             "--known",
             "answers that the data set contains: mark them with their split, drop them, or keep them "
             "unmarked (default: mark; without the data set, warn and keep)",
             choices=[known.value for known in Known],
         ),
-        flag(
-            "--probability",
-            "show the probability that each answer is true, as dglkge evaluate --calibrate has fitted it",
+        option(
+            "--candidates",
+            "all entities of the type, or those seen on that side of the relation (default: %(default)s)",
+            choices=CANDIDATES,
+            default=ALL,
         ),
+        flag("--probability", "an error where dglkge calibrate has fitted no probabilities, which are shown"),
         DATASET,
         FEATURES,
-        JSON,
     ],
     run=predict,
-)
-
-SCORE = Command(
-    description="""Score the triples of a file. Higher is more plausible; only probabilities, which dglkge
-evaluate --calibrate fits, can be compared between relations. Where a name is unknown, the line says so.""",
-    examples="""examples:
-  dglkge score runs/demo --input triples.tsv
-  dglkge score runs/demo --input triples.csv --columns subject,predicate,object --json
-  dglkge score runs/demo --input triples.tsv --strict       end at the first unknown name""",
-    options=[
-        RUN,
-        VERIFY,
-        option("--input", "triples, as partition.py reads them", required=True, metavar="FILE"),
-        option(
-            "--columns", "as in partition.py (default: %(default)s)", default=",".join(ROLES), metavar="LIST"
-        ),
-        option("--delimiter", "instead of tab, and of the comma of .csv", metavar="CHAR"),
-        flag("--strict", "end with an error at the first triple with an unknown name"),
-        DATASET,
-        FEATURES,
-        JSON,
-    ],
-    run=score,
+    show=_print_reports,
 )
 
 SIMILAR = Command(
     description="Show the entities of the same type whose rows have the greatest cosine with an entity's "
     "row.",
     examples="""examples:
-  dglkge similar runs/demo --entity Alice
-  dglkge similar runs/demo --entity Mercury --type planet --topk 3 --json""",
+  dglkge similar runs/demo Alice
+  dglkge similar runs/demo Mercury --type planet -k 3 --json""",
     options=[
-        RUN,
-        VERIFY,
-        option("--entity", "the entity", required=True, metavar="NAME"),
+        *MODEL,
+        option("name", "the entity", nargs="?", metavar="ENTITY"),
+        option("--entity", argparse.SUPPRESS, metavar="ENTITY"),
         option("--type", "its type, if entities of several types share the name", metavar="TYPE"),
-        TOPK,
-        JSON,
+        K,
     ],
     run=similar,
+    show=_print_similar,
 )

@@ -1,34 +1,29 @@
-"""``dglkge report``: one HTML page about a run, or several side by side."""
+"""``dglkge report`` and ``job watch``: what a run's files tell, as one HTML page and on the terminal."""
 
 from __future__ import annotations
 
 import argparse
-import contextlib
+import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from tqdm import tqdm
-
-from dglkge.cli.common import (
-    DATASET,
-    JSON,
-    OVERWRITE,
-    VERIFY,
-    Command,
-    human_bytes,
-    num_candidates,
-    option,
-    print_json,
-    print_text,
-    write_text,
-)
+from dglkge.checkpoint.layout import Progress
+from dglkge.cli import common
+from dglkge.cli.common import Command, cell, flag, option, print_text, write_text
 from dglkge.data.dataset_files import SPLITS, TEST
+from dglkge.distributed.process_memory import human_bytes
 from dglkge.errors import InputError
 
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
 PAGE = "report.html"
+NONE = "–"
 
 
-def report(args: argparse.Namespace) -> int:
-    """Collect, render and write."""
+def report(args: argparse.Namespace) -> Any:
+    """Collect the figures, and write the page."""
     from dglkge.report.figures import Choices, collect  # here: torch takes a second, which --help need not
     from dglkge.report.page import packages, render
 
@@ -43,26 +38,24 @@ def report(args: argparse.Namespace) -> int:
     target = None if args.json and args.output is None else _target(args)
     if target is not None:
         packages()
-    bars: dict[str, tqdm] = {}
+    bars: dict[str, Any] = {}
 
-    with contextlib.ExitStack() as stack:
+    def show(what: str, done: int, total: int) -> None:
+        if what not in bars:
+            bars[what] = common.progress_bar(args, total, desc=what)
+        bars[what].update(done - bars[what].n)
 
-        def show(what: str, done: int, total: int) -> None:
-            if what not in bars:
-                # disable=None shows the bar only on a terminal.
-                disable = True if args.json else None
-                bars[what] = stack.enter_context(tqdm(total=total, desc=what, disable=disable))
-            bars[what].update(done - bars[what].n)
-
+    try:
         figures = collect(args.runs, choices, args.dataset, not args.no_verify, show)
+    finally:
+        for bar in bars.values():
+            bar.close()
     if target is not None:
-        page = render(figures)
-        write_text(target, page)
-    if args.json:
-        print_json(figures)
-    elif target is not None:
-        print_text(f"written to {target}, {human_bytes(target.stat().st_size)}")
-    return 0
+        write_text(target, render(figures))
+        if not args.json:
+            print_text(f"written to {target}, {human_bytes(target.stat().st_size)}")
+            return 0
+    return figures
 
 
 def _target(args: argparse.Namespace) -> Path:
@@ -85,6 +78,128 @@ def _target(args: argparse.Namespace) -> Path:
     return target
 
 
+def watch(args: argparse.Namespace) -> Any:
+    """Look at the run, once or until it is finished."""
+    from dglkge.report.learning_curves import finite
+    from dglkge.report.run_state import FINISHED, prometheus_text, run_state
+
+    def look() -> dict[str, Any]:
+        state = run_state(Path(args.run), None if args.logs is None else Path(args.logs), args.lines)
+        if args.prometheus is not None:
+            write_text(Path(args.prometheus), prometheus_text(state))
+        return state
+
+    if args.json or args.once:
+        state = look()
+        return 0 if args.prometheus and not args.json else finite(state)
+    try:
+        _follow(look, args.interval, FINISHED, is_shown=args.prometheus is None)
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def _follow(look: Any, interval: float, finished: str, is_shown: bool) -> None:
+    """Look until the run is finished, and show the state on the terminal."""
+    from rich.console import Console
+    from rich.live import Live
+
+    console = Console(quiet=not is_shown)
+    state = look()
+    # Another screen, as in less: the terminal is restored at the end. In a pipe the last frame is written.
+    try:
+        with Live(_frame(state), console=console, screen=console.is_terminal, auto_refresh=False) as live:
+            while state["state"] != finished:
+                time.sleep(interval)
+                state = look()
+                live.update(_frame(state), refresh=console.is_terminal)
+    finally:
+        if is_shown and console.is_terminal:
+            common.print_rich(_frame(state))
+
+
+def _frame(state: Mapping[str, Any]) -> RenderableType:
+    """Return what is shown of a state."""
+    from rich.console import Group
+    from rich.progress_bar import ProgressBar
+    from rich.table import Table
+    from rich.text import Text
+
+    progress, valid = state["progress"], state["valid"]
+    head = Table.grid(padding=(0, 2))
+    quiet = "" if state["quiet_seconds"] is None else f", last line {_duration(state['quiet_seconds'])} ago"
+    head.add_row("run", cell(state["run"]))
+    head.add_row("state", f"{state['state']}{quiet}")
+    num_epochs = NONE if progress["num_epochs"] is None else progress["num_epochs"]
+    batches = (
+        f"batch {progress[Progress.BATCHES_DONE]:,} of {progress['num_batches']:,}"
+        if progress["num_batches"]
+        else ""
+    )
+    left = "" if state["seconds_left"] is None else f"{_duration(state['seconds_left'])} left"
+    head.add_row("epoch", ", ".join(filter(None, [f"{progress['epoch']} of {num_epochs}", batches, left])))
+    head.add_row("", ProgressBar(total=1.0, completed=progress["fraction"] or 0.0, width=50))
+    head.add_row("speed", f"{_number(state['edges_per_second'], ',.0f')} edges/s")
+    head.add_row(
+        "loss", f"{_number(state['loss'], '.4f')}, {_number(state[Progress.EPOCH_LOSS], '.4f')} in this epoch"
+    )
+    head.add_row("valid MRR", _ranking(valid))
+    if state["test"]:
+        head.add_row("test MRR", _number(state["test"].get("mrr"), ".4f"))
+    head.add_row("checkpoint", NONE if state["version"] is None else f"version {state['version']}")
+    parts: list[RenderableType] = [head]
+    if state["processes"]:
+        table = Table(box=None, padding=(0, 2), pad_edge=False)
+        for title in ("process", "machine", "memory", "shared", "sent in this epoch"):
+            table.add_column(title, justify="left" if title == "process" else "right")
+        for name, numbers in state["processes"].items():
+            sizes = (_bytes(numbers.get(key)) for key in ("memory_bytes", "shared_bytes", "bytes_sent"))
+            table.add_row(name, str(numbers.get("machine", NONE)), *sizes)
+        parts += [Text(), table]
+    if state["events"]:
+        parts += [Text(), Text("events")]
+        for event in state["events"]:
+            first = event["message"].splitlines()[0] if event["message"] else ""
+            parts.append(cell(f"  {event['time'][:19].replace('T', ' ')}  {event['process']}: {first}"))
+    if state["log"]:
+        parts += [Text(), Text("log of trainer 0"), *(cell(f"  {line}") for line in state["log"])]
+    return Group(*parts)
+
+
+def _ranking(valid: Mapping[str, Any]) -> str:
+    """Describe the last and the best ranking of the valid split."""
+    last, best = valid["last"], valid["best"]
+    if last is None:
+        return NONE
+    text = f"{_number(last.get('mrr'), '.4f')} after epoch {last['epoch']}"
+    if best["epoch"] == last["epoch"]:
+        return text
+    return f"{text}; best {_number(best.get('mrr'), '.4f')} after epoch {best['epoch']}"
+
+
+def _number(value: float | None, form: str) -> str:
+    return NONE if value is None else format(value, form)
+
+
+def _bytes(value: int | None) -> str:
+    return NONE if value is None else human_bytes(value)
+
+
+def _duration(seconds: float) -> str:
+    """Return a time in its two largest units.
+
+    Examples
+    --------
+    >>> _duration(59.6), _duration(3720), _duration(200000)
+    ('1 min 0 s', '1 h 2 min', '2 d 7 h')
+    """
+    left = round(seconds)
+    for size, large, unit, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if left >= size:
+            return f"{left // size} {large} {left % size // unit} {small}"
+    return f"{left} s"
+
+
 REPORT = Command(
     description="""Write one HTML page about a run, or about several side by side: data set, learning curves,
 ranking by relation, side and category, best and worst relations with predictions, a map of the entities, time
@@ -97,14 +212,9 @@ Needs: pip install 'dglkge[report]'""",
   dglkge report runs/demo --projection tsne --points 1000  the map by t-SNE
   dglkge report runs/demo --json > figures.json            the figures of the page, and no page""",
     options=[
-        option(
-            "runs",
-            "folder of a run, or a checkpoint folder in it (RUN/checkpoint/best)",
-            nargs="+",
-            metavar="RUN",
-        ),
-        option("--output", f"the page (default for one run: RUN/{PAGE})", metavar="FILE.html"),
-        OVERWRITE,
+        option("runs", "folder of a run, or a checkpoint folder in it", nargs="+", metavar="RUN"),
+        option("-o --output", f"the page (default for one run: RUN/{PAGE})", metavar="FILE.html"),
+        common.OVERWRITE,
         option("--split", "triples to rank (default: %(default)s)", choices=SPLITS, default=TEST),
         option(
             "--limit",
@@ -113,13 +223,8 @@ Needs: pip install 'dglkge[report]'""",
             least=0,
             metavar="N",
         ),
-        option(
-            "--candidates",
-            "rank among all entities of the type, or N sampled ones for each query (default: all)",
-            type=num_candidates,
-            metavar="N",
-        ),
-        option("--seed", "seed of drawn triples and candidates (default: %(default)s)", type=int, default=0),
+        common.CANDIDATES,
+        common.SEED,
         option(
             "--points",
             "entities of the map, those with the most training triples; 0: no map (default: %(default)s)",
@@ -128,9 +233,48 @@ Needs: pip install 'dglkge[report]'""",
             metavar="N",
         ),
         option("--projection", "of the map (default: %(default)s)", choices=("pca", "tsne"), default="pca"),
-        DATASET,
-        VERIFY,
-        JSON,
+        common.DATASET,
+        common.NO_VERIFY,
+        common.IMPORT,
     ],
     run=report,
+)
+
+WATCH = Command(
+    description="""Follow a run: progress, edges per second, loss, metrics of the valid split, memory and sent
+bytes of each process, last events. All of it is read from the files in the run's folder and from its logs. So
+it works for a run that has ended, and for one of other machines whose files are copied here
+(dglkge-launch --sync). It ends with Ctrl-C, or once the run is finished.""",
+    examples="""examples:
+  dglkge job watch runs/demo
+  dglkge job watch runs/demo --once                      one look
+  dglkge job watch runs/demo --json | jq .edges_per_second
+  dglkge job watch runs/demo --logs logs/20261122-101500-4711
+  dglkge job watch runs/demo --prometheus /var/lib/node_exporter/textfile/demo.prom --interval 15
+
+With --prometheus nothing is shown: FILE is replaced at each interval, atomically, in the text format that
+node_exporter's textfile collector reads. docs/watching.md lists the metrics.
+
+exit status: 0 at the end of the run, with --once, or after Ctrl-C; 2 for bad input; 1 for a full disk.""",
+    options=[
+        option("run", "folder of a run", metavar="RUN"),
+        flag("--once", "look once, and end"),
+        option("--prometheus", "replace FILE by metrics in Prometheus' text format", metavar="FILE"),
+        option(
+            "--interval",
+            "seconds between two looks (default: %(default)g)",
+            type=float,
+            least=0.1,
+            most=86400,
+            unit=" seconds",
+            default=2.0,
+            metavar="S",
+        ),
+        option("--logs", "folder of the logs (default: that of the run, or RUN/logs)", metavar="FOLDER"),
+        option(
+            "--lines", "events and lines of the log (default: %(default)d)", least=0, most=100, default=10
+        ),
+    ],
+    run=watch,
+    show=lambda state, _args: common.print_rich(_frame(state)),
 )

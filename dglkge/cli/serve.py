@@ -10,9 +10,7 @@ from pathlib import Path
 
 from dglkge.cli.common import (
     DATASET,
-    JSON,
-    RUN,
-    VERIFY,
+    MODEL,
     Command,
     flag,
     flush_output,
@@ -120,7 +118,7 @@ def _print_facts(facts: dict, url: str, has_token: bool) -> None:
     if facts["no_triples"] is not None:
         print_text(f"known triples are not shown: {facts['no_triples']}")
     if not facts["probabilities"]:
-        print_text("scores instead of probabilities: dglkge evaluate --calibrate fits some")
+        print_text("scores instead of probabilities: dglkge calibrate fits some")
     for type_, how in facts["similarity"].items():
         if how["method"] == "faiss":
             print_text(
@@ -143,8 +141,7 @@ REST under the same address: /predict, /score, /similar, /entities, /relations, 
   curl http://127.0.0.1:8765/predict --json '{"queries": [{"head": "Alice", "relation": "likes"}], "k": 3}'
 """,
     options=[
-        RUN,
-        VERIFY,
+        *MODEL,
         DATASET,
         option(
             "--host", "address to listen on (default: %(default)s); others need --token", default="127.0.0.1"
@@ -174,7 +171,6 @@ REST under the same address: /predict, /score, /similar, /entities, /relations, 
             metavar="N",
         ),
         option("--threads", "threads of the model (default: all cores)", type=int, metavar="N"),
-        JSON,
     ],
     run=serve,
 )

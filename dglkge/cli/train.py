@@ -1,14 +1,26 @@
-"""``dglkge train``: train a configuration on this machine, or on those of an ip_config.txt."""
+"""``dglkge train`` and ``tune``: train a configuration; search for good settings on subgraphs."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import dataclasses
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from dglkge.cli.common import SET, Command, flag, option, print_text
+from dglkge.cli.common import (
+    CONFIG,
+    OUTPUT,
+    Command,
+    config_words,
+    flag,
+    option,
+    print_columns,
+    print_text,
+    progress_bar,
+)
 from dglkge.config import Config, load_config
 from dglkge.config.load import recipe_file
 from dglkge.data.dataset_files import DESCRIPTION, Field, read_description
@@ -29,34 +41,35 @@ THIS_MACHINE = "127.0.0.1"
 def train(args: argparse.Namespace) -> int:
     """Launch the job."""
     require_dgl("dglkge train")
-    if args.recipe is not None:
-        if args.config is not None:
-            raise InputError(f"give CONFIG or --recipe, got {args.config} and {args.recipe}")
-        args.config = str(recipe_file(args.recipe))
+    file, overrides = config_words(args)
     # Read here as well: a mistake is reported before any process starts.
-    config = load_config(args.config, args.set, args.imports)
+    config = load_config(file, overrides, args.imports)
     from dglkge.cli import launch  # here: no other command needs the launcher
 
-    words = []
+    words = ["--log_dir", args.log_dir or str(Path(config.output) / "logs")]
     for name in ("num_trainers", "num_servers", "max_restarts"):
         if getattr(args, name) is not None:
             words += [f"--{name}", getattr(args, name)]
-    words += ["--no_verify"] if args.no_verify else []
-    words += ["--log_dir", args.log_dir or str(Path(config.output) / "logs")]
+    words += [f"--{name}" for name in ("no_verify", "json") if getattr(args, name)]
     split = empty_split(config, Path(config.dataset))
     if split is not None:
-        print_text(f"nothing is ranked: {config.dataset} has no {split} triples")
-        args.set.append("evaluation.split=none")
-    script = [word for setting in args.set for word in ("--set", setting)]
+        _say(args, f"nothing is ranked: {config.dataset} has no {split} triples")
+        overrides = [*overrides, "evaluation.split=none"]
+    script = [word for setting in overrides for word in ("--set", setting)]
     script += [word for module in args.imports for word in ("--import", module)]
-    if args.config is not None:
-        script += ["--config", args.config]
+    script += [] if file is None else ["--config", file]
     num_servers = int(args.num_servers) if (args.num_servers or "").isdigit() else 1
     with ip_config(args.ip_config, num_servers) as machines:
         status = launch.main(["--ip_config", machines, *words, "-m", SCRIPT, *script])
     if status == 0:
-        print_text(NEXT.format(config.output))
+        _say(args, NEXT.format(config.output))
     return status
+
+
+def _say(args: argparse.Namespace, line: str) -> None:
+    """Print a line unless stdout is for JSON."""
+    if not args.json:
+        print_text(line)
 
 
 def empty_split(config: Config, dataset: Path) -> str | None:
@@ -69,16 +82,58 @@ def empty_split(config: Config, dataset: Path) -> str | None:
 
 
 @contextlib.contextmanager
-def ip_config(given: str | None, num_servers: int = 1) -> Iterator[str]:
-    """Return the path of the given file, or of a temporary one that names this machine and free ports."""
-    if given is not None:
-        yield given
+def ip_config(path: str | None, num_servers: int = 1) -> Iterator[str]:
+    """Return the path, or that of a temporary file that names this machine and free ports."""
+    if path is not None:
+        yield path
         return
     with tempfile.TemporaryDirectory(prefix="dglkge-train-") as folder:
-        path = Path(folder) / "ip_config.txt"
+        file = Path(folder) / "ip_config.txt"
         port = find_server_ports(THIS_MACHINE, num_servers)
-        path.write_text(f"{THIS_MACHINE} {port}\n", encoding="utf-8")
-        yield str(path)
+        file.write_text(f"{THIS_MACHINE} {port}\n", encoding="utf-8")
+        yield str(file)
+
+
+def tune(args: argparse.Namespace) -> dict[str, Any]:
+    """Plan, search, and return the best settings."""
+    require_dgl("dglkge tune")
+    # Here: --help does without torch and pandas.
+    from dglkge.launch.stop_signals import stop_signals_raised
+    from dglkge.training.building.checks import check_config
+    from dglkge.tuning.space import load_space
+    from dglkge.tuning.trial_process import Trainer
+    from dglkge.tuning.tune import Tuning
+
+    base, args.recipe = args.recipe and str(recipe_file(args.recipe)), None
+    path, overrides = config_words(args)
+    if path is None:
+        raise InputError("give the file of the space")
+    overrides += [f"imports={args.imports}"] if args.imports else []
+    space = load_space(Path(path), overrides, base)
+    changes = {name: getattr(args, name) for name in ("trials", "budget") if getattr(args, name) is not None}
+    space = dataclasses.replace(space, search=dataclasses.replace(space.search, **changes))
+    tuning = Tuning(space, Path(args.output), Trainer(args.num_trainers), check_config)
+    plan = tuning.plan()
+    if not args.json:
+        print_columns(list(plan["rungs"][0]), [list(row.values()) for row in plan["rungs"]])
+        cost, budget = plan["cost"], plan["budget"]
+        print_text(f"cost: {cost:.2f} full trainings, the winner's included; allowed: {budget:g}")
+    if args.dry_run:
+        return plan
+    total = sum(rung.num_trials for rung in tuning.rungs)
+    with stop_signals_raised(), progress_bar(args, total, desc="tune", unit="trial") as bar:
+        return {**plan, "best": tuning.run(bar.update).to_dict()}
+
+
+def _print_best(report: dict[str, Any], args: argparse.Namespace) -> None:
+    """Print the best settings; the plan has been printed."""
+    if "best" not in report:
+        return
+    best = report["best"]
+    print_columns(["field", "best"], list(best["values"].items()))
+    print_text(f"{best['split']} MRR {best['mrr']:.4f} on the whole graph, {best['seconds']:.0f} s")
+    trials = Path(args.output) / "trials.tsv"
+    print_text(f"configuration: {best['config']}; run: {best['run']}; trials: {trials}")
 
 
 TRAIN = Command(
@@ -86,21 +141,56 @@ TRAIN = Command(
 ip_config.txt. The same command again goes on from the last commit. dglkge-launch has more options, and runs
 scripts of your own.""",
     examples="""examples:
-  dglkge partition --input my_triples/ --output data/mine
+  dglkge data build --input my_triples/ --output data/mine
   dglkge train dataset=data/mine output=runs/mine                   all settings by default: dglkge config
   dglkge train --recipe fb15k237/complex-5min dataset=data/mine output=runs/mine
-  dglkge train my.yaml --num_trainers 4
-  dglkge train my.yaml --ip_config ip_config.txt                    several machines""",
+  dglkge train my.yaml --num-trainers 4
+  dglkge train my.yaml --ip-config ip_config.txt                    several machines""",
     options=[
-        option("config", "YAML file; what it leaves out has a default", nargs="?", metavar="CONFIG"),
-        option("--recipe", "a configuration that ships, instead of CONFIG: dglkge recipes", metavar="NAME"),
-        SET,
-        option("--ip_config", "the machines (default: this one)", metavar="FILE"),
-        option("--num_trainers", "on each machine, as in dglkge-launch", metavar="N[:M]"),
-        option("--num_servers", "on each machine, as in dglkge-launch", metavar="N"),
-        option("--log_dir", "folder for the logs (default: logs/ of the run)", metavar="FOLDER"),
-        flag("--no_verify", "as in dglkge-launch"),
-        option("--max_restarts", "starts after failures, as in dglkge-launch", metavar="K"),
+        *CONFIG,
+        option("--ip-config", "the machines (default: this one)", metavar="FILE"),
+        option("--num-trainers", "on each machine, as in dglkge-launch", metavar="N[:M]"),
+        option("--num-servers", "on each machine, as in dglkge-launch", metavar="N"),
+        option("--log-dir", "folder for the logs (default: logs/ of the run)", metavar="FOLDER"),
+        flag("--no-verify", "as in dglkge-launch"),
+        option("--max-restarts", "starts after failures, as in dglkge-launch", metavar="K"),
     ],
     run=train,
+)
+
+TUNE = Command(
+    description="""Search for good settings in a space (a YAML file). Many trials train few epochs on a small
+k-core of the graph, the best of them longer on a larger one, and the winner trains on the whole graph (GraSH:
+Kochsiek et al. 2022). The plan, with its cost in full trainings, is printed first. Each trial is a
+child process with a folder of its own. After Ctrl-C, the same command goes on. Needs Optuna:
+pip install 'dglkge[tune]'.""",
+    examples="""examples:
+  dglkge tune space.yaml --output tuned                     search; the winner is in tuned/best.yaml
+  dglkge tune space.yaml --output tuned --dry-run           only the plan and its cost
+  dglkge tune space.yaml --output tuned --num-trainers 2    each trial under dglkge-launch
+
+a space:
+  config: dglkge/config/recipes/fb15k237/complex.yaml     # base configuration
+  set: {dataset: data/mine}                  # changes to it
+  space:
+    optimizer.lr: {low: 0.01, high: 1.0, log: true}
+    regularizer.weight: {low: 1.0e-4, high: 0.3, log: true}
+    negatives.num_uniform: [500, 1000, 2000]
+  search: {trials: 64, reduction: 4, budget: 3, seed: 0}""",
+    options=[
+        *CONFIG,
+        OUTPUT,
+        option(
+            "--num-trainers",
+            "train each trial with N trainers under dglkge-launch (default: 0, one process without servers)",
+            least=0,
+            default=0,
+            metavar="N",
+        ),
+        option("--trials", "instead of search.trials of the file", type=int, metavar="N"),
+        option("--budget", "instead of search.budget of the file", type=float, metavar="B"),
+        flag("--dry-run", "print the plan and exit"),
+    ],
+    run=tune,
+    show=_print_best,
 )

@@ -23,7 +23,7 @@ from dglkge.settings import Items, Scalar, Tree, expected
 
 RECIPES = Path(__file__).resolve().parent / "recipes"
 SCHEMA = Path(__file__).resolve().with_name("schema.json")
-"""JSON Schema of a configuration, which recipes name for editors: ``dglkge config --schema`` prints it."""
+"""JSON Schema of a configuration, which recipes name for editors: ``dglkge config schema`` prints it."""
 NAMED_SCHEMA = "../../schema.json"
 """Its path in the first line of a recipe."""
 

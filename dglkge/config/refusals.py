@@ -309,6 +309,7 @@ ROWS: tuple[Row, ...] = (
         )
         for section in ("optimizer", "dense")
     ),
+    row("checkpoint.local", only(True), "so the folder is the only copy", of("checkpoint.storage", "")),
     row("checkpoint.keep_best", only(False), "and the best version is that of the best valid MRR", unwatched),
     row("training.early_stopping.patience", ABSENT, "and it counts rankings of the valid split", unwatched),
     # Devices, machines, kernels

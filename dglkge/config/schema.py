@@ -39,7 +39,7 @@ from dglkge.settings import (
 )
 from dglkge.typing import Device
 
-DATASET = "the folder of a data set, which dglkge partition makes of triples"
+DATASET = "the folder of a data set, which dglkge data build makes of triples"
 DatasetFolder = Annotated[str, not_empty(DATASET)]
 
 SCORE_FUNCTION = Component("score function", "complex", is_section=False)
@@ -118,7 +118,7 @@ class ModelConfig(Settings):
     reciprocal_relations: bool = setting(
         True,
         "a relation row of its own for each side that is predicted (Lacroix et al. 2018); DGL-KE has none: "
-        "take false if dglkge export --format dglke is to write the model",
+        "take false if dglkge checkpoint export --format dglke is to write the model",
     )
     init_scale: float = setting(1e-3, "standard deviation of the initial rows", gt=0)
     entity_dropout: float = setting(
@@ -434,6 +434,11 @@ class CheckpointConfig(Settings):
         "without a checkpoint, or with an older one, goes on from there; empty: none",
         resume=FREE,
     )
+    local: bool = setting(
+        True,
+        "keep the rows of versions in the run's folder beside checkpoint.storage; false: only there",
+        resume=FREE,
+    )
     store_seconds: float = setting(
         600.0,
         "a commit waits for so long for a storage that is out of reach, with warnings; then the job ends",
@@ -525,7 +530,7 @@ class EvaluationConfig(Settings):
 class Config(Settings):
     """The whole configuration of a run."""
 
-    dataset: DatasetFolder = setting("", "folder written by dglkge partition or partition.py", resume=FREE)
+    dataset: DatasetFolder = setting("", "folder written by dglkge data build or partition.py", resume=FREE)
     output: Text = setting("runs/default", "folder of the run: checkpoint, statistics, metrics", resume=FREE)
     seed: int = setting(0, "seed of the order, the negatives and the initial rows", ge=0)
     imports: tuple[str, ...] = setting(

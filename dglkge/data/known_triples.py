@@ -91,6 +91,11 @@ class Direction:
             anchors.append(entities[is_new])
         return np.concatenate(first), np.concatenate(anchors)
 
+    def anchors(self, relation_id: int) -> np.ndarray:
+        """Return the given entities of a relation's queries, ascending."""
+        keys = self.keys[self.starts[relation_id] : self.starts[relation_id + 1]]
+        return np.unique(keys >> keys.dtype.type(self.shift)).astype(np.int64)
+
     def contain(self, entity_ids: np.ndarray, relation_ids: np.ndarray, answer_ids: np.ndarray) -> np.ndarray:
         """Return whether each query (Q,) has an answer (Q,): bool."""
         first, count = self.runs(entity_ids, relation_ids)
@@ -500,6 +505,12 @@ class KnownTriples:
         of_each = [one.contain(entity_ids, relation_ids, answer_ids) for one in self.directions(side)]
         found: np.ndarray = np.any(of_each, axis=0)
         return found
+
+    def seen(self, side: Side, relation_id: int) -> np.ndarray:
+        """Return the entities (n,) int64 that triples of a relation have on a side, ascending."""
+        # They are the given entities where the other side is wanted.
+        other = self.directions(Side.HEAD if side is Side.TAIL else Side.TAIL)
+        return np.unique(np.concatenate([direction.anchors(relation_id) for direction in other]))
 
     def directions(self, side: Side) -> list[Direction]:
         """Return the sorted triples of each split, for one wanted side; opened or built at the first call."""

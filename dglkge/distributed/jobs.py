@@ -196,7 +196,7 @@ def _refuse_same_run(entry: JobEntry, folder: str) -> None:
         if other.owner == os.geteuid() and entry.run and other.run == entry.run and other.job != entry.job:
             raise NotReadyError(
                 f"{entry.run} is in use: another job writes there, {other.describe()}; wait for it, end it "
-                f"(dglkge stop {other.job}), or give another output"
+                f"(dglkge job stop {other.job}), or give another output"
             )
 
 

@@ -8,6 +8,22 @@ from pathlib import Path
 PROC = Path("/proc")
 
 
+def human_bytes(num_bytes: float) -> str:
+    """Return a size in binary units with one decimal.
+
+    Examples
+    --------
+    >>> human_bytes(900), human_bytes(1536)
+    ('900 B', '1.5 KiB')
+    """
+    value, unit = float(num_bytes), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} B" if unit == "B" else f"{value:.1f} {unit}"
+
+
 def memory_of(pid: int, proc: Path = PROC) -> tuple[int, int]:
     """Return the resident memory of a process and the part of it that others may share; zeros if unknown.
 

@@ -303,5 +303,5 @@ class Calibration:
             raise InputError(f"cannot read {path}: {error.strerror}") from None
         except (ValueError, KeyError, TypeError) as error:
             raise InputError(
-                f"{path} is damaged ({error!r}); fit probabilities again, with dglkge evaluate --calibrate"
+                f"{path} is damaged ({error!r}); fit probabilities again, with dglkge calibrate"
             ) from None

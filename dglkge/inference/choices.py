@@ -7,6 +7,9 @@ import enum
 MISSING = "?"
 """Stands for the missing part of a query in files and messages."""
 
+CANDIDATES = ALL, SEEN = "all", "seen"
+"""Candidates of a prediction: all entities of the type, or those seen on that side of the relation."""
+
 EXPORT_FORMATS = (
     *("dglke", "faiss", "huggingface", "lancedb", "npy", "parquet", "projector", "safetensors", "tsv"),
     "word2vec",

@@ -17,7 +17,7 @@ from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError
 from dglkge.evaluation.calibration import Curve
 from dglkge.evaluation.queries import score_triples
-from dglkge.inference.choices import MISSING, Known
+from dglkge.inference.choices import ALL, MISSING, Known
 from dglkge.inference.search import LinkQuery, NamedQuery, resolve
 from dglkge.inference.trained_model import TrainedModel
 from dglkge.typing import Side
@@ -35,6 +35,7 @@ def predict(
     k: int = 10,
     known: Known | str | None = None,
     strict: bool = False,
+    candidates: str = ALL,
 ) -> pd.DataFrame:
     """Complete triples with one part missing.
 
@@ -50,13 +51,15 @@ def predict(
         As in :meth:`dglkge.inference.run.Run.answer`.
     strict : bool
         Whether a query that cannot be answered is an error. Otherwise its row of the result says why.
+    candidates : str
+        As in :meth:`dglkge.inference.run.Run.answer`; relations are predicted from all that fit.
 
     Returns
     -------
     DataFrame
         A row for each answer: ``query`` (label of the query's row), ``missing`` (head, relation or tail),
         ``rank`` from 1, ``type`` (of the entities found; None for relations), the completed triple ``head``,
-        ``relation``, ``tail``, ``score``, ``probability`` (NaN if none was calibrated for this version),
+        ``relation``, ``tail``, ``score``, ``probability`` (a column only if calibrated for this version),
         ``known_from`` (the first split that has the triple, or None) and ``problem`` (None, or the reason of
         a query's only row).
 
@@ -91,7 +94,9 @@ def predict(
                 raise InputError(f"{where}{error}") from None
             found.add_problem(place, parts, str(error))
     places = list(entity_queries)
-    predictions = run.answer_resolved(list(entity_queries.values()), resolved, k, known)
+    predictions = run.answer_resolved(
+        list(entity_queries.values()), resolved, k, known, candidates=candidates
+    )
     for place, prediction in zip(places, predictions):
         query = prediction.query
         answers = [
@@ -123,7 +128,7 @@ def score(run: TrainedModel, triples: pd.DataFrame, strict: bool = False) -> pd.
     DataFrame
         With the index of ``triples``: ``head``, ``relation``, ``tail``, ``score`` (the mean of the scores as
         an answer to (h, r, ?) and to (?, r, t), which differ only with reciprocal relations; NaN with a
-        problem), ``probability``, ``known_from`` and ``problem`` as in :func:`predict`.
+        problem), ``probability`` (as above), ``known_from`` and ``problem`` as in :func:`predict`.
 
     Raises
     ------
@@ -148,18 +153,20 @@ def score(run: TrainedModel, triples: pd.DataFrame, strict: bool = False) -> pd.
         first = min(problems)
         raise InputError(f"row {triples.index[first]}: {problems[first]}")
     good = np.array([place for place in range(len(parts)) if place not in problems], dtype=np.int64)
+    curve = calibrated_curve(run)
     scores, probabilities = np.full(len(parts), np.nan), np.full(len(parts), np.nan)
     known_from = np.full(len(parts), None, dtype=object)
     if len(good):
         by_side = score_triples(run.model, ids[good], run.tables.meta.relations, run.tables)
         scores[good] = (by_side[Side.HEAD] + by_side[Side.TAIL]) / 2
-        curve = calibrated_curve(run)
         if curve is not None:
             # Fitted on the scores of single queries, so each side has a probability of its own.
             probabilities[good] = (curve(by_side[Side.HEAD]) + curve(by_side[Side.TAIL])) / 2
         known_from[good] = splits_of(run.known_treatment(None)[1], ids[good])
     frame = triples[list(ROLES)].copy()
-    frame["score"], frame["probability"] = scores, probabilities
+    frame["score"] = scores
+    if curve is not None:
+        frame["probability"] = probabilities
     # Of type object: pandas 3 would make texts of them, and NaN of None.
     frame["known_from"] = pd.Series(known_from, frame.index, dtype=object)
     of_rows = [problems.get(place) for place in range(len(parts))]
@@ -168,14 +175,19 @@ def score(run: TrainedModel, triples: pd.DataFrame, strict: bool = False) -> pd.
 
 
 def predict_one(
-    run: TrainedModel, parts: tuple[str | None, str | None, str | None], k: int, known: Known | str | None
+    run: TrainedModel,
+    parts: tuple[str | None, str | None, str | None],
+    k: int,
+    known: Known | str | None,
+    candidates: str = ALL,
 ) -> pd.DataFrame:
     """Complete one triple; a frame with rank, the missing part, score, probability and known_from."""
-    frame = predict(run, pd.DataFrame([parts], columns=list(ROLES), dtype=object), k, known, strict=True)
+    query = pd.DataFrame([parts], columns=list(ROLES), dtype=object)
+    frame = predict(run, query, k, known, strict=True, candidates=candidates)
     missing = ROLES[parts.index(None)]
     name = missing if missing == RELATION_COLUMN else "entity"
-    chosen = frame[["rank", missing, "score", "probability", "known_from"]]
-    return chosen.rename(columns={missing: name}).astype({"rank": np.int64})
+    columns = frame.filter(["rank", missing, "score", "probability", "known_from"])
+    return columns.rename(columns={missing: name}).astype({"rank": np.int64})
 
 
 def similar(run: TrainedModel, entity: str, k: int = 10, entity_type: str | None = None) -> pd.DataFrame:
@@ -342,11 +354,11 @@ class _Answers:
         frame = pd.DataFrame(rows, columns=names).astype({"score": np.float64, "rank": "Int64"})
         frame["query"] = index.take(frame["query"].to_numpy(np.int64))
         curve = calibrated_curve(self._run)
-        scores = frame["score"].to_numpy()
-        frame["probability"] = np.nan if curve is None else curve(scores)
+        if curve is not None:
+            frame["probability"] = curve(frame["score"].to_numpy())
         for name in ("type", "known_from", "problem"):
             frame[name] = frame[name].astype(object).where(frame[name].notna(), None)
-        return frame[list(ANSWER_COLUMNS)]
+        return frame.filter(list(ANSWER_COLUMNS))
 
 
 def _completed(query: NamedQuery, relation: str, answer: str) -> tuple[str, str, str]:

@@ -24,7 +24,7 @@ from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import BOTH, Protocol, RankingResult, relation_categories
 from dglkge.inference.bucket_evaluation import BucketResult, EdgeSets, evaluate_buckets
-from dglkge.inference.choices import Known
+from dglkge.inference.choices import ALL, Known
 from dglkge.inference.exports.export import export_tables
 from dglkge.inference.imports.dglke_files import DglkeFolder, DglkeTables, is_dglke
 from dglkge.inference.imports.hub_tables import HubTables, is_hub_folder
@@ -125,7 +125,7 @@ class Run(TrainedModel):
         return facts + [f"{split} MRR {result[BOTH]['mrr']:.3f}" for split, result in self.metrics.items()]
 
     def predict_tails(
-        self, head: str, relation: str, k: int = 10, known: Known | str | None = None
+        self, head: str, relation: str, k: int = 10, known: Known | str | None = None, candidates: str = ALL
     ) -> pd.DataFrame:
         """Return the best tails of (head, relation, ?).
 
@@ -135,12 +135,13 @@ class Run(TrainedModel):
         k : int
             Number of answers.
         known : Known or str, optional
+        candidates : str
             As in :meth:`answer`.
 
         Returns
         -------
         DataFrame
-            rank, entity, score, probability (NaN unless ``dglkge evaluate --calibrate`` has fitted some for
+            rank, entity, score, probability (a column only if ``dglkge calibrate`` has fitted some for
             this version) and known_from (the first split that has the triple, or None).
 
         Raises
@@ -148,13 +149,13 @@ class Run(TrainedModel):
         InputError
             If a name is unknown or ambiguous.
         """
-        return _frames().predict_one(self, (head, relation, None), k, known)
+        return _frames().predict_one(self, (head, relation, None), k, known, candidates)
 
     def predict_heads(
-        self, relation: str, tail: str, k: int = 10, known: Known | str | None = None
+        self, relation: str, tail: str, k: int = 10, known: Known | str | None = None, candidates: str = ALL
     ) -> pd.DataFrame:
         """Return the best heads of (?, relation, tail); see :meth:`predict_tails`."""
-        return _frames().predict_one(self, (None, relation, tail), k, known)
+        return _frames().predict_one(self, (None, relation, tail), k, known, candidates)
 
     def predict_relations(
         self, head: str, tail: str, k: int = 10, known: Known | str | None = None
@@ -166,10 +167,15 @@ class Run(TrainedModel):
         return _frames().predict_one(self, (head, None, tail), k, known)
 
     def predict(
-        self, queries: pd.DataFrame, k: int = 10, known: Known | str | None = None, strict: bool = False
+        self,
+        queries: pd.DataFrame,
+        k: int = 10,
+        known: Known | str | None = None,
+        strict: bool = False,
+        candidates: str = ALL,
     ) -> pd.DataFrame:
         """Complete many triples, any one part missing; see :func:`dglkge.inference.frames.predict`."""
-        return _frames().predict(self, queries, k, known, strict)
+        return _frames().predict(self, queries, k, known, strict, candidates)
 
     def score(self, triples: pd.DataFrame, strict: bool = False) -> pd.DataFrame:
         """Score given triples; see :func:`dglkge.inference.frames.score`."""

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -15,8 +14,8 @@ from torch.nn.functional import normalize
 
 from dglkge.data.known_triples import KnownTriples
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
-from dglkge.errors import InputError
-from dglkge.inference.choices import MISSING, Known
+from dglkge.errors import InputError, unknown_name
+from dglkge.inference.choices import ALL, CANDIDATES, MISSING, SEEN, Known
 from dglkge.model.kge_model import KgeModel
 from dglkge.typing import RELATION, Relation, RowShard, RowSource, Side
 
@@ -37,12 +36,12 @@ class TopAnswers:
     ----------
     num_queries : int
         Q.
-    topk : int
+    k : int
         k.
     """
 
-    def __init__(self, num_queries: int, topk: int) -> None:
-        self._topk = topk
+    def __init__(self, num_queries: int, k: int) -> None:
+        self._k = k
         self._scores = torch.empty((num_queries, 0))
         self._ids = torch.empty((num_queries, 0), dtype=torch.int64)
 
@@ -56,13 +55,13 @@ class TopAnswers:
         ids : (n,) int64 tensor
         """
         # Only the block's own best k can be among the best k of all, so at most 2 k candidates are sorted.
-        best, places = scores.topk(min(self._topk, scores.shape[1]), dim=1)
+        best, places = scores.topk(min(self._k, scores.shape[1]), dim=1)
         all_scores = torch.cat([self._scores, best], dim=1)
         all_ids = torch.cat([self._ids, ids[places]], dim=1)
         # Two stable sorts order by score, and by id among equal scores, whatever the blocks were.
         by_id = all_ids.argsort(dim=1, stable=True)
         by_score = all_scores.gather(1, by_id).argsort(dim=1, descending=True, stable=True)
-        order = by_id.gather(1, by_score)[:, : self._topk]
+        order = by_id.gather(1, by_score)[:, : self._k]
         self._scores, self._ids = all_scores.gather(1, order), all_ids.gather(1, order)
 
     def result(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -143,16 +142,23 @@ class LinkPredictor:
         self._known_triples = known_triples or {}
 
     def predict(
-        self, queries: Sequence[LinkQuery], topk: int = 10, known: Known = Known.KEEP
+        self,
+        queries: Sequence[LinkQuery],
+        k: int = 10,
+        known: Known = Known.KEEP,
+        candidates: str = ALL,
     ) -> list[list[Answer]]:
         """Return the best answers to each query, the best first.
 
         Parameters
         ----------
         queries : sequence of LinkQuery
-        topk : int
+        k : int
             Answers to each query; fewer if there are fewer candidates.
         known : Known
+        candidates : str
+            ``"all"`` of the type, or ``"seen"``: only those that a known triple has on that side of the
+            relation.
 
         Returns
         -------
@@ -162,11 +168,13 @@ class LinkPredictor:
         Raises
         ------
         InputError
-            If ``topk`` is less than 1, or known triples are needed and absent.
+            If ``k`` is less than 1, ``candidates`` is another word, or known triples are needed and absent.
         """
-        _check_topk(topk)
-        if known is not Known.KEEP and not self._known_triples:
-            raise InputError("to mark or drop known answers, the known triples are needed")
+        _check_k(k)
+        if candidates not in CANDIDATES:
+            raise unknown_name("choice of candidates", candidates, CANDIDATES)
+        if (known is not Known.KEEP or candidates == SEEN) and not self._known_triples:
+            raise InputError("seen candidates, and marks or drops of known answers, need known triples")
         answers: list[list[Answer]] = [[] for _ in queries]
         # One matmul needs queries of one side, against candidates of one type.
         for side, anchor_type, candidate_type, places in self._groups(queries):
@@ -181,9 +189,12 @@ class LinkPredictor:
                         side,
                         relation_ids,
                     )
-                found = self._known_answers(side, entity_ids, relation_ids) if known is not Known.KEEP else {}
-                best = self._search(query, candidate_type, topk, found if known is Known.DROP else {})
-                for place, row in zip(batch, _to_answers(*best, found if known is Known.MARK else {})):
+                answered = (
+                    self._known_answers(side, entity_ids, relation_ids) if known is not Known.KEEP else {}
+                )
+                seen = self._seen(side, relation_ids) if candidates == SEEN else []
+                best = self._search(query, candidate_type, k, answered if known is Known.DROP else {}, seen)
+                for place, row in zip(batch, _to_answers(*best, answered if known is Known.MARK else {})):
                     answers[place] = row
         return answers
 
@@ -206,11 +217,30 @@ class LinkPredictor:
             for split, triples in self._known_triples.items()
         }
 
+    def _seen(self, side: Side, relation_ids: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Return the queries of each relation, and the entities that its known triples have on a side."""
+        return [
+            (
+                torch.nonzero(relation_ids == relation_id)[:, 0],
+                torch.from_numpy(
+                    np.concatenate(
+                        [triples.seen(side, relation_id) for triples in self._known_triples.values()]
+                    )
+                ),
+            )
+            for relation_id in relation_ids.unique().tolist()
+        ]
+
     def _search(
-        self, query: torch.Tensor, candidate_type: str, topk: int, dropped: KnownAnswers
+        self,
+        query: torch.Tensor,
+        candidate_type: str,
+        k: int,
+        dropped: KnownAnswers,
+        seen: Sequence[tuple[torch.Tensor, torch.Tensor]],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Score queries (Q, D) against all rows of a type, block by block; return scores and ids (Q, k)."""
-        best = TopAnswers(len(query), topk)
+        best = TopAnswers(len(query), k)
         with torch.no_grad():
             for shard in self._shards[candidate_type]:
                 for start, stop in candidate_blocks(len(query), shard):
@@ -220,12 +250,17 @@ class LinkPredictor:
                         places = shard.locate(torch.from_numpy(ids)) - start
                         here = (places >= 0) & (places < stop - start)
                         scores[torch.from_numpy(index)[here], places[here]] = -torch.inf
+                    for rows, seen_ids in seen:
+                        places = shard.locate(seen_ids) - start
+                        is_unseen = torch.ones(stop - start, dtype=torch.bool)
+                        is_unseen[places[(places >= 0) & (places < stop - start)]] = False
+                        scores[rows] = scores[rows].masked_fill(is_unseen, -torch.inf)
                     best.add(scores, shard.original_ids[start:stop])
         return best.result()
 
 
 def most_similar(
-    rows: RowSource, shards: Sequence[RowShard], table: str, ids: torch.Tensor, topk: int = 10
+    rows: RowSource, shards: Sequence[RowShard], table: str, ids: torch.Tensor, k: int = 10
 ) -> list[list[Answer]]:
     """Return the entities of a type with the greatest cosine to given ones.
 
@@ -239,7 +274,7 @@ def most_similar(
         The entity type.
     ids : (Q,) int64 tensor
         The given entities.
-    topk : int
+    k : int
 
     Returns
     -------
@@ -250,10 +285,10 @@ def most_similar(
     Raises
     ------
     InputError
-        If ``topk`` is less than 1.
+        If ``k`` is less than 1.
     """
-    _check_topk(topk)
-    best = TopAnswers(len(ids), topk)
+    _check_k(k)
+    best = TopAnswers(len(ids), k)
     with torch.no_grad():
         given = normalize(rows.gather(table, ids))
         for shard in shards:
@@ -275,9 +310,9 @@ def candidate_blocks(num_queries: int, shard: RowShard) -> Iterator[tuple[int, i
         yield start, min(num_rows, start + step)
 
 
-def _check_topk(topk: int) -> None:
-    if topk < 1:
-        raise InputError(f"the number of answers must be at least 1, got {topk}")
+def _check_k(k: int) -> None:
+    if k < 1:
+        raise InputError(f"the number of answers must be at least 1, got {k}")
 
 
 def _to_answers(scores: torch.Tensor, ids: torch.Tensor, known: KnownAnswers) -> Iterator[list[Answer]]:
@@ -393,42 +428,3 @@ def resolve(
     relation_id = fitting[0] if len(fitting) == 1 else relations.id(query.relation)
     anchor_type = relations[relation_id].anchor_type(query.side)
     return LinkQuery(query.side, vocabulary(anchor_type).id(query.entity), relation_id)
-
-
-def read_queries(path: Path) -> tuple[list[tuple[str, str, str]], list[str]]:
-    """Read a file of queries: head, relation and tail separated by tabs, ``?`` for the missing one.
-
-    Returns
-    -------
-    queries : list of (str, str, str)
-    places : list of str
-        ``file:line`` of each.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read, or a line is not a query.
-    """
-    try:
-        # Bytes, since open() in text mode would decode by the locale.
-        # Only at line feeds, as vocabularies: a name may contain other characters that end lines for Python.
-        lines = [line.removesuffix("\r") for line in path.read_bytes().decode("utf-8").split("\n")]
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8: {error.reason} at byte {error.start}") from None
-    queries, places = [], []
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        fields = line.split("\t")
-        if len(fields) != 3 or fields.count(MISSING) != 1:
-            raise InputError(
-                f"{path}:{number}: got {line!r}; expected head, relation and tail separated by tabs, "
-                "with ? for one of them"
-            )
-        queries.append((fields[0], fields[1], fields[2]))
-        places.append(f"{path}:{number}")
-    if not queries:
-        raise InputError(f"{path} has no queries")
-    return queries, places

@@ -22,7 +22,7 @@ from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.calibration import Calibration, Curve
 from dglkge.evaluation.metrics import load_results
-from dglkge.inference.choices import Known
+from dglkge.inference.choices import ALL, SEEN, Known
 from dglkge.inference.imports.dglke_files import DglkeTables, Tables
 from dglkge.inference.imports.hub_tables import HubTables
 from dglkge.inference.search import (
@@ -75,8 +75,8 @@ class TrainedModel:
             return self.tables
         if isinstance(self.tables, HubTables):
             raise InputError(
-                f"{self.tables.path} was written by dglkge export --format huggingface and is no checkpoint: "
-                "it can be queried and exported"
+                f"{self.tables.path} was written by dglkge checkpoint export --format huggingface and is no "
+                "checkpoint: it can be queried and exported"
             )
         raise InputError(
             f"{self.tables.path} was written by DGL-KE and is no checkpoint; {self._conversion()}"
@@ -195,22 +195,26 @@ class TrainedModel:
     def answer(
         self,
         queries: Sequence[NamedQuery],
-        topk: int = 10,
+        k: int = 10,
         known: Known | str | None = None,
         probability: bool = False,
+        candidates: str = ALL,
     ) -> list[Prediction]:
         """Return the best answers to queries with one entity missing.
 
         Parameters
         ----------
         queries : sequence of NamedQuery
-        topk : int
+        k : int
             Answers to each query; fewer if there are fewer candidates.
         known : Known or str, optional
             Treatment of answers that the data set contains: mark, drop or keep. None marks them if the data
             set can be opened, and otherwise logs a warning and marks none.
         probability : bool
-            Give the answers the probabilities that ``dglkge evaluate --calibrate`` has fitted.
+            Give the answers the probabilities that ``dglkge calibrate`` has fitted.
+        candidates : str
+            ``"all"`` entities of the type, or ``"seen"``: only those that a triple of the data set has on
+            that side of the relation.
 
         Returns
         -------
@@ -220,30 +224,33 @@ class TrainedModel:
         Raises
         ------
         InputError
-            If a name is unknown or ambiguous, ``known`` needs a data set that cannot be opened, or there are
-            no probabilities of this version.
+            If a name is unknown or ambiguous, ``known`` or ``candidates`` needs a data set that cannot be
+            opened, or there are no probabilities of this version.
         """
         tables = self.tables
         resolved = [resolve(query, tables.relations, tables.vocabulary) for query in queries]
-        return self.answer_resolved(queries, resolved, topk, known, probability)
+        return self.answer_resolved(queries, resolved, k, known, probability, candidates)
 
     def answer_resolved(
         self,
         queries: Sequence[NamedQuery],
         resolved: Sequence[LinkQuery],
-        topk: int = 10,
+        k: int = 10,
         known: Known | str | None = None,
         probability: bool = False,
+        candidates: str = ALL,
     ) -> list[Prediction]:
         """Return :meth:`answer` of queries whose ids are known already."""
         tables = self.tables
         curve = self.calibration.curve if probability else None
         known, known_triples = self.known_treatment(known)
+        if candidates == SEEN:
+            known_triples = self._known_by_split
         relations = [tables.relations[query.relation_id] for query in resolved]
         types = [relation.candidate_type(query.side) for relation, query in zip(relations, resolved)]
         shards = self.shards(sorted(set(types)))  # no other table is read, or compared with its checksum
         predictor = LinkPredictor(self.model, tables.meta.relations, tables, shards, known_triples)
-        found = predictor.predict(resolved, topk, known)
+        answers_of_queries = predictor.predict(resolved, k, known, candidates)
         labels = tables.relations.labels
         return [
             Prediction(
@@ -253,7 +260,7 @@ class TrainedModel:
                 known is Known.MARK,
                 self._named(type_, answers, curve),
             )
-            for named, query, type_, answers in zip(queries, resolved, types, found)
+            for named, query, type_, answers in zip(queries, resolved, types, answers_of_queries)
         ]
 
     def known_treatment(self, known: Known | str | None) -> tuple[Known, dict[str, KnownTriples]]:
@@ -292,7 +299,7 @@ class TrainedModel:
 
     @cached_property
     def calibration(self) -> Calibration:
-        """The probabilities that ``dglkge evaluate --calibrate`` has written beside the checkpoint.
+        """The probabilities that ``dglkge calibrate`` has written beside the checkpoint.
 
         Raises
         ------
@@ -306,11 +313,11 @@ class TrainedModel:
         if (found.run_id, found.version) != here:
             raise InputError(
                 f"{path} is of version {found.version} of its run, the checkpoint has version "
-                f"{checkpoint.version}: fit probabilities again, with dglkge evaluate --calibrate"
+                f"{checkpoint.version}: fit probabilities again, with dglkge calibrate"
             )
         return found
 
-    def nearest(self, entity: str, entity_type: str, topk: int = 10) -> list[NamedAnswer]:
+    def nearest(self, entity: str, entity_type: str, k: int = 10) -> list[NamedAnswer]:
         """Return the entities of a type whose rows have the greatest cosine with an entity's row.
 
         Parameters
@@ -318,7 +325,7 @@ class TrainedModel:
         entity : str
         entity_type : str
             As :meth:`type_of` returns it.
-        topk : int
+        k : int
 
         Returns
         -------
@@ -328,10 +335,10 @@ class TrainedModel:
         Raises
         ------
         InputError
-            If a name is unknown, or ``topk`` is less than 1.
+            If a name is unknown, or ``k`` is less than 1.
         """
         ids = torch.tensor([self.tables.vocabulary(entity_type).id(entity)])
-        (answers,) = most_similar(self.tables, self.tables.shards(entity_type), entity_type, ids, topk)
+        (answers,) = most_similar(self.tables, self.tables.shards(entity_type), entity_type, ids, k)
         return self._named(entity_type, answers)
 
     def type_of(self, entity: str, entity_type: str | None = None) -> str:

@@ -80,7 +80,7 @@ def check_shared_memory(needed_bytes: int, job: str = "", folder: str = SHARED_M
         others = ""
         if claims.shared_memory_bytes:
             others = (
-                f", of which other jobs will take {claims.shared_memory_bytes / 1e9:.2f} GB (dglkge jobs)"
+                f", of which other jobs will take {claims.shared_memory_bytes / 1e9:.2f} GB (dglkge job list)"
             )
         raise NotReadyError(
             f"the tables need {needed_bytes / 1e9:.2f} GB of shared memory, "

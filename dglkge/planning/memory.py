@@ -22,6 +22,7 @@ from dglkge.data.dataset_files import (
     PartSize,
 )
 from dglkge.data.vector_files import feature_files, open_vectors
+from dglkge.distributed.process_memory import human_bytes as readable
 from dglkge.model.choices import NO_TRANSFORM
 from dglkge.planning import shared_memory as shared
 from dglkge.planning.host import SHARED_MEMORY_FOLDER, HostMemory
@@ -674,7 +675,7 @@ def misfits(
     found = []
     others = ""
     if there.claims.memory_bytes or there.claims.shared_memory_bytes:
-        others = f" beside {there.claims.num_jobs} other job(s) (dglkge jobs)"
+        others = f" beside {there.claims.num_jobs} other job(s) (dglkge job list)"
     if needed > there.memory_bytes:
         found.append(
             f"{readable(needed)} of memory are needed and {readable(there.memory_bytes)} are there{others}"
@@ -685,13 +686,3 @@ def misfits(
             f"{readable(there.shared_memory_bytes)} are there{others}"
         )
     return found
-
-
-def readable(num_bytes: int) -> str:
-    """Return a size in binary units."""
-    value, unit = float(num_bytes), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{value:.1f} {unit}" if unit != "B" else f"{num_bytes} B"

@@ -14,6 +14,7 @@ import numpy as np
 
 from dglkge import __version__
 from dglkge.data.dataset_files import SPLITS, Field
+from dglkge.distributed.process_memory import human_bytes
 from dglkge.errors import import_extra
 from dglkge.evaluation.metrics import CATEGORIES, SIDES, UNSEEN
 from dglkge.report.figures import OUTPUT_FIELDS
@@ -462,15 +463,15 @@ def _time(runs: Sequence[Mapping[str, Any]]) -> Table:
     add("Epochs recorded", lambda one: f"{len(one['epochs']):,}")
     add("Time of an epoch, median", lambda one: duration(middle("seconds", one)))
     add("Edges/s, median", lambda one: _figure(_median(one["edges_per_second"])))
-    add("Bytes sent to other machines", lambda one: size(sum(ends("bytes_sent", one))))
+    add("Bytes sent to other machines", lambda one: human_bytes(sum(ends("bytes_sent", one))))
     add("Trainers", lambda one: ", ".join(f"{n:g}" for n in sorted(set(ends("num_trainers", one)))))
     add(
         "Memory of the trainers, largest",
-        lambda one: size(max(ends("trainer_memory_bytes", one), default=0)),
+        lambda one: human_bytes(max(ends("trainer_memory_bytes", one), default=0)),
         "shares of shared pages summed over trainers, at the end of an epoch; servers are not in it",
     )
     of_run = [run["checkpoint_bytes"] for run in runs]
-    rows.append([Cell("Checkpoint on disk"), *(Cell(size(value) or NONE, css="n") for value in of_run)])
+    rows.append([Cell("Checkpoint on disk"), *(Cell(human_bytes(value or 0), css="n") for value in of_run)])
     columns = [Column("", "text"), *(Column(run["label"]) for run in runs)]
     return Table("table-time", columns, rows, sortable=False)
 
@@ -494,9 +495,9 @@ def _tables(runs: Sequence[Mapping[str, Any]]) -> Table:
                 Cell(one["name"]),
                 number_cell(one["num_rows"]),
                 number_cell(one["width"]),
-                number_cell(row_bytes, size(row_bytes)),
+                number_cell(row_bytes, human_bytes(row_bytes)),
                 number_cell(one["num_parts"]),
-                number_cell(one["size_bytes"], size(one["size_bytes"])),
+                number_cell(one["size_bytes"], human_bytes(one["size_bytes"])),
                 Cell(", ".join(one["optimizer_state"]) or NONE),
             ]
             rows.append([Cell(run["label"]), *row] if len(runs) > 1 else row)
@@ -605,22 +606,6 @@ def duration(seconds: float | None) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
-
-
-def size(num_bytes: float | None) -> str:
-    """Return a size in binary units; empty for none.
-
-    Examples
-    --------
-    >>> size(0), size(900), size(1536)
-    ('0 B', '900 B', '1.5 KiB')
-    """
-    value = float(num_bytes or 0)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if value < 1024:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
-        value /= 1024
-    return f"{value:.1f} TiB"
 
 
 def short(count: int) -> str:

@@ -93,7 +93,7 @@ class PredictedTriple(BaseModel):
     relation: str
     tail: str
     score: float | None = Field(description="null if it is no finite number")
-    probability: float | None = Field(description="null unless dglkge evaluate --calibrate was run")
+    probability: float | None = Field(description="null unless dglkge calibrate was run")
     known_from: Split = Field(description="first split that has the triple")
 
 

@@ -14,7 +14,7 @@ import pandas as pd
 from dglkge.data.known_triples import KnownTriples
 from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError
-from dglkge.inference.choices import Known
+from dglkge.inference.choices import ALL, Known
 from dglkge.inference.frames import calibrated_curve
 from dglkge.inference.run import Run
 from dglkge.serving.indexes import NameIndex, Neighbours
@@ -272,7 +272,7 @@ class Explorer:
         return found
 
     def predict(
-        self, queries: Sequence[Mapping[str, str | None]], k: int, known: str | None
+        self, queries: Sequence[Mapping[str, str | None]], k: int, known: str | None, candidates: str = ALL
     ) -> list[dict[str, Any]]:
         """Complete triples with one part missing, as :meth:`dglkge.inference.run.Run.predict`.
 
@@ -290,13 +290,17 @@ class Explorer:
         frame = pd.DataFrame([[query[role] for role in ROLES] for query in queries], columns=list(ROLES))
         if known is None and self.no_triples is not None:
             known = Known.KEEP.value  # else each request would log that it does not mark known answers
-        answers = self.run.predict(frame.astype(object), k, known)
+        answers = self.run.predict(frame.astype(object), k, known, candidates=candidates)
         results: list[dict[str, Any]] = []
         for query in queries:
             given = {role: query[role] for role in ROLES}
             missing = next((role for role in ROLES if given[role] is None), None)
             results.append({**given, "missing": missing, "type": None, "answers": [], "problem": None})
-        columns = ("query", "type", "problem", "rank", *ROLES, "score", "probability", "known_from")
+        columns = [
+            name
+            for name in ("query", "type", "problem", "rank", *ROLES, "score", "probability", "known_from")
+            if name in answers
+        ]
         for place, type_, problem, *answer in zip(*(answers[name].tolist() for name in columns)):
             result = results[place]
             result["type"] = type_
@@ -305,18 +309,16 @@ class Explorer:
                 continue
             named = dict(zip(columns[3:], answer))
             named["rank"] = int(named["rank"])
-            named["score"], named["probability"] = _number(named["score"]), _number(named["probability"])
+            named["score"], named["probability"] = _number(named["score"]), _number(named.get("probability"))
             result["answers"].append(named)
         return results
 
     def score(self, triples: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
         """Score triples, as :meth:`dglkge.inference.run.Run.score`; an unknown name is a row's problem."""
         frame = pd.DataFrame([[triple[role] for role in ROLES] for triple in triples], columns=list(ROLES))
-        columns = (*ROLES, "score", "probability", "known_from", "problem")
-        scored = self.run.score(frame.astype(object))
-        rows = [dict(zip(columns, row)) for row in zip(*(scored[name].tolist() for name in columns))]
+        rows: list[dict[str, Any]] = self.run.score(frame.astype(object)).to_dict("records")
         for row in rows:
-            row["score"], row["probability"] = _number(row["score"]), _number(row["probability"])
+            row["score"], row["probability"] = _number(row["score"]), _number(row.get("probability"))
         return rows
 
     def similar(self, entity: str, entity_type: str | None, k: int) -> dict[str, Any]:
@@ -357,6 +359,6 @@ class Explorer:
         self.predict([{"head": head, "relation": label, "tail": None}], 1, None)
 
 
-def _number(value: float) -> float | None:
+def _number(value: float | None) -> float | None:
     """Return a number for JSON, which has neither NaN nor infinity."""
-    return value if math.isfinite(value) else None
+    return value if value is not None and math.isfinite(value) else None

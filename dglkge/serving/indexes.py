@@ -81,17 +81,17 @@ class Neighbours:
         sample = draws.choice(num_rows, min(num_rows, SAMPLE), replace=False)
         self.num_searched, self.recall = self._tune(sample)
 
-    def search(self, entity_id: int, topk: int) -> list[tuple[int, float]]:
+    def search(self, entity_id: int, k: int) -> list[tuple[int, float]]:
         """Return (id, cosine) of the nearest entities, the best first, without the entity itself."""
         # A setting of the calling thread, which is not the one that built the index.
         self._faiss.omp_set_num_threads(self._threads)
         query = self._normalized(np.array([entity_id]))
-        _, found = self._index.search(query, SPARE * topk + 1)
+        _, found = self._index.search(query, SPARE * k + 1)
         # -1 stands for candidates that the searched lists did not have.
         ids = np.sort(found[0][(found[0] >= 0) & (found[0] != entity_id)])
         cosines = self._normalized(ids) @ query[0]
         # Equal cosines in the order of ids, as in exact search.
-        best = np.argsort(-cosines, kind="stable")[:topk]
+        best = np.argsort(-cosines, kind="stable")[:k]
         return list(zip(ids[best].tolist(), cosines[best].tolist()))
 
     def _normalized(self, ids: np.ndarray) -> np.ndarray:

@@ -179,7 +179,7 @@ _RANGE: TypeAdapter[Any] = TypeAdapter(_Range)
 _FILE: TypeAdapter[Any] = TypeAdapter(_File)
 
 
-def load_space(path: Path, overrides: Sequence[str] = ()) -> Space:
+def load_space(path: Path, overrides: Sequence[str] = (), base: str | None = None) -> Space:
     """Read a search space and check each value against the configuration's fields.
 
     Parameters
@@ -190,6 +190,8 @@ def load_space(path: Path, overrides: Sequence[str] = ()) -> Space:
         (trials, reduction, budget, seed). Only ``space`` is needed.
     overrides : sequence of str
         ``key=value``, applied after ``set``.
+    base : str, optional
+        Path of the base, instead of ``config``.
 
     Raises
     ------
@@ -199,7 +201,7 @@ def load_space(path: Path, overrides: Sequence[str] = ()) -> Space:
     file: _File = _validated(_FILE, read_tree(path, []).plain(), str(path))
     given = [f"{key}={as_text(value)}" for key, value in _flat(file.set).items()]
     parameters = tuple(_parameter(f"{path}: space", key, values) for key, values in file.space.items())
-    space = Space(file.config, (*given, *overrides), parameters, file.search)
+    space = Space(base or file.config, (*given, *overrides), parameters, file.search)
     space.configuration({})
     for parameter in space.parameters:
         for value in parameter.examples:

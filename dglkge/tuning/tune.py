@@ -58,6 +58,17 @@ class TuneResult:
     split: str
     outcome: Outcome
 
+    def to_dict(self) -> dict[str, Any]:
+        """Return the result as JSON has it."""
+        return {
+            "values": dict(self.values),
+            "config": str(self.config),
+            "run": str(self.run),
+            "split": self.split,
+            "mrr": self.outcome.value,
+            "seconds": self.outcome.seconds,
+        }
+
 
 class Tuning:
     """A search over a space, in a folder.
@@ -102,6 +113,25 @@ class Tuning:
     @cached_property
     def _cores(self) -> Cores:
         return Cores(self._dataset)
+
+    def plan(self) -> dict[str, Any]:
+        """Return the plan as JSON has it: rungs, and their cost and the budget in full trainings."""
+        rows = [
+            {
+                "trials": rung.num_trials,
+                "core": rung.core,
+                "share": round(rung.share, 4),
+                "epochs": rung.num_epochs,
+                "trial_cost": round(rung.trial_cost, 4),
+                "cost": round(rung.cost, 4),
+            }
+            for rung in self.rungs
+        ]
+        return {
+            "rungs": rows,
+            "cost": sum(rung.cost for rung in self.rungs),
+            "budget": self._space.search.budget,
+        }
 
     def run(self, progress: Callable[[int], object] = lambda _: None) -> TuneResult:
         """Run what has not been run: subgraphs, trials, and the winner's training.
@@ -180,20 +210,12 @@ class Tuning:
         """Write all trials, and the winner if there is one, as JSON and as a table."""
         spent = sum(self.rungs[record.rung].trial_cost for record in records if record.state != "unfinished")
         report: dict[str, Any] = {
-            "rungs": [plan_row(rung) for rung in self.rungs],
-            "budget": self._space.search.budget,
+            **self.plan(),
             "spent": spent + (result is not None),
             "trials": [record.to_dict() for record in records],
         }
         if result is not None:
-            report["best"] = {
-                "values": result.values,
-                "config": str(result.config),
-                "run": str(result.run),
-                "split": result.split,
-                "mrr": result.outcome.value,
-                "seconds": result.outcome.seconds,
-            }
+            report["best"] = result.to_dict()
         _write(self._output / TRIALS_JSON, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
         keys = [parameter.key for parameter in self._space.parameters]
         table = io.StringIO()
@@ -204,18 +226,6 @@ class Tuning:
             fields = record.to_dict()
             writer.writerow([*(fields[name] for name in columns), *(record.values.get(key) for key in keys)])
         _write(self._output / TRIALS_TABLE, table.getvalue())
-
-
-def plan_row(rung: Rung) -> dict[str, Any]:
-    """Return a rung of the plan, ready for JSON and for a table."""
-    return {
-        "trials": rung.num_trials,
-        "core": rung.core,
-        "share": round(rung.share, 4),
-        "epochs": rung.num_epochs,
-        "trial_cost": round(rung.trial_cost, 4),
-        "cost": round(rung.cost, 4),
-    }
 
 
 def _write(path: Path, text: str) -> None:

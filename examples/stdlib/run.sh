@@ -23,7 +23,7 @@ dglkge-launch --ip_config ip_config.txt --num_servers 1 --num_trainers 2 --log_d
 # A class whose base class is only in the test split: training has not used the answer.
 read -r class relation base < <(grep -P '\tinherits_from\t' $demo/stdlib-triples/test.tsv | head -n 1)
 step "4. what does $class inherit from? (in truth $base, which was held out)"
-dglkge predict $run --head "$class" --relation "$relation" --topk 5
+dglkge predict $run --head "$class" --relation "$relation" -k 5
 
 step "results"
 cat <<END
@@ -31,5 +31,5 @@ cat <<END
   data set      $demo/stdlib/           ids, vocabularies and the DGL partition
   run           $run/               config.json, stats.jsonl, metrics.json, logs/
   checkpoint    $run/checkpoint/    HDF5 in PyTorch-BigGraph's layout
-  next          dglkge inspect $run
+  next          dglkge checkpoint inspect $run
 END

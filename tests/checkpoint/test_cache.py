@@ -74,7 +74,9 @@ class Cluster:
                 return
             except threading.BrokenBarrierError:
                 return
-            group = TrainerGroup(rank, True, gathering.barrier.wait, gathering.of(rank), 2.0)
+            group = TrainerGroup(
+                rank, True, gathering.barrier.wait, gathering.of(rank), 2.0, has_own_disk=True
+            )
             manager = CheckpointManager(
                 run / "checkpoint", group, toy_names(META), len(order), mirror=mirror, is_cache=True
             )

@@ -407,6 +407,27 @@ def test_a_trainer_goes_on_from_the_url(tmp_path, url):
     assert "stats.jsonl" in names_at(url)
 
 
+def test_a_run_may_have_its_rows_at_the_url_only(tmp_path, url):
+    def life(folder, epochs):
+        folder.mkdir(exist_ok=True)
+        mirror = Mirror(open_store(url), folder, is_cache=True, keeps_files=False)
+        mirror.agree(mirror.take(same_run), writes=True)
+        run = ToyRun(folder, f"training.num_epochs={epochs}", mirror=mirror)
+        run.train(epochs)
+        run.cluster.leave()
+        return run
+
+    life(tmp_path / "a", 2)
+    assert not list((tmp_path / "a").rglob("*.h5"))
+    last = life(tmp_path / "a", 3)
+    life(tmp_path / "b", 4)
+    assert not list(tmp_path.glob("[ab]/**/*.h5"))
+    whole = ToyRun(tmp_path / "c", "training.num_epochs=3")
+    whole.train(3)
+    assert same(whole.tables["person"].rows, last.tables["person"].rows)
+    assert open_checkpoint(url, verify=True).meta.progress["finished_epochs"] == 4
+
+
 @pytest.fixture(scope="module")
 def s3(tmp_path_factory):
     """An S3 server on loopback, with the bucket ``kge``; ended with the module's last test."""

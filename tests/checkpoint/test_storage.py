@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from dglkge.checkpoint import layout, open_checkpoint
-from dglkge.checkpoint.courier import empty_outbox
 from dglkge.checkpoint.durable import LeasedFolder
 from dglkge.checkpoint.manifest import FileEntry
 from dglkge.checkpoint.storage import CheckpointStorage, read_receipts, remove_receipts, write_receipt
@@ -199,8 +198,6 @@ def test_a_disk_that_fails_to_rename_is_no_bad_input(tmp_path, monkeypatch, numb
     ):
         with pytest.raises(kind, match=f"cannot write to {re.escape(str(tmp_path))}: {os.strerror(number)}$"):
             work()
-    with pytest.raises(kind, match=f"outbox_1: {os.strerror(number)}$"):
-        empty_outbox(tmp_path / "checkpoint", 1)
 
 
 def test_a_version_counts_although_older_files_stay(tmp_path, monkeypatch, caplog):

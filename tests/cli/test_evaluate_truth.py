@@ -84,6 +84,10 @@ def test_probabilities_of_predictions(call, run, dataset, method):
     report = json.loads((run / "metrics-test.json").read_text())["calibration"]
     assert report["path"] == str(run / RUN_CALIBRATION_FILE) and report["num_true"] == 28
     assert 0 <= report["brier_score"] <= 1 and report["log_loss"] > 0
+    options = ("--method", method, "--corruptions", "3", "--positive-rate", "0.25")
+    status, out, _ = call("calibrate", run, *options)
+    assert status == 0 and f"calibration: {method}, 25 % true triples assumed" in out
+    assert json.loads(call("calibrate", run, *options, "--json")[1]) == report
     opened = open_run(run)
     scores, labels = labelled_scores(opened, dataset.split("valid"), opened.known_triples(), 3, (0, "valid"))
     curve = METHODS[method].fit(scores, labels, balanced_weights(labels, 0.25))
@@ -94,10 +98,10 @@ def test_probabilities_of_predictions(call, run, dataset, method):
     for answer in answers:
         assert answer["probability"] == pytest.approx(float(curve(answer["score"])), abs=1e-6)
     status, out, _ = call(*asked, "--probability")
-    assert out.splitlines()[1].split() == ["rank", "score", "probability", "tail", "known", "from"]
+    assert out.splitlines()[1].split() == ["rank", "score", "probability", "tail"]
     assert out.splitlines()[2].split()[2] == f"{answers[0]['probability']:.4f}"
     status, out, _ = call(*asked, "--json")
-    assert "probability" not in json.loads(out)["answers"][0]
+    assert json.loads(out)["answers"] == answers  # shown since it was fitted
 
 
 def test_true_scores_are_those_of_each_side(run, dataset):

@@ -1,4 +1,4 @@
-"""``dglkge export``: formats, refusals and JSON; and the names of ``dglkge evaluate``'s files."""
+"""``dglkge checkpoint export``: formats, refusals and JSON; and the names of ``dglkge evaluate``'s files."""
 
 from __future__ import annotations
 

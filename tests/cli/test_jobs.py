@@ -1,4 +1,4 @@
-"""``dglkge jobs`` and ``dglkge stop``: what they print, whom they signal, whom they refuse."""
+"""``dglkge job list`` and ``dglkge job stop``: what they print, whom they signal, whom they refuse."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def test_stop_now_is_a_second_signal(launcher, capsys: pytest.CaptureFixture[str
     """One signal lets the trainers commit; the limit of the wait is kept."""
     job = launcher(2)
     assert main(["stop", job, "--seconds", "0.3"]) == 1
-    assert "still runs after 0.3 s; --now ends it without a commit" in capsys.readouterr().out
+    assert "still runs after 0.3 s; --now ends it without a commit" in capsys.readouterr().err
     job = launcher(2)
     assert main(["stop", job, "--now", "--seconds", "30"]) == 0
 

@@ -14,10 +14,11 @@ import pytest
 
 from dglkge import __version__
 from dglkge.checkpoint import open_checkpoint
-from dglkge.cli.common import TerminalFormatter, human_bytes, print_columns, run_command, write_json
-from dglkge.cli.main import COMMANDS, main
+from dglkge.cli.common import TerminalFormatter, print_columns, run_command, write_json
+from dglkge.cli.main import ALIASES, COMMANDS, GROUPS, actions, main
 from dglkge.config import load_config
 from dglkge.data.known_triples import KnownTriples
+from dglkge.distributed.process_memory import human_bytes
 from dglkge.errors import InputError
 from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import Protocol
@@ -27,22 +28,53 @@ from tests.checkpoint.toy_checkpoint import save_toy, toy_meta, toy_tables
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("command", [None, *COMMANDS])
+@pytest.mark.parametrize("command", [None, *GROUPS, *COMMANDS])
 def test_help_teaches_with_examples(command, capsys):
     with pytest.raises(SystemExit) as exit_:
-        main([command, "--help"] if command else ["--help"])
+        main([*(command or "").split(), "--help"])
     text = capsys.readouterr().out
     assert exit_.value.code == 0
-    assert (
-        re.search(
-            rf"(dglkge {command}|partition_tools/{command}\.py) (inspect |get )?"
-            r"(runs/|datasets/|\S+\.yaml|--\w|fb15k237/|fb15k-237)",
-            text,
-        )
-        if command
-        else all(name in text for name in COMMANDS)
-    )
+    if command in COMMANDS:
+        program = "dglkge-launch" if command == "launch" else f"dglkge {command}"
+        assert re.search(rf"{program} (\S+/ |--\w|> \w|runs/|datasets/|\S+\.yaml|fb15k237/|list|  +\w)", text)
+    else:
+        assert all(word in text for word in actions(command or ""))
     assert max(len(line) for line in text.splitlines()) <= 110
+
+
+@pytest.mark.parametrize("former, name", ALIASES.items())
+def test_former_names_are_hidden_aliases(former, name, capsys):
+    """Both have the same help; that of all commands has no former name."""
+    texts = []
+    for words in (former, name):
+        with pytest.raises(SystemExit) as exit_:
+            main([*words.split(), "--help"])
+        assert exit_.value.code == 0
+        texts.append(capsys.readouterr().out)
+    assert texts[0] == texts[1] and texts[0].startswith(f"usage: dglkge {name} ")
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    assert not re.search(rf"^    {former} ", capsys.readouterr().out, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("words", "prog", "text"),
+    [
+        (["confg"], "dglkge", "unknown command 'confg'; did you mean 'config'?"),
+        (["data", "biuld"], "dglkge data", "unknown command 'biuld'; did you mean 'build'?"),
+        (["data"], "dglkge data", "the following arguments are required: COMMAND"),
+        (["data", "build", "--inptu"], "dglkge data build", "unknown option '--inptu'; did you mean "),
+        (["similar", "run", "--ytpe=a"], "dglkge similar", "unknown option '--ytpe'; did you mean '--type'?"),
+        (["similar", "run", "x", "y"], "dglkge similar", "unexpected argument 'y'"),
+        (["predict", "-k", "x", "run"], "dglkge predict", "argument -k/--k: invalid int value: 'x'"),
+    ],
+)  # fmt: skip
+def test_usage_errors_show_the_usage_of_their_command(words, prog, text, capsys):
+    with pytest.raises(SystemExit) as exit_:
+        main(words)
+    err = capsys.readouterr().err
+    assert exit_.value.code == 2
+    assert err.startswith(f"usage: {prog} [") and f"\n{prog}: error: {text}" in err
 
 
 @pytest.mark.parametrize("is_terminal", [True, False])
@@ -59,7 +91,8 @@ def test_terminals_get_no_control_characters_of_names(capsys, monkeypatch, is_te
     logged = TerminalFormatter("%(message)s").format(record)
     run_command("x", body)
     shown = r"a\x1b]0;owned\x07\x9b31mb" + "\tc" if is_terminal else name
-    assert capsys.readouterr() == (f"name\n{shown}\n", f"x: error: unknown: {' '.join(shown.split())}\n")
+    table = r"a\x1b]0;owned\x07\x9b31mb\tc"
+    assert capsys.readouterr() == (f"name\n{table}\n", f"x: error: unknown: {' '.join(shown.split())}\n")
     assert logged == f"odd: {shown}"
 
 
@@ -93,6 +126,17 @@ def test_predict_table(call, run, dataset):
     assert country not in dropped and len(dropped.splitlines()) == 4
     _, kept, _ = call("predict", run, "--head", town, "--relation", "lies_in", "--known", "keep")
     assert country in kept and "known" not in kept and "train" not in kept
+
+
+def test_predict_among_the_entities_that_were_seen(call, run, dataset):
+    """All of this data set were; without it the option is refused."""
+    options = ["--head", "town1", "--relation", "lies_in", "-k", "99", "--json"]
+    everything = call("predict", run, *options)
+    assert call("predict", run, *options, "--candidates", "seen") == everything
+    assert len(json.loads(everything[1])["answers"]) == dataset.num_entities("country")
+    words = ("--known", "keep", "--candidates", "seen", "--dataset", "/nowhere")
+    status, _, err = call("predict", run, *options, *words)
+    assert status == 2 and "/nowhere is no dataset folder" in err
 
 
 def test_predict_heads_by_the_type_of_the_tail(call, run):
@@ -161,11 +205,11 @@ def test_an_unknown_name_in_a_file_of_queries_is_an_answer_of_its_own(call, run,
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--head", "a"], "give two of --head, --relation and --tail; the third is predicted. Got --head"),
-        (["--topk", "3"], "give two of --head, --relation and --tail; the third is predicted. Got none"),
-        (["--head", "a", "--tail", "b", "--relation", "knows"], "Got --head and --relation and --tail"),
-        (["--input", "x", "--head", "a"], "give either --input or one query, not both"),
-        (["--input", "nowhere.tsv"], "cannot read nowhere.tsv: No such file or directory"),
+        (["--head", "a"], "give two of --head, --relation and --tail, and the third is predicted"),
+        (["--topk", "3"], "or all three for their score. Got none"),
+        (["--head", "a", "--tail", "b", "--relation", "knows"], "unknown entity 'a'"),
+        (["--triples", "x", "--head", "a"], "give either --triples or one query, not both"),
+        (["--input", "nowhere.tsv"], "nowhere.tsv: there is no such file"),
         (["--head", "person1", "--relation", "know"], "unknown relation 'know'; did you mean 'knows'"),
         (["--head", "person1", "--relation", "knows", "--topk", "0"], "answers must be at least 1, got 0"),
     ],
@@ -341,29 +385,15 @@ def test_inspect_finds_a_flipped_bit(call, run):
 def test_every_command_says_that_there_is_no_run(call, tmp_path):
     more = {
         "predict": ["--head", "a", "--relation", "b"],
-        "score": ["--input", tmp_path / "triples.tsv"],
-        "similar": ["--entity", "a"],
-        "export": ["--format", "npy", "--output", tmp_path / "out"],
+        "similar": ["a"],
+        "checkpoint export": ["--format", "npy", "--output", tmp_path / "out"],
+        "checkpoint convert": ["--to", "npy", "--output", tmp_path / "out"],
     }
-    (tmp_path / "triples.tsv").write_text("a\tb\tc\n")
+    without = ("plan", "train", "tune", "launch", "job list", "job stop")
     for command in COMMANDS:
-        # Of these, a run is no argument.
-        if command in (
-            "data",
-            "partition",
-            "extend",
-            "quality",
-            "config",
-            "recipes",
-            "train",
-            "plan",
-            "tune",
-            "jobs",
-            "stop",
-        ):
+        if command in without or command.startswith(("data ", "config ")):
             continue
-        action = ["inspect"] if command == "checkpoint" else []
-        status, out, err = call(command, *action, tmp_path / "nowhere", *more.get(command, []))
+        status, out, err = call(*command.split(), tmp_path / "nowhere", *more.get(command, []))
         assert (status, out) == (2, "")
         assert err == f"dglkge: error: {tmp_path}/nowhere does not exist; expected the folder of a run\n"
 
@@ -392,8 +422,10 @@ def test_run_command(capsys):
 
 
 def test_columns(capsys):
-    print_columns(["n", "name", ""], [[1, "a", ""], [10, "bcd", "x"]], indent=" ")
-    assert capsys.readouterr().out == "  n  name\n  1  a\n 10  bcd   x\n"
+    print_columns(["n", "name", ""], [[1, "a", ""], [10, "[b]cd", "x"]])
+    assert capsys.readouterr().out == " n  name\n 1  a\n10  [b]cd  x\n"
+    print_columns(["name"], [["long " * 100]])
+    assert capsys.readouterr().out.count("\n") == 2
     print_columns(["only"], [])
     assert capsys.readouterr().out == "only\n"
 
@@ -473,7 +505,7 @@ def test_recipes(call, tmp_path):
             "dglkge: error: unknown recipe 'fb15k237/complx'; did you mean 'fb15k237/complex'"
         )
     status, _, err = call("train", tmp_path / "a.yaml", "--recipe", "fb15k237/complex")
-    assert status == 2 and f"give CONFIG or --recipe, got {tmp_path}/a.yaml and fb15k237/complex" in err
+    assert status == 2 and f"give one CONFIG or --recipe, got {tmp_path}/a.yaml and fb15k237/complex" in err
 
 
 def test_config(call, tmp_path):

@@ -93,7 +93,7 @@ def test_cuda_without_gpus_is_status_2(
     "words, message",
     [
         (["--set", "dataset=nowhere"], "cannot read nowhere/dataset.json"),
-        (["--num_servers", "0", "--num_trainers", "2"], "--num_trainers must be"),
+        (["--num_servers", "0", "--num_trainers", "2"], "--num-trainers must be"),
         (["--set", "model.dimnsion=3"], "model.dimension"),
     ],
 )

@@ -1,4 +1,4 @@
-"""``dglkge quality``: the figures of a data set."""
+"""``dglkge data check``: the figures of a data set."""
 
 from __future__ import annotations
 

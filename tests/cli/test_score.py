@@ -1,4 +1,4 @@
-"""``dglkge score``: scores of the triples of a file."""
+"""``dglkge predict``: scores of the triples of a file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_file_with_an_unknown_name(call, run, triples):
     assert second["problem"].startswith(f"{triples}:3: unknown entity 'nobody'")
     status, out, err = call("score", run, "--input", triples)
     lines = out.splitlines()
-    assert status == 0 and err == "dglkge score: 1 of 3 triples have a problem\n"
+    assert status == 0 and err == "dglkge predict: 1 of 3 triples have a problem\n"
     assert lines[0].split() == ["score", *COLUMNS, "problem"]
     assert lines[1].split()[:4] == [f"{wanted(run)[0]:.4f}", "person1", "knows", "person2"]
     assert f"{triples}:3: unknown entity 'nobody'" in lines[2]

@@ -63,7 +63,7 @@ def test_plan_is_shown_first(space, tmp_path, capsys):
         (["--budget", "0.5"], "the budget must be at least 1 full training, got 0.5"),
         (["--budget", "1"], "is too small for a search over 64 trials"),
         (["--trials", "0"], "the number of trials must be at least 1, got 0"),
-        (["--num_trainers", "-1"], "--num_trainers must be at least 0, got -1"),
+        (["--num_trainers", "-1"], "--num-trainers must be at least 0, got -1"),
         (["--set", "dataset=/nowhere"], "/nowhere is no dataset folder"),
         (["--set", "model.dim=3"], "unknown key 'model.dim'"),
         (["--set", "loss.name=softmx"], "unknown loss 'softmx'"),

@@ -1,4 +1,4 @@
-"""``dglkge watch``: a run made of files by hand, as text, as JSON and for Prometheus."""
+"""``dglkge job watch``: a run made of files by hand, as text, as JSON and for Prometheus."""
 
 from __future__ import annotations
 

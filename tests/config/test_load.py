@@ -83,7 +83,7 @@ def test_what_is_saved_is_read_back(tmp_path: Path) -> None:
         ("dataset: d\nnegatives:\n  own_entity: maybe\n", r"own_entity is 'maybe'; allowed: true or false"),
         (
             "seed: 1\n",
-            r"^dataset is not given; expected the folder of a data set, which dglkge partition makes",
+            r"^dataset is not given; expected the folder of a data set, which dglkge data build makes",
         ),
         ("dataset: [\n", r"run.yaml:2: not valid YAML"),
         ("- dataset\n", r"run.yaml:1: expected 'key: value' lines"),
@@ -193,7 +193,7 @@ def test_an_override_of_a_text_is_taken_as_it_stands(text: str) -> None:
 @pytest.mark.parametrize(
     ("key", "text", "message"),
     [
-        ("dataset", "", r"dataset is ''; allowed: the folder of a data set, which dglkge partition makes"),
+        ("dataset", "", r"dataset is ''; allowed: the folder of a data set, which dglkge data build makes"),
         ("output", "", r"output is ''; allowed: a non-empty text"),
         ("output", "null", r"output is ''; allowed: a non-empty text"),
         ("evaluation.split", "", r"evaluation.split is ''; allowed: one of train, valid, test, none"),
@@ -467,7 +467,7 @@ def test_the_schema_has_help_and_defaults() -> None:
 
 
 def test_the_schema_that_ships_is_that_of_the_code() -> None:
-    """Written by ``dglkge config --schema > dglkge/config/schema.json``; every recipe names it."""
+    """Written by ``dglkge config schema > dglkge/config/schema.json``; every recipe names it."""
     path = REPOSITORY / "dglkge" / "config" / "schema.json"
     assert json.loads(path.read_text(encoding="utf-8")) == Config.model_json_schema()
     for recipe in recipe_files().values():

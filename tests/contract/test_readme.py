@@ -13,6 +13,7 @@ from functools import cache
 
 import pytest
 
+from dglkge.cli.main import GROUPS
 from dglkge.launch.ssh import FORWARDED_VARIABLES
 from tests import warm
 from tests.contract.source_tree import ROOT
@@ -132,7 +133,7 @@ def test_command_exists(words):
         if script < len(words):
             check_script(words[script:])
     else:
-        depth = 3 if words[1] == "checkpoint" and len(words) > 2 else 1 if words[1].startswith("-") else 2
+        depth = 3 if words[1] in GROUPS and len(words) > 2 else 1 if words[1].startswith("-") else 2
         check_options(help_of(*words[:depth]), words[depth:])
 
 
@@ -159,9 +160,9 @@ def test_documents_list_the_forwarded_variables():
 def test_reader_finds_commands():
     indented = "text\n\n    make demo   # all\n    python a.py \\\n      --b c\n\n"
     fenced = "```sh\n$ dglkge predict x --head 'a b'\nls\n```\n"
-    assert sorted(commands(indented + fenced + "a `make` and `dglkge inspect\nRUN --verify`\n")) == [
-        ["dglkge", "inspect", "RUN", "--verify"],
+    assert sorted(commands(indented + fenced + "a `make` and `dglkge train\nRUN --verify`\n")) == [
         ["dglkge", "predict", "x", "--head", "a b"],
+        ["dglkge", "train", "RUN", "--verify"],
         ["make", "demo"],
         ["python", "a.py", "--b", "c"],
     ]

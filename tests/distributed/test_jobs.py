@@ -58,7 +58,7 @@ def test_an_entry_lives_as_long_as_its_process(tmp_path: Path) -> None:
             Registration(JobEntry(TWO, run="/runs/one"), str(tmp_path))
         assert str(caught.value) == (
             f"/runs/one is in use: another job writes there, job {ONE} of user eve, launcher pid 5 on here; "
-            f"wait for it, end it (dglkge stop {ONE}), or give another output"
+            f"wait for it, end it (dglkge job stop {ONE}), or give another output"
         )
     finally:
         holder.kill()

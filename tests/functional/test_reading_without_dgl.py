@@ -15,7 +15,7 @@ from dglkge.cli.main import COMMANDS
 from tests.functional.job import environment, train_alone
 from tests.toy_kg import ring_triples, toy_dataset, write_splits
 
-TRAINING = ("partition", "extend", "train", "tune")
+TRAINING = ("data build", "data extend", "train", "tune")
 """Commands that need DGL."""
 
 
@@ -57,31 +57,33 @@ def test_dgl_is_not_there(python: Path, folder: Path) -> None:
 
 
 READING = {
-    "config": [],
-    "recipes": [],
+    "config show": [],
+    "config schema": [],
+    "config recipes": [],
     "evaluate": ["run", "--limit", "3"],
     "predict": ["run", "--head", "person0", "--relation", "lives_in"],
-    "score": ["run", "--input", "some.tsv"],
-    "similar": ["run", "--entity", "person0"],
-    "export": ["run", "--format", "npy", "--output", "exported"],
-    "quality": [toy_dataset(typed=True)],
-    "watch": ["run", "--once"],
+    "calibrate": ["run"],
+    "similar": ["run", "person0"],
+    "checkpoint export": ["run", "--format", "npy", "--output", "exported"],
+    "data check": [toy_dataset(typed=True)],
+    "job watch": ["run", "--once"],
     "report": ["run", "--output", "report.html"],
-    "inspect": ["run"],
-    "checkpoint": ["verify", "run"],
+    "checkpoint inspect": ["run"],
+    "checkpoint verify": ["run"],
+    "checkpoint convert": ["run", "--to", "tsv", "--output", "converted"],
     "plan": ["run.yaml"],
-    "jobs": [],
+    "job list": [],
 }
 
 
 def test_every_command_has_a_case() -> None:
     """Tests of these two are below."""
-    assert {*READING, *TRAINING, "serve", "stop"} == set(COMMANDS)
+    assert {*READING, *TRAINING, "serve", "job stop", "launch"} == set(COMMANDS)
 
 
 @pytest.mark.parametrize("name", READING)
 def test_reading(python: Path, folder: Path, name: str) -> None:
-    done = run(python, folder, "-m", "dglkge", name, *READING[name])
+    done = run(python, folder, "-m", "dglkge", *name.split(), *READING[name])
     assert done.returncode == 0, done.stderr
     assert done.stdout and "Traceback" not in done.stderr
 
@@ -123,8 +125,10 @@ def test_python(python: Path, folder: Path) -> None:
 
 
 WORDS = {
-    "partition": ["--input", "triples", "--output", "made"],
-    "extend": ["--dataset", toy_dataset(typed=True), "--input", "triples", "--output", "made", "--name", "x"],
+    "data build": ["--input", "triples", "--output", "made"],
+    "data extend": [
+        *("--dataset", toy_dataset(typed=True), "--input", "triples", "--output", "made", "--name", "x")
+    ],
     "train": ["run.yaml"],
     "tune": ["run.yaml", "--output", "made"],
 }
@@ -132,7 +136,7 @@ WORDS = {
 
 @pytest.mark.parametrize("name", TRAINING)
 def test_training_names_the_extra(python: Path, folder: Path, name: str) -> None:
-    done = run(python, folder, "-m", "dglkge", name, *WORDS[name])
+    done = run(python, folder, "-m", "dglkge", *name.split(), *WORDS[name])
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == f"dglkge: error: {message(f'dglkge {name}')}\n"
     assert not (folder / "made").exists() and not (folder / "new").exists()

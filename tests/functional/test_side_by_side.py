@@ -72,7 +72,7 @@ def our_segments() -> list[str]:
 
 
 def running_jobs() -> list[dict]:
-    """Return what ``dglkge jobs --json`` prints."""
+    """Return what ``dglkge job list --json`` prints."""
     return json.loads(dglkge("jobs", "--json").stdout)
 
 

@@ -60,11 +60,10 @@ def test_tails_and_heads(folder, dataset):
             )
             for other in range(len(vocabulary))
         }
-        assert frame.columns.tolist() == ["rank", "entity", "score", "probability", "known_from"]
+        assert frame.columns.tolist() == ["rank", "entity", "score", "known_from"]
         assert frame["rank"].tolist() == list(range(1, len(vocabulary) + 1))
         assert frame["entity"].tolist() == sorted(wanted, key=lambda name: -wanted[name])
         assert frame["score"].tolist() == pytest.approx(sorted(wanted.values(), reverse=True), rel=1e-4)
-        assert frame["probability"].isna().all()
         answer = names[2] if side is Side.TAIL else names[0]
         assert frame.set_index("entity")["known_from"][answer] == "valid"
     assert len(run.predict_tails(names[0], names[1], k=2)) == 2
@@ -149,7 +148,7 @@ def test_scores_of_triples(folder, dataset):
     frame.loc[105, "head"] = "nobody"
     frame.loc[107, "tail"] = None
     scored = run.score(frame)
-    assert scored.columns.tolist() == [*COLUMNS, "score", "probability", "known_from", "problem"]
+    assert scored.columns.tolist() == [*COLUMNS, "score", "known_from", "problem"]
     assert scored.index.tolist() == frame.index.tolist()
     good = [place for place in range(20) if place not in (5, 7)]
     wanted = [mean_score(run, [int(part) for part in triples[place]]) for place in good]

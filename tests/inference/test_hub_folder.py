@@ -102,7 +102,7 @@ def test_dglkge_reads_the_folder_like_the_run(hub, folder, dataset):
     with pytest.raises(InputError, match="hub does not say where its dataset .* is; say it with --dataset"):
         open_run(hub).evaluate("test")
     with pytest.raises(
-        InputError, match="written by dglkge export --format huggingface and is no checkpoint"
+        InputError, match="written by dglkge checkpoint export --format huggingface and is no checkpoint"
     ):
         copy.inspect()
 

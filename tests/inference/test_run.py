@@ -23,7 +23,7 @@ def test_predictions_are_those_of_the_model(folder, dataset):
     """Every candidate, against the score of each triple computed alone."""
     head, relation_id, tail = dataset.split("train")[dataset.split("train")[:, 1] == 1][0]
     town, countries = dataset.vocabulary("town")[head], dataset.vocabulary("country")
-    (prediction,) = open_run(folder).answer([NamedQuery(Side.TAIL, town, "lies_in")], topk=99)
+    (prediction,) = open_run(folder).answer([NamedQuery(Side.TAIL, town, "lies_in")], k=99)
     checkpoint = open_checkpoint(folder)
     model = build_model("complex", 6, True)
     query = model.query(checkpoint["town"][[int(head)]], checkpoint[RELATION][[int(relation_id)]], Side.TAIL)
@@ -84,7 +84,7 @@ def test_a_folder_of_dglke(tmp_path, caplog):
     relations = rng.normal(size=(3, 4)).astype(np.float32)
     config = {"model_name": "RotatE", "gamma": 12.0, "hidden_dim": 4}
     run = open_run(write_dglke(tmp_path / "theirs", config, entity=entities, relation=relations))
-    (prediction,) = run.answer([NamedQuery(Side.TAIL, "e3", "r1")], topk=20)
+    (prediction,) = run.answer([NamedQuery(Side.TAIL, "e3", "r1")], k=20)
     points = entities[:, :4] + 1j * entities[:, 4:]
     turned = points[3] * np.exp(1j * relations[1] / ((12.0 + 2.0) / 4 / np.pi))
     wanted = -np.abs(turned - points).sum(1)
@@ -99,7 +99,7 @@ def test_a_folder_of_dglke(tmp_path, caplog):
         torch.from_numpy(entities), torch.from_numpy(entities[3:4])
     )
     cosines[3] = -2
-    (first,) = run.nearest("e3", run.type_of("e3"), topk=1)
+    (first,) = run.nearest("e3", run.type_of("e3"), k=1)
     assert first.name == f"e{int(cosines.argmax())}"
     (written,) = [path for path in run.export("npy", tmp_path / "out", ["entity"]) if path.suffix == ".npy"]
     assert np.array_equal(np.load(written), entities)

@@ -10,7 +10,7 @@ from dglkge.checkpoint import open_checkpoint
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
 from dglkge.inference import search
-from dglkge.inference.choices import Known
+from dglkge.inference.choices import ALL, CANDIDATES, SEEN, Known
 from dglkge.inference.search import LinkPredictor, LinkQuery, TopAnswers
 from dglkge.model.kge_model import build_model
 from dglkge.typing import RELATION, Side
@@ -63,14 +63,15 @@ def make(path, score_function="complex", reciprocal=True, num_parts=3):
     return predictor, model, meta, tables
 
 
-def brute_force(model, meta, tables, query, topk, known):
+def brute_force(model, meta, tables, query, k, known, candidates=ALL):
     """Score every candidate as a triple of its own, in float64."""
     relation = meta.relations[query.relation_id]
+    seen = set(KNOWN[KNOWN[:, 1] == query.relation_id, query.side.column].tolist())
     found = []
     for id_ in range(meta.entity_types[relation.candidate_type(query.side)]):
         head, tail = (query.entity_id, id_) if query.side is Side.TAIL else (id_, query.entity_id)
         split = split_of([head, query.relation_id, tail])
-        if known is Known.DROP and split:
+        if (known is Known.DROP and split) or (candidates == SEEN and id_ not in seen):
             continue
         rows = (
             tables[relation.lhs].rows[head],
@@ -79,18 +80,23 @@ def brute_force(model, meta, tables, query, topk, known):
         )
         score = model.score(*(row.double()[None] for row in rows), query.side).item()
         found.append((score, id_, split if known is Known.MARK else None))
-    return sorted(found, key=lambda one: (-one[0], one[1]))[:topk]
+    return sorted(found, key=lambda one: (-one[0], one[1]))[:k]
 
 
-@pytest.mark.parametrize("score_function", sorted(RELATION_WIDTH))
-@pytest.mark.parametrize("reciprocal", [True, False])
-@pytest.mark.parametrize("known", list(Known))
-def test_against_brute_force(tmp_path, score_function, reciprocal, known):
+CASES = [
+    (name, number % 2 == 0, list(Known)[number % 3], CANDIDATES[number // 2 % 2])
+    for number, name in enumerate([*sorted(RELATION_WIDTH), "complex", "transe_l2"])
+]
+"""Every score function, and every pair of the other choices."""
+
+
+@pytest.mark.parametrize(("score_function", "reciprocal", "known", "candidates"), CASES)
+def test_against_brute_force(tmp_path, score_function, reciprocal, known, candidates):
     predictor, model, meta, tables = make(tmp_path, score_function, reciprocal)
-    answers = predictor.predict(QUERIES, topk=4, known=known)
+    answers = predictor.predict(QUERIES, 4, known, candidates)
     assert len(answers) == len(QUERIES)
     for query, got in zip(QUERIES, answers):
-        expected = brute_force(model, meta, tables, query, 4, known)
+        expected = brute_force(model, meta, tables, query, 4, known, candidates)
         assert [answer.entity_id for answer in got] == [id_ for _, id_, _ in expected]
         assert [answer.known for answer in got] == [split for _, _, split in expected]
         np.testing.assert_allclose(
@@ -98,22 +104,22 @@ def test_against_brute_force(tmp_path, score_function, reciprocal, known):
         )
 
 
-@pytest.mark.parametrize("num_parts", [1, 2, 5])
-@pytest.mark.parametrize("block_bytes", [1, 200, 1 << 20])
-def test_shards_and_blocks_change_nothing(tmp_path, monkeypatch, num_parts, block_bytes):
+@pytest.mark.parametrize(("num_parts", "block_bytes"), [(1, 1), (2, 200), (5, 1), (5, 1 << 20)])
+@pytest.mark.parametrize("candidates", CANDIDATES)
+def test_shards_and_blocks_change_nothing(tmp_path, monkeypatch, num_parts, block_bytes, candidates):
     predictor, model, meta, tables = make(tmp_path, num_parts=num_parts)
     monkeypatch.setattr(search, "BLOCK_BYTES", block_bytes)
     monkeypatch.setattr(search, "QUERIES_AT_A_TIME", 2)
-    for query, got in zip(QUERIES, predictor.predict(QUERIES, topk=6, known=Known.DROP)):
-        expected = brute_force(model, meta, tables, query, 6, Known.DROP)
+    for query, got in zip(QUERIES, predictor.predict(QUERIES, 6, Known.DROP, candidates)):
+        expected = brute_force(model, meta, tables, query, 6, Known.DROP, candidates)
         assert [answer.entity_id for answer in got] == [id_ for _, id_, _ in expected]
 
 
 def test_more_answers_than_candidates(tmp_path):
     predictor, _, _, _ = make(tmp_path)
-    (films,) = predictor.predict([LinkQuery(Side.TAIL, 4, 1)], topk=100, known=Known.DROP)
+    (films,) = predictor.predict([LinkQuery(Side.TAIL, 4, 1)], k=100, known=Known.DROP)
     assert sorted(answer.entity_id for answer in films) == [1, 2, 4]
-    (films,) = predictor.predict([LinkQuery(Side.TAIL, 4, 1)], topk=100, known=Known.MARK)
+    (films,) = predictor.predict([LinkQuery(Side.TAIL, 4, 1)], k=100, known=Known.MARK)
     assert {answer.entity_id for answer in films if answer.known} == {0, 3}
     assert len(films) == 5
 
@@ -127,22 +133,25 @@ def test_equal_scores_stand_in_the_order_of_ids(tmp_path):
     checkpoint = open_checkpoint(tmp_path)
     shards = {table: checkpoint.shards(table) for table in meta.entity_types}
     predictor = LinkPredictor(build_model("distmult", 6, True), meta.relations, checkpoint, shards)
-    (answers,) = predictor.predict([LinkQuery(Side.TAIL, 0, 0)], topk=23)
+    (answers,) = predictor.predict([LinkQuery(Side.TAIL, 0, 0)], k=23)
     assert [answer.entity_id for answer in answers] == list(range(23))
 
 
 def test_no_queries(tmp_path):
     predictor, _, _, _ = make(tmp_path)
-    assert predictor.predict([], topk=3) == []
+    assert predictor.predict([], k=3) == []
 
 
 def test_bad_wishes(tmp_path):
     predictor, model, meta, _ = make(tmp_path)
     with pytest.raises(InputError, match="the number of answers must be at least 1, got 0"):
-        predictor.predict(QUERIES, topk=0)
+        predictor.predict(QUERIES, k=0)
     bare = LinkPredictor(model, meta.relations, open_checkpoint(tmp_path), {})
-    with pytest.raises(InputError, match="to mark or drop known answers, the known triples are needed"):
-        bare.predict(QUERIES, known=Known.MARK)
+    for wish in ({"known": Known.MARK}, {"candidates": SEEN}):
+        with pytest.raises(InputError, match="seen candidates, and marks or drops of known answers, need"):
+            bare.predict(QUERIES, **wish)
+    with pytest.raises(InputError, match="unknown choice of candidates 'sen'; did you mean 'seen'"):
+        predictor.predict(QUERIES, candidates="sen")
 
 
 def test_top_answers_over_blocks():

@@ -23,7 +23,7 @@ def test_against_brute_force(tmp_path, monkeypatch, num_parts, block_bytes):
     monkeypatch.setattr(search, "BLOCK_BYTES", block_bytes)
     checkpoint = open_checkpoint(tmp_path)
     ids = torch.tensor([3, 22, 3])
-    got = most_similar(checkpoint, checkpoint.shards("person"), "person", ids, topk=5)
+    got = most_similar(checkpoint, checkpoint.shards("person"), "person", ids, k=5)
     rows = tables["person"].rows.double().numpy()
     for id_, answers in zip(ids.tolist(), got):
         cosines = rows @ rows[id_] / np.linalg.norm(rows, axis=1) / np.linalg.norm(rows[id_])
@@ -39,7 +39,7 @@ def test_few_entities_and_rows_of_zeros(tmp_path):
     tables["person"].rows.zero_()
     save_toy(tmp_path, meta, tables)
     checkpoint = open_checkpoint(tmp_path)
-    (answers,) = most_similar(checkpoint, checkpoint.shards("person"), "person", torch.tensor([1]), topk=9)
+    (answers,) = most_similar(checkpoint, checkpoint.shards("person"), "person", torch.tensor([1]), k=9)
     assert [(answer.entity_id, answer.score) for answer in answers] == [(0, 0.0), (2, 0.0)]
     with pytest.raises(InputError, match="at least 1, got -1"):
-        most_similar(checkpoint, checkpoint.shards("person"), "person", torch.tensor([1]), topk=-1)
+        most_similar(checkpoint, checkpoint.shards("person"), "person", torch.tensor([1]), k=-1)

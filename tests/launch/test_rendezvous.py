@@ -109,7 +109,7 @@ def test_a_job_of_two_nodes(hub: _Hub, tmp_path: Path) -> None:
     content = os.urandom(9 << 20)
     (here / "a b").write_bytes(content)
     assert send(session, Tree(str(here), str(there), ("a b",))) == 1
-    assert fetch(session, str(there), str(back)) == 1
+    assert fetch(session, str(there), str(back), lambda name: True) == 1
     assert (back / "a b").read_bytes() == content
     hub.nodes.end(7, "trainer 0 ended with status 7")
     output = node.communicate(timeout=TIMEOUT_SECONDS)[0]

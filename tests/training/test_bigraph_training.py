@@ -69,7 +69,7 @@ def test_reference_and_auto_agree_and_files_rank_alike(
     import_tables(tmp_path / "npy", "npy", run.dataset, case[0], reciprocal, tmp_path / "imported")
     imported = dglkge.open_run(tmp_path / "imported").evaluate(Protocol(split="test")).to_dict()
     assert {key: imported[key] for key in live} == live
-    (prediction,) = run.answer([_question(run)], topk=3)
+    (prediction,) = run.answer([_question(run)], k=3)
     scores = [answer.score for answer in prediction.answers]
     assert len(scores) == 3 and scores == sorted(scores, reverse=True)
 

@@ -245,7 +245,7 @@ def test_several_machines_that_do_not_wait(tmp_path, monkeypatch, capsys):
 def test_no_trainers_are_no_plan(tmp_path, capsys):
     (tmp_path / "config.yaml").write_text(f"dataset: {toy_dataset()}\n")
     assert main(["plan", str(tmp_path / "config.yaml"), "--num_trainers", "0"]) == 2
-    assert "--num_trainers must be at least 1, and 1 where --num_servers is 0" in capsys.readouterr().err
+    assert "--num-trainers must be at least 1, and 1 where --num-servers is 0" in capsys.readouterr().err
 
 
 def test_a_script_ends_with_status_2_and_leaves_nothing(tmp_path):

@@ -109,7 +109,11 @@ class ToyRun:
         options = EdgeOptions(pair_of_relation, NUM_TRIPLES, BATCH_SIZE, BATCH_SIZE, 0, 1, seed=1)
         order = EdgeBatches(edges, options)
         self.checkpoints = CheckpointManager(
-            folder / "checkpoint", TrainerGroup(barrier=self.cluster.barrier), num_parts=1, mirror=mirror
+            folder / "checkpoint",
+            TrainerGroup(barrier=self.cluster.barrier),
+            num_parts=1,
+            mirror=mirror,
+            is_cache=mirror is not None and mirror.is_cache,
         )
         folder.mkdir(exist_ok=True)
         self.param_groups = [{"lr": lr} for lr in lrs]

@@ -51,7 +51,7 @@ def names_file(table: str) -> str:
 
 
 def is_hub_folder(folder: Path) -> bool:
-    """Return whether a folder holds a model that ``dglkge export --format huggingface`` wrote."""
+    """Return whether a folder holds a model that ``dglkge checkpoint export --format huggingface`` wrote."""
     if not (folder / TENSORS).is_file() or not (folder / CONFIG).is_file():
         return False
     return load_json(folder / CONFIG).get(LIBRARY_FIELD) == LIBRARY

@@ -23,6 +23,7 @@ from dglkge.data.dataset_files import load_json
 from dglkge.distributed.dgl_compat import dgl
 from dglkge.distributed.lease import Lease, LeaseTaker, new_nonce
 from dglkge.distributed.runtime import Cluster
+from dglkge.distributed.world import World
 from dglkge.errors import InputError, write_error
 from dglkge.launch.remote.run_store import LauncherStore
 from dglkge.training.building.components import configured_model
@@ -95,8 +96,14 @@ def open_mirror(config: Config, cluster: Cluster, lease: Lease, meta: Checkpoint
         if not world.is_machine_leader:
             return None
         store = open_store(url) if url else LauncherStore.of_this_process(Path(config.output))
-        seconds = config.checkpoint.store_seconds
-        return Mirror(store, config.output, lease, seconds, is_cache=world.has_own_disk)
+        return Mirror(
+            store,
+            config.output,
+            lease,
+            config.checkpoint.store_seconds,
+            is_cache=_is_cache(config, world),
+            keeps_files=config.checkpoint.local,
+        )
 
     mirror = cluster.agree(open_here)
     # Rank 0 first: it may have a version that was not uploaded when its job was killed.
@@ -107,6 +114,11 @@ def open_mirror(config: Config, cluster: Cluster, lease: Lease, meta: Checkpoint
     )
     _agree(cluster, mirror if world.rank != 0 and world.is_disk_leader else None, None)
     return mirror
+
+
+def _is_cache(config: Config, world: World) -> bool:
+    """Return whether the store has the run, and the run's folder is a cache of it."""
+    return world.has_own_disk or not config.checkpoint.local
 
 
 def _check(config: Config, saved: CheckpointMeta, meta: CheckpointMeta, url: str) -> None:
@@ -144,12 +156,19 @@ def open_checkpoints(job: Job, mirror: Mirror | None) -> CheckpointManager:
     names = {name: dataset.mapped_vocabulary(name) for name in dataset.entity_types if writes}
     return CheckpointManager(
         job.output / CHECKPOINT_FOLDER,
-        TrainerGroup(world.rank, writes, cluster.barrier, cluster.gather_texts, world.timeout_seconds),
+        TrainerGroup(
+            world.rank,
+            writes,
+            cluster.barrier,
+            cluster.gather_texts,
+            world.timeout_seconds,
+            world.has_own_disk,
+        ),
         names,
         dataset.num_parts,
         job.lease,
         mirror,
-        is_cache=world.has_own_disk,
+        is_cache=_is_cache(job.config, world),
     )
 
 
