@@ -54,8 +54,8 @@ Downloads go to ~/.cache/dglkge, or the folder that DGLKGE_CACHE names. DGLKGE_D
 with the files of each data set in a folder of its name, or a folder of this kind; that needs no network."""
 
 LIST = Command(
-    description="""List the data sets of the field that have a name; dglkge data build and dglkge.train take it
-in place of files. The last column says what a download is compared with.""",
+    description="""List the data sets of the field that have a name; dglkge data build and dglkge.train take
+it in place of files. The last column says what a download is compared with.""",
     examples="""examples:
   dglkge data list
   dglkge data list --json    with addresses, checksums, licences and citations""",

@@ -235,8 +235,8 @@ exit status: 0 done, 1 failure, 2 something in the input (one line says what), 1
         "formats other than tables": [
             option(
                 "--format",
-                "tsv, csv, parquet, ntriples, nquads, turtle, trig, graphml, dglke, ogb, openke or pykeen (found "
-                "out by the name, else by the content)",
+                "tsv, csv, parquet, ntriples, nquads, turtle, trig, graphml, dglke, ogb, openke or pykeen "
+                "(found out by the name, else by the content)",
                 metavar="NAME",
             ),
             option(
