@@ -64,3 +64,13 @@ def test_table_of_relations_starts_with_the_most_frequent(result):
     assert len({len(line) for line in lines[1:]}) == 1, "columns are aligned"
     assert lines[5].startswith("visits (person → town)  ") and lines[5].endswith("6")
     assert lines[6].startswith("knows  ") and lines[6].endswith("2")
+
+
+def test_what_a_person_sees(result):
+    assert repr(result) == (
+        "RankingResult(test split, filtered, all candidates, realistic ties: 4 triples, "
+        "MRR 0.6719, Hits@1 0.5000, Hits@10 1.0000)"
+    )
+    table = result._repr_html_()
+    assert table.startswith("test split, filtered, all candidates, realistic ties<table")
+    assert table.count("<tr") == 1 + 3 and "<td>0.6719</td>" in table

@@ -11,6 +11,8 @@ from dglkge.data import public_data
 from dglkge.data.public_data import PublicData
 from tests.partition_tools.reading_back import named_triples
 
+pytestmark = pytest.mark.usefixtures("build_here")
+
 COUNTS = {"entities": 3, "relations": 1, "train": 2, "valid": 0, "test": 1}
 
 

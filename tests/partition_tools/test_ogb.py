@@ -19,6 +19,7 @@ from dglkge.partition.readers.ogb import find_ogb
 from tests.partition_tools.reading_back import named_triples
 
 OPTIONS = Options(method="random")
+pytestmark = pytest.mark.usefixtures("build_here")
 
 
 def table(path: Path, header: str, names: list[str]) -> None:
