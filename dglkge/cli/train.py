@@ -44,8 +44,15 @@ def train(args: argparse.Namespace) -> int:
     file, overrides = config_words(args)
     # Read here as well: a mistake is reported before any process starts.
     config = load_config(file, overrides, args.imports)
-    from dglkge.cli import launch  # here: no other command needs the launcher
+    # Here: --help does without numpy, and no other command needs the launcher.
+    from dglkge.cli import launch
+    from dglkge.data.dataset import Dataset
 
+    if Path(config.output).is_file():
+        raise InputError(f"output is {config.output}, which is a file; expected a folder")
+    if args.ip_config is None:
+        # On this machine: its servers would say the same, many seconds later.
+        Dataset.open(config.dataset)
     words = ["--log_dir", args.log_dir or str(Path(config.output) / "logs")]
     for name in ("num_trainers", "num_servers", "max_restarts"):
         if getattr(args, name) is not None:

@@ -50,3 +50,17 @@ def test_what_is_measured_can_be_found(tmp_path):
 def test_formats_of_the_choices_are_those_of_the_code(module, names):
     found = __import__(f"dglkge.inference.{module}", fromlist=["FORMATS"]).FORMATS
     assert list(getattr(choices, names)) == sorted(found)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("serve", "predict", "evaluate", "calibrate", "report", "checkpoint inspect", "data build"),
+        *("train dataset=RUN", "train --recipe fb15k237/complex", "data get", "data check"),
+    ],
+)
+def test_a_missing_folder_is_refused_without_torch(words, tmp_path):
+    """Torch takes seconds to import, on a busy machine tens of them."""
+    call = words.replace("RUN", str(tmp_path / "nowhere")).split()
+    call += [] if words.startswith("train") else [str(tmp_path / "nowhere")]
+    assert "torch" not in heavy_after([call])[" ".join(call)]
