@@ -15,6 +15,9 @@ PARALLEL := -n 6
 DGL_TESTS := $(addprefix tests/,distributed embeddings evaluation inference model optim sampling training \
     functional/test_training_job.py functional/test_two_partitions.py functional/test_repeated_training.py \
     launch/test_launch_dgl_job.py partition_tools/test_partition_command.py partition_tools/test_build_graph.py)
+# No jobs, servers or large searches.
+FAST_TESTS := $(addprefix tests/,config contract data distributed embeddings evaluation inference kernels model optim \
+    partition_tools report sampling step tuning test_errors.py test_makefile.py test_registry.py)
 # The launcher's tests that run once more as an ordinary user and in the background: each a minute or two.
 LAUNCHER_TESTS := $(addprefix tests/launch/test_,any_machine.py background_stream.py console.py control_groups.py \
     host_memory.py launch_command.py local_hosts.py log_format.py ports.py restarts.py shared_memory.py \
@@ -24,7 +27,7 @@ VENV_PBG := .venv-pbg
 VENV_DOCS := .venv-docs
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-user test-nohup test-dgl test-lowest test-cluster test-pbg lint docs clean
+.PHONY: help demo test test-fast test-user test-nohup test-dgl test-lowest test-cluster test-pbg lint docs clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1 \t/' | expand -t 20
@@ -32,10 +35,11 @@ help:  ## this list
 demo: $(VENV)/installed  ## a small knowledge graph: build, train, evaluate, predict: 3 minutes
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bash examples/stdlib/run.sh
 
-# mypy is one of the tests: it uses one core for most of a minute.
-test: $(VENV)/installed  ## ruff, mypy and every test: 15 minutes
-	$(VENV)/bin/ruff check .
+test: lint  ## lint, then every test: 15 minutes
 	$(VENV)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
+
+test-fast: $(VENV)/installed  ## the tests that start no job: 1 minute
+	$(VENV)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS) $(FAST_TESTS)
 
 test-user: $(VENV)/installed  ## the launcher's tests as an ordinary user: nobody, if you are root
 	.ci/as_user $(CURDIR)/$(VENV)/bin/python -m pytest -p no:cacheprovider $(PARALLEL) $(LAUNCHER_TESTS)
@@ -55,15 +59,17 @@ test-cluster: $(VENV)/installed  ## every fault of a job on two hosts, with a ta
 test-pbg: $(VENV_PBG)/installed  ## checkpoints to and from the real PyTorch-BigGraph 1.0.0
 	$(VENV_PBG)/bin/python -m pytest $(PYTEST_FLAGS) tests/pbg
 
-lint: $(VENV)/installed  ## ruff and mypy
+lint: $(VENV)/installed  ## ruff, import-linter and mypy
 	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/lint-imports
 	$(VENV)/bin/mypy
 
 docs: $(VENV_DOCS)/installed  ## the documentation as a web site, in site/
 	NO_MKDOCS_2_WARNING=1 $(VENV_DOCS)/bin/mkdocs build --strict --quiet  # an advertisement of mkdocs-material
 
 clean:  ## remove everything that the other targets create, environments included
-	rm -rf $(VENV) $(VENV_LOWEST) $(VENV_PBG) $(VENV_DOCS) site demo build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) $(VENV_LOWEST) $(VENV_PBG) $(VENV_DOCS) site demo build dist *.egg-info .pytest_cache .ruff_cache .mypy_cache .import_linter_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +
 
 # Each environment has a stamp, newer than pyproject.toml once all is installed: later calls need no network.

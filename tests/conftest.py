@@ -31,7 +31,7 @@ JOB_FOLDERS = ("examples", "functional", "launch")
 NO_JOBS = ("test_same_result_everywhere.py", "test_two_partitions.py")
 """Files of these folders that start DGL without the launcher, under names of their own."""
 
-LONG_FOLDERS = ("contract", "functional", "cluster", "examples", "launch", "kernels", "tuning", "checkpoint")
+LONG_FOLDERS = ("functional", "cluster", "examples", "launch", "kernels", "tuning", "checkpoint")
 """Folders whose files take longest; they are dealt out first."""
 
 SESSION_MARK = pytest.StashKey[str]()
@@ -122,11 +122,8 @@ def launches_jobs(nodeid: str) -> bool:
 def worker_group(nodeid: str, own_each: bool) -> str:
     """Return the group of a test, which one worker runs: the tests of its file, or all that launch jobs.
 
-    In one /dev/shm those take turns: some look at all that lies there. The tests of the sources share what
-    they have parsed.
+    In one /dev/shm those take turns: some look at all that lies there.
     """
-    if Path(nodeid.split("::")[0]).parent.name == "contract":
-        return "contract"
     return "jobs" if launches_jobs(nodeid) and not own_each else nodeid.split("::")[0]
 
 

@@ -26,19 +26,11 @@ def shapes() -> Registry[type]:
 
 
 def test_members_are_found_by_name(shapes):
-    assert shapes.get("circle").__name__ == "Circle"
-    assert shapes.get("square").__name__ == "Square"
-
-
-def test_iterates_over_sorted_names(shapes):
-    assert list(shapes) == ["circle", "square"]
-    assert len(shapes) == 2
-
-
-def test_register_returns_its_argument_unchanged(shapes):
+    assert shapes.get("circle").__name__ == "Circle" and shapes.get("square").__name__ == "Square"
+    assert list(shapes) == ["circle", "square"] and len(shapes) == 2
+    assert len(Registry("colour")) == 0 and list(Registry("colour")) == []
     marker = object()
-    assert shapes.register("marker")(marker) is marker
-    assert shapes.get("marker") is marker
+    assert shapes.register("marker")(marker) is shapes.get("marker") is marker
 
 
 def test_unknown_name_lists_the_known(shapes):
@@ -51,10 +43,6 @@ def test_a_name_is_given_once(shapes):
     with pytest.raises(ValueError, match=r"^the shape 'circle' is registered already$"):
         shapes.register("circle")(int)
     assert shapes.get("circle") is not int
-
-
-def test_registries_do_not_share_members(shapes):
-    assert len(Registry("colour")) == 0 and list(Registry("colour")) == []
 
 
 @pytest.mark.parametrize("is_searched", [True, False])

@@ -164,11 +164,6 @@ class TrainerGroup:
     limit_seconds: float = DEFAULT_TIMEOUT_SECONDS
     has_own_disk: bool = False
 
-    @property
-    def owns_folder(self) -> bool:
-        """Whether this trainer clears the folder that it sees."""
-        return self.rank == 0 or (self.has_own_disk and self.is_writer)
-
 
 class CheckpointManager:
     """Saves and restores the tables of a run; each machine handles what it owns.
@@ -222,6 +217,9 @@ class CheckpointManager:
         self._writer = VersionWriter(self.storage, self.names, group.limit_seconds, mirror)
         self._mirror = mirror
         self._is_cache = is_cache
+        is_alone = group.has_own_disk and group.is_writer
+        # Another machine, or the launcher, may see the same folder in spite of --sync, and holds its lease.
+        self._owns_folder = group.rank == 0 or (is_alone and (lease is None or lease.is_holder))
         if lease is not None:
             # A thread may still write when the trainer ends: the lease is not released until then.
             lease.keep_while(lambda: self.is_writing)
@@ -341,7 +339,7 @@ class CheckpointManager:
         self.finish_together()
         previous, version = self._previous(meta)
         self.group.barrier()  # no rank writes before all ranks have read the same version
-        if self.group.owns_folder:
+        if self._owns_folder:
             self.storage.prepare()
             self.storage.drop_unpublished(version - 1)
             if self._mirror is not None and self.group.rank > 0:
@@ -450,7 +448,7 @@ class CheckpointManager:
 
     def bring(self, pointer: str) -> None:
         """Bring the version that a pointer names to this machine's cache, on its owner."""
-        if self._is_cache and self._mirror is not None and self.group.owns_folder:
+        if self._is_cache and self._mirror is not None and self._owns_folder:
             self._mirror.bring(pointer)
 
     def newest_folder(self) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -93,10 +94,8 @@ def watch(args: argparse.Namespace) -> Any:
     if args.json or args.once:
         state = look()
         return 0 if args.prometheus and not args.json else finite(state)
-    try:
+    with contextlib.suppress(KeyboardInterrupt):
         _follow(look, args.interval, FINISHED, is_shown=args.prometheus is None)
-    except KeyboardInterrupt:
-        pass
     return 0
 
 

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-import dgl
+import dgl as dgl  # for those that import it from here
 import dgl.distributed
 
 from dglkge.distributed.dgl_import import name_segments

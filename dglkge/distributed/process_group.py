@@ -77,7 +77,7 @@ def start_process_group(
     listener = _listen(rendezvous).detach() if rank == 0 else None  # detached: the store closes it
     try:
         # wait_for_workers=False: init_process_group waits for all ranks itself.
-        store = dist.TCPStore(
+        store = dist.TCPStore(  # type: ignore[attr-defined]
             *rendezvous,
             world_size,
             is_master=rank == 0,

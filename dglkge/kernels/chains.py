@@ -146,7 +146,8 @@ def merge_chains(
     merged_counts: ndarray,
 ) -> None:
     """Write the summed row of each selected key to ``merged`` "(n, D)", its number of gradients to
-    ``merged_counts`` "(n,)"."""
+    ``merged_counts`` "(n,)".
+    """
     for i in range(selected.shape[0]):
         merged_counts[i] = add_chain(heads[selected[i]], links, addresses, counts, merged[i])
 

@@ -21,9 +21,9 @@ from pathlib import Path
 from typing import IO, Any
 
 import numba
-from numba import carray, extending, types
+from numba import carray, extending, types  # type: ignore[attr-defined]
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
-from numba.core.cgutils import ir
+from numba.core.cgutils import ir  # type: ignore[attr-defined]
 from numba.core.compiler import Compiler
 from numba.core.compiler_lock import global_compiler_lock
 

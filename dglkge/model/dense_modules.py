@@ -50,7 +50,7 @@ def built(name: str, build: Callable[[int, int], nn.Module | None], dim: int, se
     before = torch.random.get_rng_state()
     try:
         # A module of the user's may draw its initial values by torch.
-        torch.random.default_generator.manual_seed(int(stream_key(seed, "module").reshape(-1)[0]) >> 1)
+        torch.default_generator.manual_seed(int(stream_key(seed, "module").reshape(-1)[0]) >> 1)
         module = build(dim, seed)
     finally:
         torch.random.set_rng_state(before)

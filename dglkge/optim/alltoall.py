@@ -5,6 +5,7 @@ Without a process group every call is the identity.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import json
 import queue
@@ -107,7 +108,8 @@ class Alltoall:
         self, sent: ndarray, sent_bytes: list[int], received: ndarray, received_bytes: list[int]
     ) -> None:
         """Send consecutive pieces of ``sent`` "(sum(sent_bytes),) uint8" to ranks 0, 1, ...; fill
-        ``received`` alike."""
+        ``received`` alike.
+        """
         if self.size == 1:
             received[:] = sent
             return
@@ -208,10 +210,8 @@ class Alltoall:
 
     def _announce(self) -> None:
         """Write to the store that this rank waits in the current collective."""
-        try:
+        with contextlib.suppress(RuntimeError):  # rank 0, which holds the store, has exited or is stopped
             self._num_announced(self.rank, add=1)
-        except RuntimeError:  # rank 0, which holds the store, has exited or is stopped
-            pass
 
     def _failure(self, error: RuntimeError) -> Exception:
         """Exception for a collective that did not complete; names the ranks that have not announced it."""

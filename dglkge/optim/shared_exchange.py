@@ -271,7 +271,8 @@ class SharedExchange:
 
     def active(self) -> ndarray:
         """Whether any trainer of this machine has a gradient, for each table "(num_tables,) bool"; within a
-        run."""
+        run.
+        """
         boxes: list[Any] = [self._outbox, *self._neighbours]
         return np.array([any(box.fields[fields][1] for box in boxes) for fields in self._fields])
 

@@ -458,7 +458,8 @@ def device_candidate_bytes(config: Config, size: DatasetSize, world_size: int) -
 
 def num_candidate_queries(config: Config) -> int:
     """Return the number of queries of a batch against all candidates: two of each triple for its entities,
-    and two for its relation."""
+    and two for its relation.
+    """
     kinds = int(not is_sampled(config)) + int(config.training.relation_prediction > 0)
     return 2 * kinds * config.training.batch_size
 

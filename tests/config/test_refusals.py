@@ -24,9 +24,9 @@ def test_every_row_names_fields_that_exist() -> None:
         assert row.reason and row.allowed.words
 
 
-@pytest.mark.parametrize("name", recipe_files())
-def test_recipes_and_defaults_are_refused_nothing(name: str) -> None:
-    refuse(load_config(recipe_files()[name]))
+def test_recipes_and_defaults_are_refused_nothing() -> None:
+    for recipe in recipe_files().values():
+        refuse(load_config(recipe))
     refuse(load_config(None, ["dataset=d"]), num_machines=3)
 
 

@@ -52,8 +52,7 @@ def range_by_hand(kind: str, node: int, num_ranges: int) -> int:
     return found
 
 
-@pytest.mark.parametrize("num_ranges", [1, 2, 4])
-@pytest.mark.parametrize("block", [7, 64, 1 << 20])
+@pytest.mark.parametrize("num_ranges, block", [(1, 64), (2, 1 << 20), (4, 7)])
 def test_each_triple_lies_in_its_bucket(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ranges: int, block: int
 ) -> None:

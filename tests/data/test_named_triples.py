@@ -74,23 +74,18 @@ def test_labels_columns_and_delimiter(tmp_path):
     [
         ("p1\tknow\tp2", "unknown relation 'know'; did you mean 'knows'"),
         ("p1\tknows\tp99", "unknown entity 'p99'"),
-        ("q\tknows\tp2", "unknown entity 'q'"),
-        (
-            "p1\tnear\tp1",
-            "relation 'near' joins several pairs of entity types, and not exactly one of them has",
-        ),
+        ("p1\tnear\tp1", "'near' joins several pairs of entity types, and not exactly one of them has"),
         ("p3\tnear\tt1", "has 'p3' and 't1'; known: 'near (person → town)', 'near (town → town)'"),
         ("p1\tknows", "got 2 columns separated by tabs, expected 3"),
     ],
 )
-@pytest.mark.parametrize("compressed", [False, True])
-def test_first_bad_line_is_named(tmp_path, line, words, compressed):
+def test_first_bad_line_is_named(tmp_path, line, words):
     text = "p1\tknows\tp2\n\n\r\np0\tknows\tp1\n" + line + "\nnobody\tknows\tp2\n"
-    path = tmp_path / ("mine.tsv.gz" if compressed else "mine.tsv")
-    path.write_bytes(gzip.compress(text.encode()) if compressed else text.encode())
-    with pytest.raises(InputError) as caught:
-        read(path)
-    assert str(caught.value).startswith(f"{path}:5: ") and words in str(caught.value)
+    for name, pack in (("mine.tsv", bytes), ("mine.tsv.gz", gzip.compress)):
+        (tmp_path / name).write_bytes(pack(text.encode()))
+        with pytest.raises(InputError) as caught:
+            read(tmp_path / name)
+        assert str(caught.value).startswith(f"{tmp_path / name}:5: ") and words in str(caught.value)
 
 
 def test_headers_and_blocks_count(tmp_path):

@@ -240,42 +240,29 @@ def test_dataset_reads_what_is_stored(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("num_entities", "bucket_bytes"), [(8, 1 << 20), (60, 1 << 20), (60, 64), (3000, 900)]
+    ("num_entities", "bucket_bytes", "num_workers"),
+    [(8, 1 << 20, 1), (60, 640, 3), (60, 640, 1), (3000, 900, 3)],
 )
-@pytest.mark.parametrize("num_workers", [1, 3])
-def test_triples_that_are_alone_are_counted_as_the_others(
+def test_buckets_and_workers_do_not_change_the_figures(
     num_entities: int, bucket_bytes: int, num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     rng = np.random.default_rng(num_entities)
-    rows = {}
+    rows: dict[str, list[tuple]] = {}
     for split, num in (("train", 500), ("valid", 40), ("test", 60)):
-        found = rng.integers(0, num_entities, (num, 3))
+        columns = rng.integers(0, num_entities, (num, 2)).T.tolist()
         # Relation 1 is the inverse of 0.
-        found[:, 1] = rng.choice([0, 2, 3], num)
-        mirrored = found[found[:, 1] == 0] * [1, 0, 1] + [0, 1, 0]
-        rows[split] = np.concatenate([found, mirrored[:, ::-1], found[:9]]).astype(np.int32)
-    rows["test"] = np.concatenate(
-        [rows["test"], rows["train"][::50], rows["train"][::60, ::-1], rows["valid"][:5]]
-    )
-    triples = NumberedTriples(
-        {split: tuple(found.T) for split, found in rows.items()}, num_entities, 4, "e{}".format, "r{}".format
-    )
-    again = module._again(triples, bucket_bytes, num_workers)
-    pairs = Counter(frozenset((h, t)) for found in rows.values() for h, _, t in found.tolist())
-    for split, found in rows.items():
-        shared = np.array([pairs[frozenset((h, t))] > 1 for h, _, t in found.tolist()])
-        # Some are taken for shared that are alone, but none the other way round.
-        assert again[split][shared].all()
-        assert bucket_bytes < 100 or (again[split] & ~shared).mean() < 0.2
-    with monkeypatch.context() as patch:
-        # Several buckets at a time, of several pieces.
-        patch.setattr(module, "_ROWS_AT_A_TIME", 70)
-        measured = measure_quality(triples, bucket_bytes, num_workers)
-    monkeypatch.setattr(
-        module, "_again", lambda *_: {s: np.ones(len(found), bool) for s, found in rows.items()}
-    )
-    expected = measure_quality(triples)
-    assert measured.report == expected.report and expected.report["leaks"]["test"]["implied"]["triples"]
-    for split, leaks in expected.leaks.items():
-        for name, mask in vars(leaks).items():
-            assert np.array_equal(getattr(measured.leaks[split], name), mask), (split, name)
+        found = list(zip(columns[0], rng.choice([0, 2, 3], num).tolist(), columns[1]))
+        rows[split] = found + [(t, 1, h) for h, r, t in found if r == 0] + found[:9]
+    rows["test"] += rows["train"][::50] + [(t, r, h) for h, r, t in rows["train"][::60]] + rows["valid"][:5]
+    splits = {split: tuple(np.array(found, np.int32).T) for split, found in rows.items()}
+    # Several buckets at a time, of several pieces.
+    monkeypatch.setattr(module, "_ROWS_AT_A_TIME", 70)
+    triples = NumberedTriples(splits, num_entities, NUM_RELATIONS, "e{}".format, "r{}".format)
+    measured = measure_quality(triples, bucket_bytes, num_workers)
+    near = near_by_sets(rows, NEAR_SHARE, MIN_OVERLAP)
+    assert measured.report["relation_pairs"]["count"] == len(near) > 0
+    for split, found in measured.leaks.items():
+        masks = (found.in_train, found.reverse_in_train, found.other_relation_in_train, found.implied)
+        assert list(zip(*(mask.tolist() for mask in masks))) == leaks_by_sets(rows, split, near)
+    pairs = Counter(frozenset((h, t)) for split in rows for h, _, t in rows[split])
+    assert num_entities < 1000 or min(pairs.values()) == 1

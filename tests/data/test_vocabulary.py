@@ -1,4 +1,4 @@
-"""Vocabularies: names that must survive, unknown names, damaged files."""
+"""Vocabularies of entities and relations: names that must survive, unknown and ambiguous ones."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dglkge.data import vocabulary as vocabulary_module
-from dglkge.data.vocabulary import MAX_NAMES_TO_COMPARE, MappedNames, Vocabulary, read_lines
+from dglkge.data.vocabulary import (
+    MAX_NAMES_TO_COMPARE,
+    MappedNames,
+    RelationVocabulary,
+    Vocabulary,
+    read_lines,
+)
 from dglkge.errors import InputError
+from dglkge.typing import Relation
 
-AWKWARD = [
-    "NA",
-    "null",
-    "1e5",
-    ' "quoted" ',
-    "#comment",
-    "tab\tinside",
-    "line\u2028separator",
-    "a\rb",
-    "Ōsaka",
-    "",
+AWKWARD = ["NA", "null", "1e5", ' "quoted" ', "#comment", "tab\tin", "line\u2028end", "a\rb", "Ōsaka", ""]
+RELATIONS = [
+    Relation("born_in", "person", "town"),
+    Relation("near", "person", "town"),
+    Relation("near", "town", "town"),
 ]
 
 
@@ -33,19 +34,8 @@ def test_ids_are_places():
     ids = vocabulary.ids(["c", "b", "c"])
     assert ids.dtype == np.int64 and ids.tolist() == [2, 0, 2]
     assert "a" in vocabulary and "d" not in vocabulary
-
-
-def test_no_names_give_an_empty_array():
-    ids = Vocabulary(["a"], "entity").ids([])
-    assert ids.shape == (0,) and ids.dtype == np.int64
-
-
-def test_awkward_names_survive(tmp_path):
-    path = tmp_path / "names.txt"
-    Vocabulary(AWKWARD, "entity").save(path)
-    loaded = Vocabulary.load(path, "entity")
-    assert list(loaded.names) == AWKWARD
-    assert [loaded.id(name) for name in AWKWARD] == list(range(len(AWKWARD)))
+    nothing = vocabulary.ids([])
+    assert nothing.shape == (0,) and nothing.dtype == np.int64
 
 
 @given(names=st.lists(st.text(st.characters(exclude_characters="\n", codec="utf-8")), unique=True))
@@ -59,23 +49,20 @@ def test_any_names_survive(tmp_path_factory, names):
     assert mapped[1:3] == names[1:3]
 
 
-@pytest.mark.parametrize("block", [1, 3, 8])
-def test_mapped_names_in_blocks(tmp_path, monkeypatch, block):
+@pytest.mark.parametrize("block", [1, 8])
+def test_awkward_names_survive(tmp_path, monkeypatch, block):
     monkeypatch.setattr(vocabulary_module, "NAMES_BLOCK_BYTES", block)
     path = tmp_path / "names.txt"
     Vocabulary(AWKWARD, "entity").save(path)
-    assert list(MappedNames(path)) == AWKWARD
+    assert path.read_bytes() == "".join(f"{name}\n" for name in AWKWARD).encode()
+    loaded = Vocabulary.load(path, "entity")
+    assert [loaded.id(name) for name in AWKWARD] == list(range(len(AWKWARD)))
+    assert list(MappedNames(path)) == list(loaded.names) == AWKWARD
     with pytest.raises(IndexError):
         MappedNames(path)[len(AWKWARD)]
     path.write_bytes(b"a\nbb\n\xff\n")
     with pytest.raises(InputError, match="not UTF-8: invalid start byte at byte 5"):
         MappedNames(path)
-
-
-def test_file_has_one_name_per_line(tmp_path):
-    path = tmp_path / "names.txt"
-    Vocabulary(["a", "é"], "entity").save(path)
-    assert path.read_bytes() == b"a\n\xc3\xa9\n"
 
 
 def test_unknown_name_shows_near_ones():
@@ -112,3 +99,33 @@ def test_empty_file_is_an_empty_vocabulary(tmp_path):
     path = tmp_path / "names.txt"
     path.touch()
     assert len(Vocabulary.load(path, "entity")) == len(MappedNames(path)) == 0
+
+
+def test_relations_have_types_in_their_labels_only_where_the_name_is_ambiguous(tmp_path):
+    vocabulary = RelationVocabulary(RELATIONS)
+    vocabulary.save(tmp_path / "relations.tsv")
+    assert (tmp_path / "relations.tsv").read_text(encoding="utf-8").splitlines()[1] == "near\tperson\ttown"
+    assert RelationVocabulary.load(tmp_path / "relations.tsv").relations == RELATIONS
+    labels = list(vocabulary.labels.names)
+    assert labels == ["born_in", "near (person → town)", "near (town → town)"]
+    assert [vocabulary.id(label) for label in labels] == [0, 1, 2]
+    assert len(vocabulary) == 3 and vocabulary[2] == RELATIONS[2]
+    assert vocabulary.id("near", lhs="town") == 2 and vocabulary.id("near", lhs="person", rhs="town") == 1
+    (tmp_path / "relations.tsv").write_text("a\tb\tc\na\tb\n")
+    with pytest.raises(InputError, match="relations.tsv:2: got 2 fields"):
+        RelationVocabulary.load(tmp_path / "relations.tsv")
+
+
+@pytest.mark.parametrize(
+    "name, types, message",
+    [
+        ("near", {}, r"'near' joins several pairs.*'near \(person → town\)', 'near \(town"),
+        ("near", {"rhs": "town"}, "joins several pairs"),
+        ("near", {"rhs": "person"}, "'near' does not join any → person; known: "),
+        ("born_in", {"lhs": "town"}, "does not join town → any"),
+        ("born_im", {}, "unknown relation 'born_im'; did you mean 'born_in'"),
+    ],
+)
+def test_relations_that_are_not_there(name, types, message):
+    with pytest.raises(InputError, match=message):
+        RelationVocabulary(RELATIONS).id(name, **types)

@@ -100,13 +100,6 @@ def test_an_ignored_signal_stays_ignored(number: int) -> None:
         signal.signal(number, before)
 
 
-def test_sighup_asks_to_stop() -> None:
-    stop = StopRequest()
-    with stop.listening():
-        signal.raise_signal(signal.SIGHUP)
-    assert stop.is_noted
-
-
 def test_signals_in_the_shutdown_of_dgl_are_ignored() -> None:
     stop = StopRequest()
     with stop.listening():

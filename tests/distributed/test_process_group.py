@@ -8,6 +8,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -36,25 +38,31 @@ def be_trainer(port: int, rank: int, found: multiprocessing.Queue) -> None:
     end_process_group()
 
 
-def test_two_trainers_meet_on_one_address() -> None:
+def of_two_processes(target: Callable[..., None], *arguments: object) -> list[Any]:
+    """Run a function as ranks 0 and 1 at a free port; return what the two put into a queue."""
     context, port = multiprocessing.get_context("fork"), free_ports()
     found = context.Queue()
-    processes = [context.Process(target=be_trainer, args=(port, rank, found)) for rank in range(2)]
+    processes = [context.Process(target=target, args=(port, rank, found, *arguments)) for rank in range(2)]
     for process in processes:
         process.start()
     try:
-        results = sorted(found.get(timeout=60) for _ in processes)
+        results = [found.get(timeout=60) for _ in processes]
         for process in processes:
             process.join(60)
         assert [process.exitcode for process in processes] == [0, 0]
+        return results
     finally:
         for process in processes:
             process.kill()
             process.join()
+
+
+def test_two_trainers_meet_on_one_address() -> None:
+    results = sorted(of_two_processes(be_trainer))
     assert results == [(rank, 3, {"0100007F"}) for rank in range(2)]  # 127.0.0.1, and neither 0.0.0.0 nor ::
 
 
-def wait_for_a_reader(port: int, rank: int, num_bytes: int, found: multiprocessing.Queue) -> None:
+def wait_for_a_reader(port: int, rank: int, found: multiprocessing.Queue, num_bytes: int) -> None:
     """Rank 1 reads for longer than a collective may take; report how the barrier ended."""
     start_process_group(("127.0.0.1", port), rank, 2, 1.0)
     if rank == 1:
@@ -72,19 +80,7 @@ def wait_for_a_reader(port: int, rank: int, num_bytes: int, found: multiprocessi
 @pytest.mark.parametrize(("num_bytes", "outcome"), [(0, "alone"), (10**9, "together")])
 def test_a_barrier_allows_for_what_a_trainer_reads(num_bytes: int, outcome: str) -> None:
     """1 GB from a slow disk: 100 s more than the limit of 1 s."""
-    context, port = multiprocessing.get_context("fork"), free_ports()
-    found = context.Queue()
-    processes = [
-        context.Process(target=wait_for_a_reader, args=(port, rank, num_bytes, found)) for rank in range(2)
-    ]
-    for process in processes:
-        process.start()
-    try:
-        assert [found.get(timeout=60) for _ in processes] == [outcome] * 2
-    finally:
-        for process in processes:
-            process.join(60)
-            process.kill()
+    assert of_two_processes(wait_for_a_reader, num_bytes) == [outcome] * 2
 
 
 def test_a_process_that_cannot_leave_ends_and_says_where() -> None:

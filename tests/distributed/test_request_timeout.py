@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.toy_kg import REPOSITORY
 
 SCRIPT = """
@@ -39,15 +41,11 @@ def run(what: str, seconds: float) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
 
 
-def test_a_request_without_an_answer_ends_the_process_and_says_where() -> None:
-    done = run("request", 0.2)
-    assert done.returncode == 1
-    assert "Timeout (0:00:00.200000)!" in done.stderr and "in ask_server" in done.stderr
-
-
-def test_the_shutdown_is_limited_too() -> None:
-    done = run("shutdown", 0.2)
-    assert done.returncode == 1 and "Timeout" in done.stderr
+@pytest.mark.parametrize("what", ["request", "shutdown"])
+def test_a_wait_without_an_answer_ends_the_process_and_says_where(what: str) -> None:
+    done = run(what, 0.2)
+    assert done.returncode == 1 and "Timeout (0:00:00.200000)!" in done.stderr
+    assert ("in ask_server" in done.stderr) == (what == "request")
 
 
 def test_an_answer_ends_the_limit() -> None:

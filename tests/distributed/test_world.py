@@ -1,11 +1,18 @@
-"""Who a process is, from the variables of the launcher."""
+"""Who a process is, from the variables of the launcher; what all trainers agree on."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
 import pytest
 
+from dglkge.distributed.agreement import agree
 from dglkge.distributed.world import World
-from dglkge.errors import InputError
+from dglkge.errors import CheckpointError, InputError, InputErrors, StorageError
+from tests.optim.test_exchanges import Threads
 
 
 def launched(**changes: str) -> dict[str, str]:
@@ -47,15 +54,12 @@ def test_variables_that_do_not_fit_are_refused(changes: dict[str, str], message:
         World.detect(launched(**changes))
 
 
-def test_a_trainer_knows_whether_a_person_watches() -> None:
-    assert not World.detect(launched()).shows_progress
-    assert World.detect(launched(DGLKGE_PROGRESS="1")).shows_progress
-
-
-def test_a_trainer_knows_where_the_others_are_and_how_long_to_wait() -> None:
-    assert World.detect(launched()).rendezvous == ("10.0.0.1", 29500)
-    assert World.detect(launched()).timeout_seconds == 600
-    assert World.detect(launched(DGLKGE_TIMEOUT_SECONDS="7.5")).timeout_seconds == 7.5
+def test_what_the_launcher_says_besides() -> None:
+    world, told = World.detect(launched()), {"DGLKGE_TIMEOUT_SECONDS": "7.5", "DGLKGE_JOB": "a1b2"}
+    assert (world.rendezvous, world.timeout_seconds) == (("10.0.0.1", 29500), 600)
+    assert (world.shows_progress, world.job) == (False, "")
+    world = World.detect(launched(**told, DGLKGE_PROGRESS="1"))
+    assert (world.timeout_seconds, world.shows_progress, world.job) == (7.5, True, "a1b2")
 
 
 @pytest.mark.parametrize(
@@ -92,6 +96,53 @@ def test_a_process_that_another_launcher_started_alone_may_train(variables) -> N
     assert World.detect(variables) == World()
 
 
-def test_the_launchers_name_for_the_job_is_known() -> None:
-    assert World.detect(launched()).job == ""
-    assert World.detect(launched(DGLKGE_JOB="a1b2")).job == "a1b2"
+def outcomes(works: list[Callable[[], Any]]) -> list[Any]:
+    """Return what each of several trainers, which are threads, returns or raises."""
+    texts: list[str] = [""] * len(works)
+    threads = Threads(len(works))
+
+    def trainer(rank: int) -> Any:
+        def gather(text: str) -> list[str]:
+            texts[rank] = text
+            threads.barrier.wait(30)
+            return list(texts)
+
+        try:
+            return agree(gather, works[rank])
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(len(works)) as pool:
+        return list(pool.map(trainer, range(len(works))))
+
+
+def failing(error: Exception) -> Callable[[], Any]:
+    """Return work that fails."""
+
+    def work() -> Any:
+        raise error
+
+    return work
+
+
+def test_without_an_error_each_has_its_own_result() -> None:
+    assert outcomes([lambda: 1, lambda: None, lambda: "c"]) == [1, None, "c"]
+
+
+@pytest.mark.parametrize("kind", [InputError, CheckpointError, StorageError])
+def test_all_raise_the_first_error_of_its_kind(kind: type[Exception]) -> None:
+    found = outcomes([lambda: 1, failing(kind("no room")), failing(InputError("later"))])
+    assert [type(error) for error in found] == [kind] * 3
+    assert [str(error) for error in found] == ["rank 1: no room"] * 3
+
+
+def test_an_error_of_rank_0_has_no_rank_and_a_kind_without_constructor_is_its_base() -> None:
+    found = outcomes([failing(InputErrors(["a", "b"])), lambda: 1])
+    assert [(type(error), str(error)) for error in found] == [(InputError, "a; b")] * 2
+
+
+def test_a_bug_is_not_sent_to_others() -> None:
+    with pytest.raises(ZeroDivisionError):
+        agree(lambda text: pytest.fail("sent"), failing(ZeroDivisionError()))
+    with pytest.raises(InputError, match="^known$"):
+        agree(lambda text: [text, json.dumps(None)], failing(InputError("known")))

@@ -42,9 +42,16 @@ def assert_rows(got: dict[str, FoundRows], expected: dict[str, torch.Tensor]) ->
         torch.testing.assert_close(got[name].copied(), rows, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS, ids=str)
-@pytest.mark.parametrize("wire_dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(
+    "layout, wire_dtype, ahead",
+    [
+        (LAYOUTS[0], torch.float32, True),
+        (LAYOUTS[1], torch.bfloat16, True),
+        (LAYOUTS[2], torch.bfloat16, False),
+        (LAYOUTS[2], torch.float32, True),
+        (LAYOUTS[3], torch.float32, False),
+    ],
+)
 def test_every_trainer_gets_the_rows_that_it_asks_for(
     layout: list[int], wire_dtype: torch.dtype, ahead: bool
 ) -> None:
@@ -76,8 +83,7 @@ def test_bfloat16_is_near() -> None:
     run_trainers(machines, [0, 1], trainer, torch.bfloat16)
 
 
-@pytest.mark.parametrize("layout", LAYOUTS[:3], ids=str)
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize("layout, staleness", [(LAYOUTS[1], 0), (LAYOUTS[0], 1), (LAYOUTS[2], 1)])
 def test_rows_are_as_old_as_the_setting_says(layout: list[int], staleness: int) -> None:
     """The oracle keeps the tables as they were before the last update; own rows are always current."""
     machines = Machines(max(layout) + 1)
@@ -182,9 +188,10 @@ def test_a_failure_in_the_background_is_raised_at_the_next_lookup() -> None:
     run_trainers(machines, [0, 1], trainer, staleness=1)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("layout", LAYOUTS[:3], ids=str)
-@pytest.mark.parametrize("staleness", [0, 1])
+@pytest.mark.parametrize(
+    "layout, dtype, staleness",
+    [(LAYOUTS[0], torch.float16, 1), (LAYOUTS[1], torch.bfloat16, 0), (LAYOUTS[2], torch.bfloat16, 1)],
+)
 def test_rows_of_16_bits_travel_as_they_are(layout: list[int], dtype: torch.dtype, staleness: int) -> None:
     """Between rows of float32 in one message; all are float32 when they are found."""
     machines = Machines(max(layout) + 1)

@@ -27,14 +27,7 @@ def open_own_graph(graph_name: str, part_config: str) -> Any:
 def run(environment: dict[str, str], arguments: list[str], log: str) -> None:
     """Become a server or trainer, in a copy of the process that has imported everything.
 
-    Parameters
-    ----------
-    environment : dict of str to str
-        What the launcher would set.
-    arguments : list of str
-        Path of the script, and its arguments.
-    log : str
-        File for what the process writes.
+    ``environment`` is what the launcher would set, ``arguments`` the script's path and arguments.
     """
     output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(output, 1)

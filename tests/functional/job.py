@@ -39,28 +39,40 @@ def ip_config(folder: Path) -> Path:
     return path
 
 
-def dglkge(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(
+    command: Sequence[str], status: int | None = 0, folder: Path | None = None, **variables: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a command to its end, within the limit; it must end with the status, unless that is None."""
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=TIME_LIMIT_SECONDS,
+        cwd=folder,
+        env={**environment(), **variables},
+    )
+    if status is not None and done.returncode != status:
+        raise AssertionError(f"ended with {done.returncode}, expected {status}:\n{done.stdout}{done.stderr}")
+    return done
+
+
+def dglkge(*arguments: str, status: int | None = 0) -> subprocess.CompletedProcess[str]:
     """Run the ``dglkge`` command."""
-    command = [*warm.python(), "-m", "dglkge.cli.main", *arguments]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS, env=environment()
-    )
+    return run([*warm.python(), "-m", "dglkge.cli.main", *arguments], status)
 
 
-def train_alone(*settings: str) -> subprocess.CompletedProcess[str]:
+def train_alone(*settings: str, status: int | None = 0) -> subprocess.CompletedProcess[str]:
     """Run the training script with plain python: one process, DGL's standalone mode."""
-    command = [*warm.python(), TRAIN, *_sets(settings)]
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS, env=environment()
-    )
+    return run([*warm.python(), TRAIN, *sets(settings)], status)
 
 
 def launch_command(
     folder: Path,
     num_trainers: int,
-    settings: tuple[str, ...],
+    settings: Sequence[str],
     num_servers: int = 1,
     python: Sequence[str] | None = None,
+    script: Sequence[str] = (TRAIN,),
 ) -> list[str]:
     """Return the command line of a launched training job."""
     return [
@@ -68,7 +80,7 @@ def launch_command(
         *("-m", "dglkge.cli.launch", "--ip_config", str(ip_config(folder))),
         *("--num_trainers", str(num_trainers), "--num_servers", str(num_servers)),
         *("--num_omp_threads", "1", "--log_dir", str(folder / f"logs{time.monotonic_ns()}")),
-        *(TRAIN, *_sets(settings)),
+        *(*script, *sets(settings)),
     ]
 
 
@@ -77,13 +89,11 @@ def train(
     num_trainers: int,
     *settings: str,
     num_servers: int = 1,
-    python: Sequence[str] | None = None,
+    script: Sequence[str] = (TRAIN,),
+    status: int | None = 0,
 ) -> subprocess.CompletedProcess[str]:
     """Run the training script under the launcher."""
-    command = launch_command(folder, num_trainers, settings, num_servers, python)
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS, env=environment()
-    )
+    return run(launch_command(folder, num_trainers, settings, num_servers, script=script), status)
 
 
 @contextlib.contextmanager
@@ -117,18 +127,23 @@ def processes_of(job: subprocess.Popen[str], role: str, script: str = "train.py"
     return [process for _, process in sorted(found, key=lambda pair: pair[0])]
 
 
-def wait_for_line(path: Path, job: subprocess.Popen[str], num_lines: int = 1) -> None:
-    """Wait until a file has so many lines; fail if the job ends or the limit passes."""
+def wait_for(path: Path, job: subprocess.Popen[str], log: Path | None = None, num_lines: int = 0) -> None:
+    """Wait until there is a file, of so many lines; fail if the job ends or the limit passes."""
     limit = time.monotonic() + TIME_LIMIT_SECONDS
     while not path.exists() or len(path.read_text(encoding="utf-8").splitlines()) < num_lines:
         if job.poll() is not None:
-            raise RuntimeError(
-                f"the job ended with {job.returncode}:\n{job.stdout.read() if job.stdout else ''}"
-            )
+            said = log.read_text() if log else job.stdout.read() if job.stdout else ""
+            raise RuntimeError(f"the job ended with {job.returncode}:\n{said}")
         if time.monotonic() > limit:
             raise TimeoutError(f"{path} had no {num_lines} lines after {TIME_LIMIT_SECONDS} s")
         time.sleep(0.05)
 
 
-def _sets(settings: tuple[str, ...]) -> list[str]:
+def wait_for_line(path: Path, job: subprocess.Popen[str], num_lines: int = 1) -> None:
+    """Wait until a file has so many lines; fail if the job ends or the limit passes."""
+    wait_for(path, job, num_lines=num_lines)
+
+
+def sets(settings: Sequence[str]) -> list[str]:
+    """Return settings as options of a command."""
     return [word for setting in settings for word in ("--set", setting)]

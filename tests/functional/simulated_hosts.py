@@ -29,30 +29,9 @@ def train_on_hosts(
     timeout_seconds: float = 240,
     statuses: tuple[int, ...] = (0,),
 ) -> list[str]:
-    """Train on as many hosts as the data set has partitions.
+    """Train on as many hosts as the data set has partitions; returns the output of each trainer, by rank.
 
-    Parameters
-    ----------
-    folder : Path
-        A fresh folder for the job's logs.
-    dataset : Path
-    trainers_per_host : int
-    settings : str
-        Overrides of the configuration.
-    script : str
-        The training script.
-    statuses : tuple of int
-        With which a process may end.
-
-    Returns
-    -------
-    list of str
-        The output of each trainer, by rank.
-
-    Raises
-    ------
-    RuntimeError
-        If a process does not end well in time.
+    The folder is a fresh one, for logs. A process that does not end with one of the statuses is an error.
     """
     num_hosts = Dataset.open(dataset).num_parts
     tag, port = "t" + uuid.uuid4().hex[:10], free_ports(1)

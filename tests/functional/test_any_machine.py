@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from dglkge.cli.main import main
-from tests.functional.job import TIME_LIMIT_SECONDS, TRAIN, ip_config
+from tests.functional.job import TIME_LIMIT_SECONDS, TRAIN, ip_config, sets
 from tests.launch.test_any_machine import NEW_PIDS
 from tests.toy_kg import REPOSITORY, toy_dataset
 
@@ -23,13 +23,8 @@ SETTINGS = (
 
 def starter() -> list[str]:
     """Return words that make a command process 1 of its own, where the kernel allows it; else none."""
-    unshare = shutil.which("unshare")
-    command = [unshare, *NEW_PIDS] if unshare else []
-    return (
-        command
-        if command and subprocess.run([*command, "/bin/true"], capture_output=True).returncode == 0
-        else []
-    )
+    command = [shutil.which("unshare") or "/bin/false", *NEW_PIDS]
+    return [] if subprocess.run([*command, "/bin/true"], capture_output=True).returncode else command
 
 
 def test_a_job_trains_where_little_is_there(tmp_path: Path, capsys) -> None:
@@ -39,22 +34,16 @@ def test_a_job_trains_where_little_is_there(tmp_path: Path, capsys) -> None:
     folder.mkdir()
     shutil.copytree(toy_dataset(), folder / "ein Datensatz é")
     places = (f"dataset={folder / 'ein Datensatz é'}", f"output={folder / 'ein Lauf ü'}")
-    sets = [word for setting in (*places, *SETTINGS) for word in ("--set", setting)]
+    variables = {"PATH": "/none", "HOME": "/proc", "LC_ALL": "C", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
         [
             *("/bin/sh", "-c", 'ulimit -n 256; exec "$@" 0<&-', "sh", *starter()),
             *(sys.executable, "-m", "dglkge.cli.launch", "--ip_config", str(ip_config(folder))),
             *("--num_trainers", "2", "--log_dir", str(folder / "die Logs"), "--log_format", "json"),
-            *(TRAIN, *sets),
+            *(TRAIN, *sets((*places, *SETTINGS))),
         ],
         cwd=folder,
-        env={
-            "PYTHONPATH": str(REPOSITORY),
-            "PATH": "/none",
-            "HOME": "/proc",
-            "LC_ALL": "C",
-            "OMP_NUM_THREADS": "1",
-        },
+        env={"PYTHONPATH": str(REPOSITORY), **variables},
         capture_output=True,
         encoding="utf-8",
         timeout=TIME_LIMIT_SECONDS,

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from dglkge.checkpoint.reader import open_checkpoint
-from dglkge.typing import RELATION
 from tests.functional import job as commands
+from tests.functional.results import assert_near, metrics, tables
 from tests.toy_kg import toy_dataset
 
 ON_DEVICE = ("training.device=cpu_staged", "tables.storage=device")
@@ -29,17 +29,19 @@ def settings(run: Path, *more: str) -> tuple[str, ...]:
 
 def contents(run: Path) -> dict[str, np.ndarray]:
     """Return rows and optimizer state of a run's newest version, by table."""
-    checkpoint = open_checkpoint(run)
-    found = {name: checkpoint[name][:].numpy() for name in (*checkpoint.entity_types, RELATION)}
+    found = tables(run)
     for path in (run / "checkpoint" / "latest").glob("embeddings_*.h5"):
         with h5py.File(path, "r") as file:
             found[f"{path.name.split('.')[0]} state"] = np.asarray(file["optimizer/sum"])
     return found
 
 
-def live_mrr(run: Path) -> float:
-    """Return the MRR of the live tables, which the job ranked at its end."""
-    return float(json.loads((run / "metrics.json").read_text(encoding="utf-8"))["test"]["both"]["mrr"])
+@pytest.mark.parametrize("objective", ["negative_sampling", "one_vs_all"])
+def test_two_trainers_that_stage_rows_train_the_tables_of_the_cpu(objective: str, tmp_path: Path) -> None:
+    more = (f"training.objective={objective}", "training.num_epochs=3", "evaluation.max_triples=5")
+    for device in ("cpu", "cpu_staged"):
+        commands.train(tmp_path, 2, *settings(tmp_path / device, f"training.device={device}", *more))
+    assert_near(contents(tmp_path / "cpu_staged"), contents(tmp_path / "cpu"), 0, 0)
 
 
 def test_a_killed_job_goes_on_at_another_size(tmp_path: Path) -> None:
@@ -55,24 +57,19 @@ def test_a_killed_job_goes_on_at_another_size(tmp_path: Path) -> None:
         until = f"training.num_epochs={epochs}"
         for run, more in ((killed, ON_DEVICE), (whole, ())):
             # A single process on the host is the oracle of three trainers: sums have another order.
-            done = (
-                commands.train(tmp_path, trainers, *settings(run, until, *more))
-                if more or exact
-                else commands.train_alone(*settings(run, until))
-            )
-            assert done.returncode == 0, done.stdout + done.stderr
+            if more or exact:
+                done = commands.train(tmp_path, trainers, *settings(run, until, *more))
+            else:
+                done = commands.train_alone(*settings(run, until))
         assert "resumed: " in done.stdout + done.stderr or exact
-        expected, found = contents(whole), contents(killed)
-        assert found.keys() == expected.keys() and len(found) > 6
-        for name, numbers in expected.items():
-            if exact:
-                np.testing.assert_array_equal(found[name], numbers, err_msg=name)
-            np.testing.assert_allclose(found[name], numbers, rtol=1e-3, atol=1e-5, err_msg=name)
-        assert live_mrr(killed) == pytest.approx(live_mrr(whole), abs=0.0 if exact else 0.02)
+        assert len(contents(whole)) > 6
+        assert_near(contents(killed), contents(whole), *((0, 0) if exact else (1e-3, 1e-5)))
+        assert metrics(killed)["both"]["mrr"] == pytest.approx(
+            metrics(whole)["both"]["mrr"], abs=0.0 if exact else 0.02
+        )
     # The live tables were ranked, and these are the files.
     done = commands.dglkge("evaluate", str(killed), "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["both"]["mrr"] == pytest.approx(live_mrr(killed))
+    assert json.loads(done.stdout)["both"]["mrr"] == pytest.approx(metrics(killed)["both"]["mrr"])
 
 
 @pytest.mark.parametrize("objective", ["one_vs_all", "k_vs_all"])
@@ -81,13 +78,9 @@ def test_candidates_are_the_rows_that_a_trainer_holds(objective: str, tmp_path: 
         *(f"training.objective={objective}", "training.relation_prediction=0.5", "training.num_epochs=2"),
         *("optimizer.clip_norm=0.5", "model.score_function=distmult", "evaluation.split=none"),
     )
-    done = commands.train_alone(*settings(tmp_path / "alone", *more))
-    assert done.returncode == 0, done.stderr
-    done = commands.train(tmp_path, 3, *settings(tmp_path / "run", *ON_DEVICE, *more))
-    assert done.returncode == 0, done.stdout + done.stderr
-    found = contents(tmp_path / "run")
-    for name, numbers in contents(tmp_path / "alone").items():
-        np.testing.assert_allclose(found[name], numbers, rtol=1e-3, atol=1e-5, err_msg=name)
+    commands.train_alone(*settings(tmp_path / "alone", *more))
+    commands.train(tmp_path, 3, *settings(tmp_path / "run", *ON_DEVICE, *more))
+    assert_near(contents(tmp_path / "run"), contents(tmp_path / "alone"), 1e-3, 1e-5)
 
 
 def test_a_stopped_job_has_committed_what_its_devices_held(tmp_path: Path) -> None:
@@ -104,8 +97,5 @@ def test_a_stopped_job_has_committed_what_its_devices_held(tmp_path: Path) -> No
     progress = open_checkpoint(stopped).meta.progress
     until = (*small, f"training.num_epochs={progress['finished_epochs'] + 1}")
     for run in (stopped, whole):
-        done = commands.train_alone(*settings(run, *until))
-        assert done.returncode == 0, done.stderr
-    found = contents(stopped)
-    for name, numbers in contents(whole).items():
-        np.testing.assert_allclose(found[name], numbers, rtol=1e-3, atol=1e-5, err_msg=name)
+        commands.train_alone(*settings(run, *until))
+    assert_near(contents(stopped), contents(whole), 1e-3, 1e-5)

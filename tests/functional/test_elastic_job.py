@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import subprocess
 import time
@@ -12,24 +11,19 @@ import numpy as np
 import psutil
 import pytest
 
-from dglkge.checkpoint.reader import open_checkpoint
 from dglkge.data.dataset import Dataset
 from tests import warm
 from tests.functional import job as commands
-from tests.functional.test_training_job import tables
+from tests.functional.results import assert_near, json_lines, progress, stats, tables
 from tests.surroundings import free_ports
 from tests.toy_kg import toy_dataset
 
+EVALUATED = {"evaluation.split": "test", "evaluation.batch_size": "8"}
 SCRIPT = str(Path(__file__).with_name("elastic_train.py"))
 NUM_EPOCHS, BATCHES_PER_EPOCH = 4, 6
 SETTINGS = (
-    "model.dimension=16",
-    "negatives.num_uniform=20",
-    "negatives.chunk_size=16",
-    "training.batch_size=32",
-    f"training.num_epochs={NUM_EPOCHS}",
-    "checkpoint.every_epochs=0",
-    "checkpoint.every_batches=4",
+    *("model.dimension=16", "negatives.num_uniform=20", "negatives.chunk_size=16", "training.batch_size=32"),
+    *(f"training.num_epochs={NUM_EPOCHS}", "checkpoint.every_epochs=0", "checkpoint.every_batches=4"),
     "evaluation.split=none",
 )
 Place = tuple[int, int]
@@ -68,16 +62,14 @@ def script(ring: Path, folder: Path, *words: str, **changes: str) -> list[str]:
     fields = dict(setting.split("=") for setting in SETTINGS)
     fields |= {"dataset": str(ring), "output": str(folder / "run")} | changes
     sets = [word for key, value in fields.items() for word in ("--set", f"{key}={value}")]
-    return [SCRIPT, "--folder", str(folder), *words, *sets]
+    return [SCRIPT, *words, *sets]
 
 
 @pytest.fixture(scope="module")
 def undisturbed(ring: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one process from the first to the last batch."""
     folder = tmp_path_factory.mktemp("undisturbed")
-    command = [*warm.python(), *script(ring, folder)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=commands.environment())
-    assert done.returncode == 0, done.stdout + done.stderr
+    commands.run([*warm.python(), *script(ring, folder)])
     return folder / "run"
 
 
@@ -114,10 +106,7 @@ class Job:
 
     def wait_until_held(self) -> None:
         """Wait until a trainer waits where it was told to."""
-        limit = time.monotonic() + commands.TIME_LIMIT_SECONDS
-        while not (self.folder / "held").exists():
-            assert self.launcher.poll() is None and time.monotonic() < limit, self.log.read_text()
-            time.sleep(0.05)
+        commands.wait_for(self.folder / "held", self.launcher, self.log)
 
     def process(self, role: str, number: int) -> psutil.Process:
         """Return a trainer (``client``) or a server."""
@@ -140,15 +129,15 @@ def starts_and_triples(attempts: list[Path]) -> tuple[list[Place], list[Trained]
     """Return where each attempt began, and what was trained that counts: up to where the next one began."""
     starts, lines = [], []
     for attempt in attempts:
-        logs = [path.read_text().splitlines() for path in sorted(attempt.glob("trained-*.jsonl"))]
-        (start,) = {tuple(json.loads(log[0])) for log in logs}
+        logs = [json_lines(path) for path in sorted(attempt.glob("trained-*.jsonl"))]
+        (start,) = {tuple(log[0]) for log in logs}
         starts.append(start)
-        lines.append([json.loads(line) for log in logs for line in log[1:]])
+        lines.append([line for log in logs for line in log[1:]])
     ends = [*starts[1:], (NUM_EPOCHS, 0)]
     counted = [
         (epoch, index, ids)
         for of_attempt, end in zip(lines, ends)
-        for epoch, index, ids in of_attempt
+        for epoch, index, _, ids in of_attempt
         if (epoch, index) < end
     ]
     return starts, counted
@@ -167,8 +156,7 @@ def assert_each_triple_once(ring: Path, counted: list[Trained]) -> None:
 
 def loss_curve(run: Path) -> list[tuple[tuple[int, int], float]]:
     """Return every report of a run: (epoch, batches done) and loss; batches trained again have several."""
-    lines = [json.loads(line) for line in (run / "stats.jsonl").read_text().splitlines()]
-    return [((line["epoch"], line["batches_done"]), line["loss"]) for line in lines]
+    return [((line["epoch"], line["batches_done"]), line["loss"]) for line in stats(run)]
 
 
 def assert_same_training(run: Path, undisturbed: Path) -> None:
@@ -179,10 +167,7 @@ def assert_same_training(run: Path, undisturbed: Path) -> None:
     assert dict(curve).keys() == expected.keys()
     for place, loss in curve:
         assert loss == pytest.approx(expected[place], rel=LOSS_TOLERANCE), place
-    ours, theirs = tables(run), tables(undisturbed)
-    assert ours.keys() == theirs.keys()
-    for name, rows in ours.items():
-        np.testing.assert_allclose(rows, theirs[name], rtol=0, atol=TABLE_TOLERANCE, err_msg=name)
+    assert_near(tables(run), tables(undisturbed), 0, TABLE_TOLERANCE)
 
 
 @pytest.mark.parametrize(
@@ -238,8 +223,7 @@ def test_a_launcher_that_is_told_to_stop_commits_and_restarts_nothing(
         (tmp_path / "logs" / "attempt-1" / "trainer-0.log").read_text()
     )
     assert not (tmp_path / "logs" / "attempt-2").exists()
-    progress = open_checkpoint(tmp_path / "run").meta.progress
-    assert (progress["finished_epochs"], progress["batches_done"]) == (0, 3)
+    assert progress(tmp_path / "run") == (0, 3)
 
 
 @pytest.mark.usefixtures("in_background")
@@ -252,52 +236,37 @@ def test_a_job_in_the_background_commits_at_sigterm_and_ignores_ctrl_c(ring: Pat
         status, said = job.finish()
     assert status == 143, said
     assert "stopped by SIGTERM; all trainers have committed and left" in said and "SIGINT" not in said
-    progress = open_checkpoint(tmp_path / "run").meta.progress
-    assert (progress["finished_epochs"], progress["batches_done"]) == (0, 3)
+    assert progress(tmp_path / "run") == (0, 3)
 
 
 def test_a_signal_in_the_evaluation_stops_every_trainer(ring: Path, tmp_path: Path) -> None:
-    command = script(ring, tmp_path, "--signal-in-evaluation", **EVALUATED)
+    command = script(ring, tmp_path, "--signal-in-evaluation", **EVALUATED, **{"training.num_epochs": "1"})
     with Job(tmp_path, "2", command) as job:
         status, said = job.finish()
     assert status == 143, said
     assert "ended with status 143, which says: stopped on request, start me again" in said
-    assert_stopped_in_evaluation(tmp_path / "run")
+    # Training is committed, and nothing is said of a ranking that was not finished.
+    assert not (tmp_path / "run" / "metrics.json").exists() and progress(tmp_path / "run") == (1, 0)
 
 
-EVALUATED = {"evaluation.split": "test", "evaluation.batch_size": "8", "training.num_epochs": "1"}
-
-
-def assert_stopped_in_evaluation(run: Path) -> None:
-    """Hold that training is committed and nothing is said of a ranking that was not finished."""
-    assert not (run / "metrics.json").exists()
-    progress = open_checkpoint(run).meta.progress
-    assert (progress["finished_epochs"], progress["batches_done"]) == (1, 0)
+def stop_in_epoch_2(folder: Path, **changes: str) -> None:
+    """Train in one process, and stop it in the third epoch."""
+    hold(folder, "2 3 0 stop", cores=1)
+    command = [*warm.python(), *script(toy_dataset(), folder, **changes)]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=commands.environment()) as process:
+        commands.wait_for(folder / "held", process)
+        process.send_signal(signal.SIGTERM)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 143 and "Preempted" not in said, said
+    assert progress(folder / "run") == (2, 4)
 
 
 @pytest.mark.usefixtures("in_foreground")
 def test_plain_python_stops_and_goes_on_like_a_launched_job(
     ring: Path, undisturbed: Path, tmp_path: Path
 ) -> None:
-    def start(*words: str, **changes: str) -> subprocess.Popen[str]:
-        command = [*warm.python(), *script(ring, tmp_path, *words, **changes)]
-        return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=commands.environment())
-
-    hold(tmp_path, "2 3 0 stop", cores=1)
-    with start() as first:
-        limit = time.monotonic() + commands.TIME_LIMIT_SECONDS
-        while not (tmp_path / "held").exists():
-            assert first.poll() is None and time.monotonic() < limit
-            time.sleep(0.05)
-        first.send_signal(signal.SIGTERM)
-        _, said = first.communicate(timeout=60)
-    assert first.returncode == 143, said
-    assert "Preempted" not in said
-    progress = open_checkpoint(tmp_path / "run").meta.progress
-    assert (progress["finished_epochs"], progress["batches_done"]) == (2, 4)
+    stop_in_epoch_2(tmp_path)
     for words, status in ((["--signal-in-evaluation"], 143), ([], 0)):
-        with start(*words, **{"evaluation.split": "test", "evaluation.batch_size": "8"}) as again:
-            _, said = again.communicate(timeout=120)
-        assert again.returncode == status, said
+        commands.run([*warm.python(), *script(ring, tmp_path, *words, **EVALUATED)], status)
         assert (tmp_path / "run" / "metrics.json").exists() == (status == 0)
     assert_same_training(tmp_path / "run", undisturbed)

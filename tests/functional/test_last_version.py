@@ -22,18 +22,11 @@ def run_script(
 ) -> subprocess.CompletedProcess[str]:
     """Run the script with plain python (0 trainers) or under the launcher."""
     chosen = settings(toy_dataset(), folder / "run", "evaluation.split=none", *changes)
-    command = [*warm.python(), commands.TRAIN]
+    words = (SCRIPT, ending)
+    command = [*warm.python(), *words, *commands.sets(chosen)]
     if num_trainers:
-        command = commands.launch_command(folder, num_trainers, ())
-    command = [SCRIPT if word == commands.TRAIN else word for word in command]
-    command += [ending, *(word for setting in chosen for word in ("--set", setting))]
-    return subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=commands.TIME_LIMIT_SECONDS,
-        env=commands.environment(),
-    )
+        command = commands.launch_command(folder, num_trainers, chosen, script=words)
+    return commands.run(command, status=1 if ending == "fail" else 0)
 
 
 @pytest.mark.parametrize("num_trainers", [0, 2])
@@ -41,7 +34,6 @@ def test_an_exception_after_the_last_batch(tmp_path: Path, num_trainers: int) ->
     """With plain python (0), and under the launcher, where trainers skip the interpreter's shutdown."""
     done = run_script(tmp_path, num_trainers, "fail", "training.num_epochs=1")
     text = done.stdout + done.stderr
-    assert done.returncode == 1, text
     assert "ValueError: a mistake of the script's own" in text
     assert "cannot schedule new futures" not in text and "was not written" not in text
     checkpoint = open_checkpoint(tmp_path / "run")
@@ -51,8 +43,7 @@ def test_an_exception_after_the_last_batch(tmp_path: Path, num_trainers: int) ->
 
 def test_trainers_that_leave_an_epoch_by_break_commit_and_validate_it_together(tmp_path: Path) -> None:
     """Nothing follows the loop in their script: it is done before they leave."""
-    done = run_script(tmp_path, 2, "break", "checkpoint.every_epochs=0", "evaluation.valid_every_epochs=2")
-    assert done.returncode == 0, done.stdout + done.stderr
+    run_script(tmp_path, 2, "break", "checkpoint.every_epochs=0", "evaluation.valid_every_epochs=2")
     checkpoint = open_checkpoint(tmp_path / "run")
     checkpoint.verify()
     assert (checkpoint.progress["finished_epochs"], checkpoint.progress["batches_done"]) == (2, 0)
@@ -77,8 +68,8 @@ def test_a_split_that_is_not_there_is_refused_before_training(
     source = write_splits(tmp_path / "source", ring_triples())
     (source / f"{missing}.tsv").unlink()
     dataset = partition(source, tmp_path / "dataset", "--num-parts", "1")
-    done = commands.train_alone(*settings(dataset, tmp_path / "run", *changes))
-    assert done.returncode == 2 and done.stderr.count("\n") == 1, done.stderr
+    done = commands.train_alone(*settings(dataset, tmp_path / "run", *changes), status=2)
+    assert done.stderr.count("\n") == 1, done.stderr
     assert words.format(dataset) in done.stderr
     assert not (tmp_path / "run").exists()
 
@@ -87,15 +78,15 @@ def test_a_run_that_is_started_with_other_settings_is_refused_and_stays_what_it_
     """config.json and the metrics too, and with them the type of matmuls that auto has chosen."""
     run = tmp_path / "run"
     chosen = settings(toy_dataset(), run, "training.num_epochs=1")
-    assert commands.train_alone(*chosen).returncode == 0
+    commands.train_alone(*chosen)
     before = {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()}
     assert json.loads(before["config.json"])["training"]["matmul_dtype"] == "float32"
-    done = commands.train_alone(*chosen, "loss.name=logistic", "training.matmul_dtype=bfloat16")
-    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    done = commands.train_alone(*chosen, "loss.name=logistic", "training.matmul_dtype=bfloat16", status=2)
+    assert "Traceback" not in done.stderr, done.stderr
     words = "loss.name was 'softmax', is 'logistic'; training.matmul_dtype was 'float32', is 'bfloat16'; take"
     assert f"{run}/checkpoint is of a run with other settings: {words} another output" in done.stderr
     assert {path.name: path.read_bytes() for path in run.iterdir() if path.is_file()} == before
-    assert commands.train_alone(*chosen, "training.num_epochs=2").returncode == 0
+    commands.train_alone(*chosen, "training.num_epochs=2")
     config = json.loads((run / "config.json").read_text())
     assert (config["training"]["num_epochs"], config["training"]["matmul_dtype"]) == (2, "float32")
     assert open_checkpoint(run).config["training"]["num_epochs"] == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ import h5py
 import pytest
 
 from tests import warm
-from tests.functional.job import TIME_LIMIT_SECONDS, environment, ip_config
+from tests.functional.job import ip_config, run
 from tests.toy_kg import REPOSITORY, toy_dataset
 
 SCRIPT = str(REPOSITORY / "tests" / "functional" / "repeated_train.py")
@@ -22,24 +21,16 @@ ADAM = ("model.dimension=24", "optimizer.name=sparse_adam")
 def settings(output: Path, *others: str, typed: bool = False) -> list[str]:
     """Return the settings of a short run."""
     return [
-        f"dataset={toy_dataset(typed=typed)}",
-        f"output={output}",
-        "model.dimension=16",
-        "training.num_epochs=2",
-        "training.batch_size=50",
-        "training.progress=never",
-        "negatives.num_uniform=10",
-        *others,
+        *(f"dataset={toy_dataset(typed=typed)}", f"output={output}", "model.dimension=16"),
+        *("training.num_epochs=2", "training.batch_size=50", "training.progress=never"),
+        *("negatives.num_uniform=10", *others),
     ]
 
 
 def in_one_process(*trainings: list[str]) -> list[str]:
     """Train one after another; return what each printed."""
-    command = [*warm.python(), SCRIPT, *map(json.dumps, trainings)]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS, env=environment()
-    )
-    assert done.returncode == 0 and done.stderr == "", done.stderr
+    done = run([*warm.python(), SCRIPT, *map(json.dumps, trainings)])
+    assert done.stderr == ""
     return done.stdout.splitlines()
 
 
@@ -77,18 +68,14 @@ def plain(compiled: None, tmp_path_factory: pytest.TempPathFactory) -> tuple[lis
     return alone(tmp_path_factory.mktemp("plain") / "alone")
 
 
-@pytest.mark.parametrize(
-    ("others", "typed"),
-    [((), False), (ADAM, False), ((), True)],
-    ids=["the same", "wider, with Adam", "another data set"],
-)
-def test_the_second_training_is_as_in_a_fresh_process(
-    tmp_path: Path, plain: Any, others, typed: bool
-) -> None:
-    expected = alone(tmp_path / "alone", *others, typed=typed) if others or typed else plain
-    first, second = settings(tmp_path / "first"), settings(tmp_path / "second", *others, typed=typed)
-    printed = in_one_process(first, second)
-    assert (printed[1:], tables(tmp_path / "second")) == expected
+def test_later_trainings_are_as_in_a_fresh_process(tmp_path: Path, plain: Any) -> None:
+    """The same again, a wider one with another optimizer, and one of another data set."""
+    cases = {"same": ((), False), "wider": (ADAM, False), "typed": ((), True)}
+    trainings = [settings(tmp_path / name, *others, typed=typed) for name, (others, typed) in cases.items()]
+    _, *printed = in_one_process(settings(tmp_path / "first"), *trainings)
+    for line, (name, (others, typed)) in zip(printed, cases.items(), strict=True):
+        fresh = plain if name == "same" else alone(tmp_path / "alone" / name, *others, typed=typed)
+        assert ([line], tables(tmp_path / name)) == fresh, name
 
 
 @pytest.mark.parametrize(
@@ -127,11 +114,7 @@ def test_two_at_once_are_refused(tmp_path: Path) -> None:
         "            pass\n"
         "sys.exit(dglkge.run_command('nested', main))\n"
     )
-    command = [*warm.python(), "-c", script, *settings(tmp_path / "run")]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS, env=environment()
-    )
-    assert done.returncode == 2
+    done = run([*warm.python(), "-c", script, *settings(tmp_path / "run")], status=2)
     assert done.stderr == (
         "nested: error: this process cannot join a second training: it trains already: leave the block of "
         "the first join_cluster before, or use processes\n"
@@ -150,12 +133,8 @@ def test_a_launched_process_joins_once(tmp_path: Path) -> None:
     )
     command = [*warm.python(), "-m", "dglkge.cli.launch", "--ip_config", str(ip_config(tmp_path))]
     command += ["--num_trainers", "2", "--num_omp_threads", "1", "--log_dir", str(tmp_path / "logs")]
-    command += [str(script), *settings(tmp_path / "run")]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS, env=environment()
-    )
+    run([*command, str(script), *settings(tmp_path / "run")], status=2)
     logs = "".join(path.read_text() for path in (tmp_path / "logs").glob("trainer-*.log"))
-    assert done.returncode == 2, done.stdout + done.stderr
     assert logs.count("joined") == 2 and "Traceback" not in logs
     assert logs.count("dglkge: error: ") == 1
     assert (

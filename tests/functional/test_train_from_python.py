@@ -14,7 +14,7 @@ import pytest
 
 import dglkge
 from tests import warm
-from tests.functional.job import TIME_LIMIT_SECONDS, environment, wait_for_line
+from tests.functional.job import TIME_LIMIT_SECONDS, environment, run, wait_for_line
 from tests.toy_kg import ring_triples, toy_dataset
 
 SETTINGS = {
@@ -65,15 +65,8 @@ def command(tmp_path):
     return of
 
 
-def finished(command: list[str]) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        command, capture_output=True, text=True, timeout=TIME_LIMIT_SECONDS, env=environment()
-    )
-
-
 def test_train_resume_and_refuse(command, tmp_path):
-    done = finished(command(2))
-    assert done.returncode == 0, done.stderr
+    done = run(command(2))
     (line,) = done.stdout.splitlines()
     found = json.loads(line)
     assert (found["epochs"], found["score_function"]) == (2, "distmult")
@@ -82,14 +75,12 @@ def test_train_resume_and_refuse(command, tmp_path):
     assert total == len(ring_triples().drop_duplicates()) and found["splits"]["train"] > 0.8 * total
     assert len(set(found["answers"])) == len(found["answers"]) > 1
     # The same triples and more epochs: the run goes on.
-    done = finished(command(3, progress="shown"))
-    assert done.returncode == 0, done.stderr
+    done = run(command(3, progress="shown"))
     assert json.loads(done.stdout.splitlines()[-1])["epochs"] == 3
     assert "epoch 3/3" in done.stdout and "epoch 2/3" not in done.stdout
     # Other triples: refused, and nothing is changed.
     before = {path: path.read_bytes() for path in (tmp_path / "run").rglob("*") if path.is_file()}
-    done = finished(command(3, rows=50))
-    assert done.returncode == 1
+    done = run(command(3, rows=50), status=1)
     assert done.stderr.splitlines()[-1] == (
         f"dglkge.errors.InputError: {tmp_path}/run has a run of other triples or splits; give "
         "overwrite=True or another output"
@@ -142,20 +133,20 @@ def test_what_is_refused_creates_nothing(tmp_path):
         dglkge.train(triples, output=tmp_path / "mine", overwrite=True)
     assert (tmp_path / "mine" / "thesis.tex").exists()
     # Wrong triples are found before a run is removed for them.
-    run = tmp_path / "old"
-    run.mkdir()
-    (run / "config.json").write_text("{}")
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "config.json").write_text("{}")
     for wrong in (triples.assign(head=None), tmp_path / "nowhere.tsv"):
         with pytest.raises(dglkge.errors.InputError):
-            dglkge.train(wrong, output=run, overwrite=True)
-        assert (run / "config.json").exists()
+            dglkge.train(wrong, output=old, overwrite=True)
+        assert (old / "config.json").exists()
         with pytest.raises(dglkge.errors.InputError):
             dglkge.train(wrong, output=tmp_path / "new")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "old"]
-    inside = run / "dataset"
+    inside = old / "dataset"
     inside.symlink_to(toy_dataset())
     with pytest.raises(dglkge.errors.InputError, match="lies in .*old, which overwrite would remove"):
-        dglkge.train(inside, output=run, overwrite=True)
+        dglkge.train(inside, output=old, overwrite=True)
     with pytest.raises(dglkge.errors.InputError, match="is a data set with splits of its own"):
         dglkge.train(toy_dataset(), output=tmp_path / "run", split=(0.8, 0.1, 0.1))
 
@@ -164,16 +155,17 @@ def test_the_command(tmp_path):
     """``dglkge train`` and ``dglkge config --diff``."""
     settings = {**SETTINGS, "dataset": toy_dataset(), "output": tmp_path / "run"}
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
-    done = finished([*warm.python(), "-m", "dglkge", "train", *words, "--num_trainers", "1"])
-    assert done.returncode == 0, done.stderr
+    done = run([*warm.python(), "-m", "dglkge", "train", *words, "--num_trainers", "1"])
     assert f"checkpoint, statistics and metrics are in {tmp_path}/run" in done.stdout
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith(f"next: dglkge predict {tmp_path}/run --head NAME") and "dglkge serve" in last
     assert (tmp_path / "run" / "logs" / "trainer-0.log").is_file()
-    done = finished([*warm.python(), "-m", "dglkge", "config", "--diff", str(tmp_path / "run"), "--json"])
+    done = run([*warm.python(), "-m", "dglkge", "config", "--diff", str(tmp_path / "run"), "--json"])
     changed = json.loads(done.stdout)
     # The run has recorded what "auto" was.
     assert changed.pop("training.matmul_dtype", {"value": "float32"})["value"] in ("float32", "bfloat16")
     assert {name: entry["value"] for name, entry in changed.items()} == {
         name: str(value) if isinstance(value, Path) else value for name, value in settings.items()
     }
-    done = finished([*warm.python(), "-m", "dglkge", "train", "--set", "training.epochs=3"])
-    assert done.returncode == 2 and done.stderr.startswith("dglkge: error: ")
+    done = run([*warm.python(), "-m", "dglkge", "train", "--set", "training.epochs=3"], status=2)
+    assert done.stderr.startswith("dglkge: error: ")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -17,23 +16,13 @@ from tests import warm
 from tests.functional import job as commands
 from tests.toy_kg import toy_dataset
 
-SCRIPT = str(Path(__file__).with_name("controlled_train.py"))
+SCRIPT = str(Path(__file__).with_name("elastic_train.py"))
 SETTINGS = (
-    "model.dimension=16",
-    "model.init_scale=0.1",
-    "negatives.num_uniform=20",
-    "negatives.chunk_size=16",
-    "training.batch_size=32",
-    "training.num_epochs=6",
-    "optimizer.name=row_adagrad",
-    "optimizer.relations.name=sparse_adagrad",
-    "optimizer.relations.lr=0.05",
-    "optimizer.clip_norm=0.05",
-    "optimizer.clip_value=0.02",
-    "optimizer.schedule={name: CosineAnnealingLR, T_max: 40}",
-    "optimizer.schedule.every=batch",
-    "optimizer.warmup_batches=8",
-    "evaluation.valid_every_epochs=1",
+    *("model.dimension=16", "model.init_scale=0.1", "negatives.num_uniform=20", "negatives.chunk_size=16"),
+    *("training.batch_size=32", "training.num_epochs=6", "optimizer.name=row_adagrad"),
+    *("optimizer.relations.name=sparse_adagrad", "optimizer.relations.lr=0.05", "optimizer.clip_norm=0.05"),
+    *("optimizer.clip_value=0.02", "optimizer.schedule={name: CosineAnnealingLR, T_max: 40}"),
+    *("optimizer.schedule.every=batch", "optimizer.warmup_batches=8", "evaluation.valid_every_epochs=1"),
     "training.early_stopping.patience=2",
     # More than an MRR can gain: the third ranking ends the training.
     "training.early_stopping.min_gain=1",
@@ -45,18 +34,15 @@ TABLE_TOLERANCE = 5e-4
 
 def live(folder: Path, num_trainers: int, stop_at: tuple[int, int] | None = None) -> None:
     """Run the script until its end, or until it stops itself; 0 trainers: plain python."""
-    words = [SCRIPT] if stop_at is None else [SCRIPT, "--stop-at", *map(str, stop_at)]
-    for setting in (f"dataset={toy_dataset()}", f"output={folder / 'run'}", *SETTINGS):
-        words += ["--set", setting]
+    (folder / "hold").unlink(missing_ok=True)
+    if stop_at is not None:
+        epoch, index = stop_at
+        (folder / "hold").write_text(f"{epoch} {index} {max(0, num_trainers - 1)} signal")
+    words = [SCRIPT, *commands.sets((f"dataset={toy_dataset()}", f"output={folder / 'run'}", *SETTINGS))]
     command = [*warm.python(), *words]
     if num_trainers:
-        launch = ["-m", "dglkge.cli.launch", "--ip_config", str(commands.ip_config(folder))]
-        launch += ["--num_trainers", str(num_trainers), "--num_omp_threads", "1"]
-        command = [*warm.python(), *launch, *words]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=120, env=commands.environment(), cwd=folder
-    )
-    assert done.returncode == (0 if stop_at is None else 143), done.stdout + done.stderr
+        command = commands.launch_command(folder, num_trainers, (), script=words)
+    commands.run(command, 0 if stop_at is None else 143, folder)
 
 
 def content(run: Path) -> dict[str, Any]:

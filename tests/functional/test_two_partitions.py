@@ -40,8 +40,7 @@ def trained(
         f"model.dimension={DIM}",
         "training.num_epochs=8",
     ]
-    done = commands.train_alone(*settings, "negatives.num_uniform=20", "training.batch_size=50")
-    assert done.returncode == 0, done.stderr
+    commands.train_alone(*settings, "negatives.num_uniform=20", "training.batch_size=50")
     return folder / "run", [one, *cut]
 
 

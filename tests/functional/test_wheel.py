@@ -9,6 +9,7 @@ import sys
 import sysconfig
 from pathlib import Path
 
+from tests.functional.job import sets
 from tests.test_packaging import wheel_file  # noqa: F401  a fixture
 from tests.toy_kg import ring_triples, write_splits
 
@@ -55,11 +56,21 @@ def test_an_installed_wheel_needs_no_repository(wheel_file, tmp_path):  # noqa: 
     assert run("dglkge", "--version").startswith("dglkge ")
     assert run("dglkge-launch", "--help").startswith("usage: dglkge-launch")
     run("dglkge", "partition", "--input", "triples", "--output", "data/ring")
+    more = [
+        "--dataset",
+        "data/ring",
+        "--input",
+        "triples/test.tsv",
+        "--name",
+        "more",
+        "--output",
+        "data/more",
+    ]
+    run("dglkge", "extend", *more)
     # No compiled loops: they would be compiled anew in a new folder.
     settings = ["dataset=data/ring", "output=runs/ring", "training.kernels=reference"]
     settings += ["training.num_epochs=1", "model.dimension=16"]
-    sets = [word for setting in settings for word in ("--set", setting)]
-    out = run("dglkge", "train", "--recipe", "stdlib/complex", *sets, "--num_trainers", "1")
+    out = run("dglkge", "train", "--recipe", "stdlib/complex", *sets(settings), "--num_trainers", "1")
     assert "checkpoint, statistics and metrics are in runs/ring" in out
     report = json.loads(run("dglkge", "evaluate", "runs/ring", "--limit", "3", "--json"))
     assert report["num_triples"] == 3 and report["dataset"] == "ring"

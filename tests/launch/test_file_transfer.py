@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -101,11 +102,23 @@ def test_links_stay_links(session: NodeConnection, tmp_path: Path) -> None:
 
 
 def test_leavings_of_a_broken_transfer_go(tmp_path: Path) -> None:
-    """What was written and never placed is removed by the next transfer."""
-    first = host_files.make_staging(str(tmp_path))
-    second = host_files.make_staging(str(tmp_path))
-    assert [str(path) for path in tmp_path.iterdir()] == [second]
-    assert first != second
+    """What an ended process has written and never placed is removed by the next transfer."""
+    script = "import sys; from dglkge.launch.remote.host_files import make_staging; make_staging(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", script, str(tmp_path)], check=True, env={"PYTHONPATH": str(ROOT)})
+    (left,) = tmp_path.iterdir()
+    first, second = host_files.make_staging(str(tmp_path)), host_files.make_staging(str(tmp_path))
+    assert {str(path) for path in tmp_path.iterdir()} == {first, second} and not left.exists()
+
+
+def test_machines_are_copied_from_side_by_side(session: NodeConnection, tmp_path: Path) -> None:
+    """Each transfer removed the staging folders of the others: logs of several machines did not come back."""
+    for machine in "ab":
+        (tmp_path / machine).mkdir()
+        (tmp_path / machine / f"{machine}.log").write_text(machine)
+    first, second, back = (str(tmp_path / name) for name in ("a", "b", "back"))
+    # The second begins when all files of the first are in its staging folder.
+    fetch(session, first, back, every, lambda: fetch(session, second, back, every))
+    assert contents(tmp_path / "back") == {f"{machine}.log": machine for machine in "ab"}
 
 
 def test_what_cannot_be_sent(session: NodeConnection, here: Path, tmp_path: Path) -> None:

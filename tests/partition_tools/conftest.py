@@ -14,17 +14,19 @@ from dglkge.partition.run_build import GraphJob
 from tests.toy_kg import ring_triples, typed_triples
 
 
-@pytest.fixture
-def build_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Partition in the test's own process, without a child that has to import DGL first."""
+def build_in_this_process(dataset: Path, job: GraphJob) -> None:
+    """Partition without a child, which would have to import DGL first."""
     from dglkge.partition.build_graph import build_partitions
 
-    def run_build(dataset: Path, job: GraphJob) -> None:
-        job.save(dataset)
-        with contextlib.redirect_stdout(io.StringIO()):
-            build_partitions(dataset, GraphJob.take(dataset))
+    job.save(dataset)
+    with contextlib.redirect_stdout(io.StringIO()):
+        build_partitions(dataset, GraphJob.take(dataset))
 
-    monkeypatch.setattr(dataset_writer, "run_build", run_build)
+
+@pytest.fixture
+def build_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Partition in the test's own process."""
+    monkeypatch.setattr(dataset_writer, "run_build", build_in_this_process)
 
 
 @pytest.fixture

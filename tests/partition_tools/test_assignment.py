@@ -3,26 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dglkge.partition.build_graph import fill_empty_parts, random_parts
-
-
-@settings(max_examples=60, deadline=None)
-@given(
-    counts=st.lists(st.integers(1, 40), min_size=1, max_size=4),
-    num_parts=st.integers(1, 5),
-    seed=st.integers(0, 2**32),
-)
-def test_every_type_is_dealt_out_evenly(counts, num_parts, seed):
-    rng = np.random.default_rng(seed)
-    type_of = np.repeat(np.arange(len(counts)), counts)
-    parts = random_parts(type_of, rng.integers(0, 100, len(type_of)), num_parts, rng)
-    for type_, count in enumerate(counts):
-        owned = np.bincount(parts[type_of == type_], minlength=num_parts)
-        assert owned.sum() == count and owned.max() - owned.min() <= 1
 
 
 def spread_slowly(type_of: np.ndarray, in_degrees: np.ndarray, num_parts: int, rng: np.random.Generator):
@@ -53,15 +37,9 @@ def test_the_least_loaded_partition_takes_the_next_node(counts, num_parts, seed)
     in_degrees = np.random.default_rng(seed).integers(0, 9, len(type_of))
     found = random_parts(type_of, in_degrees, num_parts, np.random.default_rng(seed))
     assert found.tolist() == spread_slowly(type_of, in_degrees, num_parts, np.random.default_rng(seed))
-
-
-@pytest.mark.parametrize("num_parts", [2, 3, 8])
-def test_edges_are_balanced_in_a_skewed_graph(num_parts):
-    rng = np.random.default_rng(0)
-    in_degrees = rng.zipf(1.8, 3000).clip(max=2000)
-    parts = random_parts(np.zeros(3000, dtype=np.int64), in_degrees, num_parts, rng)
-    edges = np.bincount(parts, weights=in_degrees)
-    assert edges.max() / edges.mean() < 1.02
+    for type_, count in enumerate(counts):
+        owned = np.bincount(found[type_of == type_], minlength=num_parts)
+        assert owned.sum() == count and owned.max() - owned.min() <= 1
 
 
 def test_partition_of_a_hub_gets_no_other_large_nodes():
@@ -69,12 +47,6 @@ def test_partition_of_a_hub_gets_no_other_large_nodes():
     parts = random_parts(np.zeros(102, dtype=np.int64), in_degrees, 2, np.random.default_rng(0))
     hub = parts[0]
     assert (in_degrees[parts == hub] > 0).sum() == 1 and (parts == hub).sum() == 51
-
-
-def test_same_seed_same_parts():
-    type_of, degrees = np.zeros(100, dtype=np.int64), np.arange(100) % 7
-    draws = [random_parts(type_of, degrees, 3, np.random.default_rng(seed)) for seed in (1, 1, 2)]
-    assert np.array_equal(draws[0], draws[1]) and not np.array_equal(draws[0], draws[2])
 
 
 def test_empty_parts_are_filled_with_the_least_loss():

@@ -53,15 +53,20 @@ def small_disk(tmp_path):
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def run(*arguments, **options):
+def run(*arguments, stdout=subprocess.PIPE):
     command = [*warm.python(), str(REPOSITORY / "partition_tools" / "partition.py"), *map(str, arguments)]
     command += ["--split", "1"]
-    return subprocess.run(command, capture_output=True, text=True, timeout=180, **options)
+    return subprocess.run(
+        command,
+        stdout=stdout,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=180,
+        env={**os.environ, warm.COPIED_BUILD: "1"},
+    )
 
 
-@pytest.mark.parametrize(
-    "kib", [40, SPLIT_KIB * 3 // 4, SPLIT_KIB + 200, 850, 1100], ids=lambda kib: f"{kib} KiB"
-)
+@pytest.mark.parametrize("kib", [40, SPLIT_KIB * 3 // 4, SPLIT_KIB + 200, 850, 1100])
 def test_full_disk(kib, source, small_disk):
     """Temporary ids, vocabularies, splits, DGL's files and the edge tables: wherever it happens."""
     disk = small_disk(kib)
@@ -97,9 +102,8 @@ def test_a_file_system_that_takes_no_files(source, small_disk):
 
 def test_a_full_console_after_the_dataset_is_whole(source, tmp_path):
     with open("/dev/full", "w") as full:
-        command = [*warm.python(), str(REPOSITORY / "partition_tools" / "partition.py")]
-        command += ["--input", str(source), "--output", str(tmp_path / "out"), "--json", "--split", "1"]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=180)
+        arguments = ["--input", source, "--output", tmp_path / "out", "--json", "--method", "random"]
+        done = run(*arguments, stdout=full)
     assert done.returncode == 1
     assert done.stderr == (
         f"partition.py: error: the dataset lies in {tmp_path / 'out'}, but its figures are lost: "

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dglkge.data.text_format import Columns, RowRules
 from dglkge.data.triples import frame_chunks
 from dglkge.errors import InputError
-from dglkge.partition.ingest import IdTriples, NameIndex, ingest_ids, ingest_names
+from dglkge.partition.ingest import IdTriples, ingest_ids, ingest_names
 
 ROW = st.tuples(st.sampled_from("abcde"), st.sampled_from(["r", "s"]), st.sampled_from("cdefg"))
 
@@ -46,21 +46,6 @@ def test_ids_lead_back_to_the_names_and_do_not_depend_on_chunks(train, test, siz
     assert all(np.array_equal(whole.splits[split], pieces.splits[split]) for split in whole.splits)
 
 
-def test_ids_do_not_depend_on_the_order_of_triples():
-    rows = [("b", "r", "a"), ("c", "q", "b")]
-    assert (
-        ingest_names({"train": chunks(rows)}).entities == ingest_names({"train": chunks(rows[::-1])}).entities
-    )
-
-
-def test_index_grows():
-    index = NameIndex(0)
-    assert index.add(pa.array(["x", "y", "x"])).tolist() == [0, 1, 0]
-    assert index.add(pa.array(["z", "y"])).tolist() in ([1, 2], [2, 1])
-    names, places = index.in_order()
-    assert names == ["x", "y", "z"] and places.dtype == np.int32
-
-
 @pytest.mark.parametrize(
     "row, message",
     [
@@ -72,29 +57,16 @@ def test_index_grows():
 def test_names_that_no_file_can_hold_are_refused(row, message):
     with pytest.raises(InputError, match=message):
         ingest_names({"train": chunks([row])})
-
-
-def test_tab_in_an_entity_survives():
     assert ingest_names({"train": chunks([("a\tb", "r", "c")])}).entities == ["a\tb", "c"]
-
-
-def test_weights_are_kept_by_split():
-    frame = pd.DataFrame({"head": ["a", "b"], "relation": "r", "tail": "c", "weight": [0.5, 2]})
-    columns = Columns(("head", "relation", "tail", "weight"))
-    triples = ingest_names({"train": frame_chunks(frame, columns, RowRules(), "train")})
-    assert triples.weights["train"].dtype == np.float32 and triples.weights["train"].tolist() == [0.5, 2]
 
 
 IDS = RowRules({"head": 100, "relation": 100, "tail": 100})
 
 
-def test_integers_are_their_own_ids():
+def test_integers_are_their_own_ids_and_maps_of_any_length_name_them():
     triples = ingest_ids({"train": chunks([(2, 1, 0), (1, 0, 2)], rules=IDS)}, None, None)
     assert triples.splits["train"].tolist() == [[2, 1, 0], [1, 0, 2]]
     assert triples.entities == ["0", "1", "2"] and triples.relations == ["0", "1"]
-
-
-def test_id_maps_name_them_and_may_be_longer():
     triples = ingest_ids({"train": chunks([(0, 0, 2)], rules=IDS)}, ["a", "b", "c", "d"], ["r"])
     assert triples.entities == ["a", "b", "c", "d"] and named(triples, "train") == [("a", "r", "c")]
 

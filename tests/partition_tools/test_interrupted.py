@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import subprocess
 from pathlib import Path
@@ -12,7 +14,7 @@ from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from tests import warm
 from tests.data.toy_folder import write_toy_folder
-from tests.toy_kg import REPOSITORY, ring_triples, write_splits
+from tests.toy_kg import REPOSITORY, partition, ring_triples, write_splits
 
 RUN = """
 import os, sys
@@ -42,29 +44,18 @@ def source(tmp_path) -> Path:
 
 def run(source: Path, output: Path, module: str, function: str, number: int, *options: str):
     code = RUN.format(root=str(REPOSITORY), module=module, function=function, signal=int(number))
-    command = [
-        *warm.python(),
-        "-c",
-        code,
-        "--input",
-        str(source),
-        "--output",
-        str(output),
-        "--num-parts",
-        "2",
-    ]
-    return subprocess.run([*command, *options], capture_output=True, text=True, timeout=120)
+    words = ["--input", str(source), "--output", str(output), "--num-parts", "2", "--method", "random"]
+    command = [*warm.python(), "-c", code, *words, *options]
+    env = {**os.environ, warm.COPIED_BUILD: "1"}
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env)
 
 
 def loadable(folder: Path) -> list[Path]:
     """All folders below that open as a dataset."""
     found = []
-    for path in [folder, *folder.rglob("*")]:
-        if path.is_dir():
-            try:
-                Dataset.open(path)
-            except InputError:
-                continue
+    for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
+        with contextlib.suppress(InputError):
+            Dataset.open(path)
             found.append(path)
     return found
 
@@ -99,9 +90,6 @@ def test_next_run_clears_up_and_succeeds(tmp_path, source):
     output = tmp_path / "out"
     assert run(source, output, "dataset_writer", "run_build", signal.SIGKILL).returncode == -signal.SIGKILL
     assert (tmp_path / ".out.partial" / "train.npy").exists()
-    command = [*warm.python(), str(REPOSITORY / "partition_tools" / "partition.py"), "--num-parts", "2"]
-    subprocess.run(
-        [*command, "--input", str(source), "--output", str(output)], check=True, capture_output=True
-    )
+    partition(source, output, "--num-parts", "2", "--method", "random")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
     assert loadable(tmp_path) == [output]

@@ -14,7 +14,6 @@ from dglkge.partition.make_dataset import partition_dataframe
 from dglkge.partition.options import Options
 from partition_tools import partition
 from tests.partition_tools.reading_back import named_triples
-from tests.toy_kg import typed_triples
 
 NEAR = [(f"e{i}", "above", f"e{i + 1}") for i in range(9)]
 TRAIN = [*NEAR[:8], *((t, "below", h) for h, _, t in NEAR), ("e0", "likes", "e5")]
@@ -107,25 +106,9 @@ def test_split_rows_have_no_place(tmp_path, call):
     assert status == 2 and ", e.g. valid: 'b" in err and str(source) not in err
 
 
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"strict_splits": 1.5}, "--strict-splits is 1.5, expected a share from 0 to 1"),
-        ({"strict_splits": float("nan")}, "--strict-splits is nan"),
-        ({"drop_leaks": "exakt"}, "unknown kind of leaks to drop 'exakt'; did you mean 'exact'"),
-    ],
-)
-def test_values_that_are_not_allowed(tmp_path, options, message):
-    frame = pd.DataFrame(TRAIN, columns=["head", "relation", "tail"])
-    with pytest.raises(InputError, match=message):
-        partition_dataframe(frame, tmp_path / "out", options=Options(**options))
-
-
-def test_typed_relations_count_apart(tmp_path, build_here):
+def test_typed_relations_count_apart(tmp_path, build_here, typed):
     """``near`` joins two pairs of types, so it is two relations; what is stored is what is measured again."""
-    frame, types = typed_triples()
-    path = tmp_path / "types.tsv"
-    path.write_text("".join(f"{name}\t{type_}\n" for name, type_ in types.items()))
+    frame, types, path = typed
     order = np.random.default_rng(0).permutation(len(frame))
     train, test = frame.iloc[order[20:]], frame.iloc[order[:20]]
     options = Options(num_parts=2, entity_types=path)

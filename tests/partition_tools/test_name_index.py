@@ -63,7 +63,7 @@ def test_words_in_another_order_have_other_hashes() -> None:
 
 
 @pytest.mark.parametrize("which", [0, 1])
-def test_names_of_which_one_hash_is_equal_are_told_apart(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_names_of_equal_hashes_are_told_apart(which: int, monkeypatch: pytest.MonkeyPatch) -> None:
     def half(offsets: np.ndarray, data: np.ndarray, keys: np.ndarray) -> np.ndarray:
         hashes = hash_names(offsets, data, keys)
         hashes[:, which] = 0

@@ -1,4 +1,4 @@
-"""What is refused before any triple is read, and what progress shows."""
+"""What is refused before any triple is read, which file is which split, and what progress shows."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ import pytest
 from dglkge.errors import InputError
 from dglkge.partition.make_dataset import check_num_parts
 from dglkge.partition.options import Options
+from dglkge.partition.readers.find import find_input, split_of
 from dglkge.partition.report import reading_progress, show_line
-
-
-def test_defaults_are_allowed():
-    Options()
 
 
 @pytest.mark.parametrize(
@@ -22,6 +19,9 @@ def test_defaults_are_allowed():
         ({"num_workers": 0}, "--num-workers is 0, expected 1 or more"),
         ({"seed": -1}, "the seed is -1, expected 0 to"),
         ({"seed": 2**63}, "expected 0 to 2"),
+        ({"strict_splits": 1.5}, "--strict-splits is 1.5, expected a share from 0 to 1"),
+        ({"strict_splits": float("nan")}, "--strict-splits is nan"),
+        ({"drop_leaks": "exakt"}, "unknown kind of leaks to drop 'exakt'; did you mean 'exact'"),
     ],
 )
 def test_values_that_are_not_allowed(options, message):
@@ -29,25 +29,18 @@ def test_values_that_are_not_allowed(options, message):
         Options(**options)
 
 
-def test_maps_need_integer_ids(tmp_path):
+def test_maps_need_integer_ids_and_files_must_be_there(tmp_path):
     (tmp_path / "m.tsv").touch()
     Options(entity_map=tmp_path / "m.tsv", integer_ids=True)
-    with pytest.raises(
-        InputError, match="a map was given|map was given, but the ids are not said to be integers"
-    ):
+    with pytest.raises(InputError, match="map was given, but the ids are not said to be integers"):
         Options(relation_map=tmp_path / "m.tsv")
-
-
-def test_files_must_be_there(tmp_path):
     with pytest.raises(InputError, match="types.tsv: there is no such file"):
         Options(entity_types=tmp_path / "types.tsv")
 
 
 def test_partitions_need_a_node_of_every_type_each():
     check_num_parts(3, {"person": 3, "relation": 3})
-    with pytest.raises(
-        InputError, match=r"3 partitions are more than there are entities of type 'town' \(2\)"
-    ):
+    with pytest.raises(InputError, match=r"3 partitions are more than .* entities of type 'town' \(2\)"):
         check_num_parts(3, {"person": 3, "town": 2, "relation": 3})
     with pytest.raises(InputError, match=r"3 partitions are more than there are relations \(1\)"):
         check_num_parts(3, {"person": 3, "relation": 1})
@@ -63,10 +56,70 @@ def test_progress_is_shown_on_stderr_where_asked_for(tmp_path, capsys):
     out, err = capsys.readouterr()
     assert out == "" and "100%" in err and "partitioning\n" in err
 
-
-@pytest.mark.parametrize("progress", [False, None])
-def test_progress_is_silent_otherwise(tmp_path, capsys, progress):
-    with reading_progress([tmp_path / "missing.tsv"], progress) as on_bytes:
-        on_bytes(tmp_path)(40)
-    show_line(progress, "partitioning")
+    for progress in (False, None):
+        with reading_progress([tmp_path / "missing.tsv"], progress) as on_bytes:
+            on_bytes(tmp_path)(40)
+        show_line(progress, "partitioning")
     assert capsys.readouterr() == ("", "")
+
+
+def find_sources(inputs):
+    return {split: path for split, ((path, _),) in find_input(inputs, Options()).files.items()}
+
+
+def touch(folder, *names):
+    paths = [folder / name for name in names]
+    for path in paths:
+        path.touch()
+    return paths
+
+
+def test_split_of_a_name(tmp_path):
+    names = {
+        "train": "train.tsv TRAIN.txt.gz fb15k.train.txt",
+        "valid": "valid.csv dev.tsv val.parquet wiki-validation.tsv.gz",
+        "test": "freebase_mtr100-test.txt",
+        None: "training_data.tsv contrain.tsv facts.tsv",
+    }
+    for split, files in names.items():
+        assert {split_of(tmp_path / name) for name in files.split()} == {split}
+
+
+def test_folder(tmp_path):
+    train, test, *_ = touch(tmp_path, "train.tsv.gz", "test.csv", "README.md", "entity_types.tsv", "train.md")
+    assert find_sources([tmp_path]) == {"train": train, "test": test}
+
+
+def test_ambiguous_split(tmp_path):
+    paths = touch(tmp_path, "train.tsv", "valid.tsv", "dev.tsv")
+    for inputs in ([tmp_path], paths):
+        with pytest.raises(InputError, match="the valid split is ambiguous: .*dev.tsv"):
+            find_sources(inputs)
+
+
+def test_files_in_any_order_if_names_say_it_and_else_in_their_order(tmp_path):
+    test, train = touch(tmp_path, "a-test.tsv", "a-train.tsv")
+    assert find_sources([test, train]) == {"train": train, "test": test}
+    paths = touch(tmp_path, "a.tsv", "b.tsv", "c.tsv")
+    assert list(find_sources(paths).items()) == list(zip(["train", "valid", "test"], paths))
+    assert find_sources(paths[:1]) == {"train": paths[0]}
+    assert find_sources([test]) == {"train": test}
+
+
+def test_some_names_that_say_it_and_some_that_do_not(tmp_path):
+    with pytest.raises(InputError, match="facts.tsv: its name does not say which"):
+        find_sources(touch(tmp_path, "train.tsv", "facts.tsv"))
+
+
+def test_wrong_inputs(tmp_path):
+    path, *_ = touch(tmp_path, "a.tsv", "test.tsv", "train.json")
+    with pytest.raises(
+        InputError, match="has no file called train with one of the extensions .csv, .graphml"
+    ):
+        find_sources([tmp_path])
+    with pytest.raises(InputError, match="nothing.tsv: there is no such file or folder"):
+        find_sources([tmp_path / "nothing.tsv"])
+    with pytest.raises(InputError, match="takes one folder or up to three files; got the folder"):
+        find_sources([path, tmp_path])
+    with pytest.raises(InputError, match="up to three files .*, got 4"):
+        find_sources([path] * 4)

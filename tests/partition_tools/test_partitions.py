@@ -1,7 +1,8 @@
-"""Whole datasets in several layouts, partitioned by DGL and read back by the files alone."""
+"""Whole data sets, of toys and of public graphs, partitioned by DGL and read back by the files alone."""
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections import Counter
 
@@ -13,11 +14,12 @@ from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from dglkge.partition.make_dataset import partition_dataframe, partition_files
 from dglkge.partition.options import Options
+from partition_tools import partition
 from tests.partition_tools.reading_back import named_triples, owned_triples
 
 pytestmark = pytest.mark.usefixtures("build_here")
 
-LAYOUTS = [(1, "metis"), (2, "metis"), (3, "metis"), (2, "random"), (3, "random")]
+LAYOUTS = [(1, "metis"), (3, "metis"), (2, "random")]
 
 
 def rows(frame: pd.DataFrame) -> list[tuple]:
@@ -43,55 +45,45 @@ def test_every_triple_lies_in_one_partition(tmp_path, ring, num_parts, method):
 def test_typed_graph(tmp_path, typed, num_parts, method):
     frame, types, path = typed
     options = Options(num_parts=num_parts, method=method, entity_types=path)
-    partition_dataframe(frame, tmp_path / "out", options=options)
+    # A pair of types that the relation joins in test only.
+    test = pd.DataFrame([("person0", "lies_in", "person1")], columns=["head", "relation", "tail"])
+    partition_dataframe(frame, tmp_path / "out", test=test, options=options)
+    assert named_triples(tmp_path / "out", "test") == rows(test)
     assert Counter(named_triples(tmp_path / "out", "train")) == Counter(rows(frame))
     assert sum(owned_triples(tmp_path / "out"), Counter()) == Counter(rows(frame))
     dataset = Dataset.open(tmp_path / "out")
     assert dataset.entity_types == sorted(set(types.values()))
     for type_ in dataset.entity_types:
         assert all(types[name] == type_ for name in dataset.vocabulary(type_).names)
-    assert (
-        "near (person → town)" in dataset.relations.labels
-        and "near (town → town)" in dataset.relations.labels
-    )
-    end = 0
+    labels = set(dataset.relations.labels.names)
+    assert {"near (person → town)", "near (town → town)", "lies_in (person → person)", "knows"} <= labels
+    assert dataset.num_relations == len(labels) == 6
+    end, triples = 0, named_triples(tmp_path / "out", "train")
+    of_pair: dict[tuple, list] = {}
+    for row in rows(frame):
+        of_pair.setdefault((types[row[0]], types[row[2]]), []).append(row)
     for lhs, rhs, first, last in dataset.edge_types:
-        assert first == end
+        assert first == end and triples[first:last] == of_pair[lhs, rhs]
         end = last
         for relation in np.unique(dataset.split("train")[first:last, 1]).tolist():
             assert (dataset.relations[relation].lhs, dataset.relations[relation].rhs) == (lhs, rhs)
     assert end == len(frame)
 
 
-def test_triples_of_a_pair_keep_their_order(tmp_path, typed):
-    frame, types, path = typed
-    partition_dataframe(frame, tmp_path / "out", options=Options(entity_types=path))
-    found: dict[tuple, list] = {}
-    for row in rows(frame):
-        found.setdefault((types[row[0]], types[row[2]]), []).append(row)
-    triples = named_triples(tmp_path / "out", "train")
-    for lhs, rhs, first, end in Dataset.open(tmp_path / "out").edge_types:
-        assert triples[first:end] == found[lhs, rhs]
-
-
 def test_fingerprint_depends_on_the_triples_alone(tmp_path, ring):
-    fingerprints = set()
-    for place, (num_parts, method) in enumerate(LAYOUTS[:3]):
-        output = tmp_path / f"out{place}"
-        partition_dataframe(ring, output, options=Options(num_parts=num_parts, method=method, seed=place))
-        fingerprints.add(Dataset.open(output).fingerprint)
-    assert len(fingerprints) == 1
-    partition_dataframe(ring[:-1], tmp_path / "other")
-    assert Dataset.open(tmp_path / "other").fingerprint not in fingerprints
-
-
-def test_same_seed_same_random_partitions(tmp_path, ring):
-    maps = []
-    for place, seed in enumerate((5, 5, 6)):
-        options = Options(num_parts=3, method="random", seed=seed)
+    """And partitions on the seed."""
+    found = []
+    for place, (num_parts, method, seed) in enumerate(
+        [(1, "metis", 5), (3, "random", 5), (3, "random", 5), (3, "random", 6)]
+    ):
+        options = Options(num_parts=num_parts, method=method, seed=seed, name="same")
         partition_dataframe(ring, tmp_path / str(place), options=options)
-        maps.append(np.load(tmp_path / str(place) / "partitions" / "original_ids_entity.npy"))
-    assert np.array_equal(maps[0], maps[1]) and not np.array_equal(maps[0], maps[2])
+        parts = np.load(tmp_path / str(place) / "partitions" / "original_ids_entity.npy").tolist()
+        found.append((Dataset.open(tmp_path / str(place)).fingerprint, parts))
+    assert len({fingerprint for fingerprint, _ in found}) == 1
+    assert found[1] == found[2] != found[3]
+    partition_dataframe(ring[:-1], tmp_path / "other")
+    assert Dataset.open(tmp_path / "other").fingerprint != found[0][0]
 
 
 def test_pair_with_fewer_triples_than_partitions(tmp_path):
@@ -122,31 +114,27 @@ def test_weights_go_where_their_triples_go(tmp_path, typed):
     assert dataset.has_weights
     triples = named_triples(tmp_path / "out", "train")
     assert dataset.train_weights().tolist() == [weight_of[row] for row in triples]
+    partition_dataframe(frame, tmp_path / "unweighted", options=Options(num_parts=2, entity_types=path))
+    assert Dataset.open(tmp_path / "unweighted").fingerprint != dataset.fingerprint
     for part_id in range(2):
         table = dataset.layout().edge_table(part_id)
         assert table.weights.tolist() == [weight_of[triples[i]] for i in table.triple_ids.tolist()]
 
 
-def test_duplicates_and_unseen_are_kept_and_counted(tmp_path):
-    train = pd.DataFrame([("a", "r", "b")] * 3 + [("b", "r", "a")], columns=["head", "relation", "tail"])
-    test = pd.DataFrame([("a", "s", "new"), ("a", "r", "b")], columns=["head", "relation", "tail"])
-    figures = partition_dataframe(train, tmp_path / "out", test=test)
-    assert figures["splits"] == {"train": 4, "valid": 0, "test": 2}
-    assert figures["duplicates"] == {"train": 2, "valid": 0, "test": 0}
-    assert figures["unseen"]["test"] == {"entities": 1, "relations": 1, "triples": 1}
-    assert named_triples(tmp_path / "out", "test") == rows(test)
-    assert sum(owned_triples(tmp_path / "out"), Counter())["a", "r", "b"] == 3
-
-
-def test_loops_and_isolated_entities(tmp_path):
-    train = pd.DataFrame(
-        [("a", "r", "a"), ("b", "r", "a"), ("c", "r", "c")], columns=["head", "relation", "tail"]
+def test_duplicates_unseen_loops_and_isolated_entities_are_kept_and_counted(tmp_path):
+    columns = ["head", "relation", "tail"]
+    train = [*[("a", "r", "b")] * 3, ("b", "r", "a"), ("a", "s", "a"), ("c", "r", "c")]
+    train, test = (
+        pd.DataFrame(train, columns=columns),
+        [("a", "u", "new"), ("a", "r", "b"), ("lonely", "r", "a")],
     )
-    test = pd.DataFrame([("lonely", "r", "a")], columns=["head", "relation", "tail"])
-    train.loc[3] = ("a", "s", "b")
-    partition_dataframe(train, tmp_path / "out", test=test, options=Options(num_parts=2))
+    test = pd.DataFrame(test, columns=columns)
+    figures = partition_dataframe(train, tmp_path / "out", test=test, options=Options(num_parts=2))
+    assert figures["splits"] == {"train": 6, "valid": 0, "test": 3}
+    assert figures["duplicates"] == {"train": 2, "valid": 0, "test": 0}
+    assert figures["unseen"]["test"] == {"entities": 2, "relations": 1, "triples": 2}
+    assert named_triples(tmp_path / "out", "test") == rows(test)
     assert sum(owned_triples(tmp_path / "out"), Counter()) == Counter(rows(train))
-    assert "lonely" in Dataset.open(tmp_path / "out").vocabulary("entity")
 
 
 def test_integer_ids_keep_their_numbers(tmp_path):
@@ -188,7 +176,27 @@ def test_several_sets_and_fractions_are_refused(tmp_path, ring):
     assert not (tmp_path / "out").exists()
 
 
-def test_bad_row_of_a_frame_is_named(tmp_path, ring):
-    ring.loc[7, "tail"] = None
-    with pytest.raises(InputError, match="train: row 8: the tail is empty"):
-        partition_dataframe(ring, tmp_path / "out")
+COUNTS = {
+    "FB15k-237": (14541, 237, 272115, 17535, 20466, 36),
+    "WN18RR": (40943, 11, 86835, 3034, 3134, 384),
+    "Nations": (14, 55, 1592, 199, 201, 0),
+}
+"""Entities, relations, train, valid, test, and entities of valid and test unseen in training."""
+
+
+@pytest.mark.parametrize("name", COUNTS)
+def test_counts(shared_datasets, tmp_path, build_here, capsys, name):
+    source = shared_datasets / name
+    arguments = ["--input", str(source), "--output", str(tmp_path / "out"), "--num-parts", "2", "--json"]
+    assert partition.main(arguments) == 0
+    figures = json.loads(capsys.readouterr().out)
+    entities, relations, train, valid, test, unseen = COUNTS[name]
+    assert figures["entity_types"] == {"entity": entities} and figures["num_relations"] == relations
+    assert figures["splits"] == {"train": train, "valid": valid, "test": test}
+    assert figures["unseen"]["valid_and_test"]["entities"] == unseen
+    assert figures["duplicates"] == {"train": 0, "valid": 0, "test": 0}
+    assert figures["balance"]["edges"] < 1.1 and figures["balance"]["entities"] < 1.1
+    with gzip.open(source / "test.tsv.gz", "rt", encoding="utf-8") as file:
+        expected = [tuple(line.rstrip("\n").split("\t")) for line in file]
+    assert named_triples(tmp_path / "out", "test") == expected
+    assert Dataset.open(tmp_path / "out").num_entities("entity") == entities

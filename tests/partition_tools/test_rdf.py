@@ -1,4 +1,4 @@
-"""RDF in: four formats, compressed or not, names, blank nodes, literals, graphs, errors with their lines."""
+"""RDF in: formats, short names that can be undone, blank nodes, literals, graphs, errors with their lines."""
 
 from __future__ import annotations
 
@@ -8,14 +8,17 @@ import json
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dglkge.data.dataset_files import NUMERIC_LITERALS
 from dglkge.errors import InputError
-from dglkge.partition.entity_types import take_types
+from dglkge.partition.entity_types import take_types, type_names
 from dglkge.partition.make_dataset import partition_files
-from dglkge.partition.options import Options, ReadingOptions
+from dglkge.partition.options import Options, ReadingOptions, parse_prefixes
 from dglkge.partition.readers.files import read_input
 from dglkge.partition.readers.find import find_input
+from dglkge.partition.readers.rdf import WELL_KNOWN, PrefixTable
 from tests.partition_tools.reading_back import named_triples
 
 pytest.importorskip("pyoxigraph", reason="RDF is read by pyoxigraph, the extra rdf")
@@ -78,11 +81,9 @@ def write(path, text):
 
 
 FILES = [
-    ("t.ttl", TURTLE, "Turtle (by name)", TRIPLES),
     ("t.turtle.gz", TURTLE, "Turtle, gzip (by name)", TRIPLES),
     ("t.nt.bz2", NT, "N-Triples, bzip2 (by name)", NT_TRIPLES),
     ("t.nq", NQ, "N-Quads (by name)", NT_TRIPLES),
-    ("t.nquads.gz", NQ, "N-Quads, gzip (by name)", NT_TRIPLES),
     ("t.trig.bz2", TRIG, "TriG, bzip2 (by name)", TRIPLES),
     ("t.dump", TURTLE, "Turtle (by content)", TRIPLES),
     ("t.dump.gz", TRIG, "TriG, gzip (by content)", TRIPLES),
@@ -154,14 +155,8 @@ def test_literals_dropped_or_entities(tmp_path):
     assert reading.notes == ["6 triples with literals dropped (see --literals)"]
     _, reading = read(path, literals="entities")
     literals = [name for name in reading.triples.entities if name.startswith('"')]
-    assert literals == [
-        '"2873000"^^xsd:integer',
-        '"301230.5"^^xsd:double',
-        '"NaN"^^xsd:double',
-        '"Roma"@it',
-        '"Switz"',
-        '"{Rome}"',
-    ]
+    numbers = ['"2873000"^^xsd:integer', '"301230.5"^^xsd:double', '"NaN"^^xsd:double']
+    assert literals == [*numbers, '"Roma"@it', '"Switz"', '"{Rome}"']
     assert ("ex:rome", "ex:name", '"Roma"@it') in names(reading) and len(names(reading)) == len(TRIPLES) + 6
 
 
@@ -226,16 +221,8 @@ def test_types_from_triples(tmp_path):
         ":rex": "schema_Person",
         ":rome": "City",
     }
-    assert names(reading) == sorted(
-        [
-            (":ann", ":knows", ":bob"),
-            (":bob", ":lives", ":rome"),
-            (":cid", ":knows", ":ann"),
-            (":dee", ":lives", ":rome"),
-            (":eve", ":knows", ":rex"),
-            (":rome", ":near", ":milan"),
-        ]
-    )
+    expected = ":ann :knows :bob/:bob :lives :rome/:cid :knows :ann/:dee :lives :rome/:eve :knows :rex"
+    assert names(reading) == [tuple(row.split()) for row in f"{expected}/:rome :near :milan".split("/")]
     classes = reading.figures["types"]["classes"]
     assert classes["foaf_Person"] == "foaf:Person" and classes["City"] == ":City"
 
@@ -243,27 +230,17 @@ def test_types_from_triples(tmp_path):
 def test_small_types_are_left_out(tmp_path):
     """With two partitions a type needs two entities; with max_types=1 only the largest stays."""
     path = write(tmp_path / "t.ttl", TYPED)
-    for options, expected in (
-        ({"num_parts": 2}, ["City", "Person", "untyped"]),
-        ({"max_types": 1}, ["Person"]),
-    ):
+    for options, expected in (({"num_parts": 2}, ["City", "Person"]), ({"max_types": 1}, ["Person"])):
         _, reading = read(path, types_from="http://www.w3.org/1999/02/22-rdf-syntax-ns#type", **options)
-        assert [name for name in reading.types[0] if name != "untyped"] == [
-            n for n in expected if n != "untyped"
-        ]
+        assert [name for name in reading.types[0] if name != "untyped"] == expected
 
 
 def test_typed_dataset(tmp_path, build_here):
     path = write(tmp_path / "t.ttl", TYPED)
     options = Options(reading=ReadingOptions(types_from="rdf:type"))
     figures = partition_files([path], tmp_path / "out", options)
-    assert figures["entity_types"] == {
-        "City": 2,
-        "Writer": 1,
-        "foaf_Person": 3,
-        "schema_Person": 1,
-        "untyped": 1,
-    }
+    sizes = {"City": 2, "Writer": 1, "foaf_Person": 3, "schema_Person": 1, "untyped": 1}
+    assert figures["entity_types"] == sizes
     assert (":dee", ":lives", ":rome") in named_triples(tmp_path / "out", "train")
 
 
@@ -272,12 +249,7 @@ ERRORS = [
     ("t.nt.gz", NT + "oops\n", {}, "t.nt.gz:4: .*read as N-Triples"),
     ("t.nt", TURTLE, {}, "t.nt:1: .*it looks like Turtle: --format turtle"),
     ("t.nt", NQ, {}, "t.nt:1: .*it looks like N-Quads: --format nquads"),
-    (
-        "t.ttl",
-        "@prefix ex: <http://e.org/> .\n\nex:a ex:p exx:b .",
-        {},
-        "t.ttl:3: .*prefix exx: has not been",
-    ),
+    ("t.ttl", "@prefix e: <http://e.org/> .\n\ne:a e:p exx:b .", {}, "t.ttl:3: .*prefix exx: has not been"),
     ("t.ttl", "<a> <p> <b> .", {}, "t.ttl:1: .*; relative IRIs need --base-iri"),
     ("t.ttl", "# nothing\n", {}, "t.ttl: there are no triples"),
     ("t.ttl", "", {}, "t.ttl: there are no triples|the file is empty"),
@@ -362,3 +334,63 @@ def test_chunks_do_not_show(tmp_path, monkeypatch):
     monkeypatch.setattr(rdf, "name_chunk", lambda columns: sizes.append(len(columns[0])) or original(columns))
     _, reading = read(write(tmp_path / "t.ttl", TURTLE))
     assert names(reading) == TRIPLES and sizes == [2, 2, 1]
+
+
+# Few characters, so that IRIs begin with one another and schemes are prefixes.
+IRI_STEMS = st.text("ab:/#", max_size=4).map(lambda text: "a:" + text)
+PREFIX_NAMES = st.text("ab", max_size=2)
+TABLES = st.dictionaries(PREFIX_NAMES, IRI_STEMS, max_size=5)
+
+
+@given(TABLES, TABLES, st.lists(IRI_STEMS, max_size=20))
+def test_expand_undoes_shorten(first, second, iris):
+    table = PrefixTable(first, second)
+    short = {iri: table.shorten(iri) for iri in iris}
+    assert all(table.expand(name) == iri for iri, name in short.items())
+    assert len(set(short.values())) == len(short)
+    # The prefixes that were used are enough to undo it.
+    used = PrefixTable(table.used)
+    assert all(used.expand(name) == iri for iri, name in short.items())
+
+
+@given(TABLES, IRI_STEMS)
+def test_the_longest_iri_wins(table, iri):
+    kept = PrefixTable(table).iris
+    candidates = [stem for stem in kept.values() if iri.startswith(stem)]
+    name = PrefixTable(table).shorten(iri)
+    if candidates:
+        stem = max(candidates, key=len)
+        assert name == f"{[prefix for prefix in kept if kept[prefix] == stem][0]}:{iri[len(stem) :]}"
+    else:
+        assert name in (iri, f"<{iri}>")
+
+
+def test_earlier_tables_win():
+    table = PrefixTable({"foaf": "http://mine.org/"}, WELL_KNOWN, {"x": WELL_KNOWN["skos"]})
+    assert table.shorten("http://mine.org/a") == "foaf:a"
+    assert table.shorten(WELL_KNOWN["foaf"] + "name") == WELL_KNOWN["foaf"] + "name"
+    assert table.shorten(WELL_KNOWN["skos"] + "broader") == "skos:broader"
+    assert table.shorten("http://purl.obolibrary.org/obo/GO_0008150") == "go:0008150"
+    assert table.shorten("geo:48.2,16.3") == "<geo:48.2,16.3>"
+
+
+def test_well_known_prefixes_are_all_different():
+    assert len(set(WELL_KNOWN.values())) == len(WELL_KNOWN)
+
+
+def test_parse_prefixes():
+    assert parse_prefixes(["ex=http://e.org/", "y:=http://y.org/?a=b", "=http://z.org/"]) == {
+        "ex": "http://e.org/",
+        "y": "http://y.org/?a=b",
+        "": "http://z.org/",
+    }
+    with pytest.raises(InputError, match="--prefix 'ex' is not allowed; give name=IRI"):
+        parse_prefixes(["ex"])
+    with pytest.raises(InputError, match="--prefix 'ex' is given twice: a: and b:"):
+        parse_prefixes(["ex=a:", "ex=b:"])
+
+
+def test_names_of_types():
+    classes = ["http://a.org/x#Big City", "relation", "untyped", "ex:a__b", "ex:", "http://a.org/Été"]
+    assert type_names(classes) == ["Big_City", "relation-2", "untyped-2", "a_b", "ex", "t"]
+    assert type_names(["a:X", "b:X", "a/X"]) == ["a_X", "b_X", "a_X-2"]

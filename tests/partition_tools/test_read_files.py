@@ -69,8 +69,10 @@ def read(paths: Sequence[Path], num_workers: int, read_bytes: int, folder: Path 
     return triples
 
 
-@pytest.mark.parametrize("in_files", [False, True])
-@pytest.mark.parametrize(("num_workers", "read_bytes"), [(1, 32), (2, 100), (5, 64), (3, BLOCK_BYTES)])
+@pytest.mark.parametrize(
+    ("num_workers", "read_bytes", "in_files"),
+    [(1, 32, True), (2, 100, False), (5, 64, True), (3, BLOCK_BYTES, False)],
+)
 def test_rows_stay_in_the_order_of_the_files(
     num_workers: int, read_bytes: int, in_files: bool, tmp_path: Path
 ) -> None:

@@ -51,6 +51,7 @@ def test_table_says_what_a_user_should_know(figures):
     assert "partitions (random, seed 0)" in text
     assert f"edge cut: {figures['edge_cut']['edges']} " in text
     assert len([line for line in text.splitlines() if line.startswith("│")]) == 2
+    assert "[bold]x[/bold]" in table({**figures, "name": "[bold]x[/bold]"})
 
 
 def quality_lines(**changes) -> list[str]:
@@ -67,14 +68,8 @@ def quality_lines(**changes) -> list[str]:
         "relation_pairs": {"least_share": 0.8, "count": 0, "largest": []},
         "unseen": {"valid": unseen, "test": {"entities": 1200, "relations": 0, "triples": 7}},
         "single_triple_relations": {"count": 0, "examples": []},
-        "degrees": {
-            "min": 0,
-            "median": 2.5,
-            "mean": 3.25,
-            "max": 1234,
-            "entities_of_degree_0": 1,
-            "entities_of_degree_1": 2,
-        },
+        "degrees": {"min": 0, "median": 2.5, "mean": 3.25, "max": 1234}
+        | {"entities_of_degree_0": 1, "entities_of_degree_1": 2},
         "hubs": [{"entity": f"[b]{i}", "degree": 1234 - i} for i in range(10)],
         "components": {"count": 2, "largest": 30, "largest_share": 0.75},
     }
@@ -112,7 +107,3 @@ def test_relations_are_printed():
     assert lines[first + 1 : first + 4] == shown
     assert len([line for line in lines if line.startswith("80.0%")]) == 10
     assert "relations with one training triple: 3 (x, y, ...)" in lines
-
-
-def test_names_are_no_markup(figures):
-    assert "[bold]x[/bold]" in table({**figures, "name": "[bold]x[/bold]"})

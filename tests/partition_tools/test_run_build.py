@@ -28,6 +28,11 @@ def dataset(tmp_path):
     return tmp_path
 
 
+def children() -> list[psutil.Process]:
+    """The living processes that partition for this one."""
+    return [child for child in psutil.Process().children() if "build_graph.py" in " ".join(child.cmdline())]
+
+
 def replace_child(monkeypatch, tmp_path, code: str) -> None:
     """Put another script in the place of build_graph.py."""
     script = tmp_path / "build_graph.py"
@@ -48,9 +53,7 @@ def test_failure_shows_status_and_the_end_of_the_log(dataset, monkeypatch):
     with pytest.raises(JobError, match="exit status 3") as caught:
         run_build(dataset, JOB)
     assert "| line 49" in str(caught.value) and "line 29\n" not in str(caught.value)
-
-
-def test_child_ended_by_a_signal(dataset, monkeypatch):
+    (dataset / "partitions").rename(dataset / "of_the_first")
     replace_child(monkeypatch, dataset, "import os; os.kill(os.getpid(), 9)")
     with pytest.raises(JobError, match=r"ended by SIGKILL \(out of memory\?\)"):
         run_build(dataset, JOB)
@@ -61,7 +64,7 @@ def test_interrupt_ends_the_child(dataset, monkeypatch):
     replace_child(monkeypatch, dataset, f"import os, time; os.kill({os.getpid()}, 2); time.sleep(99)")
     with pytest.raises(KeyboardInterrupt):
         run_build(dataset, JOB)
-    assert not [c for c in psutil.Process().children() if "build_graph.py" in " ".join(c.cmdline())]
+    assert not children()
 
 
 @pytest.mark.usefixtures("in_foreground")
@@ -77,7 +80,7 @@ def test_interrupt_while_the_child_is_started(dataset, monkeypatch):
     monkeypatch.setattr("dglkge.partition.run_build.subprocess.Popen", InterruptedPopen)
     with pytest.raises(KeyboardInterrupt):
         run_build(dataset, JOB)
-    assert not [c for c in psutil.Process().children() if "build_graph.py" in " ".join(c.cmdline())]
+    assert not children()
 
 
 def test_interrupt_that_another_thread_receives(dataset, monkeypatch):
@@ -90,7 +93,7 @@ def test_interrupt_that_another_thread_receives(dataset, monkeypatch):
         raise KeyboardInterrupt
 
     def receive():
-        while not [c for c in psutil.Process().children() if "build_graph.py" in " ".join(c.cmdline())]:
+        while not children():
             time.sleep(0.05)
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)
         seen.append(has_run.wait(10))
@@ -127,30 +130,6 @@ time.sleep(99)
 """
 
 
-def test_child_ends_with_its_parent(dataset):
-    """Even where the parent is ended by ``kill -9``."""
-    root = str(REPOSITORY)
-    (dataset / "build_graph.py").write_text(CHILD.format(root=root))
-    code = PARENT.format(root=root, module=str(dataset / "run_build.py"), dataset=str(dataset))
-    with subprocess.Popen([sys.executable, "-c", code]) as parent:
-        log = dataset / "partitions" / PARTITION_LOG
-        child = None
-        for _ in range(1200):
-            if parent.poll() is not None or (log.exists() and "ready" in log.read_text()):
-                break
-            try:
-                parent.wait(0.05)
-            except subprocess.TimeoutExpired:
-                continue
-        children = psutil.Process(parent.pid).children()
-        assert len(children) == 1
-        child = children[0]
-        parent.send_signal(signal.SIGKILL)
-        assert parent.wait(10) == -signal.SIGKILL
-    gone, alive = psutil.wait_procs([child], timeout=10)
-    assert gone and not alive
-
-
 SLOW_IMPORT = """
 import signal
 print("ready", flush=True)
@@ -158,23 +137,25 @@ while True: signal.pause()
 """
 
 
-def test_child_that_still_imports_ends_with_its_parent(dataset):
-    """``kill -9`` in the seconds that the import of DGL takes."""
-    root = str(REPOSITORY)
+@pytest.mark.parametrize("is_importing", [False, True])
+def test_child_ends_with_its_parent(dataset, is_importing):
+    """Even where the parent is ended by ``kill -9``, also in the seconds that the import of DGL takes."""
+    (dataset / "build_graph.py").write_text(CHILD.format(root=str(REPOSITORY)))
     (dataset / "slow" / "dgl").mkdir(parents=True)
     (dataset / "slow" / "dgl" / "__init__.py").write_text(SLOW_IMPORT)
-    code = PARENT.format(root=root, module=run_build_module.__file__, dataset=str(dataset))
-    environment = {**os.environ, "PYTHONPATH": str(dataset / "slow")}
+    module = run_build_module.__file__ if is_importing else str(dataset / "run_build.py")
+    code = PARENT.format(root=str(REPOSITORY), module=module, dataset=str(dataset))
+    environment = {**os.environ, **({"PYTHONPATH": str(dataset / "slow")} if is_importing else {})}
+    log = dataset / "partitions" / PARTITION_LOG
     with subprocess.Popen([sys.executable, "-c", code], env=environment) as parent:
-        log = dataset / "partitions" / PARTITION_LOG
-        for _ in range(1200):
-            if parent.poll() is not None or (log.exists() and "ready" in log.read_text()):
-                break
-            threading.Event().wait(0.05)
+        limit = time.monotonic() + 60
+        while not (log.exists() and "ready" in log.read_text()):
+            assert parent.poll() is None and time.monotonic() < limit
+            time.sleep(0.05)
         (child,) = psutil.Process(parent.pid).children()
         parent.send_signal(signal.SIGKILL)
         assert parent.wait(10) == -signal.SIGKILL
-    gone, alive = psutil.wait_procs([child], timeout=10)
+    _, alive = psutil.wait_procs([child], timeout=10)
     for process in alive:
         process.kill()
-    assert gone and not alive
+    assert not alive

@@ -22,11 +22,14 @@ def fill(folder, *files):
         (folder / name).write_text("{}")
 
 
-def test_folder_appears_at_the_end(tmp_path):
+@pytest.mark.parametrize("is_there", [False, True])
+def test_folder_appears_at_the_end(tmp_path, is_there):
     output = tmp_path / "deep" / "out"
+    if is_there:
+        output.mkdir(parents=True)
     with staged(output, overwrite=False) as folder:
         fill(folder, "a")
-        assert not output.exists() and folder.parent == output.parent
+        assert output.exists() == is_there and folder.parent == output.parent
     assert names(output) == ["a", "dataset.json"] and names(output.parent) == ["out"]
 
 
@@ -48,13 +51,6 @@ def test_existing_output_stays(tmp_path):
     ):
         pytest.fail("the block must not run")
     assert names(output) == before
-
-
-def test_empty_folder_is_no_obstacle(tmp_path):
-    (tmp_path / "out").mkdir()
-    with staged(tmp_path / "out", overwrite=False) as folder:
-        fill(folder, "a")
-    assert names(tmp_path / "out") == ["a", "dataset.json"]
 
 
 def test_overwrite_replaces_a_dataset(tmp_path):
@@ -116,8 +112,12 @@ def test_remains_of_a_killed_run_are_removed(tmp_path):
 
 
 def test_two_runs_for_one_output(tmp_path):
-    with staged(tmp_path / "out", overwrite=False) as folder:
+    with staged(tmp_path / "out", overwrite=False) as folder, open(folder / ".lock") as lock:
         fill(folder, "a")
+        with pytest.raises(
+            BlockingIOError
+        ):  # held by the operating system, and so no longer than the process
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         with (
             pytest.raises(InputError, match="another run is writing"),
             staged(tmp_path / "out", overwrite=False),
@@ -127,25 +127,14 @@ def test_two_runs_for_one_output(tmp_path):
     assert names(tmp_path / "out") == ["a", "dataset.json"]
 
 
-def test_lock_is_held_by_the_operating_system(tmp_path):
-    with staged(tmp_path / "out", overwrite=False) as folder, open(folder / ".lock") as lock:
-        with pytest.raises(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        fill(folder)
-
-
 def test_a_dataset_that_was_being_replaced_is_given_back(tmp_path) -> None:
     """The run before was killed when the old one had lost its name and the new one had none yet."""
     output = tmp_path / "data"
     write_toy_folder(output)
     expected = {path.name: path.read_bytes() for path in output.iterdir() if path.is_file()}
-    output.rename(tmp_path / ".data.replaced")
-    with pytest.raises(InputError, match=r"the output .*/data exists; choose another, or give --overwrite"):
-        with staged(output, overwrite=False):
-            pass
-    assert {path.name: path.read_bytes() for path in output.iterdir() if path.is_file()} == expected
-    output.rename(tmp_path / ".data.replaced")
-    with pytest.raises(KeyboardInterrupt), staged(output, overwrite=True):
-        raise KeyboardInterrupt
-    assert {path.name: path.read_bytes() for path in output.iterdir() if path.is_file()} == expected
-    assert [path.name for path in tmp_path.iterdir()] == ["data"]
+    for overwrite, error in ((False, InputError), (True, KeyboardInterrupt)):
+        output.rename(tmp_path / ".data.replaced")
+        with pytest.raises(error), staged(output, overwrite=overwrite):
+            raise KeyboardInterrupt
+        assert {path.name: path.read_bytes() for path in output.iterdir() if path.is_file()} == expected
+    assert names(tmp_path) == ["data"]

@@ -11,20 +11,31 @@ import pytest
 
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
+from dglkge.partition import dataset_writer
 from dglkge.partition.build_graph import VerificationError, verify_partitions
 from dglkge.partition.make_dataset import partition_dataframe
 from dglkge.partition.options import Options
+from tests.partition_tools.conftest import build_in_this_process
 from tests.toy_kg import typed_triples
 
 
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory):
+    """A typed graph in two partitions."""
+    frame, types = typed_triples()
+    folder = tmp_path_factory.mktemp("sound")
+    (folder / "types.tsv").write_text("".join(f"{name}\t{kind}\n" for name, kind in types.items()))
+    options = Options(num_parts=2, method="random", entity_types=folder / "types.tsv")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(dataset_writer, "run_build", build_in_this_process)
+        partition_dataframe(frame, folder / "out", options=options)
+    return folder / "out"
+
+
 @pytest.fixture
-def partitions(tmp_path, build_here, typed):
-    """A typed graph in two partitions, and a function that verifies it again."""
-    frame, _, path = typed
-    partition_dataframe(
-        frame, tmp_path / "out", options=Options(num_parts=2, method="random", entity_types=path)
-    )
-    return tmp_path / "out" / "partitions"
+def partitions(sound, tmp_path):
+    """The partitions of a copy, which a test may change."""
+    return shutil.copytree(sound, tmp_path / "out") / "partitions"
 
 
 def verify(partitions) -> None:
@@ -50,34 +61,28 @@ def swap_first(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def test_id_maps_that_are_not_inverse(partitions):
-    change(partitions / "node_ids_person.npy", swap_first)
-    with pytest.raises(VerificationError, match="the id maps of person are not inverse"):
-        verify(partitions)
+def other_relation(edges: np.ndarray) -> np.ndarray:
+    edges[0, 1] = (edges[0, 1] + 1) % edges[:, 1].max()
+    return edges
 
 
-def test_id_map_out_of_range(partitions):
-    change(partitions / "original_ids_town.npy", lambda array: array + 1)
-    with pytest.raises(VerificationError, match="the id maps of town are not inverse"):
-        verify(partitions)
-
-
-def test_edges_with_other_ends(partitions):
-    def turn(edges: np.ndarray) -> np.ndarray:
-        return edges[:, [2, 1, 0]]
-
-    change(partitions / "part0" / "edges.npy", turn)
-    with pytest.raises(VerificationError, match="partition 0: "):
-        verify(partitions)
-
-
-def test_edges_with_another_relation(partitions):
-    def other(edges: np.ndarray) -> np.ndarray:
-        edges[0, 1] = (edges[0, 1] + 1) % edges[:, 1].max()
-        return edges
-
-    change(partitions / "part1" / "edges.npy", other)
-    with pytest.raises(VerificationError, match="partition 1: edges .* are not those of the triples"):
+@pytest.mark.parametrize(
+    "name, damage, message",
+    [
+        ("node_ids_person.npy", swap_first, "the id maps of person are not inverse"),
+        ("original_ids_town.npy", lambda ids: ids + 1, "the id maps of town are not inverse"),
+        ("part0/edges.npy", lambda edges: edges[:, [2, 1, 0]], "partition 0: "),
+        ("part1/edges.npy", other_relation, "partition 1: edges .* are not those of the triples"),
+        (
+            "part0/triple_ids.npy",
+            lambda ids: np.append(ids[:-1], 10**6),
+            "partition 0: triple id 1000000 is of no triple",
+        ),
+    ],
+)
+def test_a_changed_file(partitions, name, damage, message):
+    change(partitions / name, damage)
+    with pytest.raises(VerificationError, match=message):
         verify(partitions)
 
 
@@ -110,15 +115,8 @@ def test_dgl_files_of_the_other_partition(partitions):
         verify(partitions)
 
 
-def test_triple_id_that_no_triple_has(partitions):
-    change(partitions / "part0" / "triple_ids.npy", lambda ids: np.append(ids[:-1], 10**6))
-    with pytest.raises(VerificationError, match="partition 0: triple id 1000000 is of no triple"):
-        verify(partitions)
-
-
-@pytest.mark.parametrize("rows", [1, 7])
-def test_triples_are_checked_in_pieces(partitions, rows, monkeypatch):
-    monkeypatch.setattr("dglkge.partition.build_graph.PIECE_ROWS", rows)
+def test_triples_are_checked_in_pieces(partitions, monkeypatch):
+    monkeypatch.setattr("dglkge.partition.build_graph.PIECE_ROWS", 7)
     verify(partitions)
     change(partitions / "part0" / "triple_ids.npy", swap_first)
     with pytest.raises(VerificationError, match="partition 0: (triple ids|edges .* are not)"):

@@ -26,20 +26,31 @@ sys.exit(int(sys.argv[1]))
 
 @pytest.mark.parametrize("status", [0, 3])
 def test_arguments_streams_folder_environment_and_status(tmp_path: Path, status: int) -> None:
+    """Of a client, and of a process of a node program that becomes one: as without the server."""
     (tmp_path / "show.py").write_text(SHOW)
+    plain, copied = [sys.executable], warm.python()
+    runner, given = (
+        [*plain, script_runner.__file__],
+        {**os.environ, "GIVEN": "x", "PYTHONPATH": str(REPOSITORY)},
+    )
     told = []
-    for python in ([sys.executable], warm.python()):
+    for python, env in (
+        (plain, given),
+        (copied, given),
+        (runner, given),
+        (runner, warm.runners(given)),
+    ):
         done = subprocess.run(
             [*python, "show.py", str(status), "a b"],
             input="given",
+            cwd=tmp_path,
+            env=env,
+            start_new_session=True,
             capture_output=True,
             text=True,
-            cwd=tmp_path,
-            env={**os.environ, "GIVEN": "x", "PYTHONPATH": str(REPOSITORY)},
-            start_new_session=True,
         )
         told.append((done.returncode, done.stdout, done.stderr))
-    assert told[0] == told[1] and told[1][0] == status
+    assert told[0] == told[1] and told[2] == told[3] and told[1][0] == told[3][0] == status
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
@@ -62,21 +73,6 @@ def test_a_signal_to_the_client_ends_the_copy(tmp_path: Path, number: int) -> No
     finally:
         client.kill()
         client.wait()
-
-
-@pytest.mark.parametrize("status", [0, 3])
-def test_a_process_of_a_node_program_becomes_the_client_of_a_copy(tmp_path: Path, status: int) -> None:
-    """What it prints and its status are its own; only that nothing was imported shows the difference."""
-    (tmp_path / "show.py").write_text(SHOW + "\n")
-    command = [sys.executable, script_runner.__file__, "show.py", str(status), "a b"]
-    given = {**os.environ, "GIVEN": "x", "PYTHONPATH": str(REPOSITORY)}
-    told = []
-    for env in (given, warm.runners(given)):
-        done = subprocess.run(
-            command, input="", capture_output=True, text=True, cwd=tmp_path, env=env, start_new_session=True
-        )
-        told.append((done.returncode, done.stdout, done.stderr))
-    assert told[0] == told[1] and told[1][0] == status
 
 
 IN_A_HOST = """

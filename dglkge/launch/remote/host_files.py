@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import stat
 import tempfile
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
+
+import psutil
 
 from dglkge.errors import InputError
 
@@ -152,12 +155,15 @@ def make_staging(folder: str) -> str:
     InputError
         If permissions or space are missing.
     """
+    own = f"{STAGING_PREFIX}{socket.gethostname()}-"
     try:
         os.makedirs(folder, exist_ok=True)
-        # One launcher writes to a folder at a time, so staging folders found here are of interrupted copies.
-        for left in Path(folder).glob(STAGING_PREFIX + "*"):
-            shutil.rmtree(left, ignore_errors=True)
-        return tempfile.mkdtemp(prefix=STAGING_PREFIX, dir=folder)
+        for left in Path(folder).glob(own + "*"):
+            # Copies from several machines are made side by side: those of living processes go on.
+            pid = left.name.removeprefix(own).partition("-")[0]
+            if not pid.isdecimal() or not psutil.pid_exists(int(pid)):
+                shutil.rmtree(left, ignore_errors=True)
+        return tempfile.mkdtemp(prefix=f"{own}{os.getpid()}-", dir=folder)
     except OSError as error:
         raise InputError(f"cannot write to {folder}: {error.strerror}") from None
 

@@ -112,7 +112,9 @@ def open_mirror(config: Config, cluster: Cluster, lease: Lease, meta: Checkpoint
         mirror if world.rank == 0 else None,
         lambda saved: _check(config, saved, meta, "" if mirror is None else mirror.url),
     )
-    _agree(cluster, mirror if world.rank != 0 and world.is_disk_leader else None, None)
+    # Another machine may see the same folder in spite of --sync: then its lease is that machine's.
+    fills = world.rank != 0 and world.is_disk_leader and lease.is_holder
+    _agree(cluster, mirror if fills else None, None)
     return mirror
 
 

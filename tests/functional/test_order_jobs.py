@@ -1,12 +1,10 @@
-"""Jobs in bucket order: killed, resized and resumed inside buckets, on one host and on two."""
+"""Jobs in the order of buckets and of machines: killed, resized and resumed, on one host and on two."""
 
 from __future__ import annotations
 
 import functools
-import json
 import signal
-import subprocess
-import time
+from collections import Counter
 from pathlib import Path
 
 import h5py
@@ -19,6 +17,7 @@ from dglkge.data.range_walk import range_bounds, ranges_of
 from dglkge.launch.table_storage import MEMORY_FILE_SYSTEMS, file_system
 from tests import warm
 from tests.functional import job as commands
+from tests.functional.results import assert_near, json_lines, losses, progress, records, stats, tables
 from tests.functional.simulated_hosts import train_on_hosts
 from tests.functional.test_elastic_job import (
     NUM_EPOCHS,
@@ -28,32 +27,28 @@ from tests.functional.test_elastic_job import (
     hold,
     script,
     starts_and_triples,
+    stop_in_epoch_2,
 )
-from tests.functional.test_training_job import tables
 from tests.surroundings import free_ports
 from tests.toy_kg import toy_dataset
 
 BUCKETS = {"sampling.num_ranges": "4", "training.matmul_dtype": "float32"}
 
 
-def run_alone(folder: Path, *words: str, **changes: str) -> subprocess.Popen[str]:
-    """Start the script in one process."""
-    command = [*warm.python(), *script(toy_dataset(), folder, *words, **BUCKETS, **changes)]
-    return subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=commands.environment())
+def run_alone(folder: Path, *words: str, **changes: str) -> Path:
+    """Run the script in one process to its end; returns the run."""
+    commands.run([*warm.python(), *script(toy_dataset(), folder, *words, **BUCKETS, **changes)])
+    return folder / "run"
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of one process from the first to the last batch."""
-    folder = tmp_path_factory.mktemp("undisturbed")
-    with run_alone(folder) as process:
-        _, said = process.communicate(timeout=120)
-    assert process.returncode == 0, said
-    return folder / "run"
+    return run_alone(tmp_path_factory.mktemp("undisturbed"))
 
 
 def test_statistics_name_the_bucket(undisturbed: Path) -> None:
-    lines = [json.loads(line) for line in (undisturbed / "stats.jsonl").read_text().splitlines()]
+    lines = stats(undisturbed)
     for epoch in range(NUM_EPOCHS):
         turns = [line["bucket_number"] for line in lines if line["epoch"] == epoch]
         assert turns == sorted(turns) and turns[-1] == 5
@@ -84,10 +79,7 @@ def test_answers_in_the_range_of_the_query_score_less(tmp_path: Path, kernels: s
         "training.kernels": kernels,
         "model.score_function": "complex",
     }
-    with run_alone(tmp_path, **changes) as process:
-        _, said = process.communicate(timeout=120)
-    assert process.returncode == 0, said
-    last = json.loads((tmp_path / "run" / "stats.jsonl").read_text().splitlines()[-1])
+    last = stats(run_alone(tmp_path, **changes))[-1]
     ranges = toy_ranges(Dataset.open(toy_dataset()))
     is_inside = (ranges[:, 0] == ranges[:, 1]).mean()
     # 15 entities in each of the two ranges; a third of the weight in the query's own; the truth is left out.
@@ -118,22 +110,8 @@ def test_two_three_and_one_trainers_continue_a_bucket(undisturbed: Path, tmp_pat
 
 @pytest.mark.usefixtures("in_foreground")
 def test_a_resume_inside_a_bucket_is_bit_identical(undisturbed: Path, tmp_path: Path) -> None:
-    hold(tmp_path, "2 3 0 stop", cores=1)
-    with run_alone(tmp_path) as first:
-        limit = time.monotonic() + commands.TIME_LIMIT_SECONDS
-        while not (tmp_path / "held").exists():
-            assert first.poll() is None and time.monotonic() < limit
-            time.sleep(0.05)
-        first.send_signal(signal.SIGTERM)
-        _, said = first.communicate(timeout=60)
-    assert first.returncode == 143, said
-    progress = open_checkpoint(tmp_path / "run").meta.progress
-    assert (progress["finished_epochs"], progress["batches_done"]) == (2, 4)
-    with run_alone(tmp_path) as again:
-        _, said = again.communicate(timeout=120)
-    assert again.returncode == 0, said
-    for name, rows in tables(undisturbed).items():
-        np.testing.assert_array_equal(tables(tmp_path / "run")[name], rows, err_msg=name)
+    stop_in_epoch_2(tmp_path, **BUCKETS)
+    assert_near(tables(run_alone(tmp_path)), tables(undisturbed), 0, 0)
 
 
 def test_tables_on_a_disk_are_those_in_memory(tmp_path: Path) -> None:
@@ -151,18 +129,14 @@ def test_tables_on_a_disk_are_those_in_memory(tmp_path: Path) -> None:
             *("sampling.num_ranges=4", "sampling.buckets=directed", f"tables.storage={storage}"),
             f"tables.folder={folder / 'tables'}",
         )
-        done = commands.train(folder, 2, *settings)
-        assert done.returncode == 0, done.stdout + done.stderr
+        commands.train(folder, 2, *settings)
         found.append(files(folder / "run"))
     # Removed with the job.
     assert list((tmp_path / "disk" / "tables").iterdir()) == []
     memory, disk = found
-    assert sorted(memory) == sorted(disk)
     assert {"embeddings_entity_0:embeddings", "embeddings_entity_0:optimizer/sum"} <= set(memory)
-    for name, values in memory.items():
-        np.testing.assert_array_equal(disk[name], values, err_msg=name)
-    turns = [json.loads(line) for line in (tmp_path / "disk/run/stats.jsonl").read_text().splitlines()]
-    assert {line["num_buckets"] for line in turns} == {16}
+    assert_near(disk, memory, 0, 0)
+    assert {line["num_buckets"] for line in stats(tmp_path / "disk" / "run")} == {16}
 
 
 def files(run: Path) -> dict[str, np.ndarray]:
@@ -182,20 +156,81 @@ def files(run: Path) -> dict[str, np.ndarray]:
 def test_two_hosts_walk_over_their_own_pairs(tmp_path: Path) -> None:
     dataset, run = toy_dataset(2, typed=True, method="metis"), tmp_path / "run"
     settings = (
-        f"output={run}",
-        "model.dimension=8",
-        "training.num_epochs=1",
-        "training.batch_size=30",
-        "negatives.num_uniform=10",
-        "negatives.local_share=0.5",
-        "negatives.global_share=0.5",
-        "negatives.degree_power=0.5",
-        "sampling.num_ranges=3",
-        "sampling.bucket_order=affinity",
-        "evaluation.split=none",
-        "checkpoint.every_batches=2",
+        *(f"output={run}", "model.dimension=8", "training.num_epochs=1", "training.batch_size=30"),
+        *("negatives.num_uniform=10", "negatives.local_share=0.5", "negatives.global_share=0.5"),
+        *("negatives.degree_power=0.5", "sampling.num_ranges=3", "sampling.bucket_order=affinity"),
+        *("evaluation.split=none", "checkpoint.every_batches=2"),
     )
     train_on_hosts(tmp_path / "job", dataset, 2, *settings)
-    last = json.loads((run / "stats.jsonl").read_text().splitlines()[-1])
+    last = stats(run)[-1]
     assert last["num_buckets"] == 3 and last["bytes_sent"] > 0 and np.isfinite(last["epoch_loss"])
-    assert open_checkpoint(run).meta.progress["finished_epochs"] == 1
+    assert progress(run) == (1, 0)
+
+
+SCRIPT = str(Path(__file__).with_name("elastic_train.py"))
+SETTINGS = (
+    *("model.dimension=16", "model.init_scale=0.1", "training.matmul_dtype=float32", "training.num_epochs=3"),
+    *(
+        "training.batch_size=20",
+        "negatives.num_uniform=20",
+        "negatives.chunk_size=5",
+        "evaluation.split=none",
+    ),
+)
+STOPPED = 143
+
+
+def trained(run: Path) -> list[tuple[int, int, int, int, list[int]]]:
+    """Return (machine, epoch, batch, its size, triple ids) of all batches of all trainers."""
+    return [
+        (int(path.stem.split("-")[1]), *line)
+        for path in run.glob("trained-*.jsonl")
+        for line in json_lines(path)
+        if len(line) > 2
+    ]
+
+
+def test_one_and_two_trainers_of_two_hosts_train_the_same(tmp_path: Path) -> None:
+    """With held-out triples; the second run is stopped inside an epoch and has two trainers from there on."""
+    dataset = toy_dataset(2, True, "metis")
+    settings = (*SETTINGS, "evaluation.held_out.fraction=0.1", "training.edge_chunks=2")
+    whole, cut = tmp_path / "whole" / "run", tmp_path / "cut" / "run"
+    for run in (whole, cut):
+        run.parent.mkdir()
+    train_on_hosts(tmp_path / "job", dataset, 1, f"output={whole}", *settings, script=SCRIPT)
+    (cut.parent / "hold").write_text("1 1 0 signal")
+    train_on_hosts(
+        tmp_path / "first", dataset, 1, f"output={cut}", *settings, script=SCRIPT, statuses=(0, STOPPED)
+    )
+    (cut.parent / "hold").unlink()
+    assert progress(cut) == (1, 2) and open_checkpoint(cut).meta.progress["order_mark"] > 0
+    train_on_hosts(tmp_path / "second", dataset, 2, f"output={cut}", *settings, script=SCRIPT)
+    assert losses(cut) == pytest.approx(losses(whole), rel=1e-4)
+    assert_near(tables(cut), tables(whole), 1e-3, 1e-4)
+    counts = [record["stats"]["count"] for record in records(whole)]
+    assert counts == [record["stats"]["count"] for record in records(cut)]
+    num_triples = len(Dataset.open(dataset).split("train"))
+    num_held = -(-num_triples // 10)
+    layout = Dataset.open(dataset).layout()
+    for run in (whole, cut):
+        found = trained(run)
+        owned = [set(layout.edge_table(part).triple_ids.tolist()) for part in (0, 1)]
+        seen: list[Counter[int]] = [Counter() for _ in range(3)]
+        sizes: Counter[tuple[int, int]] = Counter()
+        for machine, epoch, index, _, ids in found:
+            assert set(ids) <= owned[machine]
+            seen[epoch].update(ids)
+            sizes[epoch, index] += len(ids)
+        for of_epoch in seen:
+            # The same triples in every epoch, each once.
+            assert of_epoch == dict.fromkeys(seen[0], 1) and len(of_epoch) == num_triples - num_held
+        assert all(sizes[epoch, index] == size for _, epoch, index, size, _ in found)
+    assert sum(counts[:2]) == num_triples - num_held
+
+
+def test_on_one_machine_the_orders_are_one(tmp_path: Path) -> None:
+    for order in ("machine", "global"):
+        commands.train_alone(
+            f"dataset={toy_dataset()}", f"output={tmp_path / order}", f"sampling.order={order}", *SETTINGS
+        )
+    assert_near(tables(tmp_path / "machine"), tables(tmp_path / "global"), 0, 0)

@@ -1,0 +1,75 @@
+"""What a run has left: rows, losses, metrics."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dglkge.checkpoint.reader import open_checkpoint
+
+
+def json_lines(path: Path) -> list[dict[str, Any]]:
+    """Read a file of one JSON object a line."""
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def stats(run: Path) -> list[dict[str, Any]]:
+    """Read what a run reported."""
+    return json_lines(run / "stats.jsonl")
+
+
+def losses(run: Path) -> list[float]:
+    """Return the losses that a run reported."""
+    return [record["loss"] for record in stats(run)]
+
+
+def records(run: Path) -> list[dict[str, Any]]:
+    """Read the lines of the newest version's training_stats.json."""
+    return json_lines(run / "checkpoint" / "latest" / "training_stats.json")
+
+
+def metrics(run: Path, split: str = "test") -> dict[str, dict[str, float]]:
+    """Read the metrics of the live tables, which the job ranked at its end, by side."""
+    found: dict[str, dict[str, float]] = json.loads((run / "metrics.json").read_text(encoding="utf-8"))[split]
+    return found
+
+
+def progress(run: Path) -> tuple[int, int]:
+    """Return the epochs and batches of the newest version."""
+    found = open_checkpoint(run).meta.progress
+    return found["finished_epochs"], found["batches_done"]
+
+
+def tables(run: Path) -> dict[str, np.ndarray]:
+    """Return all rows of a run's newest version, by table and original id."""
+    checkpoint = open_checkpoint(run)
+    sizes = {**checkpoint.meta.entity_types, "relation": len(checkpoint.meta.relations)}
+    return {name: checkpoint.gather(name, torch.arange(size)).numpy() for name, size in sizes.items()}
+
+
+def parameters(run: Path) -> dict[str, np.ndarray]:
+    """Return all that a run has trained: rows, modules, projections of features, global vectors."""
+    checkpoint = open_checkpoint(run)
+    vectors = {f"vector of {kind}": checkpoint.global_vector(kind) for kind in checkpoint.meta.entity_types}
+    modules = {**checkpoint.dense_parameters(), **checkpoint.feature_parameters()}
+    found = {name: values for name, values in {**modules, **vectors}.items() if values is not None}
+    return {**tables(run), **{name: np.asarray(values) for name, values in found.items()}}
+
+
+def assert_near(found: dict[str, Any], expected: dict[str, Any], rtol: float, atol: float) -> None:
+    """Hold arrays equal, by name, but for sums in another order."""
+    assert found.keys() == expected.keys()
+    for name, numbers in expected.items():
+        np.testing.assert_allclose(found[name], numbers, rtol, atol, err_msg=name)
+
+
+def assert_same_training(run: Path, expected: Path, rtol: float = 1e-3, atol: float = 1e-4) -> None:
+    """Hold losses and parameters of a run equal to those of another, but for sums in another order."""
+    for record, other in zip(stats(run), stats(expected), strict=True):
+        assert record.get("loss", 0.0) == pytest.approx(other.get("loss", 0.0), rel=1e-4)
+    assert_near(parameters(run), parameters(expected), rtol, atol)
