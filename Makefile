@@ -13,7 +13,7 @@ PYTEST_FLAGS ?=
 PARALLEL := -n 6
 # What calls DGL or torch: the part of the tests whose result may differ between versions.
 DGL_TESTS := $(addprefix tests/,distributed embeddings evaluation inference model optim sampling training \
-    functional/test_training_job.py functional/test_two_partitions.py functional/test_repeated_training.py \
+    functional/test_training_job.py functional/test_repeated_training.py \
     launch/test_launch_dgl_job.py partition_tools/test_partition_command.py partition_tools/test_build_graph.py)
 # No jobs, servers or large searches.
 FAST_TESTS := $(addprefix tests/,config contract data distributed embeddings evaluation inference kernels model optim \

@@ -16,6 +16,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.request
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,7 +26,10 @@ import psutil
 from cluster_hosts import ClusterHost
 from cluster_jobs import PORT, TRAIN, environment
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, MANIFEST_FILE, VERSION_FILE, Progress, version_folder
+from dglkge.checkpoint.mirror import Mirror
+from dglkge.checkpoint.stores import open_store
 from dglkge.distributed.jobs import live_jobs
+from dglkge.errors import CheckpointError
 
 MARK = "DGLKGE_FAULTS_SITE"
 """Environment variable by which the processes of a site on this machine are found."""
@@ -281,11 +285,64 @@ class OneMachine(Site):
         self._known_segments = names
         return [f"/dev/shm/{name}" for name in sorted(new)]
 
+    def end(self) -> None:
+        """End what runs beside the jobs: nothing."""
+
     def _ip_config(self) -> Path:
         """Write an ip_config.txt with a port of loopback that is free now."""
         path = self.folder / "ip_config.txt"
         path.write_text(f"127.0.0.1 {free_port()}\n", encoding="ascii")
         return path
+
+
+class EmptyMachine(OneMachine):
+    """This machine with an empty run folder at each start, and a bucket on loopback that has the run."""
+
+    name = "one machine, S3"
+
+    def __init__(
+        self, folder: Path, log_dir: Path, dataset: Path, batches_per_epoch: int, limit_seconds: float
+    ) -> None:
+        super().__init__(folder, log_dir, dataset, batches_per_epoch, limit_seconds)
+        port = free_port()
+        self.endpoint = f"http://127.0.0.1:{port}"
+        self.url = "s3://runs/run"
+        with open(folder / "bucket.log", "wb") as log:
+            server = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
+            self._server = subprocess.Popen(server, stdout=log, stderr=log)
+        os.environ.update(self.variables())
+        deadline = time.monotonic() + START_SECONDS
+        while time.monotonic() < deadline and self._server.poll() is None:
+            with contextlib.suppress(OSError):
+                urllib.request.urlopen(urllib.request.Request(f"{self.endpoint}/runs", method="PUT")).close()
+                break
+            time.sleep(0.1)
+
+    def variables(self) -> dict[str, str]:
+        """Return what every tool of Amazon reads."""
+        keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_DEFAULT_REGION": "us-east-1"}
+        return {**keys, "AWS_ENDPOINT_URL": self.endpoint}
+
+    def start(self, **settings: object) -> None:
+        """Start the job on an empty disk."""
+        shutil.rmtree(self.folder / "run", ignore_errors=True)
+        super().start(**{"checkpoint.storage": self.url, **settings})
+
+    def committed(self) -> Commit:
+        """Return the newest commit in the bucket; (0, 0) if there is none."""
+        run = self.folder / "seen"
+        with contextlib.suppress(CheckpointError):
+            stored = Mirror(open_store(self.url), run).newest()
+            if stored is not None:
+                progress = stored.manifest.meta.progress
+                done = self.batches(progress[Progress.FINISHED_EPOCHS], progress[Progress.BATCHES_DONE])
+                return stored.manifest.version, done
+        return 0, 0
+
+    def end(self) -> None:
+        """End the server of the bucket, and with it what it holds."""
+        self._server.kill()
+        self._server.wait()
 
 
 class TwoHosts(Site):

@@ -11,8 +11,9 @@ its tables are compared with those of a run of the same epochs that nothing dist
 Then the finished checkpoint is damaged in a random place, again and again, and read: the damage must be
 named.
 
-Sites: ``one`` (this machine), ``hosts`` (two hosts with one disk), ``disks`` (two hosts with ``--sync``, in
-the other order at each start). Hosts need root; so do disks that can be filled. Prints a table and, with
+Sites: ``one`` (this machine), ``url`` (this machine, each time with an empty disk, and an S3 server on
+loopback), ``hosts`` (two hosts with one disk), ``disks`` (two hosts with ``--sync``, in the other order at
+each start). Hosts need root; so do disks that can be filled. Prints a table and, with
 ``--json``, writes the same as JSON. The status is 1 if a fault was not survived.
 """
 
@@ -45,7 +46,7 @@ from dglkge.checkpoint import open_checkpoint
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, STATS_FILE, VERSION_FILE
 from dglkge.data.dataset import Dataset
 from dglkge.errors import CheckpointError
-from fault_sites import BATCH_SIZE, OneMachine, Site, TwoDisks, TwoHosts
+from fault_sites import BATCH_SIZE, EmptyMachine, OneMachine, Site, TwoDisks, TwoHosts
 
 STOPPED = 143
 BAD_INPUT = 2
@@ -91,7 +92,7 @@ class Fault:
     statuses: tuple[int, ...] | None = None
     goes_on: bool = False
     leaves_memory: bool = False
-    sites: tuple[type[Site], ...] = (OneMachine, TwoHosts, TwoDisks)
+    sites: tuple[type[Site], ...] = (OneMachine, EmptyMachine, TwoHosts, TwoDisks)
 
 
 def _kill(role: str) -> Callable[[Site], None]:
@@ -200,6 +201,8 @@ class Trial:
         Of the launcher; minus the signal that killed it.
     seconds : float
         Until nothing of the job ran.
+    seconds_to_resume : float
+        From the next start until the tables were those of the newest version, and training went on.
     lost_commits : int
         Versions that were published before the fault and that the next job did not go on from.
     wrong : str
@@ -212,6 +215,7 @@ class Trial:
     seconds: float
     lost_commits: int
     wrong: str
+    seconds_to_resume: float = 0.0
 
 
 def run_trials(site: Site, names: Sequence[str], shown: tqdm | None = None) -> list[Trial]:
@@ -230,10 +234,10 @@ def run_trials(site: Site, names: Sequence[str], shown: tqdm | None = None) -> l
     try:
         for name in names:
             fault = FAULTS[name]
-            start(site)
+            seconds = start(site)
             if trials:
                 # What a fault has cost is known only when the next job has resumed.
-                trials[-1] = _with_resumption(trials[-1], site, before)
+                trials[-1] = _with_resumption(trials[-1], site, before, seconds)
             time.sleep(random.uniform(0, LATEST_SECONDS))
             # Read before the fault: what is published until then must survive it.
             before = site.committed()
@@ -250,8 +254,8 @@ def run_trials(site: Site, names: Sequence[str], shown: tqdm | None = None) -> l
             if shown is not None:
                 shown.update()
         if trials:
-            start(site)
-            trials[-1] = _with_resumption(trials[-1], site, before)
+            seconds = start(site)
+            trials[-1] = _with_resumption(trials[-1], site, before, seconds)
             site.launcher().terminate()
             site.wait_for_end()
     finally:
@@ -259,11 +263,16 @@ def run_trials(site: Site, names: Sequence[str], shown: tqdm | None = None) -> l
     return trials
 
 
-def start(site: Site) -> None:
-    """Start the job, and wait until it has committed."""
+def start(site: Site) -> float:
+    """Start the job, and wait until it has committed; return the seconds until it went on from a version."""
     version, _ = site.committed()
+    begin = time.monotonic()
     site.start()
+    while version and site.resumed_batches() is None and site.job is not None and site.job.poll() is None:
+        time.sleep(0.02)
+    seconds = time.monotonic() - begin
     site.wait_for_commits(COMMITS_BEFORE_A_FAULT, version)
+    return seconds
 
 
 def _wrong(fault: Fault, status: int, left: Sequence[str]) -> str:
@@ -277,9 +286,10 @@ def _wrong(fault: Fault, status: int, left: Sequence[str]) -> str:
     return "; ".join(wrong)
 
 
-def _with_resumption(trial: Trial, site: Site, before: tuple[int, int]) -> Trial:
+def _with_resumption(trial: Trial, site: Site, before: tuple[int, int], seconds: float) -> Trial:
     """Add what the next start showed: where it went on, beside what was published before the fault."""
     _, published = before
+    trial = dataclasses.replace(trial, seconds_to_resume=seconds)
     resumed = site.resumed_batches()
     lost = published - (resumed or 0)
     if lost <= 0 and resumed is not None:
@@ -367,8 +377,8 @@ def largest_difference(first: Path, second: Path) -> float:
 
 def print_table(trials: Sequence[Trial]) -> None:
     """Print a row for each kind of fault at each site."""
-    print("| where | fault | tried | survived | lost commits | seconds, median | longest |")
-    print("|---|---|--:|--:|--:|--:|--:|")
+    print("| where | fault | tried | survived | lost commits | seconds, median | longest | to resume |")
+    print("|---|---|--:|--:|--:|--:|--:|--:|")
     for key in dict.fromkeys((trial.site, trial.fault) for trial in trials):
         rows = [trial for trial in trials if (trial.site, trial.fault) == key]
         seconds = [trial.seconds for trial in rows]
@@ -376,7 +386,8 @@ def print_table(trials: Sequence[Trial]) -> None:
         lost = sum(trial.lost_commits for trial in rows)
         print(
             f"| {key[0]} | {key[1]} | {len(rows)} | {survived} | {lost} "
-            f"| {statistics.median(seconds):.1f} | {max(seconds):.1f} |"
+            f"| {statistics.median(seconds):.1f} | {max(seconds):.1f} "
+            f"| {statistics.median(trial.seconds_to_resume for trial in rows):.1f} |"
         )
     for trial in trials:
         if trial.wrong:
@@ -400,13 +411,18 @@ def small_disk(folder: Path, num_bytes: int) -> Iterator[Path]:
 @contextlib.contextmanager
 def open_site(kind: str, base: Path) -> Iterator[Site]:
     """Make a site, with a data set of as many partitions as it has machines."""
-    num_parts = 1 if kind == "one" else 2
+    num_parts = 1 if kind in ("one", "url") else 2
     dataset = make_dataset(base / f"data-{kind}", num_parts, 200, 2_000, 4, "random")
     num_batches = -(-len(Dataset.open(dataset).split("train")) // BATCH_SIZE)
-    if kind == "one":
+    if kind in ("one", "url"):
+        machine = OneMachine if kind == "one" else EmptyMachine
         disks = small_disk(base / "disk", DISK_BYTES), small_disk(base / "logs", LOG_DISK_BYTES)
         with disks[0] as folder, disks[1] as log_dir:
-            yield OneMachine(folder, log_dir, dataset, num_batches, LIMIT_SECONDS)
+            site = machine(folder, log_dir, dataset, num_batches, LIMIT_SECONDS)
+            try:
+                yield site
+            finally:
+                site.end()
         return
     with cluster_hosts(2) as hosts:
         make = TwoHosts if kind == "hosts" else TwoDisks
@@ -452,14 +468,14 @@ def main() -> int:
     parser.add_argument("--trials", type=int, default=100, help="faults over all sites (default: 100)")
     parser.add_argument("--damages", type=int, default=100, help="damages of a checkpoint (default: 100)")
     parser.add_argument(
-        "--sites", nargs="+", choices=("one", "hosts", "disks"), help="default: all that can be made"
+        "--sites", nargs="+", choices=("one", "url", "hosts", "disks"), help="default: all that can be made"
     )
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON too")
     options = parser.parse_args()
     missing = what_is_missing()
-    kinds = options.sites or (["one"] if missing else ["one", "hosts", "disks"])
-    if missing and kinds != ["one"]:
+    kinds = options.sites or (["one", "url"] if missing else ["one", "url", "hosts", "disks"])
+    if missing and {"hosts", "disks"} & set(kinds):
         sys.exit(f"no hosts can be made here: {missing}")
     if missing:
         print(f"without hosts: {missing}")

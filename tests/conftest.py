@@ -28,8 +28,7 @@ LEAVE_SECONDS = 20
 """A DGL server leaves some seconds after its last client."""
 
 JOB_FOLDERS = ("examples", "functional", "launch")
-NO_JOBS = ("test_same_result_everywhere.py", "test_two_partitions.py")
-"""Files of these folders that start DGL without the launcher, under names of their own."""
+"""Folders whose tests start jobs with the launcher."""
 
 LONG_FOLDERS = ("functional", "cluster", "examples", "launch", "kernels", "tuning", "checkpoint")
 """Folders whose files take longest; they are dealt out first."""
@@ -113,18 +112,13 @@ def end_processes(mark: str) -> list[str]:
     return lines
 
 
-def launches_jobs(nodeid: str) -> bool:
-    """Whether a test starts jobs with the launcher."""
-    path = Path(nodeid.split("::")[0])
-    return path.parent.name in JOB_FOLDERS and path.name not in NO_JOBS
-
-
 def worker_group(nodeid: str, own_each: bool) -> str:
     """Return the group of a test, which one worker runs: the tests of its file, or all that launch jobs.
 
     In one /dev/shm those take turns: some look at all that lies there.
     """
-    return "jobs" if launches_jobs(nodeid) and not own_each else nodeid.split("::")[0]
+    path = nodeid.split("::")[0]
+    return "jobs" if Path(path).parent.name in JOB_FOLDERS and not own_each else path
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -15,8 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-MOST_JOBS = 1000
-"""Jobs that a lineage lists. Versions of older jobs are no longer recognized as ancestors."""
 MOST_SHOWN = 5
 
 
@@ -92,7 +90,7 @@ def extended(
     # The versions of one job are one entry, so the list grows with restarts and not with versions.
     if lineage and lineage[-1].job == job and lineage[-1].last == version - 1:
         return [*lineage[:-1], dataclasses.replace(lineage[-1], last=version)]
-    return [*lineage, JobVersions(job, version, version, host, since)][-MOST_JOBS:]
+    return [*lineage, JobVersions(job, version, version, host, since)]
 
 
 def manifest_crc32(body: Mapping[str, Any]) -> int:

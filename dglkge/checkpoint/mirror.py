@@ -47,6 +47,7 @@ from dglkge.checkpoint.storage import (
     CheckpointStorage,
     check_crc32,
     check_file,
+    check_rows,
     parse_pointer,
     parse_receipt,
     read_copy,
@@ -231,6 +232,9 @@ class Mirror:
             logger.info("version %d of %s is in %s", remote.version, self.url, self._run)
         is_newer = local.version and local.checksum != remote.checksum and local.continues(remote)
         if writes and is_newer and not local.problem:
+            # Damage of this disk must not take the place of the store's version.
+            folder = self._storage.folder(local.version).path
+            check_rows(folder, self._storage.manifest(local.version), checksums=True)
             self.push(local.version)
 
     def _fill_cache(self, local: RunCopy, stored: StoredVersion | None) -> None:

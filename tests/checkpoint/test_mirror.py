@@ -22,6 +22,7 @@ from dglkge.checkpoint.mirror import Mirror, local_path
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.checkpoint.stores import STORES, FileStore, FsspecStore, is_url, open_store, retried
 from dglkge.errors import CheckpointError, InputError, StorageError
+from tests.checkpoint.test_damage import flip
 from tests.checkpoint.toy_checkpoint import save_toy, toy_meta, toy_tables
 from tests.training.toy_trainer import ToyRun
 
@@ -205,6 +206,17 @@ def test_snapshots_are_kept_and_brought_back(tmp_path, url):
     assert same(rows_of(url + "/checkpoint/best"), best)
     with pytest.raises(CheckpointError, match="has no kept version 'epoch_7'"):
         open_checkpoint(url + "/checkpoint/epoch_7")
+
+
+def test_a_damaged_version_does_not_take_the_place_of_the_one_at_the_url(tmp_path, url):
+    """It was published here when its job was killed, and a byte of it has changed since."""
+    mirror = pushed(tmp_path / "a", url)
+    rows = rows_of(url)
+    saved(tmp_path / "a", seed=1)
+    flip(tmp_path / "a" / "checkpoint" / "v2" / "embeddings_person_0.v2.h5", 2500)
+    with pytest.raises(CheckpointError, match="embeddings_person_0.v2.h5 is damaged: its checksum"):
+        mirror.agree(mirror.take(same_run), writes=True)
+    assert same(rows_of(url), rows)
 
 
 def test_two_histories_are_refused(tmp_path, url):

@@ -83,13 +83,6 @@ def test_trainers_that_do_not_wait_for_one_another_learn_and_resume(ring: Path, 
     assert len(counts) == 6 and len(set(counts)) == 1  # every triple in every epoch, whoever trained it
 
 
-def test_a_run_in_two_halves_equals_a_run_in_one(ring: Path, launched: Path, tmp_path: Path) -> None:
-    for epochs in (2, 4):
-        done = commands.train(tmp_path, 2, *settings(ring, tmp_path / "run", f"training.num_epochs={epochs}"))
-    assert "resumed: 2 epochs and 0 batches done" in done.stdout + done.stderr
-    assert_same(tmp_path / "run", launched)
-
-
 def kill_one(ring: Path, folder: Path, role: str, index: int) -> None:
     """Kill one process of a job in mid-training, and hold that the job ends, says so, and leaves nothing."""
     endless = ("training.num_epochs=100000", "checkpoint.every_batches=1", "evaluation.split=none")

@@ -70,7 +70,7 @@ def test_from_space_to_run(tmp_path, num_trainers):
     assert winner["training"]["num_epochs"] == 6 and winner["dataset"] == str(toy_dataset())
     assert open_run(report["best"]["run"]).checkpoint.progress["finished_epochs"] == 6
     metrics = json.loads((Path(report["best"]["run"]) / "metrics.json").read_text())
-    assert metrics["test"]["both"]["mrr"] == report["mrr"]
+    assert metrics["test"]["both"]["mrr"] == report["best"]["mrr"]
 
 
 def test_interrupted_search_goes_on(tmp_path):

@@ -5,11 +5,16 @@ from __future__ import annotations
 import contextlib
 import io
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from dglkge.partition import dataset_writer
+from dglkge.partition.entity_types import take_types
+from dglkge.partition.options import Options, ReadingOptions
+from dglkge.partition.readers.files import read_input
+from dglkge.partition.readers.find import find_input
 from dglkge.partition.run_build import GraphJob
 from tests.toy_kg import ring_triples, typed_triples
 
@@ -27,6 +32,24 @@ def build_in_this_process(dataset: Path, job: GraphJob) -> None:
 def build_here(monkeypatch: pytest.MonkeyPatch) -> None:
     """Partition in the test's own process."""
     monkeypatch.setattr(dataset_writer, "run_build", build_in_this_process)
+
+
+def read(path: Path | list[Path], **options: Any) -> tuple[Any, Any]:
+    """Read an input that is no table, as partition_files does before it writes anything."""
+    inputs = path if isinstance(path, list) else [path]
+    general = {name: options.pop(name) for name in ("split", "num_parts") if name in options}
+    chosen = Options(reading=ReadingOptions(**options), **general)
+    source = find_input(inputs, chosen)
+    reading = read_input(source, chosen, lambda path: lambda position: None, inputs[0].parent)
+    take_types(reading, chosen, source.family)
+    return source, reading
+
+
+def names(reading: Any, split: str = "train") -> list[tuple[str, str, str]]:
+    """The triples of a split by name, in their order."""
+    triples = reading.triples
+    rows = triples.splits[split].tolist()
+    return [(triples.entities[h], triples.relations[r], triples.entities[t]) for h, r, t in rows]
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from dglkge.errors import InputError
 from dglkge.partition import extend
 from dglkge.typing import RELATION
 from tests import warm
+from tests.partition_tools.reading_back import named_triples
 from tests.toy_kg import REPOSITORY, toy_dataset
 
 pytestmark = pytest.mark.usefixtures("build_here")
@@ -28,25 +29,14 @@ def write(path: Path, *rows: tuple[str, ...]) -> Path:
     return path
 
 
-def named(dataset: Dataset, split: str = "train") -> list[tuple[str, str, str]]:
-    """The triples of a split by name, read back by the ids."""
-    found = []
-    for head, relation_id, tail in dataset.split(split).tolist():
-        relation = dataset.relations.relations[relation_id]
-        of = dataset.vocabulary(relation.lhs)[head], dataset.vocabulary(relation.rhs)[tail]
-        found.append((of[0], relation.name, of[1]))
-    return found
-
-
 def test_flipped_bits_are_found(tmp_path):
     """In every file of a data set and of one that was extended; oracle: zlib over the whole file."""
     source = write(tmp_path / "more.tsv", ("e003", "turn_1", "e990"))
     extend.extend_dataset(Dataset.open(toy_dataset(2)).path, [source], tmp_path / "new", "more")
     dataset = Dataset.open(tmp_path / "new")
     checksums = dataset.description["checksums"]
-    assert {f"partitions/part{part}/{name}.npy" for part in (0, 1) for name in ("edges", "triple_ids")} < {
-        *checksums
-    }
+    arrays = [f"partitions/part{part}/{name}.npy" for part in (0, 1) for name in ("edges", "triple_ids")]
+    assert set(arrays) < set(checksums)
     dataset.verify()
     for name, checksum in checksums.items():
         path = dataset.path / name
@@ -96,9 +86,10 @@ def test_old_ids_and_partitions_stay(tmp_path, typed):
     assert new.relations.relations[: old.num_relations] == old.relations.relations
     assert new.num_relations == old.num_relations + 1
     sets = new.edge_set_of_triples()
-    assert sorted(named(new)) == sorted([*named(old), *rows])
-    assert sorted(one for one, number in zip(named(new), sets) if number == 1) == sorted(rows)
-    assert named(new, "test") == named(old, "test")
+    triples = named_triples(new.path, "train")
+    assert sorted(triples) == sorted([*named_triples(old.path, "train"), *rows])
+    assert sorted(triple for triple, number in zip(triples, sets) if number == 1) == sorted(rows)
+    assert named_triples(new.path, "test") == named_triples(old.path, "test")
     assert new.fingerprint != old.fingerprint
     # Every triple lies in the partition of its tail.
     owned = [new.layout().edge_table(part).triple_ids for part in range(2)]

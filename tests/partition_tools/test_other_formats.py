@@ -9,11 +9,10 @@ import pytest
 
 from dglkge.data.text_format import edge_list_header, parse_columns
 from dglkge.errors import InputError
-from dglkge.partition.entity_types import take_types
 from dglkge.partition.make_dataset import partition_files
 from dglkge.partition.options import Options, ReadingOptions
-from dglkge.partition.readers.files import read_input
 from dglkge.partition.readers.find import find_input
+from tests.partition_tools.conftest import names, read
 from tests.partition_tools.reading_back import lines, named_triples
 
 ENTITIES = ["Rome", "New York", "Italy"]
@@ -21,25 +20,6 @@ RELATIONS = ["near", "in"]
 # Head, relation, tail; neither the order of names nor that of appearance.
 TRAIN = [("Italy", "near", "Rome"), ("Rome", "in", "Italy"), ("New York", "near", "Rome")]
 TEST = [("New York", "in", "Italy")]
-
-
-def read(path, **options):
-    """Read an input that is no table."""
-    inputs = path if isinstance(path, list) else [path]
-    chosen = Options(reading=ReadingOptions(**options))
-    source = find_input(inputs, chosen)
-    reading = read_input(source, chosen, lambda path: lambda position: None, inputs[0].parent)
-    take_types(reading, chosen, source.family)
-    return source, reading
-
-
-def names(reading, split="train"):
-    """The triples of a split by name, in their order."""
-    triples = reading.triples
-    return [
-        (triples.entities[h], triples.relations[r], triples.entities[t])
-        for h, r, t in triples.splits[split].tolist()
-    ]
 
 
 def id_lines(triples, order="hrt", separator=" "):
