@@ -6,16 +6,18 @@ another cache folder.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 import re
 import shutil
 import sys
+import tarfile
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache, partial
 from pathlib import Path
+from typing import Any
 
 from dglkge.data.dataset_files import SPLITS
 from dglkge.errors import InputError, StorageError, unknown_name
@@ -73,7 +75,7 @@ class PublicData:
                 )
 
 
-@functools.cache
+@cache
 def public_data() -> dict[str, PublicData]:
     """Return the data sets of the registry by name."""
     import yaml
@@ -243,11 +245,11 @@ def _unpack(archive: Path, folder: Path) -> None:
     InputError
         If it is damaged.
     """
-    import pooch
-
-    kind = pooch.Unzip if archive.suffix == ".zip" else pooch.Untar
+    # A member of a tar may be outside of the folder, or a device; zip's reader never goes there.
+    is_filtered = archive.suffix != ".zip" and hasattr(tarfile, "data_filter")
+    unpack: Any = partial(shutil.unpack_archive, filter="data") if is_filtered else shutil.unpack_archive
     try:
-        kind(extract_dir=str(folder.absolute()))(str(archive), "download", None)
+        unpack(archive, folder)
     except Exception as error:  # of tarfile, zipfile, zlib, gzip: each has errors of its own
         raise InputError(f"{archive.name} cannot be unpacked: {error}") from error
 

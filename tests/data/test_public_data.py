@@ -118,6 +118,19 @@ def test_a_damaged_archive_without_a_checksum(served, tmp_path):
     assert list((tmp_path / "cache" / "datasets").iterdir()) == []
 
 
+def test_an_archive_writes_nowhere_else(served, tmp_path):
+    folder, url = served
+    with tarfile.open(folder / "toy.tar.gz", "w:gz") as archive:
+        entry = tarfile.TarInfo("../../../../evil.txt")
+        entry.size = 1
+        archive.addfile(entry, io.BytesIO(b"x"))
+    with pytest.raises(
+        InputError, match="toy.tar.gz cannot be unpacked: .*evil.txt.* outside the destination"
+    ):
+        local_folder(entry_of(url, {"toy.tar.gz": None}))
+    assert not list(tmp_path.rglob("evil.txt")) and not (tmp_path.parent / "evil.txt").exists()
+
+
 @pytest.mark.parametrize(
     "url, reason", [(None, "HTTP status 404"), ("http://127.0.0.1:9/", "onnection refused")]
 )

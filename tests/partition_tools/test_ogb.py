@@ -12,6 +12,7 @@ import torch
 
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
+from dglkge.partition.extend import extend_dataset
 from dglkge.partition.ingest import Reading
 from dglkge.partition.make_dataset import partition_files
 from dglkge.partition.options import Options
@@ -87,6 +88,9 @@ def test_wikikg2(tmp_path):
     assert "dglkge evaluate RUN --candidates given" in figures["input"]["notes"][-1]
     with pytest.raises(InputError, match="the train triples of .*out came without candidates"):
         dataset.candidates("train")
+    (tmp_path / "new.tsv").write_text("Q9\tP2\tQ77\n")
+    extend_dataset(tmp_path / "out", [tmp_path / "new.tsv"], tmp_path / "more", "new")
+    assert Dataset.open(tmp_path / "more").candidates("test")[0].tolist() == heads.tolist()
 
 
 def test_both_formats_of_torch(tmp_path):
