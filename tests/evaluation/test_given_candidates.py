@@ -7,7 +7,7 @@ import pytest
 
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
-from dglkge.evaluation.metrics import Protocol
+from dglkge.evaluation.metrics import Protocol, RankingResult
 from dglkge.typing import Side
 from tests.evaluation.toy_world import RELATIONS, toy_world
 
@@ -53,3 +53,17 @@ def test_what_does_not_go_together():
 def test_the_protocol_says_so():
     assert GIVEN.describe() == "test split, raw, given candidates, realistic ties"
     assert GIVEN.suffix() == "-given" and GIVEN.to_dict()["candidates"] == "given"
+
+
+def test_what_a_person_sees_of_a_result():
+    """Ranks 1 and 2 of the head, 1 and 4 of the tail."""
+    ranks = {Side.HEAD: np.array([1.0, 2.0]), Side.TAIL: np.array([1.0, 4.0])}
+    counts = {side: np.array([9, 9]) for side in Side}
+    result = RankingResult(Protocol(), ["likes"], np.array([0, 0]), ranks, counts)
+    assert repr(result) == (
+        "RankingResult(test split, filtered, all candidates, realistic ties: 2 triples, "
+        "MRR 0.6875, Hits@1 0.5000, Hits@10 1.0000)"
+    )
+    table = result._repr_html_()
+    assert table.startswith("test split, filtered, all candidates, realistic ties<table")
+    assert table.count("<tr") == 1 + 3 and "<td>0.6875</td>" in table
