@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from dglkge.checkpoint.reader import open_checkpoint
     from dglkge.cli.common import run_command
     from dglkge.config import load_config
+    from dglkge.errors import InputError, JobError
     from dglkge.evaluation.metrics import format_table
     from dglkge.inference.run import open_run
     from dglkge.train_job import train
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from dglkge.training.join import join_cluster
 
 _HOME = {
+    "InputError": "dglkge.errors",
+    "JobError": "dglkge.errors",
     "build_trainer": "dglkge.training.build",
     "current_epoch": "dglkge.training.epochs",
     "finished_epochs": "dglkge.training.epochs",
@@ -40,6 +43,8 @@ _HOME = {
 }
 
 __all__ = [
+    "InputError",
+    "JobError",
     "build_trainer",
     "current_epoch",
     "finished_epochs",
@@ -61,3 +66,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'dglkge' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -195,9 +195,15 @@ def unknown_name(noun: str, got: str, known: Iterable[str], limit: int = 5) -> I
     --------
     >>> print(unknown_name("loss", "softmx", ["softmax", "logistic"]))
     unknown loss 'softmx'; did you mean 'softmax'? known: 'logistic', 'softmax'
+    >>> print(unknown_name("data set", "ulms", ["UMLS"]))
+    unknown data set 'ulms'; did you mean 'UMLS'? known: 'UMLS'
     """
     names = sorted(known)
     near = difflib.get_close_matches(got, names, n=limit, cutoff=0.6)
+    if not near:
+        in_lower = {name.lower(): name for name in names}
+        close = difflib.get_close_matches(got.lower(), in_lower, n=limit, cutoff=0.6)
+        near = [in_lower[name] for name in close]
     message = f"unknown {noun} {got!r}"
     if near:
         message += "; did you mean " + " or ".join(repr(name) for name in near) + "?"

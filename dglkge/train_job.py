@@ -1,4 +1,4 @@
-"""Training from Python: triples in a data frame or files, a job of servers and trainers, the opened run.
+"""Training from Python: triples of any source, a job of servers and trainers, the opened run.
 
 The job is ``dglkge-launch`` in a process of its own, with a session of its own, so a notebook's interrupt
 reaches it once, from here. It ends when this process dies.
@@ -7,83 +7,62 @@ reaches it once, from here. It ends when this process dies.
 from __future__ import annotations
 
 import ctypes
-import json
+import logging
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Union, cast
+from typing import IO, TYPE_CHECKING, Any, cast
 
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
-from dglkge.cli.train import SCRIPT, ip_config
+from dglkge.cli.train import NEXT, SCRIPT, empty_split, ip_config
 from dglkge.config import Config, load_config
-from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import DESCRIPTION
+from dglkge.data.text_format import bare_path
 from dglkge.distributed.dgl_import import require_dgl
 from dglkge.errors import INPUT_ERROR_STATUS, InputError, JobError
-from dglkge.inference.run import Run, open_run
 from dglkge.launch.console import plain_text
-from dglkge.training.building.checks import check_config
+from dglkge.partition.options import Options
+from dglkge.train_arguments import (
+    DataOptions,
+    config_file,
+    in_python,
+    overrides,
+    path_override,
+    pythonic,
+    whole_number,
+)
 
 if TYPE_CHECKING:
-    import pandas as pd
+    from dglkge.inference.run import Run
+
+logger = logging.getLogger(__name__)
 
 DATASET_FOLDER = "dataset"
 """In a run's folder: the data set of the triples that were given."""
 
+LOGS = "logs"
 LAST_LINES = 15
 _PR_SET_PDEATHSIG = 1
 _LIBC = ctypes.CDLL(None)
 _STOPPED = (130, 143)
 """Statuses of dglkge-launch after a signal."""
 
-Triples = Union["pd.DataFrame", str, "os.PathLike[str]"]
-
-
-@dataclass(frozen=True)
-class DataOptions:
-    """How the data set of :func:`train` is made; nothing of it goes with a data set that is there.
-
-    Attributes
-    ----------
-    valid, test : DataFrame, optional
-        Further splits of a data frame.
-    columns : str
-        Columns of head, relation and tail, as in ``partition.py --columns``.
-    split : three floats, optional
-        Shares of train, valid and test of a single set of triples. By default .9, .05 and .05 of a data
-        frame without ``valid`` and ``test``, and of a single file.
-    seed : int
-        Of the split; ``settings={"seed": 1}`` is that of the training.
-    reading : mapping
-        How a file or folder is read: the fields of
-        :class:`dglkge.partition.options.ReadingOptions`, for example
-        ``{"types_from": "rdf:type", "literals": "numeric"}``.
-    """
-
-    valid: pd.DataFrame | None = None
-    test: pd.DataFrame | None = None
-    columns: str = "head,relation,tail"
-    split: Sequence[float] | None = None
-    seed: int = 0
-    reading: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def has_splits(self) -> bool:
-        """Whether there are frames of further splits."""
-        return self.valid is not None or self.test is not None
+_LOGGED = re.compile(r"epoch \d+/\d+|checkpoint, statistics and")
+"""Lines of a job that are logged where its output is not shown."""
 
 
 def train(
-    triples: Triples,
+    triples: Any,
     score_function: str | None = None,
     *,
-    output: str | os.PathLike[str],
+    output: str | os.PathLike[str] | None = None,
     config: str | os.PathLike[str] | None = None,
     settings: Mapping[str, Any] | None = None,
     trainers: int | None = None,
@@ -97,26 +76,32 @@ def train(
 
     Parameters
     ----------
-    triples : DataFrame or path
-        The training triples, or all of them; or a file or folder that ``partition.py`` reads; or a data set
-        folder that it wrote.
+    triples : object
+        The training triples, or all of them: a data frame (pandas, Polars, Arrow) with columns head, relation
+        and tail, or source, label and target, or the like; an array of ids (n, 3); a list of tuples; a graph
+        of NetworkX, PyTorch Geometric or DGL; a data set or ``TriplesFactory`` of PyKEEN; a data set of OGB
+        or Hugging Face; a mapping of split to any of them. Or a file, a folder or files that ``partition.py``
+        reads; a data set folder that it wrote; or a name such as ``"fb15k-237"`` (``dglkge data list``).
     score_function : str, optional
         ``"complex"``, for example; the field ``model.score_function``.
-    output : path
-        The run's folder. The data set is made in it, unless one is given.
-    config : path, optional
-        A YAML file of settings.
+    output : path, optional
+        The run's folder; by default ``runs/NAME-SCOREFUNCTION``. The data set is made in it, unless one is
+        given.
+    config : path or str, optional
+        A YAML file of settings, or the name of a recipe.
     settings : mapping, optional
-        Fields of the configuration by dotted name, for example ``{"training.num_epochs": 20}``; ``imports``
-        are modules of yours that register components.
+        Fields of the configuration, dotted or nested, for example ``{"training.num_epochs": 20}``;
+        ``imports`` are modules of yours that register components.
     trainers : int, optional
         Trainer processes; by default one for each core, at most 8.
     overwrite : bool
         Remove a run that the folder has.
     progress : bool, optional
-        Show the job's output; by default where this process has a terminal or is a notebook.
+        Show the job's output; by default where this process has a terminal or is a notebook. Otherwise a line
+        an epoch is logged, at level INFO.
     **data
-        Fields of :class:`DataOptions`: ``valid``, ``test``, ``columns``, ``split``, ``seed``, ``reading``.
+        Fields of :class:`dglkge.train_arguments.DataOptions`: ``valid``, ``test``, ``columns``, ``split``,
+        ``seed``, ``reading``.
 
     Returns
     -------
@@ -139,32 +124,98 @@ def train(
         run = dglkge.train(frame, "complex", output="runs/mine", settings={"training.num_epochs": 20})
         run.predict_tails("Alice", "likes")
     """
-    require_dgl("dglkge.train")
-    folder, options = Path(output), DataOptions(**data)
-    values = dict(settings or {})
-    if score_function is not None:
-        values["model.score_function"] = score_function
-    words = [f"{name}={_as_yaml(value)}" for name, value in values.items()]
-    # Settings are read before anything is made; the data set's place is not known yet.
-    read = load_config(config, [*words, "dataset=x", f"output={folder}"])
-    check_config(read)
-    if trainers is not None and trainers < 1:
-        raise InputError(f"trainers is {trainers}; expected at least 1")
-    is_run = (folder / RUN_CONFIG_FILE).is_file() or (folder / DATASET_FOLDER / DESCRIPTION).is_file()
-    if overwrite and folder.exists() and not is_run and any(folder.iterdir()):
-        raise InputError(f"{folder} is not removed: it has no run (no {RUN_CONFIG_FILE})")
+    options = DataOptions.from_mapping(data)
     is_shown = _is_interactive() if progress is None else progress
-    dataset = _dataset(triples, folder, options, overwrite, is_shown)
-    words += [f"dataset={dataset}", f"output={folder}"]
-    command = ["--log_dir", str(folder / "logs")]
-    command += [] if trainers is None else ["--num_trainers", str(trainers)]
+    file, words = config_file(config), overrides(settings, score_function)
+    # Settings are read before anything is made; the data set's place is not known yet.
+    read = load_config(file, [*words, "dataset=x", *path_override("output", output)])
+    folder = Path(read.output) if output is not None else _default_output(triples, read)
+    words.append(f"output={folder}")
+    making = options.to_options(folder.absolute().name, is_shown)
+    workers = None if trainers is None else whole_number("trainers", trainers, least=1)
+    source = _Source.of(triples, options)
+    _check_output(folder, overwrite, source)
+    require_dgl("dglkge.train")
+    # What is above needs no torch, which takes seconds to import.
+    from dglkge.inference.run import open_run
+    from dglkge.training.building.checks import check_config
+
+    check_config(read)
+    dataset = source.dataset or _make(source, folder, making, overwrite)
+    if source.dataset is not None and overwrite:
+        _remove(folder)
+    words += [f"dataset={dataset}", *_unranked(read, dataset, is_shown)]
+    command = ["--log_dir", str(folder / LOGS)]
+    command += [] if workers is None else ["--num_trainers", str(workers)]
     command += ["-m", SCRIPT, *(word for setting in words for word in ("--set", setting))]
-    command += [] if config is None else ["--config", str(config)]
+    command += [] if file is None else ["--config", str(file)]
+    _say(f"logs: {folder / LOGS}", is_shown)
     with ip_config(None) as machines:
-        _run_job(
-            [sys.executable, "-m", "dglkge.cli.launch", "--ip_config", machines, *command], read, is_shown
-        )
+        launcher = [sys.executable, "-m", "dglkge.cli.launch", "--ip_config", machines]
+        _run_job([*launcher, *command], folder, is_shown)
+    _say(NEXT.format(folder), is_shown)
+    _say(
+        'next, in Python: run.predict_tails(head, relation); run.evaluate("test"); run.similar(entity)',
+        is_shown,
+    )
     return open_run(folder, dataset=str(dataset), imports=read.imports)
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Triples, and whether they are paths, a data set folder or an object."""
+
+    triples: Any
+    options: DataOptions
+    dataset: Path | None = None
+
+    @classmethod
+    def of(cls, triples: Any, options: DataOptions) -> _Source:
+        """Check what can be known of the triples before they are read."""
+        from dglkge.partition.sources import as_paths, check_kind, named_data
+
+        paths = as_paths(triples)
+        if not paths:
+            if options.reading.keys() - {"relation_attribute"}:
+                raise InputError(
+                    "reading is for files and folders of triples, not for an object or a data set"
+                )
+            for name, each in (("triples", triples), ("valid", options.valid), ("test", options.test)):
+                if name == "triples" or each is not None:
+                    check_kind(each, name)
+            return cls(triples, options)
+        if options.has_splits:
+            raise InputError("valid and test go with an object; a folder has files of these names")
+        for path in paths:
+            if not path.exists() and named_data(paths) is None:
+                raise InputError(f"triples: {path}: there is no such file or folder")
+        if len(paths) > 1 or not (paths[0] / DESCRIPTION).is_file():
+            return cls(triples, options)
+        if options.reading:
+            raise InputError("reading is for files and folders of triples, not for an object or a data set")
+        if options.split is not None:
+            raise InputError(f"{triples} is a data set with splits of its own; give no split, valid or test")
+        return cls(triples, options, paths[0].absolute())
+
+
+def _check_output(folder: Path, overwrite: bool, source: _Source) -> None:
+    """Refuse a folder that cannot be a run's, or that must not be removed."""
+    if folder.exists() and not folder.is_dir():
+        raise InputError(f"output is {folder}, which is a file; expected a folder")
+    parent = next(path for path in folder.absolute().parents if path.exists())
+    if not parent.is_dir() or not os.access(parent, os.W_OK | os.X_OK):
+        raise InputError(f"output is {folder}, and {parent} is not a folder that can be written")
+    if not overwrite or not folder.exists():
+        return
+    is_run = _has_run(folder) or (folder / DATASET_FOLDER / DESCRIPTION).is_file()
+    if not is_run and any(folder.iterdir()):
+        raise InputError(f"{folder} is not removed: it has no run (no {RUN_CONFIG_FILE})")
+    if source.dataset is not None and source.dataset.is_relative_to(folder.absolute()):
+        raise InputError(f"{source.triples} lies in {folder}, which overwrite would remove")
+
+
+def _has_run(folder: Path) -> bool:
+    return (folder / RUN_CONFIG_FILE).is_file()
 
 
 def _remove(folder: Path) -> None:
@@ -172,51 +223,33 @@ def _remove(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def _dataset(triples: Triples, folder: Path, options: DataOptions, overwrite: bool, progress: bool) -> Path:
+def _make(source: _Source, folder: Path, making: Options, overwrite: bool) -> Path:
     """Return the data set of the triples, made in the run's folder if it is not one already.
 
     With ``overwrite`` the folder's run is removed, but only once the triples have proved to be good.
     """
-    from dglkge.data.text_format import parse_columns
-    from dglkge.partition.make_dataset import partition_dataframe, partition_files
-    from dglkge.partition.options import Options, ReadingOptions, parse_fractions
+    from dglkge.data.dataset import Dataset
+    from dglkge.partition.make_dataset import partition_triples
 
-    is_path = isinstance(triples, (str, os.PathLike))
-    is_dataset = is_path and (Path(triples) / DESCRIPTION).is_file()
-    if options.reading and (is_dataset or not is_path):
-        raise InputError("reading is for files and folders of triples, not for a data frame or a data set")
-    if is_dataset:
-        if options.split is not None or options.has_splits:
-            raise InputError(f"{triples} is a data set with splits of its own; give no split, valid or test")
-        dataset = Path(triples).absolute()
-        if overwrite:
-            if dataset.is_relative_to(folder.absolute()):
-                raise InputError(f"{triples} lies in {folder}, which overwrite would remove")
-            _remove(folder)
-        return dataset
-    if is_path and options.has_splits:
-        raise InputError("valid and test go with a data frame; a folder has files of these names")
-    is_single = Path(triples).is_file() if is_path else not options.has_splits
-    shares = options.split or ((0.9, 0.05, 0.05) if is_single else None)
-    making = Options(
-        seed=options.seed,
-        columns=parse_columns(options.columns),
-        split=None if shares is None else parse_fractions(",".join(map(str, shares))),
-        name=folder.absolute().name,
-        progress=progress,
-        reading=ReadingOptions.from_mapping(options.reading),
-    )
     made = (folder / DATASET_FOLDER).absolute()
-    made.parent.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        made.parent.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"output is {folder}, whose parent cannot be made: {error.strerror}") from error
     # Beside the run's folder, on the same disk: wrong triples leave it as it was.
     with tempfile.TemporaryDirectory(dir=made.parent.parent, prefix=f".{folder.name}-") as temporary:
         new = Path(temporary) / DATASET_FOLDER
-        if is_path:
-            partition_files([Path(triples)], new, making)
-        else:
-            partition_dataframe(triples, new, options.valid, options.test, options.columns, making)
+        with in_python():
+            figures = partition_triples(
+                source.triples, new, making, valid=source.options.valid, test=source.options.test
+            )
+        for note in figures["input"]["notes"]:
+            _say(pythonic(note), bool(making.progress))
         if overwrite:
             _remove(folder)
+        elif made.exists() and not _has_run(folder):
+            # Of a call that failed before it trained.
+            _remove(made)
         if not made.exists():
             folder.mkdir(exist_ok=True)
             new.rename(made)
@@ -228,7 +261,33 @@ def _dataset(triples: Triples, folder: Path, options: DataOptions, overwrite: bo
     return made
 
 
-def _run_job(command: Sequence[str], config: Config, is_shown: bool) -> None:
+def _unranked(config: Config, dataset: Path, is_shown: bool) -> list[str]:
+    """Return the override for a data set whose split to rank has no triples, and say so."""
+    split = empty_split(config, dataset)
+    if split is None:
+        return []
+    _say(f"nothing is ranked: there are no {split} triples", is_shown)
+    return ["evaluation.split=none"]
+
+
+def _default_output(triples: Any, config: Config) -> Path:
+    from dglkge.partition.sources import as_paths
+
+    paths = as_paths(triples)
+    name = bare_path(paths[0]).stem if len(paths) == 1 else "triples"
+    return Path("runs") / f"{name or 'triples'}-{config.model.score_function.name}"
+
+
+def _say(line: str, is_shown: bool) -> None:
+    """Show a line where a person looks on, else log it."""
+    if is_shown:
+        sys.stdout.write(line + "\n")
+        sys.stdout.flush()
+    else:
+        logger.info(line)
+
+
+def _run_job(command: Sequence[str], folder: Path, is_shown: bool) -> None:
     """Run the launcher to its end.
 
     Raises
@@ -245,10 +304,9 @@ def _run_job(command: Sequence[str], config: Config, is_shown: bool) -> None:
             os._exit(1)
 
     def show(line: str) -> None:
-        """Show a line where a person looks on."""
-        if is_shown:
-            sys.stdout.write(line + "\n")
-            sys.stdout.flush()
+        """Show a line; where nobody looks on, log the few that tell how far the job is."""
+        if is_shown or _LOGGED.search(line):
+            _say(line if is_shown else re.sub(r"^\[trainer \d+\] ", "", line), is_shown)
 
     lines: list[str] = []
     process = subprocess.Popen(
@@ -280,17 +338,13 @@ def _run_job(command: Sequence[str], config: Config, is_shown: bool) -> None:
     if status == INPUT_ERROR_STATUS and errors:
         raise InputError(errors[0])
     if status in _STOPPED:
-        raise JobError(f"the job was stopped; the same call goes on from the last commit of {config.output}")
+        raise JobError(f"the job was stopped; the same call goes on from the last commit of {folder}")
     last = "\n".join(lines[-LAST_LINES:])
-    raise JobError(f"the job failed with status {status}; its last lines:\n{last}")
+    raise JobError(
+        f"the job failed with status {status}; its logs are in {folder / LOGS}, their last lines:\n{last}"
+    )
 
 
 def _is_interactive() -> bool:
     """Return whether a person looks on: at a terminal or a notebook."""
     return sys.stdout is not None and (sys.stdout.isatty() or "ipykernel" in sys.modules)
-
-
-def _as_yaml(value: Any) -> str:
-    """Return a value as the right side of KEY=VALUE."""
-    # JSON is YAML; a text stays as it is, as on the command line.
-    return value if isinstance(value, str) else json.dumps(value)

@@ -18,7 +18,15 @@ import dglkge
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE_FILES = sorted(
     path.relative_to(ROOT).as_posix()
-    for pattern in ("*.py", "py.typed", "schema.json", "recipes/*/*.yaml", "page/*", "report/page.[!p]*")
+    for pattern in (
+        "*.py",
+        "py.typed",
+        "schema.json",
+        "datasets.yaml",
+        "recipes/*/*.yaml",
+        "page/*",
+        "report/page.[!p]*",
+    )
     for path in (ROOT / "dglkge").rglob(pattern)
 )
 

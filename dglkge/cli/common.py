@@ -221,6 +221,8 @@ class Command:
         logging.getLogger().setLevel(
             logging.ERROR if args.quiet else logging.INFO if args.verbose else logging.WARNING
         )
+        if RUN in self.options:
+            check_runs([args.run])
         if getattr(args, "imports", None):
             from dglkge.registry import import_modules
 
@@ -241,6 +243,7 @@ COMMON = (
     flag("-q --quiet", "log errors only, and show no progress"),
 )
 """Options of every command."""
+
 
 RUN = option(
     "run",
@@ -296,6 +299,13 @@ CONFIG = (
     IMPORT,
 )
 """Options of a command that reads a configuration; see :func:`config_words`."""
+
+
+def check_runs(paths: Sequence[str]) -> None:
+    """Refuse a run that is not there before torch is imported, which takes seconds."""
+    for path in paths:
+        if "://" not in path and not path.startswith("file:") and not Path(path).exists():
+            raise InputError(f"{path} does not exist; expected the folder of a run")
 
 
 def open_model(args: argparse.Namespace) -> Run:

@@ -26,10 +26,17 @@ from dglkge.cli.common import (
     run_command,
     sigterm_raises,
 )
-from dglkge.data.text_format import Columns
+from dglkge.data.text_format import Columns, bare_path
 from dglkge.distributed.dgl_import import require_dgl
 from dglkge.errors import InputError, StorageError
-from dglkge.partition.options import Options, ReadingOptions, parse_fractions, parse_memory, parse_prefixes
+from dglkge.partition.options import (
+    AUTO_SPLIT,
+    Options,
+    ReadingOptions,
+    parse_fractions,
+    parse_memory,
+    parse_prefixes,
+)
 
 
 def run_script(name: str, argv: Sequence[str] | None = None) -> int:
@@ -50,14 +57,15 @@ def build(args: argparse.Namespace) -> int:
 
     sources = [*args.sources, *(args.input or [])]
     if not sources:
-        raise InputError("give a folder or files of triples")
+        raise InputError("give a folder or files of triples, or a name of dglkge data list")
+    output = args.output or Path("data") / bare_path(sources[0]).stem
     has_map = bool(args.entity_map or args.relation_map)
     if has_map and args.ids == "names":
         raise InputError("--ids names excludes --entity-map and --relation-map")
     columns, delimiter = file_format(args)
     parsed = {
         "columns": columns or Columns(),
-        "split": parse_fractions(args.split) if args.split else None,
+        "split": parse_fractions(args.split) if args.split else AUTO_SPLIT,
         "max_memory": parse_memory(args.max_memory) if args.max_memory else None,
         "integer_ids": has_map or args.ids == "integers",
         "prefixes": parse_prefixes(args.prefix),
@@ -68,7 +76,7 @@ def build(args: argparse.Namespace) -> int:
     values["reading"] = ReadingOptions(**{field.name: values[field.name] for field in fields(ReadingOptions)})
     options = Options(**{field.name: values[field.name] for field in fields(Options)})
     with sigterm_raises():
-        figures = partition_files(sources, args.output, options, delimiter)
+        figures = partition_files(sources, output, options, delimiter)
     try:
         if args.json:
             print_json(figures)
@@ -80,10 +88,10 @@ def build(args: argparse.Namespace) -> int:
             leaks = [f"{count:,} of {split}" for split, count in figures["dropped_leaks"].items()]
             if leaks:
                 print_text(f"left out as leaks: {' and '.join(leaks)}")
-            print_text(f"the dataset lies in {args.output}")
+            print_text(f"the dataset lies in {output}")
         flush_output()
     except StorageError as error:
-        raise StorageError(f"the dataset lies in {args.output}, but its figures are lost: {error}") from None
+        raise StorageError(f"the dataset lies in {output}, but its figures are lost: {error}") from None
     return 0
 
 
@@ -133,6 +141,9 @@ BUILD = Command(
     description="Turn triples (head, relation, tail) into a data set folder that dglkge trains from.",
     examples="""\
 examples:
+  a data set by its name (dglkge data list), downloaded once:
+    dglkge data build fb15k-237
+
   a folder with train.tsv, valid.tsv and test.tsv (or .txt, .csv, .parquet; text also with .gz or .bz2):
     dglkge data build data/FB15k-237 -o datasets/fb15k237 --num-parts 2
 
@@ -161,8 +172,8 @@ examples:
   roles in the order of the columns, for files without a header: head,relation,tail,weight or hrtw, htr, ...
   role=name pairs, for files with a header; other columns are not read: head=subject,relation=p,tail=object
   the names of the head, relation, tail [and weight] columns: subject,predicate,object
-A .csv file whose first line has the names head, relation and tail, or source, label and target, or the like,
-has a header, too. Only .csv knows quotes; in the other text files every character stands for itself. NA and
+A file whose first line has the names head, relation and tail, or source, label and target, or the like, has
+a header, too. Only .csv knows quotes; in the other text files every character stands for itself. NA and
 null are names like others.
 
 The figures show the quality of the data: repeated triples, triples of valid and test that train gives away,
@@ -185,13 +196,19 @@ python partition_tools/partition.py and dglkge data build are the same.
 exit status: 0 done, 1 failure, 2 something in the input (one line says what), 130 or 143 interrupted.""",
     groups={
         "what is read": [
-            option("sources", "a folder, or files", nargs="*", type=Path, metavar="SOURCE"),
+            option(
+                "sources",
+                "a folder, files, or a name of dglkge data list",
+                nargs="*",
+                type=Path,
+                metavar="SOURCE",
+            ),
             option("--input", "the same", nargs="+", type=Path, metavar="SOURCE"),
             COLUMNS,
             DELIMITER,
             option(
                 "--split",
-                "split one file: fractions of train,valid,test, or of train alone",
+                "split one set of triples: fractions of train,valid,test, or of train alone (0.9,0.05,0.05)",
                 metavar="FRACTIONS",
             ),
             option(
@@ -218,8 +235,8 @@ exit status: 0 done, 1 failure, 2 something in the input (one line says what), 1
         "formats other than tables": [
             option(
                 "--format",
-                "tsv, csv, parquet, ntriples, nquads, turtle, trig, graphml, dglke, openke or pykeen (found "
-                "out by the name, else by the content)",
+                "tsv, csv, parquet, ntriples, nquads, turtle, trig, graphml, dglke, ogb, openke or pykeen "
+                "(found out by the name, else by the content)",
                 metavar="NAME",
             ),
             option(
@@ -261,7 +278,7 @@ exit status: 0 done, 1 failure, 2 something in the input (one line says what), 1
             option("--name-attribute", "GraphML: attribute of nodes (their id)", metavar="NAME"),
         ],
         "what is made of it": [
-            option("-o --output", "the dataset folder to make", required=True, type=Path, metavar="FOLDER"),
+            option("-o --output", "the dataset folder to make (data/NAME)", type=Path, metavar="FOLDER"),
             option("--num-parts", "partitions, one per machine (1)", default=1, type=int, metavar="N"),
             option(
                 "--method",

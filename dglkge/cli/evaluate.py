@@ -24,6 +24,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+GIVEN = "given"
+"""Value of --candidates for those that came with the data set."""
+
 CLASSIFICATION = (
     *("accuracy", "f1", "precision", "recall", "roc_auc", "average_precision"),
     *("num_true", "num_false"),
@@ -38,11 +41,12 @@ def evaluate(args: argparse.Namespace) -> int:
 
     protocol = Protocol(
         split=args.triples or args.split or TEST,
-        filtered=not args.raw,
-        num_candidates=args.candidates,
+        filtered=not (args.raw or args.candidates == GIVEN),
+        num_candidates=None if args.candidates == GIVEN else args.candidates,
         ties=args.ties,
         batch_size=args.batch_size,
         seed=args.seed,
+        given=args.candidates == GIVEN,
     )
     # Mistakes in the arguments are found before the checkpoint is read, which may take minutes.
     _check_options(args)
@@ -228,7 +232,12 @@ the name of another protocol has its options, e.g. RUN/metrics-test-raw-first500
         common.DELIMITER,
         common.FEATURES,
         flag("--raw", "rank among other known answers too (default: filtered)"),
-        common.CANDIDATES,
+        option(
+            "--candidates",
+            "all entities of the type, N sampled ones for each query, or given: those of OGB's data (all)",
+            metavar="N",
+            type=lambda text: text if text == GIVEN else common.num_candidates(text),
+        ),
         common.SEED,
         option(
             "--ties",

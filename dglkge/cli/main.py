@@ -14,6 +14,8 @@ from dglkge.cli.common import Command, Parser, TerminalFormatter, flush_output, 
 from dglkge.errors import import_extra, unknown_name
 
 COMMANDS = {
+    "data list": ("data", "the data sets that have a name"),
+    "data get": ("data", "download a data set by its name, and compare checksums and counts"),
     "data build": ("datasets", "turn triples into a data set folder with DGL partitions"),
     "data extend": ("datasets", "add triples and entities to a data set; old ids and partitions stay"),
     "data check": ("datasets", "show repeated triples, leaks into valid and test, unseen names, degrees"),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dglkge.checkpoint.layout import Progress
 from dglkge.cli import common
-from dglkge.cli.common import Command, cell, flag, option, print_text, write_text
+from dglkge.cli.common import Command, cell, check_runs, flag, option, print_text, write_text
 from dglkge.data.dataset_files import SPLITS, TEST
 from dglkge.distributed.process_memory import human_bytes
 from dglkge.errors import InputError
@@ -25,6 +25,7 @@ NONE = "–"
 
 def report(args: argparse.Namespace) -> Any:
     """Collect the figures, and write the page."""
+    check_runs(args.runs)
     from dglkge.report.figures import Choices, collect  # here: torch takes a second, which --help need not
     from dglkge.report.page import packages, render
 

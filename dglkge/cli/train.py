@@ -21,14 +21,18 @@ from dglkge.cli.common import (
     print_text,
     progress_bar,
 )
-from dglkge.config import load_config
+from dglkge.config import Config, load_config
 from dglkge.config.load import recipe_file
+from dglkge.data.dataset_files import DESCRIPTION, Field, read_description
 from dglkge.distributed.dgl_import import require_dgl
 from dglkge.errors import InputError
 from dglkge.launch.ports import find_server_ports
 
 SCRIPT = "dglkge.cli.training_script"
 """The module that servers and trainers run."""
+
+NEXT = "next: dglkge predict {0} --head NAME --relation NAME; dglkge serve {0}; dglkge report {0}"
+"""What to do after a training, given the run's folder."""
 
 THIS_MACHINE = "127.0.0.1"
 """Its address in an ip_config.txt of one machine, without SSH."""
@@ -40,19 +44,48 @@ def train(args: argparse.Namespace) -> int:
     file, overrides = config_words(args)
     # Read here as well: a mistake is reported before any process starts.
     config = load_config(file, overrides, args.imports)
-    from dglkge.cli import launch  # here: no other command needs the launcher
+    # Here: --help does without numpy, and no other command needs the launcher.
+    from dglkge.cli import launch
+    from dglkge.data.dataset import Dataset
 
+    if Path(config.output).is_file():
+        raise InputError(f"output is {config.output}, which is a file; expected a folder")
+    if args.ip_config is None:
+        # On this machine: its servers would say the same, many seconds later.
+        Dataset.open(config.dataset)
     words = ["--log_dir", args.log_dir or str(Path(config.output) / "logs")]
     for name in ("num_trainers", "num_servers", "max_restarts"):
         if getattr(args, name) is not None:
             words += [f"--{name}", getattr(args, name)]
     words += [f"--{name}" for name in ("no_verify", "json") if getattr(args, name)]
+    split = empty_split(config, Path(config.dataset))
+    if split is not None:
+        _say(args, f"nothing is ranked: {config.dataset} has no {split} triples")
+        overrides = [*overrides, "evaluation.split=none"]
     script = [word for setting in overrides for word in ("--set", setting)]
     script += [word for module in args.imports for word in ("--import", module)]
     script += [] if file is None else ["--config", file]
     num_servers = int(args.num_servers) if (args.num_servers or "").isdigit() else 1
     with ip_config(args.ip_config, num_servers) as machines:
-        return launch.main(["--ip_config", machines, *words, "-m", SCRIPT, *script])
+        status = launch.main(["--ip_config", machines, *words, "-m", SCRIPT, *script])
+    if status == 0:
+        _say(args, NEXT.format(config.output))
+    return status
+
+
+def _say(args: argparse.Namespace, line: str) -> None:
+    """Print a line unless stdout is for JSON."""
+    if not args.json:
+        print_text(line)
+
+
+def empty_split(config: Config, dataset: Path) -> str | None:
+    """Return the split to rank after training if the data set has no triples of it, else None."""
+    split = config.evaluation.split
+    # The folder may be on other machines only.
+    if split == "none" or not (dataset / DESCRIPTION).is_file():
+        return None
+    return None if read_description(dataset)[Field.SPLITS][split] else split
 
 
 @contextlib.contextmanager

@@ -210,6 +210,24 @@ class Dataset:
         ]
         return KnownTriples(also_known, self.num_relations, indices)
 
+    def candidates(self, split: str) -> np.ndarray:
+        """Return the entities that the head and the tail of each triple of a split are ranked among.
+
+        Returns
+        -------
+        (2, n, K) int32
+            Original ids of the heads' and of the tails' types, mapped from the file.
+
+        Raises
+        ------
+        InputError
+            If the triples came without candidates.
+        """
+        path = dataset_files.candidates_path(self.path, split)
+        if not path.is_file():
+            raise InputError(f"the {split} triples of {self.path} came without candidates, which OGB's have")
+        return load_array(path, (2, self.description[Field.SPLITS][split], None), np.int32)
+
     def train_weights(self) -> np.ndarray | None:
         """Return the weights of the training triples, (n,) float32, or None where they have none."""
         return self._train_column(dataset_files.TRAIN_WEIGHTS, np.float32) if self.has_weights else None

@@ -124,6 +124,11 @@ def split_path(dataset: Path, split: str) -> Path:
     return dataset / f"{split}.npy"
 
 
+def candidates_path(dataset: Path, split: str) -> Path:
+    """Return the path of the candidates that came with the triples of a split."""
+    return dataset / f"candidates_{split}.npy"
+
+
 def known_index_path(dataset: Path, split: str) -> Path:
     """Return the path of the index of a split's known answers, which its first use makes."""
     return dataset / f"known_{split}.index"

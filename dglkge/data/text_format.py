@@ -228,9 +228,9 @@ def parse_delimiter(text: str) -> str:
 
 
 _HEADER_WORDS = {
-    "head": ("head", "source", "subject", "src", "from", "start", ":start_id"),
-    "relation": ("relation", "predicate", "label", "type", "property", "edge", ":type"),
-    "tail": ("tail", "target", "object", "dst", "to", "end", ":end_id"),
+    "head": ("head", "source", "subject", "src", "from", "start", ":start_id", "h", "s"),
+    "relation": ("relation", "predicate", "label", "type", "property", "edge", ":type", "rel", "r", "p"),
+    "tail": ("tail", "target", "object", "dst", "to", "end", ":end_id", "t", "o"),
 }
 
 
@@ -254,6 +254,13 @@ def edge_list_header(fields: list[str]) -> dict[str, str]:
             return {}
         names[role] = found[0]
     return names
+
+
+def columns_of_header(fields: list[str], columns: Columns) -> dict[str, str]:
+    """Return the column of each role in a header, empty if the line is none."""
+    if set(columns.order) <= set(fields):
+        return {role: role for role in columns.order}
+    return edge_list_header(fields) if columns == Columns() else {}
 
 
 def text_format(path: Path, delimiter: str | None, suffix: str | None = None) -> TextFormat:

@@ -25,8 +25,8 @@ from dglkge.data.text_format import (
     Columns,
     RowRules,
     TextFormat,
+    columns_of_header,
     compression,
-    edge_list_header,
     extension,
     first_bad_line,
     open_stream,
@@ -162,7 +162,9 @@ class TripleFile:
         self._read_bytes = min(read_bytes or block_bytes, block_bytes)
         self._kind = kind
         self._skip_first = skip_first
-        self._text: _TextFile  # of a text file, once its first block was asked for
+        # Once the first block was asked for.
+        self._text: _TextFile
+        self._parquet_names: dict[str, str]
 
     def blocks(self) -> Iterator[Block]:
         """Read the file.
@@ -205,16 +207,17 @@ class TripleFile:
         """
         if isinstance(block.content, bytes):
             return self._parsed(block.content)
-        names = self._columns.names_or_roles
-        arrays = {role: block.content.column(column) for role, column in names.items()}
+        arrays = {role: block.content.column(column) for role, column in self._parquet_names.items()}
         return _checked(arrays, self._rules, str(self.path), block.first_row)
 
     def _parquet_blocks(self) -> Iterator[Block]:
-        path, names = self.path, self._columns.names_or_roles
+        path = self.path
         with (
             read_errors(path, pa.ArrowException, action="cannot be read as Parquet"),
             pyarrow.parquet.ParquetFile(path) as file,
         ):
+            header = {} if self._columns.names else columns_of_header(file.schema_arrow.names, self._columns)
+            names = self._parquet_names = header or self._columns.names_or_roles
             for column in names.values():
                 if column not in file.schema_arrow.names:
                     known = ", ".join(file.schema_arrow.names)
@@ -304,7 +307,7 @@ def _one_array(column: pa.ChunkedArray) -> pa.Array:
 
 
 def frame_chunks(
-    frame: pd.DataFrame, columns: Columns, rules: RowRules, name: str
+    frame: pd.DataFrame | pa.Table, columns: Columns, rules: RowRules, name: str
 ) -> Iterator[dict[str, pa.Array]]:
     """Read triples from a data frame: for each role strings, int64 with integer ids, or floats of weight.
 
@@ -314,15 +317,20 @@ def frame_chunks(
         If a column is missing or a row is bad: the message names the split and the row.
     """
     names = columns.names_or_roles
+    is_arrow = isinstance(frame, pa.Table)
+    known = list(frame.column_names if is_arrow else frame.columns)
     for column in names.values():
-        if column not in frame.columns:
-            raise InputError(f"{name}: no column {column!r}; there are {', '.join(map(str, frame.columns))}")
+        if column not in known:
+            raise InputError(f"{name}: no column {column!r}; there are {', '.join(map(str, known))}")
     if len(frame) == 0:
         raise InputError(f"{name}: the data frame is empty")
     for start in range(0, len(frame), CHUNK_ROWS):
-        part = frame.iloc[start : start + CHUNK_ROWS]
+        part = frame.slice(start, CHUNK_ROWS) if is_arrow else frame.iloc[start : start + CHUNK_ROWS]
         try:
-            arrays = {role: pa.array(part[column], from_pandas=True) for role, column in names.items()}
+            arrays = {
+                role: part[column] if is_arrow else pa.array(part[column], from_pandas=True)
+                for role, column in names.items()
+            }
         except pa.ArrowException as error:
             raise InputError(f"{name}: a column mixes several types: {error}") from error
         yield _checked(arrays, rules, name, start)
@@ -423,7 +431,9 @@ def _look_at(
     text = text_format(path, delimiter, suffix)
     with read_errors(path), open_stream(path) as (_, stream):
         # Errors in the encoding are replaced here; the parser reports them with a line number.
-        line = stream.readline().decode("utf-8-sig", errors="replace").rstrip("\r\n")
+        line, second = (
+            stream.readline().decode("utf-8-sig", errors="replace").rstrip("\r\n") for _ in range(2)
+        )
     try:
         fields = text.split(line)
     except ValueError as error:
@@ -431,7 +441,10 @@ def _look_at(
     by_place = {role: role for role in columns.order}
     if skip_first:
         return _TextFile(text, list(columns.order), True, by_place)
-    names = columns.names_or_roles if columns.names else _header_names(fields, columns, text)
+    names = columns.names
+    if not names:
+        # Of a second line of CSV nothing is asked; its quotes may go on in the third.
+        names = _header_names(fields, [] if text.quoted or not second else text.split(second), columns, text)
     if not names:
         return _TextFile(text, list(columns.order), False, by_place)
     for column in names.values():
@@ -443,18 +456,17 @@ def _look_at(
     return _TextFile(text, fields, True, names)
 
 
-def _header_names(fields: list[str], columns: Columns, text: TextFormat) -> dict[str, str]:
+def _header_names(fields: list[str], second: list[str], columns: Columns, text: TextFormat) -> dict[str, str]:
     """Return the column of each role if the first line is a header, else an empty dict."""
-    # A file without quotes (TSV) has a header only if the user names columns: "head" may be an entity's name.
-    if not text.quoted:
-        return {}
-    if set(columns.order) <= set(fields):
-        return columns.names_or_roles
-    return edge_list_header(fields) if columns == Columns() else {}
+    names = columns_of_header(fields, columns)
+    # In a file without quotes these words may be names, too: a relation's name is likely to stand again.
+    relation = fields.index(names["relation"]) if names else 0
+    is_triple = bool(names) and not text.quoted and fields[relation] in second[relation : relation + 1]
+    return {} if is_triple or (not text.quoted and not second) else names
 
 
 def header_of(path: Path, columns: Columns, delimiter: str | None, kind: str) -> dict[str, str]:
-    """Return the column of each role that the header of a CSV file was found to have, empty without one.
+    """Return the column of each role that the header of a text file was found to have, empty without one.
 
     Raises
     ------

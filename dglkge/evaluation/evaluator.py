@@ -86,6 +86,7 @@ class RankingEvaluator:
         reduce: Reduce = lambda array: array,
         progress: Callable[[int], object] | None = None,
         turn: tuple[int, int] = (0, 1),
+        candidates: np.ndarray | None = None,
     ) -> RankingResult:
         """Rank both sides of every triple.
 
@@ -107,6 +108,9 @@ class RankingEvaluator:
             every process, so it may contain a collective.
         turn : (int, int)
             (i, k): this process is number i of the k in its group; k is the same in all groups.
+        candidates : (2, n, K) int array, optional
+            Entities that the head and the tail of each triple are ranked among, for a protocol with given
+            ones.
 
         Returns
         -------
@@ -123,6 +127,8 @@ class RankingEvaluator:
             raise InputError(f"the {self.protocol.split} split has no triples to rank")
         if self.protocol.filtered and known is None:
             raise InputError("filtered ranking needs the known triples; rank raw without them")
+        if self.protocol.given != (candidates is not None):
+            raise InputError("a protocol with given candidates needs those of each triple, and no other does")
         triples = np.ascontiguousarray(triples, dtype=np.int64)
         used = [self.relations[id_] for id_ in np.unique(triples[:, 1])]
         types = sorted({relation.candidate_type(side) for relation in used for side in Side})
@@ -142,7 +148,8 @@ class RankingEvaluator:
                         ranked.get(batch.candidate_type, ()),
                         num_entities[batch.candidate_type],
                     )
-                    found = self._rank(model, batch, known, rows, shards_here, num_here)
+                    drawn = self._candidates(batch, num_here, candidates)
+                    found = self._rank(model, batch, known, rows, shards_here, num_here, drawn)
                     counts[:, SIDES.index(batch.side), batch.places] = found
                 if progress is not None:
                     progress(sum(len(batch.places) for batch in together))
@@ -158,25 +165,39 @@ class RankingEvaluator:
         rows: RowSource,
         shards: Iterable[RankedShard],
         num_entities: int,
+        candidates: torch.Tensor | None,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the numbers of negatives, and of greater and equal rows of these shards, (K,) each."""
         device = self.device.device
         queries = score_queries(model, batch, rows, known if self.protocol.filtered else None, device)
-        num_candidates = self.protocol.num_candidates
-        # Sampling with replacement from fewer entities than samples would be a worse full ranking.
-        if num_candidates is None or num_candidates >= num_entities:
+        if candidates is None:
             negatives = _count_negatives(queries, num_entities)
             staged = self.device.is_staged
             counted = [rank_against_shard(model, queries, shard, self._count, staged) for shard in shards]
         else:
-            drawn = draw_candidates(batch, num_candidates, num_entities, self.protocol.seed).to(device)
-            competes = competing(queries, drawn)
+            candidates = candidates.to(device)
+            competes = competing(queries, candidates)
             negatives = competes.sum(1)
-            counted = [rank_against_candidates(model, queries, s, drawn, competes) for s in shards]
+            counted = [rank_against_candidates(model, queries, s, candidates, competes) for s in shards]
         zero = torch.zeros_like(negatives)
         greater = sum((greater for greater, _ in counted), zero)
         equal = sum((equal for _, equal in counted), zero)
         return negatives.cpu().numpy(), greater.cpu().numpy(), equal.cpu().numpy()
+
+    def _candidates(
+        self, batch: QueryBatch, num_entities: int, given: np.ndarray | None
+    ) -> torch.Tensor | None:
+        """Return the candidates (K, N) of each true answer, None for all entities."""
+        if given is not None:
+            ids = np.asarray(given[SIDES.index(batch.side), batch.places], np.int64)
+            if ids.min() < 0 or ids.max() >= num_entities:
+                raise InputError(f"a given candidate is {ids.max()}; allowed is 0 to {num_entities - 1}")
+            return torch.from_numpy(ids)
+        num_candidates = self.protocol.num_candidates
+        # Sampling with replacement from fewer entities than samples would be a worse full ranking.
+        if num_candidates is None or num_candidates >= num_entities:
+            return None
+        return draw_candidates(batch, num_candidates, num_entities, self.protocol.seed)
 
     def _ranked(self, shards: Shards) -> dict[str, list[RankedShard]]:
         """Return the shards, on a device as far as they fit."""

@@ -6,6 +6,7 @@ protocols.
 
 from __future__ import annotations
 
+import html
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -82,6 +83,8 @@ class Protocol:
         True answers ranked at once; affects memory and speed, not the result.
     seed : int
         Seed of the sampled candidates.
+    given : bool
+        Rank among the candidates that came with the data set's triples (OGB's), without filtering.
 
     Raises
     ------
@@ -95,6 +98,7 @@ class Protocol:
     ties: str = "realistic"
     batch_size: int = 8192
     seed: int = 0
+    given: bool = False
 
     def __post_init__(self) -> None:
         share_of_equals_above(self.ties)
@@ -102,12 +106,16 @@ class Protocol:
             raise InputError(
                 f"the number of candidates must be at least 1 (or none, for all), got {self.num_candidates}"
             )
+        if self.given and (self.filtered or self.num_candidates is not None):
+            raise InputError("given candidates are ranked as they are: neither filtered nor sampled")
         if self.batch_size < 1:
             raise InputError(f"the batch size of the evaluation must be at least 1, got {self.batch_size}")
 
     @property
     def candidates(self) -> str:
-        """Name of the candidates: ``"all"`` or ``"sampled N"``."""
+        """Name of the candidates: ``"all"``, ``"given"`` or ``"sampled N"``."""
+        if self.given:
+            return "given"
         return "all" if self.num_candidates is None else f"sampled {self.num_candidates}"
 
     def suffix(self, limit: int | None = None) -> str:
@@ -125,7 +133,7 @@ class Protocol:
         >>> Protocol().suffix()
         ''
         """
-        parts = [] if self.filtered else ["raw"]
+        parts = ["given"] if self.given else [] if self.filtered else ["raw"]
         parts += [] if self.num_candidates is None else [f"sampled{self.num_candidates}", f"seed{self.seed}"]
         parts += [] if self.ties == Protocol.ties else [self.ties]
         parts += [] if limit is None else [f"first{limit}"]
@@ -240,6 +248,17 @@ class RankingResult:
     num_greater: Mapping[Side, np.ndarray] | None = None
     num_equal: Mapping[Side, np.ndarray] | None = None
     categories: RelationCategories | None = None
+
+    def __repr__(self) -> str:
+        both = self.both
+        return (
+            f"RankingResult({self.protocol.describe()}: {len(self.relation_ids):,} triples, "
+            f"MRR {both.mrr:.4f}, Hits@1 {both.hits[1]:.4f}, Hits@10 {both.hits[10]:.4f})"
+        )
+
+    def _repr_html_(self) -> str:
+        table = self.to_frame().to_html(index=False, float_format="{:.4f}".format, border=0)
+        return f"{html.escape(self.protocol.describe())}{table}"
 
     @classmethod
     def joined(cls, results: Sequence[RankingResult], places: np.ndarray | None = None) -> RankingResult:

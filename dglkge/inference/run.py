@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -13,7 +14,7 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint.hdf5_format import OPTIMIZER_GROUP, STATE_BLOB
-from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, VERSION_FILE, is_pointer
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, VERSION_FILE, Progress, is_pointer
 from dglkge.checkpoint.manifest import UNKNOWN_CRC32
 from dglkge.checkpoint.mirror import local_path
 from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
@@ -21,7 +22,7 @@ from dglkge.data.dataset_files import SPLITS, TRAIN
 from dglkge.data.vector_files import feature_files, read_new_vectors
 from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.evaluator import RankingEvaluator
-from dglkge.evaluation.metrics import Protocol, RankingResult, relation_categories
+from dglkge.evaluation.metrics import BOTH, Protocol, RankingResult, relation_categories
 from dglkge.inference.bucket_evaluation import BucketResult, EdgeSets, evaluate_buckets
 from dglkge.inference.choices import ALL, Known
 from dglkge.inference.dglke_files import DglkeFolder, DglkeTables, is_dglke
@@ -96,6 +97,32 @@ def open_run(
 
 class Run(TrainedModel):
     """A trained model on files: questions, rankings and exports. Get one from :func:`open_run`."""
+
+    def __repr__(self) -> str:
+        path, *facts = self._facts()
+        return f"Run({path}: {', '.join(facts)})"
+
+    def _repr_html_(self) -> str:
+        path, *facts = map(html.escape, self._facts())
+        return f"<b>{path}</b><br>{'<br>'.join(facts)}"
+
+    def _facts(self) -> list[str]:
+        """Return the folder, and what one wants to know of a model first."""
+        meta = self.tables.meta
+        checkpoint = self.tables if isinstance(self.tables, Checkpoint) else None
+        facts = [str(self.tables.path if checkpoint is None else checkpoint.run_folder)]
+        facts += [f"{meta.score_function}, dimension {meta.dim}"]
+        counts = meta.entity_types
+        is_plain = len(counts) == 1
+        facts += [
+            f"{count:,} {'entities' if is_plain else f'of type {name}'}" for name, count in counts.items()
+        ]
+        facts.append(f"{len(self.tables.relations):,} relations")
+        if checkpoint is None:
+            return facts
+        if checkpoint.progress:
+            facts.append(f"{checkpoint.progress[Progress.FINISHED_EPOCHS]} epochs")
+        return facts + [f"{split} MRR {result[BOTH]['mrr']:.3f}" for split, result in self.metrics.items()]
 
     def predict_tails(
         self, head: str, relation: str, k: int = 10, known: Known | str | None = None, candidates: str = ALL
@@ -206,14 +233,19 @@ class Run(TrainedModel):
             if protocol not in SPLITS:
                 raise unknown_name("split", protocol, SPLITS)
             protocol = Protocol(split=protocol)
-        if triples is None:
-            triples = dataset.split(protocol.split)
+        own = dataset.split(protocol.split) if triples is None or protocol.given else triples
+        triples = own if triples is None else triples
+        if protocol.given and not np.array_equal(triples, own[: len(triples)]):
+            raise InputError("given candidates belong to the triples of a split, in their order")
+        candidates = dataset.candidates(protocol.split)[:, : len(triples)] if protocol.given else None
         # One index over all splits: filtering does not depend on which split has the triple.
         known = self.known_triples(also_known) if protocol.filtered else None
         found = open_device(device, "device")
         evaluator = RankingEvaluator(self.model, self.tables.meta.relations, protocol, device=found)
         shards = self.shards(self.tables.entity_types)
-        result = evaluator.evaluate(triples, known, self.tables, shards, progress=progress)
+        result = evaluator.evaluate(
+            triples, known, self.tables, shards, progress=progress, candidates=candidates
+        )
         categories = relation_categories(dataset.split(TRAIN), dataset.num_relations)
         return replace(result, categories=categories)
 

@@ -216,9 +216,11 @@ def _write(folder: Path, dataset: Dataset, new: _Extension, set_name: str) -> di
     splits[TRAIN] = np.concatenate([splits[TRAIN], new.triples])
     names = ((type_, Vocabulary(names, "entity")) for type_, names in new.names.items())
     written = write_triples(folder, names, new.relations, splits, columns)
-    numbers = dataset.path / NUMERIC_LITERALS
-    if numbers.is_file():
-        shutil.copyfile(numbers, folder / NUMERIC_LITERALS)
+    # Ids of entities, and the triples of valid and test, are the old ones.
+    kept = (NUMERIC_LITERALS, *(dataset_files.candidates_path(folder, split).name for split in SPLITS))
+    for name in kept:
+        if (dataset.path / name).is_file():
+            shutil.copyfile(dataset.path / name, folder / name)
     return {
         **dataset.description,
         **written,

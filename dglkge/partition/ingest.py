@@ -87,6 +87,10 @@ class Reading:
         The columns that were read, if the input is a table.
     place : callable, optional
         Returns where a triple is in the input, given its split and row.
+    integer_ids : bool
+        Whether the names are the input's ids.
+    candidates : mapping of str to (2, n, K) array
+        For some splits the entities, as ids in their type, that each head and each tail is ranked among.
     write_side_files : callable
         Writes files into the data set's folder, given the names of its entities.
     figures : dict
@@ -99,6 +103,8 @@ class Reading:
     types: tuple[list[str], np.ndarray] | None = None
     columns: Columns | None = None
     place: Place | None = None
+    integer_ids: bool = False
+    candidates: Mapping[str, np.ndarray] = field(default_factory=dict)
     write_side_files: Callable[[Path, Sequence[str]], None] = lambda folder, entities: None
     figures: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

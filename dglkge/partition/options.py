@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from dglkge.data.text_format import Columns
 from dglkge.errors import InputError, unknown_name
@@ -16,6 +16,10 @@ METHODS = ("metis", "ldg", "random")
 
 EXACT, IMPLIED = DROPPED_LEAKS = ("exact", "implied")
 """Values of ``--drop-leaks``."""
+
+AUTO_SPLIT: Literal["auto"] = "auto"
+DEFAULT_SPLIT = (0.9, 0.05, 0.05)
+"""Shares of train, valid and test where there is one set of triples and nothing is said."""
 
 MIN_MEMORY = 64 * 10**6
 """Least value of ``--max-memory``: pieces of triples take tens of MB however few are read at a time."""
@@ -70,6 +74,7 @@ FORMATS = {
         Format("dglke", "a DGL-KE data set", FOLDER),
         Format("openke", "an OpenKE data set", FOLDER),
         Format("pykeen", "PyKEEN triples factories", FOLDER),
+        Format("ogb", "an OGB data set", FOLDER),
     )
 }
 
@@ -153,8 +158,9 @@ class Options:
         Whether the triples are of integers from 0 instead of names.
     entity_map, relation_map : Path, optional
         Files of integer id and name.
-    split : (float, float, float), optional
-        Fractions of train, valid and test to split one set of triples into.
+    split : (float, float, float) or "auto", optional
+        Fractions of train, valid and test to split one set of triples into; ``"auto"``:
+        :data:`DEFAULT_SPLIT` if there is one set. By default nothing is split.
     overwrite : bool
         Whether to replace an existing data set.
     name : str, optional
@@ -188,7 +194,7 @@ class Options:
     integer_ids: bool = False
     entity_map: Path | None = None
     relation_map: Path | None = None
-    split: tuple[float, float, float] | None = None
+    split: tuple[float, float, float] | Literal["auto"] | None = None
     overwrite: bool = False
     name: str | None = None
     progress: bool | None = None

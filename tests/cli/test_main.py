@@ -36,7 +36,9 @@ def test_help_teaches_with_examples(command, capsys):
     assert exit_.value.code == 0
     if command in COMMANDS:
         program = "dglkge-launch" if command == "launch" else f"dglkge {command}"
-        assert re.search(rf"{program} (\S+/ |--\w|> \w|runs/|datasets/|\S+\.yaml|fb15k237/|list|  +\w)", text)
+        assert re.search(
+            rf"{program} (\S+/ |--\w|> \w|runs/|datasets/|\S+\.yaml|fb15k237/|fb15k-237|list|  +\w)", text
+        )
     else:
         assert all(word in text for word in actions(command or ""))
     assert max(len(line) for line in text.splitlines()) <= 110

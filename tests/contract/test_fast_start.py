@@ -6,6 +6,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 from dglkge.cli.main import COMMANDS
 from dglkge.inference import choices, export, import_tables
 from tests.contract.source_tree import ROOT
@@ -45,3 +47,17 @@ def test_what_is_measured_can_be_found(tmp_path):
 def test_formats_of_the_choices_are_those_of_the_code():
     assert list(choices.EXPORT_FORMATS) == sorted(export.FORMATS)
     assert list(choices.IMPORT_FORMATS) == sorted(import_tables.FORMATS)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *("serve", "predict", "evaluate", "calibrate", "report", "checkpoint inspect", "data build"),
+        *("train dataset=RUN", "train --recipe fb15k237/complex", "data get"),
+    ],
+)
+def test_a_missing_folder_is_refused_without_torch(words, tmp_path):
+    """Torch takes seconds to import, on a busy machine tens of them."""
+    call = words.replace("RUN", str(tmp_path / "nowhere")).split()
+    call += [] if words.startswith("train") else [str(tmp_path / "nowhere")]
+    assert "torch" not in heavy_after([call])[" ".join(call)]

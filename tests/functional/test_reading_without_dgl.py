@@ -43,6 +43,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train_alone(f"dataset={toy_dataset(typed=True)}", f"output={folder / 'run'}", *settings)
     write_splits(folder / "triples", ring_triples())
     (folder / "some.tsv").write_text("person0\tlives_in\ttown0\n")
+    # As many triples, entities and relations as Nations has, in place of a download.
+    (folder / "named" / "Nations").mkdir(parents=True)
+    first = 0
+    for split, count in (("train", 1592), ("valid", 199), ("test", 201)):
+        rows = "".join(f"e{i % 14}\tr{i % 55}\te{i // 14 % 14}\n" for i in range(first, first + count))
+        (folder / "named" / "Nations" / f"{split}.tsv").write_text(rows)
+        first += count
     (folder / "run.yaml").write_text(f"dataset: {toy_dataset(typed=True)}\noutput: new\n")
     return folder
 
@@ -50,7 +57,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(python: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run Python without DGL."""
     command = [str(python), *words]
-    return subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, timeout=120)
+    variables = {**environment(), "DGLKGE_DATA": str(folder / "named")}
+    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=120)
 
 
 def test_dgl_is_not_there(python: Path, folder: Path) -> None:
@@ -59,6 +67,8 @@ def test_dgl_is_not_there(python: Path, folder: Path) -> None:
 
 
 READING = {
+    "data list": [],
+    "data get": ["nations"],
     "config show": [],
     "config schema": [],
     "config recipes": [],

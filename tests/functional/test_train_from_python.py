@@ -157,6 +157,8 @@ def test_the_command(tmp_path):
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     done = run([*warm.python(), "-m", "dglkge", "train", *words, "--num_trainers", "1"])
     assert f"checkpoint, statistics and metrics are in {tmp_path}/run" in done.stdout
+    last = done.stdout.splitlines()[-1]
+    assert last.startswith(f"next: dglkge predict {tmp_path}/run --head NAME") and "dglkge serve" in last
     assert (tmp_path / "run" / "logs" / "trainer-0.log").is_file()
     done = run([*warm.python(), "-m", "dglkge", "config", "--diff", str(tmp_path / "run"), "--json"])
     changed = json.loads(done.stdout)

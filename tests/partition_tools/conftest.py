@@ -12,8 +12,8 @@ import pytest
 
 from dglkge.partition import dataset_writer
 from dglkge.partition.entity_types import take_types
-from dglkge.partition.make_dataset import read_input
 from dglkge.partition.options import Options, ReadingOptions
+from dglkge.partition.readers.files import read_input
 from dglkge.partition.readers.find import find_input
 from dglkge.partition.run_build import GraphJob
 from tests.toy_kg import ring_triples, typed_triples

@@ -55,6 +55,7 @@ def small_disk(tmp_path):
 
 def run(*arguments, stdout=subprocess.PIPE):
     command = [*warm.python(), str(REPOSITORY / "partition_tools" / "partition.py"), *map(str, arguments)]
+    command += ["--split", "1"]
     return subprocess.run(
         command,
         stdout=stdout,

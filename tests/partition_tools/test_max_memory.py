@@ -11,9 +11,10 @@ import pytest
 
 from dglkge.data.text_format import Columns
 from dglkge.errors import InputError
-from dglkge.partition import make_dataset, rows
+from dglkge.partition import rows
 from dglkge.partition.make_dataset import METIS_TRIPLE_BYTES, metis_memory, partition_files
 from dglkge.partition.options import Options, parse_memory
+from dglkge.partition.readers import files
 from dglkge.partition.rows import CollectedRows, distinct_below, pieces
 
 
@@ -77,7 +78,7 @@ def test_any_limit_and_number_of_workers_give_the_same_data_set(
         if limit is not None:
             # As few rows at a time, and as many buckets, as a large graph would have.
             monkeypatch.setattr(rows, "ROWS_AT_A_TIME", 64)
-            monkeypatch.setattr(make_dataset, "bytes_at_a_time", lambda *_: 512)
+            monkeypatch.setattr(files, "bytes_at_a_time", lambda *_: 512)
             monkeypatch.setattr("dglkge.partition.build_graph.PIECE_ROWS", 50)
             monkeypatch.setattr("dglkge.data.quality.INDEXED_BYTES", 64 * 10**6 // 100)
         partition_files([tmp_path / "all.tsv"], tmp_path / str(number), options)

@@ -180,7 +180,9 @@ def test_wrong_folder_for_a_format(tmp_path):
     with pytest.raises(InputError, match="--columns is for tables, and the input is OpenKE's files"):
         find_input([tmp_path / "d"], Options(columns=parse_columns("htr")))
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InputError, match="empty has no file called train .*no data set of DGL-KE, OpenKE or"):
+    with pytest.raises(
+        InputError, match="empty has no file called train .*no data set of DGL-KE, OGB, OpenKE"
+    ):
         read(tmp_path / "empty")
 
 

@@ -21,14 +21,16 @@ from dglkge.partition.readers.id_folders import (
     find_pykeen,
     pykeen_folder,
 )
+from dglkge.partition.readers.ogb import find_ogb
 
 _SAMPLE_BYTES = 1 << 16
 _BY_EXTENSION = {extension: entry for entry in FORMATS.values() for extension in entry.extensions}
 
-_WORDS = {TRAIN: TRAIN, "training": TRAIN, VALID: VALID, "validation": VALID, "val": VALID, "dev": VALID}
-_WORDS |= {TEST: TEST, "testing": TEST}
+WORDS = {TRAIN: TRAIN, "training": TRAIN, VALID: VALID, "validation": VALID, "val": VALID, "dev": VALID}
+WORDS |= {TEST: TEST, "testing": TEST}
+"""Words that stand for a split."""
 
-_FOLDERS = {"pykeen": find_pykeen, "openke": find_openke, "dglke": find_dglke}
+_FOLDERS = {"ogb": find_ogb, "pykeen": find_pykeen, "openke": find_openke, "dglke": find_dglke}
 _OPTIONS_OF = {
     RDF: {"prefixes", "full_iris", "base_iri", "literals", "graphs"},
     GRAPHML: {"relation_attribute", "name_attribute"},
@@ -103,7 +105,7 @@ class Source:
 def split_of(path: Path) -> str | None:
     """Return the split in a file's name (``train.tsv``, ``dev.txt.gz``, ``wiki-test.txt``), or None."""
     # The last word before the extension counts: "train-2020-test.txt" is a test split.
-    return _WORDS.get(re.split(r"[-_.]", bare_path(path).stem.lower())[-1])
+    return WORDS.get(re.split(r"[-_.]", bare_path(path).stem.lower())[-1])
 
 
 def one_each(files: list[Path], place: str) -> dict[str, Path]:
@@ -147,7 +149,7 @@ def find_input(inputs: Sequence[Path], options: Options) -> Source:
     for path in inputs:
         if not path.exists():
             raise InputError(f"{path}: there is no such file or folder")
-    source = _id_folder(inputs, kind) or _source(inputs, kind, is_one_set=options.split is not None)
+    source = _id_folder(inputs, kind) or _source(inputs, kind, is_one_set=isinstance(options.split, tuple))
     families = {format_.family: path for files in source.files.values() for path, format_ in files}
     if len(families) > 1:
         some = ", ".join(f"{path.name} ({find_format(path)[0].title})" for path in families.values())
@@ -236,7 +238,7 @@ def _in_folder(folder: Path, kind: Format | None, is_one_set: bool) -> list[Path
     kinds = sorted({suffix for format_ in FORMATS.values() for suffix in format_.extensions})
     raise InputError(
         f"{folder} has no file called train with one of the extensions {', '.join(kinds)}, most of them "
-        "also with .gz or .bz2, and no data set of DGL-KE, OpenKE or PyKEEN"
+        "also with .gz or .bz2, and no data set of DGL-KE, OGB, OpenKE or PyKEEN"
     )
 
 

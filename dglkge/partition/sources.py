@@ -1,0 +1,431 @@
+"""Turns whatever has triples into a :class:`Reading`: a name, files, data frames, arrays of ids, graphs.
+
+Packages of others are not imported: an object is known by the attributes that its kind has.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+
+from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
+from dglkge.data.public_data import PublicData, find_public, local_folder, public_data
+from dglkge.data.text_format import ROLES, Columns, columns_of_header
+from dglkge.data.triples import frame_chunks
+from dglkge.errors import InputError, unknown_name
+from dglkge.partition.entity_types import type_names
+from dglkge.partition.ingest import IdTriples, Reading, check_names
+from dglkge.partition.name_index import MAX_NAMES
+from dglkge.partition.options import Options
+from dglkge.partition.readers.files import IdMaps, read_files
+from dglkge.partition.readers.find import WORDS
+from dglkge.partition.readers.graphml import NO_RELATION, RELATION_ATTRIBUTES
+
+EXPECTED = (
+    "expected a data frame (pandas, Polars, Arrow), an array of ids (n, 3), a list of (head, relation, tail),"
+    " a graph of NetworkX, PyTorch Geometric or DGL, data of PyKEEN, OGB or Hugging Face, a path or a name"
+)
+_ATTRIBUTES = (
+    "mapped_triples",
+    "canonical_etypes",
+    "edge_types",
+    "edges",
+    "training",
+    "to_pandas",
+    "__array__",
+)
+"""Of objects that are not iterable."""
+
+_ETYPE_FIELDS = ("etype", "rel_type", "_TYPE")
+"""Edge data of a DGL graph with one edge type that may hold the relation of each edge."""
+
+
+@dataclass
+class _Numbered:
+    """Triples of ids.
+
+    Attributes
+    ----------
+    triples : (n, 3) int64
+        With entities counted over all types.
+    entities, relations : sequence of str, optional
+        Names by id; None: the ids themselves.
+    types : (list of str, (num_entities,) int32), optional
+        Entity types, and the index of each entity's.
+    """
+
+    triples: np.ndarray
+    entities: Sequence[str] | None = None
+    relations: Sequence[str] | None = None
+    types: tuple[list[str], np.ndarray] | None = None
+
+
+def read_source(
+    source: Any,
+    temporary: Path,
+    options: Options,
+    delimiter: str | None = None,
+    valid: Any = None,
+    test: Any = None,
+) -> Reading:
+    """Read the triples of a source.
+
+    Parameters
+    ----------
+    source : object
+        A name of the registry, a path or several, or an object of a kind in :data:`EXPECTED`; a mapping of
+        split to such objects too.
+    temporary : Path
+        Folder for temporary files.
+    options : Options
+    delimiter : str, optional
+        Of files of text.
+    valid, test : object, optional
+        Further splits, of the kind of the source; not with files.
+
+    Raises
+    ------
+    InputError
+        If the input is wrong; the message names file and line, or split and row.
+    """
+    paths = as_paths(source)
+    if paths:
+        return _read_paths(paths, temporary, options, delimiter)
+    splits = {TRAIN: source, VALID: valid, TEST: test}
+    splits = _own_splits(source) or {split: each for split, each in splits.items() if each is not None}
+    tables = {split: _table(each, split, options) for split, each in splits.items()}
+    numbered = {split: each for split, each in tables.items() if isinstance(each, _Numbered)}
+    if not numbered:
+        return _read_frames(tables, options)
+    other = next((split for split in tables if split not in numbered), None)
+    if other is not None:
+        raise InputError(f"train has ids and {other} has names; give both in one form")
+    return _joined(numbered)
+
+
+def check_kind(source: Any, name: str) -> None:
+    """Refuse an object that has no triples, before anything is read.
+
+    Raises
+    ------
+    InputError
+        If it is of no known kind; the message names the argument.
+    """
+    if isinstance(source, (bytes, str)) or not (
+        isinstance(source, Iterable) or any(hasattr(source, attribute) for attribute in _ATTRIBUTES)
+    ):
+        raise InputError(f"{name} is of type {type(source).__name__}; {EXPECTED}")
+
+
+def as_paths(source: Any) -> list[Path]:
+    """Return the paths of a source; empty if it is an object."""
+    if isinstance(source, (str, os.PathLike)):
+        return [Path(source)]
+    if (
+        isinstance(source, Sequence)
+        and source
+        and all(isinstance(each, (str, os.PathLike)) for each in source)
+    ):
+        return [Path(each) for each in source]
+    # A data set of OGB is the folder that it was read from.
+    if hasattr(source, "get_edge_split") and hasattr(source, "root"):
+        return [Path(source.root)]
+    return []
+
+
+def named_data(paths: Sequence[Path]) -> PublicData | None:
+    """Return the data set of the registry that a path which is not there names, or None.
+
+    Raises
+    ------
+    InputError
+        If there is neither a file nor a data set.
+    """
+    if len(paths) != 1 or paths[0].exists():
+        return None
+    name = str(paths[0])
+    entry = find_public(name)
+    if entry is None and os.sep not in name and not paths[0].suffix:
+        raise InputError(
+            f"{name}: there is no such file or folder; {unknown_name('data set', name, public_data())}"
+        )
+    return entry
+
+
+def _read_paths(paths: list[Path], temporary: Path, options: Options, delimiter: str | None) -> Reading:
+    entry = named_data(paths)
+    if entry is None:
+        return read_files(paths, temporary, options, delimiter)
+    return read_named(entry, temporary, options, delimiter)[1]
+
+
+def read_named(
+    entry: PublicData, temporary: Path, options: Options, delimiter: str | None = None
+) -> tuple[Path, Reading]:
+    """Read a data set of the registry, which is downloaded if it is not there; returns its folder too.
+
+    Raises
+    ------
+    InputError
+        If it cannot be downloaded, or its checksums or counts differ.
+    """
+    folder = local_folder(entry, options.progress)
+    reading = read_files([folder], temporary, options, delimiter)
+    # Triples of types are taken out.
+    if options.reading.types_from is None:
+        triples = reading.triples
+        counts = {split: len(rows) for split, rows in triples.splits.items()}
+        entry.check_counts(len(triples.entities), len(triples.relations), counts, folder)
+    reading.figures["name"] = entry.name
+    reading.notes.append(f"{entry.name}: {entry.citation}; licence: {entry.licence}")
+    return folder, reading
+
+
+def _own_splits(source: Any) -> dict[str, Any]:
+    """Return the splits of a mapping of them, or of a data set of PyKEEN; empty for anything else."""
+    if isinstance(source, Mapping) and source and all(str(key).lower() in WORDS for key in source):
+        splits = {WORDS[str(key).lower()]: each for key, each in source.items()}
+        if TRAIN not in splits:
+            raise InputError(f"the splits are {', '.join(source)}; expected train among them")
+        return {split: splits[split] for split in SPLITS if split in splits}
+    if hasattr(source, "training") and hasattr(source, "testing"):
+        splits = {TRAIN: source.training, VALID: getattr(source, "validation", None), TEST: source.testing}
+        return {split: each for split, each in splits.items() if each is not None}
+    return {}
+
+
+def _read_frames(tables: Mapping[str, Any], options: Options) -> Reading:
+    maps = IdMaps.read(options)
+    columns = {split: _columns(table, options.columns) for split, table in tables.items()}
+    chunks = {
+        split: frame_chunks(table, columns[split], maps.rules, split) for split, table in tables.items()
+    }
+    triples = maps.ingest(chunks, columns[TRAIN])
+    return Reading(triples, columns=columns[TRAIN], place=lambda split, row: f"{split}: row {row + 1}")
+
+
+def _columns(table: Any, columns: Columns) -> Columns:
+    """Return the columns of a frame; without names of the user, those of head, relation and tail."""
+    known = [str(name) for name in (table.column_names if isinstance(table, pa.Table) else table.columns)]
+    if columns.names or set(columns.order) <= set(known):
+        return columns
+    # Of a file that was read without a header.
+    if known == [str(place) for place in range(len(columns.order))]:
+        return replace(columns, names=dict(zip(columns.order, known)))
+    names = columns_of_header(known, columns)
+    return replace(columns, names=names) if names else columns
+
+
+def _table(source: Any, split: str, options: Options) -> Any:
+    """Return a source as a frame of pandas or Arrow, or as numbered triples.
+
+    Raises
+    ------
+    InputError
+        If it is of no known kind; the message names the split.
+    """
+    if isinstance(source, pa.Table):
+        return _decoded(source)
+    if isinstance(source, pd.DataFrame):
+        return (
+            source
+            if all(map(_is_text, source.columns))
+            else source.set_axis([*map(str, source.columns)], axis=1)
+        )
+    if hasattr(source, "mapped_triples"):
+        return _of_factory(source)
+    if hasattr(source, "canonical_etypes"):
+        return _of_dgl(source, split, options)
+    if hasattr(source, "edge_types") and hasattr(source, "edge_index_dict"):
+        edges = {edge_type: source[edge_type].edge_index for edge_type in source.edge_types}
+        counts = {node_type: source[node_type].num_nodes for node_type in source.node_types}
+        return _of_edge_types({key: _array(index) for key, index in edges.items()}, counts)
+    if hasattr(source, "is_multigraph") and hasattr(source, "edges"):
+        return _of_networkx(source, options)
+    if hasattr(source, "collect") and hasattr(source, "lazy"):
+        source = source.collect()
+    if hasattr(source, "__arrow_c_stream__"):
+        return _decoded(pa.table(source))
+    if hasattr(source, "to_pandas"):
+        return source.to_pandas()
+    if isinstance(source, Mapping):
+        return pd.DataFrame(dict(source))
+    if hasattr(source, "__array__"):
+        return _of_array(_array(source), split, options)
+    check_kind(source, split)
+    return _of_rows(source, split, options)
+
+
+def _decoded(table: pa.Table) -> pa.Table:
+    """Return a table with plain columns in place of dictionaries, which Arrow cannot cast from all types."""
+    for place, column in enumerate(table.columns):
+        if pa.types.is_dictionary(column.type):
+            chunks = [chunk.dictionary.cast(pa.string()).take(chunk.indices) for chunk in column.chunks]
+            plain = pa.chunked_array(chunks, pa.string())
+            table = table.set_column(place, table.column_names[place], plain)
+    return table
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _array(values: Any) -> np.ndarray:
+    """Return an array of numpy or torch, on any device, as numpy's."""
+    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
+
+
+def _of_rows(source: Iterable[Any], split: str, options: Options) -> Any:
+    # The order of a set of names differs between processes.
+    rows = sorted(source, key=str) if isinstance(source, Set) else list(source)
+    if rows and isinstance(rows[0], Mapping):
+        return pd.DataFrame(rows)
+    width = len(options.columns.order)
+    for place, row in enumerate(rows):
+        if isinstance(row, (str, bytes)) or not hasattr(row, "__len__") or len(row) != width:
+            raise InputError(
+                f"{split}: row {place + 1} is {str(row)[:80]!r}, expected {', '.join(options.columns.order)}"
+            )
+    are_ids = all(isinstance(value, (int, np.integer)) for row in rows for value in row)
+    if rows and are_ids and width == len(ROLES):
+        return _of_array(np.array(rows, np.int64), split, options)
+    return pd.DataFrame([tuple(row) for row in rows], columns=list(options.columns.order))
+
+
+def _of_array(array: np.ndarray, split: str, options: Options) -> Any:
+    if array.dtype.names:
+        return pd.DataFrame(array)
+    order = options.columns.order
+    if array.ndim != 2 or array.shape[1] != len(order):
+        raise InputError(
+            f"{split} is an array of shape {array.shape}, expected (n, {len(order)}): {', '.join(order)}"
+        )
+    if array.dtype.kind not in "iu" or len(order) > len(ROLES):
+        if array.dtype.kind == "f" and len(order) == len(ROLES):
+            raise InputError(f"{split} is an array of {array.dtype}, expected integer ids or names")
+        return pd.DataFrame(array, columns=list(order))
+    return _Numbered(array[:, [order.index(role) for role in ROLES]])
+
+
+def _of_factory(factory: Any) -> _Numbered:
+    """Return the triples of a factory of PyKEEN; one without labels has their numbers alone."""
+    names = []
+    for noun, num in (("entity", factory.num_entities), ("relation", factory.num_relations)):
+        ids = getattr(factory, f"{noun}_to_id", None)
+        labels = [str(number) for number in range(num)]
+        for label, number in ({} if ids is None else ids).items():
+            labels[number] = str(label)
+        names.append(labels)
+    return _Numbered(_array(factory.mapped_triples), names[0], names[1])
+
+
+def _of_dgl(graph: Any, split: str, options: Options) -> _Numbered:
+    """Return the edges of a graph of DGL; relations of one edge type may stand in its edge data."""
+    counts = {node_type: graph.num_nodes(node_type) for node_type in graph.ntypes}
+    edges = {
+        edge_type: np.stack([_array(ends) for ends in graph.edges(etype=edge_type)])
+        for edge_type in graph.canonical_etypes
+    }
+    if len(edges) > 1 or len(counts) > 1:
+        return _of_edge_types(edges, counts)
+    attribute = options.reading.relation_attribute
+    fields = _ETYPE_FIELDS if attribute is None else (attribute,)
+    field = next((name for name in fields if name in graph.edata), None)
+    if attribute is not None and field is None:
+        known = ", ".join(graph.edata)
+        raise InputError(f"{split}: the graph's edges have no data {attribute!r}; they have {known}")
+    if field is None:
+        return _of_edge_types(edges, counts)
+    ((heads, tails),) = edges.values()
+    return _Numbered(
+        np.stack([heads, _array(graph.edata[field]), tails], axis=1), _numbers(next(iter(counts.values())))
+    )
+
+
+def _of_edge_types(edges: Mapping[Any, np.ndarray], counts: Mapping[str, int]) -> _Numbered:
+    """Return the edges (2, n) of each edge type; entities are called by their number in their type."""
+    order = sorted(counts)
+    starts = dict(zip(order, np.cumsum([0, *(counts[name] for name in order)]).tolist()))
+    relations = sorted({edge_type[1] for edge_type in edges})
+    blocks = [np.zeros((0, 3), np.int64)]
+    for (head_type, relation, tail_type), (heads, tails) in edges.items():
+        number = np.full(len(heads), relations.index(relation))
+        blocks.append(np.stack([heads + starts[head_type], number, tails + starts[tail_type]], axis=1))
+    type_of = np.repeat(np.arange(len(order), dtype=np.int32), [counts[name] for name in order])
+    names = [name for node_type in order for name in _numbers(counts[node_type])]
+    return _Numbered(
+        np.concatenate(blocks), names, [str(name) for name in relations], (type_names(order), type_of)
+    )
+
+
+def _numbers(count: int) -> list[str]:
+    return [str(number) for number in range(count)]
+
+
+def _of_networkx(graph: Any, options: Options) -> pd.DataFrame:
+    """Return the edges of a graph of NetworkX, whose relation is an attribute or a key."""
+    attribute = options.reading.relation_attribute
+    attributes = RELATION_ATTRIBUTES if attribute is None else (attribute,)
+    is_keyed = attribute is None and graph.is_multigraph()
+    rows = []
+    for head, tail, *key, data in graph.edges(data=True, **({"keys": True} if is_keyed else {})):
+        relation = next((data[name] for name in attributes if name in data), None)
+        if relation is None and attribute is not None:
+            raise InputError(f"the edge from {head!r} to {tail!r} has no attribute {attribute!r}")
+        if relation is None and key and isinstance(key[0], str):
+            relation = key[0]
+        rows.append((str(head), NO_RELATION if relation is None else str(relation), str(tail)))
+    return pd.DataFrame(rows, columns=list(ROLES))
+
+
+def _joined(numbered: Mapping[str, _Numbered]) -> Reading:
+    """Return the triples of all splits.
+
+    Raises
+    ------
+    InputError
+        If an id is out of range, or the splits number different entities.
+    """
+    first = numbered[TRAIN]
+    for split, each in numbered.items():
+        if (each.entities, each.relations) != (first.entities, first.relations):
+            raise InputError(
+                f"the ids of {split} are not those of train: its entities or relations have other names"
+            )
+    columns = ((0, 2, "entity", first.entities), (1, 1, "relation", first.relations))
+    names = []
+    num_fields = 2 * sum(len(each.triples) for each in numbered.values())
+    for place, last, noun, known in columns:
+        values = {split: each.triples[:, place : last + 1 : 2] for split, each in numbered.items()}
+        largest = max((int(ids.max()) for ids in values.values() if ids.size), default=-1)
+        end = MAX_NAMES if known is None else len(known)
+        for split, ids in values.items():
+            bad = np.flatnonzero(((ids < 0) | (ids >= end)).any(axis=1))
+            if len(bad):
+                row = int(bad[0])
+                raise InputError(
+                    f"{split}: row {row + 1}: the {noun} ids are {ids[row].tolist()}, "
+                    f"allowed is 0 to {end - 1}"
+                )
+        if known is None and largest >= max(4 * num_fields, 1000):
+            raise InputError(
+                f"the {noun} ids reach {largest:,}, and there are {num_fields // 2:,} triples: each id up to "
+                "the largest gets a row; number them from 0, or give names (a data frame)"
+            )
+        names.append(_numbers(largest + 1) if known is None else known)
+    check_names(*names)
+    splits = {split: each.triples.astype(np.int32) for split, each in numbered.items()}
+    if not len(splits[TRAIN]):
+        raise InputError("train has no triples")
+    triples = IdTriples(names[0], names[1], splits)
+    reading = Reading(triples, types=first.types, place=lambda split, row: f"{split}: row {row + 1}")
+    reading.integer_ids = first.entities is None
+    reading.columns = Columns() if first.entities is None else None
+    return reading

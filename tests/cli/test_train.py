@@ -1,0 +1,46 @@
+"""What ``dglkge train`` says and refuses before it launches a job."""
+
+from __future__ import annotations
+
+import pytest
+
+from dglkge.cli import launch
+from tests.toy_kg import partition, ring_triples
+
+
+@pytest.fixture
+def launched(monkeypatch):
+    """The command lines of the launcher, which launches nothing."""
+    calls: list[list[str]] = []
+    monkeypatch.setattr(launch, "main", lambda words: calls.append(words) or 0)
+    return calls
+
+
+def test_a_split_without_triples_is_not_ranked(call, launched, tmp_path):
+    (tmp_path / "source").mkdir()
+    ring_triples().to_csv(tmp_path / "source" / "train.tsv", sep="\t", header=False, index=False)
+    data = partition(tmp_path / "source", tmp_path / "data", "--split", "1")
+    status, out, _ = call("train", f"dataset={data}", f"output={tmp_path}/run")
+    assert status == 0 and "evaluation.split=none" in launched[0]
+    assert out.splitlines() == [
+        f"nothing is ranked: {data} has no test triples",
+        f"next: dglkge predict {tmp_path}/run --head NAME --relation NAME; dglkge serve {tmp_path}/run; "
+        f"dglkge report {tmp_path}/run",
+    ]
+    status, out, _ = call("train", f"dataset={data}", f"output={tmp_path}/run", "evaluation.split=train")
+    assert status == 0 and "nothing is ranked" not in out and "evaluation.split=none" not in launched[1]
+
+
+def test_what_is_refused_before_the_launch(call, launched, dataset, tmp_path):
+    status, _, err = call("train", f"dataset={tmp_path}/nowhere")
+    assert (status, err) == (
+        2,
+        f"dglkge: error: {tmp_path}/nowhere is no dataset folder: there is no such folder\n",
+    )
+    (tmp_path / "file").write_text("")
+    status, _, err = call("train", f"dataset={dataset.path}", f"output={tmp_path}/file")
+    assert (status, err) == (
+        2,
+        f"dglkge: error: output is {tmp_path}/file, which is a file; expected a folder\n",
+    )
+    assert launched == []

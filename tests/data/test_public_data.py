@@ -1,0 +1,199 @@
+"""Data sets by name: downloads from a server on loopback, checksums, mirrors, folders, errors."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import re
+import tarfile
+import threading
+import zipfile
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+
+from dglkge.data import public_data
+from dglkge.data.public_data import PublicData, find_public, get_public, local_folder
+from dglkge.errors import InputError
+
+SPLITS = {"train": "a\tr\tb\nb\tr\tc\n", "valid": "a\ts\tc\n", "test": "c\tr\ta\n"}
+COUNTS = {"entities": 3, "relations": 2, "train": 2, "valid": 1, "test": 1}
+
+
+class Quiet(SimpleHTTPRequestHandler):
+    """Serves files and counts the requests."""
+
+    requests: list[str] = []
+
+    def do_GET(self) -> None:
+        self.requests.append(self.path)
+        super().do_GET()
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture
+def served(tmp_path, monkeypatch):
+    """A folder that a server on loopback offers, and its URL; the cache is a folder of the test."""
+    monkeypatch.setenv("DGLKGE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("DGLKGE_DATA", raising=False)
+    folder = tmp_path / "served"
+    folder.mkdir()
+    monkeypatch.setattr(Quiet, "requests", [])
+    server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Quiet, directory=str(folder)))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield folder, f"http://127.0.0.1:{server.server_port}/"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def packed(name: str, inside: str = "") -> bytes:
+    """An archive of the splits, in a folder of it or not."""
+    buffer = io.BytesIO()
+    if name.endswith(".zip"):
+        with zipfile.ZipFile(buffer, "w") as archive:
+            for split, text in SPLITS.items():
+                archive.writestr(f"{inside}{split}.txt", text)
+    else:
+        with tarfile.open(fileobj=buffer, mode="w:gz") as archive:
+            for split, text in SPLITS.items():
+                entry = tarfile.TarInfo(f"{inside}{split}.txt")
+                entry.size = len(text)
+                archive.addfile(entry, io.BytesIO(text.encode()))
+    return buffer.getvalue()
+
+
+def entry_of(url: str, files: dict[str, str | None]) -> PublicData:
+    return PublicData("Toy-1", url, files, COUNTS, "none", "nobody")
+
+
+def texts(folder: Path) -> dict[str, str]:
+    return {path.stem: path.read_text() for path in folder.glob("*.txt")}
+
+
+@pytest.mark.parametrize("name, inside", [("toy.tar.gz", ""), ("toy.zip", "toy/")])
+def test_an_archive_is_downloaded_once_and_unpacked(served, name, inside, tmp_path):
+    folder, url = served
+    content = packed(name, inside)
+    (folder / name).write_bytes(content)
+    entry = entry_of(url, {name: f"sha256:{hashlib.sha256(content).hexdigest()}"})
+    for _ in range(2):
+        assert texts(local_folder(entry)) == SPLITS
+    assert Quiet.requests == [f"/{name}"]
+    assert [path.name for path in (tmp_path / "cache" / "datasets").iterdir()] == ["Toy-1"]
+
+
+def test_files_of_which_git_has_the_checksum(served):
+    folder, url = served
+    files: dict[str, str | None] = {}
+    for split, text in SPLITS.items():
+        (folder / f"{split}.txt").write_text(text)
+        # As git hash-object computes it.
+        files[f"{split}.txt"] = "git:" + hashlib.sha1(f"blob {len(text)}\0{text}".encode()).hexdigest()
+    assert texts(local_folder(entry_of(url, files))) == SPLITS
+
+
+@pytest.mark.parametrize("algorithm", ["sha256", "git"])
+def test_another_checksum_is_refused_and_nothing_stays(served, algorithm, tmp_path):
+    folder, url = served
+    (folder / "toy.zip").write_bytes(packed("toy.zip")[:-1])
+    words = (
+        re.escape(f"toy.zip of {url} has the {algorithm} checksum ") + "[0-9a-f]+, expected 00: the download"
+    )
+    with pytest.raises(InputError, match=words):
+        local_folder(entry_of(url, {"toy.zip": f"{algorithm}:00"}))
+    assert list((tmp_path / "cache" / "datasets").iterdir()) == []
+
+
+def test_a_damaged_archive_without_a_checksum(served, tmp_path):
+    folder, url = served
+    (folder / "toy.tar.gz").write_bytes(packed("toy.tar.gz")[:40])
+    with pytest.raises(InputError, match="toy.tar.gz cannot be unpacked: "):
+        local_folder(entry_of(url, {"toy.tar.gz": None}))
+    assert list((tmp_path / "cache" / "datasets").iterdir()) == []
+
+
+def test_an_archive_writes_nowhere_else(served, tmp_path):
+    folder, url = served
+    with tarfile.open(folder / "toy.tar.gz", "w:gz") as archive:
+        entry = tarfile.TarInfo("../../../../evil.txt")
+        entry.size = 1
+        archive.addfile(entry, io.BytesIO(b"x"))
+    with pytest.raises(
+        InputError, match="toy.tar.gz cannot be unpacked: .*evil.txt.* outside the destination"
+    ):
+        local_folder(entry_of(url, {"toy.tar.gz": None}))
+    assert not list(tmp_path.rglob("evil.txt")) and not (tmp_path.parent / "evil.txt").exists()
+
+
+@pytest.mark.parametrize(
+    "url, reason", [(None, "HTTP status 404"), ("http://127.0.0.1:9/", "onnection refused")]
+)
+def test_without_the_file_or_the_network_the_message_says_what_to_do(served, url, reason):
+    url = url or served[1]
+    with pytest.raises(InputError) as caught:
+        local_folder(entry_of(url, {"toy.zip": None}))
+    message = str(caught.value)
+    assert message.startswith(f"cannot download Toy-1 from {url}toy.zip (") and reason in message
+    assert "put toy.zip into FOLDER/Toy-1 and set DGLKGE_DATA=FOLDER" in message
+    assert "<" not in message and "\n" not in message
+
+
+def test_a_mirror_takes_the_place_of_the_address(served, monkeypatch):
+    folder, url = served
+    (folder / "Toy-1").mkdir()
+    (folder / "Toy-1" / "toy.zip").write_bytes(packed("toy.zip"))
+    monkeypatch.setenv("DGLKGE_DATA", url.rstrip("/"))
+    assert texts(local_folder(entry_of("http://127.0.0.1:9/", {"toy.zip": None}))) == SPLITS
+    assert Quiet.requests == ["/Toy-1/toy.zip"]
+
+
+def test_a_folder_takes_the_place_of_the_network(served, monkeypatch, tmp_path):
+    """The files of the registry, checked and unpacked; or the splits in any format that is read."""
+    content = packed("toy.zip")
+    mine = tmp_path / "mine" / "toy_1"
+    mine.mkdir(parents=True)
+    (mine / "toy.zip").write_bytes(content)
+    monkeypatch.setenv("DGLKGE_DATA", str(tmp_path / "mine"))
+    with pytest.raises(InputError, match="toy.zip of .*mine/toy_1 has the sha256 checksum"):
+        local_folder(entry_of("http://127.0.0.1:9/", {"toy.zip": "sha256:00"}))
+    entry = entry_of("http://127.0.0.1:9/", {"toy.zip": f"sha256:{hashlib.sha256(content).hexdigest()}"})
+    assert texts(local_folder(entry)) == SPLITS
+    (mine / "toy.zip").unlink()
+    assert local_folder(entry) == mine
+    mine.rename(mine.with_name("other"))
+    with pytest.raises(
+        InputError, match="DGLKGE_DATA is .*mine, which has no folder Toy-1; expected its files"
+    ):
+        local_folder(entry)
+    assert Quiet.requests == []
+
+
+def test_counts_are_compared():
+    entry = entry_of("", {})
+    entry.check_counts(3, 2, {"train": 2, "valid": 1, "test": 1}, Path("here"))
+    with pytest.raises(InputError, match="here has 4 entities, Toy-1 has 3: another version of the data"):
+        entry.check_counts(4, 2, {"train": 2, "valid": 1, "test": 1}, Path("here"))
+    with pytest.raises(InputError, match="here has 0 test triples, Toy-1 has 1"):
+        entry.check_counts(3, 2, {"train": 2, "valid": 1}, Path("here"))
+
+
+def test_names_in_any_spelling():
+    for name in ("fb15k-237", "FB15K237", "fb15k_237"):
+        assert find_public(name) is public_data.public_data()["FB15k-237"]
+    assert find_public("FB15k").name == "FB15k" and find_public("mine") is None
+    with pytest.raises(InputError, match="unknown data set 'fb15k-273'; did you mean 'FB15k-237'"):
+        get_public("fb15k-273")
+
+
+def test_the_registry_is_complete():
+    for entry in public_data.public_data().values():
+        assert list(entry.counts) == list(COUNTS) and all(count > 0 for count in entry.counts.values())
+        assert entry.url.endswith("/") and entry.licence and entry.citation and entry.files
+        for checksum in entry.files.values():
+            assert checksum is None or re.fullmatch("sha256:[0-9a-f]{64}|git:[0-9a-f]{40}", checksum)

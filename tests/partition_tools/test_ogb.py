@@ -1,0 +1,153 @@
+"""OGB's folders: ids, names, types and the given candidates; no code of their pickles runs."""
+
+from __future__ import annotations
+
+import gzip
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dglkge.data.dataset import Dataset
+from dglkge.errors import InputError
+from dglkge.partition.extend import extend_dataset
+from dglkge.partition.ingest import Reading
+from dglkge.partition.make_dataset import partition_files
+from dglkge.partition.options import Options
+from dglkge.partition.readers.ogb import find_ogb
+from tests.partition_tools.reading_back import named_triples
+
+OPTIONS = Options(method="random")
+pytestmark = pytest.mark.usefixtures("build_here")
+
+
+def table(path: Path, header: str, names: list[str]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Not in the order of the ids.
+    rows = sorted(enumerate(names), reverse=True)
+    with gzip.open(path, "wt") as file:
+        file.write(header + "\n" + "".join(f"{id_},{name}\n" for id_, name in rows))
+
+
+def save(folder: Path, splits: dict, protocol: int) -> None:
+    folder.mkdir(parents=True)
+    for split, content in splits.items():
+        torch.save(content, folder / f"{split}.pt", pickle_protocol=protocol)
+
+
+def wikikg2(folder: Path, protocol: int = 2) -> Path:
+    """Four entities, the last in no training triple; three candidates for each side."""
+    table(folder / "mapping" / "nodeidx2entityid.csv.gz", "node idx,entity id", ["Q9", "Q5", "Q7", "Q1"])
+    table(folder / "mapping" / "reltype2relid.csv.gz", "reltype,rel id", ["P2", "P1"])
+    splits = {
+        "train": {"head": np.array([0, 1]), "relation": np.array([0, 1]), "tail": np.array([1, 2])},
+        "valid": {"head": np.array([2]), "relation": np.array([0]), "tail": np.array([3])},
+        "test": {"head": np.array([1, 0]), "relation": np.array([1, 1]), "tail": np.array([0, 2])},
+    }
+    for split in ("valid", "test"):
+        rows = len(splits[split]["head"])
+        splits[split]["head_neg"] = np.arange(3 * rows).reshape(rows, 3) % 4
+        splits[split]["tail_neg"] = 3 - np.arange(3 * rows, dtype=np.int32).reshape(rows, 3) % 4
+    save(folder / "split" / "time", splits, protocol)
+    return folder
+
+
+def biokg(folder: Path) -> Path:
+    """Two types, each numbered from 0; tensors as well as lists of types."""
+    table(folder / "mapping" / "drug_entidx2name.csv.gz", "ent idx,ent name", ["D1", "D0"])
+    table(folder / "mapping" / "disease_entidx2name.csv.gz", "ent idx,ent name", ["C1", "C0", "C2"])
+    table(folder / "mapping" / "relidx2relname.csv.gz", "rel idx,rel name", ["treats", "like"])
+    triples = {
+        "head_type": ["drug", "drug"],
+        "head": torch.tensor([1, 0]),
+        "relation": torch.tensor([0, 1]),
+        "tail_type": ["disease", "drug"],
+        "tail": torch.tensor([2, 1]),
+    }
+    ranked = {**triples, "head_neg": np.array([[0], [1]]), "tail_neg": np.array([[1], [0]])}
+    save(folder / "split" / "random", {"train": triples, "valid": ranked, "test": ranked}, 2)
+    return folder
+
+
+def read(folder: Path) -> Reading:
+    return find_ogb(folder).read(lambda path: lambda position: None)
+
+
+def test_wikikg2(tmp_path):
+    figures = partition_files([wikikg2(tmp_path / "ogbl_wikikg2")], tmp_path / "out", OPTIONS)
+    dataset = Dataset.open(tmp_path / "out")
+    # Row i of a table is OGB's entity i.
+    assert list(dataset.vocabulary("entity").names) == ["Q9", "Q5", "Q7", "Q1"]
+    assert named_triples(tmp_path / "out", "train") == [("Q9", "P2", "Q5"), ("Q5", "P1", "Q7")]
+    assert named_triples(tmp_path / "out", "test") == [("Q5", "P1", "Q9"), ("Q9", "P1", "Q7")]
+    heads, tails = dataset.candidates("test")
+    assert heads.tolist() == [[0, 1, 2], [3, 0, 1]] and tails.tolist() == [[3, 2, 1], [0, 3, 2]]
+    assert dataset.candidates("valid").shape == (2, 1, 3)
+    assert "dglkge evaluate RUN --candidates given" in figures["input"]["notes"][-1]
+    with pytest.raises(InputError, match="the train triples of .*out came without candidates"):
+        dataset.candidates("train")
+    (tmp_path / "new.tsv").write_text("Q9\tP2\tQ77\n")
+    extend_dataset(tmp_path / "out", [tmp_path / "new.tsv"], tmp_path / "more", "new")
+    assert Dataset.open(tmp_path / "more").candidates("test")[0].tolist() == heads.tolist()
+
+
+def test_both_formats_of_torch(tmp_path):
+    """Large arrays need protocol 4, which torch's own safe reader refuses."""
+    two, four = (read(wikikg2(tmp_path / str(protocol), protocol)) for protocol in (2, 4))
+    for split, rows in two.triples.splits.items():
+        assert four.triples.splits[split].tolist() == rows.tolist()
+    assert four.candidates["test"].tolist() == two.candidates["test"].tolist()
+
+
+def test_biokg_has_types(tmp_path):
+    reading = read(biokg(tmp_path / "ogbl_biokg"))
+    assert reading.types is not None
+    types, type_of = reading.types
+    assert (types, type_of.tolist()) == (["disease", "drug"], [0, 0, 0, 1, 1])
+    names = reading.triples.entities
+    assert names == ["C1", "C0", "C2", "D1", "D0"]
+    triples = [
+        (names[h], reading.triples.relations[r], names[t]) for h, r, t in reading.triples.splits["train"]
+    ]
+    assert triples == [("D0", "treats", "C2"), ("D1", "like", "D0")]
+    # Ids in the type of the answer, as OGB has them.
+    assert reading.candidates["valid"].tolist() == [[[0], [1]], [[1], [0]]]
+
+
+class Harmful:
+    """A pickle that would run a command."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self):
+        return Path.touch, (self.mark,)
+
+
+@pytest.mark.parametrize("is_plain", [True, False], ids=["pickle", "torch"])
+def test_no_code_of_a_file_runs(is_plain, tmp_path):
+    folder = wikikg2(tmp_path / "data")
+    path, mark = folder / "split" / "time" / "train.pt", tmp_path / "mark"
+    if is_plain:
+        path.write_bytes(pickle.dumps(Harmful(mark)))
+    else:
+        torch.save({"head": Harmful(mark)}, path)
+    with pytest.raises(InputError, match="train.pt: cannot be read: it names .*, which is no array"):
+        partition_files([folder], tmp_path / "out", OPTIONS)
+    assert not mark.exists() and not (tmp_path / "out").exists()
+
+
+def test_what_is_missing_is_named(tmp_path):
+    folder = wikikg2(tmp_path / "data")
+    with pytest.raises(InputError, match="the input has candidates for each triple to rank: its splits stay"):
+        partition_files([folder], tmp_path / "out", Options(drop_leaks="exact"))
+    (folder / "mapping" / "reltype2relid.csv.gz").unlink()
+    with pytest.raises(InputError, match="there is neither mapping/reltype2relid.csv.gz nor mapping/relidx"):
+        partition_files([folder], tmp_path / "out", OPTIONS)
+    table(folder / "mapping" / "reltype2relid.csv.gz", "reltype,rel id", ["P2", "P1"])
+    save(folder / "again", {"train": {"edge": np.zeros((2, 2))}}, 2)
+    (folder / "again" / "train.pt").rename(folder / "split" / "time" / "train.pt")
+    with pytest.raises(InputError, match="train.pt has no head and relation and tail: it is no graph"):
+        partition_files([folder], tmp_path / "out", OPTIONS)

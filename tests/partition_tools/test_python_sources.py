@@ -1,0 +1,243 @@
+"""Objects of Python as triples: frames, arrays, rows, graphs and data sets of other packages."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from pathlib import Path
+from types import SimpleNamespace
+
+import networkx
+import numpy as np
+import pandas as pd
+import polars as pl
+import pyarrow as pa
+import pytest
+import torch
+
+from dglkge.data.text_format import parse_columns
+from dglkge.errors import InputError
+from dglkge.partition.ingest import Reading
+from dglkge.partition.options import Options, ReadingOptions
+from dglkge.partition.sources import read_source
+
+ROWS = [("Alice", "likes", "Bob"), ("Bob", "knows", "Carol"), ("Carol", "likes", "Alice")]
+FRAME = pd.DataFrame(ROWS, columns=["head", "relation", "tail"])
+ID_ROWS = [(2, 0, 1), (0, 1, 2), (3, 0, 0)]
+
+
+def read(source, options: Options | None = None, **splits) -> Reading:
+    return read_source(source, Path("nowhere"), options or Options(), **splits)
+
+
+def named(reading: Reading, split: str = "train") -> list[tuple[str, str, str]]:
+    triples = reading.triples
+    return [
+        (triples.entities[head], triples.relations[relation], triples.entities[tail])
+        for head, relation, tail in triples.splits[split].tolist()
+    ]
+
+
+class HuggingFace:
+    """A data set of Hugging Face, as far as it is used."""
+
+    features = ("head", "relation", "tail")
+
+    def __init__(self, frame: pd.DataFrame) -> None:
+        self.frame = frame
+
+    def to_pandas(self) -> pd.DataFrame:
+        return self.frame
+
+
+def graph() -> networkx.MultiDiGraph:
+    made = networkx.MultiDiGraph()
+    for head, relation, tail in ROWS:
+        made.add_edge(head, tail, key=relation)
+    return made
+
+
+def attributed_graph() -> networkx.DiGraph:
+    made = networkx.DiGraph()
+    for head, relation, tail in ROWS:
+        made.add_edge(head, tail, label=relation, weight=3)
+    return made
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        FRAME,
+        FRAME.rename(columns={"head": "Subject", "relation": "predicate", "tail": "OBJECT"}),
+        FRAME.rename(columns={"head": "h", "relation": "r", "tail": "t"})[["t", "h", "r"]],
+        pd.DataFrame(ROWS),
+        FRAME.astype("category"),
+        pl.from_pandas(FRAME),
+        pl.from_pandas(FRAME).lazy(),
+        pl.from_pandas(FRAME).with_columns(pl.all().cast(pl.Categorical)),
+        pa.Table.from_pandas(FRAME),
+        pa.Table.from_pandas(FRAME).cast(pa.schema([(name, pa.large_string()) for name in FRAME.columns])),
+        pa.Table.from_pandas(FRAME).to_reader(),
+        ROWS,
+        [list(row) for row in ROWS],
+        iter(ROWS),
+        FRAME.to_dict("records"),
+        FRAME.to_dict("list"),
+        np.array(ROWS),
+        np.array(ROWS, object),
+        FRAME.to_records(index=False),
+        graph(),
+        attributed_graph(),
+        HuggingFace(FRAME),
+        OrderedDict(train=HuggingFace(FRAME)),
+    ],
+    ids=lambda source: type(source).__name__,
+)
+def test_names(source):
+    assert named(read(source)) == ROWS
+
+
+def test_the_order_of_a_set_does_not_matter():
+    assert named(read(set(ROWS))) == sorted(ROWS, key=str)
+
+
+def test_columns_by_name_and_by_order():
+    frame = FRAME.assign(score=[0.5, 1, 2])
+    options = Options(columns=parse_columns("head=tail,relation=relation,tail=head,weight=score"))
+    reading = read(frame, options)
+    assert named(reading) == [row[::-1] for row in ROWS]
+    assert reading.triples.weights["train"].tolist() == [0.5, 1, 2]
+    assert named(read([(h, t, r) for h, r, t in ROWS], Options(columns=parse_columns("htr")))) == ROWS
+
+
+def ids(reading: Reading, split: str = "train") -> list[tuple[int, ...]]:
+    return [tuple(row) for row in reading.triples.splits[split].tolist()]
+
+
+class Factory:
+    """A ``TriplesFactory`` of PyKEEN, as far as it is used."""
+
+    entity_to_id = {"Carol": 3, "Alice": 0, "Bob": 1, "Dora": 2}
+    relation_to_id = {"knows": 1, "likes": 0}
+    num_entities, num_relations = 4, 2
+
+    def __init__(self, rows=ID_ROWS) -> None:
+        self.mapped_triples = torch.tensor(rows)
+
+
+@pytest.mark.parametrize("source", [np.array(ID_ROWS), torch.tensor(ID_ROWS, dtype=torch.int32), ID_ROWS])
+def test_ids_stay_as_they_are(source):
+    """A row of a table is that of the id; one that does not occur has a row too."""
+    reading = read(source, test=np.array([(5, 0, 0)]))
+    assert ids(reading) == ID_ROWS and ids(reading, "test") == [(5, 0, 0)]
+    assert list(reading.triples.entities) == ["0", "1", "2", "3", "4", "5"]
+    assert list(reading.triples.relations) == ["0", "1"] and reading.integer_ids
+
+
+def test_a_factory_of_pykeen_keeps_ids_and_names():
+    reading = read(Factory())
+    assert ids(reading) == ID_ROWS
+    assert list(reading.triples.entities) == ["Alice", "Bob", "Dora", "Carol"]
+    assert list(reading.triples.relations) == ["likes", "knows"]
+    data = SimpleNamespace(training=Factory(), validation=None, testing=Factory([(0, 0, 1)]))
+    assert list(read(data).triples.splits) == ["train", "test"] and ids(read(data), "test") == [(0, 0, 1)]
+    other = Factory()
+    other.entity_to_id = {**Factory.entity_to_id, "Else": 0}
+    with pytest.raises(InputError, match="the ids of valid are not those of train"):
+        read({"training": Factory(), "dev": other})
+
+
+def test_pykeen_itself():
+    datasets = pytest.importorskip("pykeen.datasets", reason="PyKEEN is not installed")
+    data = datasets.Nations()
+    reading = read(data)
+    assert ids(reading) == [tuple(row) for row in data.training.mapped_triples.tolist()]
+    assert {
+        name: number for number, name in enumerate(reading.triples.entities)
+    } == data.training.entity_to_id
+
+
+def test_hugging_face_itself():
+    datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")
+    assert named(read(datasets.Dataset.from_pandas(FRAME))) == ROWS
+
+
+EDGES = {("person", "likes", "film"): [[0, 2], [1, 0]], ("film", "likes", "film"): [[1], [0]]}
+
+
+class Hetero(dict):
+    """A ``HeteroData`` of PyTorch Geometric, as far as it is used."""
+
+    edge_types = list(EDGES)
+    node_types = ["person", "film"]
+
+    def __init__(self) -> None:
+        super().__init__({key: SimpleNamespace(edge_index=torch.tensor(ends)) for key, ends in EDGES.items()})
+        self |= {"person": SimpleNamespace(num_nodes=3), "film": SimpleNamespace(num_nodes=2)}
+        self.edge_index_dict = {}
+
+
+def heterograph():
+    dgl = pytest.importorskip("dgl", reason="DGL is not installed")
+    edges = {key: tuple(map(torch.tensor, ends)) for key, ends in EDGES.items()}
+    return dgl.heterograph(edges, {"person": 3, "film": 2})
+
+
+@pytest.mark.parametrize("make", [Hetero, heterograph])
+def test_graphs_with_types(make):
+    """Entities of each type have the numbers that they have in the graph."""
+    reading = read(make())
+    types, type_of = reading.types
+    assert types == ["film", "person"] and type_of.tolist() == [0, 0, 1, 1, 1]
+    assert list(reading.triples.entities) == ["0", "1", "0", "1", "2"]
+    assert sorted(ids(reading)) == [(1, 0, 0), (2, 0, 1), (4, 0, 0)]
+    assert list(reading.triples.relations) == ["likes"]
+
+
+def test_pytorch_geometric_itself():
+    data = pytest.importorskip(
+        "torch_geometric.data", reason="PyTorch Geometric is not installed"
+    ).HeteroData()
+    data["person"].num_nodes, data["film"].num_nodes = 3, 2
+    for key, ends in EDGES.items():
+        data[key].edge_index = torch.tensor(ends)
+    assert sorted(ids(read(data))) == [(1, 0, 0), (2, 0, 1), (4, 0, 0)]
+
+
+def test_a_graph_of_dgl_with_relations_in_its_edge_data():
+    dgl = pytest.importorskip("dgl", reason="DGL is not installed")
+    made = dgl.graph(([2, 0, 3], [1, 2, 0]))
+    made.edata["etype"] = torch.tensor([0, 1, 0])
+    assert ids(read(made)) == ID_ROWS
+    with pytest.raises(InputError, match="train: the graph's edges have no data 'kind'; they have etype"):
+        read(made, Options(reading=ReadingOptions(relation_attribute="kind")))
+
+
+def test_edges_without_a_relation():
+    made = networkx.Graph([("a", "b")])
+    assert named(read(made)) == [("a", "edge", "b")]
+    with pytest.raises(InputError, match="the edge from 'a' to 'b' has no attribute 'kind'"):
+        read(made, Options(reading=ReadingOptions(relation_attribute="kind")))
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (3, "train is of type int; expected a data frame"),
+        (np.zeros((2, 3)), "train is an array of float64, expected integer ids or names"),
+        (np.zeros((2, 4), int), "train is an array of shape .2, 4., expected .n, 3.: head, relation, tail"),
+        (np.array([[0, 0, -1]]), "train: row 1: the entity ids are .0, -1., allowed is 0 to"),
+        (np.array([[0, 10**7, 1]]), "the relation ids reach 10,000,000, and there are 1 triples"),
+        ([("a", "r", "b"), ("a", "r")], "train: row 2 is ..'a', 'r'.., expected head, relation, tail"),
+        ([("a", "r", "b"), "arb"], "train: row 2 is 'arb', expected head, relation, tail"),
+        (Factory([(4, 0, 0)]), "train: row 1: the entity ids are .4, 0., allowed is 0 to 3"),
+        ({"valid": ROWS}, "the splits are valid; expected train among them"),
+        ({"train": ROWS, "test": ID_ROWS}, "train has names|test has names|give both in one form"),
+        (pd.DataFrame({"a": ["x"]}), "train: no column 'head'; there are a"),
+        (FRAME.assign(head=[1, "a", 2.5]), "train: a column mixes several types"),
+        (np.zeros((0, 3), int), "train has no triples"),
+        (["no such file"], "no such file: there is no such file or folder; unknown data set"),
+    ],
+)
+def test_what_is_refused(source, words):
+    with pytest.raises(InputError, match=words):
+        read(source)
