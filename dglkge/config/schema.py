@@ -553,6 +553,10 @@ class ConfigField(NamedTuple):
     is_required: bool = False
 
 
+DECIDED_FIELDS = ("training.matmul_dtype",)
+"""Fields of which a run records what ``auto`` has decided: another value than the default is no change."""
+
+
 def fields(of: type[BaseModel] = Config, path: tuple[str, ...] = ()) -> Iterator[ConfigField]:
     """Yield every field, in the order of the file; options of components with the members that have them."""
     for name, field in of.model_fields.items():

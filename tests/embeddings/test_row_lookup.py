@@ -43,16 +43,8 @@ def assert_rows(got: dict[str, FoundRows], expected: dict[str, torch.Tensor]) ->
         torch.testing.assert_close(got[name].copied(), rows, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(
-    "layout, wire_dtype, ahead",
-    [
-        (LAYOUTS[0], torch.float32, True),
-        (LAYOUTS[1], torch.bfloat16, True),
-        (LAYOUTS[2], torch.bfloat16, False),
-        (LAYOUTS[2], torch.float32, True),
-        (LAYOUTS[3], torch.float32, False),
-    ],
-)
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("layout, wire_dtype", zip(LAYOUTS, [torch.float32, torch.bfloat16] * 2))
 def test_every_trainer_gets_the_rows_that_it_asks_for(
     layout: list[int], wire_dtype: torch.dtype, ahead: bool
 ) -> None:
