@@ -80,11 +80,6 @@ def has(key: str, *values: Any) -> When:
     return When(key, lambda value: value in values)
 
 
-def other_than(key: str, *values: Any) -> When:
-    """Condition: a field has none of some values."""
-    return When(key, lambda value: value not in values)
-
-
 def is_set(key: str) -> When:
     """Condition: a field is neither empty, nor 0, nor false."""
     return When(key, bool)
@@ -105,7 +100,7 @@ QUERIES = "whose batches are queries with the answers of all triples"
 phases = component(SCORE, lambda made: made.relation_init == PHASE)
 has_module = component(SCORE, lambda made: made.has_module)
 lacks_module = component(SCORE, lambda made: not made.has_module)
-over_all = other_than(OBJECTIVE, NEGATIVE_SAMPLING)
+over_all = When(OBJECTIVE, lambda value: value != NEGATIVE_SAMPLING)
 by_queries = component(OBJECTIVE, lambda chosen: chosen.by_queries)
 on_devices = has("tables.storage", DEVICE_STORAGE)
 in_buckets = When("sampling.num_ranges", lambda value: value > 1)

@@ -11,7 +11,8 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from dglkge.model.functions.autograd import may_use_loops
-from dglkge.model.losses import IGNORED_SCORE, Loss
+from dglkge.model.losses import Loss
+from dglkge.model.negative_terms import IGNORED_SCORE
 
 LossFunction = Callable[..., Tensor]
 """Takes what a :class:`Loss` takes, and returns the same."""

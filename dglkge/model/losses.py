@@ -38,22 +38,6 @@ else:
     softmax_kernels = deferred("dglkge.kernels.softmax")
     full_losses = deferred("dglkge.model.full_losses")
 
-__all__ = [
-    "BCE",
-    "IGNORED_SCORE",
-    "LOSSES",
-    "Hinge",
-    "Logistic",
-    "Loss",
-    "MarginRanking",
-    "PairwiseLoss",
-    "PointwiseLoss",
-    "SelfAdversarial",
-    "Softmax",
-    "Squared",
-    "build_loss",
-]
-
 
 class LossSettings(ComponentSettings):
     """Settings of every loss."""

@@ -368,11 +368,6 @@ def write_file(content: Mapping[str, Any], path: Path) -> None:
 _NAME_IN_TORCH = {"mem": "exp_avg", "power": "exp_avg_sq"}
 
 
-def is_of_torch(state_dict: Mapping[str, Any]) -> bool:
-    """Whether a saved state has the form of ``torch.optim`` only."""
-    return EMB_STATES not in state_dict and {"state", "param_groups"} <= set(state_dict)
-
-
 def to_torch(content: Mapping[str, Any], tables: Sequence[Table]) -> dict[str, Any]:
     """Convert one trainer's saved state to the form of ``torch.optim``.
 
@@ -657,7 +652,7 @@ class SavedState(DglAttributes, abc.ABC):
 
         The latter may be that of a ``torch.optim.Adagrad`` or ``SparseAdam`` over whole tables.
         """
-        if is_of_torch(state_dict):
+        if EMB_STATES not in state_dict and {"state", "param_groups"} <= set(state_dict):
             state_dict = from_torch(state_dict, self._tables, self._keyed_groups())
         self.load_local_state_dict(state_dict)
 

@@ -257,7 +257,7 @@ def _plan_host(
             "known answers and degrees",
             known_bytes(config, size) + num_trainers * negatives_bytes(config, size),
         ),
-        ("names", name_bytes(size)),
+        ("names", NAME_BYTES * num_entities_of(size)),
         ("checkpoint's background copy", copy_bytes),
         ("interpreters and libraries", base_bytes),
     )
@@ -268,7 +268,8 @@ def _plan_host(
     # The new version is written beside the old one, which is dropped after it is published.
     versions = 2 + _kept_versions(config)
     # Files have float32 whatever the type of the tables.
-    file_bytes = shared.table_bytes(part, with_wide_rows(config))
+    wide_rows = config.changed(tables=config.tables.changed(dtype="float32"))
+    file_bytes = shared.table_bytes(part, wide_rows)
     disk_bytes = versions * (file_bytes + state_bytes + DENSE_STORED_BYTES * dense * (machine == 0))
     # The slices are joined in a file of their own before they are written.
     disk_bytes += DENSE_STORED_BYTES * dense * (machine == 0 and config.dense.sharding == "fsdp")
@@ -297,11 +298,6 @@ def saves_in_background(config: Config) -> bool:
     Tables on a disk are, where that was chosen, too large for a copy in memory: training waits.
     """
     return config.checkpoint.background and config.tables.storage != "disk"
-
-
-def with_wide_rows(config: Config) -> Config:
-    """Return the configuration with tables in float32."""
-    return config.changed(tables=config.tables.changed(dtype="float32"))
 
 
 def batch_rows(config: Config, world_size: int, size: DatasetSize | None = None) -> tuple[int, int]:
@@ -608,11 +604,6 @@ def mapped_bytes(part: PartSize, size: DatasetSize) -> int:
     edge += WEIGHT_BYTES if part.has_weights else 0
     nodes = NODE_MAP_BYTES * sum(size.num_rows.values())
     return edge * part.num_edges + nodes + TRIPLE_BYTES * sum(size.splits.values())
-
-
-def name_bytes(size: DatasetSize) -> int:
-    """Return the memory for the entities' names, which one trainer of each machine reads from a file."""
-    return NAME_BYTES * num_entities_of(size)
 
 
 def describe_hosts(hosts: Sequence[PlannedHost]) -> str:

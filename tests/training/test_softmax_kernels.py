@@ -8,7 +8,8 @@ import torch
 
 from dglkge.kernels.softmax import greatest_of, ignore_truths, power, softmax
 from dglkge.model.functions.autograd import words
-from dglkge.model.losses import IGNORED_SCORE, Softmax
+from dglkge.model.losses import Softmax
+from dglkge.model.negative_terms import IGNORED_SCORE
 
 NUM, NUM_NEGATIVES = 11, 37
 

@@ -21,7 +21,8 @@ import torch
 from dglkge.kernels import dot, softmax
 from dglkge.model.functions.autograd import words
 from dglkge.model.kge_model import KgeModel
-from dglkge.model.losses import IGNORED_SCORE, Loss
+from dglkge.model.losses import Loss
+from dglkge.model.negative_terms import IGNORED_SCORE
 from dglkge.optim.scratch import Scratch
 from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.sampling.known_answers import KnownNegatives
