@@ -15,9 +15,9 @@ PARALLEL := -n 6
 DGL_TESTS := $(addprefix tests/,distributed embeddings evaluation inference model optim sampling training \
     functional/test_training_job.py functional/test_repeated_training.py \
     launch/test_launch_dgl_job.py partition_tools/test_partition_command.py partition_tools/test_build_graph.py)
-# No jobs, servers or large searches.
-FAST_TESTS := $(addprefix tests/,config contract data distributed embeddings evaluation inference kernels model optim \
-    partition_tools report sampling step tuning test_errors.py test_makefile.py test_registry.py)
+# About 90 CPU seconds, in which no job starts.
+FAST_TESTS := $(addprefix tests/,config contract data inference report sampling step tuning test_errors.py \
+    test_file_lock.py test_makefile.py test_registry.py)
 # The launcher's tests that run once more as an ordinary user and in the background: each a minute or two.
 LAUNCHER_TESTS := $(addprefix tests/launch/test_,any_machine.py background_stream.py console.py control_groups.py \
     host_memory.py launch_command.py local_hosts.py log_format.py ports.py restarts.py shared_memory.py \
@@ -33,12 +33,12 @@ help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1 \t/' | expand -t 20
 
 demo: $(VENV)/installed  ## a small knowledge graph: build, train, evaluate, predict: 3 minutes
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bash examples/stdlib/run.sh
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bash benchmarks/demo.sh
 
 test: lint  ## lint, then every test: 15 minutes
 	$(VENV)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
 
-test-fast: $(VENV)/installed  ## the tests that start no job: 1 minute
+test-fast: $(VENV)/installed  ## tests of the parts that start no job: 1 minute
 	$(VENV)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS) $(FAST_TESTS)
 
 test-user: $(VENV)/installed  ## the launcher's tests as an ordinary user: nobody, if you are root
@@ -98,6 +98,7 @@ $(VENV_PBG)/installed: pyproject.toml
 # mkdocstrings reads the sources without importing them: neither DGL nor torch is needed. hooks.py imports the configuration.
 $(VENV_DOCS)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV_DOCS)
-	$(VENV_DOCS)/bin/python -m pip install -q $(PIP_FLAGS) 'mkdocs<2' mkdocs-material 'mkdocstrings[python]' \
-	    nbconvert numpy pydantic pyyaml
+	$(VENV_DOCS)/bin/python -m pip install -q $(PIP_FLAGS) mkdocs==1.6.1 mkdocs-material==9.8.2 \
+	    mkdocstrings==1.0.8 mkdocstrings-python==2.0.11 nbconvert==7.17.2 latex2mathml==3.81.1 ruff==0.17.6 \
+	    numpy psutil pydantic pyyaml rich tqdm
 	touch $@

@@ -56,11 +56,11 @@ def owned_templates(owner: ModuleType) -> set[str]:
         functions += [function for _, function in inspect.getmembers(item, inspect.isfunction)]
     found = set()
     for function in functions:
-        if function.__module__ == owner.__name__ and function.__name__.endswith(
-            ("_file", "_files", "_folder", "_pattern", "_pointer")
-        ):
-            if not function.__name__.startswith(("is_", "parse_", "temporary", "receipt_")):
-                found.add(function(*("\0" for _ in inspect.signature(function).parameters)))
+        name = function.__name__
+        makes_names = name.endswith(("_file", "_files", "_folder", "_pattern", "_pointer"))
+        is_other = name.startswith(("is_", "parse_", "temporary", "receipt_"))
+        if function.__module__ == owner.__name__ and makes_names and not is_other:
+            found.add(function(*("\0" for _ in inspect.signature(function).parameters)))
     return found
 
 
