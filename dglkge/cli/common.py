@@ -191,6 +191,8 @@ class Command:
         Further options by the heading in the help.
     show : callable, optional
         Prints what ``run`` has returned for people, with the arguments.
+    status : callable, optional
+        Returns the exit status, from what ``run`` has returned.
     """
 
     description: str
@@ -199,6 +201,7 @@ class Command:
     options: Sequence[Option] = ()
     groups: Mapping[str, Sequence[Option]] = field(default_factory=dict)
     show: Callable[[Any, argparse.Namespace], object] = lambda result, _args: print_text(result)
+    status: Callable[[Any], int] = lambda _result: 0
 
     def declare(self, parser: argparse.ArgumentParser) -> None:
         """Declare help and options in a parser."""
@@ -234,7 +237,7 @@ class Command:
             print_json(result)
         else:
             self.show(result, args)
-        return 0
+        return self.status(result)
 
 
 COMMON = (

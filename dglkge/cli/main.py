@@ -125,8 +125,8 @@ def actions(group: str) -> list[str]:
 class _PrintCompletion(argparse.Action):
     """Prints the completion script of all commands and exits."""
 
-    def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> None:
-        print_text(completion_script(build_parser(with_arguments=True), given[1]))
+    def __call__(self, parser: argparse.ArgumentParser, *arguments: Any) -> None:
+        print_text(completion_script(build_parser(with_arguments=True), arguments[1]))
         parser.exit()
 
 

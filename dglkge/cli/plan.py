@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from dglkge.cli.common import CONFIG, Command, config_words, option, print_columns, print_json, print_text
+from dglkge.cli.common import CONFIG, Command, config_words, option, print_columns, print_text
 from dglkge.config import Config, load_config
 from dglkge.data.dataset_files import DatasetSize, Field, locate_partitions, read_dataset_size
 from dglkge.distributed.ip_config import read_ip_config
@@ -30,8 +30,8 @@ MEASURED_SECONDS = 0.3
 PRODUCT_ROWS, COPY_BYTES = 1000, 2**26
 
 
-def plan(args: argparse.Namespace) -> int:
-    """Plan, measure this machine, and print."""
+def plan(args: argparse.Namespace) -> dict[str, Any]:
+    """Plan, and measure this machine."""
     # Here: --help does without torch.
     from dglkge.config.refusals import refuse
     from dglkge.training.building.checks import check_config
@@ -74,23 +74,15 @@ def plan(args: argparse.Namespace) -> int:
     # The launcher puts tables into files where /dev/shm is too small.
     if sizes and not in_files and not any(misfits(host, there, in_files=True) for host in hosts):
         sizes, in_files = [], True
-    problems = sizes + lacking
-    if args.json:
-        report = _report(hosts, there, seconds, problems, in_files) | {"tables_in_files": in_files}
-        for machine, found in zip(report["machines"], ranges or []):
-            machine["ranges"] = None if found is None else dataclasses.asdict(found)
-        print_json(report)
-    else:
-        _print_plan(hosts, there, seconds, problems, on_device, in_files)
-        for host, found in zip(hosts, ranges or []):
-            print_text(_describe_walk(host.machine, found))
-        if in_files:
-            num_bytes = max(host.file_bytes for host in hosts)
-            print_text(
-                f"tables are files of {human_bytes(num_bytes)} a machine (tables.storage, tables.folder); "
-                f"/dev/shm needs {human_bytes(max(host.structure_bytes for host in hosts))}"
-            )
-    return DOES_NOT_FIT_STATUS if problems else 0
+    report = _report(hosts, there, in_files)
+    for machine, walk in zip(report["machines"], ranges or []):
+        machine["ranges"] = None if walk is None else dataclasses.asdict(walk)
+    return report | {
+        "epoch_seconds": float(f"{seconds:.3g}"),
+        "on_device": on_device,
+        "tables_in_files": in_files,
+        "problems": sizes + lacking,
+    }
 
 
 def plan_walks(
@@ -104,31 +96,32 @@ def plan_walks(
     from dglkge.planning.ranges import MOST_RANGES, parse_bytes, plan_ranges, propose_ranges, range_budget
 
     memory = there.memory_bytes if args.max_memory is None else parse_bytes(args.max_memory)
-    chosen = config.sampling.num_ranges
+    num_ranges = config.sampling.num_ranges
     fits = all(host.needed_bytes(in_files=False) <= memory for host in hosts)
-    if args.max_memory is None and chosen == 1 and fits:
+    if args.max_memory is None and num_ranges == 1 and fits:
         return None
     description, _ = locate_partitions(config.dataset)
     types = [(lhs, rhs) for lhs, rhs, *_ in description[Field.EDGE_TYPES]]
     budgets = [range_budget(host, memory) for host in hosts]
     proposed = [propose_ranges(config, part, types, budget) for part, budget in zip(size.parts, budgets)]
     # One number for all machines: that of the machine that needs the most.
-    common = chosen if chosen > 1 else max(number or MOST_RANGES for number in proposed)
+    common = num_ranges if num_ranges > 1 else max(number or MOST_RANGES for number in proposed)
     return [
-        plan_ranges(config, part, types, common, budget) if chosen > 1 or number is not None else None
+        plan_ranges(config, part, types, common, budget) if num_ranges > 1 or number is not None else None
         for part, budget, number in zip(size.parts, budgets, proposed)
     ]
 
 
-def _describe_walk(machine: int, found: RangePlan | None) -> str:
+def _describe_walk(machine: int, walk: Mapping[str, Any] | None) -> str:
     """Return the line about the ranges of a machine."""
-    if found is None:
+    if walk is None:
         return f"ranges, machine {machine}: no number of them fits into the memory that is left for tables"
+    sizes = {name: human_bytes(value) for name, value in walk.items() if name.endswith("_bytes")}
     return (
-        f"ranges, machine {machine}: with tables on a disk and {human_bytes(found.budget_bytes)} for "
-        f"{human_bytes(found.table_bytes)} of rows and state, sampling.num_ranges={found.num_ranges} needs "
-        f"{human_bytes(found.pair_bytes)} at a time; an epoch ({found.order}) loads {found.loads} ranges, "
-        f"reads {human_bytes(found.read_bytes)} and writes {human_bytes(found.written_bytes)}"
+        f"ranges, machine {machine}: with tables on a disk and {sizes['budget_bytes']} for "
+        f"{sizes['table_bytes']} of rows and state, sampling.num_ranges={walk['num_ranges']} needs "
+        f"{sizes['pair_bytes']} at a time; an epoch ({walk['order']}) loads {walk['loads']} ranges, "
+        f"reads {sizes['read_bytes']} and writes {sizes['written_bytes']}"
     )
 
 
@@ -136,10 +129,10 @@ def measure_rates(config: Config) -> Rates:
     """Measure this machine for about a second: matmuls in the run's type, and a copy."""
     import torch  # here: a configuration with mistakes is refused without loading it
 
-    chosen = config.training.matmul_dtype
+    dtype = config.training.matmul_dtype
     # "auto" measures both types at the first start of a run; the estimate takes the faster one.
-    may_be_narrow = chosen == "auto" and config.training.kernels == "auto"
-    names = ("float32", "bfloat16") if may_be_narrow else (chosen,)
+    may_be_narrow = dtype == "auto" and config.training.kernels == "auto"
+    names = ("float32", "bfloat16") if may_be_narrow else (dtype,)
     dim = config.model.dimension
     product = min(_product_seconds(getattr(torch, name, torch.float32), dim) for name in names)
     source = torch.ones(COPY_BYTES // 4)
@@ -168,10 +161,8 @@ def _seconds_of(work: Callable[[], Any]) -> float:
     return best
 
 
-def _report(
-    hosts: list[PlannedHost], there: HostMemory, seconds: float, problems: list[str], in_files: bool
-) -> dict[str, Any]:
-    """Return the plan as JSON has it."""
+def _report(hosts: list[PlannedHost], there: HostMemory, in_files: bool) -> dict[str, Any]:
+    """Return the machines of the plan and this one as JSON has them."""
     return {
         "machines": [
             {
@@ -181,6 +172,7 @@ def _report(
                 "needed_memory_bytes": host.needed_bytes(in_files),
                 "shared_memory_bytes": host.structure_bytes if in_files else host.shared_memory_bytes,
                 "checkpoint_disk_bytes": host.disk_bytes,
+                "file_bytes": host.file_bytes,
                 "device_bytes_of_a_trainer": host.device_bytes,
             }
             for host in hosts
@@ -195,48 +187,56 @@ def _report(
                 "shared_memory_bytes": there.claims.shared_memory_bytes,
             },
         },
-        "epoch_seconds": round(seconds, 2),
-        "problems": problems,
     }
 
 
-def _print_plan(
-    hosts: list[PlannedHost],
-    there: HostMemory,
-    seconds: float,
-    problems: list[str],
-    on_device: bool,
-    in_files: bool,
-) -> None:
+TOTALS = {
+    "memory, without mapped files": ("needed_memory_bytes", "memory_bytes"),
+    "of this in /dev/shm": ("shared_memory_bytes", "shared_memory_bytes"),
+    "disk for the checkpoint": ("checkpoint_disk_bytes", "disk_bytes"),
+    "GPU memory of each trainer": ("device_bytes_of_a_trainer", ""),
+}
+"""Rows of the table: the field of a machine of the plan, and that of this machine."""
+
+
+def _print_plan(report: dict[str, Any], _args: argparse.Namespace) -> None:
     """Print a column for each machine of the plan, and one for the free resources of this machine."""
-    header = ["", *(f"machine {host.machine}" for host in hosts), "here now"]
+    machines, there = report["machines"], report["this_machine"]
+    on_device, in_files = report["on_device"], report["tables_in_files"]
     rows = [
-        [what, *(human_bytes(dict(host.memory)[what]) for host in hosts), ""]
-        for what, _ in hosts[0].memory
-        if any(dict(host.memory)[what] for host in hosts)
+        [what, *(human_bytes(machine["memory"][what]) for machine in machines), ""]
+        for what in machines[0]["memory"]
+        if any(machine["memory"][what] for machine in machines)
     ]
-    needed = [host.needed_bytes(in_files) for host in hosts]
-    segments = [host.structure_bytes if in_files else host.shared_memory_bytes for host in hosts]
-    totals = (
-        ("memory, without mapped files", needed, there.memory_bytes),
-        ("of this in /dev/shm", segments, there.shared_memory_bytes),
-        ("disk for the checkpoint", [host.disk_bytes for host in hosts], there.disk_bytes),
-    )
-    rows += [[what, *map(human_bytes, sizes), human_bytes(has)] for what, sizes, has in totals]
-    if on_device:
-        rows.append(["GPU memory of each trainer", *(human_bytes(host.device_bytes) for host in hosts), ""])
-    print_columns(header, rows)
-    if there.claims.num_jobs:
-        memory, shared = there.claims.memory_bytes, there.claims.shared_memory_bytes
+    for what, (planned, here) in TOTALS.items():
+        if here or on_device:
+            free = human_bytes(there[here]) if here else ""
+            rows.append([what, *(human_bytes(machine[planned]) for machine in machines), free])
+    print_columns(["", *(f"machine {machine['machine']}" for machine in machines), "here now"], rows)
+    if there["other_jobs"]:
+        claims = {name: human_bytes(value) for name, value in there["planned_by_other_jobs"].items()}
         print_text(
-            f"{there.claims.num_jobs} other job(s) run here (dglkge job list); 'here now' is without the "
-            f"{human_bytes(memory)} of memory, and {human_bytes(shared)} in /dev/shm, that they still take"
+            f"{there['other_jobs']} other job(s) run here (dglkge job list); 'here now' is without the "
+            f"{claims['memory_bytes']} of memory, and {claims['shared_memory_bytes']} in /dev/shm, that they "
+            "still take"
         )
     # Rates of a GPU are not measured.
     where = "the CPUs of machines like this one" if on_device else "machines like this one"
-    print_text(f"an epoch should take about {seconds:.3g} s on {where}")
-    for problem in problems:
+    print_text(f"an epoch should take about {report['epoch_seconds']:.3g} s on {where}")
+    for problem in report["problems"]:
         print_text(f"does not fit: {problem}")
+    for machine in machines:
+        if "ranges" in machine:
+            print_text(_describe_walk(machine["machine"], machine["ranges"]))
+    if in_files:
+        files, segments = (
+            human_bytes(max(machine[name] for machine in machines))
+            for name in ("file_bytes", "shared_memory_bytes")
+        )
+        print_text(
+            f"tables are files of {files} a machine (tables.storage, tables.folder); "
+            f"/dev/shm needs {segments}"
+        )
 
 
 PLAN = Command(
@@ -264,4 +264,6 @@ Exit status 2 if it does not fit into this machine or cannot be trained.""",
         ),
     ],
     run=plan,
+    show=_print_plan,
+    status=lambda report: DOES_NOT_FIT_STATUS if report["problems"] else 0,
 )

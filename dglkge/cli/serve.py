@@ -95,14 +95,14 @@ def _threads(asked: int | None) -> int:
     return asked or cores
 
 
-def _token(given: str | None) -> str | None:
+def _token(path: str | None) -> str | None:
     """Return the token of ``--token``."""
     from dglkge.serving.guard import read_token, valid_token
 
-    if given is None:
+    if path is None:
         return None
-    if given != "-":
-        return read_token(Path(given))
+    if path != "-":
+        return read_token(Path(path))
     try:
         return valid_token(getpass.getpass("token: "), "that was entered")
     except EOFError:

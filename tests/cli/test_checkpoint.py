@@ -30,8 +30,10 @@ def test_inspect_and_verify(run, capsys):
     content = bytearray(path.read_bytes())
     content[-1] ^= 1
     path.write_bytes(content)
-    status, _, err = call(capsys, "verify", run)
-    assert status == 2 and "model.v1.h5 is damaged: its checksum" in err
+    assert call(capsys, "inspect", run)[0] == 0
+    for words in (["verify", run], ["inspect", run, "--verify"]):
+        status, _, err = call(capsys, *words)
+        assert status == 2 and "model.v1.h5 is damaged: its checksum is not the one in the manifest" in err
 
 
 @pytest.mark.parametrize("kind", ["npy", "parquet", "safetensors", "word2vec"])

@@ -223,54 +223,35 @@ def test_the_file_of_prometheus_is_replaced(run: Path, call: Any, tmp_path: Path
     assert [path.name for path in tmp_path.iterdir() if ".tmp" in path.name] == []
 
 
+def follow(run: Path, target: Path, interval: str) -> subprocess.Popen[str]:
+    """Start a process that rewrites the file of Prometheus."""
+    words = ("job", "watch", str(run), "--prometheus", str(target), "--interval", interval)
+    command = [sys.executable, "-m", "dglkge", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
 def test_it_follows_until_the_run_is_finished(run: Path, tmp_path: Path) -> None:
-    """A child process that rewrites the file of Prometheus until the last line of the run comes."""
     target = tmp_path / "run.prom"
-    command = [
-        sys.executable,
-        "-m",
-        "dglkge",
-        "watch",
-        str(run),
-        "--prometheus",
-        str(target),
-        "--interval",
-        "0.1",
-    ]
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        with (run / "stats.jsonl").open("a") as lines:
-            lines.write("\n" + json.dumps(line(3, 10, 20.0, "22:14:00")) + "\n")
-        assert child.communicate(timeout=60) == ("", None) and child.returncode == 0
-    finally:
-        child.kill()
-        child.wait()
+    with follow(run, target, "0.1") as child:
+        try:
+            with (run / "stats.jsonl").open("a") as lines:
+                lines.write("\n" + json.dumps(line(3, 10, 20.0, "22:14:00")) + "\n")
+            assert child.communicate(timeout=60) == ("", None) and child.returncode == 0
+        finally:
+            child.kill()
     assert list(samples(target.read_text())["dglkge_finished"].values()) == [1.0]
 
 
 def test_ctrl_c_ends_it_well(run: Path, tmp_path: Path, in_foreground: None) -> None:
     target = tmp_path / "run.prom"
-    command = [
-        sys.executable,
-        "-m",
-        "dglkge",
-        "watch",
-        str(run),
-        "--prometheus",
-        str(target),
-        "--interval",
-        "0.1",
-    ]
-    command[-1:] = ["3600"]
     wait = f"import os, time\nwhile not os.path.exists({str(target)!r}): time.sleep(0.02)"
-    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        subprocess.run([sys.executable, "-c", wait], timeout=60, check=True)
-        child.send_signal(signal.SIGINT)
-        assert child.communicate(timeout=60) == ("", None) and child.returncode == 0
-    finally:
-        child.kill()
-        child.wait()
+    with follow(run, target, "3600") as child:
+        try:
+            subprocess.run([sys.executable, "-c", wait], timeout=60, check=True)
+            child.send_signal(signal.SIGINT)
+            assert child.communicate(timeout=60) == ("", None) and child.returncode == 0
+        finally:
+            child.kill()
 
 
 @pytest.mark.parametrize(
