@@ -15,9 +15,9 @@ PARALLEL := -n 6
 DGL_TESTS := $(addprefix tests/,distributed embeddings evaluation inference model optim sampling training \
     functional/test_training_job.py functional/test_repeated_training.py \
     launch/test_launch_dgl_job.py partition_tools/test_partition_command.py partition_tools/test_build_graph.py)
-# No jobs, servers or large searches.
-FAST_TESTS := $(addprefix tests/,config contract data distributed embeddings evaluation inference kernels model optim \
-    partition_tools report sampling step tuning test_errors.py test_makefile.py test_registry.py)
+# About 90 CPU seconds, in which no job starts.
+FAST_TESTS := $(addprefix tests/,config contract data inference report sampling step tuning test_errors.py \
+    test_file_lock.py test_makefile.py test_registry.py)
 # The launcher's tests that run once more as an ordinary user and in the background: each a minute or two.
 LAUNCHER_TESTS := $(addprefix tests/launch/test_,any_machine.py background_stream.py console.py control_groups.py \
     host_memory.py launch_command.py local_hosts.py log_format.py ports.py restarts.py shared_memory.py \
@@ -38,7 +38,7 @@ demo: $(VENV)/installed  ## a small knowledge graph: build, train, evaluate, pre
 test: lint  ## lint, then every test: 15 minutes
 	$(VENV)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
 
-test-fast: $(VENV)/installed  ## the tests that start no job: 1 minute
+test-fast: $(VENV)/installed  ## tests of the parts that start no job: 1 minute
 	$(VENV)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS) $(FAST_TESTS)
 
 test-user: $(VENV)/installed  ## the launcher's tests as an ordinary user: nobody, if you are root

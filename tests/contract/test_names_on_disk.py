@@ -18,8 +18,8 @@ SUFFIXES = {layout.TEMPORARY_SUFFIX}
 """Conventions of all programs; not the names of files."""
 
 OF_OTHERS = {
-    "dglkge/inference/imports/dglke_files.py": {"config.json", "relations.tsv"},
-    "dglkge/inference/imports/hub_tables.py": {"config.json"},
+    "dglkge/inference/dglke_files.py": {"config.json", "relations.tsv"},
+    "dglkge/inference/hub_tables.py": {"config.json"},
     "benchmarks/measuring/pbg_peer.py": {
         "dynamic_rel_count.txt",
         "entity_count_\0_\0.txt",
@@ -56,11 +56,11 @@ def owned_templates(owner: ModuleType) -> set[str]:
         functions += [function for _, function in inspect.getmembers(item, inspect.isfunction)]
     found = set()
     for function in functions:
-        if function.__module__ == owner.__name__ and function.__name__.endswith(
-            ("_file", "_files", "_folder", "_pattern", "_pointer")
-        ):
-            if not function.__name__.startswith(("is_", "parse_", "temporary", "receipt_")):
-                found.add(function(*("\0" for _ in inspect.signature(function).parameters)))
+        name = function.__name__
+        makes_names = name.endswith(("_file", "_files", "_folder", "_pattern", "_pointer"))
+        is_other = name.startswith(("is_", "parse_", "temporary", "receipt_"))
+        if function.__module__ == owner.__name__ and makes_names and not is_other:
+            found.add(function(*("\0" for _ in inspect.signature(function).parameters)))
     return found
 
 

@@ -20,7 +20,7 @@ import torch
 from tqdm import tqdm
 
 from dglkge.errors import InputError, StorageError, write_error
-from dglkge.inference.imports.dglke_files import Tables
+from dglkge.inference.dglke_files import Tables
 from dglkge.typing import RELATION
 
 ROWS_AT_A_TIME = 8192

@@ -24,7 +24,7 @@ from dglkge.data.dataset_files import load_json
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import InputError
 from dglkge.formats import DGLKE_MATRICES, DGLKE_MODELS
-from dglkge.inference.imports.hub_tables import HubTables
+from dglkge.inference.hub_tables import HubTables
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS
 from dglkge.typing import RELATION, Relation

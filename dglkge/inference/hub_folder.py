@@ -14,7 +14,7 @@ from dglkge import __version__
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.errors import InputError
 from dglkge.evaluation.metrics import BOTH, PROTOCOL
-from dglkge.inference.exports.files import (
+from dglkge.inference.export_files import (
     Export,
     ExportedTable,
     Output,
@@ -23,7 +23,7 @@ from dglkge.inference.exports.files import (
     names_output,
     write_safetensors,
 )
-from dglkge.inference.imports.hub_tables import (
+from dglkge.inference.hub_tables import (
     CARD,
     CONFIG,
     HUB_FIELDS,
