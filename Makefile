@@ -33,7 +33,7 @@ help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*## /  make \1 \t/' | expand -t 20
 
 demo: $(VENV)/installed  ## a small knowledge graph: build, train, evaluate, predict: 3 minutes
-	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bash examples/stdlib/run.sh
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" bash benchmarks/demo.sh
 
 test: lint  ## lint, then every test: 15 minutes
 	$(VENV)/bin/python -m pytest $(PARALLEL) $(PYTEST_FLAGS)
@@ -98,6 +98,7 @@ $(VENV_PBG)/installed: pyproject.toml
 # mkdocstrings reads the sources without importing them: neither DGL nor torch is needed. hooks.py imports the configuration.
 $(VENV_DOCS)/installed: pyproject.toml
 	$(PYTHON) -m venv $(VENV_DOCS)
-	$(VENV_DOCS)/bin/python -m pip install -q $(PIP_FLAGS) 'mkdocs<2' mkdocs-material 'mkdocstrings[python]' \
-	    nbconvert numpy pydantic pyyaml
+	$(VENV_DOCS)/bin/python -m pip install -q $(PIP_FLAGS) mkdocs==1.6.1 mkdocs-material==9.8.2 \
+	    mkdocstrings==1.0.8 mkdocstrings-python==2.0.11 nbconvert==7.17.2 latex2mathml==3.81.1 ruff==0.17.6 \
+	    numpy psutil pydantic pyyaml rich tqdm
 	touch $@

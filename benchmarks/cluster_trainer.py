@@ -158,10 +158,10 @@ def use_autograd(trainer: Any, config: Config) -> None:
     loss = build_loss(config.loss.name)
     step = trainer._train_step
     # The planner of the trainer's own objective draws the negatives.
-    planner = step.objective._planner
-    objective = AutogradLoss(planner, model, loss, None, config.negatives.own_entity, Computation())
-    step.objective = step.look_ahead._objective = objective
-    step.store = step.look_ahead._store = HostStore(trainer.tables, step.transforms, reads_in_place=False)
+    planner = step.objective.planner
+    objective = AutogradLoss(planner, model, loss, None, config.negatives.scores_own, Computation())
+    step.objective = step.look_ahead.objective = objective
+    step.store = step.look_ahead.store = HostStore(trainer.tables, step.transforms, reads_in_place=False)
 
 
 def measure(cluster: Cluster, trainer: Trainer, num_warm: int, num_batches: int) -> Cost:

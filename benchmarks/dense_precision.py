@@ -90,7 +90,7 @@ def make_batch(args: argparse.Namespace, name: str, autocast: str, compiles: boo
         loss = torch.zeros((), device=device)
         for side, anchors, truths in ((Side.TAIL, given, answers), (Side.HEAD, answers, given)):
             if shares:
-                query = computing.shared_query(anchors, relations, places, side)
+                query = computing.query(anchors, relations, side, places=places)
             else:
                 query = computing.query(anchors, relations[places], side)
             scores = computing.compare(query, negatives)

@@ -212,6 +212,10 @@ class Site:
         """Return the places where the run's folder may lie, the user's first."""
         return [self.folder / "run"]
 
+    def run(self) -> str:
+        """Return the run as commands take it."""
+        return str(self.output_folders()[0])
+
     def can_be_filled(self) -> bool:
         """Return whether the run and the logs are on disks of their own, small enough to be filled."""
         # A full disk of the machine would disturb other programs, so only a small one is filled.
@@ -338,6 +342,10 @@ class EmptyMachine(OneMachine):
                 done = self.batches(progress[Progress.FINISHED_EPOCHS], progress[Progress.BATCHES_DONE])
                 return stored.manifest.version, done
         return 0, 0
+
+    def run(self) -> str:
+        """Return the run in the bucket."""
+        return self.url
 
     def end(self) -> None:
         """End the server of the bucket, and with it what it holds."""

@@ -112,8 +112,10 @@ def settings_of(number: int) -> tuple[str, ...]:
 
 def configuration(folder: Path, settings: Sequence[str], output: str) -> Config:
     """Return the configuration of some settings, with the data set of :func:`make_dataset`."""
-    given = [one.replace("FOLDER", str(folder)) for one in settings]
-    return load_config(None, [f"dataset={folder / PLAIN}", f"output={folder / output}", *BASE, *given])
+    drawn = [setting.replace("FOLDER", str(folder)) for setting in settings]
+    takes_all = "negatives.name=all_entities" in drawn
+    base = [setting for setting in BASE if not (takes_all and "num_uniform" in setting)]
+    return load_config(None, [f"dataset={folder / PLAIN}", f"output={folder / output}", *base, *drawn])
 
 
 def draw(folder: Path, count: int) -> list[tuple[str, ...]]:

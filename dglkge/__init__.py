@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dglkge.distributed import dgl_import
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 if TYPE_CHECKING:
     from dglkge.checkpoint.reader import open_checkpoint

@@ -25,6 +25,10 @@ USERS_TO_MEND = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EI
 """errno of a wrong path or missing rights: permanent, so a restart of the job would fail the same way."""
 
 
+MESSAGE_CHARACTERS = 400
+"""Of a message of another library: torch's may have pages."""
+
+
 class DglkgeError(Exception):
     """Base of every error that dglkge raises on purpose."""
 
@@ -110,6 +114,11 @@ def exit_status_of(error: BaseException) -> int:
         # As the interpreter does: None is 0, and a text (sys.exit("message")) is 1.
         return error.code if isinstance(error.code, int) else 0 if error.code is None else FAILURE_STATUS
     return FAILURE_STATUS
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error's text, or else its class, in one line of moderate length."""
+    return " ".join(str(error).split())[:MESSAGE_CHARACTERS] or type(error).__name__
 
 
 def missing_package(user: str, package: str, extra: str, error: ImportError) -> InputError:

@@ -7,6 +7,7 @@ configuration (``dglkge/config/schema.py``) are such classes too.
 from __future__ import annotations
 
 import difflib
+import functools
 import math
 import re
 import types
@@ -136,6 +137,12 @@ def setting(default: Any, help: str, resume: str = FIXED, component: str = "", *
     """
     extra: dict[str, Any] = {"resume": resume, **({"component": component} if component else {})}
     return Field(default, description=help, json_schema_extra=extra, **limits)
+
+
+free = functools.partial(setting, resume=FREE)
+"""Declares a field that may change in every resume."""
+until_finished = functools.partial(setting, resume=UNTIL_FINISHED)
+"""Declares a field that may change while there are epochs left to train."""
 
 
 def not_empty(allowed: str) -> AfterValidator:

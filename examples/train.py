@@ -1,6 +1,6 @@
 """Train knowledge-graph embeddings: a script to copy and change.
 
-    dglkge-launch --ip_config ip_config.txt examples/train.py --config my.yaml
+    dglkge-launch --ip-config ip_config.txt examples/train.py --config my.yaml
     python examples/train.py --config my.yaml --set model.dimension=100
 
 The first command starts servers and trainers on every machine in ip_config.txt. The second trains in one

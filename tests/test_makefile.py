@@ -104,7 +104,7 @@ def test_files_of_a_part_of_the_tests_exist(copy, target):
     assert len(named) > 10 and not [name for name in named if not (ROOT / name).exists()]
 
 
-@pytest.mark.parametrize("script", [".ci/run", ".ci/as_user", "examples/stdlib/run.sh"])
+@pytest.mark.parametrize("script", [".ci/run", ".ci/as_user", "benchmarks/demo.sh"])
 def test_scripts_parse_and_stop_at_the_first_error(script):
     subprocess.run(["bash", "-n", str(ROOT / script)], check=True, timeout=60)
     assert "set -euo pipefail" in (ROOT / script).read_text()

@@ -80,7 +80,7 @@ def describe(
         "margin": getattr(config.loss, "margin", 0.1),
         "num_epochs": config.training.num_epochs,
         "batch_size": config.training.batch_size,
-        "num_uniform_negs": config.negatives.num_uniform,
+        "num_uniform_negs": max(config.negatives.per_side.values()),
         "num_batch_negs": BATCH_NEGATIVES,
         "lr": config.optimizer.lr,
         "workers": num_workers,

@@ -35,7 +35,7 @@ def describe(config: Config, folder: Path, num_threads: int) -> dict[str, Any]:
         "triples": str(Path(config.dataset).resolve() / "train.npy"),
         "model": MODELS[score],
         "dimension": config.model.dimension // 2 if is_complex else config.model.dimension,
-        "num_negatives": config.negatives.num_uniform,
+        "num_negatives": max(config.negatives.per_side.values()),
         "batch_size": config.training.batch_size,
         "num_epochs": config.training.num_epochs,
         "lr": config.optimizer.lr,

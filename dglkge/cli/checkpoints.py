@@ -10,6 +10,7 @@ from typing import Any
 from dglkge.cli.common import (
     IMPORT,
     NO_VERIFY,
+    OUTPUT,
     OVERWRITE,
     RUN,
     Command,
@@ -106,7 +107,7 @@ def convert(args: argparse.Namespace) -> Any:
     from dglkge.checkpoint.conversion import convert_to_run, copy_for_bigraph
     from dglkge.checkpoint.reader import open_checkpoint
     from dglkge.data.dataset import Dataset
-    from dglkge.inference.imports.import_tables import import_tables
+    from dglkge.inference.import_tables import import_tables
 
     output = Path(args.output)
     # Options that would be ignored are errors, before anything is read.
@@ -158,16 +159,16 @@ With --verify, read every file and compare it with its checksum.""",
     examples="""examples:
   dglkge checkpoint inspect runs/demo
   dglkge checkpoint inspect runs/demo --verify --json""",
-    options=[RUN, flag("--verify", "read every file and compare it with its checksum")],
+    options=[RUN, flag("--verify", "read every file and compare it with its checksum"), IMPORT],
     run=inspect,
     show=_print_report,
 )
 
-CONVERT_EXAMPLES = """  dglkge checkpoint convert runs/demo --to parquet --output tables/
-  dglkge checkpoint convert runs/demo --to bigraph --output bigraph_model/
-  dglkge checkpoint convert bigraph_model/ --to run --dataset data/mine --output runs/theirs
+CONVERT_EXAMPLES = """  dglkge checkpoint convert runs/demo --to parquet -o tables/
+  dglkge checkpoint convert runs/demo --to bigraph -o bigraph_model/
+  dglkge checkpoint convert bigraph_model/ --to run --dataset data/mine -o runs/theirs
   dglkge checkpoint convert tables/ --from parquet --score-function complex --reciprocal --to run \\
-      --dataset data/mine --output runs/back"""
+      --dataset data/mine -o runs/back"""
 
 CONVERT = Command(
     description="""Write a checkpoint's rows for other programs, or create a run from theirs.
@@ -187,7 +188,7 @@ rows. Entities, relations and types are matched by name; see --type.""",
             metavar="FORMAT",
         ),
         option("--from", "format of files of rows to read", dest="source_format", choices=IMPORT_FORMATS),
-        option("--output", "folder for what is written", required=True, metavar="DIR"),
+        OUTPUT,
         option("--dataset", "for --to run: the run's data set", metavar="DIR"),
         option(
             "--score-function",
@@ -196,18 +197,16 @@ rows. Entities, relations and types are matched by name; see --type.""",
         ),
         option(
             "--score-option",
-            "for --from: an option of the score function, e.g. p=1 of keci; may be repeated",
-            action="append",
-            default=[],
+            "for --from: an option of the score function, e.g. p=1 of keci",
+            is_repeated=True,
             metavar="NAME=VALUE",
         ),
         flag("--reciprocal", "for --from: a relation's row has a half for each side"),
         option(
             "--type",
             "for --to run: an entity type of the checkpoint and that of the data set, e.g. all=entity; not "
-            "needed if the names are equal or each side has one type; may be repeated",
-            action="append",
-            default=[],
+            "needed if the names are equal or each side has one type",
+            is_repeated=True,
             metavar="THEIRS=OURS",
         ),
         flag("--overwrite", "replace files that exist, not a run"),
@@ -242,15 +241,15 @@ EXPORT = Command(
 A name that a format cannot hold, e.g. one with a tab in tsv, is refused before anything is written.
 With reciprocal relations, the first half of a relation's row is the one for queries of tails.""",
     examples="""examples:
-  dglkge checkpoint export runs/demo --format npy --output embeddings/
-  dglkge checkpoint export runs/demo --format word2vec --output vectors/ --table entity
-  dglkge checkpoint export runs/demo --format projector --output projector/ --max-rows 5000
-  dglkge checkpoint export runs/demo --format huggingface --output hub/ && hf upload ME/MODEL hub/""",
+  dglkge checkpoint export runs/demo --format npy -o embeddings/
+  dglkge checkpoint export runs/demo --format word2vec -o vectors/ --table entity
+  dglkge checkpoint export runs/demo --format projector -o projector/ --max-rows 5000
+  dglkge checkpoint export runs/demo --format huggingface -o hub/ && hf upload ME/MODEL hub/""",
     options=[
         RUN,
         NO_VERIFY,
         option("--format", "see above", required=True, choices=EXPORT_FORMATS, metavar="FORMAT"),
-        option("--output", "folder for the files", required=True, metavar="DIR"),
+        OUTPUT,
         option(
             "--table",
             "only this entity type, or relation; may be repeated (default: all)",
@@ -261,7 +260,6 @@ With reciprocal relations, the first half of a relation's row is the one for que
             "--max-rows",
             "for projector: a random sample of at most N rows of each table (default: 10000)",
             type=int,
-            metavar="N",
         ),
         option(
             "--metric",

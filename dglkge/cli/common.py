@@ -91,6 +91,7 @@ def option(
     least: float | None = None,
     most: float | None = None,
     unit: str = "",
+    is_repeated: bool = False,
     **settings: Any,
 ) -> Option:
     """Describe an argument.
@@ -100,17 +101,27 @@ def option(
     names : str
         Separated by spaces, the short one first.
     help_text : str
+        A default is added, unless the text ends with a parenthesis.
     former : str
         Other names, which the help does not show.
     least, most : float, optional
         Bounds of a number, inclusive; ``type`` is int where it is not given.
     unit : str
         Of the bounds, for messages.
+    is_repeated : bool
+        The value is a list, empty by default.
     **settings
         As of ``add_argument``.
     """
     if least is not None:
         settings["type"] = _bounded(names.split()[-1], settings.get("type", int), least, most, unit)
+    if is_repeated:
+        settings |= {"action": "append", "default": []}
+        help_text += "; may be repeated"
+    if getattr(settings.get("type"), "__name__", "") == "int":
+        settings.setdefault("metavar", "N")
+    if settings.get("default") not in (None, []) and not help_text.endswith((")", argparse.SUPPRESS)):
+        help_text += " (default: %(default)s)"
     return Option(tuple(names.split()), tuple(former.split()), {"help": help_text, **settings})
 
 
@@ -262,15 +273,14 @@ CANDIDATES = option(
 )
 IMPORT = option(
     "--import",
-    "module or .py file of yours that registers components; may be repeated. A run has a record of "
+    "module or .py file of yours that registers components. A run has a record of "
     "those it was trained with; a resume imports them, and reading the run only if they are named "
     "here",
+    is_repeated=True,
     dest="imports",
-    action="append",
-    default=[],
     metavar="MODULE",
 )
-SEED = option("--seed", "seed of what is drawn (default: %(default)s)", type=int, default=0)
+SEED = option("--seed", "seed of what is drawn", type=int, default=0)
 MODEL = (RUN, NO_VERIFY, IMPORT)
 """Options of a command that opens a run."""
 
@@ -282,7 +292,7 @@ CONFIG = (
         metavar="CONFIG",
     ),
     option("--recipe", "a configuration that ships, instead of CONFIG", metavar="RECIPE"),
-    option("--set", "the same as KEY=VALUE", action="append", default=[], metavar="KEY=VALUE"),
+    option("--set", "the same as KEY=VALUE", is_repeated=True, metavar="KEY=VALUE"),
     IMPORT,
 )
 """Options of a command that reads a configuration; see :func:`config_words`."""

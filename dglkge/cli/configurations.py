@@ -14,7 +14,7 @@ from dglkge.cli.common import IMPORT, Command, flag, option, print_columns, prin
 from dglkge.config import load_config
 from dglkge.config.load import NAMED_SCHEMA, recipe_file, recipe_files
 from dglkge.config.load import SCHEMA as SCHEMA_FILE
-from dglkge.config.schema import Config, field_table, fields, value_at
+from dglkge.config.schema import DECIDED_FIELDS, Config, field_table, fields, value_at
 from dglkge.data.dataset_files import load_json
 from dglkge.errors import InputError
 
@@ -91,7 +91,9 @@ def differences(path: Path) -> dict[str, Any]:
         tree = load_config(str(path), []).to_dict()
     values = [(field, value_at(tree, field.path)) for field in fields()]
     return {
-        field.key: value for field, value in values if value is not None and value != _plain(field.default)
+        field.key: value
+        for field, value in values
+        if value not in (None, _plain(field.default)) and field.key not in DECIDED_FIELDS
     }
 
 

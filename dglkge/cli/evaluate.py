@@ -232,17 +232,16 @@ the name of another protocol has its options, e.g. RUN/metrics-test-raw-first500
         common.SEED,
         option(
             "--ties",
-            "rank among equal scores: the mean, the best or the worst (default: %(default)s)",
+            "rank among equal scores: the mean, the best or the worst",
             default="realistic",
             choices=("realistic", "optimistic", "pessimistic"),
         ),
         option(
             "--by",
             "show the metrics of every relation, or of every category of relations (1-1, 1-N, N-1, N-N in "
-            "the training triples); side divides these into head and tail; may be repeated",
-            action="append",
+            "the training triples); side divides these into head and tail",
+            is_repeated=True,
             choices=GROUPS,
-            default=[],
         ),
         flag("--per-relation", "the same as --by relation"),
         flag(
@@ -260,15 +259,15 @@ the name of another protocol has its options, e.g. RUN/metrics-test-raw-first500
         option("--calibrate", argparse.SUPPRESS, choices=METHODS),
         option("--corruptions", argparse.SUPPRESS, least=1),
         option("--positive-rate", argparse.SUPPRESS, type=float),
-        option("--batch-size", "queries at a time (default: %(default)s)", least=1, default=4096),
+        option("--batch-size", "queries at a time", least=1, default=4096),
         option(
             "--device",
             "where scores are computed: auto is cuda if torch finds a GPU, else cpu; cpu_staged is the "
-            "code of cuda on the CPU, for tests; the ranks are the same (default: %(default)s)",
+            "code of cuda on the CPU, for tests; the ranks are the same",
             choices=DEVICES,
             default=AUTO_DEVICE,
         ),
-        option("--limit", "only the first N triples of the split", least=1, metavar="N"),
+        option("--limit", "only the first N triples of the split", least=1),
         option("-o --output", "JSON file for the metrics of every relation", metavar="FILE"),
     ],
     run=evaluate,
@@ -285,7 +284,7 @@ They are written beside the checkpoint, and their quality on the test split is s
         common.DATASET,
         option(
             "--method",
-            "a monotone step function, or a sigmoid (default: %(default)s)",
+            "a monotone step function, or a sigmoid",
             default="isotonic",
             choices=METHODS,
             dest="calibrate",

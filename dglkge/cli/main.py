@@ -198,6 +198,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     return run_command("dglkge", lambda: _run(sys.argv[1:] if argv is None else argv))
 
 
+def launch() -> int:
+    """Run ``dglkge-launch``, which takes a second to import: Ctrl-C prints one line then, too."""
+    return run_command("dglkge-launch", lambda: int(importlib.import_module("dglkge.cli.launch").main()))
+
+
 def _run(argv: Sequence[str]) -> int:
     """Run the command that the arguments name."""
     try:

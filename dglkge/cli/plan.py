@@ -254,14 +254,8 @@ Exit status 2 if it does not fit into this machine or cannot be trained.""",
     options=[
         *CONFIG,
         option("--ip-config", "the machines; without it one for each partition", metavar="FILE"),
-        option("--num-trainers", "on each machine (default: as dglkge-launch)", type=int, metavar="N"),
-        option(
-            "--num-servers",
-            "on each machine; 0: none, one process alone (default: %(default)s)",
-            type=int,
-            default=1,
-            metavar="N",
-        ),
+        option("--num-trainers", "on each machine (default: as dglkge-launch)", type=int),
+        option("--num-servers", "on each machine; 0: none, one process alone", type=int, default=1),
         option(
             "--max-memory",
             "memory of a machine, such as 16G, that ranges of tables on a disk shall fit into (default: "

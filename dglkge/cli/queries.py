@@ -198,7 +198,7 @@ def _print_similar(result: dict[str, Any], _args: argparse.Namespace) -> None:
     print_columns(["rank", "cosine", "name"], rows)
 
 
-K = option("-k --k", "answers to show (default: %(default)s)", "--topk", type=int, default=10)
+K = option("-k --k", "answers to show", "--topk", type=int, default=10)
 
 PREDICT = Command(
     description="""Complete a triple: the best tails of (head, relation, ?), heads of (?, relation, tail) or
@@ -230,7 +230,7 @@ scored: higher is more plausible, and only probabilities can be compared between
             "--input",
             metavar="FILE",
         ),
-        option("--columns", "of the file (default: %(default)s)", default=",".join(ROLES), metavar="LIST"),
+        option("--columns", "of the file", default=",".join(ROLES), metavar="LIST"),
         option("--delimiter", "instead of tab, and of the comma of .csv", metavar="CHAR"),
         flag("--strict", "end at the first triple of the file with an unknown name"),
         K,
@@ -242,7 +242,7 @@ scored: higher is more plausible, and only probabilities can be compared between
         ),
         option(
             "--candidates",
-            "all entities of the type, or those seen on that side of the relation (default: %(default)s)",
+            "all entities of the type, or those seen on that side of the relation",
             choices=CANDIDATES,
             default=ALL,
         ),

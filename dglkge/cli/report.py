@@ -206,7 +206,7 @@ and memory, partitions, configuration. The page needs no network; a phone and a 
 Needs: pip install 'dglkge[report]'""",
     examples="""examples:
   dglkge report runs/demo                                  writes runs/demo/report.html
-  dglkge report runs/a runs/b --output compare.html        side by side
+  dglkge report runs/a runs/b -o compare.html              side by side
   dglkge report runs/demo --limit 0 --overwrite            rank the whole test split
   dglkge report runs/demo --projection tsne --points 1000  the map by t-SNE
   dglkge report runs/demo --json > figures.json            the figures of the page, and no page""",
@@ -214,24 +214,22 @@ Needs: pip install 'dglkge[report]'""",
         option("runs", "folder of a run, or a checkpoint folder in it", nargs="+", metavar="RUN"),
         option("-o --output", f"the page (default for one run: RUN/{PAGE})", metavar="FILE.html"),
         common.OVERWRITE,
-        option("--split", "triples to rank (default: %(default)s)", choices=SPLITS, default=TEST),
+        option("--split", "triples to rank", choices=SPLITS, default=TEST),
         option(
             "--limit",
             "rank N triples, drawn from the split; 0: all (default: at most 2000, and fewer, but at least "
             "100, where there are very many entities, so that the time is bounded; the page says how many)",
             least=0,
-            metavar="N",
         ),
         common.CANDIDATES,
         common.SEED,
         option(
             "--points",
-            "entities of the map, those with the most training triples; 0: no map (default: %(default)s)",
+            "entities of the map, those with the most training triples; 0: no map",
             least=0,
             default=2000,
-            metavar="N",
         ),
-        option("--projection", "of the map (default: %(default)s)", choices=("pca", "tsne"), default="pca"),
+        option("--projection", "of the map", choices=("pca", "tsne"), default="pca"),
         common.DATASET,
         common.NO_VERIFY,
         common.IMPORT,
@@ -261,7 +259,7 @@ exit status: 0 at the end of the run, with --once, or after Ctrl-C; 2 for bad in
         option("--prometheus", "replace FILE by metrics in Prometheus' text format", metavar="FILE"),
         option(
             "--interval",
-            "seconds between two looks (default: %(default)g)",
+            "seconds between two looks",
             type=float,
             least=0.1,
             most=86400,
@@ -270,9 +268,7 @@ exit status: 0 at the end of the run, with --once, or after Ctrl-C; 2 for bad in
             metavar="S",
         ),
         option("--logs", "folder of the logs (default: that of the run, or RUN/logs)", metavar="FOLDER"),
-        option(
-            "--lines", "events and lines of the log (default: %(default)d)", least=0, most=100, default=10
-        ),
+        option("--lines", "events and lines of the log", least=0, most=100, default=10),
     ],
     run=watch,
     show=lambda state, _args: common.print_rich(_frame(state)),

@@ -143,12 +143,8 @@ REST under the same address: /predict, /score, /similar, /entities, /relations, 
     options=[
         *MODEL,
         DATASET,
-        option(
-            "--host", "address to listen on (default: %(default)s); others need --token", default="127.0.0.1"
-        ),
-        option(
-            "--port", "0 takes a free one (default: %(default)s)", least=0, most=65535, default=DEFAULT_PORT
-        ),
+        option("--host", "address to listen on; others need --token", default="127.0.0.1"),
+        option("--port", "0 takes a free one", least=0, most=65535, default=DEFAULT_PORT),
         option(
             "--token",
             "file with a token that every request for data must have; - asks for it. The page asks for it "
@@ -157,20 +153,13 @@ REST under the same address: /predict, /score, /similar, /entities, /relations, 
         ),
         option(
             "--allow-host",
-            "answer under this host name too, e.g. that of a proxy; may be repeated",
-            action="append",
-            default=[],
+            "answer under this host name too, e.g. that of a proxy",
+            is_repeated=True,
             metavar="NAME",
         ),
         flag("--faiss", "search similar entities approximately, in types of --faiss-from entities or more"),
-        option(
-            "--faiss-from",
-            "smallest type for --faiss (default: %(default)s)",
-            least=1,
-            default=APPROXIMATE_FROM,
-            metavar="N",
-        ),
-        option("--threads", "threads of the model (default: all cores)", type=int, metavar="N"),
+        option("--faiss-from", "smallest type for --faiss", least=1, default=APPROXIMATE_FROM),
+        option("--threads", "threads of the model (default: all cores)", type=int),
     ],
     run=serve,
 )

@@ -115,8 +115,8 @@ TRAIN = Command(
 ip_config.txt. The same command again goes on from the last commit. dglkge-launch has more options, and runs
 scripts of your own.""",
     examples="""examples:
-  dglkge data build --input my_triples/ --output data/mine
-  dglkge train dataset=data/mine output=runs/mine                   all settings by default: dglkge config
+  dglkge data build my_triples/ -o data/mine
+  dglkge train dataset=data/mine output=runs/mine          all settings by default: dglkge config show
   dglkge train --recipe fb15k237/complex-5min dataset=data/mine output=runs/mine
   dglkge train my.yaml --num-trainers 4
   dglkge train my.yaml --ip-config ip_config.txt                    several machines""",
@@ -139,9 +139,9 @@ Kochsiek et al. 2022). The plan, with its cost in full trainings, is printed fir
 child process with a folder of its own. After Ctrl-C, the same command goes on. Needs Optuna:
 pip install 'dglkge[tune]'.""",
     examples="""examples:
-  dglkge tune space.yaml --output tuned                     search; the winner is in tuned/best.yaml
-  dglkge tune space.yaml --output tuned --dry-run           only the plan and its cost
-  dglkge tune space.yaml --output tuned --num-trainers 2    each trial under dglkge-launch
+  dglkge tune space.yaml -o tuned                     search; the winner is in tuned/best.yaml
+  dglkge tune space.yaml -o tuned --dry-run           only the plan and its cost
+  dglkge tune space.yaml -o tuned --num-trainers 2    each trial under dglkge-launch
 
 a space:
   config: dglkge/config/recipes/fb15k237/complex.yaml     # base configuration
@@ -159,9 +159,8 @@ a space:
             "train each trial with N trainers under dglkge-launch (default: 0, one process without servers)",
             least=0,
             default=0,
-            metavar="N",
         ),
-        option("--trials", "instead of search.trials of the file", type=int, metavar="N"),
+        option("--trials", "instead of search.trials of the file", type=int),
         option("--budget", "instead of search.budget of the file", type=float, metavar="B"),
         flag("--dry-run", "print the plan and exit"),
     ],

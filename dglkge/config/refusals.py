@@ -75,7 +75,7 @@ def row(field: str, allowed: Allowed, reason: str, *conditions: When) -> Row:
     return Row(field, allowed, reason, conditions)
 
 
-def of(key: str, *values: Any) -> When:
+def has(key: str, *values: Any) -> When:
     """Condition: a field has one of some values."""
     return When(key, lambda value: value in values)
 
@@ -85,7 +85,7 @@ def other_than(key: str, *values: Any) -> When:
     return When(key, lambda value: value not in values)
 
 
-def given(key: str) -> When:
+def is_set(key: str) -> When:
     """Condition: a field is neither empty, nor 0, nor false."""
     return When(key, bool)
 
@@ -107,252 +107,116 @@ has_module = component(SCORE, lambda made: made.has_module)
 lacks_module = component(SCORE, lambda made: not made.has_module)
 over_all = other_than(OBJECTIVE, NEGATIVE_SAMPLING)
 by_queries = component(OBJECTIVE, lambda chosen: chosen.by_queries)
-on_devices = of("tables.storage", DEVICE_STORAGE)
+on_devices = has("tables.storage", DEVICE_STORAGE)
 in_buckets = When("sampling.num_ranges", lambda value: value > 1)
 several_machines = When(MACHINES, lambda value: value > 1)
-reference = of("training.kernels", "reference")
-kvstore = of("training.lookup", "kvstore")
-unwatched = of("evaluation.valid_every_epochs", 0)
+reference = has("training.kernels", "reference")
+kvstore = has("training.lookup", "kvstore")
+unwatched = has("evaluation.valid_every_epochs", 0)
 
+# fmt: off
 ROWS: tuple[Row, ...] = (
     # Score functions
     row("model.relation_dropout", only(0), "whose relations are phases: an angle cannot be scaled", phases),
     row("regularizer.relation_ratio", only(1), "whose relations are phases, and have no penalty", phases),
-    row(
-        OBJECTIVE,
-        only(NEGATIVE_SAMPLING),
-        "whose queries hold a matrix, too wide to send to all trainers",
-        component(SCORE, lambda made: made.wide_queries),
-    ),
-    row(
-        "training.relation_prediction",
-        only(0),
-        "of which a relation has no parameters to predict it by",
-        component(SCORE, lambda made: not made.has_parameters),
-    ),
-    row(
-        "training.relation_prediction",
-        only(0),
-        "whose module would score every pair with every relation",
-        component(SCORE, lambda made: made.has_module and not made.has_relation_product),
-    ),
+    row(OBJECTIVE, only(NEGATIVE_SAMPLING), "whose queries hold a matrix, too wide to send to all trainers",
+        component(SCORE, lambda made: made.wide_queries)),
+    row("training.relation_prediction", only(0), "of which a relation has no parameters to predict it by",
+        component(SCORE, lambda made: not made.has_parameters)),
+    row("training.relation_prediction", only(0), "whose module would score every pair with every relation",
+        component(SCORE, lambda made: made.has_module and not made.has_relation_product)),
     row(SYNCHRONOUS, only(True), ALL_UPDATE, has_module),
-    *(
-        row(
-            f"dense.{name}",
-            only(field.get_default(call_default_factory=True)),
-            "which has no dense parameters, nor are there features",
-            lacks_module,
-            of("features", None),
-        )
-        for name, field in DenseConfig.model_fields.items()
-    ),
-    *(
-        row(
-            f"dense.{name}",
-            only(value),
-            "which has no module; projections of features compute in float32",
-            lacks_module,
-            given("features"),
-        )
-        for name, value in (("autocast", "none"), ("compile", False))
-    ),
+    *(row(f"dense.{name}", only(field.get_default(call_default_factory=True)),
+          "which has no dense parameters, nor are there features", lacks_module, has("features", None))
+      for name, field in DenseConfig.model_fields.items()),
+    *(row(f"dense.{name}", only(value), "which has no module; projections of features compute in float32",
+          lacks_module, is_set("features"))
+      for name, value in (("autocast", "none"), ("compile", False))),
     # Global vectors, features, given rows
-    row(
-        "model.reciprocal_relations",
-        only(False),
+    row("model.reciprocal_relations", only(False),
         "as in PyTorch-BigGraph, where dynamic relations have no global embedding",
-        given("model.global_vectors"),
-    ),
-    row(SYNCHRONOUS, only(True), ALL_UPDATE, given("model.global_vectors")),
-    row(
-        "model.global_vectors",
-        only(False),
-        "of which a projection has an offset for each entity type already",
-        given("features.files"),
-    ),
-    row(SYNCHRONOUS, only(True), ALL_UPDATE, given("features.files")),
-    row(
-        "model.init_from.path",
-        ABSENT,
-        "where entities with features have no rows of their own",
-        of("features.use", "alone"),
-    ),
-    row("checkpoint.init_path", only(""), "and rows start from one of them", given("model.init_from.path")),
+        is_set("model.global_vectors")),
+    row(SYNCHRONOUS, only(True), ALL_UPDATE, is_set("model.global_vectors")),
+    row("model.global_vectors", only(False),
+        "of which a projection has an offset for each entity type already", is_set("features.files")),
+    row(SYNCHRONOUS, only(True), ALL_UPDATE, is_set("features.files")),
+    row("model.init_from.path", ABSENT, "where entities with features have no rows of their own",
+        has("features.use", "alone")),
+    row("checkpoint.init_path", only(""), "and rows start from one of them", is_set("model.init_from.path")),
     # Objectives
     row("training.batch_statistics", only(False), "which has no sampled negatives to count", over_all),
-    row(
-        "training.objective.label_smoothing",
-        only(0),
-        "which compares pairs of answers and has no labels",
-        component("loss", lambda member: issubclass(member, PairwiseLoss)),
-    ),
+    row("training.objective.label_smoothing", only(0), "which compares pairs of answers and has no labels",
+        component("loss", lambda member: issubclass(member, PairwiseLoss))),
     row(SYNCHRONOUS, only(True), "where every trainer scores the queries of all", over_all),
-    row(
-        SYNCHRONOUS,
-        only(True),
-        "where every trainer scores the queries of all",
-        given("training.relation_prediction"),
-    ),
+    row(SYNCHRONOUS, only(True), "where every trainer scores the queries of all",
+        is_set("training.relation_prediction")),
     row("loss.reduction", only("mean"), "which adds the terms of all candidates", over_all),
     row("loss.confidences", only(False), "which does not take it", over_all),
-    row(
-        "loss.adversarial_weights",
-        only(False),
-        "which weights no negatives over all candidates",
-        of("loss", "softmax"),
-        over_all,
-    ),
+    row("loss.adversarial_weights", only(False), "which weights no negatives over all candidates",
+        has("loss", "softmax"), over_all),
     row("loss.relation_weights", only({}), "which takes no weights", by_queries),
-    row(
-        "training.relation_prediction",
-        only(0),
-        "and its softmax has no label of one answer",
-        given("loss.confidences"),
-    ),
-    row(
-        "loss.reduction",
-        only("mean"),
-        "and the weights of a query's negatives sum to 1",
-        given("loss.adversarial_weights"),
-    ),
+    row("training.relation_prediction", only(0), "and its softmax has no label of one answer",
+        is_set("loss.confidences")),
+    row("loss.reduction", only("mean"), "and the weights of a query's negatives sum to 1",
+        is_set("loss.adversarial_weights")),
     row("training.edge_sets", only(()), QUERIES, by_queries),
     row("training.rows", only("all"), QUERIES, by_queries),
     row("evaluation.held_out.fraction", ABSENT, QUERIES, by_queries),
-    row(
-        OBJECTIVE,
+    row(OBJECTIVE,
         Allowed(lambda name: not OBJECTIVES.get(name).Settings.by_queries, "negative_sampling, one_vs_all"),
         "which multiplies the rows of a query with that of its answer",
-        component("regularizer", lambda made: made.needs_answer),
-    ),
+        component("regularizer", lambda made: made.needs_answer)),
     # Negatives
-    *(
-        row(f"negatives.{name}", only(value), "which has no sampled negatives", over_all)
-        for name, value in (
-            ("num_for_heads", -1),
-            ("num_for_tails", -1),
-            ("degree_power", 0),
-            ("mask_known", False),
-        )
-    ),
-    row(
-        "negatives.name",
-        Allowed(lambda name: name != ALL_ENTITIES, "mixed"),
-        "which has all entities as candidates already",
-        over_all,
-    ),
-    row(
-        "negatives.degree_power",
-        only(0),
+    *(row(f"negatives.{name}", only(value), "which has no sampled negatives", over_all)
+      for name, value in (("num_for_heads", -1), ("num_for_tails", -1), ("degree_power", 0),
+                          ("mask_known", False))),
+    row("negatives.name", Allowed(lambda name: name != ALL_ENTITIES, "mixed"),
+        "which has all entities as candidates already", over_all),
+    row("negatives.degree_power", only(0),
         "and negatives of the batch are drawn in proportion to their occurrences",
-        of("negatives.in_batch_share", 1),
-    ),
-    row(
-        "negatives.num_for_heads",
-        Allowed(lambda value: value != 0, "0 for one of them"),
-        "so no side is trained",
-        of("negatives.num_for_tails", 0),
-    ),
+        has("negatives.in_batch_share", 1)),
+    row("negatives.num_for_heads", Allowed(lambda value: value != 0, "0 for one of them"),
+        "so no side is trained", has("negatives.num_for_tails", 0)),
     # Order of the triples, edge sets
-    row(
-        "sampling.order",
-        only("auto", "global"),
-        "whose batches are queries in an order of the whole graph",
-        by_queries,
-    ),
-    row(
-        "sampling.order",
-        only("auto", "machine"),
-        "where every machine walks over ranges of its own",
-        in_buckets,
-    ),
-    row(
-        OBJECTIVE,
-        only(NEGATIVE_SAMPLING),
-        "where negatives and batches keep to the ranges of a bucket",
-        in_buckets,
-    ),
-    row(
-        "negatives.name",
-        only("mixed"),
-        "where negatives and batches keep to the ranges of a bucket",
-        in_buckets,
-    ),
+    row("sampling.order", only("auto", "global"), "whose batches are queries in an order of the whole graph",
+        by_queries),
+    row("sampling.order", only("auto", "machine"), "where every machine walks over ranges of its own",
+        in_buckets),
+    row(OBJECTIVE, only(NEGATIVE_SAMPLING), "where negatives and batches keep to the ranges of a bucket",
+        in_buckets),
+    row("negatives.name", only("mixed"), "where negatives and batches keep to the ranges of a bucket",
+        in_buckets),
     # Optimizer, schedule, early stopping
-    row(
-        SYNCHRONOUS,
-        only(True),
-        "which takes the gradients of all",
-        given("optimizer.clip_norm"),
-    ),
-    row(
-        "optimizer.decoupled_weight_decay",
-        only(False),
-        "so nothing decays",
-        of("optimizer.weight_decay", 0),
-    ),
-    *(
-        row(
-            f"{section}.schedule.name",
-            Allowed(lambda value: value != "ReduceLROnPlateau", "at least 1 with it, or another schedule"),
-            "and it follows the valid MRR",
-            unwatched,
-        )
-        for section in ("optimizer", "dense")
-    ),
-    *(
-        row(
-            f"{section}.schedule.every",
-            only("epoch"),
-            "which follows the valid MRR",
-            of(f"{section}.schedule.name", "ReduceLROnPlateau"),
-        )
-        for section in ("optimizer", "dense")
-    ),
-    row("checkpoint.local", only(True), "so the folder is the only copy", of("checkpoint.storage", "")),
+    row(SYNCHRONOUS, only(True), "which takes the gradients of all", is_set("optimizer.clip_norm")),
+    row("optimizer.decoupled_weight_decay", only(False), "so nothing decays",
+        has("optimizer.weight_decay", 0)),
+    *(row(f"{section}.schedule.name",
+          Allowed(lambda value: value != "ReduceLROnPlateau", "at least 1 with it, or another schedule"),
+          "and it follows the valid MRR", unwatched)
+      for section in ("optimizer", "dense")),
+    *(row(f"{section}.schedule.every", only("epoch"), "which follows the valid MRR",
+          has(f"{section}.schedule.name", "ReduceLROnPlateau"))
+      for section in ("optimizer", "dense")),
+    row("checkpoint.local", only(True), "so the folder is the only copy", has("checkpoint.storage", "")),
     row("checkpoint.keep_best", only(False), "and the best version is that of the best valid MRR", unwatched),
     row("training.early_stopping.patience", ABSENT, "and it counts rankings of the valid split", unwatched),
     # Devices, machines, kernels
-    row(
-        "training.matmul_dtype",
-        only("float32", "auto"),
-        "which computes in float32",
-        of("training.kernels", "reference"),
-    ),
-    row(
-        "training.staleness",
-        only(0),
-        "and only lookup exchange reads ahead",
-        of("training.lookup", "kvstore"),
-    ),
-    row(
-        OBJECTIVE,
-        only(NEGATIVE_SAMPLING),
-        COMPILED,
-        given("training.compile"),
-    ),
-    row(
-        "training.kernels",
-        only("auto"),
-        COMPILED,
-        given("training.compile"),
-    ),
-    *(
-        row(field, allowed, "where it is not supported", on_devices)
-        for field, allowed in (
-            ("training.device", only(CUDA_DEVICE, STAGED_CPU_DEVICE)),
-            ("tables.dtype", only("float32")),
-            (SYNCHRONOUS, only(True)),
-            ("training.staleness", only(0)),
-            ("training.rows", only("all")),
-            ("model.global_vectors", only(False)),
-            ("features.files", ABSENT),
-            ("sampling.num_ranges", only(1)),
-        )
-    ),
+    row("training.matmul_dtype", only("float32", "auto"), "which computes in float32",
+        has("training.kernels", "reference")),
+    row("training.staleness", only(0), "and only lookup exchange reads ahead",
+        has("training.lookup", "kvstore")),
+    row(OBJECTIVE, only(NEGATIVE_SAMPLING), COMPILED, is_set("training.compile")),
+    row("training.kernels", only("auto"), COMPILED, is_set("training.compile")),
+    *(row(field, allowed, "where it is not supported", on_devices)
+      for field, allowed in (
+          ("training.device", only(CUDA_DEVICE, STAGED_CPU_DEVICE)), ("tables.dtype", only("float32")),
+          (SYNCHRONOUS, only(True)), ("training.staleness", only(0)), ("training.rows", only("all")),
+          ("model.global_vectors", only(False)), ("features.files", ABSENT), ("sampling.num_ranges", only(1)),
+      )),
     row("tables.storage", only("memory", "disk"), "and devices are those of one machine", several_machines),
     row(SYNCHRONOUS, only(True), "and machines share no memory", several_machines),
 )
+# fmt: on
 
 
 def refuse(config: Config, num_machines: int = 1) -> None:

@@ -13,10 +13,10 @@ from dglkge.model import regularizers
 from dglkge.model.choices import (
     NEGATIVE_SAMPLING,
     NO_TRANSFORM,
+    NegativeSettings,
     ObjectiveSettings,
     OptimizerSettings,
     RelationSettings,
-    SamplerSettings,
     ScheduleSettings,
     TransformSettings,
     rule_settings,
@@ -33,9 +33,11 @@ from dglkge.settings import (
     Settings,
     Text,
     at_least_or,
+    free,
     not_empty,
     section,
     setting,
+    until_finished,
 )
 from dglkge.typing import Device
 
@@ -101,10 +103,8 @@ class InitFromConfig(Settings):
         0.0,
         "root mean square of the vectors' numbers after scaling by one factor; 0: init_scale; -1: no scaling",
     )
-    frozen: bool = setting(
-        False,
-        "do not update the rows of entities: only relations are trained; may change in a resume",
-        resume=UNTIL_FINISHED,
+    frozen: bool = until_finished(
+        False, "do not update the rows of entities: only relations are trained; may change in a resume"
     )
 
 
@@ -158,24 +158,21 @@ class DenseConfig(Settings):
     schedule: ScheduleSettings | None = setting(
         None, "as optimizer.schedule, of its learning rate; null: that of optimizer.schedule, if there is one"
     )
-    sharding: Literal["replicated", "fsdp"] = setting(
+    sharding: Literal["replicated", "fsdp"] = free(
         "replicated",
         "replicated: every trainer holds all of them and the optimizer's state; fsdp: each holds a slice of "
         "both, and gathers the parameters for a batch by FSDP2, for the same result",
-        resume=FREE,
     )
-    autocast: Literal["none", "bfloat16", "float16"] = setting(
+    autocast: Literal["none", "bfloat16", "float16"] = until_finished(
         "none",
         "type of the matrix products and convolutions inside the module in training: none (float32), "
         "bfloat16, or float16 with a loss scale, where batches whose gradient overflows are skipped; "
         "parameters, rows, losses and rankings stay as they are",
-        resume=UNTIL_FINISHED,
     )
-    compile: bool = setting(
+    compile: bool = until_finished(
         False,
         "compile the module by torch.compile for training, which takes a C++ compiler and some seconds when "
         "a job starts",
-        resume=UNTIL_FINISHED,
     )
 
 
@@ -204,7 +201,7 @@ class FeaturesConfig(Settings):
     vector_column: Text = setting("embedding", "Parquet: column of the vectors, lists of numbers")
     mlp: MlpConfig | None = optional(
         "projection from a vector to a row, of each entity type, by layers with an activation "
-        "between; null: linear, by a matrix and an offset",
+        "between; null: linear, by a matrix and an offset"
     )
     use: Literal["added", "alone"] = setting(
         "added",
@@ -228,13 +225,12 @@ Buckets = Literal["mixed", "directed"]
 class SamplingConfig(Settings):
     """The order of an epoch: by triples alone, by machine, or by pairs of ranges of rows."""
 
-    order: Literal["auto", "machine", "global"] = setting(
+    order: Literal["auto", "machine", "global"] = until_finished(
         "auto",
         "order of the triples on several machines: machine (a batch takes a proportional share of each "
         "machine, in its own order and with negatives of its own; cost does not grow with the machines), "
         "global (batches and negatives are the same on any number of machines), auto (machine with sampled "
         "negatives, else global); on one machine they are equal",
-        resume=UNTIL_FINISHED,
     )
     num_ranges: int = setting(
         1,
@@ -271,14 +267,13 @@ def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
 class EarlyStoppingConfig(Settings):
     """The end of training by the valid MRR; the best version is restored then."""
 
-    patience: int = setting(
+    patience: int = free(
         ...,
         "end training after so many rankings of the valid split in a row without a gain in MRR, and restore "
         "the best version at the end",
         ge=1,
-        resume=FREE,
     )
-    min_gain: float = setting(0.0, "smallest gain in valid MRR that counts", ge=0, resume=FREE)
+    min_gain: float = free(0.0, "smallest gain in valid MRR that counts", ge=0)
 
 
 class TrainingConfig(Settings):
@@ -296,154 +291,117 @@ class TrainingConfig(Settings):
         ge=0,
     )
 
-    num_epochs: int = setting(10, "passes over the training triples", ge=0, resume=FREE)
+    num_epochs: int = free(10, "passes over the training triples", ge=0)
     early_stopping: EarlyStoppingConfig | None = optional(
         "end of training by the valid MRR; null: after num_epochs"
     )
-    batch_size: int = setting(
-        1000, "triples in a global batch, over all trainers", ge=1, resume=UNTIL_FINISHED
-    )
-    kernels: Literal["auto", "reference"] = setting(
+    batch_size: int = until_finished(1000, "triples in a global batch, over all trainers", ge=1)
+    kernels: Literal["auto", "reference"] = until_finished(
         "auto",
         "auto: compiled loops and gradients written by hand where there are some; reference: autograd and "
         "plain torch and numpy for the loss, the update and the ranking, slower, to compare with",
-        resume=UNTIL_FINISHED,
     )
-    matmul_dtype: Literal["auto", "float32", "bfloat16"] = setting(
+    matmul_dtype: Literal["auto", "float32", "bfloat16"] = until_finished(
         "auto",
         "type of the matmuls that score candidates in training: float32, bfloat16, or auto: the first start "
         "of a run measures if bfloat16 is at least 1.5 times as fast, and its later starts keep that; with "
         "float32 and global negatives the number of trainers changes only the order of sums",
-        resume=UNTIL_FINISHED,
     )
-    device: Device = setting(
+    device: Device = free(
         "auto",
         "where losses, gradients and rankings are computed; tables and updates stay in the machine's memory "
         "unless tables.storage is device. "
         "cuda: one GPU for each trainer, given by the launcher; auto: cuda where every trainer has a GPU, "
         "else cpu; cpu_staged: the code of cuda on the CPU, for tests (docs/gpus.md)",
-        resume=FREE,
     )
-    compile: bool = setting(
+    compile: bool = until_finished(
         False,
         "compile scores and losses of sampled negatives by torch.compile; with device cuda or cpu_staged",
-        resume=UNTIL_FINISHED,
     )
-    synchronous: bool = setting(
+    synchronous: bool = until_finished(
         True,
         "trainers wait for one another after each batch; false, on one machine only: they do not (Hogwild), "
         "and runs of several trainers differ from one another",
-        resume=UNTIL_FINISHED,
     )
-    batch_statistics: bool = setting(
+    batch_statistics: bool = free(
         False,
         "write reg, the regularizer's part of the loss, and violators_lhs and violators_rhs, the mean number "
         "of negatives that score above the true head and the true tail, to stats.jsonl and "
         "training_stats.json",
-        resume=FREE,
     )
-    profile: bool = setting(
-        False,
-        "write how long each phase of a batch took, over all trainers, to stats.jsonl once an epoch",
-        resume=FREE,
+    profile: bool = free(
+        False, "write how long each phase of a batch took, over all trainers, to stats.jsonl once an epoch"
     )
-    lookup: Literal["exchange", "kvstore"] = setting(
-        "exchange",
-        "selects how remote rows are fetched: by the trainers' own exchange, or by DGL's kvstore",
-        resume=FREE,
+    lookup: Literal["exchange", "kvstore"] = free(
+        "exchange", "selects how remote rows are fetched: by the trainers' own exchange, or by DGL's kvstore"
     )
-    staleness: Literal[0, 1] = setting(
-        0,
-        "1: rows of other machines may be one update old, and travel while the batch before computes",
-        resume=UNTIL_FINISHED,
+    staleness: Literal[0, 1] = until_finished(
+        0, "1: rows of other machines may be one update old, and travel while the batch before computes"
     )
-    wire: Literal["float32", "bfloat16"] = setting(
+    wire: Literal["float32", "bfloat16"] = until_finished(
         "float32",
         "type in which rows and gradients travel between machines: float32, or bfloat16 for half the bytes",
-        resume=UNTIL_FINISHED,
     )
-    check_memory: bool = setting(
+    check_memory: bool = free(
         True,
         "refuse, before anything is created, a run that does not fit into memory or /dev/shm (dglkge plan)",
-        resume=FREE,
     )
     edge_sets: Annotated[tuple[str, ...], AfterValidator(_distinct)] = setting(
         (),
         "names of the data set's edge sets (partition_tools/extend.py), walked in this order in every epoch; "
         "empty: all triples as one set",
     )
-    edge_chunks: int = setting(
-        1,
-        "parts of each edge set in an epoch; if there are several, a version is committed after each",
-        ge=1,
-        resume=UNTIL_FINISHED,
+    edge_chunks: int = until_finished(
+        1, "parts of each edge set in an epoch; if there are several, a version is committed after each", ge=1
     )
     rows: Literal["all", "touched"] = setting(
         "all",
         "rows that are trained: all, or touched, which are those in the triples that are trained; others "
         "stay as they are and serve as negatives (see checkpoint.init_path)",
     )
-    loggers: Annotated[tuple[str, ...], AfterValidator(_distinct)] = setting(
+    loggers: Annotated[tuple[str, ...], AfterValidator(_distinct)] = free(
         (),
         "a list of trackers of experiments, which get loss, learning rate, speed and metrics; known",
-        resume=FREE,
         component="logger",
     )
-    progress: Literal["auto", "always", "never"] = setting(
-        "auto",
-        "progress bar: auto (on a terminal), always or never",
-        resume=FREE,
+    progress: Literal["auto", "always", "never"] = free(
+        "auto", "progress bar: auto (on a terminal), always or never"
     )
 
 
 class CheckpointConfig(Settings):
     """Cadence of checkpoints, and the versions that are kept."""
 
-    every_epochs: int = setting(
-        1, "commit after every so many epochs; 0: only after the last", ge=0, resume=FREE
-    )
-    every_batches: int = setting(0, "commit after every so many batches as well; 0: never", ge=0, resume=FREE)
-    every_minutes: float = setting(
-        0.0, "commit after every so many minutes as well; 0: never", ge=0, resume=FREE
-    )
-    background: bool = setting(
+    every_epochs: int = free(1, "commit after every so many epochs; 0: only after the last", ge=0)
+    every_batches: int = free(0, "commit after every so many batches as well; 0: never", ge=0)
+    every_minutes: float = free(0.0, "commit after every so many minutes as well; 0: never", ge=0)
+    background: bool = free(
         True,
         "copy the rows and write while training goes on; takes the memory of one copy; not with "
         "tables.storage disk, where training waits",
-        resume=FREE,
     )
-    keep_every_epochs: int = setting(
-        0,
-        "keep the version after every so many epochs as checkpoint/epoch_{E}; 0: none",
-        ge=0,
-        resume=FREE,
+    keep_every_epochs: int = free(
+        0, "keep the version after every so many epochs as checkpoint/epoch_{E}; 0: none", ge=0
     )
-    keep_best: bool = setting(
-        False,
-        "keep the version with the best valid MRR as checkpoint/best (see valid_every_epochs)",
-        resume=FREE,
+    keep_best: bool = free(
+        False, "keep the version with the best valid MRR as checkpoint/best (see valid_every_epochs)"
     )
-    fallback: bool = setting(
+    fallback: bool = free(
         False,
         "where the newest version is damaged, go on from the newest good one; reads all its files first",
-        resume=FREE,
     )
-    storage: str = setting(
+    storage: str = free(
         "",
         "URL to which each version is committed as well (s3://bucket/run, file:///disk/run); a folder "
         "without a checkpoint, or with an older one, goes on from there; empty: none",
-        resume=FREE,
     )
-    local: bool = setting(
-        True,
-        "keep the rows of versions in the run's folder beside checkpoint.storage; false: only there",
-        resume=FREE,
+    local: bool = free(
+        True, "keep the rows of versions in the run's folder beside checkpoint.storage; false: only there"
     )
-    store_seconds: float = setting(
+    store_seconds: float = free(
         600.0,
         "a commit waits for so long for a storage that is out of reach, with warnings; then the job ends",
         ge=0,
-        resume=FREE,
     )
     init_path: str = setting(
         "",
@@ -455,33 +413,29 @@ class CheckpointConfig(Settings):
 class TablesConfig(Settings):
     """Type of the rows of entities, and where a launched job keeps its tables while it trains."""
 
-    dtype: Literal["float32", "bfloat16", "float16"] = setting(
+    dtype: Literal["float32", "bfloat16", "float16"] = until_finished(
         "float32",
         "type in which rows of entities are stored while they train; bfloat16 and float16 (up to 65504) take "
         "half the memory and half the bytes between machines; relations, optimizer state and checkpoints "
         "stay float32",
-        resume=UNTIL_FINISHED,
     )
-    rounding: Literal["stochastic", "nearest"] = setting(
+    rounding: Literal["stochastic", "nearest"] = until_finished(
         "stochastic",
         "rounding of updated rows of 16 bits: stochastic (the mean is exact; the same in every run and for "
         "any number of trainers), or nearest, which loses steps smaller than half a unit in the last place",
-        resume=UNTIL_FINISHED,
     )
 
-    storage: Literal["memory", "disk", "device"] = setting(
+    storage: Literal["memory", "disk", "device"] = free(
         "memory",
         "memory: in /dev/shm, or in files where that is too small; disk: in mapped files, for which the page "
         "cache is the memory; device: while a run on one machine trains, rows and optimizer state lie on its "
         "trainers' devices, a share on each, and memory gets them at commits and rankings; it takes "
         "training.device cuda or cpu_staged (docs/gpus.md)",
-        resume=FREE,
     )
-    folder: str = setting(
+    folder: str = free(
         "",
         "folder of such files, which are removed after the job; empty: the first of $TMPDIR, /tmp and "
         "/var/tmp that has the room",
-        resume=FREE,
     )
 
 
@@ -489,29 +443,19 @@ class HeldOutConfig(Settings):
     """Triples that are never trained, ranked before and after each pass over a chunk."""
 
     fraction: float = setting(..., "share of each edge set that is held out", gt=0, lt=1)
-    batch_negatives: int = setting(
-        1000, "other answers of so many held-out triples are negatives of each", ge=1, resume=FREE
-    )
-    uniform_negatives: int = setting(1000, "uniform negatives of each", ge=0, resume=FREE)
+    batch_negatives: int = free(1000, "other answers of so many held-out triples are negatives of each", ge=1)
+    uniform_negatives: int = free(1000, "uniform negatives of each", ge=0)
 
 
 class EvaluationConfig(Settings):
     """The ranking of the entities."""
 
-    split: Literal["train", "valid", "test", "none"] = setting(
-        "test", "split ranked after training", resume=FREE
-    )
-    filtered: bool = setting(True, "leave other known answers out of the ranking", resume=FREE)
-    num_candidates: int = setting(
-        0, "rank against so many sampled entities; 0: all of the type", ge=0, resume=FREE
-    )
-    ties: Literal["realistic", "optimistic", "pessimistic"] = setting(
-        "realistic", "rank among equal scores", resume=FREE
-    )
-    batch_size: int = setting(2048, "queries that a trainer scores at a time", ge=1, resume=FREE)
-    valid_every_epochs: int = setting(
-        0, "rank the valid split after every so many epochs; 0: never", ge=0, resume=FREE
-    )
+    split: Literal["train", "valid", "test", "none"] = free("test", "split ranked after training")
+    filtered: bool = free(True, "leave other known answers out of the ranking")
+    num_candidates: int = free(0, "rank against so many sampled entities; 0: all of the type", ge=0)
+    ties: Literal["realistic", "optimistic", "pessimistic"] = free("realistic", "rank among equal scores")
+    batch_size: int = free(2048, "queries that a trainer scores at a time", ge=1)
+    valid_every_epochs: int = free(0, "rank the valid split after every so many epochs; 0: never", ge=0)
     held_out: HeldOutConfig | None = optional("triples that are never trained, and ranked; null: none")
 
     @property
@@ -524,17 +468,17 @@ class EvaluationConfig(Settings):
         """Share of each edge set that is never trained."""
         return self.held_out.fraction if self.held_out is not None else 0.0
 
-    max_triples: int = setting(0, "rank only the first so many triples of a split; 0: all", ge=0, resume=FREE)
+    max_triples: int = free(0, "rank only the first so many triples of a split; 0: all", ge=0)
 
 
 class Config(Settings):
     """The whole configuration of a run."""
 
-    dataset: DatasetFolder = setting("", "folder written by dglkge data build or partition.py", resume=FREE)
-    output: Text = setting("runs/default", "folder of the run: checkpoint, statistics, metrics", resume=FREE)
+    dataset: DatasetFolder = free("", "folder written by dglkge data build or partition.py")
+    output: Text = free("runs/default", "folder of the run: checkpoint, statistics, metrics")
     seed: int = setting(0, "seed of the order, the negatives and the initial rows", ge=0)
-    imports: tuple[str, ...] = setting(
-        (), "modules or .py files of yours that register components, as with --import", resume=FREE
+    imports: tuple[str, ...] = free(
+        (), "modules or .py files of yours that register components, as with --import"
     )
     model: ModelConfig = section(ModelConfig, "score function and dimensions")
     loss: Annotated[LossSettings, LOSS] = component(LOSS, "loss of a query")
@@ -544,7 +488,7 @@ class Config(Settings):
         "defined for, else none",
     )
     sampling: SamplingConfig = section(SamplingConfig, "order of the triples of an epoch")
-    negatives: Annotated[SamplerSettings, NEGATIVES] = component(NEGATIVES, "how negatives are drawn")
+    negatives: Annotated[NegativeSettings, NEGATIVES] = component(NEGATIVES, "how negatives are drawn")
     optimizer: Annotated[OptimizerConfig, OPTIMIZER] = component(OPTIMIZER, "update rule of the rows")
     dense: DenseConfig = section(DenseConfig, "dense parameters")
     features: FeaturesConfig | None = optional("frozen vectors of entities; null: none")
@@ -607,6 +551,10 @@ class ConfigField(NamedTuple):
     tag: str = ""
     section: str = ""
     is_required: bool = False
+
+
+DECIDED_FIELDS = ("training.matmul_dtype",)
+"""Fields of which a run records what ``auto`` has decided: another value than the default is no change."""
 
 
 def fields(of: type[BaseModel] = Config, path: tuple[str, ...] = ()) -> Iterator[ConfigField]:

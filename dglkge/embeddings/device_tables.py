@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.optim.alltoall import Alltoall
@@ -36,9 +37,8 @@ class OnDevice(Protocol):
     """An array that is on the device once its upload was sent."""
 
     @property
-    def tensor(self) -> torch.Tensor:
+    def tensor(self) -> Tensor:
         """The array on the device."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Route:
         Whether any trainer asks for rows of the table.
     """
 
-    ids: torch.Tensor
+    ids: Tensor
     asked: list[int]
     given: list[int]
     positions: OnDevice
@@ -70,13 +70,14 @@ class Route:
     is_active: bool
 
 
+@dataclass
 class DeviceTables:
     """Rows and state of all tables on the devices of one machine's trainers; every method is a collective.
 
     It takes the place of the optimizer in a train step: the update rules, their hyper-parameters and the
     memory in the kvstore are those of the optimizer.
 
-    Parameters
+    Attributes
     ----------
     tables : mapping of str to EmbeddingTable
         In the order of the optimizer's tables; all rows on this machine.
@@ -87,40 +88,37 @@ class DeviceTables:
     timeout_seconds : float
         Limit of every wait for the other trainers.
 
-    Attributes
-    ----------
     network_bytes : int
         Bytes of gradients sent to other machines: 0, the tables are those of one machine.
     """
 
     network_bytes = 0
 
-    def __init__(
-        self,
-        tables: Mapping[str, EmbeddingTable],
-        optimizer: Any,
-        local_rank: int,
-        num_trainers: int,
-        device: torch.device,
-        timeout_seconds: float,
-    ) -> None:
+    tables: Mapping[str, EmbeddingTable]
+    optimizer: Any
+    local_rank: int
+    num_trainers: int
+    device: torch.device
+    timeout_seconds: float
+
+    def __post_init__(self) -> None:
         duty = "train every batch, also with no triples of its own"
-        self._host = Alltoall(timeout_seconds, purpose="exchange of rows", duty=duty)
+        self._host = Alltoall(self.timeout_seconds, purpose="exchange of rows", duty=duty)
         self._network = Alltoall(
-            timeout_seconds, own_group=True, purpose="exchange of rows", duty=duty, device=device
+            self.timeout_seconds, own_group=True, purpose="exchange of rows", duty=duty, device=self.device
         )
-        self._optimizer = optimizer
-        self._local_rank = local_rank
         self._enter: Callable[[str], None] = lambda phase: None
-        self._names = {id(table.embedding): name for name, table in tables.items()}
+        self._names = {id(table.embedding): name for name, table in self.tables.items()}
         self._shards: dict[str, DeviceRows] = {}
         self._starts: dict[str, Ids] = {}
-        for (name, table), of_optimizer in zip(tables.items(), optimizer.tables):
-            shards = [table.shard(rank, num_trainers) for rank in range(num_trainers)]
+        for (name, table), of_optimizer in zip(self.tables.items(), self.optimizer.tables):
+            shards = [table.shard(rank, self.num_trainers) for rank in range(self.num_trainers)]
             ends = [shard.first_node_id + shard.rows.shape[0] for shard in shards]
             self._starts[name] = np.array([shards[0].first_node_id, *ends], np.int64)
-            first, stop = (self._starts[name][local_rank : local_rank + 2] - table.first_node_id).tolist()
-            self._shards[name] = DeviceRows(of_optimizer, slice(first, stop), device)
+            first, stop = (
+                self._starts[name][self.local_rank : self.local_rank + 2] - table.first_node_id
+            ).tolist()
+            self._shards[name] = DeviceRows(of_optimizer, slice(first, stop), self.device)
         self._open: dict[str, Route] = {}
         self._is_changed = False
 
@@ -147,12 +145,12 @@ class DeviceTables:
                 shard.store()
         self._is_changed = False
 
-    def owned_rows(self, name: str) -> torch.Tensor:
+    def owned_rows(self, name: str) -> Tensor:
         """Return the rows (R, D) of a table that this trainer owns, on the device."""
         return self._shards[name].rows
 
     def routes(
-        self, batch: int, wanted: Mapping[str, torch.Tensor], add: Callable[[Ids], OnDevice]
+        self, batch: int, wanted: Mapping[str, Tensor], add: Callable[[Ids], OnDevice]
     ) -> dict[str, Route]:
         """Exchange the node ids of a batch's rows; no row is read.
 
@@ -201,7 +199,7 @@ class DeviceTables:
         pieces = np.split(arrived, np.cumsum(given.ravel())[:-1])
         found = {}
         for place, (name, ids) in enumerate(wanted.items()):
-            positions = np.concatenate(pieces[place::num_tables]) - self._starts[name][self._local_rank]
+            positions = np.concatenate(pieces[place::num_tables]) - self._starts[name][self.local_rank]
             targets, places = np.unique(positions, return_inverse=True)
             found[name] = Route(
                 ids,
@@ -214,7 +212,7 @@ class DeviceTables:
             )
         return found
 
-    def fetch(self, name: str, route: Route) -> torch.Tensor:
+    def fetch(self, name: str, route: Route) -> Tensor:
         """Return the rows (U, D) of a route's ids on the device; the next step updates along this route."""
         self._open[name] = route
         given = self._shards[name].rows.index_select(0, route.positions.tensor)
@@ -223,7 +221,7 @@ class DeviceTables:
     @torch.no_grad()
     def step_rows(
         self,
-        gradients: Sequence[tuple[Any, torch.Tensor, torch.Tensor]],
+        gradients: Sequence[tuple[Any, Tensor, Tensor]],
         extra: int = 0,
         other_squares: float = 0.0,
         number: int = 0,
@@ -245,18 +243,18 @@ class DeviceTables:
             A gradient was not finite; raised on every trainer.
         """
         self._enter("exchange")
-        of_batch: dict[str, torch.Tensor] = {}
-        of_owned: dict[str, torch.Tensor] = {}
+        of_batch: dict[str, Tensor] = {}
+        of_owned: dict[str, Tensor] = {}
         for embedding, ids, rows in gradients:
             name = self._names[id(embedding)]
             (of_batch if ids is self._open[name].ids else of_owned)[name] = rows
         sums = {name: self._summed(name, rows, of_owned.get(name)) for name, rows in of_batch.items()}
         factor = 1.0
-        if self._optimizer.clipping is not None:
+        if self.optimizer.clipping is not None:
             factor = self._clip([rows for _, rows in sums.values()], other_squares)
         self._enter("update")
         active = [name in sums and (name in of_owned or self._open[name].is_active) for name in self._shards]
-        steps = self._optimizer.count_step(active, number)
+        steps = self.optimizer.count_step(active, number)
         num_bad = np.zeros(len(steps) + 1, np.int64)
         num_bad[-1] = extra
         for place, (step, (name, shard)) in enumerate(zip(steps, self._shards.items())):
@@ -265,12 +263,10 @@ class DeviceTables:
         self._is_changed = True
         self._enter("waiting")
         *all_bad, extra_sum = self._host.sum(num_bad).tolist()
-        self._optimizer.report_nonfinite(np.array(all_bad, np.int64))
+        self.optimizer.report_nonfinite(np.array(all_bad, np.int64))
         return UpdateResult(extra_sum, factor)
 
-    def _summed(
-        self, name: str, gradients: torch.Tensor, of_owned: torch.Tensor | None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def _summed(self, name: str, gradients: Tensor, of_owned: Tensor | None) -> tuple[Tensor, Tensor]:
         """Send gradients (U, D) to the owners of their rows; return this trainer's rows and their sums.
 
         `of_owned` has gradients of all rows that this trainer owns, to which the others are added.
@@ -294,9 +290,9 @@ class DeviceTables:
             sums.index_add_(0, places[run], received[run])
         return targets, sums
 
-    def _clip(self, sums: Sequence[torch.Tensor], other_squares: float) -> float:
+    def _clip(self, sums: Sequence[Tensor], other_squares: float) -> float:
         """Clip the merged gradients of all tables in place; returns the factor."""
-        clipping = self._optimizer.clipping
+        clipping = self.optimizer.clipping
         squares = np.array([sum(clipped_squares(rows, clipping.value) for rows in sums)], np.float64)
         if clipping.norm is not None:
             squares = self._host.sum(squares)

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.distributed.dgl_compat import dgl, request_timeout
@@ -62,11 +63,11 @@ class TableShard:
     """
 
     first_node_id: int
-    rows: torch.Tensor
-    original_ids: torch.Tensor
-    node_ids: torch.Tensor
+    rows: Tensor
+    original_ids: Tensor
+    node_ids: Tensor
 
-    def locate(self, ids: torch.Tensor) -> torch.Tensor:
+    def locate(self, ids: Tensor) -> Tensor:
         """Return the row of each original id (m,), -1 where another shard holds it."""
         # Node ids of a part are contiguous (DGL renumbers nodes by part), so a range check replaces a search.
         place = self.node_ids[ids] - self.first_node_id
@@ -138,7 +139,7 @@ class EmbeddingTable:
                 row_ids=self.original_ids.numpy(),
             )
         # Shared memory of the machine's servers, not a copy: all its trainers read and update the same rows.
-        self.local_rows: torch.Tensor = self._typed(self.embedding._tensor.local_partition)
+        self.local_rows: Tensor = self._typed(self.embedding._tensor.local_partition)
 
     def __len__(self) -> int:
         return len(self.original_ids)
@@ -153,15 +154,15 @@ class EmbeddingTable:
         """Whether rows are stored in 16 bits: then they are never read in place."""
         return is_narrow(self.local_rows)
 
-    def _typed(self, rows: torch.Tensor) -> torch.Tensor:
+    def _typed(self, rows: Tensor) -> Tensor:
         """View rows of the kvstore as numbers."""
         return self.embedding.typed(rows) if isinstance(self.embedding, NarrowEmbedding) else rows
 
-    def widened(self, places: np.ndarray, out: torch.Tensor | None = None) -> torch.Tensor:
+    def widened(self, places: np.ndarray, out: Tensor | None = None) -> Tensor:
         """Copy this machine's rows at some places (n,) as float32."""
         return widen(self.local_rows, places, out, self._kernels)
 
-    def gather(self, node_ids: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+    def gather(self, node_ids: Tensor, out: Tensor | None = None) -> Tensor:
         """Copy rows as float32; the machine's own from shared memory, others through the kvstore.
 
         Parameters
@@ -216,7 +217,7 @@ class EmbeddingTable:
         return TablePart(self.name, 0, torch.arange(len(self)), rows, copied)
 
 
-def _mapped(array: np.ndarray) -> torch.Tensor:
+def _mapped(array: np.ndarray) -> Tensor:
     """View an array that is mapped read-only as a tensor, which torch warns about; it is never written to."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")

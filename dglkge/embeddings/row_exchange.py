@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.optim.alltoall import Alltoall
@@ -41,10 +42,11 @@ class RowRequests:
     given: list[Ids]
 
 
+@dataclass
 class RowExchange:
     """Exchange of remote rows. Constructed by all trainers together.
 
-    Parameters
+    Attributes
     ----------
     group : Alltoall
         All trainers, in a group that nothing else uses.
@@ -55,31 +57,31 @@ class RowExchange:
         Type in which float32 rows travel: float32, or bfloat16 for half of the bytes. Rows that are stored in
         16 bits travel as they are.
 
-    Attributes
-    ----------
     sent_bytes : int
         Bytes sent to other machines since the start: counts, ids and rows.
     """
 
-    def __init__(
-        self, group: Alltoall, part_id: int, tables: Sequence[EmbeddingTable], wire_dtype: torch.dtype
-    ) -> None:
-        self._group = group
-        self._tables = tables
+    group: Alltoall
+    part_id: int
+    tables: Sequence[EmbeddingTable]
+    wire_dtype: torch.dtype
+
+    def __post_init__(self) -> None:
         self._wire_dtypes = [
-            table.local_rows.dtype if is_narrow(table.local_rows) else wire_dtype for table in tables
+            table.local_rows.dtype if is_narrow(table.local_rows) else self.wire_dtype
+            for table in self.tables
         ]
         self._row_bytes = np.array(
-            [table.dim * dtype.itemsize for table, dtype in zip(tables, self._wire_dtypes)], np.int64
+            [table.dim * dtype.itemsize for table, dtype in zip(self.tables, self._wire_dtypes)], np.int64
         )
         # Sections of a message are multiples of it, so that rows of float32 may follow rows of 16 bits.
         self._unit_bytes = max(dtype.itemsize for dtype in self._wire_dtypes)
         # Half the bytes of ids where every node id fits into 32 bits.
-        narrow = max(len(table) for table in tables) < 2**31
+        narrow = max(len(table) for table in self.tables) < 2**31
         self._id_dtype = np.dtype(np.int32 if narrow else np.int64)
-        num_parts = len(tables[0].range_starts) - 1
-        self._machines = ranks_by_machine(group.gather(part_id), num_parts)
-        self._num_strangers = group.size - len(self._machines[part_id])
+        num_parts = len(self.tables[0].range_starts) - 1
+        self._machines = ranks_by_machine(self.group.gather(self.part_id), num_parts)
+        self._num_strangers = self.group.size - len(self._machines[self.part_id])
         self._scratch = Scratch()
         # Two sets: rows of one batch are read while those of the next may already arrive.
         self._sorted, self._spare_sorted = Scratch(), Scratch()
@@ -88,11 +90,11 @@ class RowExchange:
     @property
     def size(self) -> int:
         """Number of trainers."""
-        return self._group.size
+        return self.group.size
 
     def owners(self, table: int, ids: Ids) -> npt.NDArray[np.int32]:
         """Return the rank (n,) of the trainer that serves each node id of a table."""
-        return owner_ranks(ids, self._tables[table].range_starts, self._machines)
+        return owner_ranks(ids, self.tables[table].range_starts, self._machines)
 
     def exchange_ids(self, wanted: Sequence[Sequence[Ids]], batch: int) -> RowRequests:
         """Send the ids of rows to their owners, and receive the ids that other trainers request.
@@ -109,13 +111,13 @@ class RowExchange:
         RuntimeError
             If another trainer is at another batch.
         """
-        size, num_tables = self._group.size, len(self._tables)
+        size, num_tables = self.group.size, len(self.tables)
         # The batch number travels with the counts: a trainer that lost step is found before rows mix.
         counts = np.empty((size, num_tables + 1), np.int64)
         counts[:, num_tables] = batch
         for table, by_rank in enumerate(wanted):
             counts[:, table] = [len(ids) for ids in by_rank]
-        received = self._group.counts(counts)
+        received = self.group.counts(counts)
         others = np.flatnonzero(received[:, num_tables] != batch)
         if len(others):
             raise RuntimeError(
@@ -133,11 +135,11 @@ class RowExchange:
             casting="same_kind",
         )
         arrived = self._scratch.bytes("arrived ids", int(in_bytes.sum()))
-        self._group.messages(sent, out_bytes.tolist(), arrived, in_bytes.tolist())
+        self.group.messages(sent, out_bytes.tolist(), arrived, in_bytes.tolist())
         # Counts go to every rank; ids only to owners on other machines, as local rows are never requested.
         self.sent_bytes += len(sent) + self._num_strangers * counts[0].nbytes
         ids = np.split(arrived.view(self._id_dtype).astype(np.int64), np.cumsum(to_give.ravel())[:-1])
-        firsts = [table.first_node_id for table in self._tables] * size
+        firsts = [table.first_node_id for table in self.tables] * size
         return RowRequests(to_get, to_give, [some - first for some, first in zip(ids, firsts)])
 
     def read(self, requests: RowRequests) -> npt.NDArray[np.uint8]:
@@ -156,8 +158,8 @@ class RowExchange:
             first, start = start, start + num_bytes
             if not len(rows):
                 continue
-            table_number = number % len(self._tables)
-            table = self._tables[table_number]
+            table_number = number % len(self.tables)
+            table = self.tables[table_number]
             space = self._as_rows(buffer[first:start], table_number, len(rows))
             # One copy from the table into the message; another type needs a gather first, then the
             # conversion.
@@ -167,7 +169,7 @@ class RowExchange:
                 space.copy_(table.local_rows[torch.from_numpy(rows)])
         return buffer
 
-    def send(self, requests: RowRequests, message: npt.NDArray[np.uint8]) -> list[torch.Tensor]:
+    def send(self, requests: RowRequests, message: npt.NDArray[np.uint8]) -> list[Tensor]:
         """Send the rows that were read, and receive those of this trainer's requests.
 
         Returns
@@ -178,7 +180,7 @@ class RowExchange:
         out_bytes = self._section_bytes(requests.to_give).sum(1)
         in_bytes = self._section_bytes(requests.to_get).sum(1)
         arrived = self._scratch.bytes("arrived rows", int(in_bytes.sum()))
-        self._group.messages(message, out_bytes.tolist(), arrived, in_bytes.tolist())
+        self.group.messages(message, out_bytes.tolist(), arrived, in_bytes.tolist())
         self.sent_bytes += int(out_bytes.sum())
         return self._unpack(requests.to_get, arrived)
 
@@ -186,17 +188,17 @@ class RowExchange:
         """Return the bytes of each rank's rows of each table, (size, T)."""
         return -(-counts * self._row_bytes // self._unit_bytes) * self._unit_bytes
 
-    def _as_rows(self, section: npt.NDArray[np.uint8], table: int, count: int) -> torch.Tensor:
+    def _as_rows(self, section: npt.NDArray[np.uint8], table: int, count: int) -> Tensor:
         """View a section of a message as rows of a table, in the type in which they travel."""
         used = section[: count * int(self._row_bytes[table])]
-        return torch.from_numpy(used).view(self._wire_dtypes[table]).view(count, self._tables[table].dim)
+        return torch.from_numpy(used).view(self._wire_dtypes[table]).view(count, self.tables[table].dim)
 
-    def _unpack(self, counts: Ids, message: npt.NDArray[np.uint8]) -> list[torch.Tensor]:
+    def _unpack(self, counts: Ids, message: npt.NDArray[np.uint8]) -> list[Tensor]:
         """Sort received rows, rank after rank, by table."""
         # Swapped at each call, so rows of the call before stay valid until the next call but one.
         self._sorted, self._spare_sorted = self._spare_sorted, self._sorted
         numbers = counts.sum(0).tolist()
-        rows = [self._sorted.take(i, numbers[i], table.dim) for i, table in enumerate(self._tables)]
+        rows = [self._sorted.take(i, numbers[i], table.dim) for i, table in enumerate(self.tables)]
         places = [0] * len(rows)
         start = 0
         for of_rank, sizes in zip(counts.tolist(), self._section_bytes(counts).tolist()):

@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.embeddings.row_exchange import Ids, RowExchange, RowRequests
@@ -69,7 +70,7 @@ class FoundRows:
         """Return the rows themselves: they are readable where they are."""
         return self
 
-    def copied(self, out: torch.Tensor | None = None) -> torch.Tensor:
+    def copied(self, out: Tensor | None = None) -> Tensor:
         """Return a copy (n, D) float32, in ``out`` if given."""
         rows = torch.empty(len(self.addresses), self.dim) if out is None else out
         copy_rows(self.addresses, rows.numpy())
@@ -83,11 +84,11 @@ def _addresses(rows: Rows, places: Ids) -> Ids:
     return base + places * rows.strides[0]
 
 
-Wanted = Mapping[str, torch.Tensor]
+Wanted = Mapping[str, Tensor]
 """Node ids (n,) int64 to look up in some tables, by name; ids may repeat."""
 
 
-Room = Callable[[], torch.Tensor]
+Room = Callable[[], Tensor]
 """Returns room (n, D) float32 for copies."""
 
 
@@ -96,11 +97,9 @@ class LocatedRows(Protocol):
 
     def found(self, room: Room) -> FoundRows:
         """Return the rows where they are stored; only those that cannot be read there are copied."""
-        ...
 
-    def copied(self, out: torch.Tensor) -> torch.Tensor:
+    def copied(self, out: Tensor) -> Tensor:
         """Copy the rows (n, D) as float32; returns ``out``."""
-        ...
 
 
 class RowLookup:
@@ -133,25 +132,25 @@ class RowLookup:
         """Wait for the work in the background, before this trainer exits."""
 
 
+@dataclass
 class DirectLookup(RowLookup):
     """Rows from this machine's shared memory, and remote rows through DGL's kvstore.
 
-    Parameters
+    Attributes
     ----------
     tables : mapping of str to EmbeddingTable
     """
 
-    def __init__(self, tables: Mapping[str, EmbeddingTable]) -> None:
-        self._tables = tables
+    tables: Mapping[str, EmbeddingTable]
 
     @property
     def sent_bytes(self) -> int:
         """Bytes of ids and rows that went through the kvstore, without its own overhead."""
-        return sum(table.pulled_bytes for table in self._tables.values())
+        return sum(table.pulled_bytes for table in self.tables.values())
 
     def rows(self, batch: int, wanted: Wanted) -> dict[str, DirectRows]:
         """Locate the rows of each table's ids."""
-        return {name: DirectRows(self._tables[name], ids) for name, ids in wanted.items()}
+        return {name: DirectRows(self.tables[name], ids) for name, ids in wanted.items()}
 
 
 @dataclass(frozen=True)
@@ -159,7 +158,7 @@ class DirectRows:
     """Rows (n, D) of a table's node ids (n,), which are read when they are used."""
 
     table: EmbeddingTable
-    ids: torch.Tensor
+    ids: Tensor
 
     def found(self, room: Room) -> FoundRows:
         """Return the rows in shared memory, or copies where some are elsewhere or of 16 bits."""
@@ -169,7 +168,7 @@ class DirectRows:
             return FoundRows.in_array(rows.numpy(), self.ids.numpy())
         return FoundRows.in_array(self.copied(room()).numpy())
 
-    def copied(self, out: torch.Tensor) -> torch.Tensor:
+    def copied(self, out: Tensor) -> Tensor:
         """Copy the rows; those of other machines come through the kvstore."""
         return self.table.gather(self.ids, out)
 
@@ -289,9 +288,7 @@ class _Route:
         The distinct remote ids for each rank that serves them.
     """
 
-    def __init__(
-        self, table: EmbeddingTable, ids: torch.Tensor | None, exchange: RowExchange, number: int
-    ) -> None:
+    def __init__(self, table: EmbeddingTable, ids: Tensor | None, exchange: RowExchange, number: int) -> None:
         self._table = table
         all_ids: Ids = np.empty(0, np.int64) if ids is None else ids.numpy()
         away = np.flatnonzero((all_ids < table.first_node_id) | (all_ids >= table.end_node_id))
@@ -307,7 +304,7 @@ class _Route:
         counts = np.bincount(owners, minlength=exchange.size)
         self.by_rank = np.split(distinct[order], np.cumsum(counts)[:-1])
 
-    def found(self, remote: torch.Tensor) -> FoundRows:
+    def found(self, remote: Tensor) -> FoundRows:
         """Locate all rows: on this machine, and among the (U, D) received."""
         if not is_narrow(self._table.local_rows):
             return FoundRows.in_either(self._table.local_rows.numpy(), remote.numpy(), self._places)
@@ -325,7 +322,7 @@ class _Prepared:
 
     routes: list[_Route]
     requests: RowRequests
-    rows: list[torch.Tensor] | None = None
+    rows: list[Tensor] | None = None
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ share the batches of queries; every machine ranks all batches.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -44,12 +45,13 @@ RANKED_ROW_BYTES = 4 * 2**30
 """Limit of the rows that are on a device during a ranking; planning counts with the same."""
 
 
+@dataclass
 class RankingEvaluator:
     """Ranks the true answers of triples among entities of the right type.
 
     Ranks are those of float64 arithmetic on the float32 rows, for any shards, batches and processes.
 
-    Parameters
+    Attributes
     ----------
     model : KgeModel
     relations : sequence of Relation
@@ -64,22 +66,16 @@ class RankingEvaluator:
         queries, tile by tile.
     """
 
-    def __init__(
-        self,
-        model: KgeModel,
-        relations: Sequence[Relation],
-        protocol: Protocol,
-        kernels: str = "auto",
-        device: ComputeDevice = HOST,
-        kept_bytes: int = RANKED_ROW_BYTES,
-    ) -> None:
-        self._model = model
-        self._device = device
-        self._kept_bytes = kept_bytes
-        has_loops = kernels == "auto" and not device.is_staged
+    model: KgeModel
+    relations: Sequence[Relation]
+    protocol: Protocol
+    kernels: str = "auto"
+    device: ComputeDevice = HOST
+    kept_bytes: int = RANKED_ROW_BYTES
+
+    def __post_init__(self) -> None:
+        has_loops = self.kernels == "auto" and not self.device.is_staged
         self._count = count_greater if has_loops else count_greater_plainly
-        self._relations = relations
-        self._protocol = protocol
 
     def evaluate(
         self,
@@ -124,18 +120,19 @@ class RankingEvaluator:
             once, or rows are not finite.
         """
         if not len(triples):
-            raise InputError(f"the {self._protocol.split} split has no triples to rank")
-        if self._protocol.filtered and known is None:
+            raise InputError(f"the {self.protocol.split} split has no triples to rank")
+        if self.protocol.filtered and known is None:
             raise InputError("filtered ranking needs the known triples; rank raw without them")
         triples = np.ascontiguousarray(triples, dtype=np.int64)
-        types = self._candidate_types(triples)
+        used = [self.relations[id_] for id_ in np.unique(triples[:, 1])]
+        types = sorted({relation.candidate_type(side) for relation in used for side in Side})
         num_entities, num_groups = _count_entities(types, shards, reduce, turn)
         counts = np.zeros((3, len(SIDES), len(triples)), np.int64)
         ranked = self._ranked(shards)
         # A module computes where the rows are.
-        model = self._model.on_device(self._device.device)
-        batches = list(plan_queries(triples, self._relations, self._protocol.batch_size))
-        with torch.no_grad(), full_float32_matmuls(), self._device.computing():
+        model = self.model.on_device(self.device.device)
+        batches = list(plan_queries(triples, self.relations, self.protocol.batch_size))
+        with torch.no_grad(), full_float32_matmuls(), self.device.computing():
             # Batches go to the k processes of a group in turn. A process leaves zeros for the batches of the
             # others, so one sum over all processes adds up both the shards and the turns.
             for first in range(0, len(batches), turn[1]):
@@ -163,16 +160,16 @@ class RankingEvaluator:
         num_entities: int,
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the numbers of negatives, and of greater and equal rows of these shards, (K,) each."""
-        device = self._device.device
-        queries = score_queries(model, batch, rows, known if self._protocol.filtered else None, device)
-        num_candidates = self._protocol.num_candidates
+        device = self.device.device
+        queries = score_queries(model, batch, rows, known if self.protocol.filtered else None, device)
+        num_candidates = self.protocol.num_candidates
         # Sampling with replacement from fewer entities than samples would be a worse full ranking.
         if num_candidates is None or num_candidates >= num_entities:
             negatives = _count_negatives(queries, num_entities)
-            staged = self._device.is_staged
+            staged = self.device.is_staged
             counted = [rank_against_shard(model, queries, shard, self._count, staged) for shard in shards]
         else:
-            drawn = draw_candidates(batch, num_candidates, num_entities, self._protocol.seed).to(device)
+            drawn = draw_candidates(batch, num_candidates, num_entities, self.protocol.seed).to(device)
             competes = competing(queries, drawn)
             negatives = competes.sum(1)
             counted = [rank_against_candidates(model, queries, s, drawn, competes) for s in shards]
@@ -183,28 +180,24 @@ class RankingEvaluator:
 
     def _ranked(self, shards: Shards) -> dict[str, list[RankedShard]]:
         """Return the shards, on a device as far as they fit."""
-        left = self._kept_bytes if self._device.is_staged else 0
+        left = self.kept_bytes if self.device.is_staged else 0
         found: dict[str, list[RankedShard]] = {}
         for name, of_type in shards.items():
             found[name] = []
             for shard in of_type:
                 left -= shard.rows.numel() * shard.rows.element_size()
-                found[name].append(RankedShard(shard, self._device.device if left >= 0 else None))
+                found[name].append(RankedShard(shard, self.device.device if left >= 0 else None))
         return found
-
-    def _candidate_types(self, triples: np.ndarray) -> list[str]:
-        used = [self._relations[id_] for id_ in np.unique(triples[:, 1])]
-        return sorted({relation.candidate_type(side) for relation in used for side in Side})
 
     def _result(
         self, triples: np.ndarray, greater: np.ndarray, equal: np.ndarray, num_negatives: np.ndarray
     ) -> RankingResult:
-        labels = RelationVocabulary(self._relations).labels
+        labels = RelationVocabulary(self.relations).labels
         return RankingResult(
-            protocol=self._protocol,
-            relation_labels=[labels[id_] for id_ in range(len(self._relations))],
+            protocol=self.protocol,
+            relation_labels=[labels[id_] for id_ in range(len(self.relations))],
             relation_ids=triples[:, 1],
-            ranks={side: ranks(greater[i], equal[i], self._protocol.ties) for i, side in enumerate(SIDES)},
+            ranks={side: ranks(greater[i], equal[i], self.protocol.ties) for i, side in enumerate(SIDES)},
             num_negatives={side: num_negatives[i] for i, side in enumerate(SIDES)},
             num_greater={side: greater[i] for i, side in enumerate(SIDES)},
             num_equal={side: equal[i] for i, side in enumerate(SIDES)},

@@ -24,9 +24,9 @@ from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import Protocol, RankingResult, relation_categories
 from dglkge.inference.bucket_evaluation import BucketResult, EdgeSets, evaluate_buckets
 from dglkge.inference.choices import ALL, Known
-from dglkge.inference.exports.export import export_tables
-from dglkge.inference.imports.dglke_files import DglkeFolder, DglkeTables, is_dglke
-from dglkge.inference.imports.hub_tables import HubTables, is_hub_folder
+from dglkge.inference.dglke_files import DglkeFolder, DglkeTables, is_dglke
+from dglkge.inference.export import export_tables
+from dglkge.inference.hub_tables import HubTables, is_hub_folder
 from dglkge.inference.trained_model import TrainedModel
 from dglkge.model.device import open_device
 from dglkge.registry import import_modules
@@ -318,7 +318,7 @@ class Run(TrainedModel):
         max_rows: int | None = None,
         metric: str | None = None,
     ) -> list[Path]:
-        """Write tables, by default all of them; see :func:`dglkge.inference.exports.export.export_tables`."""
+        """Write tables, by default all of them; see :func:`dglkge.inference.export.export_tables`."""
         tables = tables or self.tables_in_order
         results = self._results_of_version() if file_format == "huggingface" else {}
         return export_tables(

@@ -142,11 +142,7 @@ class LinkPredictor:
         self._known_triples = known_triples or {}
 
     def predict(
-        self,
-        queries: Sequence[LinkQuery],
-        k: int = 10,
-        known: Known = Known.KEEP,
-        candidates: str = ALL,
+        self, queries: Sequence[LinkQuery], k: int = 10, known: Known = Known.KEEP, candidates: str = ALL
     ) -> list[list[Answer]]:
         """Return the best answers to each query, the best first.
 

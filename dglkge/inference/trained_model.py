@@ -17,14 +17,14 @@ from dglkge.checkpoint.layout import METRICS_PATTERN, RUN_CALIBRATION_FILE, RUN_
 from dglkge.checkpoint.reader import Checkpoint
 from dglkge.checkpoint.relation_layout import check_registered
 from dglkge.data.dataset import Dataset
-from dglkge.data.dataset_files import SPLITS, load_json
+from dglkge.data.dataset_files import SPLITS, TRAIN, load_json
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.calibration import Calibration, Curve
 from dglkge.evaluation.metrics import load_results
 from dglkge.inference.choices import ALL, SEEN, Known
-from dglkge.inference.imports.dglke_files import DglkeTables, Tables
-from dglkge.inference.imports.hub_tables import HubTables
+from dglkge.inference.dglke_files import DglkeTables, Tables
+from dglkge.inference.hub_tables import HubTables
 from dglkge.inference.search import (
     Answer,
     LinkPredictor,
@@ -36,6 +36,7 @@ from dglkge.inference.search import (
     resolve,
 )
 from dglkge.model.kge_model import KgeModel, build_model
+from dglkge.sampling.draws import count_degrees
 from dglkge.typing import RELATION, RowShard
 
 logger = logging.getLogger(__name__)
@@ -187,6 +188,14 @@ class TrainedModel:
     @cached_property
     def _known_by_split(self) -> dict[str, KnownTriples]:
         return {split: self.dataset.known_triples([split]) for split in SPLITS}
+
+    @cached_property
+    def degrees(self) -> dict[str, np.ndarray]:
+        """Number of training triples of each entity, by type and original id."""
+        dataset = self.dataset
+        types = [(relation.lhs, relation.rhs) for relation in dataset.relations.relations]
+        num_entities = {name: dataset.num_entities(name) for name in dataset.entity_types}
+        return count_degrees(dataset.split(TRAIN), types, num_entities)
 
     def shards(self, tables: Sequence[str]) -> dict[str, Sequence[RowShard]]:
         """Return all rows of some tables."""

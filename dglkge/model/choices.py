@@ -134,16 +134,59 @@ def state_widths(optimizer: str, width: int) -> tuple[int, ...]:
     return tuple(math.prod(shape) for shape in OPTIMIZERS.get(optimizer)().state_shapes(width).values())
 
 
-class SamplerSettings(ComponentSettings):
-    """Settings of every negative sampler.
+class NegativeSettings(ComponentSettings):
+    """Settings of every source of negatives.
 
     Attributes
     ----------
     takes_all : bool
-        Whether every entity of the type is a negative, whatever ``num_uniform`` says.
+        Whether every entity of the type is a negative.
     """
 
     takes_all: ClassVar[bool] = False
+
+    num_for_heads: int = setting(-1, "0: heads are not predicted; -1: they are", ge=-1, le=0)
+    num_for_tails: int = setting(-1, "0: tails are not predicted; -1: they are", ge=-1, le=0)
+    chunk_size: int = setting(1000, "positives of a global batch that share their negatives", ge=1)
+    mask_known: bool = setting(
+        False, "a negative that is a known answer in the training triples does not count"
+    )
+
+    @property
+    def usual_number(self) -> int:
+        """Negatives of a side without a number of its own; 1 stands for all entities."""
+        return 1
+
+    @property
+    def scores_own(self) -> bool:
+        """Whether the query's own entity is one negative more."""
+        return False
+
+    @property
+    def per_side(self) -> dict[Side, int]:
+        """Negatives of a query for each side; 0: the side is not predicted."""
+        counts = {Side.HEAD: self.num_for_heads, Side.TAIL: self.num_for_tails}
+        return {side: self.usual_number if count < 0 else count for side, count in counts.items()}
+
+    @property
+    def shares(self) -> tuple[float, float, float]:
+        """Shares that are drawn from the whole graph, the machine's partition and the batch."""
+        return (1.0, 0.0, 0.0)
+
+    @property
+    def power(self) -> float:
+        """Power of an entity's number of triples in proportion to which it is drawn; 0: uniformly."""
+        return 0.0
+
+
+class AllEntitiesSettings(NegativeSettings):
+    """Settings of the sampler that takes every entity of the type."""
+
+    takes_all: ClassVar[bool] = True
+
+
+class SamplerSettings(NegativeSettings):
+    """Settings of a sampler that draws negatives."""
 
     num_uniform: int = setting(
         1000, "negatives of the right entity type, shared by the positives of a chunk", ge=1
@@ -157,38 +200,17 @@ class SamplerSettings(ComponentSettings):
         "negatives where the numbers are equal, and otherwise draw their own",
         ge=-1,
     )
-    chunk_size: int = setting(1000, "positives of a global batch that share their negatives", ge=1)
     own_entity: bool = setting(
         True, "score the query's own entity as one negative more: (h, r, h) against (h, r, ?)"
     )
-    mask_known: bool = setting(
-        False, "a negative that is a known answer in the training triples does not count"
-    )
 
     @property
-    def per_side(self) -> dict[Side, int]:
-        """Negatives of a query for each side; 0: the side is not predicted."""
-        given = {Side.HEAD: self.num_for_heads, Side.TAIL: self.num_for_tails}
-        return {side: self.num_uniform if count < 0 else count for side, count in given.items()}
+    def usual_number(self) -> int:
+        return self.num_uniform
 
     @property
-    def shares(self) -> tuple[float, float, float]:
-        """Shares that are drawn from the whole graph, the machine's partition and the batch."""
-        return (1.0, 0.0, 0.0)
-
-    @property
-    def power(self) -> float:
-        """Power of an entity's number of triples in proportion to which it is drawn; 0: uniformly."""
-        return 0.0
-
-
-class AllEntitiesSettings(SamplerSettings):
-    """Settings of the sampler that takes every entity of the type."""
-
-    takes_all: ClassVar[bool] = True
-
-    num_for_heads: int = setting(-1, "0: heads are not predicted; -1: they are", ge=-1, le=0)
-    num_for_tails: int = setting(-1, "0: tails are not predicted; -1: they are", ge=-1, le=0)
+    def scores_own(self) -> bool:
+        return self.own_entity
 
 
 class MixedSettings(SamplerSettings):
@@ -231,7 +253,7 @@ class SamplerChoice(Choice):
         Its options; those beside the fields of :class:`MixedSettings` are arguments of the constructor.
     """
 
-    Settings: type[SamplerSettings] = SamplerSettings
+    Settings: type[NegativeSettings] = SamplerSettings
 
 
 NEGATIVE_SAMPLERS: Registry[SamplerChoice] = Registry("negative sampler")

@@ -100,8 +100,8 @@ def run(module: nn.Module, *rows: Tensor, forward: Callable[..., Tensor] | None 
     return made.reshape(*shape, made.shape[-1])
 
 
-def check_shapes(shapes: Mapping[str, Sequence[int]], values: Mapping[str, Any], where: str) -> None:
-    """Check that values, tensors or arrays by name, have the names and shapes of a module's parameters.
+def values_of(shapes: Mapping[str, Sequence[int]], values: Mapping[str, Any], where: str) -> list[Any]:
+    """Return the values, tensors or arrays, of a module's parameters in their order.
 
     Raises
     ------
@@ -113,26 +113,20 @@ def check_shapes(shapes: Mapping[str, Sequence[int]], values: Mapping[str, Any],
         state = "missing" if wrong[0] in shapes else "none of the score function's"
         raise InputError(f"{where}: the dense parameter {wrong[0]!r} is {state}")
     for name, shape in shapes.items():
-        found = tuple(values[name].shape)
-        if found != tuple(shape):
-            raise InputError(
-                f"{where}: the dense parameter {name!r} has shape {found}, expected {tuple(shape)}"
-            )
+        if (got := tuple(values[name].shape)) != tuple(shape):
+            expected = f"expected {tuple(shape)}"
+            expected = f"expected {tuple(shape)}"
+            raise InputError(f"{where}: the dense parameter {name!r} has shape {got}, {expected}")
+    return [values[name] for name in shapes]
 
 
 def load_parameters(module: nn.Module, values: Mapping[str, Tensor], where: str) -> None:
-    """Copy values into the parameters of a module.
-
-    Raises
-    ------
-    InputError
-        If a parameter is missing, has another shape, or is none of the module's; then none is copied.
-    """
+    """Copy values into the parameters of a module; none of them after an error of :func:`values_of`."""
     parameters = dict(module.named_parameters())
-    check_shapes({name: live.shape for name, live in parameters.items()}, values, where)
+    shapes = {name: live.shape for name, live in parameters.items()}
     with torch.no_grad():
-        for name, live in parameters.items():
-            live.copy_(values[name])
+        for live, value in zip(parameters.values(), values_of(shapes, values, where)):
+            live.copy_(value)
 
 
 def normal(seed: int, name: str, *shape: int, std: float) -> nn.Parameter:
@@ -189,39 +183,26 @@ class TuckerCore(nn.Module):
         self.core = uniform(seed, "core", relation_dim, dim, dim, limit=1.0)
 
 
-class ConvEModule(nn.Module):
-    """ReLU(LN(A conv([h; r]) + b)) of images of a head and a relation, one above the other; see ``conve``."""
+class ConvolutionModule(nn.Module):
+    """ReLU(LN(A conv(LN(image)) + b)) of images that are an entity's row and then a relation's.
 
-    def __init__(self, seed: int, num_filters: int, height: int, width: int) -> None:
+    Filters are 3 x 3, or as large as the image with its padding.
+    """
+
+    def __init__(self, seed: int, num_filters: int, shape: tuple[int, int], padding: int, dim: int) -> None:
         super().__init__()
-        self.shape = (2 * height, width)
-        kernel = (min(3, 2 * height), min(3, width))
-        num_features = num_filters * (2 * height - kernel[0] + 1) * (width - kernel[1] + 1)
-        self.normalized = nn.LayerNorm(2 * height * width)
-        self.convolution = Convolution(seed, num_filters, kernel, padding=0)
-        self.linear = Linear(seed, "linear", num_features, height * width)
-        self.output = nn.LayerNorm(height * width)
-
-    def forward(self, entity: Tensor, relation: Tensor) -> Tensor:
-        """Return (n, height * width) of heads and relations of that width."""
-        images = self.normalized(torch.cat([entity, relation], dim=1)).unflatten(1, (1, *self.shape))
-        return functional.relu(self.output(self.linear(self.convolution(images))))
-
-
-class ConExModule(nn.Module):
-    """ReLU(LN(A conv(h, r) + b)) of complex rows; see ``conex``."""
-
-    def __init__(self, seed: int, num_filters: int, dim: int) -> None:
-        super().__init__()
-        # Real and imaginary parts of head and relation are the four lines of an image.
-        self.normalized = nn.LayerNorm(2 * dim)
-        self.convolution = Convolution(seed, num_filters, (3, 3), padding=1)
-        self.linear = Linear(seed, "linear", num_filters * 2 * dim, dim)
+        self.shape = shape
+        height, width = (size + 2 * padding for size in shape)
+        kernel = (min(3, height), min(3, width))
+        num_features = num_filters * (height - kernel[0] + 1) * (width - kernel[1] + 1)
+        self.normalized = nn.LayerNorm(math.prod(shape))
+        self.convolution = Convolution(seed, num_filters, kernel, padding)
+        self.linear = Linear(seed, "linear", num_features, dim)
         self.output = nn.LayerNorm(dim)
 
     def forward(self, entity: Tensor, relation: Tensor) -> Tensor:
-        """Return (n, D) of heads and relations (n, D)."""
-        images = self.normalized(torch.cat([entity, relation], dim=1)).unflatten(1, (1, 4, -1))
+        """Return rows (n, dim)."""
+        images = self.normalized(torch.cat([entity, relation], dim=1)).unflatten(1, (1, *self.shape))
         return functional.relu(self.output(self.linear(self.convolution(images))))
 
 

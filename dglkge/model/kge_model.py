@@ -14,7 +14,6 @@ from dglkge.errors import InputError
 from dglkge.model.dense_modules import load_parameters
 from dglkge.model.initializers import INITIALIZERS
 from dglkge.model.precision import ModulePrecision
-from dglkge.model.regularizers import Regularizer
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS, ScoreFunction
 from dglkge.settings import settings_of
 from dglkge.typing import RELATION, Side
@@ -49,7 +48,8 @@ class KgeModel:
     """
 
     def __init__(self, score_function: ScoreFunction, dim: int, reciprocal: bool, seed: int = 0) -> None:
-        score_function.check_dim(dim)
+        if allowed := score_function.other_dims(dim):
+            raise InputError(f"the dimension must be {allowed}, got {dim}")
         if score_function.needs_reciprocal and not reciprocal:
             raise InputError(
                 f"model.reciprocal_relations is false and the score function {type(score_function).__name__} "
@@ -121,7 +121,12 @@ class KgeModel:
         return self.score_function.query_dim(self.dim)
 
     def query(
-        self, entity: Tensor, relation_row: Tensor, side: Side, relation_ids: Tensor | None = None
+        self,
+        entity: Tensor,
+        relation_row: Tensor,
+        side: Side,
+        relation_ids: Tensor | None = None,
+        places: Tensor | None = None,
     ) -> Tensor:
         """Return the query that candidates for a side are compared with.
 
@@ -134,6 +139,8 @@ class KgeModel:
             The side of the missing entity.
         relation_ids : (...) int64 tensor, optional
             Equal for equal relations; see ``ScoreFunction.acts_on_candidates``.
+        places : (B,) int64 tensor, optional
+            Where relations have one row each, (U, relation_width): the place of each entity's.
 
         Returns
         -------
@@ -143,28 +150,10 @@ class KgeModel:
         # Reciprocal rows are trained for their own direction, so both sides use the forward operation; only a
         # shared row needs the adjoint.
         asked = Side.TAIL if self.reciprocal else side
+        if places is not None:
+            return self.score_function.shared_query(entity, relation, places, asked)
         more = (relation_ids,) if self.score_function.acts_on_candidates else ()
         return self.score_function.query(entity, relation, asked, *more)
-
-    def shared_query(self, entity: Tensor, relation_rows: Tensor, places: Tensor, side: Side) -> Tensor:
-        """Return :meth:`query` where relations share their rows.
-
-        Parameters
-        ----------
-        entity : (B, D) tensor
-        relation_rows : (U, relation_width) tensor
-            Rows of different relations.
-        places : (B,) int64 tensor
-            The relation of each entity.
-        side : Side
-
-        Returns
-        -------
-        (B, query_dim) tensor
-        """
-        relations = self.direction(relation_rows, side)
-        asked = Side.TAIL if self.reciprocal else side
-        return self.score_function.shared_query(entity, relations, places, asked)
 
     def reverse_query(self, answer: Tensor, relation_row: Tensor, side: Side) -> Tensor:
         """Return the answer operated on by the relation read backwards, (B, D).
@@ -204,31 +193,6 @@ class KgeModel:
         """
         given, answer = (head, tail) if side is Side.TAIL else (tail, head)
         return self.compare_pairs(self.query(given, relation_row, side), answer)
-
-    def penalty(
-        self, regularizer: Regularizer, entity: Tensor, relation_row: Tensor, answer: Tensor, side: Side
-    ) -> Tensor:
-        """Regularize the factors of each query (Lacroix et al. 2018, eq. 5).
-
-        Parameters
-        ----------
-        regularizer : Regularizer
-        entity, answer : (B, D) tensor
-            The entity given and the true one.
-        relation_row : (B, relation_width) tensor
-        side : Side
-
-        Returns
-        -------
-        (B,) tensor
-        """
-        return regularizer.of_queries(self, entity, relation_row, answer, side)
-
-    def query_penalty(
-        self, regularizer: Regularizer, entity: Tensor, relation_row: Tensor, side: Side
-    ) -> Tensor:
-        """Regularize each query but for its answer, see :meth:`Regularizer.of_given`: (B,)."""
-        return regularizer.of_given(self, entity, relation_row, side)
 
     def initial_rows(
         self, table: str, ids: Tensor, seed: int, scale: float, distribution: str = "normal"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import numpy as np
 from pydantic import Field
 
+from dglkge.model.functions import Tensor, functional, torch
 from dglkge.model.negative_terms import (
     IGNORED_SCORE,
     Adversarial,
@@ -29,16 +30,10 @@ from dglkge.registry import Registry, deferred
 from dglkge.settings import ComponentSettings, setting, settings_of
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-    from torch.nn import functional
-
     from dglkge.kernels import losses as kernels
     from dglkge.kernels import softmax as softmax_kernels
     from dglkge.model import full_losses
 else:
-    torch = deferred("torch")
-    functional = deferred("torch.nn.functional")
     kernels = deferred("dglkge.kernels.losses")
     softmax_kernels = deferred("dglkge.kernels.softmax")
     full_losses = deferred("dglkge.model.full_losses")

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
-from dglkge.registry import deferred
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-else:
-    torch = deferred("torch")
+from dglkge.model.functions import Tensor
 
 IGNORED_SCORE = -1e30
 """Score of an ignored negative: it adds nothing to any loss and gets no gradient. Finite: if all negatives of
@@ -36,7 +30,6 @@ class Reduction(Protocol):
         (B,) tensor
             0 where all negatives are ignored.
         """
-        ...
 
 
 class Mean:

@@ -13,6 +13,7 @@ import shlex
 import shutil
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -30,16 +31,14 @@ LEAST_COMPILED = 16
 """Queries from which the compiled module is used. torch.compile makes code of its own for 0, for 1, and where
 there is a convolution for fewer than 16."""
 
-PROBLEM_CHARACTERS = 400
-"""Longest text of :func:`one_line`."""
-
 _GREATEST_SCALE = float(np.finfo(np.float32).max)
 
 
+@dataclass
 class LossScale:
     """Factor on gradients in float16, by the rule of ``torch.amp.GradScaler``; equal on all trainers.
 
-    Parameters
+    Attributes
     ----------
     scale : float
         At the start.
@@ -48,8 +47,6 @@ class LossScale:
         skipped.
     growth_interval : int
 
-    Attributes
-    ----------
     scale : float
     num_good : int
         Steps that were made since the scale changed last.
@@ -65,16 +62,12 @@ class LossScale:
     (True, 1)
     """
 
-    def __init__(
-        self,
-        scale: float = 2.0**16,
-        growth_factor: float = 2.0,
-        backoff_factor: float = 0.5,
-        growth_interval: int = 2000,
-    ) -> None:
-        self.scale = scale
-        self._growth_factor, self._backoff_factor = growth_factor, backoff_factor
-        self._growth_interval = growth_interval
+    scale: float = 2.0**16
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+
+    def __post_init__(self) -> None:
         self.num_good = self.num_skipped = 0
 
     def update(self, overflows: bool) -> None:
@@ -86,7 +79,7 @@ class LossScale:
             If the scale falls below :data:`LEAST_SCALE`.
         """
         if overflows:
-            self.scale *= self._backoff_factor
+            self.scale *= self.backoff_factor
             self.num_good = 0
             self.num_skipped += 1
             if self.scale < LEAST_SCALE:
@@ -98,8 +91,8 @@ class LossScale:
                 )
             return
         self.num_good += 1
-        if self.num_good == self._growth_interval:
-            grown = self.scale * self._growth_factor
+        if self.num_good == self.growth_interval:
+            grown = self.scale * self.growth_factor
             # torch keeps the scale in float32, and does not let it become infinite.
             if grown <= _GREATEST_SCALE:
                 self.scale = grown
@@ -153,10 +146,11 @@ class CompiledForward:
         return made
 
 
+@dataclass
 class ModulePrecision:
     """How a score function's module computes in training.
 
-    Parameters
+    Attributes
     ----------
     device_type : str
         ``"cpu"`` or ``"cuda"``.
@@ -165,23 +159,21 @@ class ModulePrecision:
     is_compiled : bool
         Whether :meth:`forward_of` compiles.
 
-    Attributes
-    ----------
     loss_scale : LossScale or None
         With float16 only.
     """
 
-    def __init__(
-        self, device_type: str, dtype: torch.dtype = torch.float32, is_compiled: bool = False
-    ) -> None:
-        self._device_type, self._dtype = device_type, dtype
-        self._is_compiled = is_compiled
+    device_type: str
+    dtype: torch.dtype = torch.float32
+    is_compiled: bool = False
+
+    def __post_init__(self) -> None:
         self._compiled: dict[int, CompiledForward] = {}
-        self.loss_scale = LossScale() if dtype == torch.float16 else None
+        self.loss_scale = LossScale() if self.dtype == torch.float16 else None
 
     def forward_of(self, module: torch.nn.Module) -> Callable[..., Tensor]:
         """Return what computes a module's forward."""
-        if not self._is_compiled:
+        if not self.is_compiled:
             return module
         if id(module) not in self._compiled:
             self._compiled[id(module)] = CompiledForward(module)
@@ -198,8 +190,8 @@ class ModulePrecision:
         if self.loss_scale is not None:
             rows = tuple(_GradientTimes.apply(one, 1 / factor) for one in rows)
         narrow: Any = contextlib.nullcontext()
-        if self._dtype != torch.float32:
-            narrow = torch.autocast(self._device_type, self._dtype)
+        if self.dtype != torch.float32:
+            narrow = torch.autocast(self.device_type, self.dtype)
         with narrow:
             made = compute(*rows)
         made = made.to(dtype)
@@ -237,11 +229,6 @@ def compiler_problem() -> str | None:
     if any(map(shutil.which, names)):
         return None
     return f"{' or '.join(names)} is not in PATH (the environment variable CXX names another one)"
-
-
-def one_line(error: Exception) -> str:
-    """Return the text of an error of torch.compile for a message: a compiler's errors may fill pages."""
-    return " ".join(str(error).split())[:PROBLEM_CHARACTERS] or type(error).__name__
 
 
 def is_finite(rows: Tensor) -> bool:

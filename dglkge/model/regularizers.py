@@ -6,45 +6,18 @@ A triple is two queries, (h, r, ?) and (?, r, t), and each has its penalty.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, NamedTuple
 
 from dglkge.errors import InputError
+from dglkge.model.functions import Tensor, autograd_functions, torch
 from dglkge.model.functions.comparators import Dot
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS, ScoreFunction
-from dglkge.registry import Registry, deferred
+from dglkge.registry import Registry
 from dglkge.settings import ComponentSettings, at_least_or, setting
 from dglkge.typing import Side
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from dglkge.model.functions import autograd as autograd_functions
-else:
-    torch = deferred("torch")
-    autograd_functions = deferred("dglkge.model.functions.autograd")
-
-
-class QueryModel(Protocol):
-    """The products of rows that penalties are taken of; :class:`dglkge.model.kge_model.KgeModel` has them."""
-
-    score_function: ScoreFunction
-
-    def direction(self, relation_row: Tensor, side: Side) -> Tensor:
-        """Return the part of relation rows that serves a side."""
-        ...
-
-    def query(self, entity: Tensor, relation_row: Tensor, side: Side) -> Tensor:
-        """Return the entity given, operated on by the relation."""
-        ...
-
-    def reverse_query(self, answer: Tensor, relation_row: Tensor, side: Side) -> Tensor:
-        """Return the answer, operated on by the relation read backwards."""
-        ...
-
-    def entity_product(self, given: Tensor, answer: Tensor, side: Side) -> Tensor:
-        """Return the product of both entities."""
-        ...
+    from dglkge.model.kge_model import KgeModel
 
 
 class LoopWeights(NamedTuple):
@@ -170,16 +143,20 @@ class Regularizer(ABC):
     def penalty(self, rows: Tensor) -> Tensor:
         """Return the penalty of each row before its weight, summed over the row: (..., D) -> (...)."""
 
-    def of_given(self, model: QueryModel, given: Tensor, relation_row: Tensor, side: Side) -> Tensor:
-        """Return the penalty of each query but for the terms with its answer.
+    def of_queries(
+        self, model: KgeModel, given: Tensor, relation_row: Tensor, answer: Tensor | None, side: Side
+    ) -> Tensor:
+        """Return the penalty of each query.
 
         Parameters
         ----------
-        model : QueryModel
+        model : KgeModel
         given : (B, D) tensor
             The entity given.
         relation_row : (B, relation_width) tensor
             Only the direction that serves the side counts; phases, whose modulus is 1, never do.
+        answer : (B, D) tensor or None
+            Without it, all terms but those with the answer.
         side : Side
             The side of the missing entity.
 
@@ -187,32 +164,42 @@ class Regularizer(ABC):
         -------
         (B,) tensor
         """
-        return self._with_relation(self(given), model, relation_row, side)
-
-    def of_queries(
-        self, model: QueryModel, given: Tensor, relation_row: Tensor, answer: Tensor, side: Side
-    ) -> Tensor:
-        """Return the whole penalty of each query: :meth:`of_given` and the answers' (B, D); (B,)."""
-        return self._with_relation(self(given) + self(answer), model, relation_row, side)
-
-    def of_query(self, query: Tensor, answer: Tensor | None = None) -> Tensor | None:
-        """Return :meth:`of_queries` (B,) from queries that are computed already; None if it takes the rows.
-
-        Parameters
-        ----------
-        query : (B, D) tensor
-        answer : (B, D) tensor, optional
-            Without it: :meth:`of_given`.
-        """
-        return None
-
-    def _with_relation(self, total: Tensor, model: QueryModel, relation_row: Tensor, side: Side) -> Tensor:
-        """Add the penalty of the relations' rows."""
+        total = self(given) if answer is None else self(given) + self(answer)
         # A phase is an angle: its size has no meaning, and the modulus of exp(i r) is 1 in any case.
         if model.score_function.relation_init == PHASE:
             return total
-        relations = model.score_function.penalized(model.direction(relation_row, side))
-        return total + self.of_relations(relations)
+        return total + self.of_relations(model.score_function.penalized(model.direction(relation_row, side)))
+
+    def penalties(
+        self,
+        model: KgeModel,
+        given: Tensor,
+        relation_row: Tensor,
+        answer: Tensor | None,
+        side: Side,
+        query: Tensor | None = None,
+        places: Tensor | None = None,
+    ) -> Tensor:
+        """Return :meth:`of_queries`, at the least cost.
+
+        Parameters
+        ----------
+        model, given, relation_row, answer, side
+            As there.
+        query : (B, query_dim) tensor, optional
+            Of the same rows, where it is computed already: some penalties need nothing else.
+        places : (B,) int64 tensor, optional
+            As for :meth:`KgeModel.query`.
+        """
+        penalties = None if query is None else self.of_query(query, answer)
+        if penalties is None:
+            rows = relation_row if places is None else relation_row[places]
+            penalties = self.of_queries(model, given, rows, answer, side)
+        return penalties
+
+    def of_query(self, query: Tensor, answer: Tensor | None) -> Tensor | None:
+        """Return :meth:`of_queries` (B,) from queries (B, D) that are computed; None if it takes the rows."""
+        return None
 
 
 AUTO, DEFAULT_WEIGHT = "auto", 0.01
@@ -245,23 +232,6 @@ def chosen_regularizer(settings: RegularizerSettings, score_function: str) -> Re
             )
     default = DEFAULT_WEIGHT if isinstance(settings, WeightSettings) else 0.0
     return settings.changed(weight=default) if weight == -1 and default else settings
-
-
-def check_regularizer(name: str, score_function: str) -> None:
-    """Refuse a regularizer that is not defined for a score function.
-
-    Raises
-    ------
-    InputError
-        Naming the score functions that it is defined for.
-    """
-    member = REGULARIZERS.get(name)
-    if not member.fits(SCORE_FUNCTIONS.get(score_function)):
-        known = " or ".join(one for one in SCORE_FUNCTIONS if member.fits(SCORE_FUNCTIONS.get(one)))
-        raise InputError(
-            f"regularizer.name {name} takes model.score_function {known}: it is defined for products of "
-            f"entity and relation compared by an inner product; got {score_function}"
-        )
 
 
 @REGULARIZERS.register("none")
@@ -357,20 +327,17 @@ class Dura(Regularizer):
         """Return the sum of squares of each row."""
         return rows.square().sum(-1)
 
-    def of_given(self, model: QueryModel, given: Tensor, relation_row: Tensor, side: Side) -> Tensor:
-        """Return the penalty of the query itself; see :class:`Regularizer`."""
-        return self.of_products(model.query(given, relation_row, side))
-
     def of_queries(
-        self, model: QueryModel, given: Tensor, relation_row: Tensor, answer: Tensor, side: Side
+        self, model: KgeModel, given: Tensor, relation_row: Tensor, answer: Tensor | None, side: Side
     ) -> Tensor:
-        """Return the penalty of each query; see :class:`Regularizer`."""
-        return self.of_given(model, given, relation_row, side) + self(answer)
+        """Add the products' and the answers' squares."""
+        return self._of_product(model.query(given, relation_row, side), answer)
 
-    def of_query(self, query: Tensor, answer: Tensor | None = None) -> Tensor | None:
-        """Return the penalty; see :class:`Regularizer`. A subclass may have another one."""
-        if type(self) is not Dura:
-            return None
+    def of_query(self, query: Tensor, answer: Tensor | None) -> Tensor | None:
+        """Return :meth:`of_queries`; a subclass may compute another penalty from the rows."""
+        return self._of_product(query, answer) if type(self) is Dura else None
+
+    def _of_product(self, query: Tensor, answer: Tensor | None) -> Tensor:
         return self.of_products(query) if answer is None else self.of_products(query) + self(answer)
 
     @property
@@ -416,13 +383,12 @@ class Ivr(Regularizer):
         return torch.linalg.vector_norm(rows.unflatten(-1, (2, -1)), dim=-2).pow(self.p).sum(-1)
 
     def of_queries(
-        self, model: QueryModel, given: Tensor, relation_row: Tensor, answer: Tensor, side: Side
+        self, model: KgeModel, given: Tensor, relation_row: Tensor, answer: Tensor | None, side: Side
     ) -> Tensor:
         """Return the penalty of each query; see :class:`Regularizer`."""
         total = super().of_queries(model, given, relation_row, answer, side)
-        products = (
-            model.query(given, relation_row, side),
-            model.reverse_query(answer, relation_row, side),
-            model.entity_product(given, answer, side),
-        )
-        return total + sum(self.of_products(product) for product in products)
+        if answer is None:
+            return total
+        products = [model.query(given, relation_row, side), model.reverse_query(answer, relation_row, side)]
+        products.append(model.entity_product(given, answer, side))
+        return total + sum(map(self.of_products, products))

@@ -18,7 +18,7 @@ from abc import abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from dglkge.errors import InputError
+from dglkge.model.functions import Tensor, torch
 from dglkge.model.functions.comparators import (
     Comparator,
     Dot,
@@ -32,13 +32,9 @@ from dglkge.settings import ComponentSettings
 from dglkge.typing import Side
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
     from dglkge.model import dense_modules
     from dglkge.model.precision import ModulePrecision
 else:
-    torch = deferred("torch")
     dense_modules = deferred("dglkge.model.dense_modules")
 # Not imported while this file is: it declares score functions of its own.
 bigraph_scores = deferred("dglkge.model.functions.bigraph_scores")
@@ -224,23 +220,14 @@ class ScoreFunction(Comparator):
         """
         return compute(*rows) if self._precision is None else self._precision.run(compute, *rows)
 
-    def check_dim(self, dim: int) -> None:
-        """Refuse a dimension that this score function has no rows for.
-
-        Raises
-        ------
-        InputError
-            If it is not positive, is no multiple of :attr:`dim_multiple`, or has no room for the bias.
-        """
+    def other_dims(self, dim: int) -> str:
+        """Return in words which dimensions have rows, where this one has none; an empty text if it has."""
         multiple, reason = self.dim_multiple
-        words = {1: "a positive number", 2: f"even ({reason})"}
-        if dim < 1 or dim % multiple:
-            allowed = words[1] if dim < 1 else words.get(multiple, f"a multiple of {multiple} ({reason})")
-        elif self.has_bias and dim < 2:
-            allowed = "at least 2 (one number is the bias)"
-        else:
-            return
-        raise InputError(f"the dimension must be {allowed}, got {dim}")
+        if dim < 1:
+            return "a positive number"
+        if dim % multiple:
+            return f"even ({reason})" if multiple == 2 else f"a multiple of {multiple} ({reason})"
+        return "at least 2 (one number is the bias)" if self.has_bias and dim < 2 else ""
 
     @property
     def dim_multiple(self) -> tuple[int, str]:

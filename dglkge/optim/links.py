@@ -27,7 +27,7 @@ from numpy import ndarray
 from torch import Tensor
 
 from dglkge.kernels.updates import update_loop
-from dglkge.optim.rules import UpdateRule, check_not_negative
+from dglkge.optim.rules import UpdateRule, not_negative
 
 #: Hyper-parameters of the links in a parameter group, and their defaults, which do nothing.
 NEUTRAL: dict[str, Any] = {"weight_decay": 0.0, "decoupled_weight_decay": False, "max_row_norm": None}
@@ -101,16 +101,14 @@ class RuleStep(NamedTuple):
         ValueError
             With the name of the hyper-parameter that is out of range, its value and the allowed values.
         """
-        lr, decay, limit = group["lr"], group["weight_decay"], group["max_row_norm"]
-        check_not_negative("lr", lr)
-        check_not_negative("weight_decay", decay)
+        lr, limit = not_negative("lr", group["lr"]), group["max_row_norm"]
+        added, kept = not_negative("weight_decay", group["weight_decay"]), 1.0
         if limit is not None and not limit > 0:
             raise ValueError(f"max_row_norm must be positive or None, got {limit}")
-        limit = math.inf if limit is None else float(limit)
-        added, kept = float(decay), 1.0
         if group["decoupled_weight_decay"]:
-            added, kept = 0.0, 1.0 - float(lr) * float(decay)
-        return cls(rule.of(group), float(lr), mean, limit, added, kept, max_norm, num_steps, number)
+            added, kept = 0.0, 1.0 - lr * added
+        limit = math.inf if limit is None else float(limit)
+        return cls(rule.of(group), lr, mean, limit, added, kept, max_norm, num_steps, number)
 
     def update(self, arrays: Sequence[ndarray], targets: ndarray, selected: ndarray, chain: tuple) -> int:
         """Update rows in place by the compiled loop of the rule.

@@ -149,10 +149,11 @@ class Route(NamedTuple):
     machines: Sequence[ndarray]
 
 
+@dataclass
 class GradientExchange:
     """Sends the gradient rows of all trainers to the trainers that own the rows.
 
-    Parameters
+    Attributes
     ----------
     group : Alltoall
         The trainers.
@@ -163,19 +164,16 @@ class GradientExchange:
     wire : WireFormat
         Layout of messages.
 
-    Attributes
-    ----------
     sent_bytes : int
         Bytes sent to other trainers since the start.
     """
 
-    def __init__(
-        self, group: Alltoall, routes: Sequence[Route], chains: Sequence[GradientRows], wire: WireFormat
-    ) -> None:
-        self._group = group
-        self._routes = routes
-        self._chains = chains
-        self._wire = wire
+    group: Alltoall
+    routes: Sequence[Route]
+    chains: Sequence[GradientRows]
+    wire: WireFormat
+
+    def __post_init__(self) -> None:
         self._scratch = Scratch()
         self.sent_bytes = 0
 
@@ -189,8 +187,8 @@ class GradientExchange:
         active : ndarray
             "(num_tables,) bool": whether any trainer had a gradient for the table.
         """
-        num_tables, size = len(self._chains), self._group.size
-        totals = np.array([chains.num_sources for chains in self._chains], np.int64)
+        num_tables, size = len(self.chains), self.group.size
+        totals = np.array([chains.num_sources for chains in self.chains], np.int64)
         by_rank = [self._by_rank(table) for table in range(num_tables)]
         # To each rank: its number of rows of each table, and whether this trainer has any gradient at all.
         # Every trainer then knows which tables are active, which the global bias correction of Adam counts.
@@ -198,33 +196,33 @@ class GradientExchange:
         counts[:, num_tables:] = totals
         for table, parts in enumerate(by_rank):
             counts[:, table] = [
-                0 if rank == self._group.rank else len(part) for rank, part in enumerate(parts)
+                0 if rank == self.group.rank else len(part) for rank, part in enumerate(parts)
             ]
-        received_counts = self._group.counts(counts)
+        received_counts = self.group.counts(counts)
         sent, sent_bytes = self._pack(counts[:, :num_tables], by_rank)
-        plans = [self._wire.plan(row) for row in received_counts[:, :num_tables]]
+        plans = [self.wire.plan(row) for row in received_counts[:, :num_tables]]
         received_bytes = [num_bytes for _, num_bytes in plans]
         received = self._scratch.bytes("received", sum(received_bytes))
-        self._group.messages(sent, sent_bytes, received, received_bytes)
+        self.group.messages(sent, sent_bytes, received, received_bytes)
         self.sent_bytes += sum(sent_bytes) + counts.nbytes
         # Received ids that are new here become keys after the own ones; all received rows are this trainer's.
-        num_own = [chains.num_keys for chains in self._chains]
+        num_own = [chains.num_keys for chains in self.chains]
         self._unpack(received, plans)
         owned = [
-            np.concatenate([parts[self._group.rank], np.arange(before, chains.num_keys)])
-            for parts, before, chains in zip(by_rank, num_own, self._chains)
+            np.concatenate([parts[self.group.rank], np.arange(before, chains.num_keys)])
+            for parts, before, chains in zip(by_rank, num_own, self.chains)
         ]
         return owned, np.any(received_counts[:, num_tables:], axis=0)
 
     def _by_rank(self, table: int) -> list[ndarray]:
         """Positions of a table's keys for each owner's rank."""
-        owners = owner_ranks(self._chains[table].keys, *self._routes[table])
+        owners = owner_ranks(self.chains[table].keys, *self.routes[table])
         order = np.argsort(owners, kind="stable")
-        return np.split(order, np.cumsum(np.bincount(owners, minlength=self._group.size))[:-1])
+        return np.split(order, np.cumsum(np.bincount(owners, minlength=self.group.size))[:-1])
 
     def _pack(self, counts: ndarray, by_rank: list[list[ndarray]]) -> tuple[ndarray, list[int]]:
         """Write the messages to all ranks one after the other; returns them and their sizes in bytes."""
-        plans = [self._wire.plan(row) for row in counts]
+        plans = [self.wire.plan(row) for row in counts]
         sizes = [num_bytes for _, num_bytes in plans]
         sent = self._scratch.bytes("sent", sum(sizes))
         start = 0
@@ -238,7 +236,7 @@ class GradientExchange:
 
     def _pack_section(self, table: int, section: Section, selected: ndarray, message: ndarray) -> None:
         """Write the merged rows of the selected keys of one table into a message."""
-        chains, wire = self._chains[table], self._wire
+        chains, wire = self.chains[table], self.wire
         wire.ids(message, section)[:] = chains.keys[selected]
         counts = np.empty(section.num_rows, np.int64)
         chains.merge_into(selected, wire.rows(message, table, section), counts, self._scratch)
@@ -257,7 +255,7 @@ class GradientExchange:
 
     def _unpack_section(self, rank: int, table: int, section: Section, message: ndarray) -> None:
         """Add the rows of one section to the table's chains, widened if they were sent in a narrower type."""
-        chains, wire = self._chains[table], self._wire
+        chains, wire = self.chains[table], self.wire
         rows = wire.rows(message, table, section)
         if rows.element_size() < chains.dtype.itemsize:
             rows = self._scratch.take((rank, table), len(rows), chains.dim, chains.row_dtype).copy_(rows)

@@ -94,10 +94,11 @@ class UpdateRule(abc.ABC):
         """
 
 
-def check_not_negative(name: str, value: Any) -> None:
-    """Check that a hyper-parameter is a finite number >= 0; a ValueError names it."""
+def not_negative(name: str, value: Any) -> float:
+    """Return a hyper-parameter that must be finite and not negative."""
     if not 0 <= float(value) < math.inf:
         raise ValueError(f"{name} must be a finite number >= 0, got {value}")
+    return float(value)
 
 
 # The formulas are imported by the properties: numba's import takes 0.5 s, and planning needs none of it.
@@ -110,7 +111,7 @@ class Adagrad(UpdateRule):
     eps: float = 1e-10
 
     def __post_init__(self) -> None:
-        check_not_negative("eps", self.eps)
+        not_negative("eps", self.eps)
 
     def state_shapes(self, dim: int) -> dict[str, tuple[int, ...]]:
         return {"sum": (dim,)}
@@ -185,7 +186,7 @@ class Adam(UpdateRule):
     row_wise: bool = False
 
     def __post_init__(self) -> None:
-        check_not_negative("eps", self.eps)
+        not_negative("eps", self.eps)
         if len(self.betas) != 2 or not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"betas must be two numbers in [0, 1), got {self.betas}")
         if self.bias_correction not in ("row", "global"):

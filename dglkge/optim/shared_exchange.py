@@ -413,24 +413,26 @@ class SharedExchange:
                 pause = min(_LONGEST_SLEEP_SECONDS, 1.2 * pause)
                 is_late = now - started > self._timeout_seconds
                 if is_late or now > next_look:
-                    self._check_neighbours(field, is_late)
+                    if (failure := self._failure(field, is_late)) is not None:
+                        raise failure
                     next_look = now + _LIVENESS_SECONDS
 
-    def _check_neighbours(self, field: int, is_late: bool) -> None:
-        """Raise if a neighbour that is waited for has exited or failed, or if the time is over."""
+    def _failure(self, field: int, is_late: bool) -> Exception | None:
+        """Return the error if a neighbour that is missing has ended, or is late."""
         missing = [box for box in self._neighbours if box.fields[field] < self._step]
         for box in missing:
             if box.has_failed or not is_alive(box.pid):
                 what = "gave up" if box.has_failed else "ended"
-                raise ConnectionError(
+                return ConnectionError(
                     f"optimizer step {self._step}: trainer {box.rank} (process {box.pid}) {what}"
                 )
-        if missing and is_late:
-            raise TimeoutError(
-                f"optimizer step {self._step}: trainers {[box.rank for box in missing]} did not come within "
-                f"{self._timeout_seconds:g} s: every trainer must call step() equally "
-                "often, also without gradients"
-            )
+        if not missing or not is_late:
+            return None
+        return TimeoutError(
+            f"optimizer step {self._step}: trainers {[box.rank for box in missing]} did not come within "
+            f"{self._timeout_seconds:g} s: every trainer must call step() equally "
+            "often, also without gradients"
+        )
 
 
 def _view(body: ndarray, offset: int, num_elements: int, dtype: np.dtype) -> ndarray:

@@ -154,11 +154,11 @@ def saved_rows(
                 unknown.add(label)
                 continue
             ids = _node_ids(table, label, state[IDS], params, maps)
-            _check_states(table, len(ids), state[STATES])
+            states = _states_of(table, len(ids), state[STATES])
             are_roots = is_of_dgl(params) and dgl_keeps_roots and set(table.state) == {"sum"}
             if are_roots:
                 logger.info("%r: the roots that DGL's Adagrad keeps are squared", label)
-            found.append(SavedRows(table, ids, state[STATES], are_roots))
+            found.append(SavedRows(table, ids, states, are_roots))
     if unknown:
         logger.warning(
             "ignored the saved state of %s: not among this optimizer's embeddings", sorted(unknown)
@@ -177,14 +177,8 @@ def _table_of(label: str, params: Mapping[str, Any], tables: Sequence[Table]) ->
     return by_key[0] if by_key else by_name[0] if len(by_name) == 1 else None
 
 
-def _check_states(table: Table, num_ids: int, states: Mapping[str, Tensor]) -> None:
-    """Check names and shapes of saved state tensors.
-
-    Raises
-    ------
-    ValueError
-        They belong to another optimizer or another table.
-    """
+def _states_of(table: Table, num_ids: int, states: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return the saved state tensors of a table; ValueError if they are another optimizer's or table's."""
     shapes = {tensor.name: (num_ids, *tensor.shape[1:]) for tensor in table.state.values()}
     if set(states) != set(shapes):
         raise ValueError(
@@ -196,6 +190,7 @@ def _check_states(table: Table, num_ids: int, states: Mapping[str, Tensor]) -> N
                 f"state {name!r}: expected rows {shape[1:]} for {num_ids} ids, the file has "
                 f"{tuple(states[name].shape[1:])} for {len(states[name])}"
             )
+    return {name: states[name] for name in shapes}
 
 
 def write_share(found: Sequence[SavedRows], place: int, num_places: int) -> None:

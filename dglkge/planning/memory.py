@@ -193,11 +193,7 @@ class PlannedHost:
 
 
 def plan_memory(
-    config: Config,
-    size: DatasetSize,
-    num_trainers: int,
-    num_servers: int,
-    base: ProcessBase = ProcessBase(),
+    config: Config, size: DatasetSize, num_trainers: int, num_servers: int, base: ProcessBase = ProcessBase()
 ) -> list[PlannedHost]:
     """Plan every machine of a job.
 

@@ -22,12 +22,7 @@ from dglkge.planning.memory import PlannedHost
 MOST_RANGES = 256
 """Ranges that a plan proposes at most: an epoch has their square of buckets."""
 
-OF_TABLES = (
-    "tables",
-    "optimizer state",
-    "edges and ids, mapped files",
-    "checkpoint's background copy",
-)
+OF_TABLES = ("tables", "optimizer state", "edges and ids, mapped files", "checkpoint's background copy")
 """Items of a plan that a run with tables on a disk does not hold in memory."""
 
 

@@ -16,13 +16,13 @@ import torch
 
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.layout import RUN_STATS_FILE
-from dglkge.config.schema import field_table, fields, value_at
+from dglkge.config.schema import DECIDED_FIELDS, field_table, fields, value_at
 from dglkge.data import dataset_files
 from dglkge.data.dataset import Dataset
-from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, Field
+from dglkge.data.dataset_files import SPLITS, TEST, Field
 from dglkge.errors import InputError, import_extra
 from dglkge.evaluation.metrics import SIDES, Protocol, RankingResult
-from dglkge.inference.imports.dglke_files import Tables
+from dglkge.inference.dglke_files import Tables
 from dglkge.inference.run import Run, open_run
 from dglkge.inference.search import NamedQuery
 from dglkge.report.learning_curves import finite, learning_curves, read_lines, records_folder
@@ -31,17 +31,6 @@ from dglkge.typing import Side
 METHODS = ("pca", "tsne")
 PERPLEXITY = 30
 """Of t-SNE, its usual value; smaller where there are fewer than 91 entities, of which it takes a third."""
-
-
-def degrees(dataset: Dataset) -> dict[str, np.ndarray]:
-    """Return the number of training triples of each entity, by type and original id."""
-    found = {name: np.zeros(dataset.num_entities(name), np.int64) for name in dataset.entity_types}
-    triples = dataset.split(TRAIN)
-    # Triples are sorted by the pair of types that they join, and ids count within a type.
-    for lhs, rhs, first, end in dataset.edge_types:
-        found[lhs] += np.bincount(triples[first:end, 0], minlength=len(found[lhs]))
-        found[rhs] += np.bincount(triples[first:end, 2], minlength=len(found[rhs]))
-    return found
 
 
 def chosen_entities(of_entities: Mapping[str, np.ndarray], most: int) -> dict[str, np.ndarray]:
@@ -260,7 +249,7 @@ def collect(
     for label, run in zip(labels, runs):
         key = run.dataset.fingerprint
         if key not in datasets:
-            degrees_of[key] = degrees(run.dataset)
+            degrees_of[key] = run.degrees
             datasets[key] = {**dataset_figures(run.dataset, degrees_of[key]), "runs": []}
         datasets[key]["runs"].append(label)
     found = []
@@ -521,7 +510,7 @@ def configuration(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "default": plain,
                 "help": text,
                 "values": values,
-                "is_changed": [value != plain for value in values],
+                "is_changed": [value != plain and key not in DECIDED_FIELDS for value in values],
                 "differs": any(value != values[0] for value in values[1:]),
             }
         )

@@ -167,9 +167,9 @@ def _head(runs: Sequence[Mapping[str, Any]], datasets: Sequence[Mapping[str, Any
     tiles = [
         (f"{best['mrr']:.4f}", f"MRR, {protocol['split']} split"),
         (f"{best['hits@10']:.4f}", "Hits@10"),
-        (short(sum(data["entities"].values())), "entities"),
-        (short(data["num_relations"]), "relations"),
-        (short(sum(data["triples"].values())), "triples"),
+        counted(sum(data["entities"].values()), "entity", "entities").rsplit(" ", 1),
+        counted(data["num_relations"], "relation").rsplit(" ", 1),
+        counted(sum(data["triples"].values()), "triple").rsplit(" ", 1),
         (duration(one["training"]["seconds"]), "training"),
     ]
     return {
@@ -195,7 +195,8 @@ def _overview(runs: Sequence[Mapping[str, Any]], datasets: Sequence[Mapping[str,
     add("Optimizer", (_options(run["optimizer"]) for run in runs))
     add("Seed", (str(run["seed"]) for run in runs))
     add("Parameters", (f"{run['parameters']:,}" for run in runs), "numbers in all rows")
-    for name in METRICS:
+    # Those of a single run are above this table, and in that of the ranking.
+    for name in METRICS if len(runs) > 1 else ():
         values = [run["ranking"]["sides"]["both"][name] for run in runs]
         # With several data sets none is the best.
         cells = metric_cells(values, name, len(datasets) == 1)
@@ -203,7 +204,7 @@ def _overview(runs: Sequence[Mapping[str, Any]], datasets: Sequence[Mapping[str,
         rows.append([Cell(METRIC_TITLES.get(name, name.capitalize())), *cells])
     add("Ranked triples", (_ranked(run) for run in runs))
     for split in SPLITS:
-        if any(split in run["recorded"] for run in runs):
+        if any(_is_news(run, split) for run in runs):
             add(f"MRR at the end of training, {split} split", (_recorded(run, split) for run in runs))
     add("Time in training", (duration(run["training"]["seconds"]) for run in runs))
     add("Checkpoint", (run["path"] for run in runs))
@@ -231,6 +232,15 @@ def _ranked(run: Mapping[str, Any]) -> str:
     return f"{number:,} of {of_split:,}, drawn with seed {found['seed']}"
 
 
+def _is_news(run: Mapping[str, Any], split: str) -> bool:
+    """Return whether a run has recorded another MRR of a split than the report's."""
+    recorded, ranking = run["recorded"].get(split), run["ranking"]
+    is_same = (
+        recorded is not None and f"{recorded['both']['mrr']:.4f}" == f"{ranking['sides']['both']['mrr']:.4f}"
+    )
+    return recorded is not None and not (is_same and ranking["protocol"]["split"] == split)
+
+
 def _recorded(run: Mapping[str, Any], split: str) -> str | None:
     found = run["recorded"].get(split)
     if found is None:
@@ -254,8 +264,9 @@ def _dataset(number: int, one: Mapping[str, Any], drawn: dict[str, Any], plots: 
         pairs.append(
             (
                 "Not seen in training",
-                f"{unseen['entities']:,} entities and {unseen['relations']:,} relations, in "
-                f"{unseen['triples']:,} triples of valid and test",
+                f"{counted(unseen['entities'], 'entity', 'entities')} and "
+                f"{counted(unseen['relations'], 'relation')}, in {counted(unseen['triples'], 'triple')} of "
+                "valid and test",
             )
         )
     degrees = one["degrees"]
@@ -521,7 +532,7 @@ def _partitions(
         share = cut / part["num_edges"] if part["num_edges"] else 0.0
         row += [number_cell(part["nodes"]["relation"]), number_cell(part["num_edges"]), number_cell(cut)]
         rows.append([*row, number_cell(share, f"{share:.1%}")])
-    count = f"{len(parts)} partition{'s' if len(parts) > 1 else ''} by {found['method']}."
+    count = f"{counted(len(parts), 'partition')} by {found['method']}."
     balance, edge_cut = found["balance"], found["edge_cut"]
     if balance and edge_cut and len(parts) > 1:
         count += (
@@ -606,6 +617,17 @@ def duration(seconds: float | None) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
+
+
+def counted(count: int, word: str, plural: str = "") -> str:
+    """Return a count with its noun.
+
+    Examples
+    --------
+    >>> counted(1, "entity", "entities"), counted(0, "triple"), counted(56_414, "triple")
+    ('1 entity', '0 triples', '56.4 k triples')
+    """
+    return f"{short(count)} {word if count == 1 else plural or word + 's'}"
 
 
 def short(count: int) -> str:

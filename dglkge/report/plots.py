@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import html
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import plotly.graph_objects as go
@@ -24,6 +25,9 @@ SYMBOLS = ("circle", "diamond", "square", "triangle-up", "cross", "triangle-down
 
 MOST_RELATIONS = 40
 """Relations in a plot: those with the most queries."""
+
+MOST_NAMES = 25
+"""Names on a map."""
 
 HEIGHT, MAP_HEIGHT, ROW_HEIGHT = 300, 560, 20
 
@@ -186,7 +190,12 @@ def degree_bars(histogram: Sequence[Sequence[int]]) -> dict[str, Any]:
     )
     return figure(
         [bars],
-        xaxis={"type": "category", "title": {"text": "training triples of an entity"}, "automargin": True},
+        xaxis={
+            "type": "category",
+            "title": {"text": "training triples of an entity"},
+            "automargin": True,
+            "tickangle": -45,
+        },
         yaxis={"title": {"text": "entities"}},
     )
 
@@ -271,6 +280,30 @@ def map_points(found: Mapping[str, Any]) -> dict[str, Any]:
         f"{axis}axis": {"title": {"text": title}, "zeroline": False, "showticklabels": bool(title)}
         for axis, title in zip("xy", titles)
     }
-    # Room for the buttons above the plot.
-    margin = {"l": 56, "r": 12, "t": 40, "b": 48}
-    return figure(traces, height=MAP_HEIGHT, margin=margin, showlegend=len(types) > 1, **axes)
+    return figure(
+        traces,
+        height=MAP_HEIGHT,
+        margin={"l": 56, "r": 12, "t": 40, "b": 48},  # room for the buttons above the plot
+        showlegend=len(types) > 1,
+        annotations=_map_names(types.values()),
+        **axes,
+    )
+
+
+def _map_names(types: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the names of the entities with the highest degrees, but for those that would lie on others."""
+    columns = [zip(*(of_type[key] for key in ("degrees", "x", "y", "names"))) for of_type in types]
+    points = sorted(chain.from_iterable(columns), key=lambda point: -point[0])
+    if not points:
+        return []
+    _, xs, ys, _ = zip(*points)
+    width, height = (max(max(values) - min(values), 1e-9) for values in (xs, ys))
+    places: list[tuple[float, float]] = []
+    names = []
+    for _, x, y, name in points:
+        is_free = all(abs(x - a) > 0.15 * width or abs(y - b) > 0.05 * height for a, b in places)
+        if is_free and len(places) < MOST_NAMES:
+            places.append((x, y))
+            style = {"showarrow": False, "yshift": 10, "font": {"size": 11}}
+            names.append({"x": x, "y": y, "text": shown(_cut(name)), **style})
+    return names

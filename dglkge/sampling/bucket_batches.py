@@ -27,7 +27,7 @@ from dglkge.data.edge_buckets import EdgeBuckets
 from dglkge.data.range_walk import unordered, walk_pairs
 from dglkge.kernels.hashing import combine
 from dglkge.sampling import triple_order
-from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, EdgeOptions, ignore_phase, trainer_share
+from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, EdgeOptions, ignore_phase
 from dglkge.sampling.machine_batches import MachineShares
 
 Ids = npt.NDArray[np.int64]
@@ -80,10 +80,11 @@ class Piece:
         return self.end - self.start
 
 
+@dataclass
 class BucketOrder:
     """The order of a machine's triples over an epoch: a pure function of its counts and of the seed.
 
-    Parameters
+    Attributes
     ----------
     counts : (S, K, P, P) int64
         The machine's triples by edge set, edge type, range of the head and range of the tail.
@@ -110,28 +111,20 @@ class BucketOrder:
     True
     """
 
-    def __init__(
-        self,
-        counts: Ids,
-        part: int,
-        shares: MachineShares,
-        order: str,
-        seed: int,
-        types: Sequence[tuple[str, str]],
-        is_mixed: bool = False,
-    ) -> None:
-        self._counts = counts
-        self._part = part
-        self._shares = shares
-        self._is_mixed = is_mixed
-        self._order = order
-        self._seed = seed
-        self._types = types
-        self._by_bucket = counts.sum(axis=1)
-        of_sets = counts.sum(axis=(1, 2, 3))
+    counts: Ids
+    part: int
+    shares: MachineShares
+    order: str
+    seed: int
+    types: Sequence[tuple[str, str]]
+    is_mixed: bool = False
+
+    def __post_init__(self) -> None:
+        self._by_bucket = self.counts.sum(axis=1)
+        of_sets = self.counts.sum(axis=(1, 2, 3))
         self._num_triples = int(of_sets.sum())
         self._first_of_set: list[int] = (np.cumsum(of_sets) - of_sets).tolist()
-        self.num_ranges = int(counts.shape[2])
+        self.num_ranges = int(self.counts.shape[2])
         # The walk of an epoch, and where each of its buckets ends: two epochs, as the prefetch looks ahead.
         self._walk = lru_cache(maxsize=2)(self._make_walk)
 
@@ -139,25 +132,22 @@ class BucketOrder:
     def num_buckets(self) -> int:
         """Buckets of an epoch, empty ones included."""
         of_set = self.num_ranges**2
-        if self._is_mixed and self.num_ranges > 1:
+        if self.is_mixed and self.num_ranges > 1:
             of_set = self.num_ranges * (self.num_ranges - 1) // 2
-        return len(self._counts) * of_set
+        return len(self.counts) * of_set
 
     def _make_walk(self, epoch: int) -> tuple[list[tuple[int, int, int]], Ids]:
         """Return set and ranges of each bucket in its turn, and the position behind its last triple."""
-        walk = walk_pairs(self._order, self.num_ranges, self._seed, epoch)
-        if self._is_mixed:
+        walk = walk_pairs(self.order, self.num_ranges, self.seed, epoch)
+        if self.is_mixed:
             walk = unordered(walk)
         turns = [
             (edge_set, first, second)
-            for edge_set in range(len(self._counts))
+            for edge_set in range(len(self.counts))
             for first, second in walk.tolist()
         ]
-        sizes = [self._size(epoch, edge_set, ranges) for edge_set, *ranges in turns]
+        sizes = [sum(map(len, self._segments(epoch, edge_set, ranges))) for edge_set, *ranges in turns]
         return turns, np.cumsum(np.array(sizes, np.int64))
-
-    def _size(self, epoch: int, edge_set: int, ranges: Sequence[int]) -> int:
-        return sum(map(len, self._segments(epoch, edge_set, ranges)))
 
     def segments(self, epoch: int, piece: Piece) -> list[Segment]:
         """Return where the triples of a piece's bucket lie."""
@@ -165,7 +155,7 @@ class BucketOrder:
 
     def _segments(self, epoch: int, edge_set: int, ranges: Sequence[int]) -> list[Segment]:
         first, second = ranges
-        if not self._is_mixed or self.num_ranges == 1:
+        if not self.is_mixed or self.num_ranges == 1:
             return [self._segment(edge_set, first, second)]
         found = [self._segment(edge_set, first, second), self._segment(edge_set, second, first)]
         for own, partner in ((first, second), (second, first)):
@@ -184,8 +174,8 @@ class BucketOrder:
         """Return the first position of a global batch in the machine's order, and the one behind its last."""
         own = [
             self._first_of_set[edge_set] + position
-            for edge_set, windows in self._shares.windows(batch)
-            for position in windows[self._part]
+            for edge_set, windows in self.shares.windows(batch)
+            for position in windows[self.part]
         ]
         return (own[0], own[-1]) if own else (self._num_triples, self._num_triples)
 
@@ -216,7 +206,7 @@ class BucketOrder:
         """
         segments = self.segments(epoch, piece)
         positions = np.arange(piece.start, piece.end, dtype=np.int64)
-        key = combine(_BUCKET_KEY, self._seed, piece.edge_set, *piece.ranges)
+        key = combine(_BUCKET_KEY, self.seed, piece.edge_set, *piece.ranges)
         places = triple_order.inverse_permute(positions, sum(map(len, segments)), key, epoch)
         ends = np.cumsum(np.array([len(one) for one in segments], np.int64))
         number = np.searchsorted(ends, places, side="right")
@@ -250,11 +240,11 @@ class BucketOrder:
         found: set[tuple[str, int]] = set()
         for piece in pieces:
             cells = {one.cell % self.num_ranges**2 for one in self.segments(epoch, piece) if len(one)}
-            of_set = self._counts[piece.edge_set].reshape(len(self._types), -1)
+            of_set = self.counts[piece.edge_set].reshape(len(self.types), -1)
             for number in np.flatnonzero(of_set[:, sorted(cells)].any(axis=1)).tolist():
-                lhs, rhs = self._types[number]
+                lhs, rhs = self.types[number]
                 # Wrong answers of a mixed bucket are of both ranges, whatever the right one is of.
-                if self._is_mixed:
+                if self.is_mixed:
                     found |= {(name, one) for name in (lhs, rhs) for one in piece.ranges}
                 else:
                     found |= {(lhs, piece.ranges[0]), (rhs, piece.ranges[1])}
@@ -313,8 +303,10 @@ class BucketBatches(EdgeBatches):
         super().__init__(buckets.table, options)
         self.order_mark = order_mark
         self._starts = buckets.starts
-        self._shares = MachineShares(triples_of_parts, self._batch_size)
-        self.walk = BucketOrder(buckets.counts, part, self._shares, bucket_order, self._seed, types, is_mixed)
+        self._shares = MachineShares(triples_of_parts, self._options.batch_size)
+        self.walk = BucketOrder(
+            buckets.counts, part, self._shares, bucket_order, self._options.seed, types, is_mixed
+        )
         self._watchers: list[Callable[[int, int], object]] = []
         self._last_buckets: tuple[int, list[int]] = (-1, [])
 
@@ -362,20 +354,20 @@ class BucketBatches(EdgeBatches):
     def batch(self, epoch: int, index: int, enter: Callable[[str], None] = ignore_phase) -> EdgeBatch:
         enter("order")
         start, end = self.walk.window(index)
-        share = trainer_share(end - start, self._local_rank, self._trainers_per_machine)
+        share = self._share(end - start)
         rows: list[Ids] = []
         chunks: list[Ids] = []
         ranges: list[tuple[int, int]] = []
         passed = 0
         for piece in self.walk.pieces(epoch, start, end):
             # Chunks are counted over all trainers of the machine: they draw the same negatives.
-            num_chunks = -(-len(piece) // self._chunk_size)
+            num_chunks = -(-len(piece) // self._options.chunk_size)
             first = max(share.start - passed, 0)
             stop = min(share.stop - passed, len(piece))
             if first < stop:
                 own = replace(piece, start=piece.start + first, end=piece.start + stop)
                 rows.append(self.walk.rows(epoch, own, self._starts))
-                chunks.append(len(ranges) + np.arange(first, stop) // self._chunk_size)
+                chunks.append(len(ranges) + np.arange(first, stop) // self._options.chunk_size)
             ranges += [piece.ranges] * num_chunks
             passed += len(piece)
         found = np.concatenate(rows) if rows else np.empty(0, np.int64)

@@ -184,26 +184,18 @@ class EdgeBatches:
     def __init__(self, edges: EdgeTable, options: EdgeOptions) -> None:
         every = EdgeSet("train", range(options.num_triples))
         self.order = TripleOrder([every], options.seed) if options.order is None else options.order
-        self._relation_weights, self._has_confidences = options.relation_weights, options.has_confidences
-        pair_of_relation = options.pair_of_relation
+        self._options, pair_of_relation = options, options.pair_of_relation
         # Plain arrays over the same mapped memory: numpy's memmap takes its time for every index.
         self._triple_ids, self._all_edges = np.asarray(edges.triple_ids), np.asarray(edges.edges)
         self._weights = None if edges.weights is None else np.asarray(edges.weights)
-        self._pair_of_relation = pair_of_relation
         self._pairs = np.unique(pair_of_relation[pair_of_relation >= 0])
-        self._num_triples = options.num_triples
-        self._batch_size = options.batch_size
-        self._chunk_size = options.chunk_size
-        self._local_rank = options.local_rank
-        self._trainers_per_machine = options.trainers_per_machine
-        self._seed = options.seed
         self._has_all = len(self._triple_ids) == options.num_triples
         is_searched = self._searches_triples and not self._has_all
         self._index = TripleIndex(self._triple_ids if is_searched else self._triple_ids[:0])
 
     def __len__(self) -> int:
         """Return the number of global batches in an epoch."""
-        return triple_order.num_batches(self.order.num_positions, self._batch_size)
+        return triple_order.num_batches(self.order.num_positions, self._options.batch_size)
 
     def batch(self, epoch: int, index: int, enter: Callable[[str], None] = ignore_phase) -> EdgeBatch:
         """Return this trainer's share of a global batch; it may be empty.
@@ -211,7 +203,7 @@ class EdgeBatches:
         ``enter`` is called with the name of each phase as it begins: ``order``, then ``edges``.
         """
         enter("order")
-        positions = triple_order.window(index, self._batch_size, self.order.num_positions)
+        positions = triple_order.window(index, self._options.batch_size, self.order.num_positions)
         # One machine: a position's triple is its row, and the other trainers' need not be computed.
         if self._has_all:
             share = self._share(len(positions))
@@ -228,7 +220,7 @@ class EdgeBatches:
             triple_ids = triple_ids[places]
         # Chunks belong to positions of the global batch, not to trainers: all machines draw the same
         # negatives.
-        chunks = places // self._chunk_size
+        chunks = places // self._options.chunk_size
         return self._gather(epoch, index, len(positions), rows, triple_ids, chunks, enter)
 
     def begin(self, epoch: int, index: int) -> None:
@@ -254,16 +246,16 @@ class EdgeBatches:
         # Rows are gathered first and transposed after: one pass over the mapped file. The copy makes each
         # column contiguous; ids of 32 bits become those of 64 that everything else takes.
         heads, relations, tails = np.take(self._all_edges, rows, axis=0).T.astype(np.int64, order="C")
-        pairs = self._pair_of_relation[relations]
+        pairs = self._options.pair_of_relation[relations]
         # Places ascend, so the chunks are sorted already; with one edge type nothing is left to sort.
         order = np.lexsort((pairs, chunks)) if len(self._pairs) > 1 else slice(None)
         heads, relations, tails = heads[order], relations[order], tails[order]
         weights, labels = None if self._weights is None else self._weights[rows[order]], None
-        if self._has_confidences:
+        if self._options.has_confidences:
             weights, labels = None, weights
-        if self._relation_weights is not None:
-            of_relations = self._relation_weights[relations]
-            weights = of_relations if weights is None else weights * of_relations
+        if self._options.relation_weights is not None:
+            own = self._options.relation_weights[relations]
+            weights = own if weights is None else weights * own
         groups = _groups(chunks[order], pairs[order])
         ids = triple_ids[order]
         return EdgeBatch(
@@ -272,7 +264,7 @@ class EdgeBatches:
 
     def _share(self, num: int) -> slice:
         """Return this trainer's run of the machine's triples; a run, so that it has triples of few chunks."""
-        return trainer_share(num, self._local_rank, self._trainers_per_machine)
+        return trainer_share(num, self._options.local_rank, self._options.trainers_per_machine)
 
 
 def trainer_share(num: int, local_rank: int, trainers_per_machine: int) -> slice:

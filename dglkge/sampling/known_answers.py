@@ -69,10 +69,11 @@ class KnownNegatives:
             mask[row, columns] = True
 
 
+@dataclass
 class KnownAnswers:
     """Finds the known answers to the queries of batches.
 
-    Parameters
+    Attributes
     ----------
     known : KnownTriples
         The training triples.
@@ -80,18 +81,11 @@ class KnownAnswers:
         Original id of every node id, of each entity type and of the relations.
     """
 
-    def __init__(self, known: KnownTriples, original_ids: Mapping[str, Ids]) -> None:
-        self._known = known
-        self._original_ids = original_ids
+    known: KnownTriples
+    original_ids: Mapping[str, Ids]
 
     def among(
-        self,
-        side: Side,
-        anchor_type: str,
-        anchors: Ids,
-        relations: Ids,
-        answer_type: str,
-        negative_ids: Ids,
+        self, side: Side, anchor_type: str, anchors: Ids, relations: Ids, answer_type: str, negative_ids: Ids
     ) -> KnownNegatives:
         """Return the known answers to queries, to be looked up among negatives.
 
@@ -105,10 +99,10 @@ class KnownAnswers:
         negative_ids : (N,) int64
             Node ids.
         """
-        entities = self._original_ids[anchor_type][anchors]
-        relation_ids = self._original_ids[RELATION][relations]
-        first, count, answers = self._known.runs(side, entities, relation_ids)
+        entities = self.original_ids[anchor_type][anchors]
+        relation_ids = self.original_ids[RELATION][relations]
+        first, count, answers = self.known.runs(side, entities, relation_ids)
         # Entities are numbered by type: between two types an equal number is another entity, and such queries
         # have no entity of their own to score.
-        own = self._known.contain(side, entities, relation_ids, entities)
-        return KnownNegatives(first, count, answers, self._original_ids[answer_type][negative_ids], own)
+        own = self.known.contain(side, entities, relation_ids, entities)
+        return KnownNegatives(first, count, answers, self.original_ids[answer_type][negative_ids], own)

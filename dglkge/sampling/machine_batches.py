@@ -17,7 +17,7 @@ import numpy.typing as npt
 from dglkge.data.partition_layout import EdgeTable, Rows
 from dglkge.kernels.hashing import combine
 from dglkge.sampling import triple_order
-from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, EdgeOptions, ignore_phase, trainer_share
+from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, EdgeOptions, ignore_phase
 from dglkge.sampling.triple_order import TripleOrder
 
 Ids = npt.NDArray[np.int64]
@@ -185,13 +185,13 @@ class MachineBatches(EdgeBatches):
         self.order_mark = order_mark
         self._rows = rows
         self._part = part
-        self._shares = MachineShares(counts, self._batch_size)
+        self._shares = MachineShares(counts, self._options.batch_size)
 
     def batch(self, epoch: int, index: int, enter: Callable[[str], None] = ignore_phase) -> EdgeBatch:
         enter("order")
         sizes = self._shares.sizes(index)
         own = sizes[self._part]
-        share = trainer_share(own, self._local_rank, self._trainers_per_machine)
+        share = self._share(own)
         rows, passed = [np.empty(0, np.int64)], 0
         for number, windows in self._shares.windows(index):
             start, end = windows[self._part]
@@ -202,15 +202,15 @@ class MachineBatches(EdgeBatches):
             passed += end - start
         found = np.concatenate(rows)
         # All trainers of a machine cut its share alike, so those of a chunk draw the same negatives.
-        before = sum(num_chunks(size, self._chunk_size) for size in sizes[: self._part])
+        before = sum(num_chunks(size, self._options.chunk_size) for size in sizes[: self._part])
         places = np.arange(share.start, share.stop)
-        chunks = before + places * num_chunks(own, self._chunk_size) // max(1, own)
+        chunks = before + places * num_chunks(own, self._options.chunk_size) // max(1, own)
         return self._gather(epoch, index, sum(sizes), found, self._triple_ids[found], chunks, enter)
 
     def _rows_at(self, number: int, epoch: int, start: int, end: int) -> Ids:
         """Return the rows at the positions [start, end) of the machine's order of an edge set."""
         rows = self._rows[number]
-        key = combine(_MACHINE_KEY, self._seed, number, self._part)
+        key = combine(_MACHINE_KEY, self._options.seed, number, self._part)
         positions = np.arange(start, end, dtype=np.int64)
         places = triple_order.inverse_permute(positions, len(rows), key, epoch)
         return places + rows.start if isinstance(rows, range) else rows[places].astype(np.int64)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -12,10 +13,13 @@ from dglkge.kernels.hashing import below, combine
 from dglkge.sampling.draws import WeightedDraw, split_count
 from dglkge.sampling.edge_batches import EdgeBatch
 
+Ids = npt.NDArray[np.int64]
+
 # Domain separation: the streams of the negatives and of the order share the seed, not the key.
-_NEGATIVES_KEY = 0x4E6
+_NEGATIVES_KEY, _LOCAL_KEY, _IN_BATCH_KEY = 0x4E6, 0x10CA1, 0xBA7C4
 
 
+@dataclass
 class UniformNegatives:
     """Uniform entities of one type, the same for every trainer that holds a part of the chunk.
 
@@ -23,7 +27,7 @@ class UniformNegatives:
     result depends neither on the number of trainers nor on how the graph was partitioned. Heads and
     tails of one type are scored against the same entities: half as many rows to gather and to update.
 
-    Parameters
+    Attributes
     ----------
     num_negatives : int
         Negatives of a chunk.
@@ -35,41 +39,30 @@ class UniformNegatives:
         are those of a type whose weights are all 0.
     """
 
-    def __init__(
-        self,
-        num_negatives: int,
-        node_ids: Mapping[str, npt.NDArray[np.int64]],
-        seed: int,
-        weights: Mapping[str, npt.NDArray[np.int64]] | None = None,
-    ) -> None:
-        self._draws = _weighted_draws(weights)
-        self._num_negatives = num_negatives
-        self._node_ids = node_ids
-        self._number_of_type = {name: number for number, name in enumerate(node_ids)}
-        self._seed = seed
+    num_negatives: int
+    node_ids: Mapping[str, Ids]
+    seed: int
+    weights: Mapping[str, Ids] | None = None
 
-    @property
-    def entity_types(self) -> Sequence[str]:
-        """Entity types that it draws from."""
-        return list(self._node_ids)
+    def __post_init__(self) -> None:
+        self._draws = _weighted_draws(self.weights)
+        self._number_of_type = {name: number for number, name in enumerate(self.node_ids)}
 
-    def sample(self, entity_type: str, epoch: int, batch: int, chunk: int) -> npt.NDArray[np.int64]:
+    def sample(self, entity_type: str, epoch: int, batch: int, chunk: int) -> Ids:
         """Return the node ids (N,) of a chunk's negatives of one entity type."""
-        key = combine(_NEGATIVES_KEY, self._seed, epoch, batch, chunk, self._number_of_type[entity_type])
-        table = self._node_ids[entity_type]
+        key = combine(_NEGATIVES_KEY, self.seed, epoch, batch, chunk, self._number_of_type[entity_type])
+        table = self.node_ids[entity_type]
         if entity_type in self._draws:
-            return table[self._draws[entity_type].draw(key, self._num_negatives)]
-        return table[below(key, self._num_negatives, len(table))]
+            return table[self._draws[entity_type].draw(key, self.num_negatives)]
+        return table[below(key, self.num_negatives, len(table))]
 
 
-def _weighted_draws(weights: Mapping[str, npt.NDArray[np.int64]] | None) -> dict[str, WeightedDraw]:
+def _weighted_draws(weights: Mapping[str, Ids] | None) -> dict[str, WeightedDraw]:
     """Return the draws of the entity types that have weights above 0."""
     return {name: WeightedDraw(values) for name, values in (weights or {}).items() if values.any()}
 
 
-def find_equal(
-    ids: npt.NDArray[np.int64], negative_ids: npt.NDArray[np.int64]
-) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def find_equal(ids: Ids, negative_ids: Ids) -> tuple[Ids, Ids]:
     """Find the negatives that are the true answer itself, without looking at every pair.
 
     Parameters
@@ -92,24 +85,18 @@ def find_equal(
     return rows, order[first[rows] + turn]
 
 
-Ids = npt.NDArray[np.int64]
-
-_LOCAL_KEY = 0x10CA1
-_IN_BATCH_KEY = 0xBA7C4
-
-
 class NegativeSampler(Protocol):
     """Draws the negatives of a batch.
 
-    The constructor has the parameters of :class:`MixedNegatives` without the last. A sampler that is
-    whose settings have ``degree_power`` has the last too.
+    The constructor has the parameters of :class:`MixedNegatives` without the last. A sampler whose settings
+    have ``degree_power`` has the last too.
     """
 
     def sample(self, entity_type: str, batch: EdgeBatch, chunk: int) -> Ids:
         """Return the node ids (N,) of the negatives of one entity type for a chunk that the batch has."""
-        ...
 
 
+@dataclass
 class MixedNegatives:
     """Negatives of three kinds; a share of 1 of the first is :class:`UniformNegatives`.
 
@@ -123,7 +110,7 @@ class MixedNegatives:
     Only global ones make a result independent of how the graph is partitioned; in-batch ones depend on how
     a batch is split between trainers too.
 
-    Parameters
+    Attributes
     ----------
     num_negatives : int
         Negatives of a chunk, of all kinds.
@@ -146,39 +133,35 @@ class MixedNegatives:
         If a share is negative or the sum is not 1.
     """
 
-    def __init__(
-        self,
-        num_negatives: int,
-        shares: tuple[float, float, float],
-        node_ids: Mapping[str, Ids],
-        local_ranges: Mapping[str, tuple[int, int]],
-        pairs: Sequence[tuple[str, str]],
-        seed: int,
-        weights: Mapping[str, Ids] | None = None,
-    ) -> None:
-        self._num_global, self._num_local, self._num_in_batch = split_count(num_negatives, shares)
-        self._node_ids = node_ids
-        self._ranges = local_ranges
-        self._pairs = pairs
-        self._seed = seed
-        self._number_of_type = {name: number for number, name in enumerate(node_ids)}
+    num_negatives: int
+    shares: tuple[float, float, float]
+    node_ids: Mapping[str, Ids]
+    local_ranges: Mapping[str, tuple[int, int]]
+    pairs: Sequence[tuple[str, str]]
+    seed: int
+    weights: Mapping[str, Ids] | None = None
+
+    def __post_init__(self) -> None:
+        self._num_global, self._num_local, self._num_in_batch = split_count(self.num_negatives, self.shares)
+        self._number_of_type = {name: number for number, name in enumerate(self.node_ids)}
         # Two counts: types without a local range draw the local share globally as well.
         self._uniform = {
-            number: UniformNegatives(number, node_ids, seed, weights)
+            number: UniformNegatives(number, self.node_ids, self.seed, self.weights)
             for number in {self._num_global, self._num_global + self._num_local}
         }
-        self._local = _weighted_draws(self._local_weights(weights) if weights and self._num_local else None)
+        local = self._local_weights(self.weights) if self.weights and self._num_local else None
+        self._local = _weighted_draws(local)
 
     def sample(self, entity_type: str, batch: EdgeBatch, chunk: int) -> Ids:
         """Return the node ids (N,) of the negatives of one entity type for a chunk that the batch has."""
-        first, end = self._ranges[entity_type]
+        first, end = self.local_ranges[entity_type]
         num_local = self._num_local
         # The type has no entity on this machine, or all of them: the local share is drawn globally.
-        if end - first in (0, len(self._node_ids[entity_type])):
+        if end - first in (0, len(self.node_ids[entity_type])):
             num_local = 0
         num_uniform = self._num_global + self._num_local - num_local
         kinds = [self._uniform[num_uniform].sample(entity_type, batch.epoch, batch.index, chunk)]
-        key = (self._seed, batch.epoch, batch.index, chunk, self._number_of_type[entity_type])
+        key = (self.seed, batch.epoch, batch.index, chunk, self._number_of_type[entity_type])
         if num_local:
             # The key holds the range's start: equal on a machine's trainers, different between machines.
             local_key = combine(_LOCAL_KEY, *key, first)
@@ -188,18 +171,18 @@ class MixedNegatives:
                 kinds.append(first + below(local_key, num_local, end - first))
         if self._num_in_batch:
             # Never empty: negatives of a type are drawn only for a chunk with a group of that type.
-            present = present_entities(entity_type, batch, chunk, self._pairs)
+            present = present_entities(entity_type, batch, chunk, self.pairs)
             kinds.append(present[below(combine(_IN_BATCH_KEY, *key), self._num_in_batch, len(present))])
         return np.concatenate(kinds) if len(kinds) > 1 else kinds[0]
 
     def _local_weights(self, weights: Mapping[str, Ids]) -> dict[str, Ids]:
         """Return the weights of this machine's entities, in the order of their node ids."""
-        found = {}
-        for name, (first, end) in self._ranges.items():
-            nodes = self._node_ids[name]
+        local = {}
+        for name, (first, end) in self.local_ranges.items():
+            nodes = self.node_ids[name]
             here = np.flatnonzero((nodes >= first) & (nodes < end))
-            found[name] = weights[name][here[np.argsort(nodes[here])]]
-        return found
+            local[name] = weights[name][here[np.argsort(nodes[here])]]
+        return local
 
 
 def present_entities(entity_type: str, batch: EdgeBatch, chunk: int, pairs: Sequence[tuple[str, str]]) -> Ids:
@@ -213,26 +196,23 @@ def present_entities(entity_type: str, batch: EdgeBatch, chunk: int, pairs: Sequ
     return np.concatenate(found)
 
 
+@dataclass
 class AllNegatives:
     """Every entity of the type, in the order of original ids; PyTorch-BigGraph's ``all_negs``.
 
-    Parameters
+    Attributes
     ----------
     num_negatives, shares, node_ids, local_ranges, pairs, seed
         As for :class:`MixedNegatives`, of which only ``node_ids`` matters.
     """
 
-    def __init__(
-        self,
-        num_negatives: int,
-        shares: tuple[float, float, float],
-        node_ids: Mapping[str, Ids],
-        local_ranges: Mapping[str, tuple[int, int]],
-        pairs: Sequence[tuple[str, str]],
-        seed: int,
-    ) -> None:
-        self._node_ids = node_ids
+    num_negatives: int
+    shares: tuple[float, float, float]
+    node_ids: Mapping[str, Ids]
+    local_ranges: Mapping[str, tuple[int, int]]
+    pairs: Sequence[tuple[str, str]]
+    seed: int
 
     def sample(self, entity_type: str, batch: EdgeBatch, chunk: int) -> Ids:
         """Return the node ids (N,) of all entities of a type."""
-        return self._node_ids[entity_type]
+        return self.node_ids[entity_type]

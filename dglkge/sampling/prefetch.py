@@ -10,10 +10,11 @@ import threading
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Protocol
 
-from dglkge.sampling.bucket_batches import Segment
+from dglkge.sampling.bucket_batches import BucketBatches, BucketOrder, Segment
 
 logger = logging.getLogger(__name__)
 
@@ -27,81 +28,61 @@ STOP_SECONDS = 10.0
 """Time that :meth:`Prefetcher.close` waits for the call that runs."""
 
 
-class RangeSchedule(Protocol):
-    """The ranges that batches need: a pure function; :class:`.bucket_batches.BucketOrder` is one."""
-
-    def ranges_at(self, epoch: int, batch: int) -> AbstractSet[Range]:
-        """Return the ranges (entity type, range) of a batch."""
-        ...
-
-    def ranges_after(self, epoch: int, batch: int) -> AbstractSet[Range]:
-        """Return the ranges of the first bucket that begins behind a batch, if it lies in one itself."""
-        ...
-
-
 class Pages(Protocol):
-    """A table's rows in ranges; :class:`dglkge.embeddings.mapped_rows.MappedRows` is one."""
+    """Rows in mapped pages, in ranges or not; :class:`dglkge.embeddings.mapped_rows.MappedRows` is one."""
 
     def pieces(self, number: int) -> Sequence[tuple[int, int]]:
         """Return the address and length in bytes of each piece of a range."""
-        ...
+
+    def pieces_between(self, first: int, stop: int) -> Sequence[tuple[int, int]]:
+        """Return the address and length in bytes of each piece of the rows [first, stop)."""
 
     def read_ahead(self, address: int, num_bytes: int) -> bool:
         """Start to read a piece."""
-        ...
 
     def map_ahead(self, address: int, num_bytes: int) -> bool:
         """Wait until a piece is read, and map it into this process."""
-        ...
 
     def unmap(self, address: int, num_bytes: int) -> bool:
         """Let other processes drop a piece."""
-        ...
 
     def start_to_write(self, address: int, num_bytes: int) -> bool:
         """Start to write a piece back."""
-        ...
 
     def push_out(self, address: int, num_bytes: int) -> bool:
         """Write a piece back, and let the kernel take its memory."""
-        ...
 
     def drop(self, address: int, num_bytes: int) -> bool:
         """Let the kernel take the memory of a piece that was written back."""
-        ...
 
 
+@dataclass
 class Prefetcher:
     """Follows the batches of a machine. Ranges are read once and pushed out once for each visit.
 
-    Parameters
+    Attributes
     ----------
-    schedule : RangeSchedule
+    schedule : BucketOrder
     tables : mapping of str to sequence of Pages
         Rows and optimizer state of each entity type.
     there : set of Range
         Ranges that may be in memory already, whole or in part: those that the first batches do not need are
         pushed out.
 
-    Attributes
-    ----------
     num_read, num_pushed_out : int
         Ranges so far.
     """
 
-    def __init__(
-        self,
-        schedule: RangeSchedule,
-        tables: Mapping[str, Sequence[Pages]],
-        there: AbstractSet[Range] = frozenset(),
-    ) -> None:
-        self._schedule = schedule
-        self._tables = tables
+    schedule: BucketOrder
+    tables: Mapping[str, Sequence[Pages]]
+    there: AbstractSet[Range] = frozenset()
+
+    def __post_init__(self) -> None:
         self.num_read = self.num_pushed_out = 0
         # What the thread shall have in memory: ranges of the batch and of the bucket after it.
         self._wanted: frozenset[Range] = frozenset()
         self._held: frozenset[Range] = frozenset()
-        self._there = frozenset(there)
+        self._there = frozenset(self.there)
         self._is_closed = False
         self._changed = threading.Condition()
         # A daemon: a call that hangs on a broken disk must not keep a trainer from exiting.
@@ -110,8 +91,8 @@ class Prefetcher:
 
     def advance(self, epoch: int, batch: int) -> None:
         """Note the batch that is trained next; returns at once."""
-        now = self._schedule.ranges_at(epoch, batch)
-        wanted = frozenset(now) | self._schedule.ranges_after(epoch, batch)
+        now = self.schedule.ranges_at(epoch, batch)
+        wanted = frozenset(now) | self.schedule.ranges_after(epoch, batch)
         with self._changed:
             if wanted != self._wanted:
                 self._wanted = wanted
@@ -129,9 +110,8 @@ class Prefetcher:
             self._changed.notify_all()
         self._thread.join(STOP_SECONDS)
         if self._thread.is_alive():
-            logger.warning(
-                "the thread that reads ranges ahead still waits for the disk after %g s", STOP_SECONDS
-            )
+            text = "the thread that reads ranges ahead still waits for the disk after %g s"
+            logger.warning(text, STOP_SECONDS)
 
     def _work(self) -> None:
         """Handle one set of ranges after another, the newest first."""
@@ -141,9 +121,9 @@ class Prefetcher:
                 if self._is_closed:
                     return
                 wanted, held = self._wanted, self._held
-            coming = [piece for one in sorted(wanted - held) for piece in self._pieces(one)]
+            coming = [piece for range_ in sorted(wanted - held) for piece in self._pieces(range_)]
             gone, self._there = (held | self._there) - wanted, frozenset()
-            going = [piece for one in sorted(gone) for piece in self._pieces(one)]
+            going = [piece for range_ in sorted(gone) for piece in self._pieces(range_)]
             # At once: the process that writes them, which takes longer, can then drop each as it is written.
             self._advise(going, "unmap")
             self._advise(going[:PIECES_AHEAD], "start_to_write")
@@ -169,10 +149,10 @@ class Prefetcher:
                 self._held = wanted
                 self._changed.notify_all()
 
-    def _pieces(self, one: Range) -> Iterator[Piece]:
+    def _pieces(self, range_: Range) -> Iterator[Piece]:
         """Yield the pieces of a range of all tensors of a table."""
-        name, number = one
-        for pages in self._tables.get(name, ()):
+        name, number = range_
+        for pages in self.tables.get(name, ()):
             for address, num_bytes in pages.pieces(number):
                 yield pages, address, num_bytes
 
@@ -185,38 +165,6 @@ class Prefetcher:
             getattr(pages, what)(address, num_bytes)
 
 
-class MappedTriples(Protocol):
-    """Rows of a mapped file; :class:`dglkge.embeddings.mapped_rows.MappedRows` is one."""
-
-    def pieces_between(self, first: int, stop: int) -> Sequence[tuple[int, int]]:
-        """Return the address and length in bytes of each piece of the rows [first, stop)."""
-        ...
-
-    def read_ahead(self, address: int, num_bytes: int) -> bool:
-        """Start to read a piece."""
-        ...
-
-    def drop(self, address: int, num_bytes: int) -> bool:
-        """Let the kernel take the memory of a piece."""
-        ...
-
-
-class TripleSchedule(Protocol):
-    """Where the triples of batches lie; :class:`.bucket_batches.BucketBatches` is one."""
-
-    def segments_at(self, epoch: int, batch: int) -> AbstractSet[Segment]:
-        """Return the segments of the buckets of a batch."""
-        ...
-
-    def segments_after(self, epoch: int, batch: int) -> AbstractSet[Segment]:
-        """Return the segments of the first bucket that begins behind a batch."""
-        ...
-
-    def rows_of(self, segment: Segment) -> tuple[int, int]:
-        """Return the first row of a segment, and the one behind its last."""
-        ...
-
-
 class TripleReader:
     """Reads the triples of the next bucket ahead, and drops those of a bucket once it was trained.
 
@@ -225,11 +173,11 @@ class TripleReader:
 
     Parameters
     ----------
-    schedule : TripleSchedule
-    files : sequence of MappedTriples
+    schedule : BucketBatches
+    files : sequence of Pages
     """
 
-    def __init__(self, schedule: TripleSchedule, files: Sequence[MappedTriples]) -> None:
+    def __init__(self, schedule: BucketBatches, files: Sequence[Pages]) -> None:
         self._schedule, self._files = schedule, files
         self._there: AbstractSet[Segment] = frozenset()
 
@@ -246,7 +194,7 @@ class TripleReader:
                 file.read_ahead(address, num_bytes)
         self._there = wanted
 
-    def _pieces(self, segment: Segment) -> Iterator[tuple[MappedTriples, int, int]]:
+    def _pieces(self, segment: Segment) -> Iterator[Piece]:
         for file in self._files:
             for address, num_bytes in file.pieces_between(*self._schedule.rows_of(segment)):
                 yield file, address, num_bytes

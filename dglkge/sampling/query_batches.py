@@ -139,12 +139,12 @@ class QueryIndex:
         sides, relations, anchors, starts = [], [], [], []
         self._answers: list[npt.NDArray[np.integer]] = []
         offset = 0
-        for side, wanted in enumerate((Side.TAIL, Side.HEAD)):
-            (direction,) = known.directions(wanted)
+        for number, side in enumerate((Side.TAIL, Side.HEAD)):
+            (direction,) = known.directions(side)
             first, entities = direction.queries()
             anchors.append(entities)
             relations.append(np.searchsorted(direction.starts, first, side="right") - 1)
-            sides.append(np.full(len(first), side, np.int64))
+            sides.append(np.full(len(first), number, np.int64))
             starts.append(first + offset)
             self._answers.append(direction.answers)
             offset += len(direction.answers)
@@ -233,10 +233,11 @@ class QueryBatch:
         return len(self.query_ids) + len(self.pair_ids)
 
 
+@dataclass
 class QueryBatches:
     """Selects this trainer's queries of each global batch: those with a given entity on its machine.
 
-    Parameters
+    Attributes
     ----------
     index : QueryIndex
     layout : PartitionLayout
@@ -244,38 +245,29 @@ class QueryBatches:
         Entity types of the heads and tails of each relation, by original id.
     batch_size : int
         Queries of a global batch.
-    place : (int, int, int)
+    place_of_trainer : (int, int, int)
         Machine of this trainer, its rank there, and the trainers of a machine.
     seed : int
     pairs : PairIndex, optional
         Queries (h, ?, t), which an epoch passes over as well, in the same order.
-
-    Attributes
-    ----------
-    index : QueryIndex
-    pairs : PairIndex or None
     order_mark : int
         0: see :attr:`dglkge.sampling.edge_batches.EdgeBatches.order_mark`.
     """
 
     order_mark = 0
 
-    def __init__(
-        self,
-        index: QueryIndex,
-        layout: PartitionLayout,
-        types: Sequence[tuple[str, str]],
-        batch_size: int,
-        place: tuple[int, int, int],
-        seed: int,
-        pairs: PairIndex | None = None,
-    ) -> None:
-        self.index = index
-        self.pairs = pairs
+    index: QueryIndex
+    layout: PartitionLayout
+    types: Sequence[tuple[str, str]]
+    batch_size: int
+    place_of_trainer: tuple[int, int, int]
+    seed: int
+    pairs: PairIndex | None = None
+
+    def __post_init__(self) -> None:
+        index, pairs, layout, types = self.index, self.pairs, self.layout, self.types
         self._num_queries = len(index) + (0 if pairs is None else len(pairs))
-        self._batch_size = batch_size
-        machine, *self._place = place
-        self._seed = seed
+        machine, *self._turn = self.place_of_trainer
         self._relations = np.asarray(layout.node_ids(RELATION))[index.relations]
         # A kind is a side and a pair of types; queries of one kind are looked up and scored together.
         kinds = sorted({(side, *pair) for pair in types for side in (0, 1)})
@@ -310,22 +302,22 @@ class QueryBatches:
 
     def asks_for(self, entity_type: str) -> npt.NDArray[np.bool_]:
         """Return a mask (Q,) of the queries with answers of an entity type."""
-        wanted = np.array([answer_type == entity_type for _, _, answer_type in self._kinds], bool)
-        return wanted[self._kind]
+        asks = np.array([answer_type == entity_type for _, _, answer_type in self._kinds], bool)
+        return asks[self._kind]
 
     def __len__(self) -> int:
         """Return the number of global batches in an epoch."""
-        return triple_order.num_batches(self._num_queries, self._batch_size)
+        return triple_order.num_batches(self._num_queries, self.batch_size)
 
     def batch(self, epoch: int, index: int, enter: Callable[[str], None] = ignore_phase) -> QueryBatch:
         """Return this trainer's share of a global batch; it may be empty."""
         enter("order")
-        positions = triple_order.window(index, self._batch_size, self._num_queries)
-        ids = triple_order.inverse_permute(positions, self._num_queries, self._seed, epoch)
+        positions = triple_order.window(index, self.batch_size, self._num_queries)
+        ids = triple_order.inverse_permute(positions, self._num_queries, self.seed, epoch)
         enter("edges")
         # Selected by a lookup, as the whole index is on every trainer; no ids travel.
         ids = ids[self._is_here[ids]]
-        ids = ids[trainer_share(len(ids), *self._place)]
+        ids = ids[trainer_share(len(ids), *self._turn)]
         # Numbers above those of the queries for entities are pairs.
         of_pairs = self._of_pairs(ids[ids >= len(self.index)] - len(self.index))
         ids = ids[ids < len(self.index)]
@@ -432,8 +424,6 @@ class EpochBatches(Protocol):
 
     def batch(self, epoch: int, index: int, enter: Callable[[str], None]) -> Any:
         """Return this trainer's share of a global batch; it may be empty."""
-        ...
 
     def place(self, epoch: int, batches_done: int) -> dict[str, Any]:
         """Describe the place in the order after a number of batches, for ``stats.jsonl``."""
-        ...

@@ -40,6 +40,7 @@ def range_offset(num_ranges: int) -> float:
     return math.log(num_ranges - 1)
 
 
+@dataclass(frozen=True)
 class NodeRanges:
     """Returns the ranges of nodes.
 
@@ -50,21 +51,18 @@ class NodeRanges:
     num_ranges : int
     """
 
-    def __init__(self, bounds: Mapping[str, npt.NDArray[np.int64]], num_ranges: int) -> None:
-        self._bounds = bounds
-        self._num_ranges = num_ranges
+    bounds: Mapping[str, npt.NDArray[np.int64]]
+    num_ranges: int
 
     def __call__(self, entity_type: str, node_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Return the range (n,) of each node on its own machine."""
-        return ranges_of(node_ids, self._bounds[entity_type], self._num_ranges)
+        return ranges_of(node_ids, self.bounds[entity_type], self.num_ranges)
 
 
 Ids = npt.NDArray[np.int64]
 
 # Domain separation: the kinds of negatives share the seed, not the key.
-_GLOBAL_KEY = 0x6A4E
-_LOCAL_KEY = 0x10CA2
-_IN_BATCH_KEY = 0xBA7C5
+_GLOBAL_KEY, _LOCAL_KEY, _IN_BATCH_KEY = 0x6A4E, 0x10CA2, 0xBA7C5
 
 
 @dataclass(frozen=True)
@@ -86,6 +84,7 @@ class DrawnRanges:
     is_mixed: bool = False
 
 
+@dataclass
 class RangeNegatives:
     """Negatives of one side: heads come from the range of the heads of a chunk, tails from that of its tails.
 
@@ -97,7 +96,7 @@ class RangeNegatives:
     * *local*: entities of the range on this machine; where it has none, global ones;
     * *in-batch*: entities of the type in the positives of the chunk that this trainer holds.
 
-    Parameters
+    Attributes
     ----------
     side : Side
         The side of the missing entity.
@@ -121,55 +120,49 @@ class RangeNegatives:
         If a share is negative or the sum is not 1.
     """
 
-    def __init__(
-        self,
-        side: Side,
-        num_negatives: int,
-        shares: tuple[float, float, float],
-        ranges: DrawnRanges,
-        part: int,
-        pairs: Sequence[tuple[str, str]],
-        seed: int,
-        weights: Mapping[str, Ids] | None = None,
-    ) -> None:
-        bounds, num_ranges = ranges.bounds, ranges.num_ranges
-        self._is_mixed = ranges.is_mixed
-        self._num_ranges = num_ranges
-        self._place = 0 if side is Side.HEAD else 1
-        self._num_global, self._num_local, self._num_in_batch = split_count(num_negatives, shares)
-        self._part = part
-        self._pairs = pairs
-        self._seed = seed
+    side: Side
+    num_negatives: int
+    shares: tuple[float, float, float]
+    ranges: DrawnRanges
+    part: int
+    pairs: Sequence[tuple[str, str]]
+    seed: int
+    weights: Mapping[str, Ids] | None = None
+
+    def __post_init__(self) -> None:
+        bounds, num_ranges = self.ranges.bounds, self.ranges.num_ranges
+        self._num_global, self._num_local, self._num_in_batch = split_count(self.num_negatives, self.shares)
         self._number_of_type = {name: number for number, name in enumerate(bounds)}
         # Entry [part, range] of each type: first node id, and the one behind the last.
-        self._firsts = {name: found[:-1].reshape(-1, num_ranges) for name, found in bounds.items()}
-        self._ends = {name: found[1:].reshape(-1, num_ranges) for name, found in bounds.items()}
+        self._firsts = {name: of_type[:-1].reshape(-1, num_ranges) for name, of_type in bounds.items()}
+        self._ends = {name: of_type[1:].reshape(-1, num_ranges) for name, of_type in bounds.items()}
         # Sums of the weights of all nodes before each: a range of them is a range of weights.
         self._sums = {
-            name: np.append(0, np.cumsum(found)).astype(np.int64) for name, found in (weights or {}).items()
+            name: np.append(0, np.cumsum(of_type)).astype(np.int64)
+            for name, of_type in (self.weights or {}).items()
         }
 
     def sample(self, entity_type: str, batch: EdgeBatch, chunk: int) -> Ids:
         """Return the node ids (N,) of the negatives of one entity type for a chunk that the batch has."""
         ranges = batch.ranges[chunk]
-        numbers = sorted(set(ranges)) if self._is_mixed else [ranges[self._place]]
+        numbers = sorted(set(ranges)) if self.ranges.is_mixed else [ranges[self.side is Side.TAIL]]
         # Run [part, range]: the entities of a range on a machine.
         firsts, ends = self._firsts[entity_type][:, numbers], self._ends[entity_type][:, numbers]
-        own = slice(self._part * len(numbers), (self._part + 1) * len(numbers))
+        own = slice(self.part * len(numbers), (self.part + 1) * len(numbers))
         firsts, ends = firsts.ravel(), ends.ravel()
         # The type has no entity of these ranges here, or all of them: the local share is drawn globally.
         own_size = int((ends[own] - firsts[own]).sum())
         num_local = 0 if own_size in (0, int((ends - firsts).sum())) else self._num_local
         num_global = self._num_global + self._num_local - num_local
         key = (
-            self._seed,
+            self.seed,
             batch.epoch,
             batch.index,
-            self._part,
+            self.part,
             chunk,
             self._number_of_type[entity_type],
             # The number of a single range, as it has always been.
-            numbers[0] + sum((number + 1) * self._num_ranges for number in numbers[1:]),
+            numbers[0] + sum((number + 1) * self.ranges.num_ranges for number in numbers[1:]),
         )
         kinds = []
         if num_global:
@@ -178,7 +171,7 @@ class RangeNegatives:
             local_key = combine(_LOCAL_KEY, *key)
             kinds.append(self._draw(entity_type, local_key, num_local, firsts[own], ends[own]))
         if self._num_in_batch:
-            present = present_entities(entity_type, batch, chunk, self._pairs)
+            present = present_entities(entity_type, batch, chunk, self.pairs)
             kinds.append(present[below(combine(_IN_BATCH_KEY, *key), self._num_in_batch, len(present))])
         return np.concatenate(kinds) if len(kinds) > 1 else kinds[0]
 

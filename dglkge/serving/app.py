@@ -44,6 +44,9 @@ PAGE_FILES = {
 }
 """Path, file and type of the page's resources."""
 
+NO_SUCH_PAGE = """<!DOCTYPE html><html lang="en"><title>dglkge</title>
+<p>There is no such page. <a href="/">Open the explorer</a></html>"""
+
 PUBLIC = {*PAGE_FILES, "/health", "/openapi.json"}
 """Paths that need no token: they hold nothing of the run."""
 
@@ -83,6 +86,10 @@ class PredictRequest(Strict):
         Literal["mark", "drop", "keep"] | None,
         Field(description="known answers: marked (default), left out, or not looked up"),
     ] = None
+    candidates: Annotated[
+        Literal["all", "seen"],
+        Field(description="all entities of the type, or those seen on that side of the relation"),
+    ] = "all"
 
 
 class PredictedTriple(BaseModel):
@@ -172,7 +179,11 @@ class Entity(BaseModel):
 
 
 class EntitiesResponse(BaseModel):
-    """Answer of ``/entities``, in alphabetical order; then names that contain the text elsewhere."""
+    """Answer of ``/entities``.
+
+    In alphabetical order, then names that contain the text elsewhere; without a text, those with most
+    training triples first.
+    """
 
     entities: list[Entity]
 
@@ -320,7 +331,7 @@ def create_app(
         k: Annotated[int, Query(ge=1, le=MAX_K)] = 20,
         anywhere: Annotated[bool, Query(description="also names that contain the text elsewhere")] = False,
     ) -> Response:
-        """Complete the beginning of a name, in upper or lower case."""
+        """Complete the beginning of a name, in upper or lower case; without one, those with most triples."""
         return JSONResponse({"entities": explorer.entities(prefix, type, k, anywhere)})
 
     @app.get("/triples", response_model=TriplesResponse)
@@ -353,7 +364,8 @@ def create_app(
                 f"allowed: {MAX_ANSWERS}"
             )
         queries = [query.model_dump() for query in body.queries]
-        return JSONResponse({"results": await calls.run(explorer.predict, queries, body.k, body.known)})
+        arguments = (queries, body.k, body.known, body.candidates)
+        return JSONResponse({"results": await calls.run(explorer.predict, *arguments)})
 
     @app.post("/score", response_model=ScoreResponse)
     async def score(body: ScoreRequest) -> Response:
@@ -409,6 +421,8 @@ def _add_error_handlers(app: FastAPI) -> None:
 
     @app.exception_handler(404)
     def no_such_path(request: Request, _error: Exception) -> Response:
+        if "text/html" in request.headers.get("accept", ""):  # a person's browser
+            return Response(NO_SUCH_PAGE, 404, media_type="text/html")
         known = ", ".join(sorted(app.openapi()["paths"]))
         return refuse(404, f"there is no {_shortened(request.url.path)}; there are {known}")
 

@@ -20,6 +20,9 @@ from dglkge.inference.run import Run
 from dglkge.serving.indexes import NameIndex, Neighbours
 from dglkge.typing import Side
 
+MAX_FREQUENT = 1000
+"""Entities of a type in the list of those with most triples."""
+
 MAX_OTHERS = 10_000
 """Entities in one answer of :meth:`Explorer.triples`; relations after that have counts only."""
 
@@ -71,6 +74,12 @@ class Explorer:
             self._known = run.known_treatment(Known.MARK)[1]
         except InputError as error:
             self.no_triples = str(error)
+        self._frequent: dict[str, np.ndarray] = {}
+        if self.no_triples is None:
+            self._frequent = {
+                type_: np.argsort(-counts, kind="stable")[:MAX_FREQUENT]
+                for type_, counts in run.degrees.items()
+            }
         self._relations = self._describe_relations()
         if self._relations:
             self._warm_up()
@@ -127,7 +136,7 @@ class Explorer:
         ]
 
     def entities(self, prefix: str, entity_type: str | None, k: int, anywhere: bool) -> list[dict[str, str]]:
-        """Return names that begin with a text.
+        """Return names that begin with a text; without one, the entities with most training triples.
 
         Parameters
         ----------
@@ -147,6 +156,10 @@ class Explorer:
         """
         types = self.run.tables.entity_types if entity_type is None else [self.run.type_of("", entity_type)]
         vocabulary = self.run.tables.vocabulary
+        if not prefix and self._frequent:
+            entries = [(type_, id_) for type_ in types for id_ in self._frequent.get(type_, [])]
+            entries.sort(key=lambda entry: -self.run.degrees[entry[0]][entry[1]])
+            return [{"name": vocabulary(type_)[int(id_)], "type": type_} for type_, id_ in entries[:k]]
 
         def folded(one: tuple[str, int]) -> str:
             return vocabulary(one[0])[one[1]].casefold()

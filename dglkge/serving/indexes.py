@@ -11,7 +11,7 @@ from torch.nn.functional import normalize
 from tqdm import tqdm
 
 from dglkge.errors import import_extra
-from dglkge.inference.imports.dglke_files import Tables
+from dglkge.inference.dglke_files import Tables
 from dglkge.inference.search import candidate_blocks, most_similar
 
 RECALL_WANTED = 0.95

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
+from torch import Tensor
 
 from dglkge.embeddings.row_lookup import FoundRows
 from dglkge.step.planning import Places, Plan
@@ -72,28 +72,24 @@ class RowGradients(NamedTuple):
     """
 
     table: str
-    ids: torch.Tensor
-    rows: torch.Tensor
+    ids: Tensor
+    rows: Tensor
 
 
 class Rows(Protocol):
     """Rows of one batch after all transforms, and their gradients: in place, in copies, or on a device."""
 
-    def leaf(self, places: Places) -> torch.Tensor:
+    def leaf(self, places: Places) -> Tensor:
         """Return rows (n, D) as a leaf of autograd, whose gradient is added to that of the places."""
-        ...
 
     def found(self, places: Places) -> FoundRows:
         """Return the addresses of rows in the host's memory, without a copy."""
-        ...
 
-    def gradients(self, places: Places) -> torch.Tensor:
+    def gradients(self, places: Places) -> Tensor:
         """Return the gradients (n, D) of some places, to be written."""
-        ...
 
     def collect(self) -> list[RowGradients]:
         """Return the gradients of all rows, table by table; waits for a device."""
-        ...
 
 
 class RowStore(Protocol):
@@ -102,28 +98,22 @@ class RowStore(Protocol):
     @property
     def looks_ahead(self) -> bool:
         """Whether the next batch should be planned while one computes."""
-        ...
 
     @property
     def sent_bytes(self) -> int:
         """Bytes of ids and rows that this trainer sent to other machines."""
-        ...
 
     def prepare(self, plan: Plan) -> Plan:
         """Start what does not read rows: copies of ids to a device, routes. May be a collective."""
-        ...
 
     def announce(self, plan: Plan) -> None:
         """Start to fetch the rows of the plan that comes next, where they may be fetched early."""
-        ...
 
     def rows(self, plan: Plan) -> Rows:
         """Return the rows of a prepared plan, after all transforms."""
-        ...
 
     def before_update(self) -> None:
         """Wait until the rows of this machine have been read for the announced plan."""
-        ...
 
 
 class RowTransform(Protocol):
@@ -131,15 +121,12 @@ class RowTransform(Protocol):
 
     def start_batch(self, number: int) -> None:
         """Begin a batch, by a number that no other batch of any epoch has."""
-        ...
 
-    def forward(self, table: str, ids: torch.Tensor, rows: torch.Tensor) -> None:
+    def forward(self, table: str, ids: Tensor, rows: Tensor) -> None:
         """Change the copied rows (n, D) of node ids (n,) in place."""
-        ...
 
-    def backward(self, table: str, ids: torch.Tensor, gradients: torch.Tensor) -> None:
+    def backward(self, table: str, ids: Tensor, gradients: Tensor) -> None:
         """Turn gradients (n, D) of what ``forward`` gave into those of what it got, in place."""
-        ...
 
 
 class TableTransform(RowTransform, Protocol):
@@ -152,7 +139,6 @@ class TableTransform(RowTransform, Protocol):
     @property
     def tables(self) -> Sequence[str]:
         """Names of the tables whose rows it changes."""
-        ...
 
 
 class Stateful(Protocol):
@@ -160,11 +146,9 @@ class Stateful(Protocol):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state."""
-        ...
 
     def load_state_dict(self, state: Any) -> None:
         """Take a state that was returned before, perhaps by another number of trainers."""
-        ...
 
 
 class ModelStateful(Stateful, Protocol):
@@ -177,7 +161,6 @@ class ModelStateful(Stateful, Protocol):
     @property
     def is_collective(self) -> bool:
         """Whether every trainer must take part in ``state_dict``; otherwise rank 0's alone is asked for."""
-        ...
 
 
 class Parameters(ModelStateful, Protocol):
@@ -185,7 +168,6 @@ class Parameters(ModelStateful, Protocol):
 
     def start_batch(self, number: int) -> None:
         """Drop the gradients of the batch before. May be a collective."""
-        ...
 
     def sum_gradients(self, gradients: Sequence[RowGradients]) -> float | None:
         """Sum the gradients of all trainers, and clip them by value; a collective.
@@ -200,11 +182,9 @@ class Parameters(ModelStateful, Protocol):
         float or None
             Sum of the squares, equal on all trainers. None if no trainer may make the step.
         """
-        ...
 
     def update(self, factor: float) -> None:
         """Update by the summed gradients times a factor."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -240,11 +220,9 @@ class Objective(Protocol):
     @property
     def sent_bytes(self) -> int:
         """Bytes of queries and their gradients that this trainer sent to other machines."""
-        ...
 
     def plan(self, batch: Any) -> Plan:
         """Draw negatives and ask for all rows; no row is read."""
-        ...
 
     def gradients(self, plan: Plan, rows: Rows) -> Callable[[], Gradients]:
         """Queue the work of a batch on a device; returns a function that waits for it.
@@ -252,7 +230,6 @@ class Objective(Protocol):
         On the host the function does the work. Gradients, divided by ``plan.divisor``, are left with the
         rows, and with the parameters of a module. The function may be a collective.
         """
-        ...
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 import torch
+from torch import Tensor
 
 from dglkge.checkpoint.relation_layout import DENSE_GROUP, dense_parameters, dense_path
 from dglkge.distributed.process_group import DeviceGroups
@@ -30,10 +32,11 @@ SCALE = "loss_scale"
 """Group of the numbers of the loss scale."""
 
 
+@dataclass
 class DenseParameters(Parameters):
     """The module of a score function, on one trainer.
 
-    Parameters
+    Attributes
     ----------
     module : torch.nn.Module
         On the device that computes the batches: gradients are summed and updates made there.
@@ -52,40 +55,33 @@ class DenseParameters(Parameters):
         Factor on the gradients that a batch leaves with the parameters in `scaled`.
     scaled : collection of str
 
-    Attributes
-    ----------
     optimizer : torch.optim.Optimizer
     loss_scale : LossScale or None
     """
 
-    def __init__(
-        self,
-        module: torch.nn.Module,
-        make_optimizer: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer],
-        groups: DeviceGroups,
-        is_first: bool = True,
-        clip_value: float = 0.0,
-        shards_in: Path | None = None,
-        loss_scale: LossScale | None = None,
-        scaled: Collection[str] = (),
-    ) -> None:
-        self.loss_scale = loss_scale
-        self._scaled = frozenset(scaled)
-        self._parameters = {name: one for name, one in module.named_parameters() if one.requires_grad}
-        self._module = module
-        self._groups = groups
-        self._clip_value = clip_value
+    module: torch.nn.Module
+    make_optimizer: Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+    groups: DeviceGroups
+    is_first: bool = True
+    clip_value: float = 0.0
+    shards_in: Path | None = None
+    loss_scale: LossScale | None = None
+    scaled: Collection[str] = ()
+
+    def __post_init__(self) -> None:
+        self._scaled = frozenset(self.scaled)
+        self._parameters = {name: one for name, one in self.module.named_parameters() if one.requires_grad}
         # A user's module may draw other numbers with another version of torch: the first trainer's count.
         with torch.no_grad():
-            for values in module.parameters():
-                groups.sum(values if is_first else values.zero_())
+            for values in self.module.parameters():
+                self.groups.sum(values if self.is_first else values.zero_())
         # Parameters that the optimizer updates, by name: the module's own, or this trainer's slices of them.
         self._updated = self._parameters
         self._shards: ParameterShards | None = None
-        if shards_in is not None:
-            self._shards = ParameterShards(dict(module.named_parameters()), groups, shards_in)
+        if self.shards_in is not None:
+            self._shards = ParameterShards(dict(self.module.named_parameters()), self.groups, self.shards_in)
             self._updated = {name: self._shards.own[name] for name in self._parameters}
-        self.optimizer = make_optimizer(list(self._updated.values()))
+        self.optimizer = self.make_optimizer(list(self._updated.values()))
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -130,8 +126,8 @@ class DenseParameters(Parameters):
         are_finite = [torch.isfinite(gradient).all() for gradient in sums]
         for parameter, gradient in zip(parameters, sums):
             parameter.grad = gradient.float()
-        if self._clip_value:
-            torch.nn.utils.clip_grad_value_(parameters, self._clip_value)
+        if self.clip_value:
+            torch.nn.utils.clip_grad_value_(parameters, self.clip_value)
         squares = [
             parameter.grad.double().square().sum() for parameter in parameters if parameter.grad is not None
         ]
@@ -141,7 +137,7 @@ class DenseParameters(Parameters):
         verdict[-1] = sum(float(square) for square in squares)
         if self._shards is not None:
             # Each trainer has seen its slices: the norm and the verdict are those of all of them.
-            verdict = self._groups.sum(verdict)
+            verdict = self.groups.sum(verdict)
         if self.loss_scale is not None:
             # Equal on all trainers, as the sums are.
             overflows = bool(verdict[:-1].any())
@@ -155,7 +151,7 @@ class DenseParameters(Parameters):
                 )
         return float(verdict[-1])
 
-    def _sums(self, rows_are_finite: bool) -> tuple[list[torch.Tensor], float]:
+    def _sums(self, rows_are_finite: bool) -> tuple[list[Tensor], float]:
         """Return the gradients, float64, summed over the trainers, and how many ask to skip; a collective.
 
         Where parameters are sharded: those of the slices of this trainer, and whether it asks.
@@ -167,18 +163,18 @@ class DenseParameters(Parameters):
                 parameter.grad = None
             self._shards.release()
             return sums, not rows_are_finite
-        by_device: dict[torch.device, list[torch.Tensor]] = {}
+        by_device: dict[torch.device, list[Tensor]] = {}
         for parameter in parameters:
             # A trainer without triples, or a parameter that a batch does not use, has no gradient.
             gradient = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
             # In float64, so that the order of trainers shows in the last bit of float32 only.
             by_device.setdefault(parameter.device, []).append(gradient.detach().double().reshape(-1))
-        by_place: dict[torch.device, Iterator[torch.Tensor]] = {}
+        by_place: dict[torch.device, Iterator[Tensor]] = {}
         num_asking = 0.0
         for device, flat in by_device.items():
             asks = torch.tensor([not rows_are_finite], dtype=torch.float64, device=device)
             # One round of messages: the request to skip is one number more.
-            *totals, asking = self._groups.sum(torch.cat([*flat, asks])).split([*map(len, flat), 1])
+            *totals, asking = self.groups.sum(torch.cat([*flat, asks])).split([*map(len, flat), 1])
             by_place[device], num_asking = iter(totals), float(asking)
         return [next(by_place[parameter.device]).view_as(parameter) for parameter in parameters], num_asking
 
@@ -203,7 +199,7 @@ class DenseParameters(Parameters):
                     one.grad.mul_(factor)
         self.optimizer.step()
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Return copies of the parameters and of the optimizer's state, by dataset of a model file.
 
         A collective where they are sharded; rank 0 then has them mapped from a temporary file, the others
@@ -214,13 +210,13 @@ class DenseParameters(Parameters):
         CheckpointError, StorageError
             On rank 0, if that file cannot be written.
         """
-        every = dict(self._module.named_parameters()) if self._shards is None else self._shards.own
-        found: dict[str, torch.Tensor] = {dense_path("parameters", name): one for name, one in every.items()}
+        every = dict(self.module.named_parameters()) if self._shards is None else self._shards.own
+        found: dict[str, Tensor] = {dense_path("parameters", name): one for name, one in every.items()}
         slices = {path: (name, every[name].detach()) for name, path in zip(every, found)}
         for name, one in self._updated.items():
             for key, value in self.optimizer.state.get(one, {}).items():
                 path = dense_path(STATE, name, key)
-                if isinstance(value, torch.Tensor):
+                if isinstance(value, Tensor):
                     found[path] = value
                     if value.ndim:  # numbers of the whole parameter, as the count of steps, are equal
                         slices[path] = (name, value)
@@ -236,7 +232,7 @@ class DenseParameters(Parameters):
         }
         return {**self._shards.joined(slices), **numbers}
 
-    def take(self, values: Mapping[str, torch.Tensor], where: str) -> None:
+    def take(self, values: Mapping[str, Tensor], where: str) -> None:
         """Take the parameters of another run, by name; the optimizer's state stays as it is.
 
         Raises
@@ -245,7 +241,7 @@ class DenseParameters(Parameters):
             If one is missing, has another shape, or is none of the module's.
         """
         if self._shards is None:
-            load_parameters(self._module, values, where)
+            load_parameters(self.module, values, where)
         else:
             self._shards.load(values, where)
 
@@ -262,7 +258,7 @@ class DenseParameters(Parameters):
             If a parameter is missing or has another shape.
         """
         if self._shards is None:
-            load_parameters(self._module, dense_parameters(state), state.filename)
+            load_parameters(self.module, dense_parameters(state), state.filename)
         else:
             # Of each dataset only this trainer's slice is read, however many trainers wrote it.
             self._shards.load(state.get(dense_path("parameters"), {}), state.filename)

@@ -26,11 +26,11 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
 from dglkge.distributed.process_group import DeviceGroups
 from dglkge.errors import InputError, write_error
-from dglkge.model.dense_modules import check_shapes
+from dglkge.model.dense_modules import values_of
 
 BLOCK_NUMBERS = 1 << 20
 """Numbers that are sent to each trainer at a time; also in ``planning/memory.py``."""
@@ -71,14 +71,14 @@ class _BlockGather:
     def __init__(self) -> None:
         self._memory = torch.empty(0)
 
-    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> Tensor:
         """Return the memory that the slices of all trainers are gathered in."""
         if self._memory.shape != torch.Size(size):
             self._memory = torch.empty(*size, dtype=dtype, device=device)
         return self._memory
 
     def __call__(
-        self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
+        self, output_tensor: Tensor, input_tensor: Tensor, group: Any, async_op: bool = False
     ) -> None:
         """Gather; FSDP asks for no other than a blocking call here."""
         slices = output_tensor.view(-1, len(input_tensor))
@@ -249,7 +249,7 @@ class ParameterShards:
             if not was_whole:
                 self.release()
 
-    def summed(self, parameters: Mapping[str, nn.Parameter]) -> list[torch.Tensor]:
+    def summed(self, parameters: Mapping[str, nn.Parameter]) -> list[Tensor]:
         """Sum the gradients of some of the whole parameters over all trainers; a collective.
 
         Parameters
@@ -272,8 +272,8 @@ class ParameterShards:
         return [sums[name] for name in parameters]
 
     def _summed(
-        self, names: Sequence[str], gradients: Sequence[torch.Tensor | None], device: torch.device, group: Any
-    ) -> torch.Tensor:
+        self, names: Sequence[str], gradients: Sequence[Tensor | None], device: torch.device, group: Any
+    ) -> Tensor:
         """Return the sums of this trainer's slices of parameters on a device, one after the other."""
         flat = [None if gradient is None else gradient.detach().reshape(-1) for gradient in gradients]
         # Numbers of each trainer's slices, in the order of ranks.
@@ -294,12 +294,7 @@ class ParameterShards:
         return total
 
     def _copy_slices(
-        self,
-        names: Sequence[str],
-        flat: Sequence[torch.Tensor | None],
-        rank: int,
-        start: int,
-        target: torch.Tensor,
+        self, names: Sequence[str], flat: Sequence[Tensor | None], rank: int, start: int, target: Tensor
     ) -> None:
         """Fill a target with the numbers of a trainer's slices, one after the other, from a place on."""
         stop, place = start + len(target), 0
@@ -326,16 +321,16 @@ class ParameterShards:
         InputError
             If one is missing, has another shape, or is none of the module's.
         """
-        check_shapes(self.shapes, values, where)
+        whole = values_of(self.shapes, values, where)
         with torch.no_grad():
-            for name, mine in self.own.items():
-                mine.copy_(self.own_part(name, values[name]))
+            for (name, own), value in zip(self.own.items(), whole):
+                own.copy_(self.own_part(name, value))
 
-    def own_part(self, name: str, values: Any) -> torch.Tensor:
+    def own_part(self, name: str, values: Any) -> Tensor:
         """Return a copy of this trainer's slice of a tensor or dataset of a parameter's shape."""
         return torch.from_numpy(np.array(values[self.rows(name)]))
 
-    def joined(self, slices: Mapping[str, tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+    def joined(self, slices: Mapping[str, tuple[str, Tensor]]) -> dict[str, Tensor]:
         """Join slices on rank 0, in a file and not in memory; a collective.
 
         Parameters
@@ -376,7 +371,7 @@ class ParameterShards:
             found[key] = part.view(mine.dtype).view(shape)
         return found
 
-    def _blocks(self, name: str, mine: torch.Tensor) -> Iterator[np.ndarray]:
+    def _blocks(self, name: str, mine: Tensor) -> Iterator[np.ndarray]:
         """Yield the numbers of all trainers' slices of a parameter, in the order of ranks; on rank 0."""
         yield mine.contiguous().reshape(-1).cpu().numpy()
         for rank in range(1, self.size):

@@ -239,12 +239,13 @@ class PairGroup(PlannedGroup):
     tails: Places
 
 
+@dataclass
 class EdgePlanner:
     """Plans batches of edges: groups by pair of entity types and chunk, with their negatives.
 
     Groups of one chunk share negatives by entity type and sampler.
 
-    Parameters
+    Attributes
     ----------
     tables : sequence of str
         Names of all tables, in their order.
@@ -260,26 +261,17 @@ class EdgePlanner:
         Returns the ranges of nodes, where scores depend on them.
     """
 
-    def __init__(
-        self,
-        tables: Sequence[str],
-        pairs: Sequence[tuple[str, str]],
-        samplers: Mapping[Side, NegativeSampler],
-        sums_batch: bool = False,
-        known: KnownAnswers | None = None,
-        range_of: RangeOf | None = None,
-    ) -> None:
-        self._tables = list(tables)
-        self._pairs = pairs
-        self._samplers = samplers
-        self._sums_batch = sums_batch
-        self._known = known
-        self._range_of = range_of
+    tables: Sequence[str]
+    pairs: Sequence[tuple[str, str]]
+    samplers: Mapping[Side, NegativeSampler]
+    sums_batch: bool = False
+    known: KnownAnswers | None = None
+    range_of: RangeOf | None = None
 
     @property
     def sides(self) -> list[Side]:
         """Sides that are trained."""
-        return list(self._samplers)
+        return list(self.samplers)
 
     def plan(
         self,
@@ -297,37 +289,36 @@ class EdgePlanner:
         inputs_of : callable
             Returns the ``inputs`` of a group.
         """
-        ids = RowIds(self._tables)
+        ids = RowIds(self.tables)
         drawn: dict[tuple[int, str, int], Negatives] = {}
 
         def negatives(side: Side, entity_type: str, chunk: int) -> Negatives:
             # Drawn once for each chunk and type: its rows are fetched and updated once for all groups.
-            key = (chunk, entity_type, id(self._samplers[side]))
+            key = (chunk, entity_type, id(self.samplers[side]))
             if key not in drawn:
-                sample = self._samplers[side].sample(entity_type, batch, chunk)
+                sample = self.samplers[side].sample(entity_type, batch, chunk)
                 drawn[key] = Negatives(sample, ids.add(entity_type, sample))
             return drawn[key]
 
         groups = []
         for edges in batch.groups:
             run = slice(edges.start, edges.end)
-            lhs, rhs = self._pairs[edges.pair]
+            lhs, rhs = self.pairs[edges.pair]
             heads, relations, tails = batch.heads[run], batch.relations[run], batch.tails[run]
             distinct, relation_places = relations, None
             if shares_relations:
                 distinct, relation_places = np.unique(relations, return_inverse=True)
             places = (ids.add(lhs, heads), ids.add(RELATION, distinct), ids.add(rhs, tails))
             types = {Side.HEAD: lhs, Side.TAIL: rhs}
-            against = {
-                side: negatives(side, types[side], edges.chunk) for side in Side if side in self._samplers
+            drawn_of = {
+                side: negatives(side, types[side], edges.chunk) for side in Side if side in self.samplers
             }
             anchors = {Side.HEAD: (rhs, tails), Side.TAIL: (lhs, heads)}
-            known = self._known
-            known_of = {
-                side: known.among(side, *anchors[side], relations, types[side], against[side].ids)
-                for side in against
-                if known is not None
-            }
+            known: dict[Side, KnownNegatives] = {}
+            if self.known is not None:
+                for side, of_side in drawn_of.items():
+                    answers = (types[side], of_side.ids)
+                    known[side] = self.known.among(side, *anchors[side], relations, *answers)
             group = Group(
                 lhs,
                 rhs,
@@ -335,46 +326,39 @@ class EdgePlanner:
                 tails,
                 None if batch.weights is None else batch.weights[run],
                 *places,
-                against,
-                known_of,
+                drawn_of,
+                known,
                 None if batch.labels is None else batch.labels[run],
                 relation_places,
-                ranges=self._ranges(types, heads, tails, against),
+                ranges=self._ranges(types, heads, tails, drawn_of),
             )
             groups.append(dataclasses.replace(group, inputs=inputs_of(group)))
-        divisor = 1 if self._sums_batch else batch.global_size
+        divisor = 1 if self.sums_batch else batch.global_size
         return Plan(number_of(batch), divisor, ids.joined(), groups)
 
     def _ranges(
-        self,
-        types: Mapping[Side, str],
-        heads: NodeIds,
-        tails: NodeIds,
-        against: Mapping[Side, Negatives],
+        self, types: Mapping[Side, str], heads: NodeIds, tails: NodeIds, drawn: Mapping[Side, Negatives]
     ) -> dict[Side, AnswerRanges]:
         """Return which rows are in the first range of their bucket; empty where no score depends on it."""
-        if self._range_of is None:
+        if self.range_of is None:
             return {}
-        head_ranges, tail_ranges = (
-            self._range_of(types[Side.HEAD], heads),
-            self._range_of(types[Side.TAIL], tails),
-        )
+        range_of = self.range_of
+        head_ranges, tail_ranges = range_of(types[Side.HEAD], heads), range_of(types[Side.TAIL], tails)
         # A chunk is of one bucket: its rows are in two ranges, that of the first head and the other one.
         first = head_ranges[0]
-        known_and_missing = {
-            Side.HEAD: (tail_ranges == first, head_ranges == first),
-            Side.TAIL: (head_ranges == first, tail_ranges == first),
-        }
+        is_first = {Side.HEAD: head_ranges == first, Side.TAIL: tail_ranges == first}
+        anchors = {Side.HEAD: is_first[Side.TAIL], Side.TAIL: is_first[Side.HEAD]}
         return {
-            side: AnswerRanges(*known_and_missing[side], self._range_of(types[side], drawn.ids) == first)
-            for side, drawn in against.items()
+            side: AnswerRanges(anchors[side], is_first[side], range_of(types[side], of_side.ids) == first)
+            for side, of_side in drawn.items()
         }
 
 
+@dataclass
 class QueryPlanner:
     """Plans batches of queries that are compared with all candidates.
 
-    Parameters
+    Attributes
     ----------
     tables : sequence of str
         Names of all tables, in their order.
@@ -382,13 +366,12 @@ class QueryPlanner:
         Train the sum over a global batch instead of its mean.
     """
 
-    def __init__(self, tables: Sequence[str], sums_batch: bool = False) -> None:
-        self._tables = list(tables)
-        self._sums_batch = sums_batch
+    tables: Sequence[str]
+    sums_batch: bool = False
 
     def plan(self, batch: QueryBatch, shares_relations: bool = False) -> Plan:
         """Ask for the rows of a batch's queries; ``shares_relations`` as in :meth:`EdgePlanner.plan`."""
-        ids = RowIds(self._tables)
+        ids = RowIds(self.tables)
         groups, pair_groups = [], []
         for run in batch.runs:
             part = slice(run.start, run.end)
@@ -396,23 +379,15 @@ class QueryPlanner:
             places = None
             if shares_relations:
                 distinct, places = np.unique(relations, return_inverse=True)
-            groups.append(
-                QueryGroup(
-                    run.side,
-                    run.answer_type,
-                    batch.query_ids[part],
-                    ids.add(run.anchor_type, batch.anchors[part]),
-                    ids.add(RELATION, distinct),
-                    relations,
-                    places,
-                )
-            )
+            rows = ids.add(run.anchor_type, batch.anchors[part]), ids.add(RELATION, distinct)
+            query_ids = batch.query_ids[part]
+            groups.append(QueryGroup(run.side, run.answer_type, query_ids, *rows, relations, places))
         for pairs in batch.pair_runs:
             part = slice(pairs.start, pairs.end)
             heads = ids.add(pairs.lhs, batch.pair_heads[part])
             tails = ids.add(pairs.rhs, batch.pair_tails[part])
             pair_groups.append(PairGroup(batch.pair_ids[part], heads, tails))
-        divisor = 1 if self._sums_batch else batch.global_size
+        divisor = 1 if self.sums_batch else batch.global_size
         return Plan(number_of(batch), divisor, ids.joined(), groups, pair_groups)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import h5py
 import numpy as np
 import torch
+from torch import Tensor
 
 from dglkge.checkpoint.relation_layout import global_sums_path, global_vector_path
 from dglkge.errors import CheckpointError
@@ -22,6 +24,7 @@ _LEVELS = 1 << 16
 """A number takes 16 random bits, so that probabilities are multiples of 2^-16."""
 
 
+@dataclass
 class RowDropout(TableTransform):
     """Dropout of the numbers of rows (Srivastava et al. 2014), the same for any number of trainers.
 
@@ -31,7 +34,7 @@ class RowDropout(TableTransform):
     answer, negative or candidate, and on every trainer. A batch therefore trains the table times a mask.
     Regularizers take the rows after dropout.
 
-    Parameters
+    Attributes
     ----------
     rates : mapping of str to float
         By table: probability that a number is dropped; at least 0 and below 1. Tables with 0 may be absent.
@@ -42,19 +45,16 @@ class RowDropout(TableTransform):
         "auto": a compiled loop where rows are in memory; "reference": its plain twin, the same bit for bit.
     """
 
-    def __init__(
-        self,
-        rates: Mapping[str, float],
-        original_ids: Mapping[str, torch.Tensor],
-        seed: int,
-        kernels: str = "auto",
-    ) -> None:
-        # At most _LEVELS - 1: something is kept.
-        limits = {name: min(round(rate * _LEVELS), _LEVELS - 1) for name, rate in rates.items()}
+    rates: Mapping[str, float]
+    original_ids: Mapping[str, Tensor]
+    seed: int
+    kernels: str = "auto"
+
+    def __post_init__(self) -> None:
+        limits = {name: min(round(rate * _LEVELS), _LEVELS - 1) for name, rate in self.rates.items()}
         self._limits = {name: limit for name, limit in limits.items() if limit}
-        self._original_ids = {name: original_ids[name].numpy() for name in self._limits}
-        self._seed = seed
-        self._is_reference = kernels == "reference"
+        self._original_ids = {name: self.original_ids[name].numpy() for name in self._limits}
+        self._is_reference = self.kernels == "reference"
         self._batch = 0
 
     @property
@@ -66,16 +66,16 @@ class RowDropout(TableTransform):
         """Take the masks of a batch."""
         self._batch = number
 
-    def backward(self, table: str, ids: torch.Tensor, gradients: torch.Tensor) -> None:
+    def backward(self, table: str, ids: Tensor, gradients: Tensor) -> None:
         """Multiply gradients by their masks: a dropped number is the stored one times its mask."""
         self.forward(table, ids, gradients)
 
-    def forward(self, table: str, ids: torch.Tensor, rows: torch.Tensor) -> None:
+    def forward(self, table: str, ids: Tensor, rows: Tensor) -> None:
         """Multiply rows (n, D) of a table by their masks, in place."""
         limit = self._limits[table]
         node_ids = ids.numpy()
         scale = _LEVELS / (_LEVELS - limit)
-        key = stream_key(self._seed, "dropout", table, self._batch)
+        key = stream_key(self.seed, "dropout", table, self._batch)
         original_ids, dim = self._original_ids[table], rows.shape[1]
         if rows.device.type == "cpu" and not self._is_reference:
             drop_numbers(rows.numpy(), original_ids[node_ids], key[0], np.uint16(limit), np.float32(scale))
@@ -94,6 +94,7 @@ EPS = 1e-10
 """Added to the root, as PyTorch-BigGraph does."""
 
 
+@dataclass
 class GlobalVectors(RowTransform, Parameters):
     """One vector for each entity type that is added to all its rows (PyTorch-BigGraph's ``global_emb``).
 
@@ -103,7 +104,7 @@ class GlobalVectors(RowTransform, Parameters):
     each coordinate (Duchi, Hazan and Singer 2011), and so does this class, whatever the optimizer of the
     rows. Their learning rate is that of the entities; clipping treats their gradient as one more row.
 
-    Parameters
+    Attributes
     ----------
     entity_types : sequence of str
     dim : int
@@ -114,37 +115,32 @@ class GlobalVectors(RowTransform, Parameters):
     clip_value : float
         Limit of the size of each number of the summed gradient; 0: none.
 
-    Attributes
-    ----------
     vectors : dict of str to (D,) float32 tensor
         By entity type; they keep their place in memory. Zeros at the start.
     """
 
-    def __init__(
-        self,
-        entity_types: Sequence[str],
-        dim: int,
-        group: Mapping[str, Any],
-        sum_over_trainers: Callable[[np.ndarray], np.ndarray],
-        clip_value: float = 0.0,
-    ) -> None:
-        self.vectors = {name: torch.zeros(dim) for name in entity_types}
-        self._sums = {name: torch.zeros(dim) for name in entity_types}
-        self._group = group
-        self._sum = sum_over_trainers
-        self._clip_value = clip_value
-        self._gradients = torch.zeros(len(entity_types), dim)
+    entity_types: Sequence[str]
+    dim: int
+    group: Mapping[str, Any]
+    sum_over_trainers: Callable[[np.ndarray], np.ndarray]
+    clip_value: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.vectors = {name: torch.zeros(self.dim) for name in self.entity_types}
+        self._sums = {name: torch.zeros(self.dim) for name in self.entity_types}
+        self._sum = self.sum_over_trainers
+        self._gradients = torch.zeros(len(self.entity_types), self.dim)
         self._total = np.zeros(self._gradients.shape)
 
     def start_batch(self, number: int) -> None:
         """Drop the gradients of the batch before."""
         self._total = np.zeros(self._gradients.shape)
 
-    def forward(self, table: str, ids: torch.Tensor, rows: torch.Tensor) -> None:
+    def forward(self, table: str, ids: Tensor, rows: Tensor) -> None:
         """Add the vector of a type to its rows."""
         rows += self.vectors[table]
 
-    def backward(self, table: str, ids: torch.Tensor, gradients: torch.Tensor) -> None:
+    def backward(self, table: str, ids: Tensor, gradients: Tensor) -> None:
         """Add the gradients of a type's rows to that of its vector; a row's own gradient is the same."""
         # In float64, so that the order of trainers and rows shows in the last bits of float32 only.
         self._total[list(self.vectors).index(table)] += gradients.sum(0, dtype=torch.float64).numpy()
@@ -155,8 +151,8 @@ class GlobalVectors(RowTransform, Parameters):
         # A gradient that is not finite is not applied; the optimizer reports the rows that it comes from.
         total[~np.isfinite(total).all(1)] = 0
         self._gradients = torch.from_numpy(total).float()
-        if self._clip_value:
-            self._gradients.clamp_(-self._clip_value, self._clip_value)
+        if self.clip_value:
+            self._gradients.clamp_(-self.clip_value, self.clip_value)
         return float(self._gradients.double().square().sum())
 
     def update(self, factor: float) -> None:
@@ -164,13 +160,13 @@ class GlobalVectors(RowTransform, Parameters):
         for name, gradient in zip(self.vectors, self._gradients * factor):
             # A type without gradients stays as it is: 0 / (0 + EPS).
             self._sums[name].add_(gradient.square())
-            self.vectors[name].sub_(self._group["lr"] * gradient / (self._sums[name].sqrt() + EPS))
+            self.vectors[name].sub_(self.group["lr"] * gradient / (self._sums[name].sqrt() + EPS))
 
     @property
     def is_collective(self) -> bool:
         return False
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Return copies of the vectors and of Adagrad's sums, by dataset of a model file."""
         return {path: values.clone() for path, values in self._by_path().items()}
 
@@ -190,36 +186,36 @@ class GlobalVectors(RowTransform, Parameters):
                 )
             values.copy_(torch.from_numpy(found))
 
-    def _by_path(self) -> dict[str, torch.Tensor]:
+    def _by_path(self) -> dict[str, Tensor]:
         """Return the vectors and sums by dataset of a model file."""
         named = {global_vector_path(name): vector for name, vector in self.vectors.items()}
         return named | {global_sums_path(name): sums for name, sums in self._sums.items()}
 
 
+@dataclass
 class AddedFeatures(RowTransform):
     """Adds projected features to rows: that of an entity e with vector x is scored as e + f(x).
 
     Gradients of the projections are left with their parameters.
 
-    Parameters
+    Attributes
     ----------
     features : ProjectedFeatures
     original_ids : mapping of str to (n,) int64 tensor
         By table: original id of each node id.
     """
 
-    def __init__(self, features: ProjectedFeatures, original_ids: Mapping[str, torch.Tensor]) -> None:
-        self._features = features
-        self._original_ids = original_ids
+    features: ProjectedFeatures
+    original_ids: Mapping[str, Tensor]
 
     def start_batch(self, number: int) -> None:
         """Do nothing: the projections are parameters of the run."""
 
-    def forward(self, table: str, ids: torch.Tensor, rows: torch.Tensor) -> None:
+    def forward(self, table: str, ids: Tensor, rows: Tensor) -> None:
         """Add the projected features."""
-        rows += self._features.rows(table, self._original_ids[table][ids])
+        rows += self.features.rows(table, self.original_ids[table][ids])
 
-    def backward(self, table: str, ids: torch.Tensor, gradients: torch.Tensor) -> None:
+    def backward(self, table: str, ids: Tensor, gradients: Tensor) -> None:
         """Add the gradients of the projections: those of e + f(x) are those of f(x), and of e."""
         if len(ids):
-            self._features.backward(table, self._original_ids[table][ids], gradients)
+            self.features.backward(table, self.original_ids[table][ids], gradients)

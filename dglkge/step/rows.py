@@ -5,8 +5,9 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import torch
+from torch import Tensor
 
 from dglkge.embeddings.row_lookup import FoundRows, RowLookup
 from dglkge.embeddings.table_set import TableSet
@@ -36,7 +37,7 @@ class Transforms:
         for transform in self._each:
             transform.start_batch(number)
 
-    def forward(self, table: str, ids: torch.Tensor, rows: torch.Tensor) -> None:
+    def forward(self, table: str, ids: Tensor, rows: Tensor) -> None:
         """Change copied rows (n, D) in place."""
         for transform in self._chains.get(table, ()):
             transform.forward(table, ids, rows)
@@ -50,22 +51,22 @@ class Transforms:
 
 @dataclass(frozen=True)
 class TableRows:
-    """Rows of one table: node ids (n,), where the rows are, copies (n, D) if there are any, and gradients."""
+    """Rows of one table: ids (n,), copies (n, D) if there are any, gradients (n, D), and where rows lie."""
 
-    ids: torch.Tensor
-    found: FoundRows
-    copies: torch.Tensor | None
-    gradients: torch.Tensor
+    ids: Tensor
+    copies: Tensor | None
+    gradients: Tensor
+    found: Any = None
 
 
-class HostRows(Rows):
-    """Rows of a batch in the host's memory."""
+@dataclass(frozen=True)
+class CopiedRows(Rows):
+    """Rows of a batch by table, of which autograd accumulates the gradients in place."""
 
-    def __init__(self, tables: Mapping[str, TableRows]) -> None:
-        self._tables = tables
+    tables: Mapping[str, TableRows]
 
-    def leaf(self, places: Places) -> torch.Tensor:
-        rows = self._tables[places.table]
+    def leaf(self, places: Places) -> Tensor:
+        rows = self.tables[places.table]
         if rows.copies is None:
             raise RuntimeError(
                 f"rows of {places.table} are read in place: an objective by autograd copies them"
@@ -75,14 +76,19 @@ class HostRows(Rows):
         leaf.grad = rows.gradients[places.run]
         return leaf
 
-    def found(self, places: Places) -> FoundRows:
-        return self._tables[places.table].found.part(places.run)
+    def gradients(self, places: Places) -> Tensor:
+        return self.tables[places.table].gradients[places.run]
 
-    def gradients(self, places: Places) -> torch.Tensor:
-        return self._tables[places.table].gradients[places.run]
+
+class HostRows(CopiedRows):
+    """Rows of a batch in the host's memory."""
+
+    def found(self, places: Places) -> FoundRows:
+        found: FoundRows = self.tables[places.table].found.part(places.run)
+        return found
 
     def collect(self) -> list[RowGradients]:
-        return [RowGradients(name, rows.ids, rows.gradients) for name, rows in self._tables.items()]
+        return [RowGradients(name, rows.ids, rows.gradients) for name, rows in self.tables.items()]
 
 
 class LookupStore(RowStore):
@@ -154,5 +160,5 @@ class HostStore(LookupStore):
                 copies = located[name].copied(room())
                 self._transforms.forward(name, ids, copies)
                 found = FoundRows.in_array(copies.numpy())
-            tables[name] = TableRows(ids, found, copies, gradients)
+            tables[name] = TableRows(ids, copies, gradients, found)
         return HostRows(tables)

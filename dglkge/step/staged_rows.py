@@ -19,21 +19,22 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from dglkge.embeddings.device_tables import DeviceTables, Route
 from dglkge.embeddings.row_lookup import FoundRows
 from dglkge.embeddings.table_set import TableSet
 from dglkge.model.device import ComputeDevice
 from dglkge.optim.scratch import Scratch
-from dglkge.step.contracts import RowGradients, Rows
+from dglkge.step.contracts import RowGradients
 from dglkge.step.planning import Places, Plan
-from dglkge.step.rows import LookupStore, Transforms
+from dglkge.step.rows import CopiedRows, LookupStore, TableRows, Transforms
 
 
 class Upload:
@@ -56,7 +57,7 @@ class Upload:
     def clear(self) -> None:
         """Drop the batch; its memory is used again."""
         self._arrays: dict[np.dtype[Any], list[npt.NDArray[Any]]] = {}
-        self._copies: dict[np.dtype[Any], torch.Tensor] = {}
+        self._copies: dict[np.dtype[Any], Tensor] = {}
 
     def add(self, array: npt.NDArray[Any]) -> Piece:
         """Add an array (n,) to the batch; the piece has it on the device after :meth:`send`."""
@@ -80,7 +81,7 @@ class Upload:
         """Let what is queued on the device from now on wait for the copies."""
         self._backend.current_stream().wait_stream(self._stream)
 
-    def tensor(self, piece: Piece) -> torch.Tensor:
+    def tensor(self, piece: Piece) -> Tensor:
         """Return an array on the device."""
         return self._copies[piece.dtype][piece.place]
 
@@ -94,7 +95,7 @@ class Piece:
     place: slice
 
     @property
-    def tensor(self) -> torch.Tensor:
+    def tensor(self) -> Tensor:
         """The array on the device."""
         return self.upload.tensor(self)
 
@@ -126,66 +127,49 @@ class Staged:
 
 
 @dataclass(frozen=True)
-class DeviceTableRows:
-    """Rows of one table on the device: distinct node ids (U,), places (n,), rows and gradients (n, D)."""
+class DeviceTableRows(TableRows):
+    """Rows (n, D) of one table on a device, one for each place (n,) of its ids (U,)."""
 
-    ids: torch.Tensor
-    places: torch.Tensor
-    rows: torch.Tensor
-    gradients: torch.Tensor
+    places: Tensor = field(kw_only=True)
 
 
-class StagedRows(Rows):
-    """Rows of a batch on a device.
+@dataclass(frozen=True)
+class StagedRows(CopiedRows):
+    """Rows of a batch on a device; their gradients are merged there and copied to the host.
 
-    Parameters
+    Attributes
     ----------
     tables : mapping of str to DeviceTableRows
     memory : mapping of str to StagedMemory
     device : ComputeDevice
     """
 
-    def __init__(
-        self,
-        tables: Mapping[str, DeviceTableRows],
-        memory: Mapping[str, StagedMemory],
-        device: ComputeDevice,
-    ) -> None:
-        self._tables = tables
-        self._memory = memory
-        self._device = device
-
-    def leaf(self, places: Places) -> torch.Tensor:
-        rows = self._tables[places.table]
-        leaf = rows.rows[places.run].detach().requires_grad_()
-        leaf.grad = rows.gradients[places.run]
-        return leaf
+    tables: Mapping[str, DeviceTableRows]
+    memory: Mapping[str, StagedMemory]
+    device: ComputeDevice
 
     def found(self, places: Places) -> FoundRows:
         raise RuntimeError(f"rows of {places.table} are on a device: compiled loops read the host's memory")
 
-    def gradients(self, places: Places) -> torch.Tensor:
-        return self._tables[places.table].gradients[places.run]
-
     def collect(self) -> list[RowGradients]:
         collected = [
             RowGradients(name, rows.ids, self._returned(name, self._merged(name, rows)))
-            for name, rows in self._tables.items()
+            for name, rows in self.tables.items()
         ]
-        self._device.backend.synchronize()
+        self.device.backend.synchronize()
         return collected
 
-    def _merged(self, name: str, rows: DeviceTableRows) -> torch.Tensor:
+    def _merged(self, name: str, rows: DeviceTableRows) -> Tensor:
         """Return the sums of the gradients of equal rows, (U, D) on the device."""
         size = (len(rows.ids), rows.gradients.shape[1])
-        merged = self._memory[name].device.take("merged", *size).zero_()
+        merged = self.memory[name].device.take("merged", *size).zero_()
         with _fixed_order_of_sums():
             merged.index_add_(0, rows.places, rows.gradients)
         return merged
 
-    def _returned(self, name: str, merged: torch.Tensor) -> torch.Tensor:
+    def _returned(self, name: str, merged: Tensor) -> Tensor:
         """Begin the copy of merged gradients to the host; complete after a synchronization."""
-        room = self._memory[name].host.take("gradients", *merged.shape)
+        room = self.memory[name].host.take("gradients", *merged.shape)
         return room.copy_(merged, non_blocking=True)
 
 
@@ -236,7 +220,7 @@ class StagedStore(LookupStore):
         upload.send()
         return dataclasses.replace(plan, ids=distinct, groups=groups, staged=Staged(upload, places, routes))
 
-    def _routes(self, number: int, ids: Mapping[str, torch.Tensor], upload: Upload) -> Mapping[str, Any]:
+    def _routes(self, number: int, ids: Mapping[str, Tensor], upload: Upload) -> Mapping[str, Any]:
         """Return the routes of rows between devices: none, they are in the host's memory."""
         return {}
 
@@ -249,7 +233,7 @@ class StagedStore(LookupStore):
             tables[name] = self._repeated(name, plan, self._on_device(name, rows))
         return self._staged_rows(tables)
 
-    def _fetched(self, plan: Plan) -> dict[str, torch.Tensor]:
+    def _fetched(self, plan: Plan) -> dict[str, Tensor]:
         """Return copies of the distinct rows in page-locked memory."""
         located = self._lookup.rows(plan.number, plan.ids)
         return {
@@ -257,11 +241,11 @@ class StagedStore(LookupStore):
             for name, ids in plan.ids.items()
         }
 
-    def _on_device(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+    def _on_device(self, name: str, rows: Tensor) -> Tensor:
         """Begin to copy rows to the device."""
         return self._memory[name].device.take("distinct", *rows.shape).copy_(rows, non_blocking=True)
 
-    def _repeated(self, name: str, plan: Plan, distinct: torch.Tensor) -> DeviceTableRows:
+    def _repeated(self, name: str, plan: Plan, distinct: Tensor) -> DeviceTableRows:
         """Repeat distinct rows (U, D) on the device for each place, with gradients of 0."""
         memory, dim = self._memory[name].device, self._tables[name].dim
         plan.staged.upload.wait()
@@ -269,7 +253,7 @@ class StagedStore(LookupStore):
         rows = torch.index_select(distinct, 0, places, out=memory.take("rows", len(places), dim))
         # Autograd adds to gradients that exist.
         gradients = memory.take("gradients", len(places), dim).zero_()
-        return DeviceTableRows(plan.ids[name], places, rows, gradients)
+        return DeviceTableRows(plan.ids[name], rows, gradients, places=places)
 
     def _staged_rows(self, tables: Mapping[str, DeviceTableRows]) -> StagedRows:
         return StagedRows(tables, self._memory, self._device)
@@ -278,7 +262,7 @@ class StagedStore(LookupStore):
 class DeviceRows(StagedRows):
     """Rows of a batch whose gradients stay on the device."""
 
-    def _returned(self, name: str, merged: torch.Tensor) -> torch.Tensor:
+    def _returned(self, name: str, merged: Tensor) -> Tensor:
         return merged
 
 
@@ -299,14 +283,14 @@ class DeviceStore(StagedStore):
         super().__init__(tables, transforms, device)
         self._device_tables = device_tables
 
-    def _routes(self, number: int, ids: Mapping[str, torch.Tensor], upload: Upload) -> Mapping[str, Route]:
+    def _routes(self, number: int, ids: Mapping[str, Tensor], upload: Upload) -> Mapping[str, Route]:
         return self._device_tables.routes(number, ids, upload.add)
 
-    def _fetched(self, plan: Plan) -> dict[str, torch.Tensor]:
+    def _fetched(self, plan: Plan) -> dict[str, Tensor]:
         plan.staged.upload.wait()  # the routes are part of it
         return {name: self._device_tables.fetch(name, plan.staged.routes[name]) for name in plan.ids}
 
-    def _on_device(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+    def _on_device(self, name: str, rows: Tensor) -> Tensor:
         return rows
 
     def _staged_rows(self, tables: Mapping[str, DeviceTableRows]) -> StagedRows:

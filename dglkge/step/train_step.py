@@ -21,10 +21,11 @@ from dglkge.step.planning import Plan, number_of
 from dglkge.step.rows import Transforms
 
 
+@dataclass
 class RowUpdates:
     """Merges the gradients of all trainers and updates rows where they are stored; a collective.
 
-    Parameters
+    Attributes
     ----------
     tables : TableSet
     optimizer : SparseOptimizer or DeviceTables
@@ -35,22 +36,20 @@ class RowUpdates:
         Whether a row is updated, by table and node id; without it all are.
     """
 
-    def __init__(
-        self,
-        tables: TableSet,
-        optimizer: Any,
-        frozen: Collection[str] = (),
-        touched: Mapping[str, np.ndarray] | None = None,
-    ) -> None:
-        self._embeddings = {name: table.embedding for name, table in tables.items()}
-        self._optimizer = optimizer
-        self._frozen = frozenset(frozen)
-        self._touched = {} if touched is None else touched
+    tables: TableSet
+    optimizer: Any
+    frozen: Collection[str] = ()
+    touched: Mapping[str, np.ndarray] | None = None
+
+    def __post_init__(self) -> None:
+        self._embeddings = {name: table.embedding for name, table in self.tables.items()}
+        self._frozen = frozenset(self.frozen)
+        self._touched = {} if self.touched is None else self.touched
 
     @property
     def network_bytes(self) -> int:
         """Bytes of gradients that this trainer sent to other machines."""
-        return int(self._optimizer.network_bytes)
+        return int(self.optimizer.network_bytes)
 
     def __call__(
         self, gradients: Sequence[RowGradients], number: int, other_squares: float, flags: int
@@ -68,7 +67,7 @@ class RowUpdates:
         flags : int
             Summed over the trainers with the gradients: no round of messages of its own.
         """
-        result: UpdateResult = self._optimizer.step_rows(
+        result: UpdateResult = self.optimizer.step_rows(
             # Without a gradient neither a row nor its optimizer state changes, and nothing is sent.
             [self._trained(one) for one in gradients if one.table not in self._frozen],
             extra=flags,
@@ -86,46 +85,44 @@ class RowUpdates:
         return self._embeddings[table], ids, rows
 
 
+@dataclass
 class LookAhead(EpochBatches):
     """Returns batches and plans in the order of training, each made once; a collective.
 
-    Parameters
+    Attributes
     ----------
     batches : TrainingBatches
     objective : Objective
     store : RowStore
     clock : PhaseClock
 
-    Attributes
-    ----------
     order_mark : int
         Of the batches.
     """
 
-    def __init__(
-        self, batches: TrainingBatches, objective: Objective, store: RowStore, clock: PhaseClock
-    ) -> None:
-        self._batches = batches
-        self._objective = objective
-        self._store = store
-        self._clock = clock
+    batches: TrainingBatches
+    objective: Objective
+    store: RowStore
+    clock: PhaseClock
+
+    def __post_init__(self) -> None:
         self._next: tuple[TrainingBatch, Plan] | None = None
-        self.order_mark = batches.order_mark
+        self.order_mark = self.batches.order_mark
 
     def __len__(self) -> int:
         """Return the number of global batches in an epoch."""
-        return len(self._batches)
+        return len(self.batches)
 
     def place(self, epoch: int, batches_done: int) -> dict[str, Any]:
         """Describe the place in the order after a number of batches, for ``stats.jsonl``."""
-        return self._batches.place(epoch, batches_done)
+        return self.batches.place(epoch, batches_done)
 
     def batch(self, epoch: int, index: int, enter: Callable[[str], None]) -> TrainingBatch:
         """Return this trainer's share of a global batch; see :class:`EdgeBatches`."""
-        self._batches.begin(epoch, index)
+        self.batches.begin(epoch, index)
         if self._next is not None and (self._next[0].epoch, self._next[0].index) == (epoch, index):
             return self._next[0]
-        return self._batches.batch(epoch, index, enter)
+        return self.batches.batch(epoch, index, enter)
 
     def plan(self, batch: TrainingBatch) -> Plan:
         """Return the plan of a batch."""
@@ -136,17 +133,17 @@ class LookAhead(EpochBatches):
 
     def look(self, batch: TrainingBatch) -> None:
         """Plan the batch that comes next in the epoch, where its ids go to other machines or to a device."""
-        if not self._store.looks_ahead or batch.index + 1 >= len(self):
+        if not self.store.looks_ahead or batch.index + 1 >= len(self):
             return
-        following = self._batches.batch(batch.epoch, batch.index + 1, self._clock.enter)
+        following = self.batches.batch(batch.epoch, batch.index + 1, self.clock.enter)
         plan = self._planned(following)
         self._next = (following, plan)
-        self._store.announce(plan)
+        self.store.announce(plan)
 
     def _planned(self, batch: TrainingBatch) -> Plan:
         """Draw the negatives of a batch, and start what its rows need."""
-        self._clock.enter("negatives")
-        return self._store.prepare(self._objective.plan(batch))
+        self.clock.enter("negatives")
+        return self.store.prepare(self.objective.plan(batch))
 
 
 @dataclass

@@ -16,7 +16,6 @@ from dglkge.training.building.run_folder import (
     record_config,
 )
 from dglkge.training.building.step import build_step
-from dglkge.training.building.warm_start import refuse_bigraph_output
 from dglkge.training.epochs import JOB
 from dglkge.training.job import open_job
 from dglkge.training.join import opened_dataset
@@ -46,7 +45,6 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     check_config(config, cluster.world)
     dataset = opened_dataset(config)
     check_dataset(config, dataset)
-    refuse_bigraph_output(config)
     # The lease creates the folder and excludes other jobs from here on.
     lease = hold_run(Path(config.output), cluster)
     mirror = open_mirror(config, cluster, lease, describe_run(config, dataset))

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dglkge.config.schema import HeldOutConfig
 from dglkge.data.dataset_files import TRAIN
@@ -47,11 +48,7 @@ class HeldOutEvaluator:
     """
 
     def __init__(
-        self,
-        job: Job,
-        settings: HeldOutConfig,
-        order: TripleOrder,
-        gather: Callable[[str, torch.Tensor], torch.Tensor],
+        self, job: Job, settings: HeldOutConfig, order: TripleOrder, gather: Callable[[str, Tensor], Tensor]
     ) -> None:
         config, dataset, world = job.config, job.dataset, job.cluster.world
         self._order, self._num_chunks = order, config.training.edge_chunks
@@ -99,10 +96,7 @@ class HeldOutEvaluator:
     ) -> np.ndarray:
         """Return the sums of the metrics over a batch of triples of one pair of entity types."""
         heads, relations, tails = (torch.from_numpy(np.ascontiguousarray(column)) for column in batch.T)
-        rows = {
-            Side.HEAD: self._gather(pair[0], heads),
-            Side.TAIL: self._gather(pair[1], tails),
-        }
+        rows = {Side.HEAD: self._gather(pair[0], heads), Side.TAIL: self._gather(pair[1], tails)}
         relation_rows = self._gather(RELATION, relations)
         found = dict.fromkeys(_NAMES, 0.0)
         for side, anchor_side, answers in ((Side.TAIL, Side.HEAD, tails), (Side.HEAD, Side.TAIL, heads)):
@@ -134,7 +128,7 @@ class HeldOutEvaluator:
                 found[name] += float(value.sum())
         return np.array([found[name] for name in _NAMES])
 
-    def _uniform(self, entity_type: str, side: Side, key: tuple[int, int, int]) -> torch.Tensor:
+    def _uniform(self, entity_type: str, side: Side, key: tuple[int, int, int]) -> Tensor:
         """Draw original ids of a type, uniformly with replacement."""
         stream = stream_key(self._seed, "held out", entity_type, side.name, *key)
         bits = column_bits(stream, self._num_uniform)[0]

@@ -11,15 +11,13 @@ from pathlib import Path
 
 from dglkge.config import Config
 from dglkge.data.dataset import Dataset
-from dglkge.distributed.dgl_import import table_folder
 from dglkge.distributed.dgl_memory import standalone_tables
-from dglkge.distributed.runtime import Cluster, is_server, num_servers, use_log_format, verifies_dataset
+from dglkge.distributed.runtime import Cluster, is_server, use_log_format, verifies_dataset
 from dglkge.distributed.runtime import join_cluster as join_graph
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
 from dglkge.launch.table_storage import TableFolder, roomy_folder, usual_folders
-from dglkge.planning.host import host_memory
-from dglkge.planning.memory import describe_hosts, misfits, plan_memory
+from dglkge.planning.memory import plan_memory
 from dglkge.training.epochs import JOB
 
 logger = logging.getLogger(__name__)
@@ -63,7 +61,7 @@ def join_cluster(config: Config) -> Iterator[Cluster]:
         if verifies_dataset():
             dataset.verify()
         if not is_server():
-            check_memory(config, world)
+            build.check_dataset(config, dataset, world)
         part_config = str(dataset.graph_config_path)
         joined = join_graph(dataset.graph_name, part_config, dataset.num_parts)
         with own_tables(config), joined as cluster:
@@ -104,27 +102,3 @@ def own_tables(config: Config) -> Iterator[None]:
             yield
     finally:
         folder.remove()
-
-
-def check_memory(config: Config, world: World) -> None:
-    """Refuse, before tables are created, a run that does not fit into this machine; one trainer of it checks.
-
-    Raises
-    ------
-    InputError
-        The plan is logged before.
-    """
-    size = opened_dataset(config).size()
-    if not config.training.check_memory or not world.is_machine_leader or world.machine >= len(size.parts):
-        return
-    # A process alone has no servers: its tables are its own memory.
-    servers = num_servers() if world.launched else 0
-    planned = plan_memory(config, size, world.trainers_per_machine, servers)[world.machine]
-    in_files = bool(table_folder()) or (not world.launched and config.tables.storage == "disk")
-    found = misfits(planned, host_memory(config.output, world.job), has_started=True, in_files=in_files)
-    if found:
-        logger.error("%s", describe_hosts([planned]))
-        raise InputError(
-            f"the configuration does not fit into machine {world.machine}: {'; '.join(found)} "
-            "(training.check_memory=false trains all the same)"
-        )

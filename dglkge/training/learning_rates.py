@@ -7,7 +7,6 @@ torch's checks of the order of calls hold.
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,35 +15,27 @@ import torch
 from torch.optim import lr_scheduler
 
 from dglkge.config import Config
-from dglkge.errors import CheckpointError, InputError, unknown_name
+from dglkge.errors import CheckpointError, InputError
 from dglkge.model.choices import ScheduleSettings
+from dglkge.training.building.components import named_class, refused_by_torch, torch_classes
 
 PLATEAU = "ReduceLROnPlateau"
 """The scheduler that is told the valid MRR after each ranking, and is not stepped otherwise."""
 
 EVERY_BATCH = "batch"
 
-_OF_FUNCTIONS = ("LRScheduler", "LambdaLR", "MultiplicativeLR", "SequentialLR", "ChainedScheduler")
-"""Classes that need functions or other schedulers, which a configuration cannot have."""
-
 _REPLACING = {"base_lr", "max_lr"}
 """Options with rates that replace those of the groups. One number is the first group's rate: the others keep
 their ratio to it, where torch would give all groups the same rate."""
 
-_NOT_OPTIONS = ("self", "optimizer", "last_epoch", "verbose")
 _TRIED_STEPS = 3
 
 
-def known_schedules() -> dict[str, type]:
+def known_schedules() -> dict[str, Any]:
     """Return the schedulers of this version of torch that a configuration can name."""
-    base = lr_scheduler.LRScheduler
-    found = {
-        name: kind
-        for name, kind in vars(lr_scheduler).items()
-        if isinstance(kind, type) and issubclass(kind, base) and not name.startswith("_")
-    }
-    found[PLATEAU] = lr_scheduler.ReduceLROnPlateau  # of no common base in early versions of torch
-    return {name: kind for name, kind in sorted(found.items()) if name not in _OF_FUNCTIONS}
+    # Some need functions or other schedulers, which a configuration cannot have.
+    unfit = ("LRScheduler", "LambdaLR", "MultiplicativeLR", "SequentialLR", "ChainedScheduler")
+    return torch_classes(lr_scheduler, lr_scheduler.LRScheduler, unfit)
 
 
 def schedule_problems(config: Config) -> Iterator[str]:
@@ -64,12 +55,7 @@ def schedule_problems(config: Config) -> Iterator[str]:
         except InputError as error:
             yield str(error)
         except Exception as error:
-            yield str(_refused(field, chosen, error))
-
-
-def _refused(field: str, chosen: ScheduleSettings, error: Exception) -> InputError:
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return InputError(f"{field} {chosen}: torch refuses it: {reason}")
+            yield str(refused_by_torch(field, chosen, error))
 
 
 class Schedule:
@@ -90,20 +76,13 @@ class Schedule:
     """
 
     def __init__(self, field: str, chosen: ScheduleSettings, lrs: Sequence[float]) -> None:
-        self._field = field
-        known = known_schedules()
-        if chosen.name not in known:
-            raise unknown_name(field, chosen.name, list(known))
-        kind = known[chosen.name]
+        own = ("self", "optimizer", "last_epoch", "verbose")
+        kind, allowed = named_class(field, chosen, known_schedules(), own)
         self.follows_mrr, self.steps_batches = chosen.name == PLATEAU, chosen.every == EVERY_BATCH
-        allowed = [name for name in inspect.signature(kind).parameters if name not in _NOT_OPTIONS]
         options = chosen.options
-        for name in options:
-            if name not in allowed:
-                raise unknown_name(f"option of {self._field} {chosen.name}", name, allowed)
         if options.get("cycle_momentum"):
             raise InputError(
-                f"{self._field}.cycle_momentum is true: only learning rates are scheduled; allowed: false"
+                f"{field}.cycle_momentum is true: only learning rates are scheduled; allowed: false"
             )
         if "cycle_momentum" in allowed:
             options["cycle_momentum"] = False
@@ -117,7 +96,7 @@ class Schedule:
         try:
             self._scheduler = kind(self._driver, **options)
         except Exception as error:
-            raise _refused(field, chosen, error) from None
+            raise refused_by_torch(field, chosen, error) from None
         # Some schedulers keep what has no plain form, such as a Counter of milestones.
         self._counters = [key for key, value in vars(self._scheduler).items() if isinstance(value, Counter)]
 

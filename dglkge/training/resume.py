@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from dglkge.checkpoint.layout import Progress
-from dglkge.checkpoint.manifest import CheckpointMeta
+from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
 from dglkge.config import Config, refused_changes
 from dglkge.errors import CheckpointError, InputError
 from dglkge.sampling.query_batches import EpochBatches
@@ -156,18 +156,36 @@ class Position:
         return int(done // size)
 
 
-def check_settings(config: Config, saved: CheckpointMeta, now: Mapping[str, Any], where: Path | str) -> None:
-    """Refuse to resume with other settings than those that the run was started with.
+def resumable(
+    config: Config,
+    saved: CheckpointMeta,
+    meta: CheckpointMeta,
+    settings: Mapping[str, Any],
+    where: Path | str,
+) -> CheckpointMeta:
+    """Return what a version says of itself, if a run may go on from it.
+
+    Parameters
+    ----------
+    config : Config
+    saved, meta : CheckpointMeta
+        Of the version and of the run.
+    settings : mapping
+        Of the run, those that are known already.
+    where : path or str
+        Of the version, for messages.
 
     Raises
     ------
     CheckpointError
-        Naming each of them with both values.
+        If it is another run's, or the run has other settings now: each is named with both values.
     """
+    check_same_run(saved, meta)
     is_finished = saved.progress[Progress.FINISHED_EPOCHS] >= config.training.num_epochs
-    changes = refused_changes(saved.config, now, is_finished)
+    changes = refused_changes(saved.config, settings, is_finished)
     if changes:
         raise CheckpointError(
             f"{where} is of a run with other settings: {'; '.join(changes)}; "
             "take another output folder, or the settings that the run was started with"
         )
+    return saved

@@ -18,7 +18,7 @@ import torch
 from dglkge.checkpoint import hdf5_format
 from dglkge.checkpoint.manager import CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta
-from dglkge.errors import CheckpointError, InputError
+from dglkge.errors import CheckpointError, InputError, one_line
 from dglkge.planning.memory import saves_in_background
 from dglkge.step.contracts import ModelStateful, Stateful
 from dglkge.training.job import Job
@@ -114,7 +114,7 @@ class TrainingState:
         except CheckpointError as error:
             raise CheckpointError(f"{where} {error}") from None
         except Exception as error:
-            reason = " ".join(str(error).split())[:200]
+            reason = one_line(error)
             raise CheckpointError(f"{where}: not the state of this training, or damaged ({reason})") from None
 
 
@@ -131,10 +131,9 @@ def _saved(state: Mapping[str, Any], what: str) -> bytes:
         torch.save(state, file)
         torch.load(io.BytesIO(file.getvalue()), map_location="cpu", weights_only=True)
     except Exception as error:
-        reason = " ".join(str(error).split())[:200]
         raise InputError(
             f"{what} cannot be saved: allowed are dicts, lists, tuples, numbers, texts and tensors, which "
-            f"are read without running code ({reason})"
+            f"are read without running code ({one_line(error)})"
         ) from None
     return file.getvalue()
 

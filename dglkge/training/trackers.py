@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dglkge.errors import one_line
 from dglkge.registry import Registry
 
 logger = logging.getLogger(__name__)
@@ -183,7 +184,7 @@ class Mlflow(Tracker):
                 self.id = run.earlier_id
                 return
             except MlflowException as error:
-                logger.warning("mlflow: no run %s: %s; a new one is made", run.earlier_id, _one_line(error))
+                logger.warning("mlflow: no run %s: %s; a new one is made", run.earlier_id, one_line(error))
         name = MLFLOW_EXPERIMENT_NAME.get() or "dglkge"
         known = self._client.get_experiment_by_name(name)
         experiment = known.experiment_id if known else self._client.create_experiment(name)
@@ -205,10 +206,11 @@ class Mlflow(Tracker):
         self._client.set_terminated(self.id, "FINISHED" if is_complete else "KILLED")
 
 
+@dataclass
 class Trackers:
     """The trackers of a run, on rank 0; on other trainers, and without ``training.loggers``, nothing.
 
-    Parameters
+    Attributes
     ----------
     names : sequence of str
         Members of :data:`LOGGERS`.
@@ -220,18 +222,14 @@ class Trackers:
         Return and take the ids of the trackers' runs, by tracker.
     """
 
-    def __init__(
-        self,
-        names: Sequence[str] = (),
-        folder: Path = Path(),
-        settings: Mapping[str, Any] | None = None,
-        recall: Callable[[], Mapping[str, str]] = dict,
-        record: Callable[[Mapping[str, str]], object] = lambda ids: None,
-    ) -> None:
-        self._names = names
-        self._folder = folder
-        self._settings = flat_settings(settings or {})
-        self._recall, self._record = recall, record
+    names: Sequence[str] = ()
+    folder: Path = Path()
+    settings: Mapping[str, Any] | None = None
+    recall: Callable[[], Mapping[str, str]] = dict
+    record: Callable[[Mapping[str, str]], object] = lambda ids: None
+
+    def __post_init__(self) -> None:
+        self._settings = flat_settings(self.settings or {})
         self._ids: dict[str, str] = {}
         self._lock = threading.Lock()
         self._threads: list[_Thread] = []
@@ -245,11 +243,11 @@ class Trackers:
             Global batches that are done.
         is_resumed : bool
         """
-        if not self._names:
+        if not self.names:
             return
-        self._ids = dict(self._recall()) if is_resumed else {}
-        for name in self._names:
-            run = TrackedRun(self._folder, self._settings, self._ids.get(name, ""), first_step)
+        self._ids = dict(self.recall()) if is_resumed else {}
+        for name in self.names:
+            run = TrackedRun(self.folder, self._settings, self._ids.get(name, ""), first_step)
             self._threads.append(_Thread(name, LOGGERS.get(name), run, self._started))
         # A tracker may start a process of its own. Until it runs its program, a copy of this process keeps
         # all files open, and HDF5 refuses a file that another process holds: no checkpoint is written now.
@@ -282,7 +280,7 @@ class Trackers:
         """Record the id of a tracker's run."""
         with self._lock:
             self._ids[name] = id_
-            self._record(dict(self._ids))
+            self.record(dict(self._ids))
 
 
 class _Thread:
@@ -328,7 +326,7 @@ class _Thread:
             self._has_failed = True
             self.has_started.set()
             logger.warning(
-                "%s: %s: %s; training goes on without it", self._name, type(error).__name__, _one_line(error)
+                "%s: %s: %s; training goes on without it", self._name, type(error).__name__, one_line(error)
             )
 
 
@@ -347,9 +345,3 @@ def flat_settings(nested: Mapping[str, Any], prefix: str = "") -> dict[str, Any]
         else:
             found[prefix + key] = json.dumps(value) if isinstance(value, list) else value
     return found
-
-
-def _one_line(error: BaseException) -> str:
-    """Return an error's text in one line of moderate length."""
-    text = " ".join(str(error).split())
-    return text if len(text) <= 300 else text[:300] + "..."

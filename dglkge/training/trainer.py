@@ -14,7 +14,7 @@ import numpy as np
 
 from dglkge.checkpoint.layout import BEST, RUN_JOB_FILE, RUN_VECTORS_FILE, Progress
 from dglkge.checkpoint.manager import CheckpointManager
-from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
+from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.data.dataset_files import VALID
 from dglkge.distributed.preemption import Preempted
 from dglkge.evaluation.metrics import RankingResult
@@ -29,7 +29,7 @@ from dglkge.training.job import Job
 from dglkge.training.learning_rates import LearningRates
 from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.passes import Passes, StatsHandler
-from dglkge.training.resume import Position, check_settings
+from dglkge.training.resume import Position, resumable
 from dglkge.training.state import TrainingState, Versions
 from dglkge.training.stats import Statistics, describe_job
 
@@ -353,9 +353,8 @@ class Trainer:
             write = functools.partial(self._checkpoints.records.write_json, RUN_VECTORS_FILE)
             fill_from_vectors(self.config, self.cluster, self._job.dataset, self.tables, write)
             return
-        folder = self._checkpoints.storage.path
-        check_same_run(saved, self._meta)
-        check_settings(self.config, saved, self._meta.config, folder)
+        where = self._checkpoints.storage.path
+        saved = resumable(self.config, saved, self._meta, self._meta.config, where)
         # Where the version has no state of the learning rates, they start anew after its epochs.
         self._rates.num_epochs = saved.progress[Progress.FINISHED_EPOCHS]
         # One trainer of a machine reads while the others wait: a failure must reach all of them.

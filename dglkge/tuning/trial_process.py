@@ -111,7 +111,11 @@ def drop_checkpoint(run: Path) -> None:
 def write_config(config: Config, path: Path) -> None:
     """Write the fields that differ from their defaults as YAML, atomically."""
     fields = config.model_dump(mode="json", exclude_defaults=True)
-    text = yaml.safe_dump(fields, sort_keys=False, allow_unicode=True)
+    write_text(path, yaml.safe_dump(fields, sort_keys=False, allow_unicode=True))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that appears only when it is complete."""
     temporary = path.with_name(path.name + ".tmp")
     temporary.write_text(text, encoding="utf-8")
     os.replace(temporary, path)

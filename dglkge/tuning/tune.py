@@ -6,7 +6,6 @@ import contextlib
 import csv
 import io
 import json
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +22,7 @@ from dglkge.tuning.rungs import Rung, plan_rungs
 from dglkge.tuning.search import Job, Outcome, Search, TrialRecord, import_optuna
 from dglkge.tuning.space import Space, Value
 from dglkge.tuning.subgraph import Cores, core_shares
-from dglkge.tuning.trial_process import RUN_FOLDER, Trainer, drop_checkpoint, train, write_config
+from dglkge.tuning.trial_process import RUN_FOLDER, Trainer, drop_checkpoint, train, write_config, write_text
 
 TRIALS_FOLDER = "trials"
 GRAPHS_FOLDER = "subgraphs"
@@ -216,7 +215,7 @@ class Tuning:
         }
         if result is not None:
             report["best"] = result.to_dict()
-        _write(self._output / TRIALS_JSON, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
+        write_text(self._output / TRIALS_JSON, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
         keys = [parameter.key for parameter in self._space.parameters]
         table = io.StringIO()
         writer = csv.writer(table, delimiter="\t", lineterminator="\n")
@@ -225,14 +224,7 @@ class Tuning:
         for record in records:
             fields = record.to_dict()
             writer.writerow([*(fields[name] for name in columns), *(record.values.get(key) for key in keys)])
-        _write(self._output / TRIALS_TABLE, table.getvalue())
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file that appears only when it is complete."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
+        write_text(self._output / TRIALS_TABLE, table.getvalue())
 
 
 @contextlib.contextmanager

@@ -18,11 +18,11 @@ HERE = Path(__file__).resolve().parent
 def trained(folder: Path, optimizer: str, ip_config: str) -> dict[str, Any]:
     """Train under the launcher with two trainers; return the curve."""
     curve = folder / f"{optimizer}.json"
-    launch = [sys.executable, "-m", "dglkge.cli.launch", "--ip_config", ip_config, "--num_trainers", "2"]
+    launch = [sys.executable, "-m", "dglkge.cli.launch", "--ip-config", ip_config, "--num-trainers", "2"]
     launch += [
-        "--part_config",
+        "--part-config",
         str(folder / "communities.json"),
-        "--log_dir",
+        "--log-dir",
         str(folder / f"logs-{optimizer}"),
     ]
     command = [*launch, str(HERE / "train.py"), "--optimizer", optimizer, "--json", str(curve)]
@@ -37,7 +37,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--output", type=Path, default=Path("demo/graphsage"), help="folder for everything")
-    parser.add_argument("--ip_config", default="ip_config.txt", help="the machine to train on")
+    parser.add_argument("--ip-config", default="ip_config.txt", help="the machine to train on")
     arguments = parser.parse_args()
     make = [sys.executable, str(HERE / "make_graph.py"), "--output", str(arguments.output)]
     subprocess.run(make, check=True, timeout=300, stdout=subprocess.DEVNULL)

@@ -18,7 +18,7 @@ from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import CheckpointError, InputError
-from dglkge.training.building.warm_start import refuse_bigraph_output
+from dglkge.training.building.checks import check_config
 from dglkge.typing import RELATION, Relation
 from tests.checkpoint.toy_checkpoint import (
     TWO_PAIRS,
@@ -157,15 +157,15 @@ def test_a_run_does_not_write_over_bigraphs_checkpoint(tmp_path):
         save_toy(folder, meta, toy_tables(meta), 2)
         output = tmp_path / folder.relative_to(tmp_path).parts[0]
         config = load_config(None, ["dataset=data/mine", f"output={output}"])
-        refuse_bigraph_output(config)  # ours
+        check_config(config)  # ours
         strip(folder)
-        with pytest.raises(CheckpointError) as caught:
-            refuse_bigraph_output(config)
+        with pytest.raises(InputError) as caught:
+            check_config(config)
         assert (
             f"dglkge checkpoint convert {folder} --to run --dataset data/mine --output {output}_resumed,"
             in str(caught.value)
         )
-    refuse_bigraph_output(load_config(None, ["dataset=data/mine", f"output={tmp_path}/new"]))
+    check_config(load_config(None, ["dataset=data/mine", f"output={tmp_path}/new"]))
 
 
 def test_added_rows_stay_as_they_are(tmp_path):

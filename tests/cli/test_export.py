@@ -7,8 +7,8 @@ import json
 import pytest
 
 from dglkge.errors import InputError
-from dglkge.inference.exports.export import FORMATS
-from dglkge.inference.exports.vectors import PROJECTOR_ROWS
+from dglkge.inference.export import FORMATS
+from dglkge.inference.export_vectors import PROJECTOR_ROWS
 from dglkge.inference.run import open_run
 
 

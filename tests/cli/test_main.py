@@ -57,6 +57,34 @@ def test_former_names_are_hidden_aliases(former, name, capsys):
     assert not re.search(rf"^    {former} ", capsys.readouterr().out, re.MULTILINE)
 
 
+def test_options_of_every_command(capsys):
+    """One spelling is shown; --json, -v and -q are everywhere, --import where components are registered."""
+    for name in COMMANDS:
+        with pytest.raises(SystemExit):
+            main([*name.split(), "--help"])
+        text = capsys.readouterr().out
+        if name == "launch":
+            continue
+        assert not re.findall(r"^ +(?:-\w, )?--\w*_\w*", text, re.MULTILINE), name
+        assert all(f" {option}" in text for option in ("--json", "-v, --verbose", "-q, --quiet")), name
+        reads_no_model = name.startswith(("data ", "job ")) or name == "config recipes"
+        assert ("--import" in text) != reads_no_model, name
+        assert "--output" not in text or "-o " in text, name
+
+
+def test_underscores_are_accepted(call, run, tmp_path):
+    words = ("--batch_size=5", "--per_relation", "--no_verify", "--limit", "3")
+    assert call("evaluate", run, *words, "-o", tmp_path / "a_b.json")[0] == 0
+    assert json.loads((tmp_path / "a_b.json").read_text())["num_triples"] == 3  # values keep theirs
+
+
+@pytest.mark.parametrize(("words", "lines"), [([], 1), (["-q"], 0), (["-v"], 1)])
+def test_quiet_hides_warnings(call, run, caplog, words, lines):
+    (run / "metrics-test.json").mkdir()
+    assert call("evaluate", run, *words)[0] == 0
+    assert len(caplog.records) == lines
+
+
 @pytest.mark.parametrize(
     ("words", "prog", "text"),
     [
@@ -530,6 +558,10 @@ def test_config(call, tmp_path):
         "loss.margin": 2.0,
         "optimizer.schedule": {"name": "StepLR", "every": "epoch", "step_size": 3},
     }
+    status, out, _ = call("config", "show", "--basic", "--json")
+    assert status == 0 and len(json.loads(out)) == 10 and "optimizer.lr" in json.loads(out)
+    (tmp_path / "basic.yaml").write_text(call("config", "show", "--basic")[1].replace("''", "data/x"))
+    assert load_config(tmp_path / "basic.yaml").model == load_config(None, ["dataset=data/x"]).model
     status, out, _ = call("config", "optimizer", "--json")
     assert all(key.startswith("optimizer.") for key in json.loads(out)) and len(json.loads(out)) > 5
     status, out, err = call("config", "optimzer")

@@ -45,6 +45,24 @@ def test_json_holds_the_plan(config_file: Path, there: None, capsys: pytest.Capt
     assert report["problems"] == []
 
 
+def test_a_run_a_data_set_and_a_recipe_are_configurations(
+    config_file: Path, tmp_path: Path, there: None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def plan_of(*words: str) -> dict:
+        assert main(["plan", *words, "--num-trainers", "2", "--json"]) == 0
+        return json.loads(capsys.readouterr().out)["machines"]
+
+    run = tmp_path / "some run"
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps(load_config(config_file, []).to_dict()))
+    dataset = str(toy_dataset())
+    by_file, larger = plan_of(str(config_file)), "model.dimension=16"
+    assert plan_of(str(run)) == by_file == plan_of(dataset, larger)
+    assert plan_of(dataset) == plan_of(f"dataset={dataset}") != by_file
+    recipe = plan_of("--recipe", "fb15k237/complex", f"dataset={dataset}")
+    assert recipe != by_file and recipe != plan_of(dataset)
+
+
 def test_table_for_people(config_file: Path, there: None, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(config_file)]) == 0
     out = capsys.readouterr().out

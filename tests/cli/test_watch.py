@@ -276,10 +276,7 @@ def test_ctrl_c_ends_it_well(run: Path, tmp_path: Path, in_foreground: None) -> 
 @pytest.mark.parametrize(
     "arguments, words",
     [
-        (
-            ["absent"],
-            "absent does not exist; expected the folder of a run",
-        ),
+        (["absent"], "absent does not exist; expected the folder of a run"),
         (["{run}/checkpoint/..//.."], "is no folder of a run: it has none of config.json, stats.jsonl, "),
         (["{run}", "--interval", "0"], "--interval must be 0.1 to 86400 seconds, got 0"),
         (["{run}", "--once", "--lines", "101"], "--lines must be 0 to 100, got 101"),

@@ -14,14 +14,7 @@ import pytest
 import yaml
 
 from dglkge import settings
-from dglkge.config import (
-    Config,
-    component_fields,
-    field_table,
-    load_config,
-    refused_changes,
-    save_config,
-)
+from dglkge.config import Config, component_fields, field_table, load_config, refused_changes, save_config
 from dglkge.config.load import recipe_files
 from dglkge.config.schema import fields
 from dglkge.errors import InputError, InputErrors

@@ -7,9 +7,7 @@ import subprocess
 import sys
 
 from dglkge.cli.main import COMMANDS
-from dglkge.inference import choices
-from dglkge.inference.exports import export
-from dglkge.inference.imports import import_tables
+from dglkge.inference import choices, export, import_tables
 from tests.contract.source_tree import ROOT
 
 HEAVY = ("torch", "pandas", "dgl", "pyarrow", "numba", "scipy", "h5py")

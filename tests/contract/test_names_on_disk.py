@@ -18,8 +18,8 @@ SUFFIXES = {layout.TEMPORARY_SUFFIX}
 """Conventions of all programs; not the names of files."""
 
 OF_OTHERS = {
-    "dglkge/inference/imports/dglke_files.py": {"config.json", "relations.tsv"},
-    "dglkge/inference/imports/hub_tables.py": {"config.json"},
+    "dglkge/inference/dglke_files.py": {"config.json", "relations.tsv"},
+    "dglkge/inference/hub_tables.py": {"config.json"},
     "benchmarks/measuring/pbg_peer.py": {
         "dynamic_rel_count.txt",
         "entity_count_\0_\0.txt",

@@ -19,8 +19,13 @@ from tests import warm
 from tests.contract.source_tree import ROOT
 
 README = ROOT / "README.md"
-DOCUMENTS = (README, ROOT / ".github" / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
-DEMO = ROOT / "examples" / "stdlib" / "run.sh"
+BESIDE = [
+    ROOT / name
+    for name in (".github/CONTRIBUTING.md", "SECURITY.md", "examples/README.md", "benchmarks/README.md")
+]
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+DOCUMENTS = (README, *BESIDE, *PAGES)
+DEMO = ROOT / "benchmarks" / "demo.sh"
 PROGRAMS = ("make", "python", "dglkge", "dglkge-launch")
 MODULES = {"dglkge": "dglkge.cli.main", "dglkge-launch": "dglkge.cli.launch"}
 MADE_LATER = ("demo/", "runs/", "datasets/", "data/", "my")
@@ -112,8 +117,9 @@ def test_documents_name_commands():
 
 
 def test_readme_names_commands():
-    assert README.is_file(), "README.md is missing"
-    assert {"make", "dglkge", "dglkge-launch"} <= {words[0] for words in readme_commands()}
+    text = README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 100 and len(text.split()) <= 600
+    assert {"make", "dglkge", "python"} <= {words[0] for words in readme_commands()}
     assert [words[0] for words in demo_commands()] == ["python", "python", "dglkge-launch", "dglkge"]
 
 
@@ -138,20 +144,20 @@ def test_command_exists(words):
 
 
 def test_relative_links_lead_to_files():
-    """Of README and CONTRIBUTING; the strict build of the site checks those of docs/."""
-    for path in DOCUMENTS[:2]:
+    """Beside the site, whose strict build checks those of docs/."""
+    for path in (README, *BESIDE):
         links = re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text(encoding="utf-8"))
         assert not [link for link in links if not (path.parent / link).exists()], path.name
 
 
 def test_every_page_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").partition("\nnav:")[2]
-    assert not [path.name for path in DOCUMENTS[2:] if f": {path.name}\n" not in navigation]
+    assert not [path.name for path in PAGES if f": {path.name}\n" not in navigation]
 
 
 def test_documents_list_the_forwarded_variables():
     page = (ROOT / "docs" / "machines.md").read_text(encoding="utf-8")
-    listed = page.partition("are passed on: ")[2].partition("`--extra_envs`")[0]
+    listed = page.partition("are passed on: ")[2].partition("`--extra-envs`")[0]
     whole, beginnings = listed.split("and what begins with")
     patterns = re.findall(r"`(\w+)`", whole) + [f"{name}*" for name in re.findall(r"`(\w+)`", beginnings)]
     assert sorted(patterns) == sorted(FORWARDED_VARIABLES)

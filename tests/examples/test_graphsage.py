@@ -14,7 +14,7 @@ COMPARE = REPOSITORY / "examples" / "dgl_graphsage" / "compare.py"
 
 
 def test_both_optimizers_train_the_same_script_and_ours_learns(tmp_path: Path) -> None:
-    command = [*warm.python(), str(COMPARE), "--output", str(tmp_path / "graph"), "--ip_config"]
+    command = [*warm.python(), str(COMPARE), "--output", str(tmp_path / "graph"), "--ip-config"]
     done = subprocess.run(
         [*command, str(ip_config(tmp_path))], capture_output=True, text=True, timeout=280, env=environment()
     )

@@ -54,6 +54,15 @@ def test_slurm() -> None:
     assert found == NodePlace(1, 2, "cn07", 29450)
 
 
+def test_two_machines() -> None:
+    path = EXAMPLES / "two_machines.sh"
+    subprocess.run(["bash", "-n", path], check=True, timeout=60)
+    text = path.read_text(encoding="utf-8").replace("\\\n", " ").replace('"$machines"', "my_cluster.txt")
+    (line,) = [line for line in text.splitlines() if line.startswith("dglkge-launch ")]
+    options, script = parse_arguments(shlex.split(line)[1:])
+    assert options.sync and options.ip_config == "my_cluster.txt" and (EXAMPLES.parent / script[0]).is_file()
+
+
 def test_kubernetes() -> None:
     spec = load(EXAMPLES / "kubernetes" / "jobset.yml")["spec"]
     (job,) = spec["replicatedJobs"]

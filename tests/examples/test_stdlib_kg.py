@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 SMALL_LIBRARY = {
     "shapes/__init__.py": "from .base import *\nfrom .round import Circle as Disc, area\n",
@@ -99,11 +99,11 @@ EXPECTED = {
 @pytest.fixture(scope="module")
 def stdlib_kg():
     """The example as a module; it imports its other half from its own folder, as a script does."""
-    sys.path.insert(0, str(EXAMPLES))
+    sys.path.insert(0, str(BENCHMARKS))
     try:
         import stdlib_kg as module
     finally:
-        sys.path.remove(str(EXAMPLES))
+        sys.path.remove(str(BENCHMARKS))
     return module
 
 
@@ -111,7 +111,7 @@ def stdlib_kg():
 def written(tmp_path_factory):
     """A folder that the command wrote of this interpreter's library, and what it printed."""
     output = tmp_path_factory.mktemp("stdlib")
-    command = [sys.executable, str(EXAMPLES / "stdlib_kg.py"), "--output", str(output)]
+    command = [sys.executable, str(BENCHMARKS / "stdlib_kg.py"), "--output", str(output)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     if done.returncode:
         pytest.fail(done.stderr)
@@ -228,7 +228,7 @@ def test_relation_unseen_between_two_types_moves_to_training(stdlib_kg):
     ],
 )
 def test_bad_arguments(arguments, message, tmp_path):
-    command = [sys.executable, str(EXAMPLES / "stdlib_kg.py"), *arguments]
+    command = [sys.executable, str(BENCHMARKS / "stdlib_kg.py"), *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
     assert done.returncode == 2
     assert message in done.stderr and "Traceback" not in done.stderr

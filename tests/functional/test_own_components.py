@@ -12,7 +12,7 @@ import pytest
 from dglkge.data.dataset import Dataset
 from tests.functional import job as commands
 from tests.functional.results import metrics, tables
-from tests.toy_kg import toy_dataset
+from tests.toy_kg import REPOSITORY, toy_dataset
 
 OWN = {
     "loss": ("loss={name: steep, slope: 2}", "training.objective=one_vs_all"),
@@ -21,6 +21,7 @@ OWN = {
     "rule": ("optimizer={name: heavy_ball, momentum: 0.7, lr: 0.5}",),
     "transform": ("model.row_transform={name: center, share: 0.9}",),
 }
+EXAMPLE = REPOSITORY / "examples" / "own_loss.py"
 SETTINGS = (
     *("model.dimension=8", "model.init_scale=0.3", "negatives.num_uniform=10", "training.batch_size=60"),
     *("training.matmul_dtype=float32", "regularizer.name=none"),
@@ -42,7 +43,8 @@ def train(output: Path, num_epochs: int, *settings: str) -> dict[str, np.ndarray
 
 @pytest.mark.parametrize("kind", OWN)
 def test_a_component_in_one_file(tmp_path: Path, kind: str, usual: dict[str, np.ndarray]) -> None:
-    module = shutil.copy(Path(__file__).parent / "own" / f"{kind}.py", tmp_path / "mine.py")
+    source = EXAMPLE if kind == "loss" else Path(__file__).parent / "own" / f"{kind}.py"
+    module = shutil.copy(source, tmp_path / "mine.py")
     settings, named = (*OWN[kind], f"imports=[{module}]"), ("--import", str(module))
     (tmp_path / "config.yaml").write_text(f"dataset: {toy_dataset()}\n", encoding="utf-8")
     plan = ["plan", str(tmp_path / "config.yaml"), "--json", "--num_trainers", "1", *named]
@@ -68,7 +70,7 @@ SCORE_SETTINGS = (
     *("model.score_function=pairwise_scale", f"model.dimension={DIM}", "negatives.num_uniform=20"),
     *("training.batch_size=48", "training.num_epochs=2"),
 )
-MODULE = Path(__file__).with_name("own") / "score.py"
+MODULE = REPOSITORY / "examples" / "own_score_function.py"
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,9 @@ import pytest
 from dglkge.checkpoint import open_checkpoint
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import InputError, StorageError
-from dglkge.inference.exports import export
-from dglkge.inference.exports import files as export_files
-from dglkge.inference.exports.export import export_tables
-from dglkge.inference.imports import import_tables
+from dglkge.inference import export, import_tables
+from dglkge.inference import export_files as export_files
+from dglkge.inference.export import export_tables
 from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import TWO_PAIRS, save_toy, save_toy_named, toy_meta, toy_tables
 
@@ -129,11 +128,7 @@ def named(tmp_path, names):
 @pytest.mark.parametrize(
     ("file_format", "name", "words"),
     [
-        (
-            "tsv",
-            "a\tb",
-            r"name 'a\\tb' of table 'person' has a tab, .* in the format tsv; parquet",
-        ),
+        ("tsv", "a\tb", r"name 'a\\tb' of table 'person' has a tab, .* in the format tsv; parquet"),
         ("projector", "a\tb", "has a tab, which separates fields or lines in the format projector"),
         ("tsv", "a\rb", "has a carriage return"),
         ("npy", "a\rb", "has a carriage return, which separates fields or lines in the format npy"),

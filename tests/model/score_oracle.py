@@ -6,7 +6,6 @@ import cmath
 import math
 from collections.abc import Callable
 
-from dglkge.errors import InputError
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from tests.model.dense_oracle import DENSE
 
@@ -182,12 +181,10 @@ NOT_ON_A_GRID = {"rotate", "quate", "pairre", "triplere", *DENSE}
 
 def fitting_dim(name: str, dim: int) -> int:
     """Return the least dimension from one on that a score function has rows of."""
-    while True:
-        try:
-            SCORE_FUNCTIONS.get(name)().check_dim(dim)
-            return dim
-        except InputError:
-            dim += 1
+    function = SCORE_FUNCTIONS.get(name)()
+    while function.other_dims(dim):
+        dim += 1
+    return dim
 
 
 def float64_score(name: str, head: Row, relation: Row, tail: Row) -> float:

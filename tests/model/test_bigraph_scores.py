@@ -59,41 +59,41 @@ def test_all_pairs_have_a_name():
 
 
 @pytest.mark.parametrize("name", PAIRS)
-@pytest.mark.parametrize("side", list(Side))
-def test_dynamic_scores_equal_plain_loops(name, side):
-    model, heads, relations, tails, ids = draw(name, reciprocal=True)
-    given, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
-    query = model.query(given, relations, side, ids)
-    expected = [
-        [dynamic_score(PAIRS[name], x.tolist(), r.tolist(), y.tolist()) for y in answers]
-        for x, r in zip(given, as_parameters(name, half(relations, side)))
-    ]
-    np.testing.assert_allclose(model.compare(query, answers).numpy(), expected, rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(model.compare_pairs(query, answers).numpy(), np.diagonal(expected), rtol=1e-9)
+def test_dynamic_scores_equal_plain_loops(name):
+    for side in list(Side):
+        model, heads, relations, tails, ids = draw(name, reciprocal=True)
+        given, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
+        query = model.query(given, relations, side, ids)
+        expected = [
+            [dynamic_score(PAIRS[name], x.tolist(), r.tolist(), y.tolist()) for y in answers]
+            for x, r in zip(given, as_parameters(name, half(relations, side)))
+        ]
+        np.testing.assert_allclose(model.compare(query, answers).numpy(), expected, rtol=1e-9, atol=1e-9)
+        pairs = model.compare_pairs(query, answers)
+        np.testing.assert_allclose(pairs.numpy(), np.diagonal(expected), rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", NEW)
-@pytest.mark.parametrize("side", list(Side))
-@pytest.mark.parametrize("with_ids", [True, False])
-def test_static_scores_equal_plain_loops(name, side, with_ids):
-    model, heads, relations, tails, ids = draw(name, reciprocal=False)
-    given, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
-    query = model.query(given, relations, side, ids if with_ids else None)
-    assert query.shape == (7, model.query_dim)
-    expected = [
-        [
-            static_score(PAIRS[name], *([x, r, y] if side is Side.TAIL else [y, r, x]))
-            for y in answers.tolist()
+def test_static_scores_equal_plain_loops(name):
+    for side, with_ids in itertools.product(list(Side), [True, False]):
+        model, heads, relations, tails, ids = draw(name, reciprocal=False)
+        given, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
+        query = model.query(given, relations, side, ids if with_ids else None)
+        assert query.shape == (7, model.query_dim)
+        expected = [
+            [
+                static_score(PAIRS[name], *([x, r, y] if side is Side.TAIL else [y, r, x]))
+                for y in answers.tolist()
+            ]
+            for x, r in zip(given.tolist(), relations.tolist())
         ]
-        for x, r in zip(given.tolist(), relations.tolist())
-    ]
-    for compare in (model.compare, model.compare_plainly):
-        np.testing.assert_allclose(compare(query, answers).numpy(), expected, rtol=1e-9, atol=1e-9)
-    pairs = model.compare_pairs(query, answers)
-    np.testing.assert_allclose(pairs.numpy(), np.diagonal(expected), rtol=1e-9, atol=1e-9)
-    np.testing.assert_allclose(model.compare(query[:0], answers).numpy(), np.empty((0, 7)))
-    scores = model.score(heads, relations, tails, side)
-    np.testing.assert_allclose(scores.numpy(), np.diagonal(expected), rtol=1e-9, atol=1e-9)
+        for compare in (model.compare, model.compare_plainly):
+            np.testing.assert_allclose(compare(query, answers).numpy(), expected, rtol=1e-9, atol=1e-9)
+        pairs = model.compare_pairs(query, answers)
+        np.testing.assert_allclose(pairs.numpy(), np.diagonal(expected), rtol=1e-9, atol=1e-9)
+        np.testing.assert_allclose(model.compare(query[:0], answers).numpy(), np.empty((0, 7)))
+        scores = model.score(heads, relations, tails, side)
+        np.testing.assert_allclose(scores.numpy(), np.diagonal(expected), rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("name", NEW)
@@ -139,59 +139,57 @@ def test_gradients(name, reciprocal, side):
 
 
 @pytest.mark.parametrize("name", NEW)
-@pytest.mark.parametrize(
-    ("reciprocal", "side", "scale"),
-    [
+def test_beyond_the_bound_float32_is_right(name):
+    """Each candidate in turn is the true answer; all others are compared with it."""
+    for reciprocal, side, scale in [
         (False, Side.TAIL, 1.0),
         (False, Side.HEAD, 1.0),
         (True, Side.TAIL, 1.0),
         (False, Side.TAIL, 1e-6),
         (False, Side.TAIL, 1e4),
-    ],
-)
-def test_beyond_the_bound_float32_is_right(name, reciprocal, side, scale):
-    """Each candidate in turn is the true answer; all others are compared with it."""
-    model, given, relations, others, ids = (
-        one if isinstance(one, torch.Tensor) is False or not one.is_floating_point() else one.float()
-        for one in draw(name, reciprocal, num_rows=30)
-    )
-    given, others = given * scale, others * scale
-    # Near ties: rows that differ by rounding only, and by little.
-    candidates = torch.cat([others, others * (1 + 2**-22), others + 1e-6 * scale, others * 0])
-    query = model.query(given[:6].double(), relations[:6].double(), side, ids[:6])
-    with torch.no_grad():
-        scores = model.compare(query.float(), candidates).double()
-    max_norm = float(candidates.norm(dim=1).max())
-    num_close = 0
-    for row in range(len(query)):
-        exact = model.compare_pairs(query[row].expand(len(candidates), -1), candidates.double())
-        bound = model.score_function.rounding_bound(query[row].expand(len(candidates), -1), max_norm, exact)
-        assert torch.isfinite(bound).all()
-        greater = scores[row][None] > exact[:, None] + bound[:, None]
-        less = scores[row][None] < exact[:, None] - bound[:, None]
-        everywhere = exact[None].expand(len(candidates), -1)
-        assert (everywhere[greater] > exact[:, None].expand_as(everywhere)[greater]).all()
-        assert (everywhere[less] < exact[:, None].expand_as(everywhere)[less]).all()
-        num_close += int((~greater & ~less).sum())
-    if scale == 1.0 and not name.endswith("l2_bias"):
-        assert num_close < 0.2 * 6 * len(candidates) ** 2
+    ]:
+        model, given, relations, others, ids = (
+            one if isinstance(one, torch.Tensor) is False or not one.is_floating_point() else one.float()
+            for one in draw(name, reciprocal, num_rows=30)
+        )
+        given, others = given * scale, others * scale
+        # Near ties: rows that differ by rounding only, and by little.
+        candidates = torch.cat([others, others * (1 + 2**-22), others + 1e-6 * scale, others * 0])
+        query = model.query(given[:6].double(), relations[:6].double(), side, ids[:6])
+        with torch.no_grad():
+            scores = model.compare(query.float(), candidates).double()
+        max_norm = float(candidates.norm(dim=1).max())
+        num_close = 0
+        for row in range(len(query)):
+            repeated = query[row].expand(len(candidates), -1)
+            exact = model.compare_pairs(repeated, candidates.double())
+            bound = model.score_function.rounding_bound(repeated, max_norm, exact)
+            assert torch.isfinite(bound).all()
+            greater = scores[row][None] > exact[:, None] + bound[:, None]
+            less = scores[row][None] < exact[:, None] - bound[:, None]
+            everywhere = exact[None].expand(len(candidates), -1)
+            assert (everywhere[greater] > exact[:, None].expand_as(everywhere)[greater]).all()
+            assert (everywhere[less] < exact[:, None].expand_as(everywhere)[less]).all()
+            num_close += int((~greater & ~less).sum())
+        if scale == 1.0 and not name.endswith("l2_bias"):
+            assert num_close < 0.2 * 6 * len(candidates) ** 2
 
 
 @pytest.mark.parametrize("name", NEW)
-@pytest.mark.parametrize("reciprocal", [False, True])
-def test_relations_start_as_the_identity(name, reciprocal):
-    model, heads, _, tails, _ = draw(name, reciprocal)
-    rows = model.initial_rows(RELATION, torch.arange(7), seed=1, scale=1e-3)
-    assert rows.shape == (7, model.relation_width) and rows.dtype == torch.float32
-    _, comparator, bias = PAIRS[name]
-    for side in Side:
-        given, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
-        found = model.compare(model.query(given, rows.double(), side), answers)
-        expected = [
-            [static_score(("none", comparator, bias), x, [], y) for y in answers.tolist()]
-            for x in given.tolist()
-        ]
-        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9, atol=1e-12)
+def test_relations_start_as_the_identity(name):
+    for reciprocal in [False, True]:
+        model, heads, _, tails, _ = draw(name, reciprocal)
+        rows = model.initial_rows(RELATION, torch.arange(7), seed=1, scale=1e-3)
+        assert rows.shape == (7, model.relation_width) and rows.dtype == torch.float32
+        _, comparator, bias = PAIRS[name]
+        for side in Side:
+            given, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
+            found = model.compare(model.query(given, rows.double(), side), answers)
+            expected = [
+                [static_score(("none", comparator, bias), x, [], y) for y in answers.tolist()]
+                for x in given.tolist()
+            ]
+            np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("bias", [False, True])

@@ -1,13 +1,20 @@
-"""The rounding bounds hold: a float32 score beyond the bound decides as float64 does."""
+"""Comparators: scores, gradients, bounds of their rounding, and 16 bits."""
 
 from __future__ import annotations
+
+from unittest import mock
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from dglkge.errors import InputError
+from dglkge.model.functions import autograd as distances
+from dglkge.model.functions.autograd import EuclideanDistance, ManhattanDistance, ModulusDistance
+from dglkge.model.functions.bigraph_scores import NAMES
 from dglkge.model.functions.comparators import (
     Cosine,
     Dot,
@@ -16,6 +23,9 @@ from dglkge.model.functions.comparators import (
     NegativeModulus,
     NegativeSquaredL2,
 )
+from dglkge.model.kge_model import build_model
+from dglkge.model.score_functions import SCORE_FUNCTIONS
+from dglkge.typing import Side
 
 COMPARATORS = [Dot(), NegativeL2(), NegativeL1(), NegativeModulus(), NegativeSquaredL2(), Cosine()]
 
@@ -73,3 +83,216 @@ def test_bound_is_infinite_where_float32_may_overflow(comparator, norm):
     query = torch.full((1, 4), 1e20, dtype=torch.float64)
     true_scores = torch.tensor([-1.0], dtype=torch.float64)
     assert comparator.rounding_bound(query, norm, true_scores).tolist() == [float("inf")]
+
+
+def plain_euclidean(query, candidates):
+    return (query[:, None] - candidates[None]).pow(2).sum(2).sqrt()
+
+
+def plain_modulus(query, candidates):
+    difference = query[:, None] - candidates[None]
+    half = query.shape[1] // 2
+    return (difference[..., :half].pow(2) + difference[..., half:].pow(2)).sqrt().sum(2)
+
+
+def plain_manhattan(query, candidates):
+    return (query[:, None] - candidates[None]).abs().sum(2)
+
+
+CASES = [
+    (EuclideanDistance.apply, plain_euclidean),
+    (ModulusDistance.apply, plain_modulus),
+    (ManhattanDistance.apply, plain_manhattan),
+]
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def path(request, monkeypatch):
+    """Take the compiled loops, or what an accelerator takes."""
+    if request.param == "torch":
+        monkeypatch.setattr(distances, "_compiled", lambda rows: False)
+
+
+@pytest.mark.parametrize("function, plain", CASES)
+@pytest.mark.parametrize("num_queries, num_candidates", [(1, 1), (5, 9), (9, 2), (3, 0), (0, 3), (3, 130)])
+def test_values_and_gradients_equal_autograd(function, plain, num_queries, num_candidates, path):
+    random = torch.Generator().manual_seed(1)
+    rows = [
+        torch.randn(n, 8, generator=random, dtype=torch.float64, requires_grad=True)
+        for n in (num_queries, num_candidates)
+    ]
+    weights = torch.randn(num_queries, num_candidates, generator=random, dtype=torch.float64)
+    with mock.patch.object(distances, "BLOCK_NUMBERS", 24):
+        found = function(*rows)
+        grads = torch.autograd.grad((found * weights).sum(), rows)
+    expected = plain(*rows)
+    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(grads, torch.autograd.grad((expected * weights).sum(), rows))
+
+
+@pytest.mark.parametrize("block_numbers", [2, 14, 80, 1 << 18])
+def test_blocks_cover_everything_once(block_numbers):
+    query, candidates = torch.zeros(6, 8), torch.zeros(11, 8)
+    seen = torch.zeros(6, 11)
+    with mock.patch.object(distances, "BLOCK_NUMBERS", block_numbers):
+        for rows, columns in distances._blocks(query, candidates):
+            seen[rows, columns] += 1
+    assert (seen == 1).all()
+
+
+class Sizes(TorchDispatchMode):
+    """Notes the operations that run, and how many numbers the largest result has."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.largest = [], 0
+
+    def __torch_dispatch__(self, operation, types, arguments=(), options=None):
+        found = operation(*arguments, **(options or {}))
+        self.names.append(operation.overloadpacket.__name__)
+        if isinstance(found, torch.Tensor):
+            self.largest = max(self.largest, found.numel())
+        return found
+
+
+@pytest.mark.parametrize("function", [ModulusDistance.apply, ManhattanDistance.apply])
+def test_on_a_device_blocks_are_few_and_no_result_has_a_number_for_each_dimension_of_all_pairs(function):
+    """On torch's device without data: sizes and operations are those of a GPU."""
+    query, candidates = (torch.empty(n, 256, device="meta", requires_grad=True) for n in (1000, 2000))
+    num_pairs = 1000 * 2000
+    with Sizes() as seen:
+        torch.autograd.grad(function(query, candidates).sum(), (query, candidates))
+    assert num_pairs <= seen.largest <= distances.DEVICE_BLOCK_NUMBERS < num_pairs * 256 / 10
+    assert "_cdist_backward" not in seen.names  # its memory, which torch takes inside, is that of all pairs
+    assert 16 <= len(seen.names) < 2000
+
+
+@pytest.mark.parametrize("offset", [0.0, 1e-7, 1e-6, 1e-5, 1e-4, 1e-3, 1e-2])
+def test_euclidean_gradient_never_exceeds_that_of_a_distance(offset):
+    """A distance has a gradient of length 1; rounding noise under the root must not blow it up."""
+    random = torch.Generator().manual_seed(2)
+    query = torch.randn(50, 64, generator=random)
+    candidates = query + offset * torch.randn(50, 64, generator=random)
+    query.requires_grad_()
+    distance = EuclideanDistance.apply(query, candidates).diagonal().sum()
+    (grad,) = torch.autograd.grad(distance, query)
+    assert grad.norm(dim=1).max() < 2.5
+    if offset >= 1e-2:
+        assert grad.norm(dim=1).min() > 0.9
+
+
+@pytest.mark.parametrize("function", [ModulusDistance.apply, ManhattanDistance.apply])
+def test_paths_agree_in_float32_also_where_numbers_coincide(function):
+    random = torch.Generator().manual_seed(3)
+    query, candidates = torch.randn(70, 20, generator=random), torch.randn(90, 20, generator=random)
+    candidates[:5] = query[:5]
+    candidates[5:9, :3] = query[5:9, :3]
+    rows = [query.requires_grad_(), candidates.requires_grad_()]
+    weights = torch.randn(70, 90, generator=random)
+    found = {}
+    for compiled in (True, False):
+        with mock.patch.object(distances, "_compiled", lambda rows, answer=compiled: answer):
+            values = function(*rows)
+            found[compiled] = [values, *torch.autograd.grad((values * weights).sum(), rows)]
+    torch.testing.assert_close(found[True], found[False], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("function, plain", CASES[1:])
+def test_rows_need_not_be_contiguous(function, plain):
+    query, candidates = torch.randn(8, 5).T, torch.randn(9, 16)[:, ::2]
+    query.requires_grad_()
+    found = function(query, candidates)
+    torch.testing.assert_close(found, plain(query, candidates))
+    grad = torch.autograd.grad(found.T.contiguous().T.sum(), query)[0]
+    torch.testing.assert_close(grad, torch.autograd.grad(plain(query, candidates).sum(), query)[0])
+
+
+def test_modulus_gradient_drops_denormal_numbers(path):
+    query, candidates = torch.ones(1, 2, requires_grad=True), torch.zeros(1, 2)
+    found = ModulusDistance.apply(query, candidates)
+    assert torch.autograd.grad(found, query, torch.full_like(found, 1e-40))[0].abs().max() == 0
+    found = ModulusDistance.apply(query, candidates)
+    assert torch.autograd.grad(found, query, torch.full_like(found, 1e-20))[0].abs().max() > 0
+
+
+@pytest.mark.parametrize("function, plain", CASES)
+def test_no_gradient_needed(function, plain):
+    with torch.no_grad():
+        assert not function(torch.zeros(2, 4), torch.ones(3, 4)).requires_grad
+
+
+def with_bfloat16_products(function, rows, weights):
+    """Return values and gradients with the products in bfloat16, as the training step asks for them."""
+    with torch.autocast("cpu", torch.bfloat16):
+        found = function(*rows)
+    return found, torch.autograd.grad((found * weights).sum(), rows)
+
+
+@pytest.mark.parametrize("function, plain", [CASES[0], (distances.product, lambda q, c: q @ c.T)])
+def test_products_in_bfloat16_are_near_the_float64_values(function, plain, path):
+    random = torch.Generator().manual_seed(7)
+    rows = [torch.randn(n, 64, generator=random, requires_grad=True) for n in (20, 150)]
+    weights = torch.randn(20, 150, generator=random)
+    exact = [one.detach().double().requires_grad_() for one in rows]
+    expected = plain(*exact)
+    of_exact = torch.autograd.grad((expected * weights).sum(), exact)
+    found, gradients = with_bfloat16_products(function, rows, weights)
+    assert found.dtype == torch.float32
+    # The product is rounded to 8 bits, as its operands were: a few thousandths of |q| |c|, about 64 here.
+    error = (found - expected).abs().max()
+    assert 1e-4 < error < 0.4
+    for got, wanted in zip(gradients, of_exact):
+        assert got.dtype == torch.float32
+        assert 1e-5 < (got - wanted).norm() / wanted.norm() < 0.01
+
+
+def test_distances_below_the_rounding_of_bfloat16_have_no_gradient(path):
+    rows = torch.randn(6, 32, generator=torch.Generator().manual_seed(3))
+    # The first candidates are the queries themselves; their true distance is 0.
+    query, candidates = rows.clone().requires_grad_(), (rows * 1.0001).requires_grad_()
+    found, (of_query, _) = with_bfloat16_products(EuclideanDistance.apply, [query, candidates], torch.eye(6))
+    assert found.diagonal().max() < 1.5
+    assert of_query.abs().max() == 0
+
+
+def test_distances_that_are_not_numbers_stay_so(path):
+    query = torch.tensor([[1.0, float("nan")], [3.0, 4.0]], requires_grad=True)
+    candidates = torch.tensor([[0.0, 0.0], [float("inf"), 0.0]], requires_grad=True)
+    found = EuclideanDistance.apply(query, candidates)
+    assert found[0].isnan().all()
+    assert found[1, 0] == 5
+    assert not found[1, 1].isfinite()
+    (of_query,) = torch.autograd.grad(found.sum(), query)
+    assert not of_query.isfinite().all()
+
+
+DIM = 32
+
+
+def scores_and_gradients(model, side, is_narrow):
+    random = torch.Generator().manual_seed(0)
+    given, candidates = (torch.randn(n, DIM, generator=random, requires_grad=True) for n in (12, 40))
+    relations = (0.3 * torch.randn(12, model.relation_width, generator=random)).requires_grad_()
+    query = model.query(given, relations, side, torch.arange(12) % 3)
+    with torch.autocast("cpu", torch.bfloat16, enabled=is_narrow):
+        scores = model.compare(query, candidates).to(query.dtype)
+    weights = torch.linspace(-1, 1, scores.numel()).view_as(scores)
+    rows = (given, relations, candidates)
+    return scores, torch.autograd.grad((scores * weights).sum(), rows, materialize_grads=True)
+
+
+@pytest.mark.parametrize("name", [*SCORE_FUNCTIONS, *NAMES])
+def test_scores_and_gradients_are_near_those_of_float32(name):
+    for reciprocal in (True, False):
+        try:
+            model = build_model(name, DIM, reciprocal)
+        except InputError:
+            # A few have reciprocal relations only.
+            assert not reciprocal
+            continue
+        for side in Side:
+            expected, of_expected = scores_and_gradients(model, side, is_narrow=False)
+            found, of_found = scores_and_gradients(model, side, is_narrow=True)
+            assert (found - expected).abs().max() < 0.02 * expected.abs().max()
+            for got, wanted in zip(of_found, of_expected):
+                assert (got - wanted).norm() <= 0.05 * wanted.norm()

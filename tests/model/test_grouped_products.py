@@ -41,7 +41,7 @@ def test_shared_rows_give_the_queries_of_own_rows(name, reciprocal, side):
     entities = torch.randn(5, DIM, generator=random, requires_grad=True)
     relations = torch.randn(3, model.relation_width, generator=random, requires_grad=True)
     places = torch.tensor([1, 2, 1, 0, 1])
-    found = model.shared_query(entities, relations, places, side)
+    found = model.query(entities, relations, side, places=places)
     expected = model.query(entities, relations[places], side)
     torch.testing.assert_close(found, expected)
     of_found, of_expected = (

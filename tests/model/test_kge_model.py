@@ -1,15 +1,20 @@
-"""One or two relation rows, the sides they serve, what is regularized and how tables start."""
+"""The model of a configuration and its choices."""
 
 from __future__ import annotations
 
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
 
+from dglkge import optim
 from dglkge.errors import InputError
+from dglkge.model.choices import NEGATIVE_SAMPLERS, OBJECTIVES, OPTIMIZERS, state_widths
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS, ComplEx
+from dglkge.sampling.negatives import AllNegatives, MixedNegatives
 from dglkge.typing import RELATION, Side
 from tests.model.dense_oracle import FORWARD_ONLY
 from tests.model.regularizer_by_name import build_regularizer
@@ -52,16 +57,18 @@ def test_reciprocal_rows_operate_forwards_on_the_entity_given(name):
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("reciprocal", [False, True])
-@pytest.mark.parametrize("side", list(Side))
-def test_matrix_of_queries_and_candidates(name, reciprocal, side):
-    model, heads, relations, tails = draw(name, reciprocal)
-    given, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
-    query = model.query(given, relations, side)
-    matrix = model.compare(query, answers)
-    torch.testing.assert_close(
-        matrix.diagonal(), model.score(heads, relations, tails, side), rtol=1e-6, atol=1e-6
-    )
-    torch.testing.assert_close(model.compare_pairs(query, answers), matrix.diagonal(), rtol=1e-6, atol=1e-6)
+def test_matrix_of_queries_and_candidates(name, reciprocal):
+    for side in list(Side):
+        model, heads, relations, tails = draw(name, reciprocal)
+        given, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
+        query = model.query(given, relations, side)
+        matrix = model.compare(query, answers)
+        torch.testing.assert_close(
+            matrix.diagonal(), model.score(heads, relations, tails, side), rtol=1e-6, atol=1e-6
+        )
+        torch.testing.assert_close(
+            model.compare_pairs(query, answers), matrix.diagonal(), rtol=1e-6, atol=1e-6
+        )
 
 
 @pytest.mark.parametrize(
@@ -93,7 +100,7 @@ class TestPenalty:
     def penalty(self, name: str, reciprocal: bool, side: Side):
         model, heads, relations, tails = draw(name, reciprocal)
         regularizer = build_regularizer("n3", 0.1, complex_valued=model.score_function.complex_valued)
-        return model.penalty(regularizer, heads, relations, tails, side), heads, relations, tails
+        return regularizer.of_queries(model, heads, relations, tails, side), heads, relations, tails
 
     def test_real(self):
         found, *rows = self.penalty("distmult", False, Side.HEAD)
@@ -146,3 +153,55 @@ def test_building():
         build_model("complx", 4, True)
     with pytest.raises(InputError, match="must be even"):
         KgeModel(ComplEx(), 3, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "widths"),
+    [
+        ("sparse_adagrad", optim.Adagrad, (7,)),
+        ("row_adagrad", optim.RowWiseAdagrad, (1,)),
+        ("sparse_adam", optim.Adam, (1, 7, 7)),
+    ],
+)
+def test_optimizers(name, rule, widths):
+    assert OPTIMIZERS.get(name) is rule
+    assert state_widths(name, 7) == widths
+
+
+def test_all_rules_are_registered():
+    exported = [getattr(optim, name) for name in optim.__all__]
+    rules = [each for each in exported if issubclass(each, optim.UpdateRule) and each is not optim.UpdateRule]
+    assert {rule for _, rule in OPTIMIZERS.items()} == set(rules)
+
+
+def test_facts_of_optimizers_need_neither_torch_nor_dgl():
+    """The launcher and ``dglkge plan`` read them."""
+    program = "import sys; from dglkge.model.choices import state_widths; state_widths('sparse_adam', 7); "
+    program += "print(*{'torch', 'dgl', 'numba'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "\n"), done.stderr
+
+
+def test_negative_samplers():
+    assert [NEGATIVE_SAMPLERS.get(name).load() for name in NEGATIVE_SAMPLERS] == [
+        AllNegatives,
+        MixedNegatives,
+    ]
+    assert list(NEGATIVE_SAMPLERS) == ["all_entities", "mixed"]
+
+
+def test_labels_are_smoothed_where_there_are_labels_of_all_candidates() -> None:
+    options = {name: list(OBJECTIVES.get(name).Settings.model_fields) for name in OBJECTIVES}
+    assert options == {
+        "negative_sampling": ["name"],
+        "one_vs_all": ["name", "label_smoothing"],
+        "k_vs_all": ["name", "label_smoothing"],
+    }
+
+
+def test_all_entities_is_a_sampler_without_counts():
+    choice = NEGATIVE_SAMPLERS.get("all_entities")
+    settings = choice.Settings(name="all_entities", num_for_heads=0)
+    assert choice.load() is AllNegatives and settings.takes_all
+    assert [bool(count) for count in settings.per_side.values()] == [False, True]
+    assert "degree_power" not in choice.Settings.model_fields

@@ -97,18 +97,18 @@ def test_the_cases_are_those_that_the_losses_declare() -> None:
     }
 
 
-@pytest.mark.parametrize("masked", [False, True])
 @pytest.mark.parametrize("name, reduction, labeled", cases())
-def test_equals_plain_loops(name: str, reduction: str, labeled: bool, masked: bool) -> None:
-    positive, negative = tensors()
-    more = {"labels": torch.tensor(LABELS, dtype=torch.float64)} if labeled else {}
-    ignored = torch.tensor(IGNORED) if masked else None
-    losses = made(name, reduction)(positive, negative, ignored, **more)
-    expected = []
-    for i, row in enumerate(NEGATIVE):
-        kept = [n for n, skip in zip(row, IGNORED[i]) if not (masked and skip)]
-        expected.append(oracle(name, reduction, POSITIVE[i], kept, LABELS[i] if labeled else None))
-    torch.testing.assert_close(losses, torch.tensor(expected, dtype=torch.float64))
+def test_equals_plain_loops(name: str, reduction: str, labeled: bool) -> None:
+    for masked in [False, True]:
+        positive, negative = tensors()
+        more = {"labels": torch.tensor(LABELS, dtype=torch.float64)} if labeled else {}
+        ignored = torch.tensor(IGNORED) if masked else None
+        losses = made(name, reduction)(positive, negative, ignored, **more)
+        expected = []
+        for i, row in enumerate(NEGATIVE):
+            kept = [n for n, skip in zip(row, IGNORED[i]) if not (masked and skip)]
+            expected.append(oracle(name, reduction, POSITIVE[i], kept, LABELS[i] if labeled else None))
+        torch.testing.assert_close(losses, torch.tensor(expected, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("name, reduction, labeled", cases())

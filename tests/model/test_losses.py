@@ -142,11 +142,7 @@ def test_softmax_gradient_is_belief_minus_truth():
     "name, options, message",
     [
         ("softmx", {}, "unknown loss 'softmx'; did you mean 'softmax'"),
-        (
-            "softmax",
-            {"margin": 1.0},
-            "the loss 'softmax' has no option 'margin'; its options: ",
-        ),
+        ("softmax", {"margin": 1.0}, "the loss 'softmax' has no option 'margin'; its options: "),
         (
             "margin_ranking",
             {"gamma": 1.0},

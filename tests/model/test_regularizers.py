@@ -1,13 +1,19 @@
-"""Every regularizer against its formula in plain Python, and its gradient at 0."""
+"""Regularizers: penalties of rows and of queries."""
 
 from __future__ import annotations
+
+import itertools
 
 import pytest
 import torch
 
 from dglkge.config import load_config
 from dglkge.errors import InputError
-from dglkge.model.regularizers import REGULARIZERS, chosen_regularizer
+from dglkge.model.kge_model import KgeModel, build_model
+from dglkge.model.regularizers import RATIOS, REGULARIZERS, Regularizer, chosen_regularizer
+from dglkge.training.building.components import configured_model, configured_regularizer
+from dglkge.typing import Side
+from tests.model.penalty_oracle import query_penalty
 from tests.model.regularizer_by_name import build_regularizer
 
 ROWS = [[1.0, -2.0, 0.5, 3.0], [0.0, 0.0, 0.0, 0.0], [-1.0, 0.0, 1.0, 2.0]]
@@ -46,12 +52,11 @@ def test_equals_formula(name, formula, p, complex_valued):
 
 
 @pytest.mark.parametrize("name", sorted(REGULARIZERS))
-@pytest.mark.parametrize("complex_valued", [False, True])
-@pytest.mark.parametrize("p", [1.0, 2.0, 3.0])
-def test_gradient_is_finite_at_0(name, complex_valued, p):
-    rows = torch.tensor(ROWS, requires_grad=True)
-    build_regularizer(name, 1.0, p, complex_valued)(rows).sum().backward()
-    assert torch.isfinite(rows.grad).all() and (rows.grad[1] == 0).all()
+def test_gradient_is_finite_at_0(name):
+    for complex_valued, p in itertools.product([False, True], [1.0, 2.0, 3.0]):
+        rows = torch.tensor(ROWS, requires_grad=True)
+        build_regularizer(name, 1.0, p, complex_valued)(rows).sum().backward()
+        assert torch.isfinite(rows.grad).all() and (rows.grad[1] == 0).all()
 
 
 @pytest.mark.parametrize("name, complex_valued", [("n3", False), ("n3", True), ("lp", False)])
@@ -99,3 +104,143 @@ def test_a_weak_regularizer_by_default(given, chosen):
 def test_message_about_an_unknown_name_lists_auto():
     with pytest.raises(InputError, match="'dur'; did you mean 'dura'.* known: 'auto', 'dura', 'f2'"):
         build_regularizer("dur", 0.1)
+
+
+DIM, NUM, WEIGHT = 6, 4, 0.7
+MODELS = [("distmult", False), ("distmult", True), ("complex", False), ("complex", True)]
+NAMES = ["f2", "dura", "ivr", "n3"]
+
+
+def draw(model: KgeModel) -> list[torch.Tensor]:
+    """Return rows of the given entities, relations and answers."""
+    source = torch.Generator().manual_seed(5)
+    widths = (DIM, model.relation_width, DIM)
+    return [torch.randn(NUM, width, generator=source, dtype=torch.float64) for width in widths]
+
+
+def scalar_penalty(
+    name: str, a: list[complex], r: list[complex], t: list[complex], p: float, ratios: dict[str, float]
+) -> float:
+    """Return the penalty of one query by its formula."""
+    entity, relation, product = (
+        ratios.get(key, 1.0) for key in ("entity_ratio", "relation_ratio", "product_ratio")
+    )
+    total = 0.0
+    for x, y, z in zip(a, r, t):
+        if name == "dura":
+            total += product * abs(x * y) ** 2 + entity * abs(z) ** 2
+            continue
+        power = {"f2": 2, "n3": 3}.get(name, p)
+        total += entity * (abs(x) ** power + abs(z) ** power) + relation * abs(y) ** power
+        if name == "ivr":
+            total += product * (abs(x * y) ** power + abs(y * z) ** power + abs(z * x) ** power)
+    return total
+
+
+def as_numbers(row: torch.Tensor, is_complex: bool) -> list[complex]:
+    """Read a row as Python's numbers."""
+    values, half = row.tolist(), len(row) // 2
+    if not is_complex:
+        return [complex(value) for value in values]
+    return [complex(*pair) for pair in zip(values[:half], values[half:])]
+
+
+def ratios_of(name: str) -> list[str]:
+    """The ratios that a regularizer has."""
+    return [ratio for ratio in RATIOS if ratio in REGULARIZERS.get(name).Settings.model_fields]
+
+
+def made(name: str, model: KgeModel, p: float, **ratios: float) -> Regularizer:
+    """Return a regularizer of a model's kind of rows."""
+    return build_regularizer(name, WEIGHT, p, model.score_function.complex_valued, **ratios)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("score_function", "reciprocal"), MODELS)
+def test_equals_the_formula(score_function: str, reciprocal: bool, name: str) -> None:
+    for side, p, has_ratios in itertools.product(list(Side), [2.0, 3.0], [False, True]):
+        model = build_model(score_function, DIM, reciprocal)
+        values = {"entity_ratio": 0.5, "relation_ratio": 0.0, "product_ratio": 3.0}
+        ratios = {key: values[key] for key in ratios_of(name) if has_ratios}
+        given, relation_rows, answer = draw(model)
+        found = made(name, model, p, **ratios).of_queries(model, given, relation_rows, answer, side)
+        is_complex = score_function == "complex"
+        relations = relation_rows
+        if reciprocal:
+            relations = relation_rows[:, :DIM] if side is Side.TAIL else relation_rows[:, DIM:]
+        expected = []
+        for a, r, t in zip(given, relations, answer):
+            numbers = [as_numbers(row, is_complex) for row in (a, r, t)]
+            if side is Side.HEAD and not reciprocal:
+                numbers[1] = [value.conjugate() for value in numbers[1]]
+            expected.append(WEIGHT * scalar_penalty(name, *numbers, p, ratios))
+        torch.testing.assert_close(found, torch.tensor(expected, dtype=torch.float64))
+        by_torch = query_penalty(
+            name, given, relations, answer, is_complex=is_complex, p=p,
+            **{{"relation_ratio": "of_relation"}.get(key, key[:-6]): value for key, value in ratios.items()},
+        )  # fmt: skip
+        torch.testing.assert_close(WEIGHT * by_torch, found)
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("score_function", "reciprocal"), MODELS)
+def test_gradients_are_those_of_finite_differences(name: str, score_function: str, reciprocal: bool) -> None:
+    model = build_model(score_function, DIM, reciprocal)
+    regularizer = made(name, model, 3.0)
+    rows = [row.requires_grad_() for row in draw(model)]
+    for side in Side:
+        assert torch.autograd.gradcheck(
+            lambda a, r, t, side=side: regularizer.of_queries(model, a, r, t, side), rows
+        )
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0])
+@pytest.mark.parametrize("name", NAMES)
+def test_gradients_at_0_are_finite(name: str, p: float) -> None:
+    model = build_model("complex", DIM, True)
+    rows = [torch.zeros_like(row).requires_grad_() for row in draw(model)]
+    made(name, model, p).of_queries(model, *rows, Side.HEAD).sum().backward()
+    assert all((row.grad == 0).all() for row in rows)
+
+
+@pytest.mark.parametrize("name", ["f2", "dura", "n3"])
+def test_parts_without_and_of_the_answer_are_the_whole(name: str) -> None:
+    model = build_model("complex", DIM, True)
+    given, relations, answer = draw(model)
+    regularizer = made(name, model, 3.0)
+    parts = regularizer.of_queries(model, given, relations, None, Side.HEAD) + regularizer(answer)
+    torch.testing.assert_close(parts, regularizer.of_queries(model, given, relations, answer, Side.HEAD))
+
+
+def test_dura_is_what_a_squared_distance_has_besides_the_inner_product() -> None:
+    """Zhang et al. 2020: |q - t|^2 = |q|^2 + |t|^2 - 2 q.t, both directions of a triple."""
+    model = build_model("complex", DIM, False)
+    head, relation, tail = draw(model)
+    total = torch.zeros(NUM, dtype=torch.float64)
+    for given, answer, side in ((head, tail, Side.TAIL), (tail, head, Side.HEAD)):
+        query = model.query(given, relation, side)
+        total += (query - answer).square().sum(1) + 2 * (query * answer).sum(1)
+    dura = build_regularizer("dura", 1.0, complex_valued=True)
+    sides = [
+        dura.of_queries(model, head, relation, tail, Side.TAIL),
+        dura.of_queries(model, tail, relation, head, Side.HEAD),
+    ]
+    torch.testing.assert_close(sides[0] + sides[1], total)
+
+
+@pytest.mark.parametrize("name", ["dura", "ivr"])
+@pytest.mark.parametrize("score_function", ["transe_l1", "transe_l2", "rotate"])
+def test_distances_are_refused(name: str, score_function: str) -> None:
+    message = f"^regularizer.name {name} takes model.score_function .*complex.*; got {score_function}$"
+    with pytest.raises(InputError, match=message):
+        config = load_config(
+            None, ["dataset=d", f"regularizer.name={name}", f"model.score_function={score_function}"]
+        )
+        configured_regularizer(config, configured_model(config))
+
+
+def test_a_ratio_without_effect_is_refused() -> None:
+    with pytest.raises(InputError, match="the regularizer 'lp' has no option 'product_ratio'"):
+        build_regularizer("lp", 0.1, product_ratio=2.0)
+    with pytest.raises(InputError, match="entity_ratio of the regularizer 'lp' is -1.0; allowed: at least 0"):
+        build_regularizer("lp", 0.1, entity_ratio=-1.0)

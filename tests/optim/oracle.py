@@ -40,12 +40,7 @@ CASES = [
     Case("row_adagrad", "RowAdagrad"),
     Case("row_adagrad_float16", "RowAdagrad", transport={"wire_dtype": torch.float16}),
     Case("adam", "SparseAdam", lr=0.01),
-    Case(
-        "adam_global",
-        "SparseAdam",
-        lr=0.01,
-        options={"bias_correction": "global", "betas": (0.8, 0.95)},
-    ),
+    Case("adam_global", "SparseAdam", lr=0.01, options={"bias_correction": "global", "betas": (0.8, 0.95)}),
     Case(
         "adam_row_wise_mean_clip_decay",
         "SparseAdam",

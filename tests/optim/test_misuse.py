@@ -1,12 +1,16 @@
-"""What goes wrong in a cluster is said on every trainer, and nothing hangs."""
+"""What an optimizer refuses; owners of embeddings; embeddings of several node types."""
 
 from __future__ import annotations
 
 import signal
 
+import numpy as np
 import pytest
 import torch
 
+from dglkge.optim import SparseAdagrad, SparseAdam
+from dglkge.optim.dgl_tables import range_starts
+from dglkge.optim.network_exchange import owner_ranks, ranks_by_machine
 from tests.optim.cluster import run_cluster
 from tests.optim.oracle import start_rows
 
@@ -74,3 +78,100 @@ def test_a_stopped_trainer_with_the_store_is_no_hang() -> None:
         "optimizer step: trainer 0, which holds torch's store, did not answer within 4 s: every trainer "
         "must call step() equally often, also without gradients"
     )
+
+
+class Policy:
+    """A partition policy of given ranges that answers only what DGL's public interface answers."""
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.ends = torch.tensor(sizes).cumsum(0)
+        self.num_calls = 0
+        self.partition_book = self
+
+    def num_partitions(self) -> int:
+        return len(self.ends)
+
+    def get_size(self) -> int:
+        return int(self.ends[-1])
+
+    def to_partid(self, ids: torch.Tensor) -> torch.Tensor:
+        self.num_calls += 1
+        return torch.searchsorted(self.ends, ids, right=True)
+
+
+@pytest.mark.parametrize("sizes", [[7], [1, 1], [5, 0, 3], [0, 4], [4, 0], [1_000_000, 3, 2_000_000, 0]])
+def test_ranges_are_found_by_asking(sizes: list[int]) -> None:
+    """Also empty ranges, with few questions."""
+    policy = Policy(sizes)
+    assert range_starts(policy).tolist() == [0, *np.cumsum(sizes)]
+    assert policy.num_calls <= 23
+
+
+def test_owners_are_on_the_rows_machine() -> None:
+    """Whatever the order of ranks, every row goes to a trainer of its machine, evenly."""
+    machines = ranks_by_machine([1, 0, 2, 1, 1], 3)
+    starts = np.array([0, 30, 90, 93])
+    owners = owner_ranks(np.arange(93), starts, machines)
+    for part, ranks in enumerate(machines):
+        counts = np.bincount(owners[starts[part] : starts[part + 1]], minlength=5)
+        assert np.flatnonzero(counts).tolist() == ranks.tolist()
+        assert np.ptp(counts[ranks]) <= 1
+
+
+def test_a_machine_without_a_trainer_is_refused() -> None:
+    """DGL could not place tensors there."""
+    with pytest.raises(ValueError, match=r"no trainer runs on the machines of partitions \[1\]"):
+        ranks_by_machine([0, 0], 2)
+
+
+def test_embeddings_of_one_name_have_their_own_state(make_table) -> None:
+    """Each table moves by its own gradients, by both entries of a step, and keeps its own sums."""
+    tables = [make_table(3, ntype=ntype, name="shared") for ntype in ("thing", "other")]
+    optimizer = SparseAdagrad(
+        [{"params": [tables[0]], "lr": 0.5}, {"params": [tables[1]], "lr": 0.1}], lr=0.1
+    )
+    dense = [torch.nn.Parameter(start_rows(num_rows, 3).double()) for num_rows in (50, 7)]
+    oracles = [torch.optim.Adagrad([rows], lr=lr, eps=1e-10) for rows, lr in zip(dense, (0.5, 0.1))]
+    for step in range(4):
+        gradients = []
+        for number, (table, rows, oracle) in enumerate(zip(tables, dense, oracles)):
+            ids = torch.tensor([step % 2, 3 + number])
+            values = torch.full((2, 3), 1.0 + step + 10 * number)
+            gradients.append((table, ids, values))
+            rows.grad = torch.zeros_like(rows).index_add_(0, ids, values.double())
+            oracle.step()
+        if step % 2:
+            optimizer.step_rows(gradients)
+        else:
+            sum((table(ids) * values).sum() for table, ids, values in gradients).backward()
+            optimizer.step()
+    for table, rows, oracle in zip(tables, dense, oracles):
+        everything = torch.arange(len(rows))
+        torch.testing.assert_close(table.weight[everything].double(), rows.detach(), rtol=1e-5, atol=1e-6)
+        state = optimizer.state_tensors(table)["sum"][everything].double()
+        torch.testing.assert_close(state, oracle.state[rows]["sum"], rtol=1e-5, atol=1e-6)
+
+
+def test_state_of_one_name_is_saved_and_loaded_apart(make_table, tmp_path) -> None:
+    """Names in the kvstore tell the tables apart in files and in dictionaries."""
+    tables = [make_table(2, ntype=ntype, name="apart") for ntype in ("thing", "other")]
+    optimizer = SparseAdam([{"params": [tables[0]], "lr": 0.5}, {"params": [tables[1]], "lr": 0.1}], lr=0.1)
+    for number, table in enumerate(tables):
+        optimizer.step_rows([(table, torch.tensor([2]), torch.full((1, 2), 1.0 + number))])
+    assert sorted(optimizer._state) == ["node~other~apart", "node~thing~apart"]
+    optimizer.save(tmp_path / "state")
+    memory = [optimizer.state_tensors(table)["mem"][torch.tensor([2])].clone() for table in tables]
+    assert memory[0][0, 0] == pytest.approx(0.1) and memory[1][0, 0] == pytest.approx(0.2)
+    for table in tables:
+        optimizer.step_rows([(table, torch.tensor([2]), torch.ones(1, 2))])
+    for group in optimizer.param_groups:
+        group["lr"] = 0.9
+    optimizer.load(tmp_path / "state")
+    for table, rows, group, lr in zip(tables, memory, optimizer.param_groups, (0.5, 0.1)):
+        assert torch.equal(optimizer.state_tensors(table)["mem"][torch.tensor([2])], rows)
+        assert group["lr"] == lr
+    del optimizer
+    alone = SparseAdam([tables[1]], lr=0.9)
+    alone.load(tmp_path / "state")
+    assert torch.equal(alone.state_tensors(tables[1])["mem"][torch.tensor([2])], memory[1])
+    assert alone._lr == 0.1

@@ -63,6 +63,30 @@ def test_plots_have_every_name_as_plotly_shows_it_literally(page):
     assert plots["plot-categories"]["data"][2]["name"] == "second &lt;b&gt;, head"
 
 
+def test_a_page_of_one_run_shows_its_mrr_once(call, runs, tmp_path):
+    target = tmp_path / "one.html"
+    assert call(runs.first, "--output", target, "--limit", 0)[0] == 0
+    html = target.read_text(encoding="utf-8")
+    figures = json.loads(call(runs.first, "--json", "--limit", 0, "--points", 0)[1])
+    mrr = f"{figures['runs'][0]['ranking']['sides']['both']['mrr']:.4f}"
+    before_ranking = html.partition('<section id="ranking">')[0]
+    assert before_ranking.count(f">{mrr}<") == 1 and ">MRR<" not in before_ranking
+    assert "<b>5</b><span>relations</span>" in html and "<b>53</b><span>entities</span>" in html
+
+
+def test_names_on_the_map_do_not_lie_on_each_other(page):
+    text = page.read_text(encoding="utf-8").split('id="plots">', 1)[1].split("</script>", 1)[0]
+    plot = json.loads(text)["plot-map-0"]
+    points = [point for trace in plot["data"] for point in zip(trace["customdata"], trace["x"], trace["y"])]
+    names = plot["layout"]["annotations"]
+    assert 5 < len(names) <= 25 and max(points)[1:] in [(name["x"], name["y"]) for name in names]
+    width = max(x for _, x, _ in points) - min(x for _, x, _ in points)
+    height = max(y for *_, y in points) - min(y for *_, y in points)
+    for number, name in enumerate(names):
+        for other in names[:number]:
+            assert abs(name["x"] - other["x"]) > 0.15 * width or abs(name["y"] - other["y"]) > 0.05 * height
+
+
 def test_json_has_the_figures(call, runs):
     status, out, err = call(runs.first, "--json", "--limit", 5, "--points", 0)
     found = json.loads(out)

@@ -10,15 +10,7 @@ import pytest
 
 import dglkge
 from dglkge.errors import InputError
-from dglkge.report.figures import (
-    Choices,
-    chosen_entities,
-    collect,
-    configuration,
-    degrees,
-    project,
-    run_labels,
-)
+from dglkge.report.figures import Choices, chosen_entities, collect, configuration, project, run_labels
 from tests.report.toy_report import HOSTILE
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
@@ -84,7 +76,7 @@ def test_the_data_set_and_its_partitions(runs, figures):
         pair = runs.dataset.relations[relation]
         counts[pair.lhs, head] += 1
         counts[pair.rhs, tail] += 1
-    found = degrees(runs.dataset)
+    found = dglkge.open_run(str(runs.first)).degrees
     assert {(name, id_): n for name, of in found.items() for id_, n in enumerate(of.tolist()) if n} == counts
     assert sum(count for *_, count in data["degrees"]["histogram"]) == sum(data["entities"].values())
 
@@ -94,7 +86,7 @@ def test_the_map_shows_the_entities_of_the_highest_degrees(runs):
     assert found["num_entities"] == sum(len(one["names"]) for one in found["types"].values())
     assert 12 <= found["num_entities"] <= 14 and set(found["types"]) == set(runs.dataset.entity_types)
     assert HOSTILE["town0"] in found["types"]["town"]["names"]
-    of_entities = degrees(runs.dataset)
+    of_entities = dglkge.open_run(str(runs.first)).degrees
     chosen = chosen_entities(of_entities, 12)
     for name, ids in chosen.items():
         rest = np.delete(of_entities[name], ids)
@@ -125,6 +117,13 @@ def test_changed_fields_are_marked():
     assert found["model.dimension"]["values"] == [6, 400] and found["model.dimension"]["differs"]
     assert found["model.dimension"]["is_changed"] == [True, False]
     assert not found["training.batch_size"]["differs"]
+
+
+def test_what_auto_has_decided_is_no_change():
+    (row,) = [
+        row for row in configuration([{"training": {"matmul_dtype": "bfloat16"}}]) if "matmul" in row["field"]
+    ]
+    assert row["values"] == ["bfloat16"] and row["is_changed"] == [False]
 
 
 def test_labels_are_as_long_as_they_must_be():

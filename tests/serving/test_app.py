@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 import threading
+from collections import Counter
 
 import numpy as np
 import pandas as pd
@@ -16,13 +17,7 @@ import dglkge
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.evaluation.calibration import Calibration, Platt
 from dglkge.serving.guard import MAX_BODY_BYTES, MIN_TOKEN_LENGTH, HostNames
-from tests.checkpoint.toy_checkpoint import (
-    TWO_PAIRS,
-    save_toy,
-    save_toy_named,
-    toy_meta,
-    toy_tables,
-)
+from tests.checkpoint.toy_checkpoint import TWO_PAIRS, save_toy, save_toy_named, toy_meta, toy_tables
 from tests.serving.conftest import IMAGE, ODD, SCRIPT
 
 pytest.importorskip("fastapi", reason="FastAPI is not installed")
@@ -103,6 +98,9 @@ def test_predictions_are_those_of_the_run(client, run):
         assert result["type"] == rows["type"].iloc[0] and result["missing"] == rows["missing"].iloc[0]
     assert "unknown entity 'nobody'" in content["results"][3]["problem"]
     assert "has 1" in content["results"][4]["problem"]
+    seen = client.post("/predict", json={**body, "candidates": "seen"}).json()["results"][0]["answers"]
+    among = run.predict_tails(IMAGE, SCRIPT, 7, "mark", candidates="seen")
+    assert [answer["tail"] for answer in seen] == among["entity"].tolist()
     dropped = client.post("/predict", json={**body, "queries": queries[:1], "k": 100, "known": "drop"}).json()
     (result,) = dropped["results"]
     names = run.predict_tails(IMAGE, SCRIPT, 100, "drop")["entity"].tolist()
@@ -196,7 +194,14 @@ def test_names_and_relations(client, run, hostile_dataset):
     assert sorted(one["name"] for one in everywhere) == sorted(name for name in names if "o" in name.lower())
     assert client.get("/entities?prefix=o&k=1000").json()["entities"] == []
     first = client.get("/entities?k=1000").json()["entities"]
-    assert [one["name"] for one in first] == sorted(names, key=str.casefold)
+    counts = Counter()  # without a text, those with most training triples come first
+    for head, relation, tail in hostile_dataset.split("train").tolist():
+        pair = hostile_dataset.relations[relation]
+        counts[pair.lhs, hostile_dataset.vocabulary(pair.lhs)[head]] += 1
+        counts[pair.rhs, hostile_dataset.vocabulary(pair.rhs)[tail]] += 1
+    numbers = [counts[entity["type"], entity["name"]] for entity in first]
+    assert numbers == sorted(numbers, reverse=True) and len(set(numbers)) > 3
+    assert sorted(entity["name"] for entity in first) == sorted(names)
     assert {one["type"] for one in client.get("/entities?type=country&k=1000").json()["entities"]} == {
         "country"
     }
@@ -348,6 +353,12 @@ def test_token(explorer, calls):
     for scheme in ("Bearer", "bearer"):
         answer = client.get("/model", headers={"authorization": f"{scheme} {TOKEN}"})
         assert answer.status_code == 200 and answer.json()["relations"] == len(explorer.relations())
+
+
+def test_a_browser_gets_a_page_for_an_address_that_does_not_exist(client):
+    answer = client.get("/nowhere<b>", headers={"accept": "text/html,*/*"})
+    assert answer.status_code == 404 and answer.headers["content-type"].startswith("text/html")
+    assert '<a href="/">' in answer.text and "nowhere" not in answer.text
 
 
 def test_page_and_headers(client):

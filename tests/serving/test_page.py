@@ -120,7 +120,10 @@ def test_search_by_keyboard_click_through_and_back(server, open_page, run_folder
     page.click("#trail a >> nth=0")
     wait_for(page, "person10")
     assert steps_of(page) == ["person10"]
-    page.check("text=with known answers")
+    with page.expect_request("**/predict") as request:
+        page.check("text=with known answers")
+    body = request.value.post_data_json
+    assert (body["known"], body["candidates"]) == ("mark", "seen")
     wait_for(page, "person10")
     marked = run.predict_tails("person10", "lives_in", 10)
     group = page.locator("section[aria-label=Predicted] details").filter(has_text="lives_in →")

@@ -13,7 +13,7 @@ from dglkge.config import load_config
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
 from dglkge.evaluation.metrics import Protocol
-from dglkge.inference.imports.import_tables import import_tables
+from dglkge.inference.import_tables import import_tables
 from dglkge.inference.search import NamedQuery
 from dglkge.training.building.checks import check_config
 from dglkge.training.epochs import JOB

@@ -13,6 +13,7 @@ from dglkge.config import load_config
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
 from dglkge.training import job, join
+from dglkge.training.building import checks
 from dglkge.training.building.checks import check_config
 from tests import warm
 from tests.toy_kg import REPOSITORY, toy_dataset
@@ -165,6 +166,10 @@ REFUSED = [
         "negatives.degree_power has no effect here; it is an option of mixed",
     ),
     (
+        ["negatives.name=all_entities", "negatives.own_entity=false"],
+        "negatives.own_entity has no effect here; it is an option of mixed",
+    ),
+    (
         ["sampling.order=machine", "training.objective=k_vs_all"],
         "sampling.order is machine and training.objective is k_vs_all, whose batches are queries in an order "
         "of the whole graph; allowed: auto, global",
@@ -207,7 +212,7 @@ def test_plan_and_training_refuse_alike(overrides, words, dataset, tmp_path, mon
         (plan, "read_dataset_size"),
         (plan, "host_memory"),
         (plan, "measure_rates"),
-        (join, "check_memory"),
+        (checks, "host_memory"),
         (job, "with_matmul_dtype"),
     ):
         monkeypatch.setattr(module, name, forbidden)

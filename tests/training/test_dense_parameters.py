@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import copy
-import gc
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import h5py
@@ -27,17 +25,17 @@ from dglkge.model.functions.dense import DenseScore
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.step.dense_parameters import DenseParameters
 from dglkge.training.building.checks import check_config
-from dglkge.training.epochs import JOB
 from dglkge.training.trainer import Trainer
 from dglkge.typing import RELATION, Side
 from tests.toy_kg import toy_dataset
+from tests.training import live
+from tests.training.live import rows_by_node, train
 
 DIM = 8
 LR, DENSE_LR = 0.05, 0.02
 
 
-@contextmanager
-def opened(folder: Path, *more: str) -> Iterator[Trainer]:
+def opened(folder: Path, *more: str) -> AbstractContextManager[Trainer]:
     """Open a trainer in this process, on entities of several types."""
     config = load_config(
         None,
@@ -47,24 +45,7 @@ def opened(folder: Path, *more: str) -> Iterator[Trainer]:
             *(f"optimizer.lr={LR}", f"dense.lr={DENSE_LR}", "training.matmul_dtype=float32", *more),
         ],
     )
-    with dglkge.join_cluster(config) as cluster:
-        trainer = dglkge.build_trainer(config, cluster)
-        yield trainer
-    JOB.restore(0)
-    del trainer
-    gc.collect()  # its tables go before others of the same names come
-
-
-def train(trainer: Trainer, until: int) -> None:
-    """Run the usual loops."""
-    for _ in dglkge.remaining_epochs_until(until):
-        for batch in trainer.batches():
-            trainer.step(batch)
-
-
-def live(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """Return copies of all rows by node id."""
-    return {name: table.local_rows.clone() for name, table in trainer.tables.items()}
+    return live.opened(config)
 
 
 def dense_of(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -92,7 +73,7 @@ def test_several_steps_against_all_entities_equal_float64(
     seed = 3
     settings = (f"model.score_function={score_function}", "training.objective=one_vs_all", f"seed={seed}")
     with opened(tmp_path / "run", *settings, *more, f"optimizer.clip_norm={clip}") as trainer:
-        live_model = trainer._evaluator._model
+        live_model = trainer._evaluator.job.model
         # A model of its own, in float64, that starts equal.
         function = copy.copy(live_model.score_function)
         function._module = copy.deepcopy(live_model.module).double()
@@ -100,7 +81,7 @@ def test_several_steps_against_all_entities_equal_float64(
         model = KgeModel(function, DIM, live_model.reciprocal, seed)
         parameters = dict(model.module.named_parameters())
         adam = torch.optim.Adam(parameters.values(), lr=DENSE_LR)
-        rows = {name: one.double().requires_grad_() for name, one in live(trainer).items()}
+        rows = {name: one.double().requires_grad_() for name, one in rows_by_node(trainer).items()}
         sums = {name: torch.zeros_like(one) for name, one in rows.items()}
         for _ in dglkge.remaining_epochs_until(1):
             for batch in trainer.batches():
@@ -131,7 +112,7 @@ def test_several_steps_against_all_entities_equal_float64(
                     one.grad = gradient * factor
                 adam.step()
         assert batch.index >= 2  # three steps
-        for name, one in live(trainer).items():
+        for name, one in rows_by_node(trainer).items():
             torch.testing.assert_close(one.double(), rows[name].detach(), rtol=1e-4, atol=2e-5, msg=name)
         for name, one in live_model.module.named_parameters():
             torch.testing.assert_close(one.double(), parameters[name], rtol=1e-4, atol=2e-5, msg=name)
@@ -145,7 +126,7 @@ def test_shared_relations_train_as_single_ones(tmp_path: Path, objective: str) -
         more = ("model.score_function=tucker", f"training.objective={objectives}", "dense.optimizer=SGD")
         with opened(tmp_path / kernels, *more, f"training.kernels={kernels}") as trainer:
             train(trainer, 1)
-            found.append({**live(trainer), **dense_of(trainer)})
+            found.append({**rows_by_node(trainer), **dense_of(trainer)})
     for name, one in found[0].items():
         torch.testing.assert_close(one, found[1][name], rtol=1e-3, atol=1e-4)
 
@@ -175,7 +156,7 @@ def test_files_resume_and_ranking(tmp_path: Path, score_function: str, optimizer
     with opened(folder, *more) as trainer:
         assert all(torch.equal(one, half_way[path]) for path, one in dense_of(trainer).items())
         train(trainer, 2)
-        rows, dense = live(trainer), dense_of(trainer)
+        rows, dense = rows_by_node(trainer), dense_of(trainer)
         metrics = trainer.evaluate("test").to_dict()
     with opened(tmp_path / "at_once", *more) as trainer:
         train(trainer, 2)
@@ -185,7 +166,7 @@ def test_files_resume_and_ranking(tmp_path: Path, score_function: str, optimizer
         for path, one in at_once.items():
             assert torch.equal(one, dense[path]), path
         assert any(not torch.equal(one, half_way[path]) for path, one in at_once.items())
-        assert all(torch.equal(one, rows[name]) for name, one in live(trainer).items())
+        assert all(torch.equal(one, rows[name]) for name, one in rows_by_node(trainer).items())
     run = dglkge.open_run(folder)
     assert rank(run) == {key: metrics[key] for key in rank(run)}
     assert not any(one.requires_grad for one in run.model.module.parameters())

@@ -241,7 +241,7 @@ CASES = (
     "model.score_function=rescal regularizer.name=dura regularizer.weight=0.1",
     "model.entity_dropout=0.2 model.relation_dropout=0.1",
     "model.global_vectors=true model.reciprocal_relations=false",
-    "negatives.name=all_entities negatives.own_entity=false",
+    "negatives.name=all_entities",
     "sampling.num_ranges=2 negatives.num_for_heads=5",
     "model.score_function=tucker optimizer.clip_norm=0.5",
     "model.init_scale=0.1 training.synchronous=false loss.reduction=sum loss.name=margin_ranking",

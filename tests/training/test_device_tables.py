@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import gc
 import itertools
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -23,7 +21,6 @@ from dglkge.model.choices import OPTIMIZERS
 from dglkge.step.train_step import TrainStep
 from dglkge.training.building import tables
 from dglkge.training.building.checks import check_config
-from dglkge.training.epochs import JOB
 from tests.toy_kg import toy_dataset
 from tests.training.test_device import OBJECTIVES
 from tests.training.test_reference import trained
@@ -40,14 +37,6 @@ CASES = [f"optimizer.name={name}" for name in OPTIMIZERS] + [
 ]
 
 
-@pytest.fixture(autouse=True)
-def tables_go() -> Iterator[None]:
-    """Let the tables of a test go before others of the same names come: reference cycles may hold them."""
-    yield
-    JOB.restore(0)
-    gc.collect()
-
-
 def break_off(folder: Path, num_batches: int, *settings: str) -> None:
     """Train some batches of an epoch with a commit after each third, and fail in the next."""
     step, numbers = TrainStep.__call__, itertools.count()
@@ -60,8 +49,6 @@ def break_off(folder: Path, num_batches: int, *settings: str) -> None:
     with mock.patch.object(TrainStep, "__call__", failing), contextlib.suppress(InterruptedError):
         trained(folder, "reference", "checkpoint.every_batches=3", *settings)
     assert next(numbers) == num_batches + 1
-    JOB.restore(0)
-    gc.collect()
 
 
 @pytest.mark.parametrize("case", CASES)

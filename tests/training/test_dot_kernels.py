@@ -104,8 +104,8 @@ def test_gradients_of_all_rows_and_the_penalty(score_function: str, reciprocal: 
     if n3:
         regularizer = build_regularizer("n3", n3, complex_valued=case.operator[0])
         heads, tails, relations = leaves
-        both = case.model.penalty(regularizer, heads, relations, tails, Side.TAIL)
-        both = both + case.model.penalty(regularizer, tails, relations, heads, Side.HEAD)
+        both = regularizer.of_queries(case.model, heads, relations, tails, Side.TAIL)
+        both = both + regularizer.of_queries(case.model, tails, relations, heads, Side.HEAD)
         penalty = (both * torch.from_numpy(case.factors)).sum()
     (total + penalty).backward()
     gradients = [np.full(leaf.shape, np.nan, np.float32) for leaf in leaves]
@@ -164,8 +164,8 @@ def test_penalties_are_added_to_the_gradients(score_function: str, reciprocal: b
         chosen = {key: ratios[key] for key in ratios if key in REGULARIZERS.get(name).Settings.model_fields}
         regularizer = build_regularizer(name, 0.7, 3.0, case.operator[0], **chosen)
         heads, tails, relations = leaves = case.expected()[:3]
-        both = case.model.penalty(regularizer, heads, relations, tails, Side.TAIL)
-        both = both + case.model.penalty(regularizer, tails, relations, heads, Side.HEAD)
+        both = regularizer.of_queries(case.model, heads, relations, tails, Side.TAIL)
+        both = both + regularizer.of_queries(case.model, tails, relations, heads, Side.HEAD)
         penalty = (both * torch.from_numpy(case.factors)).sum()
         penalty.backward()
         gradients = [np.ones(leaf.shape, np.float32) for leaf in leaves]

@@ -65,10 +65,7 @@ def test_patience(patience: int, min_gain: float, scores: list[float], wanted: i
             "training.early_stopping.patience is 2 and evaluation.valid_every_epochs is 0, and it "
             "counts rankings",
         ),
-        (
-            ["training.early_stopping.min_gain=0.1"],
-            "training.early_stopping.patience is not given",
-        ),
+        (["training.early_stopping.min_gain=0.1"], "training.early_stopping.patience is not given"),
         (
             ["training.early_stopping.patience=-1"],
             "training.early_stopping.patience is -1; allowed: at least",

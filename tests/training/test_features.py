@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import h5py
@@ -31,6 +29,8 @@ from dglkge.training.epochs import JOB
 from dglkge.training.trainer import Trainer
 from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset
+from tests.training import live
+from tests.training.live import rows_by_node, train
 
 DIM = 8
 WIDTHS = {"person": 5, "town": 3}
@@ -70,29 +70,15 @@ def settings(files: dict[str, Path], folder: Path, *more: str) -> list[str]:
     ]
 
 
-@contextmanager
-def opened(files: dict[str, Path], folder: Path, *more: str) -> Iterator[Trainer]:
+def opened(files: dict[str, Path], folder: Path, *more: str) -> AbstractContextManager[Trainer]:
     """Open a trainer in this process."""
-    config = load_config(None, settings(files, folder, *more))
-    with dglkge.join_cluster(config) as cluster:
-        trainer = dglkge.build_trainer(config, cluster)
-        yield trainer
-    JOB.restore(0)
-    del trainer
-    gc.collect()
-
-
-def train(trainer: Trainer, until: int) -> None:
-    """Run the usual loops."""
-    for _ in dglkge.remaining_epochs_until(until):
-        for batch in trainer.batches():
-            trainer.step(batch)
+    return live.opened(load_config(None, settings(files, folder, *more)))
 
 
 def parameters(trainer: Trainer) -> dict[str, torch.Tensor]:
     """Return copies of the projections' parameters."""
     assert trainer._job.dense is not None
-    return {name: one.detach().clone() for name, one in trainer._job.dense._module.named_parameters()}
+    return {name: one.detach().clone() for name, one in trainer._job.dense.module.named_parameters()}
 
 
 def projected(
@@ -107,11 +93,6 @@ def projected(
         rows = rows @ weight.to(rows.dtype).T + bias.to(rows.dtype)
         number += 1
     return rows
-
-
-def live(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """Return copies of all rows by node id."""
-    return {name: table.local_rows.clone() for name, table in trainer.tables.items()}
 
 
 MLP = ("features.mlp.hidden=[7,6]", "features.mlp.activation=gelu")
@@ -131,12 +112,12 @@ def test_gradients_and_loss_equal_float64(
     )
     if objective == "negative_sampling":
         # Every entity of the type is a negative: the same loss without an oracle for the draws.
-        sets = (*sets, "negatives.name=all_entities", "negatives.own_entity=false")
+        sets = (*sets, "negatives.name=all_entities")
     with opened(files, tmp_path / "run", *sets) as trainer:
         num_steps = 0
         for _ in dglkge.remaining_epochs_until(1):
             for batch in trainer.batches():
-                rows = {name: one.double() for name, one in live(trainer).items()}
+                rows = {name: one.double() for name, one in rows_by_node(trainer).items()}
                 before = parameters(trainer)
                 leaves = {name: one.double().requires_grad_() for name, one in before.items()}
                 full = dict(rows)
@@ -202,14 +183,14 @@ def test_files_resume_and_ranking(tmp_path: Path, files: dict[str, Path], more: 
     assert note["types"]["town"]["without"] == 1 and note["types"]["person"]["without"] == 0
     with opened(files, folder, *sets) as trainer:
         train(trainer, 2)
-        rows, found = live(trainer), parameters(trainer)
+        rows, found = rows_by_node(trainer), parameters(trainer)
         metrics = trainer.evaluate("test").to_dict()
         original = {name: table.original_ids.clone() for name, table in trainer.tables.items()}
     with opened(files, tmp_path / "at_once", *sets) as trainer:
         train(trainer, 2)
         for name, one in parameters(trainer).items():
             assert torch.equal(one, found[name]) and not torch.equal(one, half_way[name])
-        for name, one in live(trainer).items():
+        for name, one in rows_by_node(trainer).items():
             assert torch.equal(one, rows[name])
     ranked = dglkge.open_run(folder).evaluate(Protocol(split="test")).to_dict()
     assert {key: ranked[key] for key in metrics} == metrics
@@ -376,7 +357,7 @@ def test_a_run_goes_on_from_a_url(
     sets, url = ("training.num_epochs=2", "negatives.num_uniform=12"), f"file://{bucket}"
     with opened(files, tmp_path / "alone", *sets) as trainer:
         train(trainer, 2)
-        expected = live(trainer), parameters(trainer)
+        expected = rows_by_node(trainer), parameters(trainer)
     stored = f"checkpoint.storage={url}"
     with opened(files, tmp_path / "first", *sets, stored) as trainer:
         train(trainer, 1)
@@ -385,7 +366,7 @@ def test_a_run_goes_on_from_a_url(
     shutil.rmtree(sources)
     with opened(files, tmp_path / "second", *sets, stored) as trainer:
         train(trainer, 2)
-        found = live(trainer), parameters(trainer)
+        found = rows_by_node(trainer), parameters(trainer)
     for one, other in zip(expected, found, strict=True):
         assert one.keys() == other.keys()
         assert all(torch.equal(rows, other[name]) for name, rows in one.items())
@@ -422,10 +403,7 @@ def test_a_run_goes_on_from_a_url(
             ["model.global_vectors=true", "model.reciprocal_relations=false"],
             "model.global_vectors is true and features.files is ",
         ),
-        (
-            ["features.mlp.hidden=3,x"],
-            "features.mlp.hidden is '3,x'; allowed: a whole number",
-        ),
+        (["features.mlp.hidden=3,x"], "features.mlp.hidden is '3,x'; allowed: a whole number"),
     ],
 )
 def test_refusals(tmp_path: Path, files: dict[str, Path], sets: list[str], words: str) -> None:
@@ -433,11 +411,9 @@ def test_refusals(tmp_path: Path, files: dict[str, Path], sets: list[str], words
     with pytest.raises(InputError, match=words) as caught:
         config = load_config(None, settings(files, tmp_path / "run", *given))
         check_config(config, World())
-        with dglkge.join_cluster(config) as cluster:
-            dglkge.build_trainer(config, cluster)
+        with live.opened(config):
+            pass
     assert "\n" not in str(caught.value)
-    JOB.restore(0)
-    gc.collect()
 
 
 def test_commands_with_new_entities(tmp_path: Path, shared: Path, capsys: pytest.CaptureFixture[str]) -> None:

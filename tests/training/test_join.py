@@ -15,6 +15,8 @@ from dglkge.launch import table_storage
 from dglkge.planning.host import HostMemory
 from dglkge.planning.memory import plan_memory
 from dglkge.training import join
+from dglkge.training.building import checks
+from dglkge.training.building.checks import check_dataset
 from tests.toy_kg import toy_dataset
 
 LEADER = World(0, 2, 0, 2, launched=True)
@@ -25,13 +27,13 @@ def config(*settings: str) -> Config:
 
 
 def small_machine(monkeypatch: pytest.MonkeyPatch, shared_bytes: int) -> None:
-    monkeypatch.setattr(join, "host_memory", lambda output, job: HostMemory(2**40, shared_bytes, 2**40))
+    monkeypatch.setattr(checks, "host_memory", lambda output, job: HostMemory(2**40, shared_bytes, 2**40))
 
 
 def test_too_little_shared_memory(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     small_machine(monkeypatch, 2**20)
     with caplog.at_level(logging.ERROR), pytest.raises(InputError) as refused:
-        join.check_memory(config(), LEADER)
+        check_dataset(config(), Dataset.open(toy_dataset()), LEADER)
     assert "does not fit into machine 0" in str(refused.value)
     assert "1.0 MiB are there" in str(refused.value)
     assert "training.check_memory=false" in str(refused.value)
@@ -40,13 +42,13 @@ def test_too_little_shared_memory(monkeypatch: pytest.MonkeyPatch, caplog: pytes
 
 def test_only_the_leader_speaks_and_all_may_be_overruled(monkeypatch: pytest.MonkeyPatch) -> None:
     small_machine(monkeypatch, 2**20)
-    join.check_memory(config(), World(1, 2, 1, 2, launched=True))
-    join.check_memory(config("training.check_memory=false"), LEADER)
+    check_dataset(config(), Dataset.open(toy_dataset()), World(1, 2, 1, 2, launched=True))
+    check_dataset(config("training.check_memory=false"), Dataset.open(toy_dataset()), LEADER)
 
 
 def test_a_process_alone_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
     small_machine(monkeypatch, 0)
-    join.check_memory(config(), World())
+    check_dataset(config(), Dataset.open(toy_dataset()), World())
 
 
 def test_files_of_a_process_alone_need_no_memory_but_room(
@@ -55,11 +57,11 @@ def test_files_of_a_process_alone_need_no_memory_but_room(
     size = Dataset.open(toy_dataset()).size()
     planned = plan_memory(config("tables.storage=disk"), size, 1, 0)[0]
     enough = planned.needed_bytes(in_files=True) - planned.base_bytes
-    monkeypatch.setattr(join, "host_memory", lambda output, job: HostMemory(enough, 0, 2**40))
+    monkeypatch.setattr(checks, "host_memory", lambda output, job: HostMemory(enough, 0, 2**40))
     with pytest.raises(InputError, match="of memory are needed"):
-        join.check_memory(config("checkpoint.background=false"), World())
+        check_dataset(config("checkpoint.background=false"), Dataset.open(toy_dataset()), World())
     in_files = config("tables.storage=disk", f"tables.folder={tmp_path}")
-    join.check_memory(in_files, World())
+    check_dataset(in_files, Dataset.open(toy_dataset()), World())
     monkeypatch.setattr(table_storage, "free_bytes", lambda folder: planned.file_bytes)
     with pytest.raises(InputError, match=f"files take 0.00 GB, and none of {tmp_path} has that room"):
         with join.join_cluster(in_files):
@@ -68,10 +70,10 @@ def test_files_of_a_process_alone_need_no_memory_but_room(
 
 def test_enough(monkeypatch: pytest.MonkeyPatch) -> None:
     small_machine(monkeypatch, 2**30)
-    join.check_memory(config(), LEADER)
+    check_dataset(config(), Dataset.open(toy_dataset()), LEADER)
 
 
 def test_joining_refuses_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(join, "host_memory", lambda output, job: HostMemory(2**20, 2**40, 2**40))
+    monkeypatch.setattr(checks, "host_memory", lambda output, job: HostMemory(2**20, 2**40, 2**40))
     with pytest.raises(InputError, match="of memory are needed"), join.join_cluster(config()):
         pass

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,21 +14,13 @@ from torch.nn import functional
 import dglkge
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
-from dglkge.training.epochs import JOB
 from dglkge.typing import RELATION, Side
 from tests.toy_kg import toy_dataset
+from tests.training.live import Rows, asked, assert_epochs_equal
 from tests.training.test_one_vs_all import cubes, pair_scores
 
 DIM, N3_WEIGHT, SMOOTHING = 8, 0.02, 0.1
 LABELS = f"training.objective.label_smoothing={SMOOTHING}"
-
-
-@pytest.fixture(autouse=True)
-def tables_go() -> Iterator[None]:
-    """Free the tables of a test before others of the same names come: reference cycles may hold them."""
-    yield
-    JOB.restore(0)
-    gc.collect()
 
 
 def settings(dataset: Path, run: Path, *more: str) -> list[str]:
@@ -60,10 +50,7 @@ def known_answers(data: Dataset) -> dict[tuple[Side, int, int], set[int]]:
 
 def oracle(data: Dataset, rows: dict[str, torch.Tensor], queries: Any, config: dglkge.Config) -> torch.Tensor:
     """Return the summed loss of queries (side, relation, entity) with their answers."""
-    smoothing, total = (
-        config.training.objective.smoothing,
-        torch.zeros((), dtype=torch.float64),
-    )
+    smoothing, total = (config.training.objective.smoothing, torch.zeros((), dtype=torch.float64))
     single = {name: table.unbind() for name, table in rows.items()}
     for (side, r, entity), answers in queries:
         lhs, rhs = data.relations.relations[r].lhs, data.relations.relations[r].rhs
@@ -89,14 +76,7 @@ def oracle(data: Dataset, rows: dict[str, torch.Tensor], queries: Any, config: d
 @pytest.mark.parametrize("loss", ["softmax", "logistic"])
 @pytest.mark.parametrize(
     "more",
-    [
-        (),
-        (
-            LABELS,
-            "regularizer.name=n3",
-            f"regularizer.weight={N3_WEIGHT}",
-        ),
-    ],
+    [(), (LABELS, "regularizer.name=n3", f"regularizer.weight={N3_WEIGHT}")],
     ids=["plain", "all options"],
 )
 def test_two_epochs_equal_a_dense_float64_loop(
@@ -104,37 +84,19 @@ def test_two_epochs_equal_a_dense_float64_loop(
 ) -> None:
     dataset = toy_dataset(typed=typed)
     config = load_config(None, settings(dataset, tmp_path / "run", f"loss.name={loss}", *more))
-    data = Dataset.open(dataset)
-    known = known_answers(data)
-    with dglkge.join_cluster(config) as cluster:
-        trainer = dglkge.build_trainer(config, cluster)
-        rows = {
-            name: trainer.tables.gather(name, torch.arange(len(table))).double().requires_grad_()
-            for name, table in trainer.tables.items()
-        }
-        original = {name: np.asarray(table.original_ids) for name, table in trainer.tables.items()}
-        optimizer = torch.optim.Adagrad(rows.values(), lr=0.1, eps=1e-10)
-        for _ in dglkge.remaining_epochs_until(2):
-            seen = []
-            for batch in trainer.batches():
-                queries = [
-                    (run.side, int(original[RELATION][r]), int(original[run.anchor_type][anchor]))
-                    for run in batch.runs
-                    for r, anchor in zip(
-                        batch.relations[run.start : run.end], batch.anchors[run.start : run.end]
-                    )
-                ]
-                assert len(queries) == len(batch) == batch.global_size
-                seen += queries
-                optimizer.zero_grad()
-                expected = oracle(data, rows, [(query, known[query]) for query in queries], config)
-                (expected / batch.global_size).backward()
-                optimizer.step()
-                assert trainer.step(batch) == pytest.approx(expected.item(), rel=1e-3)
-            assert len(seen) == len(set(seen)) and set(seen) == set(known)
-        for name, expected_rows in rows.items():
-            got = trainer.tables.gather(name, torch.arange(len(expected_rows)))
-            np.testing.assert_allclose(got, expected_rows.detach(), rtol=1e-3, atol=2e-4, err_msg=name)
+    known, seen = known_answers(Dataset.open(dataset)), []
+
+    def loss_of(data: Dataset, trainer: Any, rows: Rows, batch: Any) -> torch.Tensor:
+        queries = asked(trainer, batch)
+        assert len(queries) == len(batch) == batch.global_size
+        seen.extend(queries)
+        return oracle(data, rows, [(query, known[query]) for query in queries], config)
+
+    assert_epochs_equal(config, loss_of)
+    # Each query once in each of two epochs.
+    assert sorted(seen, key=str) == sorted([*known, *known], key=str) and set(seen[: len(known)]) == set(
+        known
+    )
 
 
 RELATION_WEIGHT = 3.0
@@ -173,46 +135,25 @@ def test_relations_of_pairs_are_predicted_beside(tmp_path: Path, score_function:
         f"training.relation_prediction={RELATION_WEIGHT}",
     )
     config = load_config(None, settings(dataset, tmp_path / "run", f"loss.name={loss}", *more))
-    data = Dataset.open(dataset)
+    data, seen = Dataset.open(dataset), []
     known, related = known_answers(data), defaultdict(set)
     for h, r, t in np.array(data.split("train")).tolist():
         relation = data.relations.relations[r]
         related[(relation.lhs, relation.rhs), h, t].add(r)
-    with dglkge.join_cluster(config) as cluster:
-        trainer = dglkge.build_trainer(config, cluster)
-        rows = {
-            name: trainer.tables.gather(name, torch.arange(len(table))).double().requires_grad_()
-            for name, table in trainer.tables.items()
-        }
+
+    def loss_of(data: Dataset, trainer: Any, rows: Rows, batch: Any) -> torch.Tensor:
         original = {name: np.asarray(table.original_ids) for name, table in trainer.tables.items()}
-        optimizer = torch.optim.Adagrad(rows.values(), lr=0.1, eps=1e-10)
-        for _ in dglkge.remaining_epochs_until(2):
-            seen = []
-            for batch in trainer.batches():
-                queries = [
-                    (run.side, int(original[RELATION][r]), int(original[run.anchor_type][anchor]))
-                    for run in batch.runs
-                    for r, anchor in zip(
-                        batch.relations[run.start : run.end], batch.anchors[run.start : run.end]
-                    )
-                ]
-                pairs = [
-                    ((run.lhs, run.rhs), int(original[run.lhs][h]), int(original[run.rhs][t]))
-                    for run in batch.pair_runs
-                    for h, t in zip(
-                        batch.pair_heads[run.start : run.end], batch.pair_tails[run.start : run.end]
-                    )
-                ]
-                assert len(queries) + len(pairs) == len(batch) == batch.global_size
-                seen += pairs
-                optimizer.zero_grad()
-                expected = oracle(data, rows, [(query, known[query]) for query in queries], config)
-                of_pairs = [(pair, related[pair]) for pair in pairs]
-                expected = expected + relation_oracle(data, rows, of_pairs, config)
-                (expected / batch.global_size).backward()
-                optimizer.step()
-                assert trainer.step(batch) == pytest.approx(expected.item(), rel=1e-3)
-            assert len(seen) == len(related) and set(seen) == set(related)
-        for name, expected_rows in rows.items():
-            got = trainer.tables.gather(name, torch.arange(len(expected_rows)))
-            np.testing.assert_allclose(got, expected_rows.detach(), rtol=1e-3, atol=2e-4, err_msg=name)
+        queries = asked(trainer, batch)
+        pairs = [
+            ((run.lhs, run.rhs), int(original[run.lhs][h]), int(original[run.rhs][t]))
+            for run in batch.pair_runs
+            for h, t in zip(batch.pair_heads[run.start : run.end], batch.pair_tails[run.start : run.end])
+        ]
+        assert len(queries) + len(pairs) == len(batch) == batch.global_size
+        seen.extend(pairs)
+        expected = oracle(data, rows, [(query, known[query]) for query in queries], config)
+        return expected + relation_oracle(data, rows, [(pair, related[pair]) for pair in pairs], config)
+
+    assert_epochs_equal(config, loss_of)
+    # Each pair once in each of two epochs.
+    assert sorted(seen) == sorted([*related, *related]) and set(seen[: len(related)]) == set(related)

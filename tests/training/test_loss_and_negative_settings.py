@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +16,13 @@ from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from dglkge.kernels.hashing import combine
 from dglkge.sampling.draws import degree_weights
+from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.sampling.negatives import UniformNegatives
 from dglkge.step.objectives.autograd_loss import AutogradLoss
 from dglkge.step.objectives.dot_softmax import DotSoftmax
-from dglkge.training.epochs import JOB
 from dglkge.typing import RELATION, Side
 from tests.toy_kg import toy_dataset, weighted_dataset
+from tests.training.live import Rows, assert_epochs_equal, chunks_of, opened, rows_by_node, train
 from tests.training.test_train_step import complex_score, cube_of_moduli
 
 DIM, NUM_NEGATIVES, CHUNK, BATCH, EPOCHS = 8, 12, 20, 50, 2
@@ -74,14 +74,6 @@ CASES = {
 }
 
 
-@pytest.fixture(autouse=True)
-def tables_go() -> Iterator[None]:
-    """Let the tables of a test go before others of the same names come: reference cycles may hold them."""
-    yield
-    JOB.restore(0)
-    gc.collect()
-
-
 def query_loss(
     wanted: Wanted, truth: torch.Tensor, others: list[torch.Tensor], label: float = 1.0
 ) -> torch.Tensor:
@@ -126,16 +118,15 @@ def samplers(data: Dataset, wanted: Wanted) -> dict[Side, UniformNegatives]:
     }
 
 
-def oracle_batch(
-    data: Dataset, rows: dict[str, torch.Tensor], ids: np.ndarray, chunks: np.ndarray, place: tuple[int, int],
-    wanted: Wanted, weights: np.ndarray,
-) -> torch.Tensor:  # fmt: skip
-    """Return the summed loss of a global batch; ``place``: epoch and number of the batch."""
+def oracle_batch(data: Dataset, rows: Rows, batch: EdgeBatch, wanted: Wanted) -> torch.Tensor:
+    """Return the summed loss of a global batch."""
+    weights, place = data.train_weights(), (batch.epoch, batch.index)
     known = {tuple(triple) for triple in data.split("train").tolist()}
     drawn = samplers(data, wanted)
     rows = {name: table.unbind() for name, table in rows.items()}
     total = torch.zeros((), dtype=torch.float64)
-    for triple_id, chunk, weight in zip(ids, chunks, weights):
+    for triple_id, chunk in zip(batch.triple_ids, chunks_of(batch)):
+        weight = 1.0 if weights is None else weights[triple_id]
         h, r, t = (int(x) for x in data.split("train")[triple_id])
         relation = data.relations.relations[r]
         both = rows[RELATION][r]
@@ -168,37 +159,19 @@ def assert_trained(dataset: Path, run: Path, case: str, wanted: Wanted) -> None:
     """Train, and compare losses and tables with the oracle's."""
     settings = [
         *(f"dataset={dataset}", f"output={run}", f"model.dimension={DIM}", "model.init_scale=0.3"),
-        *(f"negatives.num_uniform={NUM_NEGATIVES}", f"negatives.chunk_size={CHUNK}"),
+        *([] if wanted.draws_all else [f"negatives.num_uniform={NUM_NEGATIVES}"]),
+        f"negatives.chunk_size={CHUNK}",
         *(f"training.batch_size={BATCH}", f"training.num_epochs={EPOCHS}", "checkpoint.every_epochs=0"),
         "regularizer.name=none",
         *("training.matmul_dtype=float32", *case.split()),
     ]
-    config, data = load_config(None, settings), Dataset.open(dataset)
-    with dglkge.join_cluster(config) as cluster:
-        trainer = dglkge.build_trainer(config, cluster)
+
+    def loss_of(data: Dataset, trainer: Any, rows: Rows, batch: EdgeBatch) -> torch.Tensor:
         kind = AutogradLoss if "training.kernels=reference" in case else DotSoftmax
         assert isinstance(trainer._train_step.objective, kind)
-        rows = {
-            name: trainer.tables.gather(name, torch.arange(len(table))).double().requires_grad_()
-            for name, table in trainer.tables.items()
-        }
-        optimizer = torch.optim.Adagrad(rows.values(), lr=0.1, eps=1e-10)
-        for epoch in dglkge.remaining_epochs_until(EPOCHS):
-            for batch in trainer.batches():
-                optimizer.zero_grad()
-                chunks = np.empty(len(batch), np.int64)
-                for group in batch.groups:
-                    chunks[group.start : group.end] = group.chunk
-                place = (epoch, batch.index)
-                given = data.train_weights()
-                weights = np.ones(len(batch)) if given is None else given[batch.triple_ids]
-                loss = oracle_batch(data, rows, batch.triple_ids, chunks, place, wanted, weights)
-                (loss / (1 if wanted.sums_batch else batch.global_size)).backward()
-                optimizer.step()
-                assert trainer.step(batch) == pytest.approx(loss.item(), rel=1e-4)
-        for name, expected in rows.items():
-            got = trainer.tables.gather(name, torch.arange(len(expected)))
-            np.testing.assert_allclose(got, expected.detach(), rtol=1e-3, atol=1e-4, err_msg=name)
+        return oracle_batch(data, rows, batch, wanted)
+
+    assert_epochs_equal(load_config(None, settings), loss_of, EPOCHS, rel=1e-4, sums_batch=wanted.sums_batch)
 
 
 @pytest.mark.parametrize("case", list(CASES))
@@ -249,8 +222,8 @@ def test_settings_that_do_not_fit_the_data_are_refused(
 ) -> None:
     dataset = toy_dataset(typed=True) if scale == 1 else weighted_dataset(tmp_path / "data", scale)
     config = load_config(None, [f"dataset={dataset}", f"output={tmp_path / 'run'}", *case.split()])
-    with dglkge.join_cluster(config) as cluster, pytest.raises(InputError, match=message):
-        dglkge.build_trainer(config, cluster)
+    with pytest.raises(InputError, match=message), dglkge.join_cluster(config):
+        pass
     assert not (tmp_path / "run").exists()
 
 
@@ -261,16 +234,9 @@ def test_softmax_over_all_negatives_is_one_vs_all(tmp_path: Path) -> None:
         settings += [f"model.dimension={DIM}", "model.init_scale=0.3", f"training.batch_size={BATCH}"]
         settings += ["regularizer.name=none"]
         settings += ["training.matmul_dtype=float32"]
-        config = load_config(None, settings)
-        with dglkge.join_cluster(config) as cluster:
-            trainer = dglkge.build_trainer(config, cluster)
-            for _ in dglkge.remaining_epochs_until(2):
-                losses = [trainer.step(batch) for batch in trainer.batches()]
-            tables.append({name: table.local_rows.numpy().copy() for name, table in trainer.tables.items()})
-            tables[-1]["losses"] = np.array(losses)
-        JOB.restore(0)
-        del trainer
-        gc.collect()
+        with opened(load_config(None, settings)) as trainer:
+            losses = torch.tensor(train(trainer, 2))
+            tables.append({**rows_by_node(trainer), "losses": losses})
     for name, rows in tables[0].items():
         np.testing.assert_allclose(tables[1][name], rows, rtol=1e-3, atol=1e-4, err_msg=name)
 

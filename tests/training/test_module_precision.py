@@ -29,7 +29,8 @@ from dglkge.training.trainer import Trainer
 from dglkge.typing import Side
 from tests.functional import job as commands
 from tests.toy_kg import toy_dataset
-from tests.training.test_dense_parameters import dense_of, live, opened, train
+from tests.training.live import rows_by_node, train
+from tests.training.test_dense_parameters import dense_of, opened
 
 needs_float16 = pytest.mark.skipif(
     autocast_problem("cpu", torch.float16) is not None, reason="torch has no float16 autocast on the CPU"
@@ -97,7 +98,7 @@ def test_relations_that_share_a_matrix_do_so_in_bfloat16() -> None:
     found = []
     for one in (model, narrow):
         leaves = [entities.clone().requires_grad_(), relations.clone().requires_grad_(), one.module.core]
-        query = one.shared_query(*leaves[:2], places, Side.HEAD)
+        query = one.query(*leaves[:2], Side.HEAD, places=places)
         found.append([query, *torch.autograd.grad(query.square().sum(), leaves)])
     for true, one in zip(*found):
         assert 0 < difference(one, true) < 8 * torch.finfo(torch.bfloat16).eps
@@ -204,7 +205,7 @@ def everything(trainer: Trainer) -> dict[str, torch.Tensor]:
     for name, table in trainer.tables.items():
         state = trainer.optimizer.state_tensors(table.embedding)
         found |= {f"{name}/{key}": torch.as_tensor(one[0 : len(one)]).clone() for key, one in state.items()}
-    return {**found, **live(trainer)}
+    return {**found, **rows_by_node(trainer)}
 
 
 @needs_float16
@@ -256,7 +257,7 @@ def test_bfloat16_trains_near_float32_and_ranks_as_it_is_written(tmp_path: Path)
             train(trainer, 1)
             # Together: some start at 0 and have moved little.
             dense = torch.cat([one.flatten() for one in dense_of(trainer).values()])
-            found.append({**live(trainer), "dense": dense})
+            found.append({**rows_by_node(trainer), "dense": dense})
             metrics = trainer.evaluate("test").to_dict()
     for name, one in found[1].items():
         limit = 16 * torch.finfo(torch.bfloat16).eps

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,19 +18,11 @@ from dglkge.data.dataset_files import read_dataset_size
 from dglkge.errors import CheckpointError, InputError
 from dglkge.planning.memory import plan_memory
 from dglkge.planning.shared_memory import state_bytes, table_bytes
-from dglkge.training.epochs import JOB
 from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset
+from tests.training.live import opened, train
 
 DIM = 8
-
-
-@pytest.fixture(autouse=True)
-def tables_go() -> Iterator[None]:
-    """Let the tables of a test go before others of the same names come: reference cycles may hold them."""
-    yield
-    JOB.restore(0)
-    gc.collect()
 
 
 def settings(run: Path, *more: str) -> list[str]:
@@ -56,8 +46,7 @@ def settings(run: Path, *more: str) -> list[str]:
 def two_steps(run: Path, start: dict[str, torch.Tensor] | None, *more: str) -> tuple[dict[str, Any], ...]:
     """Train two batches; returns the rows before, after the first, and the losses by batch."""
     config = load_config(None, settings(run, *more))
-    with dglkge.join_cluster(config) as cluster:
-        trainer = dglkge.build_trainer(config, cluster)
+    with opened(config) as trainer:
         for name, rows in (start or {}).items():
             trainer.tables[name].local_rows.copy_(rows)
         found, losses = [], []
@@ -99,8 +88,6 @@ KINDS = {
 )
 def test_a_step_is_that_of_float32_rounded(tmp_path: Path, kind: str, dtype: str) -> None:
     before, after, narrow = two_steps(tmp_path / "narrow", None, f"tables.dtype={dtype}", *KINDS[kind])
-    gc.collect()
-    JOB.restore(0)
     start, wide_after, wide = two_steps(tmp_path / "wide", before, *KINDS[kind])
     # The same loss from the same rows, and the second batch's from nearly the same.
     assert narrow["losses"][0] == pytest.approx(wide["losses"][0], rel=1e-5)
@@ -128,8 +115,7 @@ def test_tables_take_what_is_planned(tmp_path: Path) -> None:
         )
         size = read_dataset_size(Path(config.dataset))
         (part,) = size.parts
-        with dglkge.join_cluster(config) as cluster:
-            trainer = dglkge.build_trainer(config, cluster)
+        with opened(config) as trainer:
             rows = {name: table.local_rows for name, table in trainer.tables.items()}
             states = [
                 state.local_partition
@@ -144,8 +130,7 @@ def test_tables_take_what_is_planned(tmp_path: Path) -> None:
             assert entities == share * 4 * 2048 * sum(
                 n for name, n in part.num_rows.items() if name != RELATION
             )
-        del trainer, rows, states
-        gc.collect()
+        del rows, states
         (host,) = plan_memory(config, size, 2, 1)
         (wide,) = plan_memory(load_config(None, settings(tmp_path, "model.dimension=2048")), size, 2, 1)
         # Files have float32; the copy for the background writer has the tables' type.
@@ -166,22 +151,17 @@ def test_given_vectors_and_other_runs_start_rounded_to_the_nearest(tmp_path: Pat
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     given = (f"model.init_from.path={path}", "model.init_from.std=-1")
     config = load_config(None, settings(tmp_path / "run", "tables.dtype=bfloat16", *given))
-    with dglkge.join_cluster(config) as cluster:
-        trainer = dglkge.build_trainer(config, cluster)
+    with opened(config) as trainer:
         got = trainer.tables.gather(kind, torch.arange(len(names)))
         expected = torch.from_numpy(vectors).bfloat16().float()
         assert torch.equal(got, expected)
         trainer.commit()
-        del trainer
-    gc.collect()
-    JOB.restore(0)
     # A run in float32 starts with these very numbers, and one in float16 with the nearest.
     for dtype in ("float32", "float16"):
         more = (f"tables.dtype={dtype}", f"checkpoint.init_path={tmp_path / 'run'}")
         limit = ("model.max_norm=1",) if dtype == "float16" else ()
         config = load_config(None, settings(tmp_path / dtype, *more, *limit))
-        with dglkge.join_cluster(config) as cluster:
-            trainer = dglkge.build_trainer(config, cluster)
+        with opened(config) as trainer:
             rows = trainer.tables.gather(kind, torch.arange(len(names)))
             if dtype == "float32":
                 assert torch.equal(rows, expected)
@@ -190,33 +170,24 @@ def test_given_vectors_and_other_runs_start_rounded_to_the_nearest(tmp_path: Pat
                 shorter = torch.where(lengths > 1, expected / lengths, expected)
                 torch.testing.assert_close(rows, shorter, rtol=2**-10, atol=2**-20)
                 assert torch.equal(rows, rows.half().float())
-            del trainer
-        gc.collect()
-        JOB.restore(0)
 
 
 def test_the_type_may_change_while_epochs_are_left(tmp_path: Path) -> None:
     for dtype, num_epochs in (("float32", 1), ("bfloat16", 2)):
         more = (f"training.num_epochs={num_epochs}", f"tables.dtype={dtype}", "checkpoint.every_epochs=1")
         config = load_config(None, settings(tmp_path / "run", *more))
-        with dglkge.join_cluster(config) as cluster:
-            trainer = dglkge.build_trainer(config, cluster)
+        with opened(config) as trainer:
             if dtype == "bfloat16":
                 saved = open_checkpoint(tmp_path / "run")
                 for name in trainer.tables.entity_types:
                     got = trainer.tables.gather(name, torch.arange(len(trainer.tables[name])))
                     assert torch.equal(got, saved[name][:].bfloat16().float())
-            for _ in dglkge.remaining_epochs_until(num_epochs):
-                for batch in trainer.batches():
-                    trainer.step(batch)
+            train(trainer, num_epochs)
             trainer.commit()
-            del trainer
-        gc.collect()
-        JOB.restore(0)
     config = load_config(None, settings(tmp_path / "run", *more[:1], "tables.dtype=float16"))
     with pytest.raises(CheckpointError, match="tables.dtype was 'bfloat16', is 'float16'"):
-        with dglkge.join_cluster(config) as cluster:
-            dglkge.build_trainer(config, cluster)
+        with opened(config):
+            pass
 
 
 @pytest.mark.parametrize(

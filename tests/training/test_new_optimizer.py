@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +13,9 @@ from dglkge.data.dataset_files import PartSize
 from dglkge.evaluation.metrics import Protocol
 from dglkge.model.choices import OPTIMIZERS
 from dglkge.planning.shared_memory import state_bytes
-from dglkge.training.epochs import JOB
 from tests.optim.test_new_rule import MomentumRule
 from tests.toy_kg import toy_dataset
+from tests.training import live
 
 
 @pytest.fixture(autouse=True)
@@ -31,18 +30,11 @@ def train(folder: Path, num_epochs: int, *more: str) -> tuple[dict[str, np.ndarr
         *("model.dimension=8", "training.batch_size=20", "negatives.chunk_size=20", "optimizer.lr=0.02"),
         *("optimizer.name=momentum", "training.matmul_dtype=float32", "evaluation.max_triples=0", *more),
     ]
-    config = load_config(None, settings)
-    with dglkge.join_cluster(config) as cluster:
-        trainer = dglkge.build_trainer(config, cluster)
-        for _ in dglkge.remaining_epochs_until(num_epochs):
-            for batch in trainer.batches():
-                trainer.step(batch)
+    with live.opened(load_config(None, settings)) as trainer:
+        live.train(trainer, num_epochs)
         trainer.commit()
-        rows = {name: table.local_rows.numpy().copy() for name, table in trainer.tables.items()}
+        rows = {name: own.numpy() for name, own in live.rows_by_node(trainer).items()}
         mrr = trainer.evaluate("test").both.mrr
-    JOB.restore(0)
-    del trainer
-    gc.collect()  # its tables go before others of the same names come
     return rows, mrr
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +20,12 @@ from dglkge.model.score_functions import SCORE_FUNCTIONS, ComplEx
 from dglkge.optim.links import UpdateResult
 from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.training.building.checks import check_config
-from dglkge.training.epochs import JOB
 from dglkge.typing import RELATION, Side
 from tests.toy_kg import toy_dataset
+from tests.training.live import assert_epochs_equal, dense_rows, opened, train
 
 BILINEAR = ("rescal", "simple", "quate")
 DIM, N3_WEIGHT, RELATION_WEIGHT, SMOOTHING = 8, 0.02, 3.0, 0.1
-
-
-@pytest.fixture(autouse=True)
-def tables_go() -> Iterator[None]:
-    """Free the tables of a test before others of the same names come: reference cycles may hold them."""
-    yield
-    JOB.restore(0)
-    gc.collect()
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["one type", "three types"])
@@ -160,27 +150,10 @@ def oracle(
     return total
 
 
-def compare_with_oracle(dataset: Path, run: Path, *more: str, rtol: float = 1e-3) -> None:
+def compare_with_oracle(dataset: Path, run: Path, *more: str) -> None:
     """Train two epochs by both, from the same rows."""
     config = load_config(None, settings(dataset, run, *more))
-    data = Dataset.open(dataset)
-    with dglkge.join_cluster(config) as cluster:
-        trainer = dglkge.build_trainer(config, cluster)
-        rows = {
-            name: trainer.tables.gather(name, torch.arange(len(table))).double().requires_grad_()
-            for name, table in trainer.tables.items()
-        }
-        optimizer = torch.optim.Adagrad(rows.values(), lr=0.1, eps=1e-10)
-        for _ in dglkge.remaining_epochs_until(2):
-            for batch in trainer.batches():
-                optimizer.zero_grad()
-                loss = oracle(data, rows, batch, config)
-                (loss / batch.global_size).backward()
-                optimizer.step()
-                assert trainer.step(batch) == pytest.approx(loss.item(), rel=rtol)
-        for name, expected in rows.items():
-            got = trainer.tables.gather(name, torch.arange(len(expected)))
-            np.testing.assert_allclose(got, expected.detach(), rtol=rtol, atol=rtol / 5, err_msg=name)
+    assert_epochs_equal(config, lambda data, _, rows, batch: oracle(data, rows, batch, config))
 
 
 @pytest.mark.parametrize("more", [(), FULL], ids=["plain", "all options"])
@@ -211,13 +184,8 @@ def test_wide_queries(tmp_path: Path, score_function: str, reciprocal: str) -> N
     chosen = (f"model.score_function={score_function}", f"model.reciprocal_relations={reciprocal}")
     config = load_config(None, settings(toy_dataset(typed=True), tmp_path / "run", *chosen, *FULL))
     data = Dataset.open(toy_dataset(typed=True))
-    with dglkge.join_cluster(config) as cluster:
-        trainer = dglkge.build_trainer(config, cluster)
-        rows = {
-            name: trainer.tables.gather(name, torch.arange(len(table))).double().requires_grad_()
-            for name, table in trainer.tables.items()
-        }
-        found = {}
+    with opened(config) as trainer:
+        rows, found = dense_rows(trainer), {}
 
         def collect(gradients: list, **_: Any) -> UpdateResult:
             found.update(summed(gradients, trainer))
@@ -251,15 +219,10 @@ def test_products_in_bfloat16_are_near(tmp_path: Path, more: tuple[str, ...]) ->
     totals = []
     for dtype in ("float32", "bfloat16"):
         run = settings(toy_dataset(), tmp_path / dtype, f"training.matmul_dtype={dtype}", *FULL[2:], *more)
-        with dglkge.join_cluster(load_config(None, run)) as cluster:
-            trainer = dglkge.build_trainer(load_config(None, run), cluster)
-            for _ in dglkge.remaining_epochs_until(2):
-                totals.append([trainer.step(batch) for batch in trainer.batches()])
-        JOB.restore(0)
-        del trainer
-        gc.collect()
-    assert totals[0][-1] != totals[2][-1]
-    np.testing.assert_allclose(totals[:2], totals[2:], rtol=2e-3)
+        with opened(load_config(None, run)) as trainer:
+            totals.append(train(trainer, 2))
+    assert totals[0][-1] != totals[1][-1]
+    np.testing.assert_allclose(*totals, rtol=2e-3)
 
 
 def test_relation_products_are_those_of_the_score_function_that_states_them() -> None:
@@ -290,10 +253,7 @@ def test_relation_products_are_those_of_the_score_function_that_states_them() ->
             "label_smoothing has no effect here; it is an option of ",
         ),
         (
-            [
-                "training.objective={name: one_vs_all, label_smoothing: 0.1}",
-                "loss.name=margin_ranking",
-            ],
+            ["training.objective={name: one_vs_all, label_smoothing: 0.1}", "loss.name=margin_ranking"],
             "label_smoothing is 0.1 and loss is margin_ranking, which compares pairs of answers and has no",
         ),
         (

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,22 +16,14 @@ from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.training.building.checks import check_config
-from dglkge.training.epochs import JOB
 from dglkge.typing import RELATION, Side
 from tests.toy_kg import toy_dataset
 from tests.training import test_train_step
+from tests.training.live import Rows, assert_epochs_equal, dense_rows, opened
 from tests.training.test_one_vs_all import side_scores
-from tests.training.test_train_step import CHUNK, oracle_batch, settings
+from tests.training.test_train_step import oracle_batch, settings
 
 WEIGHT = 3.0
-
-
-@pytest.fixture(autouse=True)
-def tables_go() -> Iterator[None]:
-    """Free the tables of a test before others of the same names come: reference cycles may hold them."""
-    yield
-    JOB.restore(0)
-    gc.collect()
 
 
 def relation_loss(
@@ -64,28 +55,12 @@ def test_three_epochs_equal_a_dense_float64_loop(
     dataset = toy_dataset(typed=typed)
     more = (f"training.relation_prediction={WEIGHT}", f"training.kernels={kernels}")
     config = load_config(None, settings(dataset, tmp_path / "run", *more, "training.matmul_dtype=float32"))
-    data = Dataset.open(dataset)
-    with dglkge.join_cluster(config) as cluster:
-        trainer = dglkge.build_trainer(config, cluster)
-        rows = {
-            name: trainer.tables.gather(name, torch.arange(len(table))).double().requires_grad_()
-            for name, table in trainer.tables.items()
-        }
-        optimizer = torch.optim.Adagrad(rows.values(), lr=0.1, eps=1e-10)
-        for epoch in dglkge.remaining_epochs_until(3):
-            for batch in trainer.batches():
-                optimizer.zero_grad()
-                positions = np.empty(len(batch), np.int64)
-                for group in batch.groups:
-                    positions[group.start : group.end] = group.chunk * CHUNK
-                loss = oracle_batch(data, rows, batch.triple_ids, positions, batch.index, epoch)
-                loss = loss + WEIGHT * relation_loss(data, rows, batch, "complex", True)
-                (loss / batch.global_size).backward()
-                optimizer.step()
-                assert trainer.step(batch) == pytest.approx(loss.item(), rel=1e-4)
-        for name, expected in rows.items():
-            got = trainer.tables.gather(name, torch.arange(len(expected)))
-            np.testing.assert_allclose(got, expected.detach(), rtol=1e-3, atol=1e-4, err_msg=name)
+
+    def loss_of(data: Dataset, _: Any, rows: Rows, batch: EdgeBatch) -> torch.Tensor:
+        predicted = relation_loss(data, rows, batch, "complex", True)
+        return oracle_batch(data, rows, batch) + WEIGHT * predicted
+
+    assert_epochs_equal(config, loss_of, 3, rel=1e-4)
 
 
 CHOICES = [
@@ -112,19 +87,12 @@ def test_it_is_a_softmax_with_every_score_function_and_loss(
             "training.matmul_dtype=float32",
         )
         config = load_config(None, settings(dataset, tmp_path / str(weight), *more))
-        with dglkge.join_cluster(config) as cluster:
-            trainer = dglkge.build_trainer(config, cluster)
-            rows = {
-                name: trainer.tables.gather(name, torch.arange(len(table))).double()
-                for name, table in trainer.tables.items()
-            }
+        with opened(config) as trainer:
+            rows = dense_rows(trainer)
             for _ in dglkge.remaining_epochs_until(1):
                 batch = next(iter(trainer.batches()))
                 losses.append(trainer.step(batch))
                 expected = relation_loss(data, rows, batch, score_function, reciprocal).item()
-        JOB.restore(0)
-        del trainer
-        gc.collect()
     assert losses[1] - losses[0] == pytest.approx(WEIGHT * expected, rel=1e-4)
 
 

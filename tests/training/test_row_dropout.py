@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import gc
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,28 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-import dglkge
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.step.row_transforms import RowDropout
-from dglkge.training.epochs import JOB
 from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset
 from tests.training import test_k_vs_all, test_one_vs_all, test_train_step
+from tests.training.live import Rows, asked, assert_epochs_equal
 
 ENTITY_RATE, RELATION_RATE, WEIGHT = 0.25, 0.125, 0.02
 DROPOUT = (f"model.entity_dropout={ENTITY_RATE}", f"model.relation_dropout={RELATION_RATE}")
 MORE = ("regularizer.name=n3", f"regularizer.weight={WEIGHT}", "training.matmul_dtype=float32")
 
 _MASK, _GAMMA = (1 << 64) - 1, 0x9E3779B97F4A7C15
-
-
-@pytest.fixture(autouse=True)
-def tables_go() -> Iterator[None]:
-    """Free the tables of a test before others of the same names come: reference cycles may hold them."""
-    yield
-    JOB.restore(0)
-    gc.collect()
 
 
 def mixed(state: int) -> int:
@@ -147,33 +136,15 @@ def test_two_epochs_equal_masked_tables_in_float64(tmp_path: Path, objective: st
     if objective == "negative_sampling":
         more[3] = f"regularizer.weight={test_train_step.WEIGHT}"
     config = load_config(None, base(dataset, tmp_path / "run", *more))
-    data = Dataset.open(dataset)
-    known = test_k_vs_all.known_answers(data)
-    with dglkge.join_cluster(config) as cluster:
-        trainer = dglkge.build_trainer(config, cluster)
-        rows = {
-            name: trainer.tables.gather(name, torch.arange(len(table))).double().requires_grad_()
-            for name, table in trainer.tables.items()
-        }
-        optimizer = torch.optim.Adagrad(rows.values(), lr=0.1, eps=1e-10)
-        for epoch in dglkge.remaining_epochs_until(2):
-            for batch in trainer.batches():
-                optimizer.zero_grad()
-                masked = dropped(rows, epoch, batch.index)
-                if objective == "one_vs_all":
-                    loss = test_one_vs_all.oracle(data, masked, batch, config)
-                elif objective == "k_vs_all":
-                    loss = test_k_vs_all.oracle(data, masked, queries_of(trainer, batch, known), config)
-                else:
-                    positions = np.empty(len(batch), np.int64)
-                    for group in batch.groups:
-                        positions[group.start : group.end] = group.chunk * test_train_step.CHUNK
-                    loss = test_train_step.oracle_batch(
-                        data, masked, batch.triple_ids, positions, batch.index, epoch
-                    )
-                (loss / batch.global_size).backward()
-                optimizer.step()
-                assert trainer.step(batch) == pytest.approx(loss.item(), rel=1e-3)
-        for name, expected in rows.items():
-            got = trainer.tables.gather(name, torch.arange(len(expected)))
-            np.testing.assert_allclose(got, expected.detach(), rtol=1e-3, atol=2e-4, err_msg=name)
+    known = test_k_vs_all.known_answers(Dataset.open(dataset))
+
+    def loss_of(data: Dataset, trainer: Any, rows: Rows, batch: Any) -> torch.Tensor:
+        masked = dropped(rows, batch.epoch, batch.index)
+        if objective == "one_vs_all":
+            return test_one_vs_all.oracle(data, masked, batch, config)
+        if objective == "k_vs_all":
+            queries = [(query, known[query]) for query in asked(trainer, batch)]
+            return test_k_vs_all.oracle(data, masked, queries, config)
+        return test_train_step.oracle_batch(data, masked, batch)
+
+    assert_epochs_equal(config, loss_of)

@@ -1,9 +1,10 @@
-"""What training reports: sums over trainers, JSON lines, and a progress bar where one is wanted."""
+"""Statistics of a run: sums, phases and processes."""
 
 from __future__ import annotations
 
 import json
 import logging
+import os
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,14 +16,18 @@ import pytest
 
 from dglkge.checkpoint.durable import LeasedFolder
 from dglkge.config import load_config
+from dglkge.distributed.process_memory import find_servers, memory_of
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
-from dglkge.step.computation import Computation
+from dglkge.step.computation import PHASES, Computation, PhaseClock, as_array
 from dglkge.step.contracts import StepResult
 from dglkge.training import process
-from dglkge.training.process import memory_bytes, wants_bar
+from dglkge.training import stats as phase_clock
+from dglkge.training.process import ProcessUsage, memory_bytes, wants_bar
 from dglkge.training.stats import Statistics
 from dglkge.training.trackers import Trackers
+from tests.toy_kg import toy_dataset
+from tests.training.live import opened, train
 
 
 class TwoTrainers(Cluster):
@@ -204,3 +209,122 @@ def test_a_full_disk_warns_once_and_training_goes_on(
     assert warnings == [text]
     epoch.position.batches_done = 2
     assert epoch.statistics.sums()[:3].tolist() == [8.0, 4.0, 0.0]
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time that clocks see."""
+    time = [100.0]
+    monkeypatch.setattr(phase_clock.time, "perf_counter", lambda: time[0])
+    return time
+
+
+def test_seconds_belong_to_the_phase_that_runs(now: list[float]) -> None:
+    clock = PhaseClock(is_on=True)
+    for phase, seconds in (("gather", 1.0), ("score", 2.0), ("gather", 4.0)):
+        clock.enter(phase)
+        now[0] += seconds
+    clock.stop()
+    now[0] += 50.0
+    clock.enter("update")
+    now[0] += 0.5
+    clock.stop()
+    clock.stop()
+    seconds = clock.take()
+    assert seconds == {**dict.fromkeys(PHASES, 0.0), "gather": 5.0, "score": 2.0, "update": 0.5}
+    assert as_array(seconds).tolist() == [seconds[phase] for phase in PHASES]
+    assert set(clock.take().values()) == {0.0}
+
+
+def test_a_clock_that_is_off_takes_no_note(now: list[float]) -> None:
+    clock = PhaseClock()
+    clock.enter("gather")
+    now[0] += 1.0
+    clock.stop()
+    assert not as_array(clock.take()).any()
+
+
+@pytest.mark.parametrize("profile", ["true", "false"])
+def test_the_last_record_of_an_epoch_says_where_the_time_went(tmp_path: Path, profile: str) -> None:
+    sets = ["model.dimension=8", "training.batch_size=50", "training.num_epochs=2", "negatives.num_uniform=9"]
+    sets += [f"dataset={toy_dataset()}", f"output={tmp_path / 'run'}", f"training.profile={profile}"]
+    with opened(load_config(None, sets)) as trainer:
+        train(trainer, 2)
+    records = [json.loads(line) for line in (tmp_path / "run" / "stats.jsonl").read_text().splitlines()]
+    last = [record for record in records if record["batches_done"] == record["num_batches"]]
+    others = [record for record in records if record not in last]
+    assert len(last) == 2 and all("phase_seconds" not in record for record in others)
+    for record in last:
+        assert ("phase_seconds" in record) == (profile == "true")
+    if profile == "true":
+        for record in last:
+            seconds = record["phase_seconds"]
+            assert list(seconds) == list(PHASES)
+            used = ("order", "edges", "negatives", "gather", "score", "backward", "merge", "update")
+            assert all(seconds[phase] > 0 for phase in used)
+            assert np.isfinite(list(seconds.values())).all()
+            assert sum(seconds.values()) <= record["epoch_seconds"] + 1e-3
+
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+def add(proc: Path, pid: int, resident: int, shared: int, started: int = 5, **variables: str) -> None:
+    """Make the folder of a process."""
+    folder = proc / str(pid)
+    folder.mkdir(parents=True)
+    (folder / "statm").write_text(f"999 {resident} {shared} 1 0 7 0\n")
+    (folder / "stat").write_text(f"{pid} (a ) b) S " + " ".join(["1"] * 18) + f" {started} 1 1\n")
+    (folder / "environ").write_bytes(
+        b"".join(f"{key}={value}\0".encode() for key, value in variables.items())
+    )
+
+
+def server(number: int, job: str = "j") -> dict[str, str]:
+    return {"DGL_ROLE": "server", "DGL_SERVER_ID": str(number), "DGLKGE_JOB": job, "A": "b=c"}
+
+
+def test_servers_of_the_job_are_found_and_not_their_children(tmp_path: Path) -> None:
+    add(tmp_path, 10, 1, 1, **server(0))
+    add(tmp_path, 9, 1, 1, 8, **server(0))  # its child, after the numbers began anew
+    add(tmp_path, 11, 1, 1, **server(1))
+    add(tmp_path, 12, 1, 1, **server(2, "other"))
+    add(tmp_path, 13, 1, 1, **{**server(3), "DGL_ROLE": "client"})
+    (tmp_path / "14").mkdir()
+    (tmp_path / "meminfo").touch()
+    assert find_servers("j", tmp_path) == {0: 10, 1: 11}
+    assert find_servers("", tmp_path) == {}
+
+
+def test_memory_of_a_process_that_has_ended_is_unknown(tmp_path: Path) -> None:
+    add(tmp_path, 10, 7, 3)
+    assert memory_of(10, tmp_path) == (7 * PAGE, 3 * PAGE)
+    assert memory_of(11, tmp_path) == (0, 0)
+    (tmp_path / "10" / "statm").write_text("")
+    assert memory_of(10, tmp_path) == (0, 0)
+
+
+def test_the_sum_over_trainers_of_two_machines_has_every_process(tmp_path: Path) -> None:
+    """Two machines with two trainers and a server each; every machine has a /proc of its own."""
+    total = np.zeros((6, 3))
+    for rank in range(4):
+        proc = tmp_path / str(rank)
+        add(proc, os.getpid(), 100 + rank, 50)
+        add(proc, 70000000, 20 + rank, 10, **server(rank // 2))
+        world = World(rank, 4, rank % 2, 2, launched=True, job="j")
+        usage = ProcessUsage(world, 1, proc)
+        total += usage.measure(1000 + rank)
+    described = usage.describe(total)
+    assert described == {
+        **{
+            f"trainer {rank}": {
+                "machine": rank // 2,
+                "memory_bytes": (100 + rank) * PAGE,
+                "shared_bytes": 50 * PAGE,
+                "bytes_sent": 1000 + rank,
+            }
+            for rank in range(4)
+        },
+        "server 0": {"machine": 0, "memory_bytes": 20 * PAGE, "shared_bytes": 10 * PAGE},
+        "server 1": {"machine": 1, "memory_bytes": 22 * PAGE, "shared_bytes": 10 * PAGE},
+    }

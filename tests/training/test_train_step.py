@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,24 +18,18 @@ from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.errors import InputError
 from dglkge.model.score_functions import SCORE_FUNCTIONS
+from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.sampling.negatives import UniformNegatives
 from dglkge.training.building import tables
 from dglkge.training.building.checks import check_config
 from dglkge.training.building.tables import build_optimizer
 from dglkge.training.cadence import reports_apart
-from dglkge.training.epochs import JOB
 from dglkge.training.trainer import Trainer
 from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset
+from tests.training.live import Rows, assert_epochs_equal, chunks_of, opened, rows_by_node, train
 
 DIM, NUM_NEGATIVES, CHUNK, BATCH, WEIGHT = 8, 12, 20, 50, 0.01
-
-
-@pytest.fixture(autouse=True)
-def tables_go() -> Iterator[None]:
-    """Let the tables of a test go before others of the same names come: reference cycles may hold them."""
-    yield
-    gc.collect()
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["one type", "three types"])
@@ -76,21 +68,14 @@ def cube_of_moduli(row: torch.Tensor) -> torch.Tensor:
     return (row[:half] ** 2 + row[half:] ** 2).pow(1.5).sum()
 
 
-def oracle_batch(
-    data: Dataset,
-    rows: dict[str, torch.Tensor],
-    ids: np.ndarray,
-    positions: np.ndarray,
-    batch: int,
-    epoch: int,
-) -> torch.Tensor:
+def oracle_batch(data: Dataset, rows: Rows, batch: EdgeBatch) -> torch.Tensor:
     """Return the summed loss of a global batch: each truth among its chunk's negatives and its own entity."""
     original = {name: np.arange(data.num_entities(name)) for name in data.entity_types}
     sampler = UniformNegatives(NUM_NEGATIVES, original, seed=0)
     # Cut once: the gradient of an index into a table is as large as the table.
     rows = {name: table.unbind() for name, table in rows.items()}
     total = torch.zeros((), dtype=torch.float64)
-    for triple_id, position in zip(ids, positions):
+    for triple_id, chunk in zip(batch.triple_ids, chunks_of(batch)):
         h, r, t = (int(x) for x in data.split("train")[triple_id])
         relation = data.relations.relations[r]
         both = rows[RELATION][r]
@@ -99,7 +84,7 @@ def oracle_batch(
             (t, h, both[DIM:], relation.rhs, relation.lhs),
         ):
             query = rows[anchor_type][anchor]
-            candidates = [int(c) for c in sampler.sample(truth_type, epoch, batch, int(position) // CHUNK)]
+            candidates = [int(c) for c in sampler.sample(truth_type, batch.epoch, batch.index, int(chunk))]
             if anchor_type == truth_type:
                 candidates.append(anchor)
             others = [rows[truth_type][c] for c in candidates if c != truth]
@@ -110,32 +95,11 @@ def oracle_batch(
 
 
 def test_three_epochs_equal_a_dense_float64_loop(dataset: Path, tmp_path: Path) -> None:
-    config = load_config(
-        None, settings(dataset, tmp_path / "run", "regularizer.name=n3", f"regularizer.weight={WEIGHT}")
+    more = ("regularizer.name=n3", f"regularizer.weight={WEIGHT}")
+    config = load_config(None, settings(dataset, tmp_path / "run", *more))
+    assert_epochs_equal(
+        config, lambda data, _, *rows_and_batch: oracle_batch(data, *rows_and_batch), 3, rel=1e-4
     )
-    data = Dataset.open(dataset)
-    with dglkge.join_cluster(config) as cluster:
-        trainer = dglkge.build_trainer(config, cluster)
-        rows = {
-            name: trainer.tables.gather(name, torch.arange(len(table))).double().requires_grad_()
-            for name, table in trainer.tables.items()
-        }
-        optimizer = torch.optim.Adagrad(rows.values(), lr=0.1, eps=1e-10)
-        for epoch in dglkge.remaining_epochs_until(3):
-            for batch in trainer.batches():
-                optimizer.zero_grad()
-                # The order of the batch says which position each triple has; groups are sorted by chunk.
-                positions = np.empty(len(batch), np.int64)
-                for group in batch.groups:
-                    positions[group.start : group.end] = group.chunk * CHUNK
-                loss = oracle_batch(data, rows, batch.triple_ids, positions, batch.index, epoch)
-                (loss / batch.global_size).backward()
-                optimizer.step()
-                assert trainer.step(batch) == pytest.approx(loss.item(), rel=1e-4)
-        for name, expected in rows.items():
-            got = trainer.tables.gather(name, torch.arange(len(expected)))
-            np.testing.assert_allclose(got, expected.detach(), rtol=1e-3, atol=1e-4, err_msg=name)
-    JOB.restore(0)
 
 
 LOSSES = ("logistic", "margin_ranking", "self_adversarial")
@@ -162,18 +126,15 @@ def test_every_score_function_and_every_loss_learns(
     )
     config = load_config(None, settings(dataset, tmp_path / "run", *more, f"optimizer.name={optimizer}"))
     totals = []
-    with dglkge.join_cluster(config) as cluster:
-        trainer = dglkge.build_trainer(config, cluster)
+    with opened(config) as trainer:
         for _ in dglkge.remaining_epochs_until(3):
             totals.append(sum(trainer.step(batch) for batch in trainer.batches()))
-    JOB.restore(0)
     assert totals[-1] < totals[0]
 
 
 def test_weights_multiply_losses(dataset: Path, tmp_path: Path) -> None:
     config = load_config(None, settings(dataset, tmp_path / "run"))
-    with dglkge.join_cluster(config) as cluster:
-        trainer = dglkge.build_trainer(config, cluster)
+    with opened(config) as trainer:
         for _ in dglkge.remaining_epochs_until(1):
             batch = next(iter(trainer.batches()))
             before = {name: trainer.tables[name].local_rows.clone() for name in trainer.tables}
@@ -189,32 +150,27 @@ def test_weights_multiply_losses(dataset: Path, tmp_path: Path) -> None:
                     trainer.tables[name].local_rows.copy_(rows)
                 losses.append(trainer.step(weighted))
             assert losses[1] == pytest.approx(2 * losses[0], rel=1e-5)
-    JOB.restore(0)
 
 
 def test_batches_outside_an_epoch_are_refused(dataset: Path, tmp_path: Path) -> None:
     config = load_config(None, settings(dataset, tmp_path / "run"))
-    with dglkge.join_cluster(config) as cluster:
-        trainer = dglkge.build_trainer(config, cluster)
+    with opened(config) as trainer:
         with pytest.raises(RuntimeError, match="must run inside 'for epoch in remaining_epochs_until"):
             next(iter(trainer.batches()))
-    JOB.restore(0)
 
 
 def test_a_step_tells_that_a_trainer_was_asked_to_stop(dataset: Path, tmp_path: Path) -> None:
     config = load_config(None, settings(dataset, tmp_path / "run"))
-    with dglkge.join_cluster(config) as cluster:
-        trainer = dglkge.build_trainer(config, cluster)
+    with opened(config) as trainer:
         trained = []
         with pytest.raises(SystemExit) as left:
             for _ in dglkge.remaining_epochs_until(1):
                 for batch in trainer.batches():
                     if batch.index == 1:
-                        cluster.stop._note(signal.SIGTERM, None)
+                        trainer.cluster.stop._note(signal.SIGTERM, None)
                     trainer.step(batch)
                     trained.append(batch.index)
         assert left.value.code == 143 and trained == [0, 1]
-    JOB.restore(0)
 
 
 @pytest.mark.parametrize("synchronous", ["true", "false"])
@@ -243,21 +199,15 @@ def test_commits_by_the_clock_take_no_message_of_their_own(
         more = ("training.batch_size=4", f"training.synchronous={synchronous}", "checkpoint.background=false")
         run = settings(toy_dataset(), tmp_path / str(minutes), *more, f"checkpoint.every_minutes={minutes}")
         config = load_config(None, run)
-        with dglkge.join_cluster(config) as cluster:
-            trainer = dglkge.build_trainer(config, cluster)
+        with opened(config) as trainer:
             monkeypatch.setattr(trainer._cadence, "_clock", clock.__next__)
             trainer._cadence.committed()
             sums.clear()
             places.clear()
-            for _ in dglkge.remaining_epochs_until(1):
-                for batch in trainer.batches():
-                    trainer.step(batch)
+            train(trainer, 1)
             counts.append(len(sums))
             commits.append([place for place in places if place])
             num_batches = len(trainer._edge_batches)
-        JOB.restore(0)
-        del trainer
-        gc.collect()  # its tables go before others of the same names come
     every = 1 if synchronous == "true" else reports_apart(num_batches)
     assert (every > 1) == (synchronous == "false") and num_batches > 2 * every
     assert commits == [[], [], list(range(every, num_batches, every))]
@@ -272,20 +222,15 @@ def test_a_process_alone_keeps_tables_in_files(dataset: Path, tmp_path: Path, op
     for storage in ("memory", "disk"):
         more = (f"tables.storage={storage}", f"tables.folder={files}", f"optimizer.name={optimizer}")
         config = load_config(None, settings(dataset, tmp_path / storage, *more))
-        with dglkge.join_cluster(config) as cluster:
-            trainer = dglkge.build_trainer(config, cluster)
-            for _ in dglkge.remaining_epochs_until(2):
-                for batch in trainer.batches():
-                    trainer.step(batch)
-            rows.append({name: table.local_rows.clone() for name, table in trainer.tables.items()})
+        with opened(config) as trainer:
+            train(trainer, 2)
+            rows.append(rows_by_node(trainer))
             places = Path("/proc/self/maps").read_text()
             tensors = [table.local_rows for table in trainer.tables.values()]
             states = [trainer.optimizer.state_tensors(table.embedding) for table in trainer.tables.values()]
             num_tensors = len(tensors) + sum(len(state) for state in states)
             assert places.count(str(files)) == (num_tensors if storage == "disk" else 0)
-        JOB.restore(0)
-        del trainer, tensors, states
-        gc.collect()  # its tables go before others of the same names come
+            del tensors, states
     assert not list(files.iterdir())
     for name, of_memory in rows[0].items():
         assert torch.equal(of_memory, rows[1][name])
@@ -296,14 +241,9 @@ def test_alone_it_does_not_matter_whether_trainers_wait(dataset: Path, tmp_path:
     for synchronous in ("true", "false"):
         more = (f"training.synchronous={synchronous}", "checkpoint.every_batches=2")
         config = load_config(None, settings(dataset, tmp_path / synchronous, *more))
-        with dglkge.join_cluster(config) as cluster:
-            trainer = dglkge.build_trainer(config, cluster)
-            for _ in dglkge.remaining_epochs_until(2):
-                totals.append([trainer.step(batch) for batch in trainer.batches()])
-        JOB.restore(0)
-        del trainer
-        gc.collect()  # its tables go before others of the same names come
-    assert totals[:2] == totals[2:]
+        with opened(config) as trainer:
+            totals.append(train(trainer, 2))
+    assert totals[0] == totals[1]
 
 
 def test_trainers_of_several_machines_must_wait() -> None:

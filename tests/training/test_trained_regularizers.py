@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +12,11 @@ import torch
 import dglkge
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
-from dglkge.training.epochs import JOB
 from dglkge.typing import RELATION, Side
 from tests.model.penalty_oracle import query_penalty
 from tests.toy_kg import toy_dataset
 from tests.training import test_k_vs_all, test_one_vs_all, test_train_step
+from tests.training.live import assert_epochs_equal
 
 Rows = dict[str, torch.Tensor]
 
@@ -35,14 +33,11 @@ IDS = [" ".join(text.replace("regularizer.", "") for text in case) for case in C
 
 
 @pytest.fixture(autouse=True)
-def tables_go(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Free the tables of a test before others come; the loops of other tests leave out their own N3."""
+def without_penalties_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loops of other tests add no penalty."""
     monkeypatch.setattr(test_train_step, "WEIGHT", 0.0)
     monkeypatch.setattr(test_one_vs_all, "N3_WEIGHT", 0.0)
     monkeypatch.setattr(test_k_vs_all, "N3_WEIGHT", 0.0)
-    yield
-    JOB.restore(0)
-    gc.collect()
 
 
 def regularized(name: str, *more: str) -> tuple[str, ...]:
@@ -83,28 +78,6 @@ def penalty_of_triples(data: Dataset, rows: Rows, batch: Any, config: dglkge.Con
     return total
 
 
-def compare(config: dglkge.Config, oracle: Callable[..., torch.Tensor], rtol: float = 1e-3) -> None:
-    """Train two epochs by both, from the same rows; ``oracle(data, trainer, rows, batch)`` is the loss."""
-    data = Dataset.open(config.dataset)
-    with dglkge.join_cluster(config) as cluster:
-        trainer = dglkge.build_trainer(config, cluster)
-        rows = {
-            name: trainer.tables.gather(name, torch.arange(len(table))).double().requires_grad_()
-            for name, table in trainer.tables.items()
-        }
-        optimizer = torch.optim.Adagrad(rows.values(), lr=0.1, eps=1e-10)
-        for _ in dglkge.remaining_epochs_until(2):
-            for batch in trainer.batches():
-                optimizer.zero_grad()
-                loss = oracle(data, trainer, rows, batch)
-                (loss / batch.global_size).backward()
-                optimizer.step()
-                assert trainer.step(batch) == pytest.approx(loss.item(), rel=rtol)
-        for name, expected in rows.items():
-            got = trainer.tables.gather(name, torch.arange(len(expected)))
-            np.testing.assert_allclose(got, expected.detach(), rtol=rtol, atol=rtol / 5, err_msg=name)
-
-
 @pytest.mark.parametrize("kernels", ["auto", "reference"])
 @pytest.mark.parametrize("case", CASES, ids=IDS)
 def test_against_sampled_negatives(tmp_path: Path, case: tuple[str, ...], kernels: str) -> None:
@@ -115,13 +88,10 @@ def test_against_sampled_negatives(tmp_path: Path, case: tuple[str, ...], kernel
     )
 
     def oracle(data: Dataset, trainer: Any, rows: Rows, batch: Any) -> torch.Tensor:
-        positions = np.empty(len(batch), np.int64)
-        for group in batch.groups:
-            positions[group.start : group.end] = group.chunk * test_train_step.CHUNK
-        loss = test_train_step.oracle_batch(data, rows, batch.triple_ids, positions, batch.index, batch.epoch)
+        loss = test_train_step.oracle_batch(data, rows, batch)
         return loss + penalty_of_triples(data, rows, batch, config)
 
-    compare(config, oracle)
+    assert_epochs_equal(config, oracle)
 
 
 @pytest.mark.parametrize("case", CASES, ids=IDS)
@@ -140,7 +110,7 @@ def test_against_all_entities(
         loss = test_one_vs_all.oracle(data, rows, batch, config)
         return loss + penalty_of_triples(data, rows, batch, config)
 
-    compare(config, oracle)
+    assert_epochs_equal(config, oracle)
 
 
 @pytest.mark.parametrize("case", CASES[:-1], ids=IDS[:-1])
@@ -167,4 +137,4 @@ def test_queries_with_all_their_answers(tmp_path: Path, case: tuple[str, ...]) -
                 total = total + torch.stack(penalties).mean()
         return test_k_vs_all.oracle(data, rows, queries, config) + total
 
-    compare(config, oracle)
+    assert_epochs_equal(config, oracle)

@@ -47,11 +47,7 @@ def test_plan_by_hand():
     """Two full trainings for 16 + 4 trials: 1/16 and 1/4 each, so a fourth and a half of graph and epochs."""
     shares = [1.0, 1.0, 0.8, 0.5, 0.25, 0.1]
     rungs = plan_rungs(16, 4, 3, 40, shares)
-    assert rungs == [
-        Rung(16, 4, 0.25, 10, 40),
-        Rung(4, 3, 0.5, 20, 40),
-        Rung(1, 0, 1.0, 40, 40),
-    ]
+    assert rungs == [Rung(16, 4, 0.25, 10, 40), Rung(4, 3, 0.5, 20, 40), Rung(1, 0, 1.0, 40, 40)]
     assert [rung.cost for rung in rungs] == [1, 1, 1]
     assert plan_rungs(1, 4, 1, 7, shares) == [Rung(1, 0, 1.0, 7, 7)]
 

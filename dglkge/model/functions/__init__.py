@@ -1,3 +1,22 @@
-"""Score functions by family, with comparators and operators; ``model.score_functions`` registers them."""
+"""Score functions by family, with comparators and operators; ``model.score_functions`` registers them.
+
+Files that declare components take torch from here: it is imported when it is used first.
+"""
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from dglkge.registry import deferred
+
+__all__ = ["Tensor", "autograd_functions", "functional", "torch"]
+
+if TYPE_CHECKING:
+    import torch
+    from torch import Tensor
+    from torch.nn import functional
+
+    from dglkge.model.functions import autograd as autograd_functions
+else:
+    torch, functional, Tensor = deferred("torch"), deferred("torch.nn.functional"), Any
+    autograd_functions = deferred("dglkge.model.functions.autograd")

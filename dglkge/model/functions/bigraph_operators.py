@@ -8,16 +8,10 @@ combines each operator with each comparator.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from dglkge.model.functions import Tensor, torch
 from dglkge.model.functions.comparators import complex_product
-from dglkge.registry import deferred
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-else:
-    torch = deferred("torch")
 
 Shapes = tuple[tuple[int, ...], ...]
 

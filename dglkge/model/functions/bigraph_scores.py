@@ -17,8 +17,9 @@ c(x, y) = x_0 + y_0 + c'(x_1..., y_1...), c' being the comparator without bias.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from dglkge.model.functions import Tensor, autograd_functions, torch
 from dglkge.model.functions.bigraph_operators import OPERATORS, BigraphOperator
 from dglkge.model.functions.comparators import (
     FLOAT32_UNIT,
@@ -30,17 +31,7 @@ from dglkge.model.functions.comparators import (
     NegativeSquaredL2,
 )
 from dglkge.model.score_functions import ScoreFunction
-from dglkge.registry import deferred
 from dglkge.typing import Side
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from dglkge.model.functions import autograd as autograd_functions
-else:
-    torch = deferred("torch")
-    autograd_functions = deferred("dglkge.model.functions.autograd")
 
 COMPARATORS: dict[str, type[Comparator]] = {
     "dot": Dot,

@@ -7,23 +7,13 @@ candidates by one matmul, and the adjoint is the row of the transposed matrix.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
 
+from dglkge.model.functions import Tensor, autograd_functions, torch
 from dglkge.model.functions.bigraph_operators import LinearOperator
 from dglkge.model.functions.comparators import Dot
 from dglkge.model.score_functions import SCORE_FUNCTIONS, ScoreFunction, ScoreSettings
-from dglkge.registry import deferred
 from dglkge.settings import setting
 from dglkge.typing import Side
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from dglkge.model.functions import autograd as autograd_functions
-else:
-    torch = deferred("torch")
-    autograd_functions = deferred("dglkge.model.functions.autograd")
 
 LINEAR = LinearOperator()
 """PyTorch-BigGraph's, which multiplies by a matrix from the left."""

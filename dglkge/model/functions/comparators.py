@@ -10,18 +10,9 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-from dglkge.registry import deferred
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from dglkge.model.functions import autograd as autograd_functions
-else:
-    torch = deferred("torch")
-    autograd_functions = deferred("dglkge.model.functions.autograd")
+from dglkge.model.functions import Tensor, autograd_functions, torch
 
 FLOAT32_UNIT = 2.0**-24
 FLOAT32_SAFE_MAX = 1e37

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from dglkge.model.functions import Tensor, autograd_functions, torch
 from dglkge.model.functions.comparators import Dot, complex_product
 from dglkge.model.score_functions import SCORE_FUNCTIONS, ScoreFunction, ScoreSettings
 from dglkge.registry import deferred
@@ -16,15 +17,9 @@ from dglkge.settings import setting
 from dglkge.typing import Side
 
 if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
     from dglkge.model import dense_modules
-    from dglkge.model.functions import autograd as autograd_functions
 else:
-    torch = deferred("torch")
     dense_modules = deferred("dglkge.model.dense_modules")
-    autograd_functions = deferred("dglkge.model.functions.autograd")
 
 MATRIX_NUMBERS = 1 << 24
 """Numbers of matrices M(r) that TuckER makes at a time where each query has one of its own."""
@@ -139,6 +134,12 @@ class TuckER(Dot, ScoreFunction):
         return self.run_precisely(compute, given, answer)
 
 
+class ConvolutionSettings(ScoreSettings):
+    """Settings of a score function with a convolution."""
+
+    channels: int = setting(32, "filters of the convolution", ge=1)
+
+
 @SCORE_FUNCTIONS.register("conve")
 class ConvE(DenseScore):
     """ConvE, <ReLU(A conv([h; r]) + b), t> + t_0 (Dettmers et al. 2018, eq. 1).
@@ -151,11 +152,7 @@ class ConvE(DenseScore):
 
     help = "convolution over head and relation as images (Dettmers et al. 2018)"
 
-    class Settings(ScoreSettings):
-        """Its options."""
-
-        channels: int = setting(32, "filters of the convolution", ge=1)
-
+    Settings = ConvolutionSettings
     has_bias = True
 
     def relation_dim(self, dim: int) -> int:
@@ -175,7 +172,8 @@ class ConvE(DenseScore):
 
     def build_module(self, dim: int, seed: int) -> torch.nn.Module:
         """Return the layers between rows and query."""
-        return dense_modules.ConvEModule(seed, self.settings.channels, *self.image(dim))
+        height, width = self.image(dim)
+        return dense_modules.ConvolutionModule(seed, self.settings.channels, (2 * height, width), 0, dim - 1)
 
     def module_numbers(self, dim: int) -> int:
         """Return the sum over filters, their normalization, the linear layer and two normalizations."""
@@ -205,14 +203,12 @@ class ConEx(DenseScore):
     help = "ComplEx times a convolution over head and relation (Demir and Ngonga Ngomo 2021)"
     complex_valued = True
 
-    class Settings(ScoreSettings):
-        """Its options."""
-
-        channels: int = setting(32, "filters of the convolution", ge=1)
+    Settings = ConvolutionSettings
 
     def build_module(self, dim: int, seed: int) -> torch.nn.Module:
         """Return the layers between rows and factors."""
-        return dense_modules.ConExModule(seed, self.settings.channels, dim)
+        # Real and imaginary parts of head and relation are the four lines of an image.
+        return dense_modules.ConvolutionModule(seed, self.settings.channels, (4, dim // 2), 1, dim)
 
     def module_numbers(self, dim: int) -> int:
         """Return the sum over filters, their normalization, the linear layer and two normalizations."""

@@ -9,8 +9,9 @@ scores. They are computed in blocks of bounded memory, and once more for the gra
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from dglkge.model.functions import Tensor, autograd_functions, torch
 from dglkge.model.functions.comparators import (
     FLOAT32_UNIT,
     SAFETY,
@@ -20,16 +21,6 @@ from dglkge.model.functions.comparators import (
     unless_overflow,
 )
 from dglkge.model.score_functions import SCORE_FUNCTIONS, ScoreFunction
-from dglkge.registry import deferred
-
-if TYPE_CHECKING:
-    import torch
-    from torch import Tensor
-
-    from dglkge.model.functions import autograd as autograd_functions
-else:
-    torch = deferred("torch")
-    autograd_functions = deferred("dglkge.model.functions.autograd")
 
 
 class ScaledL1(Comparator):

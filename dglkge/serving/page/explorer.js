@@ -101,10 +101,10 @@ function readState() {
   const steps = parameters.getAll("at").map((name, place) => ({
     name, type: types[place] || null, by: reasons[place] || "",
   }));
-  return { steps, showKnown: parameters.get("known") === "show" };
+  return { steps, showKnown: parameters.get("known") === "show", showAll: parameters.get("candidates") === "all" };
 }
 
-function addressOf(steps, showKnown) {
+function addressOf(steps, { showKnown, showAll }) {
   const parameters = new URLSearchParams();
   for (const step of steps.slice(-MAX_STEPS)) {
     parameters.append("at", step.name);
@@ -112,6 +112,7 @@ function addressOf(steps, showKnown) {
     parameters.append("by", step.by || "");
   }
   if (showKnown) parameters.set("known", "show");
+  if (showAll) parameters.set("candidates", "all");
   const text = parameters.toString();
   return "/" + (text ? "?" + text : "");
 }
@@ -136,7 +137,7 @@ function link(text, address) {
 
 /** A link from the current entity to another one. */
 function stepLink(state, name, type, by) {
-  return link(name, addressOf([...state.steps, { name, type, by }], state.showKnown));
+  return link(name, addressOf([...state.steps, { name, type, by }], state));
 }
 
 // --- search with completion
@@ -172,7 +173,7 @@ function choose(place) {
 function open(match) {
   byId("query").value = "";
   closeMatches();
-  go(addressOf([{ name: match.name, type: match.type, by: "" }], readState().showKnown));
+  go(addressOf([{ name: match.name, type: match.type, by: "" }], readState()));
 }
 
 async function complete() {
@@ -257,7 +258,7 @@ function showTrail(state) {
       return make("li", {}, ...by, make("span", { "aria-current": "page", class: "name" }, step.name));
     }
     const steps = state.steps.slice(0, place + 1);
-    return make("li", {}, ...by, link(step.name, addressOf(steps, state.showKnown)));
+    return make("li", {}, ...by, link(step.name, addressOf(steps, state)));
   });
   byId("trail").replaceChildren(make("ol", {}, ...items));
 }
@@ -327,19 +328,18 @@ function showAnswers(state, target, query, result) {
     target.replaceChildren(make("p", { class: "problem" }, result.problem));
     return;
   }
-  const scores = result.answers.map((answer) => answer.score);
-  const [low, high] = [Math.min(...scores), Math.max(...scores)];
+  const high = Math.max(...result.answers.map((answer) => answer.score));
   const rows = result.answers.map((answer) => {
     const name = query.role === "head" ? answer.tail : answer.head;
     const has = answer.probability !== null;
     const text = has ? (100 * answer.probability).toFixed(1) + " %" : answer.score.toFixed(3);
-    // Scores have no scale of their own: the bars only compare answers to one question.
-    const share = has ? answer.probability : high > low ? 0.1 + 0.9 * (answer.score - low) / (high - low) : 0;
+    // Bars begin at zero. Scores below it, as those of distances, have none.
+    const share = has ? answer.probability : high > 0 ? answer.score / high : 0;
     return row(stepLink(state, name, result.type, through(query.relation, query.role) + " ?"), text, share,
       answer.known_from);
   });
   target.replaceChildren(rows.length ? make("ul", { class: "rows" }, ...rows)
-    : make("p", { class: "note" }, "all answers are known"));
+    : make("p", { class: "note" }, "no other answers"));
 }
 
 function predictions(state, entity, counts, signal) {
@@ -357,6 +357,7 @@ function predictions(state, entity, counts, signal) {
   queries.sort((left, right) => right.count - left.count);
   const body = (some) => ({
     queries: some.map((query) => ({ [query.role]: entity.name, relation: query.relation })), k: PREDICTIONS, known,
+    candidates: model.no_triples || state.showAll ? "all" : "seen",
   });
   const load = async (some) => {
     const waiting = some.filter((query) => !query.asked);
@@ -392,13 +393,17 @@ function predictions(state, entity, counts, signal) {
   const first = queries.slice(0, OPENED);
   const answered = load(first);
   first.forEach((query) => { query.element.open = true; });
-  const box = make("input", { type: "checkbox" });
-  box.checked = state.showKnown;
-  box.addEventListener("change", () => go(addressOf(state.steps, box.checked)));
-  const tools = model.no_triples ? "" : make("label", {}, box, "with known answers");
+  const choice = (name, text) => {
+    const box = make("input", { type: "checkbox" });
+    box.checked = state[name];
+    box.addEventListener("change", () => go(addressOf(state.steps, { ...state, [name]: box.checked })));
+    return make("label", {}, box, text);
+  };
+  const tools = model.no_triples ? [] : [choice("showKnown", "with known answers"),
+    choice("showAll", "also entities not seen with the relation")];
   const note = model.probabilities ? "Probability that the triple is true."
     : "Scores: only those below one relation can be compared.";
-  return [make("p", { class: "note" }, note), make("div", { class: "tools" }, tools,
+  return [make("p", { class: "note" }, note), make("div", { class: "tools" }, ...tools,
     queries.length > SHOWN_AT_A_TIME ? filter : ""), list, more, answered];
 }
 
@@ -482,7 +487,7 @@ async function showHome(signal) {
   );
   await fill(first, async () => {
     const { entities } = await ask("/entities", { k: ROWS }, null, signal);
-    const state = { steps: [], showKnown: false };
+    const state = { steps: [], showKnown: false, showAll: false };
     return [make("ul", { class: "rows" }, ...entities.map((one) => make("li", {}, stepLink(state, one.name, one.type, ""),
       types.length > 1 ? make("span", { class: "badge" }, one.type) : "")))];
   });

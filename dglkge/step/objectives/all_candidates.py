@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.model.full_losses import NO_ANSWERS, AnswerScores, Totals
@@ -56,10 +57,10 @@ class Candidates:
     columns: slice
     shard: ShardObjective
     answers_of: Callable[[Ids], Answers]
-    resident: Callable[[], torch.Tensor] | None = None
+    resident: Callable[[], Tensor] | None = None
 
     @property
-    def stored(self) -> torch.Tensor:
+    def stored(self) -> Tensor:
         """Owned rows, (R, D) as they are stored: a view on shared memory, or on a device."""
         if self.resident is not None:
             return self.resident()
@@ -81,10 +82,11 @@ def only_answers(first: int, stop: int) -> Callable[[Ids], Answers]:
     return answers_of
 
 
+@dataclass
 class AllCandidates:
     """Computes losses and gradients of blocks of queries; a collective.
 
-    Parameters
+    Attributes
     ----------
     candidates : sequence of Candidates
         One of each block of queries, the same blocks on every trainer.
@@ -96,29 +98,23 @@ class AllCandidates:
         Penalty on answers that state their share in it.
     """
 
-    def __init__(
-        self,
-        candidates: Sequence[Candidates],
-        exchange: QueryExchange,
-        clock: PhaseClock,
-        transforms: Transforms,
-        regularizer: Regularizer | None = None,
-    ) -> None:
-        self._candidates = list(candidates)
-        self._transforms = transforms
-        self._regularizer = regularizer
-        self._exchange = exchange
-        self._clock = clock
+    candidates: Sequence[Candidates]
+    exchange: QueryExchange
+    clock: PhaseClock
+    transforms: Transforms
+    regularizer: Regularizer | None = None
+
+    def __post_init__(self) -> None:
         self._scratch = Scratch()
         self._device_scratch: Scratch | None = None
-        self._owned = {one.table.name: torch.arange(one.first, one.stop) for one in candidates}
+        self._owned = {shard.table.name: torch.arange(shard.first, shard.stop) for shard in self.candidates}
 
     @property
     def sent_bytes(self) -> int:
         """Bytes of queries, numbers and gradients that this trainer sent to other machines."""
-        return self._exchange.sent_bytes
+        return self.exchange.sent_bytes
 
-    def run(self, blocks: Sequence[QueryBlock]) -> tuple[float, list[torch.Tensor], list[RowGradients]]:
+    def run(self, blocks: Sequence[QueryBlock]) -> tuple[float, list[Tensor], list[RowGradients]]:
         """Return losses and gradients of queries, and gradients of candidates.
 
         Parameters
@@ -135,12 +131,12 @@ class AllCandidates:
         row_gradients : list of RowGradients
             Of all rows that this trainer owns. A table whose rows were no candidate is absent.
         """
-        self._clock.enter("exchange")
-        gathered = self._exchange.gather(blocks)
-        self._clock.enter("score")
-        rows: dict[str, torch.Tensor] = {}
+        self.clock.enter("exchange")
+        gathered = self.exchange.gather(blocks)
+        self.clock.enter("score")
+        rows: dict[str, Tensor] = {}
         scored: list[_Scored] = []
-        for number, (block, candidates) in enumerate(zip(gathered, self._candidates)):
+        for number, (block, candidates) in enumerate(zip(gathered, self.candidates)):
             # Counts were gathered, so a block is empty on all trainers or on none: rounds of messages stay
             # paired.
             if len(block):
@@ -152,43 +148,45 @@ class AllCandidates:
                 scored.append(_Scored(number, block, candidates, own_rows, answers))
         answer_scores = self._answer_scores(scored)
         numbers = [
-            one.candidates.shard.score(torch.from_numpy(one.block.queries), one.rows, one.answers, scores)
-            for one, scores in zip(scored, answer_scores)
+            block.candidates.shard.score(
+                torch.from_numpy(block.block.queries), block.rows, block.answers, scores
+            )
+            for block, scores in zip(scored, answer_scores)
         ]
-        self._clock.enter("exchange")
-        shared = iter(self._exchange.share([array for one in numbers for array in one]) if numbers else [])
+        self.clock.enter("exchange")
+        shared = iter(self.exchange.share([array for pair in numbers for array in pair]) if numbers else [])
         totals = [
-            one.candidates.shard.objective.loss.totals(next(shared), next(shared), scores)
-            for one, scores in zip(scored, answer_scores)
+            block.candidates.shard.objective.loss.totals(next(shared), next(shared), scores)
+            for block, scores in zip(scored, answer_scores)
         ]
-        self._clock.enter("backward")
+        self.clock.enter("backward")
         parts = [
-            self._scratch.take(f"of_queries~{number}", *block.queries.shape)
-            for number, block in enumerate(gathered)
+            self._scratch.take(f"query gradients~{number}", *queries.queries.shape)
+            for number, queries in enumerate(gathered)
         ]
         loss, gradients = self._differentiate(scored, totals, parts)
-        self._clock.enter("exchange")
-        row_gradients = [RowGradients(name, self._owned[name], found) for name, found in gradients.items()]
-        return loss, self._exchange.return_gradients(parts), row_gradients
+        self.clock.enter("exchange")
+        row_gradients = [RowGradients(name, self._owned[name], own) for name, own in gradients.items()]
+        return loss, self.exchange.return_gradients(parts), row_gradients
 
     def _answer_scores(self, scored: Sequence[_Scored]) -> list[AnswerScores]:
         """Return the scores of the answers on all shards, if their one loss reads them."""
         if not scored or not scored[0].candidates.shard.objective.loss.reads_answers:
             return [NO_ANSWERS] * len(scored)
         pairs = []
-        for one in scored:
-            queries = torch.from_numpy(one.block.queries)
-            scores = one.candidates.shard.score_answers(queries, one.rows, one.answers)
-            pairs.append((one.answers.query_of, scores))
-        self._clock.enter("exchange")
-        gathered = self._exchange.gather_answers(pairs)
-        self._clock.enter("score")
+        for block in scored:
+            queries = torch.from_numpy(block.block.queries)
+            scores = block.candidates.shard.score_answers(queries, block.rows, block.answers)
+            pairs.append((block.answers.query_of, scores))
+        self.clock.enter("exchange")
+        gathered = self.exchange.gather_answers(pairs)
+        self.clock.enter("score")
         return gathered
 
-    def _rows(self, candidates: Candidates) -> torch.Tensor:
+    def _rows(self, candidates: Candidates) -> Tensor:
         """Return the owned rows of a table as float32 and transformed: as they are stored, or a copy."""
         table, stored = candidates.table, candidates.stored
-        if table.name not in self._transforms and not is_narrow(table.local_rows):
+        if table.name not in self.transforms and not is_narrow(table.local_rows):
             return stored
         copy = self._memory(candidates).take(f"copy~{table.name}", len(stored), table.dim)
         if candidates.resident is None:
@@ -196,42 +194,38 @@ class AllCandidates:
             table.widened(np.arange(start, start + len(stored)), copy)
         else:
             copy.copy_(stored)
-        self._transforms.forward(table.name, self._owned[table.name], copy)
+        self.transforms.forward(table.name, self._owned[table.name], copy)
         return copy
 
     def _differentiate(
-        self, scored: Sequence[_Scored], totals: Sequence[Totals], parts: Sequence[torch.Tensor]
-    ) -> tuple[float, dict[str, torch.Tensor]]:
+        self, scored: Sequence[_Scored], totals: Sequence[Totals], parts: Sequence[Tensor]
+    ) -> tuple[float, dict[str, Tensor]]:
         """Write this shard's part of the queries' gradients; returns the loss and gradients by table."""
-        gradients: dict[str, torch.Tensor] = {}
+        gradients: dict[str, Tensor] = {}
         loss = 0.0
-        for one, total in zip(scored, totals):
-            candidates, factors = one.candidates, one.block.factors
-            table = candidates.table
+        for block, total in zip(scored, totals):
+            candidates, factors = block.candidates, block.block.factors
+            table, columns = candidates.table, candidates.columns
             if table.name not in gradients:
                 # Relation blocks of both directions share one table: its gradients are collected in one
                 # array.
-                room = self._memory(candidates).take(
-                    f"dense~{table.name}", candidates.stop - candidates.first, table.dim
-                )
-                gradients[table.name] = room
+                size = (candidates.stop - candidates.first, table.dim)
+                gradients[table.name] = self._memory(candidates).take(f"dense~{table.name}", *size)
                 # A block writes only its columns, and the other direction's block may be empty.
-                if self._is_partial(candidates):
-                    room.zero_()
-            row_gradients = gradients[table.name][:, candidates.columns]
-            candidates.shard.differentiate(total, factors, parts[one.number], row_gradients)
-            loss += self._penalize(one.rows, one.answers, factors, row_gradients)
+                if columns != slice(0, table.dim):
+                    gradients[table.name].zero_()
+            row_gradients = gradients[table.name][:, columns]
+            candidates.shard.differentiate(total, factors, parts[block.number], row_gradients)
+            loss += self._penalize(block.rows, block.answers, factors, row_gradients)
             # Every trainer computes all gradients of its shard, but counts only the loss of its own queries:
             # losses are summed over trainers.
-            run = self._exchange.own_run(one.number)
+            run = self.exchange.own_run(block.number)
             loss += float((total.losses[run] * factors[run]).sum())
         return loss, gradients
 
-    def _penalize(
-        self, rows: torch.Tensor, answers: Answers, factors: Floats, row_gradients: torch.Tensor
-    ) -> float:
+    def _penalize(self, rows: Tensor, answers: Answers, factors: Floats, row_gradients: Tensor) -> float:
         """Add the gradients of the penalty on the answers among the owned rows; returns it."""
-        if self._regularizer is None or answers.penalty_shares is None:
+        if self.regularizer is None or answers.penalty_shares is None:
             return 0.0
         shares = factors[answers.query_of] * answers.penalty_shares
         # One row may answer several queries: its penalty is taken once, with the sum of their shares.
@@ -240,7 +234,7 @@ class AllCandidates:
         row_weights = torch.from_numpy(weights).float()[answering].to(row_gradients.device)
         answering = answering.to(row_gradients.device)
         leaf = rows[answering].requires_grad_()
-        penalty = (self._regularizer(leaf) * row_weights).sum()
+        penalty = (self.regularizer(leaf) * row_weights).sum()
         if len(answering):
             (gradients,) = torch.autograd.grad(penalty, leaf)
             row_gradients.index_add_(0, answering, gradients)
@@ -254,12 +248,6 @@ class AllCandidates:
             self._device_scratch = Scratch(candidates.stored.device)
         return self._device_scratch
 
-    @staticmethod
-    def _is_partial(candidates: Candidates) -> bool:
-        """Return whether a block's candidates are only a part of the columns of their table."""
-        start, stop, _ = candidates.columns.indices(candidates.table.dim)
-        return stop - start < candidates.table.dim
-
 
 @dataclass(frozen=True)
 class _Scored:
@@ -268,7 +256,7 @@ class _Scored:
     number: int
     block: QueryBlock
     candidates: Candidates
-    rows: torch.Tensor
+    rows: Tensor
     answers: Answers
 
 
@@ -286,12 +274,12 @@ class Piece:
     """
 
     block: str
-    queries: torch.Tensor
+    queries: Tensor
     keys: Ids
     factors: Floats
 
 
-TakeBack = Callable[[Sequence[torch.Tensor]], float]
+TakeBack = Callable[[Sequence[Tensor]], float]
 """Writes the gradients of the rows, given those of each piece's queries; returns the penalty."""
 
 
@@ -311,7 +299,6 @@ class QueryMaker(Protocol):
 
     def make(self, plan: Plan, rows: Rows) -> tuple[list[Piece], TakeBack]:
         """Return all queries of a batch's groups, and what takes their gradients back to the rows."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -344,15 +331,15 @@ class ModelQueries(QueryMaker):
 
     def __init__(self, options: QueryOptions) -> None:
         self.shares_relations = options.shares_relations
-        self._model = options.model
-        self._regularizer = options.regularizer
+        self._model, self._regularizer = options.model, options.regularizer
         self._relation_weight = options.relation_weight
 
 
+@dataclass
 class CandidateLoss(Objective):
     """Losses and gradients of a batch's groups against all candidates; a collective.
 
-    Parameters
+    Attributes
     ----------
     planner : EdgePlanner or QueryPlanner
     maker : QueryMaker
@@ -362,28 +349,22 @@ class CandidateLoss(Objective):
     clock : PhaseClock
     """
 
-    def __init__(
-        self,
-        planner: Any,
-        maker: QueryMaker,
-        blocks: Mapping[str, int],
-        candidates: AllCandidates,
-        clock: PhaseClock,
-    ) -> None:
-        self._planner = planner
-        self.reads_in_place = maker.reads_in_place
-        self._maker = maker
-        self._blocks = dict(blocks)
-        self._candidates = candidates
-        self._clock = clock
+    planner: Any
+    maker: QueryMaker
+    blocks: Mapping[str, int]
+    candidates: AllCandidates
+    clock: PhaseClock
+
+    def __post_init__(self) -> None:
+        self.reads_in_place = self.maker.reads_in_place
 
     @property
     def sent_bytes(self) -> int:
         """Bytes that this trainer sent to other machines."""
-        return self._candidates.sent_bytes
+        return self.candidates.sent_bytes
 
     def plan(self, batch: Any) -> Plan:
-        planned: Plan = self._planner.plan(batch, self._maker.shares_relations)
+        planned: Plan = self.planner.plan(batch, self.maker.shares_relations)
         return planned
 
     def gradients(self, plan: Plan, rows: Rows) -> Callable[[], Gradients]:
@@ -392,24 +373,22 @@ class CandidateLoss(Objective):
 
     def _compute(self, plan: Plan, rows: Rows) -> Gradients:
         """Write the gradients of a batch's rows."""
-        self._clock.enter("score")
-        pieces, take_back = self._maker.make(plan, rows)
-        order = [
-            [number for number, piece in enumerate(pieces) if piece.block == name] for name in self._blocks
-        ]
+        self.clock.enter("score")
+        pieces, take_back = self.maker.make(plan, rows)
+        order = [[place for place, piece in enumerate(pieces) if piece.block == name] for name in self.blocks]
         blocks = [
-            _block([pieces[number] for number in numbers], dim)
-            for numbers, dim in zip(order, self._blocks.values())
+            _block([pieces[place] for place in places], dim)
+            for places, dim in zip(order, self.blocks.values())
         ]
-        loss, gradients, row_gradients = self._candidates.run(blocks)
-        self._clock.enter("backward")
+        loss, gradients, row_gradients = self.candidates.run(blocks)
+        self.clock.enter("backward")
         # Blocks group pieces by table; the gradients go back in the order in which the maker returned the
         # pieces.
         piece_gradients = [torch.empty(0)] * len(pieces)
-        for numbers, block_gradients in zip(order, gradients):
-            parts = block_gradients.split([len(pieces[number].keys) for number in numbers])
-            for number, part in zip(numbers, parts):
-                piece_gradients[number] = part
+        for places, block_gradients in zip(order, gradients):
+            parts = block_gradients.split([len(pieces[place].keys) for place in places])
+            for place, part in zip(places, parts):
+                piece_gradients[place] = part
         loss += take_back(piece_gradients)
         return Gradients(loss * plan.divisor, row_gradients)
 

@@ -8,11 +8,13 @@ user's) is differentiated by torch, which costs B·D numbers and not B·N.
 from __future__ import annotations
 
 from collections.abc import Collection
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from dglkge.kernels import dot
 from dglkge.kernels import penalties as kernels
@@ -33,41 +35,41 @@ def loop_weights(model: KgeModel, regularizer: Regularizer | None) -> LoopWeight
     return regularizer.loop_weights
 
 
+@dataclass
 class GroupPenalty:
     """Adds the gradients of the queries' penalties to those of a group's rows.
 
-    Parameters
+    Attributes
     ----------
     model : KgeModel
     regularizer : Regularizer or None
     sides : collection of Side
         Sides whose queries are regularized; the loops compute both.
 
-    Attributes
-    ----------
     n3 : np.float32
         Weight of N3 in the loop that writes the gradients (``kernels.dot.write_gradients``), where the
         regularizer is just that; :meth:`add` then adds nothing.
     """
 
-    def __init__(
-        self, model: KgeModel, regularizer: Regularizer | None, sides: Collection[Side] = tuple(Side)
-    ) -> None:
-        self._model = model
-        self._regularizer = regularizer
-        self._operator = (model.score_function.complex_valued, model.reciprocal)
-        self._sides = sides
-        self._weights = weights = loop_weights(model, regularizer) if len(sides) == len(Side) else None
+    model: KgeModel
+    regularizer: Regularizer | None
+    sides: Collection[Side] = tuple(Side)
+
+    def __post_init__(self) -> None:
+        self._operator = (self.model.score_function.complex_valued, self.model.reciprocal)
+        self._weights = weights = (
+            loop_weights(self.model, self.regularizer) if len(self.sides) == len(Side) else None
+        )
         self.n3 = np.float32(0)
         if weights is not None and weights.power == 3 and weights.entity == 2 * weights.relation:
-            self.n3, self._regularizer = np.float32(weights.relation), None
+            self.n3, self.regularizer = np.float32(weights.relation), None
 
     def add(self, group: Group, rows: Rows, factors: npt.NDArray[np.float32]) -> float:
         """Add the gradients, each triple's times its factor (B,); returns the summed penalty."""
-        if self._regularizer is None:
+        if self.regularizer is None:
             return 0.0
         if self._weights is None:
-            return self._by_autograd(self._regularizer, group, rows, factors)
+            return self._by_autograd(self.regularizer, group, rows, factors)
         places = (group.heads, group.tails, group.relations)
         # Kept until the loop has read the addresses.
         found = [rows.found(one) for one in places]
@@ -91,9 +93,9 @@ class GroupPenalty:
         heads, relations, tails = leaves
         entities = {Side.TAIL: (heads, tails), Side.HEAD: (tails, heads)}
         of_sides = [
-            self._model.penalty(regularizer, anchors, relations, truths, side)
+            regularizer.penalties(self.model, anchors, relations, truths, side)
             for side, (anchors, truths) in entities.items()
-            if side in self._sides
+            if side in self.sides
         ]
         total = (sum(of_sides[1:], of_sides[0]) * torch.from_numpy(factors)).sum()
         total.backward()
@@ -106,12 +108,11 @@ class GroupPenalty:
 class GroupQueries(Protocol):
     """Queries of both sides of a group of B edges, those for tails first."""
 
-    def write(self, queries: torch.Tensor, positive: np.ndarray, own: np.ndarray) -> None:
+    def write(self, queries: Tensor, positive: np.ndarray, own: np.ndarray) -> None:
         """Write the queries (2 B, D), and the scores (2 B,) of their true answers and own entities."""
-        ...
 
     def differentiate(
-        self, of_queries: torch.Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
+        self, of_queries: Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
     ) -> float:
         """Write the gradients of the group's rows; returns the summed penalty.
 
@@ -124,7 +125,6 @@ class GroupQueries(Protocol):
         factors : (B,) float32
             Factor of each edge's penalty.
         """
-        ...
 
 
 def side_runs(num: int) -> dict[Side, slice]:
@@ -142,12 +142,12 @@ class CompiledQueries(GroupQueries):
         # Kept until the loops have read the addresses.
         self._found = [rows.found(places) for places in self._places]
 
-    def write(self, queries: torch.Tensor, positive: np.ndarray, own: np.ndarray) -> None:
+    def write(self, queries: Tensor, positive: np.ndarray, own: np.ndarray) -> None:
         rows = tuple(found.addresses for found in self._found)
         dot.make_queries(rows, self._operator, words(queries), positive, own)
 
     def differentiate(
-        self, of_queries: torch.Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
+        self, of_queries: Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
     ) -> float:
         penalty: float = dot.write_gradients(
             tuple(found.addresses for found in self._found),
@@ -169,10 +169,10 @@ class DifferentiatedQueries(GroupQueries):
         self._places = (group.heads, group.relations, group.tails)
         self._rows = rows
         self._leaves = [rows.found(places).copied().requires_grad_() for places in self._places]
-        self._outputs: dict[Side, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
-        self._penalties: list[torch.Tensor] = []
+        self._outputs: dict[Side, tuple[Tensor, Tensor, Tensor]] = {}
+        self._penalties: list[Tensor] = []
 
-    def write(self, queries: torch.Tensor, positive: np.ndarray, own: np.ndarray) -> None:
+    def write(self, queries: Tensor, positive: np.ndarray, own: np.ndarray) -> None:
         # What a side without negatives holds is multiplied by 0.
         queries.zero_()
         positive[:] = own[:] = 0
@@ -188,13 +188,11 @@ class DifferentiatedQueries(GroupQueries):
             queries[run] = query.detach()
             positive[run], own[run] = of_truth.detach().numpy(), of_own.detach().numpy()
             if self._regularizer is not None:
-                penalty = self._regularizer.of_query(query, truths)
-                if penalty is None:
-                    penalty = model.penalty(self._regularizer, anchors, relations, truths, side)
+                penalty = self._regularizer.penalties(model, anchors, relations, truths, side, query)
                 self._penalties.append(penalty)
 
     def differentiate(
-        self, of_queries: torch.Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
+        self, of_queries: Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
     ) -> float:
         runs = side_runs(len(self._group))
         outputs = [each for of_side in self._outputs.values() for each in of_side] + self._penalties

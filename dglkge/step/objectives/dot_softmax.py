@@ -12,22 +12,20 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
-from dglkge.embeddings.row_lookup import FoundRows
 from dglkge.kernels import dot, softmax
 from dglkge.model.functions.autograd import words
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import IGNORED_SCORE, Loss
-from dglkge.model.regularizers import Regularizer
 from dglkge.optim.scratch import Scratch
 from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.sampling.known_answers import KnownNegatives
-from dglkge.step.computation import Computation
-from dglkge.step.contracts import BatchMeasures, Gradients, Objective, Rows
+from dglkge.step.contracts import BatchMeasures, Gradients, Rows
 from dglkge.step.objectives.dot_queries import (
     CompiledQueries,
     DifferentiatedQueries,
@@ -35,7 +33,8 @@ from dglkge.step.objectives.dot_queries import (
     GroupQueries,
     side_runs,
 )
-from dglkge.step.planning import AnswerRanges, EdgePlanner, Group, Negatives, Plan
+from dglkge.step.objectives.scored_losses import SampledLoss
+from dglkge.step.planning import AnswerRanges, Group, Negatives, Plan
 from dglkge.typing import Side
 
 QUERY_MULTIPLE = 16
@@ -54,66 +53,34 @@ def is_compiled(model: KgeModel, loss: Loss) -> bool:
     return type(model) is KgeModel and (function.compiled or is_plain) and loss.compiled
 
 
-class DotSoftmax(Objective):
-    """Losses and gradients for models and losses that :func:`is_compiled` accepts.
-
-    Parameters
-    ----------
-    planner : EdgePlanner
-    model : KgeModel
-    loss : Loss
-    regularizer : Regularizer or None
-    own_entity : bool
-        Whether the query's own entity is one negative more.
-    computation : Computation
-    has_measures : bool
-        Sum the penalty and count the violators of each batch.
-    range_offset : float
-        Subtracted from the scores of answers in the range of the query's own entity, in groups with ranges.
-    """
+@dataclass
+class DotSoftmax(SampledLoss):
+    """Losses and gradients for models and losses that :func:`is_compiled` accepts."""
 
     reads_in_place = True
-    sent_bytes = 0
 
-    def __init__(
-        self,
-        planner: EdgePlanner,
-        model: KgeModel,
-        loss: Loss,
-        regularizer: Regularizer | None,
-        own_entity: bool,
-        computation: Computation,
-        has_measures: bool = False,
-        range_offset: float = 0.0,
-    ) -> None:
-        self._planner = planner
-        self._has_measures = has_measures
-        self._range_offset = np.float32(range_offset)
-        self._loss = loss.loop()
-        self._dim = model.dim
-        function = model.score_function
-        self._queries: Callable[[Group, Rows], GroupQueries] = functools.partial(
-            DifferentiatedQueries, model, regularizer
-        )
-        if function.compiled:
-            penalty = GroupPenalty(model, regularizer, planner.sides)
+    def __post_init__(self) -> None:
+        model, self._loop, self._dtype = self.model, self.loss.loop(), self.computation.matmul_dtype
+        self._queries: Callable[[Group, Rows], GroupQueries]
+        if model.score_function.compiled:
+            penalty = GroupPenalty(model, self.regularizer, self.planner.sides)
             self._queries = functools.partial(CompiledQueries, model, penalty)
-        self._own_entity = own_entity
-        self._dtype = computation.matmul_dtype
+        else:
+            self._queries = functools.partial(DifferentiatedQueries, model, self.regularizer)
         # In the representation of the scores, float32 or bfloat16 words: the loop only writes it.
         self._ignored = words(torch.tensor([IGNORED_SCORE], dtype=self._dtype))[0]
-        self._clock = computation.clock
+        self._clock = self.computation.clock
         self._scratch = Scratch()
 
     def plan(self, batch: EdgeBatch) -> Plan:
-        return self._planner.plan(batch)
+        return self.planner.plan(batch)
 
     def gradients(self, plan: Plan, rows: Rows) -> Callable[[], Gradients]:
         return lambda: self._compute(plan, rows)
 
     def _compute(self, plan: Plan, rows: Rows) -> Gradients:
         """Write the gradients of a batch's rows."""
-        measures = BatchMeasures(self._has_measures)
+        measures = BatchMeasures(self.has_measures)
         # By identity: the groups hold the objects, so no id is used twice within a call.
         seen: set[int] = set()
         loss = sum(self._group_loss(group, plan.divisor, rows, seen, measures) for group in plan.groups)
@@ -132,34 +99,29 @@ class DotSoftmax(Objective):
             factors.reshape(2, num)[:] *= group.weights
         labels.reshape(2, num)[:] = 1 if group.labels is None else group.labels
         room = 2 * num + QUERY_MULTIPLE
-        queries = self._scratch.take("queries", room, self._dim, self._dtype)
+        queries = self._scratch.take("queries", room, self.model.dim, self._dtype)
         # Scratch memory may hold NaN, and 0 times NaN in a product is NaN.
         queries[2 * num :] = 0
         of_group = self._queries(group, batch_rows)
         of_group.write(queries[: 2 * num], positive, own)
         self._ignore_own(group, own.reshape(2, num))
-        of_queries = self._scratch.take("of_queries", room, self._dim, self._dtype)
+        of_queries = self._scratch.take("of_queries", room, self.model.dim, self._dtype)
         loss = 0.0
-        for block, negatives, true_ids, known, ranges in _blocks(group):
-            of_block = [array[block] for array in numbers]
-            sides = [side for side, run in side_runs(num).items() if block.start <= run.start < block.stop]
+        for run, negatives, true_ids, known, ranges in _blocks(group):
+            sides = [
+                side for side, own_run in side_runs(num).items() if run.start <= own_run.start < run.stop
+            ]
             # Rows beyond the block are queries of the next block or padding: their scores are set to 0 below.
-            shape = slice(block.start, block.start + _rounded(len(true_ids)))
-            block_of = _Block(queries[shape], of_queries[shape], true_ids, known, ranges, of_block, sides)
-            loss += self._against(
-                block_of,
-                batch_rows.found(negatives.rows),
-                batch_rows.gradients(negatives.rows),
-                negatives.ids,
-                id(negatives) in seen,
-                measures,
-            )
+            shape = slice(run.start, run.start + rounded(len(true_ids)))
+            of_block = [array[run] for array in numbers]
+            block = _Block(queries[shape], of_queries[shape], true_ids, known, ranges, of_block, sides)
+            loss += self._against(block, negatives, batch_rows, id(negatives) in seen, measures)
             seen.add(id(negatives))
-        for side, block in side_runs(num).items():
+        for side, run in side_runs(num).items():
             # A side that is not trained: its queries have no gradients.
             if side not in group.negatives:
-                of_queries[block] = 0
-                missing[block] = own_shares[block] = 0
+                of_queries[run] = 0
+                missing[run] = own_shares[run] = 0
         penalty = of_group.differentiate(of_queries[: 2 * num], missing, own_shares, factors[:num])
         measures.add_penalty(penalty * divisor)
         return loss + penalty
@@ -168,7 +130,7 @@ class DotSoftmax(Objective):
         """Overwrite the own entity's scores "(2, B)" where it does not count."""
         # The own entity is no negative where it is the true answer (h == t) or has another type than the
         # answers.
-        if self._own_entity and group.lhs == group.rhs:
+        if self.own_entity and group.lhs == group.rhs:
             own[:, group.head_ids == group.tail_ids] = IGNORED_SCORE
             for of_side, side in zip(own, side_runs(0)):
                 if side in group.known:
@@ -177,40 +139,36 @@ class DotSoftmax(Objective):
             own[:] = IGNORED_SCORE
 
     def _against(
-        self,
-        block: _Block,
-        found: FoundRows,
-        gradients: torch.Tensor,
-        negative_ids: np.ndarray,
-        adds: bool,
-        measures: BatchMeasures,
+        self, block: _Block, negatives: Negatives, rows: Rows, adds: bool, measures: BatchMeasures
     ) -> float:
         """Score queries against negatives and write or add to their gradients; returns the loss."""
         queries, of_queries, true_ids, known, ranges, numbers, sides = block
-        num, scratch, clock = len(negative_ids), self._scratch, self._clock
+        found, gradients = rows.found(negatives.rows), rows.gradients(negatives.rows)
+        num, scratch, clock = len(negatives.ids), self._scratch, self._clock
         clock.enter("gather")
-        candidates = scratch.take("candidates", num, self._dim, self._dtype)
+        candidates = scratch.take("candidates", num, self.model.dim, self._dtype)
         dot.gather(found.addresses, words(candidates))
         clock.enter("score")
         scores = torch.mm(queries, candidates.T, out=scratch.take("scores", len(queries), num, self._dtype))
         clock.enter("loss")
         if ranges is not None:
             positive, own = numbers[:2]
-            places = (ranges.anchors, ranges.truths, ranges.negatives)
-            softmax.lower_same_range(*places, self._range_offset, words(scores), positive, own)
+            softmax.lower_same_range(
+                *vars(ranges).values(), np.float32(self.range_offset), words(scores), positive, own
+            )
         slots = scratch.take("slots", 1, (2 << num.bit_length()) + num, torch.int32).numpy()[0]
-        softmax.ignore_truths(true_ids, negative_ids, self._ignored, slots, words(scores))
-        for number, one in enumerate(known):
+        softmax.ignore_truths(true_ids, negatives.ids, self._ignored, slots, words(scores))
+        for number, answers in enumerate(known):
             # Known answers of equally many queries for each side of the block.
-            of_side = scores[number * len(one.own) : (number + 1) * len(one.own)]
-            one.overwrite(words(of_side), self._ignored, slots)
+            run = slice(number * len(answers.own), (number + 1) * len(answers.own))
+            answers.overwrite(words(scores[run]), self._ignored, slots)
         if measures.are_counted:
             each = len(true_ids) // len(sides)
             for turn, side in enumerate(sides):
                 run = slice(turn * each, (turn + 1) * each)
                 above = softmax.count_above(words(scores[run]), numbers[0][run], numbers[1][run])
                 measures.add_violators(side, above)
-        loss = self._loss(words(scores[: len(true_ids)]), *numbers)
+        loss = self._loop(words(scores[: len(true_ids)]), *numbers)
         scores[len(true_ids) :] = 0
         clock.enter("backward")
         torch.mm(scores, candidates, out=of_queries)
@@ -220,7 +178,9 @@ class DotSoftmax(Objective):
             torch.addmm(gradients, scores.T, queries, beta=int(adds), out=gradients)
             return loss
         # bfloat16 cannot be accumulated into float32 gradients by one matmul: product, then sum.
-        narrow = torch.mm(scores.T, queries, out=scratch.take("of_candidates", num, self._dim, self._dtype))
+        narrow = torch.mm(
+            scores.T, queries, out=scratch.take("of_candidates", num, self.model.dim, self._dtype)
+        )
         if adds:
             gradients.add_(narrow)
         else:
@@ -244,7 +204,7 @@ class _Block(NamedTuple):
     sides: Sequence[Side]
 
 
-def _rounded(num: int) -> int:
+def rounded(num: int) -> int:
     """Round a number of queries up to that of a matmul."""
     return -(-num // QUERY_MULTIPLE) * QUERY_MULTIPLE
 
@@ -253,23 +213,27 @@ def _blocks(
     group: Group,
 ) -> list[tuple[slice, Negatives, np.ndarray, list[KnownNegatives], AnswerRanges | None]]:
     """Return runs of the queries, those for tails first: negatives, true and known answers, ranges if any."""
-    known = group.known
-    found, num = group.negatives, len(group)
-    if found.get(Side.TAIL) is found.get(Side.HEAD):
+    known, negatives, runs = group.known, group.negatives, side_runs(len(group))
+    if negatives.get(Side.TAIL) is negatives.get(Side.HEAD):
         truths = np.concatenate([group.tail_ids, group.head_ids])
-        of_both = [known[side] for side in side_runs(num) if side in known]
         ranges = None
         if group.ranges:
-            of_sides = [group.ranges[side] for side in side_runs(num)]
-            ranges = AnswerRanges(
-                np.concatenate([one.anchors for one in of_sides]),
-                np.concatenate([one.truths for one in of_sides]),
-                of_sides[0].negatives,
-            )
-        return [(slice(0, 2 * num), found[Side.TAIL], truths, of_both, ranges)]
+            tail, head = (group.ranges[side] for side in runs)
+            anchors = np.concatenate([tail.anchors, head.anchors])
+            ranges = AnswerRanges(anchors, np.concatenate([tail.truths, head.truths]), tail.negatives)
+        whole = slice(0, 2 * len(group))
+        return [
+            (whole, negatives[Side.TAIL], truths, [known[side] for side in runs if side in known], ranges)
+        ]
     truths_of = {Side.TAIL: group.tail_ids, Side.HEAD: group.head_ids}
     return [
-        (block, found[side], truths_of[side], [known[side]] if side in known else [], group.ranges.get(side))
-        for side, block in side_runs(num).items()
-        if side in found
+        (
+            run,
+            negatives[side],
+            truths_of[side],
+            [known[side]] if side in known else [],
+            group.ranges.get(side),
+        )
+        for side, run in runs.items()
+        if side in negatives
     ]

@@ -18,7 +18,7 @@ import torch
 from dglkge.sampling.query_batches import AnswerIndex, ShardAnswers
 from dglkge.step.contracts import Rows
 from dglkge.step.objectives.all_candidates import ModelQueries, Piece, TakeBack
-from dglkge.step.objectives.one_vs_all import differentiated, make_queries, places_on
+from dglkge.step.objectives.one_vs_all import differentiated, places_on
 from dglkge.step.objectives.relation_prediction import relation_pieces
 from dglkge.step.objectives.shard_objective import Answers
 from dglkge.step.planning import Plan
@@ -37,14 +37,13 @@ class AnsweredQueries(ModelQueries):
             anchors, relations = rows.leaf(group.anchors), rows.leaf(group.relations)
             # Divided by the global batch, as shares of trainers are uneven and gradients are summed.
             factors = np.full(len(group.query_ids), 1 / plan.divisor, np.float32)
-            places = places_on(group.relation_places, anchors.device)
-            query = make_queries(model, anchors, relations, group.side, group.relation_ids, places)
+            arrays = (group.relation_places, group.relation_ids)
+            places, ids = (places_on(array, anchors.device) for array in arrays)
+            query = model.query(anchors, relations, group.side, ids, places)
             pieces.append(Piece(group.answer_type, query, group.query_ids, factors))
             if self._regularizer is not None:
-                penalty = self._regularizer.of_query(query)
-                if penalty is None:
-                    own_rows = relations if places is None else relations[places]
-                    penalty = model.query_penalty(self._regularizer, anchors, own_rows, group.side)
+                rows_of_query = (anchors, relations, None, group.side, query, places)
+                penalty = self._regularizer.penalties(model, *rows_of_query)
                 total = total + penalty.sum() / plan.divisor
         for pairs in plan.pairs:
             share = np.full(len(pairs.pair_ids), self._relation_weight / plan.divisor, np.float32)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import Regularizer
@@ -26,32 +27,7 @@ Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
 
 
-def make_queries(
-    model: KgeModel,
-    anchors: torch.Tensor,
-    relations: torch.Tensor,
-    side: Side,
-    relation_ids: Ids,
-    places: torch.Tensor | None,
-) -> torch.Tensor:
-    """Return the queries (B, Dq) of entities and relations, by autograd.
-
-    Parameters
-    ----------
-    model : KgeModel
-    anchors : (B, D) tensor
-    relations : (B, ...) or (U, ...) tensor
-    side : Side
-    relation_ids : (B,) int64
-    places : (B,) int64 tensor or None
-        Where relations have one row each (U): the place of each query's.
-    """
-    if places is not None:
-        return model.shared_query(anchors, relations, places, side)
-    return model.query(anchors, relations, side, torch.from_numpy(relation_ids).to(anchors.device))
-
-
-def places_on(places: Ids | None, device: torch.device) -> torch.Tensor | None:
+def places_on(places: Ids | None, device: torch.device) -> Tensor | None:
     """Return places on a device, None where there are none."""
     return None if places is None else torch.from_numpy(places).to(device)
 
@@ -65,18 +41,18 @@ class AutogradQueries(ModelQueries):
         for group in plan.groups:
             factors = group.factors(plan.divisor)
             heads, relations, tails = map(rows.leaf, (group.heads, group.relations, group.tails))
-            places = places_on(group.relation_places, heads.device)
+            places, ids = (
+                places_on(array, heads.device) for array in (group.relation_places, group.relation_ids)
+            )
             for side, anchors, answers, block, keys in (
                 (Side.TAIL, heads, tails, group.rhs, group.tail_ids),
                 (Side.HEAD, tails, heads, group.lhs, group.head_ids),
             ):
-                query = make_queries(model, anchors, relations, side, group.relation_ids, places)
+                query = model.query(anchors, relations, side, ids, places)
                 pieces.append(Piece(block, query, keys, factors))
                 if self._regularizer is not None:
-                    penalty = self._regularizer.of_query(query, answers)
-                    if penalty is None:
-                        own_rows = relations if places is None else relations[places]
-                        penalty = model.penalty(self._regularizer, anchors, own_rows, answers, side)
+                    rows_of_query = (anchors, relations, answers, side, query, places)
+                    penalty = self._regularizer.penalties(model, *rows_of_query)
                     weights = torch.from_numpy(factors).to(penalty.device)
                     total = total + (penalty * weights).sum()
             if self._relation_weight:
@@ -85,9 +61,7 @@ class AutogradQueries(ModelQueries):
         return pieces, functools.partial(differentiated, [piece.queries for piece in pieces], total)
 
 
-def differentiated(
-    queries: Sequence[torch.Tensor], penalty: torch.Tensor, gradients: Sequence[torch.Tensor]
-) -> float:
+def differentiated(queries: Sequence[Tensor], penalty: Tensor, gradients: Sequence[Tensor]) -> float:
     """Write the gradients of the rows, given those of queries on the host; returns the penalty."""
     tensors = list(queries)
     outer = [gradient.to(query.device) for query, gradient in zip(queries, gradients)]
@@ -126,7 +100,7 @@ class LoopQueries(QueryMaker):
     def __init__(self, options: QueryOptions) -> None:
         model = self._model = options.model
         self._queries = functools.partial(CompiledQueries, model, GroupPenalty(model, options.regularizer))
-        self._of_relations = RelationQueries(model, options.relation_weight)
+        self._relation_queries = RelationQueries(model, options.relation_weight)
         self._scratch = Scratch()
 
     def make(self, plan: Plan, rows: Rows) -> tuple[list[Piece], TakeBack]:
@@ -145,9 +119,9 @@ class LoopQueries(QueryMaker):
                 Piece(group.lhs, room[middle:end], group.head_ids, factors),
             ]
             start = end
-        relation_queries, relations_back = self._of_relations.make(plan, rows)
+        relation_queries, relations_back = self._relation_queries.make(plan, rows)
 
-        def take_back(gradients: Sequence[torch.Tensor]) -> float:
+        def take_back(gradients: Sequence[Tensor]) -> float:
             loss = 0.0
             for number, (queries, factors) in enumerate(groups):
                 query_gradients = torch.cat(list(gradients[2 * number : 2 * number + 2]))

@@ -9,11 +9,13 @@ are candidates with every objective; their table is sharded over the trainers as
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from dglkge.model.kge_model import KgeModel
 from dglkge.step.contracts import Gradients, Objective, Rows
@@ -28,8 +30,8 @@ RELATION_BLOCKS = {Side.TAIL: "relation~tail", Side.HEAD: "relation~head"}
 def relation_pieces(
     model: KgeModel,
     keys: npt.NDArray[np.int64],
-    heads: torch.Tensor,
-    tails: torch.Tensor,
+    heads: Tensor,
+    tails: Tensor,
     factors: npt.NDArray[np.float32],
 ) -> list[Piece]:
     """Return the queries (h, ?, t): one for each direction that has relation rows of its own.
@@ -76,7 +78,7 @@ class RelationQueries(QueryMaker):
         self._is_staged = is_staged
 
     def make(self, plan: Plan, rows: Rows) -> tuple[list[Piece], TakeBack]:
-        leaves: list[tuple[Places, torch.Tensor]] = []
+        leaves: list[tuple[Places, Tensor]] = []
         pieces: list[Piece] = []
         for group in plan.groups if self._weight else ():
             heads, tails = (self._leaf(places, rows) for places in (group.heads, group.tails))
@@ -85,7 +87,7 @@ class RelationQueries(QueryMaker):
             leaves += [(group.heads, heads), (group.tails, tails)]
         queries = [piece.queries for piece in pieces]
 
-        def take_back(gradients: Sequence[torch.Tensor]) -> float:
+        def take_back(gradients: Sequence[Tensor]) -> float:
             if queries:
                 outer = [gradient.to(query.device) for query, gradient in zip(queries, gradients)]
                 torch.autograd.backward(queries, outer)
@@ -96,42 +98,44 @@ class RelationQueries(QueryMaker):
 
         return pieces, take_back
 
-    def _leaf(self, places: Places, rows: Rows) -> torch.Tensor:
+    def _leaf(self, places: Places, rows: Rows) -> Tensor:
         """Return rows as a leaf; on a device its gradient is added to those of the rows."""
         return rows.leaf(places) if self._is_staged else rows.found(places).copied().requires_grad_()
 
 
+@dataclass
 class WithRelations(Objective):
     """An objective, and relation prediction beside it, whose gradients are added; a collective.
 
-    Parameters
+    Attributes
     ----------
     objective : Objective
         Of batches of edges; it makes the plan.
-    of_relations : CandidateLoss
+    relations : CandidateLoss
         Of the queries of :class:`RelationQueries`.
     """
 
-    def __init__(self, objective: Objective, of_relations: CandidateLoss) -> None:
-        self.reads_in_place = objective.reads_in_place
-        self._objective = objective
-        self._of_relations = of_relations
+    objective: Objective
+    relations: CandidateLoss
+
+    def __post_init__(self) -> None:
+        self.reads_in_place = self.objective.reads_in_place
 
     @property
     def sent_bytes(self) -> int:
         """Bytes that this trainer sent to other machines."""
-        return self._objective.sent_bytes + self._of_relations.sent_bytes
+        return self.objective.sent_bytes + self.relations.sent_bytes
 
     def plan(self, batch: Any) -> Plan:
-        return self._objective.plan(batch)
+        return self.objective.plan(batch)
 
     def gradients(self, plan: Plan, rows: Rows) -> Callable[[], Gradients]:
         # In this order: compiled loops write the gradients of the rows, to which the relations' are added.
         # Without triples of its own a trainer still scores its relations for the others.
-        own, of_relations = self._objective.gradients(plan, rows), self._of_relations.gradients(plan, rows)
-        return lambda: _added(own(), of_relations())
+        waiting = self.objective.gradients(plan, rows), self.relations.gradients(plan, rows)
 
+        def finish() -> Gradients:
+            own, others = (wait() for wait in waiting)
+            return Gradients(own.loss + others.loss, [*own.candidates, *others.candidates], own.measures)
 
-def _added(own: Gradients, others: Gradients) -> Gradients:
-    """Return the sums of two objectives; the measures are those of the first."""
-    return Gradients(own.loss + others.loss, [*own.candidates, *others.candidates], own.measures)
+        return finish

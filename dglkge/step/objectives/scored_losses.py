@@ -10,17 +10,51 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from dglkge.model.compiled_losses import with_loops
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import Loss
+from dglkge.model.regularizers import Regularizer
 from dglkge.sampling.negatives import find_equal
 from dglkge.step.computation import Computation
-from dglkge.step.planning import Group, Upload
+from dglkge.step.contracts import Objective
+from dglkge.step.planning import EdgePlanner, Group, Upload
 from dglkge.typing import Side
 
-RangeTensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+RangeTensors = tuple[Tensor, Tensor, Tensor]
 """Those of :class:`dglkge.step.planning.AnswerRanges`: (B,), (B,) and (N,) bool."""
+
+
+@dataclass
+class SampledLoss(Objective):
+    """Losses of edges against sampled negatives.
+
+    Attributes
+    ----------
+    planner : EdgePlanner
+    model : KgeModel
+    loss : Loss
+    regularizer : Regularizer or None
+    own_entity : bool
+        Whether the query's own entity is one negative more.
+    computation : Computation
+    has_measures : bool
+        Sum the penalty and count the violators of each batch.
+    range_offset : float
+        Subtracted from the scores of answers in the range of the query's own entity, in groups with ranges.
+    """
+
+    planner: EdgePlanner
+    model: KgeModel
+    loss: Loss
+    regularizer: Regularizer | None
+    own_entity: bool
+    computation: Computation
+    has_measures: bool = False
+    range_offset: float = 0.0
+
+    sent_bytes = 0
 
 
 @dataclass(frozen=True)
@@ -52,23 +86,21 @@ class GroupInputs:
     def mapped(self, function: Callable[[Any], Any]) -> GroupInputs:
         """Return the results of a function of each array, tensor or copy."""
 
-        def optional(value: Any) -> Any:
+        def mapped(value: Any) -> Any:
+            if isinstance(value, Mapping):
+                return {side: mapped(one) for side, one in value.items()}
+            if isinstance(value, tuple):
+                return tuple(map(function, value))
             return None if value is None else function(value)
 
-        return GroupInputs(
-            function(self.relation_ids),
-            optional(self.relation_places),
-            optional(self.weights),
-            optional(self.labels),
-            {side: function(value) for side, value in self.ignored.items()},
-            {side: tuple(map(function, values)) for side, values in self.ranges.items()},
-        )
+        return GroupInputs(*map(mapped, vars(self).values()))
 
 
+@dataclass(frozen=True)
 class HostInputs:
     """Inputs in the host's memory, made when they are called for.
 
-    Parameters
+    Attributes
     ----------
     group : Group
     own_entity : bool
@@ -77,10 +109,9 @@ class HostInputs:
         Find known answers without compiled loops.
     """
 
-    def __init__(self, group: Group, own_entity: bool, plainly: bool) -> None:
-        self._group = group
-        self._own_entity = own_entity and group.lhs == group.rhs
-        self._plainly = plainly
+    group: Group
+    own_entity: bool
+    plainly: bool
 
     def __call__(self) -> GroupInputs:
         """Return the tensors."""
@@ -96,28 +127,25 @@ class HostInputs:
 
     def _arrays(self) -> GroupInputs:
         """Return the arrays."""
-        group = self._group
+        group = self.group
         ignored = {side: self._ignored(side) for side in group.negatives}
-        ranges = {
-            side: (found.anchors, found.truths, found.negatives) for side, found in group.ranges.items()
-        }
+        ranges = {side: tuple(vars(of_side).values()) for side, of_side in group.ranges.items()}
         places = group.relation_places
         return GroupInputs(group.relation_ids, places, group.weights, group.labels, ignored, ranges)
 
     def _ignored(self, side: Side) -> npt.NDArray[np.bool_]:
         """Return which scores of a side are of no negative, (B, N)."""
-        group, negatives = self._group, self._group.negatives[side]
-        anchor_ids, true_ids = (
-            (group.head_ids, group.tail_ids) if side is Side.TAIL else (group.tail_ids, group.head_ids)
-        )
+        group, negatives = self.group, self.group.negatives[side]
+        ends = (group.head_ids, group.tail_ids)
+        anchor_ids, true_ids = ends if side is Side.TAIL else reversed(ends)
         ignored = np.zeros((len(group), len(negatives.ids)), bool)
         # Sampled negatives may be the true answer itself; it must not be pushed down as a negative.
         ignored[find_equal(true_ids, negatives.ids)] = True
         known = group.known.get(side)
         if known is not None:
-            known.ignore(ignored, self._plainly)
+            known.ignore(ignored, self.plainly)
         # With two entity types the anchor is no candidate of the answer's type.
-        if self._own_entity:
+        if self.own_entity and group.lhs == group.rhs:
             is_truth = anchor_ids == true_ids
             is_known = is_truth if known is None else is_truth | known.own
             ignored = np.concatenate([ignored, is_known[:, None]], axis=1)
@@ -165,22 +193,14 @@ class ScoredLosses:
     """
 
     def __init__(
-        self,
-        model: KgeModel,
-        loss: Loss,
-        computation: Computation,
-        counts_above: bool = False,
-        range_offset: float = 0.0,
+        self, model: KgeModel, loss: Loss, computation: Computation, counts_above: bool, range_offset: float
     ) -> None:
-        self._model = model
+        self._model, self._counts_above, self._range_offset = model, counts_above, range_offset
         is_reference = computation.is_reference
-        self._device = computation.device
-        self._matmul_dtype = computation.matmul_dtype
+        self._device, self._matmul_dtype = computation.device, computation.matmul_dtype
         self._compare = model.compare_plainly if is_reference else model.compare
         self._loss = loss if is_reference else with_loops(loss)
-        self._counts_above = counts_above
-        self._range_offset = range_offset
-        self._run: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = self._compute
+        self._run: Callable[..., tuple[Tensor, Tensor | None]] = self._compute
         if computation.is_compiled:
             from torch._inductor import config
 
@@ -192,14 +212,14 @@ class ScoredLosses:
 
     def __call__(
         self,
-        query: torch.Tensor,
-        candidates: torch.Tensor,
-        own: torch.Tensor | None,
-        truths: torch.Tensor,
-        ignored: torch.Tensor,
-        labels: torch.Tensor | None = None,
+        query: Tensor,
+        candidates: Tensor,
+        own: Tensor | None,
+        truths: Tensor,
+        ignored: Tensor,
+        labels: Tensor | None = None,
         ranges: RangeTensors | None = None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:
         """Return the losses of queries.
 
         Parameters
@@ -242,7 +262,7 @@ class ScoredLosses:
         sizes = [one for one in (37, 41, 43, 47) if one not in (dim, query_dim)]
         num_queries, num_negatives = sizes[:2]
 
-        def rows(number: int, width: int) -> torch.Tensor:
+        def rows(number: int, width: int) -> Tensor:
             values = torch.linspace(-1, 1, number * width, device=device)
             return values.view(number, width).requires_grad_()
 
@@ -263,14 +283,14 @@ class ScoredLosses:
 
     def _compute(
         self,
-        query: torch.Tensor,
-        candidates: torch.Tensor,
-        own: torch.Tensor | None,
-        truths: torch.Tensor,
-        ignored: torch.Tensor,
-        labels: torch.Tensor | None,
+        query: Tensor,
+        candidates: Tensor,
+        own: Tensor | None,
+        truths: Tensor,
+        ignored: Tensor,
+        labels: Tensor | None,
         ranges: RangeTensors | None,
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    ) -> tuple[Tensor, Tensor | None]:
         with self._device.autocast(self._matmul_dtype):
             scores = self._compare(query, candidates).to(query.dtype)
         positive = self._model.compare_pairs(query, truths)
@@ -294,6 +314,6 @@ class ScoredLosses:
         return loss(positive, scores, ignored, **more), above
 
 
-def _columns(is_first: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _columns(is_first: Tensor, dtype: torch.dtype) -> Tensor:
     """Return 1 in the first column (n, 2) of what is in the first range, and in the second of the others."""
     return torch.stack([is_first, ~is_first], dim=1).to(dtype)

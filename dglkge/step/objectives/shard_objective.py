@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 import numpy.typing as npt
 import torch
+from torch import Tensor
 
 from dglkge.kernels import full_scores as kernels
 from dglkge.model.device import HOST, ComputeDevice
@@ -38,13 +39,8 @@ from dglkge.model.full_losses import (
 from dglkge.model.functions.autograd import words
 from dglkge.model.negative_terms import IGNORED_SCORE
 from dglkge.optim.scratch import Scratch
-from dglkge.planning.memory import (
-    DEVICE_BLOCK_NUMBERS,
-    KEPT_ROW_BYTES,
-    KEPT_SCORE_BYTES,
-    ROWS_A_PANEL,
-)
-from dglkge.step.objectives.dot_softmax import QUERY_MULTIPLE
+from dglkge.planning.memory import DEVICE_BLOCK_NUMBERS, KEPT_ROW_BYTES, KEPT_SCORE_BYTES, ROWS_A_PANEL
+from dglkge.step.objectives.dot_softmax import rounded
 
 Ids = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float32]
@@ -122,19 +118,15 @@ class ShardObjective(Protocol):
 
     objective: FullObjective
 
-    def score_answers(self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers) -> Floats:
+    def score_answers(self, queries: Tensor, rows: Tensor, answers: Answers) -> Floats:
         """Return the scores (a,) of the answers among the rows, for a loss that reads them."""
-        ...
 
     def score(
-        self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers, scores: AnswerScores = NO_ANSWERS
+        self, queries: Tensor, rows: Tensor, answers: Answers, scores: AnswerScores = NO_ANSWERS
     ) -> ShardNumbers:
         """Score all queries (Q, D) against the rows (R, D); the answers' scores if the loss reads them."""
-        ...
 
-    def differentiate(
-        self, totals: Totals, factors: Floats, of_queries: torch.Tensor, of_rows: torch.Tensor
-    ) -> None:
+    def differentiate(self, totals: Totals, factors: Floats, of_queries: Tensor, of_rows: Tensor) -> None:
         """Write the gradients of the last call of :meth:`score`.
 
         Parameters
@@ -147,9 +139,9 @@ class ShardObjective(Protocol):
         of_rows : (R, D) tensor
             Written.
         """
-        ...
 
 
+@dataclass
 class ProductShard:
     """Scores that are inner products, by three matrix products and compiled loops, of losses with a kernel.
 
@@ -159,7 +151,7 @@ class ProductShard:
     the third product, with the queries scaled, gives the gradients of the rows. So no score is touched again
     between the products, and none is computed twice as long as the powers are kept (``kept_bytes``).
 
-    Parameters
+    Attributes
     ----------
     objective : FullObjective
     matmul_dtype : torch.dtype
@@ -170,23 +162,19 @@ class ProductShard:
     rows_a_panel : int
     """
 
-    def __init__(
-        self,
-        objective: FullObjective,
-        matmul_dtype: torch.dtype,
-        kept_bytes: int = KEPT_SCORE_BYTES,
-        rows_a_panel: int = ROWS_A_PANEL,
-    ) -> None:
-        self.objective = objective
-        self._dtype = matmul_dtype
-        self._is_binary = objective.loss.kernel == CROSS_ENTROPY
+    objective: FullObjective
+    matmul_dtype: torch.dtype
+    kept_bytes: int = KEPT_SCORE_BYTES
+    rows_a_panel: int = ROWS_A_PANEL
+
+    def __post_init__(self) -> None:
+        self._dtype = self.matmul_dtype
+        self._is_binary = self.objective.loss.kernel == CROSS_ENTROPY
         self._replace = kernels.sigmoids if self._is_binary else kernels.exponentials
-        self._ignored = words(torch.tensor([IGNORED_SCORE], dtype=matmul_dtype))[0]
-        self._kept_bytes = kept_bytes
-        self._rows_a_panel = rows_a_panel
+        self._ignored = words(torch.tensor([IGNORED_SCORE], dtype=self.matmul_dtype))[0]
         self._scratch = Scratch()
 
-    def score_answers(self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers) -> Floats:
+    def score_answers(self, queries: Tensor, rows: Tensor, answers: Answers) -> Floats:
         """Return the scores of the answers; see :class:`ShardObjective`."""
         scores = np.empty(len(answers.places), np.float32)
         kernels.score_answers(queries.numpy(), rows.numpy(), answers.starts, answers.places, scores)
@@ -194,12 +182,12 @@ class ProductShard:
 
     @quietly
     def score(
-        self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers, scores: AnswerScores = NO_ANSWERS
+        self, queries: Tensor, rows: Tensor, answers: Answers, scores: AnswerScores = NO_ANSWERS
     ) -> ShardNumbers:
         """Score all queries; see :class:`ShardObjective`."""
         num, dim = queries.shape
         # See QUERY_MULTIPLE: oneDNN compiles a matmul for each shape.
-        padded = -(-num // QUERY_MULTIPLE) * QUERY_MULTIPLE
+        padded = rounded(num)
         self._queries, self._rows, self._answers, self._padded = queries, rows, answers, padded
         self._ones = np.ones(max(padded, len(rows)), np.float32)
         self._operand = self._scratch.take("queries", padded, dim, self._dtype)
@@ -224,7 +212,7 @@ class ProductShard:
 
     def _plan_panels(self, num_rows: int) -> list[_Panel]:
         """Cut the rows into panels, and decide which are kept."""
-        width, left, panels = self._rows_a_panel, self._kept_bytes, []
+        width, left, panels = self.rows_a_panel, self.kept_bytes, []
         for start in range(0, num_rows, width):
             stop = min(start + width, num_rows)
             left -= self._padded * (stop - start) * self._dtype.itemsize
@@ -232,12 +220,12 @@ class ProductShard:
             panels.append(_Panel(start, stop, is_kept=left >= 0 or num_rows <= width))
         return panels
 
-    def _powers(self, panel: _Panel) -> torch.Tensor:
+    def _powers(self, panel: _Panel) -> Tensor:
         """Return the memory of a panel's scores, (Q, W): its own if it is kept."""
         name = f"powers{panel.start}" if panel.is_kept else "powers"
         return self._scratch.take(name, self._padded, panel.stop - panel.start, self._dtype)
 
-    def _score_block(self, panel: _Panel, block: slice, greatest: Floats, totals: Floats) -> torch.Tensor:
+    def _score_block(self, panel: _Panel, block: slice, greatest: Floats, totals: Floats) -> Tensor:
         """Write the powers (or sigmoids) of a block of queries and a panel; returns them."""
         powers = self._powers(panel)[block]
         torch.mm(self._operand[block], self._candidates[panel.start : panel.stop].T, out=powers)
@@ -296,9 +284,7 @@ class ProductShard:
         return numbers
 
     @quietly
-    def differentiate(
-        self, totals: Totals, factors: Floats, of_queries: torch.Tensor, of_rows: torch.Tensor
-    ) -> None:
+    def differentiate(self, totals: Totals, factors: Floats, of_queries: Tensor, of_rows: Tensor) -> None:
         """Write the gradients; see :class:`ShardObjective`."""
         num, dim = self._queries.shape
         normalizer = totals.normalizers
@@ -319,7 +305,7 @@ class ProductShard:
             self._differentiate_rows(scaled, self._powers(panel), of_rows[panel.start : panel.stop])
         self._differentiate_answers(normalizer, factors, of_queries, of_rows)
 
-    def _differentiate_rows(self, scaled: torch.Tensor, powers: torch.Tensor, of_rows: torch.Tensor) -> None:
+    def _differentiate_rows(self, scaled: Tensor, powers: Tensor, of_rows: Tensor) -> None:
         """Write the gradients of a panel's rows (W, D) but for the answers'."""
         if self._dtype == torch.float32:
             torch.mm(powers.T, scaled, out=of_rows)
@@ -339,11 +325,7 @@ class ProductShard:
         return scales
 
     def _differentiate_answers(
-        self,
-        normalizer: npt.NDArray[np.float64],
-        factors: Floats,
-        of_queries: torch.Tensor,
-        of_rows: torch.Tensor,
+        self, normalizer: npt.NDArray[np.float64], factors: Floats, of_queries: Tensor, of_rows: Tensor
     ) -> None:
         """Add the gradients from the labels and from the answers' own scores."""
         objective, answers = self.objective, self._answers
@@ -379,6 +361,7 @@ def _runs(num: int, length: int) -> Iterator[slice]:
         yield slice(start, min(start + length, num))
 
 
+@dataclass
 class AutogradShard:
     """Any score function and loss: scores by blocks of rows, gradients by autograd; plain twin of the above.
 
@@ -386,7 +369,7 @@ class AutogradShard:
     answers are copied there once, rows block by block, and the gradients of a block come back while the next
     block computes. Blocks within ``kept_bytes`` stay on the device between the two halves of a step.
 
-    Parameters
+    Attributes
     ----------
     objective : FullObjective
     compare : callable
@@ -402,37 +385,31 @@ class AutogradShard:
         Whether rows are on the device in any case, and the gradients of rows shall be there.
     """
 
-    def __init__(
-        self,
-        objective: FullObjective,
-        compare: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-        numbers_a_score: int = 1,
-        device: ComputeDevice = HOST,
-        matmul_dtype: torch.dtype = torch.float32,
-        kept_bytes: int = KEPT_ROW_BYTES,
-        is_resident: bool = False,
-    ) -> None:
-        self._is_resident = is_resident
-        self.objective = objective
-        self._compare = compare
-        self._numbers_a_score = numbers_a_score
-        self._device = device
-        self._dtype = matmul_dtype if device.is_staged else torch.float32
-        self._block_numbers = DEVICE_BLOCK_NUMBERS if device.is_staged else TWIN_BLOCK_NUMBERS
-        self._kept_bytes = kept_bytes if device.is_staged else 0
-        self._kept: dict[int, torch.Tensor] = {}
+    objective: FullObjective
+    compare: Callable[[Tensor, Tensor], Tensor]
+    numbers_a_score: int = 1
+    device: ComputeDevice = HOST
+    matmul_dtype: torch.dtype = torch.float32
+    kept_bytes: int = KEPT_ROW_BYTES
+    is_resident: bool = False
+
+    def __post_init__(self) -> None:
+        self._dtype = self.matmul_dtype if self.device.is_staged else torch.float32
+        self._block_numbers = DEVICE_BLOCK_NUMBERS if self.device.is_staged else TWIN_BLOCK_NUMBERS
+        self._kept_bytes = self.kept_bytes if self.device.is_staged else 0
+        self._kept: dict[int, Tensor] = {}
         # Two rooms each way: the host fills or empties one while the device uses the other.
-        self._pinned, rooms = ([Scratch(pinned=device.pins_memory) for _ in range(2)] for _ in range(2))
+        self._pinned, rooms = ([Scratch(pinned=self.device.pins_memory) for _ in range(2)] for _ in range(2))
         self._rooms = itertools.cycle(rooms)
         self._sent: list[Any] = []
 
     @torch.no_grad()
-    def score_answers(self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers) -> Floats:
+    def score_answers(self, queries: Tensor, rows: Tensor, answers: Answers) -> Floats:
         """Return the scores of the answers; see :class:`ShardObjective`."""
         self._queries = self._there(queries)
         places, columns = np.unique(answers.places, return_inverse=True)
         scores = np.empty(len(columns), np.float32)
-        for block in _runs(len(places), self._block_rows(len(queries) * self._numbers_a_score)):
+        for block in _runs(len(places), self._block_rows(len(queries) * self.numbers_a_score)):
             is_here = (columns >= block.start) & (columns < block.stop)
             candidates = self._there(rows[torch.from_numpy(places[block]).to(rows.device)])
             matrix = self._scores(self._queries, candidates).cpu().numpy()
@@ -441,7 +418,7 @@ class AutogradShard:
 
     @torch.no_grad()
     def score(
-        self, queries: torch.Tensor, rows: torch.Tensor, answers: Answers, scores: AnswerScores = NO_ANSWERS
+        self, queries: Tensor, rows: Tensor, answers: Answers, scores: AnswerScores = NO_ANSWERS
     ) -> ShardNumbers:
         """Score all queries; see :class:`ShardObjective`."""
         self._queries, self._rows = self._there(queries), rows
@@ -449,32 +426,30 @@ class AutogradShard:
         self._kept = {}
         loss, num_pairs = self.objective.loss, len(scores.scores)
         numbers, pulls = loss.first(self._queries), self._queries.new_zeros(num_pairs)
-        self._rows_a_block = self._block_rows(max(len(queries) * self._numbers_a_score, num_pairs))
+        self._rows_a_block = self._block_rows(max(len(queries) * self.numbers_a_score, num_pairs))
         for run in _runs(len(rows), self._rows_a_block):
             loss.add(numbers, pulls, self._score_block(run, self._queries, self._block(run)))
         return ShardNumbers(numbers.cpu().numpy(), pulls.cpu().numpy())
 
-    def differentiate(
-        self, totals: Totals, factors: Floats, of_queries: torch.Tensor, of_rows: torch.Tensor
-    ) -> None:
+    def differentiate(self, totals: Totals, factors: Floats, of_queries: Tensor, of_rows: Tensor) -> None:
         """Write the gradients; see :class:`ShardObjective`."""
         queries = self._queries.detach().requires_grad_()
         # Autograd accumulates over blocks: into the caller's memory on the CPU.
-        queries.grad = torch.zeros_like(queries) if self._device.is_staged else of_queries.zero_()
+        queries.grad = torch.zeros_like(queries) if self.device.is_staged else of_queries.zero_()
         normalizers, pulls = totals.normalizers.astype(np.float32), totals.pulls.astype(np.float32)
         shift, weights = (self._there(torch.from_numpy(one))[:, None] for one in (normalizers, factors))
         answer_pulls = self._there(torch.from_numpy(pulls))
-        returning: list[tuple[slice, torch.Tensor, Any]] = []
+        returning: list[tuple[slice, Tensor, Any]] = []
         for number, run in enumerate(_runs(len(self._rows), self._rows_a_block)):
             rows = self._block(run).detach().contiguous().requires_grad_()
-            with self._device.computing():
+            with self.device.computing():
                 block = self._score_block(run, queries, rows)
                 detached = dataclasses.replace(block, scores=block.scores.detach())
                 gradients = self.objective.loss.score_gradients(detached, shift, answer_pulls)
                 block.scores.backward(gradients * weights)
             if rows.grad is None:
                 continue
-            if not self._device.is_staged or self._is_resident:
+            if not self.device.is_staged or self.is_resident:
                 of_rows[run] = rows.grad
                 continue
             # The block before has come back into the other half of the page-locked memory by now, or is
@@ -482,60 +457,56 @@ class AutogradShard:
             _place(returning, of_rows)
             returning.append((run, self._started_back(number % 2, rows.grad), self._recorded()))
         _place(returning, of_rows)
-        if self._device.is_staged:
+        if self.device.is_staged:
             of_queries.copy_(queries.grad)
         self._kept = {}
 
-    def _score_block(self, run: slice, queries: torch.Tensor, rows: torch.Tensor) -> ScoreBlock:
+    def _score_block(self, run: slice, queries: Tensor, rows: Tensor) -> ScoreBlock:
         """Score queries against a run of the rows."""
         return self._answers.block(self._scores(queries, rows), run)
 
-    def _scores(self, queries: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+    def _scores(self, queries: Tensor, rows: Tensor) -> Tensor:
         """Score queries (Q, D) against rows (b, D') in the type of the matmuls: (Q, b) float32."""
-        with self._device.computing(), self._device.autocast(self._dtype):
-            return self._compare(queries, rows).to(queries.dtype)
+        with self.device.computing(), self.device.autocast(self._dtype):
+            return self.compare(queries, rows).to(queries.dtype)
 
-    def _there(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _there(self, tensor: Tensor) -> Tensor:
         """Return a tensor on the device: a copy, or itself where the device is the CPU's own path."""
-        if not self._device.is_staged:
+        if not self.device.is_staged:
             return tensor
-        return tensor.to(self._device.device, copy=True)
+        return tensor.to(self.device.device, copy=True)
 
-    def _block(self, block: slice) -> torch.Tensor:
+    def _block(self, block: slice) -> Tensor:
         """Return some rows on the device."""
-        if self._is_resident:
+        if self.is_resident:
             return self._rows[block]
         if block.start in self._kept:
             return self._kept[block.start]
-        rows = self._started_there(self._rows[block]) if self._device.is_staged else self._rows[block]
+        rows = self._started_there(self._rows[block]) if self.device.is_staged else self._rows[block]
         # The rows change after the step only: until then a copy is as good.
-        if rows.numel() * rows.element_size() <= self._kept_bytes - self._bytes_kept:
+        num_bytes = sum(kept.numel() * kept.element_size() for kept in (rows, *self._kept.values()))
+        if num_bytes <= self._kept_bytes:
             self._kept[block.start] = rows
         return rows
 
-    def _started_there(self, rows: torch.Tensor) -> torch.Tensor:
+    def _started_there(self, rows: Tensor) -> Tensor:
         """Begin to copy rows to the device out of page-locked memory; returns the copy."""
         if len(self._sent) == 2:
             self._sent.pop(0).synchronize()  # the room that comes next is free again
         room = next(self._rooms).take("rows", rows.shape[0], rows.shape[1], rows.dtype).copy_(rows)
-        there = room.to(self._device.device, non_blocking=True, copy=True)
+        there = room.to(self.device.device, non_blocking=True, copy=True)
         self._sent.append(self._recorded())
         return there
 
-    @property
-    def _bytes_kept(self) -> int:
-        """Bytes of the rows that are on the device."""
-        return sum(rows.numel() * rows.element_size() for rows in self._kept.values())
-
-    def _started_back(self, half: int, gradients: torch.Tensor) -> torch.Tensor:
+    def _started_back(self, half: int, gradients: Tensor) -> Tensor:
         """Begin to copy gradients back into page-locked memory; returns that."""
         room = self._pinned[half].take("gradients", *gradients.shape)
         return room.copy_(gradients, non_blocking=True)
 
     def _recorded(self) -> Any:
         """Return an event behind what is queued on the device so far."""
-        event = self._device.backend.Event()
-        event.record(self._device.backend.current_stream())
+        event = self.device.backend.Event()
+        event.record(self.device.backend.current_stream())
         return event
 
     def _block_rows(self, numbers_a_row: int) -> int:
@@ -550,7 +521,7 @@ class _AnswersThere:
         self,
         answers: Answers,
         objective: FullObjective,
-        there: Callable[[torch.Tensor], torch.Tensor],
+        there: Callable[[Tensor], Tensor],
         scores: AnswerScores,
     ) -> None:
         order = np.argsort(answers.places, kind="stable")
@@ -564,7 +535,7 @@ class _AnswersThere:
         keep = 1 - objective.label_smoothing
         self._labels = there(torch.from_numpy((keep * answers.shares[order]).astype(np.float32)))
 
-    def block(self, scores: torch.Tensor, rows: slice) -> ScoreBlock:
+    def block(self, scores: Tensor, rows: slice) -> ScoreBlock:
         """Return the scores (Q, b) of some rows with their labels and answers."""
         first, stop = np.searchsorted(self._sorted, [rows.start, rows.stop]).tolist()
         answers = (self._query_of[first:stop], self._places[first:stop] - rows.start)
@@ -574,7 +545,7 @@ class _AnswersThere:
         return ScoreBlock(scores, labels, answers, self._numbers[first:stop], self._pairs)
 
 
-def _place(returning: list[tuple[slice, torch.Tensor, Any]], of_rows: torch.Tensor) -> None:
+def _place(returning: list[tuple[slice, Tensor, Any]], of_rows: Tensor) -> None:
     """Put the gradients of blocks that are on their way back where they belong."""
     for block, gradients, event in returning:
         event.synchronize()

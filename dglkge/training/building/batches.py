@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from dglkge.config.schema import MIXED
 from dglkge.data import dataset_files
@@ -191,7 +191,7 @@ def prefetch_ranges(job: Job, batches: BucketBatches) -> None:
     tables, cluster = job.tables, job.cluster
     is_leader = cluster.world.is_machine_leader
     num_ranges = batches.walk.num_ranges
-    rows_of: dict[str, list[torch.Tensor]] = {}
+    rows_of: dict[str, list[Tensor]] = {}
     for name in tables.entity_types:
         state = job.optimizer_state(name).values()
         rows_of[name] = [tables[name].local_rows, *(one.local_partition for one in state)]
@@ -217,9 +217,7 @@ def prefetch_ranges(job: Job, batches: BucketBatches) -> None:
     cluster.on_exit(prefetcher.close)
 
 
-def build_passes(
-    job: Job, batches: TrainingBatches, gather: Callable[[str, torch.Tensor], torch.Tensor]
-) -> Passes:
+def build_passes(job: Job, batches: TrainingBatches, gather: Callable[[str, Tensor], Tensor]) -> Passes:
     """Return the passes of an epoch, and the ranking of what is held out of them.
 
     Raises

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-import torch
+from torch import Tensor
 
 from dglkge.config import Config
 from dglkge.distributed.dgl_compat import request_timeout_seconds
@@ -31,12 +31,7 @@ from dglkge.step.objectives.all_candidates import (
 from dglkge.step.objectives.k_vs_all import all_answers
 from dglkge.step.objectives.query_exchange import QueryExchange
 from dglkge.step.objectives.relation_prediction import RELATION_BLOCKS, RelationQueries
-from dglkge.step.objectives.shard_objective import (
-    AutogradShard,
-    FullObjective,
-    ProductShard,
-    ShardObjective,
-)
+from dglkge.step.objectives.shard_objective import AutogradShard, FullObjective, ProductShard, ShardObjective
 from dglkge.step.planning import EdgePlanner, QueryPlanner
 from dglkge.step.rows import Transforms
 from dglkge.training.building.components import REFERENCE, configured_loss, configured_regularizer
@@ -65,7 +60,7 @@ class _Comparison:
     table: EmbeddingTable
     columns: slice
     query_dim: int
-    compare: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+    compare: Callable[[Tensor, Tensor], Tensor]
     numbers_a_score: int
     is_product: bool
 

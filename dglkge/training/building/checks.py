@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import importlib.util
 import itertools
+import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from dglkge.checkpoint.bigraph import find_bigraph
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER
 from dglkge.checkpoint.stores import is_url, open_store
 from dglkge.config import Config
 from dglkge.config.refusals import problems_of
@@ -20,6 +23,8 @@ from dglkge.distributed.world import World
 from dglkge.errors import InputError, InputErrors
 from dglkge.model.device import open_device, problem_of
 from dglkge.model.precision import NARROW_TYPES, autocast_problem, compiler_problem
+from dglkge.planning.host import host_memory
+from dglkge.planning.memory import describe_hosts, misfits, plan_memory
 from dglkge.sampling.draws import split_count
 from dglkge.training.building.components import (
     configured_model,
@@ -30,6 +35,8 @@ from dglkge.training.building.components import (
 from dglkge.training.learning_rates import schedule_problems
 from dglkge.training.trackers import LOGGERS
 from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE, STAGED_CPU_DEVICE
+
+logger = logging.getLogger(__name__)
 
 WEIGHTS_A_BLOCK = 1 << 20
 """Weights of triples that are checked at a time."""
@@ -54,7 +61,7 @@ def check_config(config: Config, world: World | None = None) -> None:
     _raise(
         problems_of(config, num_machines),
         _raised(lambda: configured_regularizer(config, model)),
-        _raised(lambda: split_count(config.negatives.num_uniform, config.negatives.shares)),
+        _raised(lambda: split_count(max(config.negatives.per_side.values()), config.negatives.shares)),
         schedule_problems(config),
         dense_problems(config, model),
         _loggers(config),
@@ -63,18 +70,27 @@ def check_config(config: Config, world: World | None = None) -> None:
     )
 
 
-def check_dataset(config: Config, dataset: Dataset) -> None:
-    """Refuse, before anything is trained, a configuration that does not fit a data set.
+def check_dataset(config: Config, dataset: Dataset, world: World | None = None) -> None:
+    """Refuse, before tables are created, a configuration that does not fit a data set.
+
+    Parameters
+    ----------
+    config : Config
+    dataset : Dataset
+    world : World, optional
+        Without it, the memory of this machine is not compared with the plan.
 
     Raises
     ------
     InputErrors
-        For a split to rank without triples, an unknown relation, weights that are missing or no confidences.
+        For a split to rank without triples, an unknown relation, weights that are missing or no confidences;
+        and, on one trainer of a machine, for a run that does not fit into it.
     """
     _raise(
         _empty_splits(config, dataset),
         _raised(lambda: relation_weights(config, dataset)),
         _confidences(config, dataset) if config.loss.has_confidences else (),
+        () if world is None else _memory(config, dataset, world),
     )
 
 
@@ -112,16 +128,25 @@ def is_installed(package: str) -> bool:
 
 
 def _storage(config: Config) -> Iterator[str]:
-    """Yield a URL in place of the run's folder, and one that cannot be opened; nothing is read."""
+    """Yield an output that no run can have, and a storage that cannot be opened."""
     if is_url(config.output):
         yield (
             f"output is {config.output!r}; expected a folder of this machine: checkpoint.storage takes the "
             "URL to which versions are committed as well"
         )
-    url = config.checkpoint.storage
+    output, url = Path(config.output), config.checkpoint.storage
+    for folder in (output, output / CHECKPOINT_FOLDER):
+        if not is_url(config.output) and find_bigraph(folder) is not None:
+            # Its ids are not those of a data set: a run would write over it.
+            resumed = output.with_name(output.name + "_resumed")
+            yield (
+                f"{folder} was written by PyTorch-BigGraph, with ids of its own; to go on from it: dglkge "
+                f"checkpoint convert {folder} --to run --dataset {config.dataset} --output {resumed}, then "
+                f"output={resumed}"
+            )
     if url:
         yield from (f"checkpoint.storage: {text}" for text in _raised(lambda: open_store(url)))
-    if url.startswith("file:") and Path("/" + url[5:].lstrip("/")).resolve() == Path(config.output).resolve():
+    if url.startswith("file:") and Path("/" + url[5:].lstrip("/")).resolve() == output.resolve():
         yield f"checkpoint.storage is {url!r}, which is the run's own folder; expected another one"
 
 
@@ -193,3 +218,25 @@ def _confidences(config: Config, dataset: Dataset) -> Iterator[str]:
                 f"weight {block[place]:g}; allowed: weights in [0, 1]"
             )
             return
+
+
+def _memory(config: Config, dataset: Dataset, world: World) -> Iterator[str]:
+    """Yield that the run does not fit into this machine; the plan is logged before."""
+    # Imported here: runtime imports DGL, which those who check a configuration alone do without.
+    from dglkge.distributed.dgl_import import table_folder
+    from dglkge.distributed.runtime import num_servers
+
+    size = dataset.size()
+    if not config.training.check_memory or not world.is_machine_leader or world.machine >= len(size.parts):
+        return
+    # A process alone has no servers: its tables are its own memory.
+    servers = num_servers() if world.launched else 0
+    planned = plan_memory(config, size, world.trainers_per_machine, servers)[world.machine]
+    in_files = bool(table_folder()) or (not world.launched and config.tables.storage == "disk")
+    lacking = misfits(planned, host_memory(config.output, world.job), has_started=True, in_files=in_files)
+    if lacking:
+        logger.error("%s", describe_hosts([planned]))
+        yield (
+            f"the configuration does not fit into machine {world.machine}: {'; '.join(lacking)} "
+            "(training.check_memory=false trains all the same)"
+        )

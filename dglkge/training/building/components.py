@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,16 +16,12 @@ import torch
 from dglkge.config import Config
 from dglkge.config.schema import DenseConfig
 from dglkge.data.dataset import Dataset
-from dglkge.errors import InputError, unknown_name
+from dglkge.errors import InputError, one_line, unknown_name
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import LOSSES, Loss
-from dglkge.model.regularizers import (
-    REGULARIZERS,
-    Regularizer,
-    check_regularizer,
-    chosen_regularizer,
-)
+from dglkge.model.regularizers import REGULARIZERS, Regularizer, chosen_regularizer
 from dglkge.model.score_functions import SCORE_FUNCTIONS
+from dglkge.settings import FreeSettings
 
 REFERENCE = "reference"
 """``training.kernels`` of the plain path: autograd, torch and numpy, no compiled loop."""
@@ -61,8 +57,15 @@ def configured_regularizer(config: Config, model: KgeModel) -> Regularizer | Non
     """
     score_function = config.model.score_function.name
     chosen = chosen_regularizer(config.regularizer, score_function)
-    check_regularizer(chosen.name, score_function)
-    made = REGULARIZERS.get(chosen.name)(chosen, model.score_function.complex_valued)
+    member = REGULARIZERS.get(chosen.name)
+    if not member.fits(SCORE_FUNCTIONS.get(score_function)):
+        fitting = [name for name in SCORE_FUNCTIONS if member.fits(SCORE_FUNCTIONS.get(name))]
+        raise InputError(
+            f"regularizer.name {chosen.name} takes model.score_function {' or '.join(fitting)}: it is "
+            "defined for products of entity and relation compared by an inner product; got "
+            f"{score_function}"
+        )
+    made = member(chosen, model.score_function.complex_valued)
     return made if made.weight else None
 
 
@@ -84,20 +87,44 @@ def relation_weights(config: Config, dataset: Dataset) -> npt.NDArray[np.float32
     return np.array([weights.get(name, 1.0) for name in names], np.float32) if weights else None
 
 
-_UNFIT = ("Optimizer", "LBFGS", "SparseAdam")
-"""The base class; one that computes the loss several times a step; one for gradients of single rows."""
+def torch_classes(module: Any, base: type, unfit: Collection[str]) -> dict[str, Any]:
+    """Return the subclasses that this version of torch has in a module, but for some, by name."""
+    return {
+        name: kind
+        for name, kind in sorted(vars(module).items())
+        if isinstance(kind, type) and issubclass(kind, base) and name[0] != "_" and name not in unfit
+    }
 
-_NOT_OPTIONS = ("self", "params", "lr", "capturable", "differentiable")
+
+def named_class(
+    field: str, chosen: FreeSettings, known: Mapping[str, Any], own: Collection[str]
+) -> tuple[Any, list[str]]:
+    """Return the class of torch that settings name, and its options; ``own`` are parameters that are none.
+
+    Raises
+    ------
+    InputError
+        If torch has no such class, or the class has none of the options that are given.
+    """
+    if chosen.name not in known:
+        raise unknown_name(field, chosen.name, list(known))
+    kind = known[chosen.name]
+    allowed = [name for name in inspect.signature(kind).parameters if name not in own]
+    for name in chosen.options:
+        if name not in allowed:
+            raise unknown_name(f"option of {field} {chosen.name}", name, allowed)
+    return kind, allowed
+
+
+def refused_by_torch(field: str, chosen: FreeSettings, error: Exception) -> InputError:
+    """Make the error for a class of torch that does not take its options."""
+    return InputError(f"{field} {chosen}: torch refuses it: {one_line(error)}")
 
 
 def known_optimizers() -> dict[str, type[torch.optim.Optimizer]]:
     """Return the optimizers of this version of torch that a configuration can name."""
-    found = {
-        name: kind
-        for name, kind in vars(torch.optim).items()
-        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer) and not name.startswith("_")
-    }
-    return {name: kind for name, kind in sorted(found.items()) if name not in _UNFIT}
+    # The base class; one that computes the loss several times a step; one for gradients of single rows.
+    return torch_classes(torch.optim, torch.optim.Optimizer, ("Optimizer", "LBFGS", "SparseAdam"))
 
 
 def dense_optimizer(chosen: DenseConfig, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
@@ -108,22 +135,16 @@ def dense_optimizer(chosen: DenseConfig, parameters: Sequence[torch.nn.Parameter
     InputError
         If torch has no such optimizer, it has no such option, or it refuses a value or the parameters.
     """
-    known = known_optimizers()
-    optimizer = chosen.optimizer
-    if optimizer.name not in known:
-        raise unknown_name("dense.optimizer", optimizer.name, list(known))
-    kind: Any = known[optimizer.name]
-    allowed = [name for name in inspect.signature(kind).parameters if name not in _NOT_OPTIONS]
-    options = optimizer.options
-    for name, value in options.items():
-        if name not in allowed:
-            raise unknown_name(f"option of dense.optimizer {optimizer.name}", name, allowed)
-        if isinstance(value, list):
-            options[name] = tuple(value)  # betas: [0.9, 0.98]
+    field, own = "dense.optimizer", ("self", "params", "lr", "capturable", "differentiable")
+    kind, _ = named_class(field, chosen.optimizer, known_optimizers(), own)
+    options = {
+        name: tuple(value) if isinstance(value, list) else value  # betas: [0.9, 0.98]
+        for name, value in chosen.optimizer.options.items()
+    }
     try:
         made: torch.optim.Optimizer = kind(list(parameters), lr=chosen.lr, **options)
     except Exception as error:
-        raise InputError(_refused(chosen, error)) from None
+        raise refused_by_torch(field, chosen.optimizer, error) from None
     return made
 
 
@@ -144,7 +165,7 @@ def dense_problems(config: Config, model: KgeModel) -> Iterator[str]:
         yield str(error)
         return
     except Exception as error:
-        yield _refused(chosen, error)
+        yield str(refused_by_torch("dense.optimizer", chosen.optimizer, error))
         return
     # Slices of parameters: torch must make them, and the optimizer must need no whole ones.
     if chosen.sharding == "fsdp" and not has_slices_on_processors():
@@ -158,11 +179,6 @@ def dense_problems(config: Config, model: KgeModel) -> Iterator[str]:
             "trainer a slice of a parameter: this optimizer's step depends on the whole; allowed: optimizers "
             "that work number by number, e.g. Adam, or dense.sharding replicated"
         )
-
-
-def _refused(chosen: DenseConfig, error: Exception) -> str:
-    reason = " ".join(str(error).split()) or type(error).__name__
-    return f"dense.optimizer {chosen.optimizer}: torch refuses it: {reason}"
 
 
 def has_slices_on_processors() -> bool:

@@ -11,22 +11,17 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_CONFIG_FILE
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.config import Config
 from dglkge.config.schema import DenseConfig
 from dglkge.distributed.runtime import Cluster
-from dglkge.errors import CheckpointError, InputError
+from dglkge.errors import CheckpointError, InputError, one_line
 from dglkge.model.device import HOST, ComputeDevice, open_device, problem_of
 from dglkge.model.kge_model import KgeModel
-from dglkge.model.precision import (
-    LEAST_COMPILED,
-    NARROW_TYPES,
-    LossScale,
-    ModulePrecision,
-    one_line,
-)
+from dglkge.model.precision import LEAST_COMPILED, NARROW_TYPES, LossScale, ModulePrecision
 from dglkge.training.building.checks import autocast_problems
 from dglkge.training.building.components import REFERENCE
 from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE, Side
@@ -110,10 +105,12 @@ def _recorded(config: Config) -> str | None:
 def _measured(config: Config, device: ComputeDevice) -> str:
     """Measure matmuls of the shape of a chunk."""
     num_queries = 2 * min(config.negatives.chunk_size, config.training.batch_size)
-    candidates = config.negatives.num_uniform
+    candidates = max(config.negatives.per_side.values())
     if config.training.objective.over_all:
+        num_queries = 2 * config.training.batch_size
+    if config.training.objective.over_all or config.negatives.takes_all:
         # All entities are candidates: enough of them for the largest shape that is measured.
-        num_queries, candidates = 2 * config.training.batch_size, DEVICE_MAX_ROWS
+        candidates = DEVICE_MAX_ROWS
     shape = (num_queries, candidates, config.model.dimension)
     return faster_type(shape, device)
 
@@ -146,7 +143,7 @@ def faster_type(shape: tuple[int, int, int], device: ComputeDevice = HOST) -> st
     return chosen
 
 
-def matmul_seconds(left: torch.Tensor, right: torch.Tensor, repetitions: int = 5) -> float:
+def matmul_seconds(left: Tensor, right: Tensor, repetitions: int = 5) -> float:
     """Return the shortest time of several matmuls of left and right's transpose."""
     # Not counted: oneDNN compiles the matmul for the shape.
     out = torch.mm(left, right.T)
@@ -220,10 +217,10 @@ def _try_out(chosen: DenseConfig, model: KgeModel, device: torch.device) -> None
         ) from None
 
 
-def _gradients(model: KgeModel, device: torch.device) -> list[list[torch.Tensor]]:
+def _gradients(model: KgeModel, device: torch.device) -> list[list[Tensor]]:
     """Return the gradients of rows, and of parameters, of a function of the queries of both sides."""
 
-    def numbers(*shape: int) -> torch.Tensor:
+    def numbers(*shape: int) -> Tensor:
         # Other numbers in each row: normalization of equal ones has no gradient.
         return torch.linspace(-1, 1, math.prod(shape), device=device).view(shape)
 

@@ -15,6 +15,7 @@ from typing import Any
 import h5py
 import numpy as np
 import torch
+from torch import Tensor
 
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.durable import file_crc32
@@ -30,7 +31,7 @@ from dglkge.training.building.given_vectors import match_names, nothing_matches,
 
 logger = logging.getLogger(__name__)
 
-Records = Mapping[str, torch.Tensor]
+Records = Mapping[str, Tensor]
 
 
 class RunFeatures(ProjectedFeatures):
@@ -57,7 +58,7 @@ class RunFeatures(ProjectedFeatures):
 
     is_collective = False
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
+    def state_dict(self) -> dict[str, Tensor]:
         """Return the records by dataset of a model file."""
         return {record_path(name): record.clone() for name, record in self.records.items()}
 
@@ -142,7 +143,7 @@ def _is_kept(output: str, chosen: FeaturesConfig, files: list[FeatureFile], note
     return is_same and not all(one.path.is_file() for one in files)
 
 
-def _open(folder: Path, note: Path) -> tuple[dict[str, torch.Tensor], dict[str, np.ndarray]]:
+def _open(folder: Path, note: Path) -> tuple[dict[str, Tensor], dict[str, np.ndarray]]:
     """Open the run's copy."""
     try:
         records = parse_note(note.read_bytes(), note)

@@ -6,13 +6,9 @@ from functools import partial
 
 import numpy as np
 
-from dglkge.config import Config
 from dglkge.config.schema import MIXED
-from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import TRAIN
-from dglkge.data.partition_layout import PartitionLayout
 from dglkge.data.range_walk import range_bounds
-from dglkge.embeddings.table_set import TableSet
 from dglkge.kernels.hashing import combine
 from dglkge.model.choices import NEGATIVE_SAMPLERS, MixedSettings
 from dglkge.model.losses import Loss
@@ -20,20 +16,20 @@ from dglkge.sampling.draws import count_degrees, degree_weights
 from dglkge.sampling.known_answers import KnownAnswers
 from dglkge.sampling.negatives import NegativeSampler
 from dglkge.sampling.range_negatives import DrawnRanges, NodeRanges, RangeNegatives, range_offset
+from dglkge.training.job import Job
 from dglkge.typing import RELATION, Side
 
 _HEADS_KEY = 0x4EAD
 
 
-def build_negatives(
-    config: Config, dataset: Dataset, layout: PartitionLayout, tables: TableSet, pairs: list[tuple[str, str]]
-) -> dict[Side, NegativeSampler]:
+def build_negatives(job: Job) -> dict[Side, NegativeSampler]:
     """Make the sampler of each side that is trained.
 
     Both sides have the same one if they have equally many negatives: rows are then looked up and updated once
     for both. Otherwise each has its own, with a seed of its own. In directed buckets each has its own too,
     for its range.
     """
+    config, dataset, layout, tables, pairs = job.config, job.dataset, job.layout, job.tables, job.pairs
     chosen = config.negatives
     node_ids = {name: np.asarray(layout.node_ids(name)) for name in dataset.entity_types}
     counts = {side: count for side, count in chosen.per_side.items() if count}
@@ -48,7 +44,7 @@ def build_negatives(
     num_ranges = config.sampling.num_ranges
     if num_ranges > 1:
         is_mixed = config.sampling.buckets == MIXED
-        ranges = DrawnRanges(_bounds(layout, dataset, num_ranges), num_ranges, is_mixed)
+        ranges = DrawnRanges(_bounds(job, num_ranges), num_ranges, is_mixed)
         if weights is not None:
             weights = {name: found[layout.original_ids(name)] for name, found in weights.items()}
         part = tables[RELATION].part
@@ -72,27 +68,27 @@ def build_negatives(
     return {side: by_count[count] for side, count in counts.items()}
 
 
-def build_range_offset(
-    config: Config, dataset: Dataset, layout: PartitionLayout, loss: Loss
-) -> tuple[float, NodeRanges | None]:
+def build_range_offset(job: Job, loss: Loss) -> tuple[float, NodeRanges | None]:
     """Return what the scores of answers in the range of the query's entity are lowered by, and the ranges.
 
     0 and None where they are not: in directed buckets, and for a loss that takes scores for no log-odds.
     """
-    num_ranges = config.sampling.num_ranges
+    num_ranges = job.config.sampling.num_ranges
     # Of two ranges a bucket has all triples.
-    if num_ranges <= 2 or config.sampling.buckets != MIXED or not loss.takes_log_odds:
+    if num_ranges <= 2 or job.config.sampling.buckets != MIXED or not loss.takes_log_odds:
         return 0.0, None
-    return range_offset(num_ranges), NodeRanges(_bounds(layout, dataset, num_ranges), num_ranges)
+    return range_offset(num_ranges), NodeRanges(_bounds(job, num_ranges), num_ranges)
 
 
-def _bounds(layout: PartitionLayout, dataset: Dataset, num_ranges: int) -> dict[str, np.ndarray]:
-    return {name: range_bounds(layout.range_starts(name), num_ranges) for name in dataset.entity_types}
+def _bounds(job: Job, num_ranges: int) -> dict[str, np.ndarray]:
+    starts = {name: job.layout.range_starts(name) for name in job.dataset.entity_types}
+    return {name: range_bounds(of_type, num_ranges) for name, of_type in starts.items()}
 
 
-def build_known(config: Config, dataset: Dataset, layout: PartitionLayout) -> KnownAnswers | None:
+def build_known(job: Job) -> KnownAnswers | None:
     """Make the index of known answers; None where they count as negatives."""
-    if not config.negatives.mask_known:
+    if not job.config.negatives.mask_known:
         return None
-    original_ids = {name: np.asarray(layout.original_ids(name)) for name in [*dataset.entity_types, RELATION]}
-    return KnownAnswers(dataset.known_triples([TRAIN]), original_ids)
+    names = [*job.dataset.entity_types, RELATION]
+    original_ids = {name: np.asarray(job.layout.original_ids(name)) for name in names}
+    return KnownAnswers(job.dataset.known_triples([TRAIN]), original_ids)

@@ -14,7 +14,7 @@ from dglkge.checkpoint.conversion import dataset_fields
 from dglkge.checkpoint.durable import LeasedFolder
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_CONFIG_FILE, RUN_TRACKERS_FILE, Progress
 from dglkge.checkpoint.manager import CheckpointManager, TrainerGroup
-from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
+from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.checkpoint.mirror import Mirror, StoredVersion
 from dglkge.checkpoint.stores import open_store
 from dglkge.config import Config, save_config
@@ -29,7 +29,7 @@ from dglkge.launch.remote.run_store import LauncherStore
 from dglkge.training.building.components import configured_model
 from dglkge.training.building.tables import describe_optimizer
 from dglkge.training.job import Job
-from dglkge.training.resume import check_settings
+from dglkge.training.resume import resumable
 from dglkge.training.trackers import Trackers
 
 ATTEMPT_SECONDS = 5.0
@@ -107,11 +107,13 @@ def open_mirror(config: Config, cluster: Cluster, lease: Lease, meta: Checkpoint
 
     mirror = cluster.agree(open_here)
     # Rank 0 first: it may have a version that was not uploaded when its job was killed.
-    _agree(
-        cluster,
-        mirror if world.rank == 0 else None,
-        lambda saved: _check(config, saved, meta, "" if mirror is None else mirror.url),
-    )
+    settings, where = dict(meta.config), "" if mirror is None else mirror.url
+    if settings["training"]["matmul_dtype"] == "auto":
+        # Chosen later, as the run has recorded it.
+        training = {name: value for name, value in settings["training"].items() if name != "matmul_dtype"}
+        settings["training"] = training
+    fits = functools.partial(resumable, config, meta=meta, settings=settings, where=where)
+    _agree(cluster, mirror if world.rank == 0 else None, fits)
     # Another machine may see the same folder in spite of --sync: then its lease is that machine's.
     fills = world.rank != 0 and world.is_disk_leader and lease.is_holder
     _agree(cluster, mirror if fills else None, None)
@@ -121,15 +123,6 @@ def open_mirror(config: Config, cluster: Cluster, lease: Lease, meta: Checkpoint
 def _is_cache(config: Config, world: World) -> bool:
     """Return whether the store has the run, and the run's folder is a cache of it."""
     return world.has_own_disk or not config.checkpoint.local
-
-
-def _check(config: Config, saved: CheckpointMeta, meta: CheckpointMeta, url: str) -> None:
-    """Refuse to take a store with another run, or one with other settings."""
-    check_same_run(saved, meta)
-    training = dict(meta.config["training"])
-    if training["matmul_dtype"] == "auto":
-        del training["matmul_dtype"]  # chosen later, as the run has recorded it
-    check_settings(config, saved, {**meta.config, "training": training}, url)
 
 
 def _agree(cluster: Cluster, mirror: Mirror | None, check: Callable[[CheckpointMeta], object] | None) -> None:

@@ -5,14 +5,12 @@ from __future__ import annotations
 import logging
 import time
 
-from dglkge.errors import InputError
+from dglkge.errors import InputError, one_line
 from dglkge.model.choices import NO_TRANSFORM, ROW_TRANSFORMS
-from dglkge.model.precision import one_line
 from dglkge.sampling.query_batches import TrainingBatches
 from dglkge.step.contracts import Objective, RowStore, RowTransform, TableTransform
 from dglkge.step.objectives import dot_softmax
 from dglkge.step.objectives.autograd_loss import AutogradLoss
-from dglkge.step.objectives.dot_softmax import DotSoftmax
 from dglkge.step.objectives.relation_prediction import WithRelations
 from dglkge.step.objectives.scored_losses import ScoredLosses
 from dglkge.step.planning import EdgePlanner
@@ -22,10 +20,7 @@ from dglkge.step.staged_rows import DeviceStore, StagedStore
 from dglkge.step.train_step import LookAhead, RowUpdates, TrainStep
 from dglkge.training.building.batches import touched_rows
 from dglkge.training.building.candidates import build_candidate_loss, build_relation_loss
-from dglkge.training.building.components import (
-    configured_loss,
-    configured_regularizer,
-)
+from dglkge.training.building.components import configured_loss, configured_regularizer
 from dglkge.training.building.negatives import build_known, build_negatives, build_range_offset
 from dglkge.training.job import Job
 from dglkge.typing import RELATION
@@ -60,29 +55,21 @@ def build_step(job: Job, batches: TrainingBatches) -> tuple[TrainStep, LookAhead
 
 def _build_sampled(job: Job, batches: TrainingBatches, transforms: Transforms) -> Objective:
     """Make the objective against sampled negatives."""
-    config, computation, pairs = job.config, job.computation, job.pairs
-    dataset, layout, model = job.dataset, job.layout, job.computing
+    config, computation, pairs, model = job.config, job.computation, job.pairs, job.computing
     loss, regularizer = configured_loss(config), configured_regularizer(config, model)
-    negatives = build_negatives(config, dataset, layout, job.tables, pairs)
-    offset, range_of = build_range_offset(config, dataset, layout, loss)
-    known = build_known(config, dataset, layout)
+    negatives = build_negatives(job)
+    offset, range_of = build_range_offset(job, loss)
+    known = build_known(job)
     sums_batch = config.loss.batch_reduction == "sum"
     planner = EdgePlanner(list(job.tables), pairs, negatives, sums_batch, known, range_of)
-    # It is among all entities already.
-    own_entity = config.negatives.own_entity and not config.negatives.takes_all
-    has_measures = config.training.batch_statistics
-    objective: Objective
-    if dot_softmax.is_compiled(model, loss) and job.has_loops:
-        objective = DotSoftmax(
-            planner, model, loss, regularizer, own_entity, computation, has_measures, offset
-        )
-    else:
-        objective = sampled = AutogradLoss(
-            planner, model, loss, regularizer, own_entity, computation, has_measures, offset
-        )
-        if computation.is_compiled:
-            has_own = own_entity and any(lhs == rhs for lhs, rhs in pairs)
-            _compile_loss(job, sampled.scored, has_own)
+    own_entity = config.negatives.scores_own
+    is_compiled = dot_softmax.is_compiled(model, loss) and job.has_loops
+    kind = dot_softmax.DotSoftmax if is_compiled else AutogradLoss
+    objective: Objective = kind(
+        planner, model, loss, regularizer, own_entity, computation, config.training.batch_statistics, offset
+    )
+    if isinstance(objective, AutogradLoss) and computation.is_compiled:
+        _compile_loss(job, objective.scored, own_entity and any(lhs == rhs for lhs, rhs in pairs))
     if config.training.relation_prediction:
         objective = WithRelations(objective, build_relation_loss(job, batches, transforms, planner))
     return objective

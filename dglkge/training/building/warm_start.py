@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from pathlib import Path
 
 import numpy as np
 import torch
 
 from dglkge.checkpoint import conversion
-from dglkge.checkpoint.bigraph import find_bigraph
-from dglkge.checkpoint.layout import CHECKPOINT_FOLDER
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
 from dglkge.checkpoint.storage import check_texts
 from dglkge.config import Config
 from dglkge.data.vocabulary import Vocabulary
-from dglkge.errors import CheckpointError, InputError
+from dglkge.errors import InputError
 from dglkge.kernels.rules import limit_norms
 from dglkge.training.job import Job
 from dglkge.typing import RELATION
@@ -26,25 +23,6 @@ logger = logging.getLogger(__name__)
 
 ROWS_A_BLOCK = 65536
 """Rows that are changed at a time, where they have to be copied."""
-
-
-def refuse_bigraph_output(config: Config) -> None:
-    """Refuse to write over PyTorch-BigGraph's checkpoint: its ids are not those of a data set.
-
-    Raises
-    ------
-    CheckpointError
-        With the command that makes a run of it.
-    """
-    output = Path(config.output)
-    for folder in (output, output / CHECKPOINT_FOLDER):
-        if find_bigraph(folder) is not None:
-            resumed = output.with_name(output.name + "_resumed")
-            raise CheckpointError(
-                f"{folder} was written by PyTorch-BigGraph, with ids of its own; to go on from it: "
-                f"dglkge checkpoint convert {folder} --to run --dataset {config.dataset} "
-                f"--output {resumed}, then output={resumed}"
-            )
 
 
 def limit_rows(rows: torch.Tensor, max_norm: float) -> None:

@@ -1,0 +1,443 @@
+"""DGL-KE's folder of a trained model: file names, ``config.json``, id maps, rows and RotatE's phases.
+
+DGL-KE writes ``{dataset}_{model}_entity.npy``, ``{dataset}_{model}_relation.npy`` and ``config.json``, the
+arguments of its training command. The id maps, which name the rows, are in the folder of its triples.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from dglkge.checkpoint.manifest import CheckpointMeta
+from dglkge.checkpoint.reader import Checkpoint, CheckpointTable, FileShard, TablesByName
+from dglkge.data.dataset_files import load_json
+from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
+from dglkge.errors import InputError
+from dglkge.formats import DGLKE_MATRICES, DGLKE_MODELS
+from dglkge.inference.hub_tables import HubTables
+from dglkge.model.kge_model import KgeModel, build_model
+from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS
+from dglkge.typing import RELATION, Relation
+
+logger = logging.getLogger(__name__)
+
+CONFIG = "config.json"
+ENTITY = "entity"
+OTHER_MODELS = ("ConvE", "AttH")
+"""DGL-KE's models that dglkge does not implement."""
+
+MAP_KEYS = {ENTITY: "emp_file", RELATION: "rmap_file"}
+MAP_NAMES = {
+    ENTITY: ("entities.tsv", "entities.dict", "entity2id.txt"),
+    RELATION: ("relations.tsv", "relations.dict", "relation2id.txt"),
+}
+"""File names of id maps in order of preference: of user-defined data sets, then of built-in ones."""
+DEFAULT_GAMMA = 12.0
+INIT_EPSILON = 2.0
+"""DGL-KE's initial rows are uniform in [-(gamma + 2) / hidden_dim, (gamma + 2) / hidden_dim]."""
+
+
+def models() -> dict[str, str]:
+    """Return DGL-KE's names of the models that dglkge has, to its score functions; other spellings first."""
+    others = {other: name for name, of_name in DGLKE_MODELS.items() for other in of_name[1:]}
+    return {**others, **{of_name[0]: name for name, of_name in DGLKE_MODELS.items()}}
+
+
+@dataclass(frozen=True)
+class DglkeFolder:
+    """Files of one model.
+
+    Attributes
+    ----------
+    folder : Path
+    stem : str
+        Common prefix of the names of the two files of rows.
+    model : str or None
+        DGL-KE's name of the model; None if neither the files' names nor ``config.json`` contain it.
+    config : dict or None
+        The content of ``config.json``; None without that file.
+    """
+
+    folder: Path
+    stem: str
+    model: str | None
+    config: dict[str, Any] | None
+
+    @classmethod
+    def open(cls, folder: Path) -> DglkeFolder:
+        """Find the files of a folder.
+
+        Raises
+        ------
+        InputError
+            If the folder does not hold exactly one model, or dglkge does not implement it.
+        """
+        config = load_json(folder / CONFIG) if (folder / CONFIG).is_file() else None
+        # config.json names the files exactly. If it or these are absent, the one pair of files in the folder
+        # is taken.
+        wanted = f"{config.get('dataset')}_{config.get('model_name')}_" if config else ""
+        if not (folder / f"{wanted}{ENTITY}.npy").is_file():
+            found = sorted(folder.glob(f"*_{ENTITY}.npy"))
+            if len(found) != 1:
+                raise InputError(f"expected one file {folder / f'*_{ENTITY}.npy'}, found {len(found)}")
+            wanted = found[0].name[: -len(f"{ENTITY}.npy")]
+        # Known names only: a data set's own name may contain underscores, so the stem cannot be split.
+        model = next((one for one in (*models(), *OTHER_MODELS) if wanted.endswith(f"_{one}_")), None)
+        configured = config.get("model_name") if config else None
+        if model is not None and configured is not None and configured != model:
+            raise InputError(
+                f"{folder / CONFIG} says {configured}, the file {wanted}{ENTITY}.npy says {model}: "
+                "they belong to two models"
+            )
+        model = model or configured
+        if model is not None and model not in models():
+            raise InputError(f"dglkge has no DGL-KE model {model!r}; known: {', '.join(models())}")
+        return cls(folder, wanted, model, config)
+
+    def rows(self, table: str, score_function: str) -> np.ndarray:
+        """Map the rows (n, D) of a table: RotatE's relations as phases in radians, TransR's with matrices.
+
+        Parameters
+        ----------
+        table : str
+            ``"entity"`` or ``"relation"``.
+        score_function : str
+            dglkge's name of it.
+
+        Raises
+        ------
+        InputError
+            If the file is missing or damaged, or RotatE's scale is unknown.
+        """
+        rows = load_npy(self.folder / f"{self.stem}{table}.npy")
+        function = SCORE_FUNCTIONS.get(score_function)
+        if table != RELATION or rows.ndim != 2:
+            return rows
+        if function.relation_init == PHASE:
+            return self._phases(rows)
+        matrices = DGLKE_MATRICES.get(score_function)
+        return self._with_matrices(rows, matrices) if matrices else rows
+
+    def _with_matrices(self, rows: np.ndarray, name: str) -> np.ndarray:
+        """Return rows of relations with the matrices of a second file beside them."""
+        path = self.folder / f"{self.stem}{name}.npy"
+        matrices = load_npy(path)
+        if matrices.ndim != 2 or len(matrices) != len(rows):
+            raise InputError(
+                f"{path} has an array of shape {matrices.shape}, expected one row for each of the "
+                f"{len(rows)} relations"
+            )
+        return np.concatenate([rows, matrices], axis=1)
+
+    def names(self, table: str, num_rows: int) -> list[str]:
+        """Return the names of a table's rows from its id map.
+
+        Parameters
+        ----------
+        table : str
+            ``"entity"`` or ``"relation"``.
+        num_rows : int
+            Rows of the table.
+
+        Returns
+        -------
+        list of str
+            Empty without an id map.
+
+        Raises
+        ------
+        InputError
+            If the map that ``config.json`` names is missing, or the map does not fit the rows.
+        """
+        path = self._map_file(table)
+        if path is None:
+            return []
+        # The map has the delimiter of the triples, which config.json names.
+        delimiter = (self.config or {}).get("delimiter") or "\t"
+        return read_id_map(path, str(delimiter), num_rows)
+
+    def _map_file(self, table: str) -> Path | None:
+        """Find a table's id map: in the folder of the rows, or in that of the triples by ``config.json``."""
+        config = self.config or {}
+        named = config.get(MAP_KEYS[table])
+        data = Path(str(config.get("data_path") or "."))
+        places = [self.folder, data, data / str(config.get("dataset") or ".")]
+        for name in [str(named)] if named else MAP_NAMES[table]:
+            # A map under a default name in another folder may be that of another model.
+            for path in [place / name for place in places] if named else [self.folder / name]:
+                if path.is_file():
+                    return path
+        if named:
+            raise InputError(
+                f"{self.folder / CONFIG} names the id map {named}, which is neither in {self.folder} nor in "
+                f"{data}: put it beside the rows, whose order it gives"
+            )
+        return None
+
+    def _phases(self, rows: np.ndarray) -> np.ndarray:
+        """Return RotatE's relation rows as phases in radians; gamma in ``config.json`` gives the scale."""
+        where = self.folder / CONFIG
+        if self.config is None:
+            raise InputError(f"{where} is missing: RotatE's phases are scaled by its gamma")
+        gamma = self.config.get("gamma")
+        if isinstance(gamma, bool) or not isinstance(gamma, (int, float)) or not math.isfinite(gamma):
+            raise InputError(f"{where}: gamma is {gamma!r}; allowed: a number")
+        if gamma <= -INIT_EPSILON:
+            raise InputError(f"{where}: gamma is {gamma!r}; allowed: a number above -2")
+        width = rows.shape[1]
+        hidden = self.config.get("hidden_dim", width)
+        # The width is part of the scale: config.json of another model would give wrong phases without an
+        # error.
+        if hidden != width:
+            raise InputError(
+                f"{where}: hidden_dim is {hidden}, but the rows of relations have {width} numbers"
+            )
+        # In float64, so that export and import together change a row by one rounding only.
+        return (rows.astype(np.float64) / phase_scale(gamma, width)).astype(np.float32)
+
+
+def phase_scale(gamma: float, hidden_dim: int) -> float:
+    """Return DGL-KE's rows of RotatE's relations divided by the phases in radians.
+
+    DGL-KE initializes these rows in the range of the entities' rows and maps that range to [-pi, pi].
+    """
+    return (gamma + INIT_EPSILON) / hidden_dim / math.pi
+
+
+class DglkeTables(TablesByName):
+    """Tables of DGL-KE's folder, with the interface of :class:`dglkge.checkpoint.reader.Checkpoint`.
+
+    Ids are DGL-KE's row numbers. Without an id map they are also the names.
+
+    Parameters
+    ----------
+    files : DglkeFolder
+
+    Attributes
+    ----------
+    meta : CheckpointMeta
+        The model, one entity type ``entity``, and relations between entities of that type.
+
+    Raises
+    ------
+    InputError
+        If the model is unknown, a file is missing or damaged, or the rows do not fit the model.
+    """
+
+    def __init__(self, files: DglkeFolder) -> None:
+        if files.model is None:
+            raise InputError(
+                f"neither {CONFIG} nor the names of the files in {files.folder} say what model the rows "
+                "belong to; dglkge checkpoint convert --from dglke --score-function does"
+            )
+        self.path = files.folder
+        score_function = models()[files.model]
+        rows, names = {}, {}
+        for table in (ENTITY, RELATION):
+            found = files.rows(table, score_function)
+            if found.ndim != 2:
+                raise InputError(f"{files.folder}: the rows of table {table!r} have shape {found.shape}")
+            # Rows that are float32 already stay mapped from the file.
+            rows[table] = torch.from_numpy(np.asarray(found, dtype=np.float32))
+            names[table] = files.names(table, len(found)) or [str(id_) for id_ in range(len(found))]
+        dim, relation_width = rows[ENTITY].shape[1], rows[RELATION].shape[1]
+        # No file states the model's shape: the widths are the only check that rows and model fit.
+        model_of_width(score_function, dim, relation_width, False, files.folder)
+        self.relations = RelationVocabulary([Relation(name, ENTITY, ENTITY) for name in names[RELATION]])
+        self._names = Vocabulary(names[ENTITY], ENTITY)
+        lookup: dict[str, Callable[[str], int]] = {ENTITY: self._names.id, RELATION: self.relations.id}
+        self._tables = {
+            table: CheckpointTable(table, [FileShard(torch.arange(len(rows[table])), rows[table])], by_name)
+            for table, by_name in lookup.items()
+        }
+        self._dataset_name = str((files.config or {}).get("dataset") or files.folder.name)
+        self._score_function, self._dim = score_function, dim
+
+    @cached_property
+    def meta(self) -> CheckpointMeta:
+        """Description of the model; no data set is known."""
+        return CheckpointMeta(
+            config={},
+            dataset_name=self._dataset_name,
+            dataset_path="",
+            dataset_fingerprint="",
+            entity_types={ENTITY: len(self._names)},
+            relations=self.relations.relations,
+            progress={},
+            seed=0,
+            score_function=self._score_function,
+            dim=self._dim,
+            reciprocal=False,
+        )
+
+    @property
+    def entity_types(self) -> list[str]:
+        """The one entity type."""
+        return [ENTITY]
+
+    def vocabulary(self, entity_type: str) -> Vocabulary:
+        """Return the names of the entities.
+
+        Raises
+        ------
+        InputError
+            If the type is unknown.
+        """
+        # Only for its check of the name.
+        self[entity_type]
+        return self._names
+
+
+Tables = Checkpoint | DglkeTables | HubTables
+"""Tables of a trained model on files: rows and names by table."""
+
+
+def is_dglke(folder: Path) -> bool:
+    """Return whether a folder holds DGL-KE's files of rows."""
+    return folder.is_dir() and any(folder.glob(f"*_{ENTITY}.npy")) and any(folder.glob(f"*_{RELATION}.npy"))
+
+
+def load_npy(path: Path) -> np.ndarray:
+    """Map an npy file copy-on-write.
+
+    Raises
+    ------
+    InputError
+        If it is missing or damaged.
+    """
+    try:
+        # Copy-on-write: torch warns about read-only arrays, and no write can reach the file.
+        return np.load(path, mmap_mode="c", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is damaged or not an npy file of numbers: {error}") from None
+
+
+def model_of_width(
+    score_function: str,
+    dim: int,
+    relation_width: int,
+    reciprocal: bool,
+    folder: Path,
+    options: Mapping[str, Any] | None = None,
+) -> KgeModel:
+    """Refuse rows that cannot be those of a score function; return the model.
+
+    Parameters
+    ----------
+    score_function : str
+    dim : int
+        Width of the entities' rows.
+    relation_width : int
+        Width of the relations' rows.
+    reciprocal : bool
+        Whether a relation's row has a half for each side.
+    folder : Path
+        The files, for the message.
+    options : mapping of str to int, optional
+        Options of the score function.
+
+    Raises
+    ------
+    InputError
+        If the score function needs another width.
+    """
+    model = build_model(score_function, dim, reciprocal, options=options)
+    wanted = model.relation_width
+    if relation_width != wanted:
+        halves = ", two halves," if reciprocal else ""
+        raise InputError(
+            f"{folder}: the rows of relations have {relation_width} numbers, {score_function} with entities "
+            f"of {dim}{halves} needs {wanted}"
+        )
+    return model
+
+
+def read_id_map(path: Path, delimiter: str, num_rows: int) -> list[str]:
+    """Read lines of id and name, and return the names by id.
+
+    DGL-KE reads and writes the id first; files made after its documentation have the name first. The column
+    that holds every id once is taken as that of the ids. A first line with the number of lines, as in
+    Freebase's files, is skipped.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read, or neither column has each id of the rows once.
+    """
+    try:
+        lines = path.read_bytes().decode("utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read: {error}") from None
+    lines = [line.strip("\r") for line in lines if line.strip()]
+    # Freebase's files begin with their number of lines.
+    if lines and delimiter not in lines[0] and lines[0].strip().isdigit():
+        lines = lines[1:]
+    pairs = [tuple(line.split(delimiter)) for line in lines]
+    for number, pair in enumerate(pairs, start=1):
+        if len(pair) != 2:
+            raise InputError(f"{path}:{number}: got {len(pair)} columns, expected id and name")
+    # DGL-KE's own order first: if both columns are permutations of the ids, the id is the first one.
+    for ids, names in ((0, 1), (1, 0)):
+        name_of = {int(pair[ids]): pair[names] for pair in pairs if _is_id(pair[ids])}
+        if len(pairs) == num_rows == len(name_of) and max(name_of, default=-1) < num_rows:
+            return [name_of[id_] for id_ in range(num_rows)]
+    raise InputError(
+        f"{path}: got ids of {len(pairs)} rows, expected each of 0 to {num_rows - 1} once, as the "
+        f"file of rows has {num_rows}"
+    )
+
+
+def _is_id(text: str) -> bool:
+    return text.strip().isascii() and text.strip().isdigit()
+
+
+def dglke_config(meta: CheckpointMeta) -> dict[str, Any]:
+    """Return the ``config.json`` with which DGL-KE's commands read a model of dglkge.
+
+    Raises
+    ------
+    InputError
+        If DGL-KE has no such model.
+    """
+    names = DGLKE_MODELS
+    if meta.score_function not in names or meta.reciprocal or len(meta.entity_types) != 1:
+        raise InputError(
+            f"DGL-KE has {', '.join(names)} of one entity type, no reciprocal relations; "
+            f"got {meta.score_function}, {', '.join(meta.entity_types)}, reciprocal {meta.reciprocal}"
+            + ("; train with model.reciprocal_relations=false for it" if meta.reciprocal else "")
+        )
+    loss = meta.config.get("loss", {})
+    doubled = SCORE_FUNCTIONS.get(meta.score_function).relation_init == PHASE
+    return {
+        "model_name": names[meta.score_function][0],
+        "dataset": meta.dataset_name,
+        "hidden_dim": meta.dim // 2 if doubled else meta.dim,
+        # dglkge's scores have no gamma: a margin's value is kept, and any other only adds a constant.
+        "gamma": float(loss.get("margin", DEFAULT_GAMMA)),
+        "double_ent": doubled,
+        "double_rel": False,
+        "delimiter": "\t",
+        "data_path": ".",
+        MAP_KEYS[ENTITY]: MAP_NAMES[ENTITY][0],
+        MAP_KEYS[RELATION]: MAP_NAMES[RELATION][0],
+    }
+
+
+def id_map_lines(names: Sequence[str]) -> Iterator[bytes]:
+    """Return the lines of an id map, as DGL-KE writes them."""
+    return (f"{id_}\t{name}\n".encode() for id_, name in enumerate(names))
+
+
+def config_bytes(config: dict[str, Any]) -> bytes:
+    """Return the content of ``config.json``."""
+    return (json.dumps(config, indent=4) + "\n").encode()

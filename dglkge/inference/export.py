@@ -1,0 +1,250 @@
+"""Export of a trained model's rows to formats that other programs read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from dglkge.data.vector_files import word2vec_name
+from dglkge.errors import InputError, unknown_name
+from dglkge.formats import DGLKE_MATRICES
+from dglkge.inference import dglke_files
+from dglkge.inference.export_files import (
+    LINE_ENDS,
+    Export,
+    ExportedTable,
+    Output,
+    bytes_output,
+    check_names,
+    file_output,
+    names_output,
+    number_texts,
+    record_batches,
+    row_type,
+    write_outputs,
+    write_rows,
+    write_safetensors,
+)
+from dglkge.inference.export_vectors import plan_faiss, plan_lancedb, plan_projector
+from dglkge.inference.hub_folder import plan_huggingface
+from dglkge.typing import RELATION
+
+SAFETENSORS_NAME = "embeddings"
+
+Planner = Callable[[Export], list[Output]]
+
+
+def export_tables(
+    source: dglke_files.Tables,
+    tables: Sequence[str],
+    file_format: str,
+    folder: Path,
+    overwrite: bool,
+    max_rows: int | None = None,
+    metric: str | None = None,
+    metrics: Mapping[str, Any] | None = None,
+) -> list[Path]:
+    """Write tables to a folder, rows in the order of original ids.
+
+    Parameters
+    ----------
+    source : Checkpoint or DglkeTables
+    tables : sequence of str
+        Entity types, or ``"relation"``.
+    file_format : str
+        ``"npy"``: ``{table}.npy`` (n, D) float32 and ``{table}.names.txt``, one name for each row.
+        ``"tsv"``: ``{table}.tsv``, a name and its D numbers on each line, separated by tabs.
+        ``"word2vec"``: ``{table}.vec``, a line with n and D, then lines as in tsv separated by spaces;
+        white space in names becomes ``_``.
+        ``"parquet"``: columns ``name``, ``type`` (the table) and ``embedding`` (a list of D float32).
+        ``"safetensors"``: one tensor ``embeddings`` (n, D), and names as for npy.
+        ``"dglke"``: ``{dataset}_{model}_entity.npy`` and ``..._relation.npy``, the id maps ``entities.tsv``
+        and ``relations.tsv``, and ``config.json``; RotatE's phases are scaled as in DGL-KE, and TransR's
+        matrices are in ``..._projection.npy``.
+        ``"faiss"``: ``{table}.faiss``, an exact index, and names as for npy; needs the package faiss.
+        ``"lancedb"``: ``{table}.lance``, so that the folder is a LanceDB database with a table ``{table}``
+        of columns ``name``, ``type`` and ``vector``; needs the package lancedb.
+        ``"projector"``: ``{table}.tensors.tsv``, ``{table}.metadata.tsv`` and ``projector_config.pbtxt``:
+        a log folder of TensorBoard.
+        ``"huggingface"``: a folder for the Hugging Face hub, which
+        :func:`dglkge.inference.run.open_run` opens too, see :mod:`dglkge.inference.hub_folder`.
+        Numbers in text have nine digits, which restore the same float32.
+    folder : Path
+        Created if absent.
+    overwrite : bool
+        Whether existing files may be replaced.
+    max_rows : int, optional
+        For ``"projector"``: most rows of a table; see
+        :data:`dglkge.inference.export_vectors.PROJECTOR_ROWS`.
+    metric : str, optional
+        For ``"faiss"``: one of :data:`dglkge.model.functions.comparators.METRICS` instead of the score
+        function's.
+    metrics : mapping, optional
+        For ``"huggingface"``: ranking results by name, for the model card.
+
+    Returns
+    -------
+    list of Path
+        The files. They appear under their names only when all are complete.
+
+    Raises
+    ------
+    InputError
+        If the format or a table is unknown, an option does not go with the format, a name has a character
+        that separates fields, a file exists, the folder cannot be written to, DGL-KE has no such model, or
+        a package is not installed.
+    StorageError
+        If the disk is full or fails.
+    """
+    if file_format not in FORMATS:
+        raise unknown_name("format", file_format, FORMATS)
+    for option, value, wanted in (("max-rows", max_rows, "projector"), ("metric", metric, "faiss")):
+        if value is not None and file_format != wanted:
+            raise InputError(f"--{option} goes with --format {wanted}, got --format {file_format}")
+    if file_format == "dglke":
+        dglke_files.dglke_config(source.meta)  # refuses a model that DGL-KE lacks, before rows are read
+    # A damaged or unknown table, or a name that the format cannot hold, is an error before anything is
+    # written.
+    opened = [ExportedTable.of(source, table) for table in dict.fromkeys(tables)]
+    check_names(opened, FORBIDDEN.get(file_format, ""), file_format)
+    export = Export(source, opened, folder, max_rows, metric, metrics or {})
+    return write_outputs(FORMATS[file_format](export), folder, overwrite)
+
+
+def _each_table(
+    suffix: str, write: Callable[[ExportedTable, BinaryIO], None], with_names: bool = False
+) -> Planner:
+    """Return the planner of a format with one file for each table, and maybe one of names."""
+
+    def plan(export: Export) -> list[Output]:
+        outputs = []
+        for table in export.tables:
+            outputs.append(file_output(export.folder / f"{table.name}{suffix}", partial(write, table)))
+            if with_names:
+                outputs.append(names_output(export.folder / f"{table.name}.names.txt", table))
+        return outputs
+
+    return plan
+
+
+def _plan_dglke(export: Export) -> list[Output]:
+    """Plan DGL-KE's files."""
+    meta = export.source.meta
+    config = dglke_files.dglke_config(meta)
+    stem = f"{config['dataset']}_{config['model_name']}_"
+    matrices = DGLKE_MATRICES.get(meta.score_function, "")
+    outputs = []
+    for table in export.tables:
+        # All its entities have one type.
+        name = RELATION if table.name == RELATION else dglke_files.ENTITY
+        scale = _phase_scale(config) if name == RELATION else 1.0
+        width = table.shape[1]
+        # DGL-KE has the numbers of a relation's row after the first D in a file of their own.
+        cut = meta.dim if matrices and name == RELATION else width
+        pieces = [(name, slice(0, cut)), *([(matrices, slice(cut, width))] if cut < width else [])]
+        for piece, columns in pieces:
+            write = partial(_write_npy, table, columns=columns, scale=scale)
+            outputs.append(file_output(export.folder / f"{stem}{piece}.npy", write))
+        path = export.folder / str(config[dglke_files.MAP_KEYS[name]])
+        outputs.append(file_output(path, partial(_write_id_map, table)))
+    content = dglke_files.config_bytes(config)
+    return [*outputs, bytes_output(export.folder / dglke_files.CONFIG, content)]
+
+
+def _write_id_map(table: ExportedTable, file: BinaryIO) -> None:
+    file.writelines(dglke_files.id_map_lines(table.names))
+
+
+def _phase_scale(config: Mapping[str, Any]) -> float:
+    """Return the factor of relation rows: DGL-KE scales RotatE's phases."""
+    if config["model_name"] != "RotatE":
+        return 1.0
+    return dglke_files.phase_scale(config["gamma"], config["hidden_dim"])
+
+
+def _write_npy(
+    table: ExportedTable, file: BinaryIO, columns: slice | None = None, scale: float = 1.0
+) -> None:
+    columns = columns or slice(0, table.shape[1])
+    # The header alone, as np.save would need the whole array in memory.
+    shape = (table.shape[0], columns.stop - columns.start)
+    np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": shape})
+    write_rows(file, table.blocks(columns, scale))
+
+
+def _write_safetensors(table: ExportedTable, file: BinaryIO) -> None:
+    write_safetensors(file, {SAFETENSORS_NAME: table})
+
+
+def _write_parquet(table: ExportedTable, file: BinaryIO) -> None:
+    """Write a row group for each block: readers and this writer hold one group at a time."""
+    texts = ["name", "type"]
+    schema = pa.schema([*((text, pa.string()) for text in texts), ("embedding", row_type(table))])
+    # Dictionaries and statistics of the numbers would cost time and space, and no reader uses them.
+    with pq.ParquetWriter(file, schema, use_dictionary=["type"], write_statistics=texts) as writer:
+        for batch in record_batches(table, schema):
+            writer.write_batch(batch)
+
+
+def _write_tsv(table: ExportedTable, file: BinaryIO) -> None:
+    for names, rows in table.blocks():
+        _write_lines(file, rows, names, "\t")
+
+
+def _plan_word2vec(export: Export) -> list[Output]:
+    """Plan word2vec text files; refuse names that are equal once their white space is replaced."""
+    for table in export.tables:
+        changed = [name for name in table.names if word2vec_name(name) != name]
+        seen = set(table.names) if changed else set()
+        for name in changed:
+            if word2vec_name(name) in seen:
+                raise InputError(
+                    f"the name {name!r} of table {table.name!r} becomes {word2vec_name(name)!r} in "
+                    "the format word2vec, as another one does; parquet and lancedb hold any name"
+                )
+            seen.add(word2vec_name(name))
+    return _each_table(".vec", _write_word2vec)(export)
+
+
+def _write_word2vec(table: ExportedTable, file: BinaryIO) -> None:
+    file.write(f"{table.shape[0]} {table.shape[1]}\n".encode())
+    for names, rows in table.blocks():
+        _write_lines(file, rows, [word2vec_name(name) for name in names], " ")
+
+
+def _write_lines(file: BinaryIO, rows: np.ndarray, names: Sequence[str], separator: str) -> None:
+    """Write a name and its numbers on each line."""
+    lines = zip(names, number_texts(rows, separator))
+    file.writelines(f"{name}{separator}{numbers}\n".encode() for name, numbers in lines)
+
+
+FORMATS: dict[str, Planner] = {
+    "dglke": _plan_dglke,
+    "faiss": plan_faiss,
+    "huggingface": plan_huggingface,
+    "lancedb": plan_lancedb,
+    "npy": _each_table(".npy", _write_npy, with_names=True),
+    "parquet": _each_table(".parquet", _write_parquet),
+    "projector": plan_projector,
+    "safetensors": _each_table(".safetensors", _write_safetensors, with_names=True),
+    "tsv": _each_table(".tsv", _write_tsv),
+    "word2vec": _plan_word2vec,
+}
+"""Format to the function that plans its files."""
+
+FORBIDDEN = {
+    "dglke": LINE_ENDS + "\t",
+    "faiss": LINE_ENDS,
+    "huggingface": LINE_ENDS,
+    "npy": LINE_ENDS,
+    "projector": LINE_ENDS + "\t",
+    "safetensors": LINE_ENDS,
+    "tsv": LINE_ENDS + "\t",
+}
+"""Characters that names must not have in a format: they separate its fields or lines."""

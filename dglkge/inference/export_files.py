@@ -1,0 +1,335 @@
+"""Files of an export: rows and names in blocks, names that fit, files that appear when all are complete."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import shutil
+import struct
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import torch
+from tqdm import tqdm
+
+from dglkge.errors import InputError, StorageError, write_error
+from dglkge.inference.dglke_files import Tables
+from dglkge.typing import RELATION
+
+ROWS_AT_A_TIME = 8192
+"""Rows read and written at a time: the memory of an export does not grow with the table."""
+
+PROGRESS_FROM_ROWS = 200_000
+
+TEMPORARY_SUFFIX = ".tmp"
+REPLACED_SUFFIX = ".old"
+"""Of a folder while another one of its name takes its place."""
+
+Block = tuple[Sequence[str], np.ndarray]
+
+LINE_ENDS = "\n\r"
+"""Characters that end a line for common readers, so that no name of a list of names may have them."""
+
+_SHOWN = {"\t": "a tab", "\n": "a line end", "\r": "a carriage return"}
+
+
+@dataclass(frozen=True)
+class ExportedTable:
+    """Rows and names of one table, in the order of original ids.
+
+    Attributes
+    ----------
+    source : Checkpoint or DglkeTables
+    name : str
+        The entity type, or ``"relation"``.
+    names : sequence of str
+        Name of each row: that of the entity, or the label of the relation.
+    shape : (int, int)
+    """
+
+    source: Tables
+    name: str
+    names: Sequence[str]
+    shape: tuple[int, int]
+
+    @classmethod
+    def of(cls, source: Tables, name: str) -> ExportedTable:
+        """Open a table.
+
+        Raises
+        ------
+        InputError
+            If it is unknown or damaged.
+        """
+        table = source[name]
+        names = source.relations.labels if name == RELATION else source.vocabulary(name)
+        return cls(source, name, names.names, table.shape)
+
+    def blocks(
+        self, columns: slice = slice(None), scale: float = 1.0, chosen: np.ndarray | None = None
+    ) -> Iterator[Block]:
+        """Yield (names, rows) in the order of ids, with a progress bar for large tables.
+
+        Parameters
+        ----------
+        columns : slice
+            Of the rows.
+        scale : float
+            Factor of all numbers.
+        chosen : (n,) int64 array, optional
+            The ids, ascending; all by default.
+        """
+        count = self.shape[0] if chosen is None else len(chosen)
+        is_small = count < PROGRESS_FROM_ROWS
+        with tqdm(total=count, desc=self.name, unit="row", disable=is_small or None) as bar:
+            for start in range(0, count, ROWS_AT_A_TIME):
+                stop = min(count, start + ROWS_AT_A_TIME)
+                ids = np.arange(start, stop) if chosen is None else chosen[start:stop]
+                # Shards hold rows in their own order; gather gives the order of ids, a block at a time.
+                rows = self.source.gather(self.name, torch.from_numpy(ids)).numpy()[:, columns]
+                if scale != 1.0:
+                    # In float64, as the import divides: there and back costs one rounding.
+                    rows = (rows.astype(np.float64) * scale).astype(np.float32)
+                yield self.names_of(start, stop, chosen), rows
+                bar.update(len(ids))
+
+    def names_of(self, start: int, stop: int, chosen: np.ndarray | None = None) -> Sequence[str]:
+        """Return the names of some rows."""
+        return self.names[start:stop] if chosen is None else [self.names[id_] for id_ in chosen[start:stop]]
+
+
+@dataclass(frozen=True)
+class Export:
+    """All that a format needs to plan its files.
+
+    Attributes
+    ----------
+    source : Checkpoint or DglkeTables
+    tables : sequence of ExportedTable
+    folder : Path
+    max_rows : int or None
+        Most rows of a table, for formats that show a part.
+    metric : str or None
+        Metric of an index; None: that of the score function.
+    metrics : mapping
+        Ranking results of the run by file and split, for a model card.
+    """
+
+    source: Tables
+    tables: Sequence[ExportedTable]
+    folder: Path
+    max_rows: int | None = None
+    metric: str | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Output:
+    """A file or folder that an export writes.
+
+    Attributes
+    ----------
+    path : Path
+        Its place.
+    write : callable
+        Writes it under the temporary name that it is given.
+    """
+
+    path: Path
+    write: Callable[[Path], None]
+
+
+def file_output(path: Path, write: Callable[[BinaryIO], None]) -> Output:
+    """Return the output of a function that writes an open file."""
+
+    def write_file(temporary: Path) -> None:
+        with open(temporary, "wb") as file:
+            write(file)
+
+    return Output(path, write_file)
+
+
+def bytes_output(path: Path, content: bytes) -> Output:
+    """Return a file with some content."""
+
+    def write(file: BinaryIO) -> None:
+        file.write(content)
+
+    return file_output(path, write)
+
+
+def number_texts(rows: np.ndarray, separator: str) -> Iterator[str]:
+    """Return the numbers of each row as text."""
+    # Nine significant digits identify a float32. One format for a whole row is faster than one for a number.
+    pattern = separator.join(["%.9g"] * rows.shape[1])
+    return (pattern % tuple(row) for row in rows.tolist())
+
+
+def row_type(table: ExportedTable) -> pa.DataType:
+    """Return Arrow's type of a row: a list of fixed length, which readers see as a matrix."""
+    return pa.list_(pa.float32(), table.shape[1])
+
+
+def record_batches(table: ExportedTable, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+    """Yield the blocks of a table with three columns: the names, the table's own name, the rows."""
+    for names, rows in table.blocks():
+        flat = pa.array(np.ascontiguousarray(rows).reshape(-1))
+        lists = pa.FixedSizeListArray.from_arrays(flat, table.shape[1])
+        types = pa.array([table.name] * len(names), pa.string())
+        columns = [pa.array(names, pa.string()), types, lists.cast(row_type(table))]
+        yield pa.record_batch(columns, schema=schema)
+
+
+def write_rows(file: BinaryIO, blocks: Iterable[Block]) -> None:
+    """Write rows as little-endian float32, one after the other."""
+    for _, rows in blocks:
+        file.write(np.ascontiguousarray(rows, dtype="<f4").tobytes())
+
+
+def write_safetensors(
+    file: BinaryIO,
+    tables: Mapping[str, ExportedTable],
+    metadata: Mapping[str, str] | None = None,
+    others: Mapping[str, np.ndarray] | None = None,
+) -> None:
+    """Write tables as tensors of one safetensors file.
+
+    By hand, because the package needs all tensors in memory. The format:
+    https://huggingface.co/docs/safetensors.
+
+    Parameters
+    ----------
+    file : binary file
+    tables : mapping of str to ExportedTable
+        By the name of the tensor.
+    metadata : mapping of str to str, optional
+    others : mapping of str to float32 array, optional
+        Further tensors, of any shape.
+    """
+    others = others or {}
+    header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    start = 0
+    shapes: dict[str, tuple[int, ...]] = {name: one.shape for name, one in tables.items()}
+    shapes.update({name: one.shape for name, one in others.items()})
+    for name, shape in shapes.items():
+        stop = start + 4 * math.prod(shape)
+        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, stop]}
+        start = stop
+    text = json.dumps(header).encode()
+    text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8 bytes
+    file.write(struct.pack("<Q", len(text)) + text)
+    for table in tables.values():
+        write_rows(file, table.blocks())
+    for values in others.values():
+        file.write(np.ascontiguousarray(values, dtype="<f4").tobytes())
+
+
+def names_output(path: Path, table: ExportedTable) -> Output:
+    """Return a file with the name of each row on a line of its own."""
+
+    def write(file: BinaryIO) -> None:
+        for name in table.names:
+            file.write(f"{name}\n".encode())
+
+    return file_output(path, write)
+
+
+def check_names(tables: Collection[ExportedTable], forbidden: str, file_format: str) -> None:
+    """Refuse names that a text format cannot hold, before anything is written.
+
+    Raises
+    ------
+    InputError
+        For the first such name.
+    """
+    if not forbidden:
+        return
+    found = re.compile(f"[{re.escape(forbidden)}]")
+    for table in tables:
+        for name in table.names:
+            match = found.search(name)
+            if match:
+                raise InputError(
+                    f"the name {name!r} of table {table.name!r} has {_SHOWN[match[0]]}, which separates "
+                    f"fields or lines in the format {file_format}; parquet and lancedb hold any name"
+                )
+
+
+def write_outputs(outputs: Sequence[Output], folder: Path, overwrite: bool) -> list[Path]:
+    """Write all files under temporary names, then rename them.
+
+    A failure while they are written leaves what was there before, and no temporary file.
+
+    Returns
+    -------
+    list of Path
+
+    Raises
+    ------
+    InputError
+        If a file exists and must stay, lies outside the folder, or the folder cannot be written to.
+    StorageError
+        If the disk is full or fails.
+    """
+    # Names of entity types and data sets are part of file names, and may come from a stranger's folder.
+    for output in outputs:
+        if output.path != folder / output.path.name:
+            raise InputError(
+                f"the export would write {str(output.path)!r}, which is no file name in {folder}: the names "
+                "of the model's entity types and data set must have no '/'"
+            )
+    existing = [output.path for output in outputs if output.path.exists()]
+    if existing and not overwrite:
+        raise InputError(f"{existing[0]} exists; give --overwrite to replace it, or take another folder")
+    temporary = {
+        output.path: output.path.with_name(output.path.name + TEMPORARY_SUFFIX) for output in outputs
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for output in outputs:
+            _remove(temporary[output.path])
+            output.write(temporary[output.path])
+        for path, written in temporary.items():
+            _replace(written, path)
+    except OSError as error:
+        problem = write_error(f"cannot write to {folder}", error)
+        raise (problem if isinstance(problem, StorageError) else InputError(str(problem))) from error
+    finally:
+        for path in temporary.values():
+            with contextlib.suppress(OSError):
+                _remove(path)
+    return list(temporary)
+
+
+def _replace(source: Path, target: Path) -> None:
+    """Rename a file or a folder to a name that may be taken."""
+    # A folder in the place of a file is not ours: the rename fails.
+    if not (source.is_dir() and target.is_dir()):
+        os.replace(source, target)
+        return
+    # A folder cannot be renamed to one that has files: the old one is put aside first, and comes back if the
+    # new one cannot take its place.
+    aside = target.with_name(target.name + REPLACED_SUFFIX)
+    _remove(aside)
+    os.replace(target, aside)
+    try:
+        os.replace(source, target)
+    except OSError:
+        os.replace(aside, target)
+        raise
+    _remove(aside)
+
+
+def _remove(path: Path) -> None:
+    """Remove a file or a folder, if there is one."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

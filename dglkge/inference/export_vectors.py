@@ -1,0 +1,158 @@
+"""Exports for search and display of vectors: faiss, LanceDB and TensorBoard's projector."""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import tempfile
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import BinaryIO
+
+import numpy as np
+import pyarrow as pa
+
+from dglkge.errors import InputError, JobError, import_extra, unknown_name
+from dglkge.inference.export_files import (
+    Export,
+    ExportedTable,
+    Output,
+    bytes_output,
+    file_output,
+    names_output,
+    number_texts,
+    record_batches,
+    row_type,
+)
+from dglkge.model.functions.comparators import COSINE, INNER_PRODUCT, METRICS
+from dglkge.model.score_functions import SCORE_FUNCTIONS
+
+PROJECTOR_ROWS = 10_000
+"""Rows of a table that the projector shows by default: a browser computes t-SNE of them."""
+
+PROJECTOR_CONFIG = "projector_config.pbtxt"
+
+FAISS_COUNT = struct.Struct("<q")
+FAISS_COUNT_OFFSET = 8
+"""Place of the number of vectors in a file of faiss: after four letters and the dimension."""
+
+
+def plan_faiss(export: Export) -> list[Output]:
+    """Plan an exact index and a file of names for each table.
+
+    Raises
+    ------
+    InputError
+        If the metric is unknown, or faiss is not installed.
+    """
+    metric = export.metric or SCORE_FUNCTIONS.get(export.source.meta.score_function).metric
+    if metric not in METRICS:
+        raise unknown_name("metric", metric, METRICS)
+    faiss = import_extra("the format faiss", "faiss", "faiss", "faiss-cpu")
+    outputs = []
+    for table in export.tables:
+        write = partial(_write_faiss, table, metric, faiss)
+        outputs.append(file_output(export.folder / f"{table.name}.faiss", write))
+        outputs.append(names_output(export.folder / f"{table.name}.names.txt", table))
+    return outputs
+
+
+def _write_faiss(table: ExportedTable, metric: str, faiss: ModuleType, file: BinaryIO) -> None:
+    """Write an IndexFlat a block at a time: faiss itself would hold the table in memory, twice as it grows.
+
+    faiss writes an index of one row. Its header is that of any number of rows but for two counts: of rows,
+    and of all their numbers, which stands before them.
+    """
+    num_rows, width = table.shape
+    # faiss has no cosine: it is the inner product of rows of length 1.
+    kind = faiss.METRIC_L2 if metric not in (INNER_PRODUCT, COSINE) else faiss.METRIC_INNER_PRODUCT
+    index = faiss.IndexFlat(width, kind)
+    index.add(np.zeros((1, width), np.float32))
+    header = bytearray(faiss.serialize_index(index).tobytes()[: -4 * width])
+    places = {FAISS_COUNT_OFFSET: (1, num_rows), len(header) - FAISS_COUNT.size: (width, num_rows * width)}
+    for place, (of_one, of_all) in places.items():
+        if FAISS_COUNT.unpack_from(header, place) != (of_one,):
+            raise JobError(f"faiss {faiss.__version__} writes an index in a form that is not known here")
+        FAISS_COUNT.pack_into(header, place, of_all)
+    file.write(header)
+    for _, rows in table.blocks():
+        block = np.ascontiguousarray(rows, dtype=np.float32)
+        if metric == COSINE:
+            faiss.normalize_L2(block)
+        file.write(block.tobytes())
+
+
+def plan_lancedb(export: Export) -> list[Output]:
+    """Plan a table of a LanceDB database for each table; the folder is the database.
+
+    Raises
+    ------
+    InputError
+        If lancedb is not installed.
+    """
+    lancedb = import_extra("the format lancedb", "lancedb", "lancedb")
+    return [
+        Output(export.folder / f"{table.name}.lance", partial(_write_lance, table, lancedb))
+        for table in export.tables
+    ]
+
+
+def _write_lance(table: ExportedTable, lancedb: ModuleType, temporary: Path) -> None:
+    texts = [("name", pa.string()), ("type", pa.string())]
+    # "vector" is the column that LanceDB searches if no other is named.
+    schema = pa.schema([*texts, ("vector", row_type(table))])
+    # LanceDB writes tables under their own names only, so into a database of its own at first.
+    with tempfile.TemporaryDirectory(prefix=".lancedb-", dir=temporary.parent) as scratch:
+        try:
+            lancedb.connect(scratch).create_table(
+                table.name, data=record_batches(table, schema), schema=schema
+            )
+        except ValueError as error:
+            raise InputError(f"LanceDB refuses the table {table.name!r}: {error}") from None
+        os.replace(Path(scratch) / f"{table.name}.lance", temporary)
+
+
+def plan_projector(export: Export) -> list[Output]:
+    """Plan the files of TensorBoard's projector: rows, names and the configuration that names both.
+
+    Raises
+    ------
+    InputError
+        If the number of rows is not positive.
+    """
+    most = PROJECTOR_ROWS if export.max_rows is None else export.max_rows
+    if most < 1:
+        raise InputError(f"--max-rows must be at least 1, got {most}")
+    outputs, config = [], ""
+    for table in export.tables:
+        chosen = _sample(table.shape[0], most)
+        tensors, metadata = f"{table.name}.tensors.tsv", f"{table.name}.metadata.tsv"
+        outputs.append(file_output(export.folder / tensors, partial(_write_tensors, table, chosen)))
+        outputs.append(file_output(export.folder / metadata, partial(_write_metadata, table, chosen)))
+        fields = {"tensor_name": table.name, "tensor_path": tensors, "metadata_path": metadata}
+        # Texts of protobuf's text format have the escapes of JSON's.
+        lines = "".join(f"  {key}: {json.dumps(value)}\n" for key, value in fields.items())
+        config += f"embeddings {{\n{lines}}}\n"
+    return [*outputs, bytes_output(export.folder / PROJECTOR_CONFIG, config.encode())]
+
+
+def _sample(num_rows: int, most: int) -> np.ndarray | None:
+    """Return the ids of a random sample, ascending; None for all rows. Always the same sample."""
+    if num_rows <= most:
+        return None
+    return np.sort(np.random.default_rng(0).choice(num_rows, most, replace=False))
+
+
+def _write_tensors(table: ExportedTable, chosen: np.ndarray | None, file: BinaryIO) -> None:
+    for _, rows in table.blocks(chosen=chosen):
+        file.writelines(f"{text}\n".encode() for text in number_texts(rows, "\t"))
+
+
+def _write_metadata(table: ExportedTable, chosen: np.ndarray | None, file: BinaryIO) -> None:
+    """Write names and types; with more than one column the projector expects a line of their titles."""
+    file.write(b"name\ttype\n")
+    count = table.shape[0] if chosen is None else len(chosen)
+    for name in table.names_of(0, count, chosen):
+        file.write(f"{name}\t{table.name}\n".encode())

@@ -1,3 +1,0 @@
-"""Tables of a trained model written in the formats of others."""
-
-from __future__ import annotations

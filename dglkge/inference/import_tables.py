@@ -1,0 +1,242 @@
+"""Import of rows from other programs' files, matched by name, as the checkpoint of a run on a data set."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import torch
+
+from dglkge.checkpoint.conversion import dataset_fields, save_converted
+from dglkge.checkpoint.layout import Progress
+from dglkge.checkpoint.manifest import CheckpointMeta
+from dglkge.data.dataset import Dataset
+from dglkge.data.vector_files import word2vec_name
+from dglkge.data.vocabulary import Vocabulary, read_lines
+from dglkge.errors import InputError, unknown_name
+from dglkge.inference.dglke_files import ENTITY, DglkeFolder, load_npy, model_of_width, models
+from dglkge.inference.export import SAFETENSORS_NAME
+from dglkge.inference.hub_tables import map_tensor
+from dglkge.typing import RELATION, TablePart
+
+logger = logging.getLogger(__name__)
+
+Named = tuple[Sequence[str], np.ndarray]
+Reader = Callable[[Path, str], Named]
+
+
+def import_tables(
+    folder: Path,
+    file_format: str,
+    dataset: Dataset,
+    score_function: str | None,
+    reciprocal: bool,
+    output: Path,
+    score_options: Mapping[str, Any] | None = None,
+) -> int:
+    """Write the tables in a folder of files as the first version of a run.
+
+    Parameters
+    ----------
+    folder : Path
+        The files that :func:`dglkge.inference.export.export_tables` writes. Without
+        ``{table}.names.txt`` and DGL-KE's id map, rows are taken in the order of the data set.
+    file_format : str
+        One of ``FORMATS``.
+    dataset : Dataset
+    score_function : str or None
+        Score function of the model. None for DGL-KE's files, which name it.
+    reciprocal : bool
+        Whether a relation's row has a half for each side.
+    output : Path
+        The run's folder.
+    score_options : mapping of str to int, optional
+        Options of the score function.
+
+    Returns
+    -------
+    int
+        The version, 1.
+
+    Raises
+    ------
+    InputError
+        If a file is missing or damaged, a name of the data set has no row, the model is unknown, or the
+        widths do not fit it.
+    """
+    if file_format not in FORMATS:
+        raise unknown_name("format", file_format, FORMATS)
+    if file_format == DGLKE:
+        score_function, read = _dglke_reader(folder, dataset, score_function, reciprocal)
+    elif score_function is None:
+        raise InputError("--from needs --score-function: files of rows do not say what model they belong to")
+    else:
+        read = READERS[file_format]
+    names = {name: dataset.vocabulary(name) for name in dataset.entity_types}
+    parts = {}
+    # Matched by label, as the export writes them: several relations may share a name.
+    for table in [*dataset.entity_types, RELATION]:
+        wanted = dataset.relations.labels if table == RELATION else names[table]
+        rows = _in_order(read(folder, table), wanted, table, file_format)
+        parts[table] = TablePart(table, 0, torch.arange(len(rows)), torch.from_numpy(rows))
+    widths = {name: parts[name].rows.shape[1] for name in dataset.entity_types}
+    # A score function has one dimension for entities of all types.
+    if len(set(widths.values())) != 1:
+        raise InputError(f"{folder}: the entity tables must be equally wide, got {widths}")
+    dim = next(iter(widths.values()))
+    width = parts[RELATION].rows.shape[1]
+    model = model_of_width(score_function, dim, width, reciprocal, folder, score_options)
+    if model.score_function.has_module:
+        raise InputError(
+            f"the score function {score_function} has dense parameters, which files of rows do not hold; "
+            "allowed: a score function without, or dglkge checkpoint convert of a checkpoint"
+        )
+    meta = CheckpointMeta(
+        config={},
+        **dataset_fields(dataset),
+        progress={Progress.FINISHED_EPOCHS: 0, Progress.BATCHES_DONE: 0, Progress.GLOBAL_BATCH_SIZE: 1},
+        seed=0,
+        score_function=score_function,
+        dim=dim,
+        reciprocal=reciprocal,
+        score_options=model.score_function.options,
+    )
+    return save_converted(output, meta, parts, names)
+
+
+def _in_order(found: Named, wanted: Vocabulary, table: str, file_format: str) -> np.ndarray:
+    """Return the rows (n, D) float32 in the order of a vocabulary."""
+    names, rows = found
+    if rows.ndim != 2 or (len(names) and len(names) != len(rows)):
+        raise InputError(f"table {table!r}: got rows of shape {rows.shape} and {len(names)} names")
+    if len(names):
+        # word2vec's text has no white space in names, so the data set's names are changed as at export
+        keys = [word2vec_name(name) if file_format == "word2vec" else name for name in wanted.names]
+        index = pd.Index(list(names), dtype=object)
+        if not index.is_unique:
+            raise InputError(f"table {table!r}: name {index[index.duplicated()][0]!r} occurs twice")
+        # pandas' hash join: a Python dictionary of 10^7 names takes several times the memory.
+        places = index.get_indexer(pd.Index(keys, dtype=object))
+        if (places < 0).any():
+            raise InputError(f"table {table!r}: no row for {keys[int(np.argmin(places))]!r}")
+        rows = rows[places]
+    elif len(rows) != len(wanted):
+        raise InputError(f"table {table!r}: got {len(rows)} rows, expected {len(wanted)}")
+    return np.ascontiguousarray(rows, dtype=np.float32)
+
+
+def _file(folder: Path, pattern: str) -> Path:
+    """Return the one file of a folder that matches a pattern."""
+    found = sorted(folder.glob(pattern))
+    if len(found) != 1:
+        raise InputError(f"expected one file {folder / pattern}, found {len(found)}")
+    return found[0]
+
+
+def _names(folder: Path, table: str) -> list[str]:
+    path = folder / f"{table}.names.txt"
+    return read_lines(path) if path.is_file() else []
+
+
+def _read_npy(folder: Path, table: str) -> Named:
+    return _names(folder, table), load_npy(_file(folder, f"{table}.npy"))
+
+
+def _dglke_reader(
+    folder: Path, dataset: Dataset, score_function: str | None, reciprocal: bool
+) -> tuple[str, Reader]:
+    """Return the score function of DGL-KE's files, and the function that reads a table of them."""
+    if reciprocal:
+        raise InputError("DGL-KE has no reciprocal relations; leave --reciprocal out")
+    if len(dataset.entity_types) != 1:
+        types = ", ".join(dataset.entity_types)
+        raise InputError(f"DGL-KE's files have one entity type, the data set has {types}")
+    files = DglkeFolder.open(folder)
+    if files.model is None and score_function is None:
+        raise InputError(
+            f"neither config.json nor the names of the files in {folder} say what model the rows belong to; "
+            "--score-function does"
+        )
+    theirs = models()[files.model] if files.model else score_function
+    if score_function not in (None, theirs):
+        raise InputError(f"the files are DGL-KE's {files.model}, --score-function says {score_function}")
+
+    def read(folder: Path, table: str) -> Named:
+        name = RELATION if table == RELATION else ENTITY
+        rows = files.rows(name, str(theirs))
+        names = files.names(name, len(rows)) or _names(folder, table)
+        if not names:
+            logger.warning(
+                "no id map of the table %s in %s: its rows are taken in the order of the data set",
+                name,
+                folder,
+            )
+        return names, rows
+
+    return str(theirs), read
+
+
+def _read_safetensors(folder: Path, table: str) -> Named:
+    return _names(folder, table), map_tensor(_file(folder, f"{table}.safetensors"), SAFETENSORS_NAME)
+
+
+def _read_parquet(folder: Path, table: str) -> Named:
+    path = _file(folder, f"{table}.parquet")
+    try:
+        content = pq.read_table(path, columns=["name", "embedding"])
+        # Lists of equal length lie one after the other, so the whole column is one array.
+        flat = content.column("embedding").combine_chunks()
+        rows = flat.flatten().to_numpy().reshape(len(content), -1)
+        return content.column("name").to_pylist(), rows
+    except (OSError, ValueError, KeyError) as error:  # pyarrow's own errors are among them
+        raise InputError(f"{path} is damaged or lacks name and embedding: {error}") from None
+
+
+def _read_tsv(folder: Path, table: str) -> Named:
+    path = _file(folder, f"{table}.tsv")
+    names, rows = [], []
+    for number, line in enumerate(read_lines(path), start=1):
+        name, *numbers = line.split("\t")
+        try:
+            rows.append(np.array(numbers, dtype=np.float32))
+        except ValueError as error:
+            raise InputError(f"{path}:{number}: {error}; expected a name and numbers, by tabs") from None
+        if len(numbers) != len(rows[0]):
+            raise InputError(
+                f"{path}:{number}: got {len(numbers)} numbers, the first line has {len(rows[0])}"
+            )
+        names.append(name)
+    return names, np.stack(rows) if rows else np.zeros((0, 0), np.float32)
+
+
+def _read_word2vec(folder: Path, table: str) -> Named:
+    path = _file(folder, f"{table}.vec")
+    try:
+        head, *lines = read_lines(path)
+        num_rows, width = map(int, head.split())
+        # From the right: names of other programs may contain spaces.
+        fields = [line.rsplit(" ", width) for line in lines]
+        rows = np.array([row[1:] for row in fields], dtype=np.float32)
+        if rows.shape != (num_rows, width):
+            raise ValueError(f"got rows of shape {rows.shape}, its head says {(num_rows, width)}")
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path} is damaged or not word2vec text: {error}") from None
+    return [row[0] for row in fields], rows
+
+
+DGLKE = "dglke"
+READERS: dict[str, Reader] = {
+    "npy": _read_npy,
+    "parquet": _read_parquet,
+    "safetensors": _read_safetensors,
+    "tsv": _read_tsv,
+    "word2vec": _read_word2vec,
+}
+"""Format to the function that reads one table of it."""
+FORMATS = (DGLKE, *READERS)
+"""All formats that can be read. DGL-KE's has no reader of its own here: its folder is read as a whole."""
