@@ -44,7 +44,7 @@ def assert_rows(got: dict[str, FoundRows], expected: dict[str, torch.Tensor]) ->
 
 
 @pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("layout, wire_dtype", zip(LAYOUTS, [torch.float32, torch.bfloat16] * 2))
+@pytest.mark.parametrize("layout, wire_dtype", list(zip(LAYOUTS, [torch.float32, torch.bfloat16] * 2)))
 def test_every_trainer_gets_the_rows_that_it_asks_for(
     layout: list[int], wire_dtype: torch.dtype, ahead: bool
 ) -> None:

@@ -16,6 +16,7 @@ import pytest
 
 from dglkge.cli.main import COMMANDS
 from tests.functional.job import environment, train_alone
+from tests.functional.job import run as run_command
 from tests.toy_kg import ring_triples, toy_dataset, write_splits
 
 TRAINING = ("data build", "data extend", "train", "tune")
@@ -56,9 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(python: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Run Python without DGL."""
-    command = [str(python), *words]
-    variables = {**environment(), "DGLKGE_DATA": str(folder / "named")}
-    return subprocess.run(command, cwd=folder, env=variables, capture_output=True, text=True, timeout=120)
+    return run_command([str(python), *words], None, folder, DGLKGE_DATA=str(folder / "named"))
 
 
 def test_dgl_is_not_there(python: Path, folder: Path) -> None:

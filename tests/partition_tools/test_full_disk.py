@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import faults
 from dglkge.data.dataset import Dataset
 from dglkge.partition import make_dataset
 from partition_tools import partition
@@ -34,23 +36,15 @@ def source(tmp_path_factory) -> Path:
 @pytest.fixture
 def small_disk(tmp_path):
     """Return a function that mounts a tmpfs of so many KiB."""
-    if os.geteuid() != 0:
-        pytest.skip("only root can mount a small tmpfs")
-    disks = []
+    with contextlib.ExitStack() as disks:
 
-    def mount(kib: int) -> Path:
-        disk = tmp_path / f"disk-{kib}"
-        disk.mkdir()
-        command = ["mount", "-t", "tmpfs", "-o", f"size={kib}k", "tmpfs", str(disk)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            pytest.skip(f"this container may not mount a tmpfs: {done.stderr.strip()}")
-        disks.append(disk)
-        return disk
+        def mount(kib: int) -> Path:
+            disk = disks.enter_context(faults.small_disk(tmp_path / f"disk-{kib}", kib * 1024))
+            if not disk.is_mount():
+                pytest.skip("only root can mount a small tmpfs, and not in every container")
+            return disk
 
-    yield mount
-    for disk in disks:
-        subprocess.run(["umount", str(disk)], check=True)
+        yield mount
 
 
 def run(*arguments, stdout=subprocess.PIPE):
