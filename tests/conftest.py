@@ -14,11 +14,16 @@ from multiprocessing import forkserver
 from pathlib import Path
 from typing import Any
 
+import hypothesis
 import psutil
 import pytest
 
 import dglkge
 from tests import surroundings, warm
+
+# No time limit for a case: machines are busy with other work.
+hypothesis.settings.register_profile("dglkge", deadline=None)
+hypothesis.settings.load_profile("dglkge")
 
 SHARED_MEMORY = Path("/dev/shm")
 MARK = "DGLKGE_TEST_SESSION"

@@ -470,6 +470,7 @@ def run_command(name: str, body: Callable[[], int]) -> int:
         status = body()
         # Inside the try: a full disk or a closed pipe may only show when the buffer is written.
         flush_output()
+        _discard_unwritten_errors()
         return status
     except (InputError, JobError) as error:
         for problem in error.problems if isinstance(error, InputErrors) else [str(error)]:
@@ -530,6 +531,16 @@ def print_text(text: str = "") -> None:
     """
     with _output_errors():
         print(for_terminal(text, sys.stdout))
+
+
+def _discard_unwritten_errors() -> None:
+    """Drop what stderr could not write, e.g. to a closed terminal: Python would end with status 120."""
+    try:
+        if sys.stderr is not None:
+            sys.stderr.flush()
+    except OSError:
+        with open(os.devnull, "wb") as null:
+            os.dup2(null.fileno(), sys.stderr.fileno())
 
 
 def flush_output() -> None:

@@ -7,12 +7,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from torch import Tensor
-from tqdm import tqdm
 
 from dglkge.data.known_triples import KnownTriples
 from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import Protocol, RankingResult
 from dglkge.training.job import Job
+from dglkge.training.process import open_bar
 
 
 @dataclass
@@ -70,7 +70,7 @@ class LiveEvaluator:
         triples = dataset.split(split)[: max_triples or None]
         device, relations = job.computation.device, dataset.relations.relations
         evaluator = RankingEvaluator(job.model, relations, protocol, config.training.kernels, device)
-        with tqdm(total=2 * len(triples), desc=f"ranking {split}", unit="query", disable=not bar) as shown:
+        with open_bar(bar, total=2 * len(triples), desc=f"ranking {split}", unit="query") as shown:
 
             def progress(num_queries: int) -> None:
                 shown.update(num_queries)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from tqdm import tqdm
 
 from dglkge.distributed.process_memory import PROC, find_servers, memory_of
 from dglkge.distributed.world import World
@@ -102,6 +103,14 @@ class MemoryMeter:
         if now - self._measured_at >= self._pause_seconds:
             self._measured_at, self._last = now, memory_bytes()
         return self._last
+
+
+def open_bar(is_shown: bool, **options: Any) -> tqdm[Any]:
+    """Return a progress bar on stderr; one that is not shown if stderr's terminal has been closed."""
+    try:
+        return tqdm(disable=not is_shown, **options)
+    except OSError:
+        return tqdm(disable=True, **options)
 
 
 def wants_bar(setting: str, world: World) -> bool:

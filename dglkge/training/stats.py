@@ -25,7 +25,7 @@ from dglkge.step.computation import PHASES, as_array
 from dglkge.step.contracts import MEASURES, StepResult
 from dglkge.training.cadence import reports_apart
 from dglkge.training.job import Job
-from dglkge.training.process import MemoryMeter, ProcessUsage, wants_bar
+from dglkge.training.process import MemoryMeter, ProcessUsage, open_bar, wants_bar
 from dglkge.training.resume import Position
 from dglkge.training.trackers import Trackers
 
@@ -85,8 +85,8 @@ class Statistics:
         # Drop the time of an earlier epoch.
         self._job.clock.take()
         self._started = self._last = time.monotonic()
-        self._bar = tqdm(
-            total=len(self._batches), initial=done, desc=self._title(), unit="batch", disable=not self.has_bar
+        self._bar = open_bar(
+            self.has_bar, total=len(self._batches), initial=done, desc=self._title(), unit="batch"
         )
 
     def count(self, batches_done: int, result: StepResult, num_triples: int, flags: int) -> int | None:

@@ -148,9 +148,9 @@ def test_the_job_of_the_example(slurm: Slurm, tmp_path: Path):
     configuration = CONFIGURATION.format(dataset=toy_dataset(2), output=tmp_path / "run")
     (work / "my.yaml").write_text(configuration)
     script = (REPOSITORY / "examples" / "slurm" / "job.sbatch").read_text(encoding="utf-8")
-    assert "--num_trainers 4" in script
+    assert "--num-trainers 4" in script
     (tmp_path / "job.sbatch").write_text(
-        script.replace("--num_trainers 4", "--num_trainers 1 --num_omp_threads 1")
+        script.replace("--num-trainers 4", "--num-trainers 1 --num-omp-threads 1")
     )
     options = ["--parsable", "--mem=0", "--cpus-per-task=1", f"--chdir={work}", f"--output={output}"]
     job = slurm.call("sbatch", *options, tmp_path / "job.sbatch").strip()

@@ -143,6 +143,7 @@ def test_plain_python_whose_terminal_is_closed(tmp_path: Path, is_ignored: bool)
     pid, terminal = pty.fork()
     if pid == 0:
         os.environ.update(commands.environment())
+        os.environ.pop("PYTHONUNBUFFERED", None)  # what could not be written must not stay in a buffer
         signal.signal(signal.SIGHUP, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
         os.execv(sys.executable, command)
     await_path(tmp_path / "waits")
