@@ -148,7 +148,7 @@ def use_stock_rows(trainer: Any, config: Config, merges: bool) -> None:
     stock = StockRows(trainer.tables, config.optimizer.lr, merges)
     trainer.tables.lookup = stock
     # Both places, as the trainer and its step each hold a reference.
-    trainer.optimizer = trainer._train_step.updates._optimizer = stock
+    trainer.optimizer = trainer._train_step.updates.optimizer = stock
 
 
 def use_autograd(trainer: Any, config: Config) -> None:

@@ -470,7 +470,6 @@ def run_command(name: str, body: Callable[[], int]) -> int:
         status = body()
         # Inside the try: a full disk or a closed pipe may only show when the buffer is written.
         flush_output()
-        _discard_unwritten_errors()
         return status
     except (InputError, JobError) as error:
         for problem in error.problems if isinstance(error, InputErrors) else [str(error)]:
@@ -483,6 +482,8 @@ def run_command(name: str, body: Callable[[], int]) -> int:
     except BrokenPipeError:
         _discard_output()
         return BROKEN_PIPE_STATUS
+    finally:
+        _discard_unwritten_errors()
 
 
 @contextlib.contextmanager
