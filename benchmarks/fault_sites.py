@@ -20,6 +20,7 @@ import urllib.request
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -304,10 +305,8 @@ class EmptyMachine(OneMachine):
 
     name = "one machine, S3"
 
-    def __init__(
-        self, folder: Path, log_dir: Path, dataset: Path, batches_per_epoch: int, limit_seconds: float
-    ) -> None:
-        super().__init__(folder, log_dir, dataset, batches_per_epoch, limit_seconds)
+    def __init__(self, folder: Path, *arguments: Any) -> None:
+        super().__init__(folder, *arguments)
         port = free_port()
         self.endpoint = f"http://127.0.0.1:{port}"
         self.url = "s3://runs/run"

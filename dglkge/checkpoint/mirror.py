@@ -245,8 +245,8 @@ class Mirror:
         if stored is None and local.version:
             raise CheckpointError(
                 f"{self.url} has no version of this run, and {here} has {local.describe()}: the run was "
-                "removed there, or belongs to another launcher. To go on, copy it to the launcher's folder; "
-                "to start anew, move the folder away"
+                "removed there, or belongs to another launcher or URL. To go on, copy it there; to start "
+                "anew, move the folder away"
             )
         if stored is None:
             return

@@ -108,8 +108,11 @@ def read_receipts(folder: LeasedFolder) -> list[FileEntry]:
 
 
 def parse_receipt(content: bytes, nonce: str) -> FileEntry | None:
-    """Return the entry in a receipt; None for one of another job, e.g. one that was killed."""
-    note = json.loads(content)
+    """Return the entry in a receipt; None for a torn one, and one of another job, e.g. a killed one."""
+    try:
+        note = json.loads(content)
+    except ValueError:
+        return None
     return parse(FileEntry, note) if note.pop("nonce", None) == nonce else None
 
 

@@ -172,12 +172,6 @@ class Lease:
         """Nonce that the file must contain."""
         return self._holder.nonce
 
-    @property
-    def holder_process(self) -> str:
-        """Identity of the holding process; it differs between lease files of different folders."""
-        holder = self._holder
-        return f"{holder.host} {holder.boot_id} {holder.pid_namespace} {holder.pid} {holder.start_time}"
-
     def check(self) -> None:
         """Read the lease file again, before something is published.
 

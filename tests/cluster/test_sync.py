@@ -99,7 +99,7 @@ def test_versions_outlive_the_launcher_and_a_new_order_of_hosts(two_hosts, tmp_p
         shutil.rmtree(first.folder / "run")
         job = start([first, second], first, tmp_path)
         assert job.wait(120) == 2, log.read_text()
-        assert "the run was removed there, or belongs to another launcher" in log.read_text()
+        assert "the run was removed there, or belongs to another launcher or URL" in log.read_text()
         assert f"{second.work}/run on " in log.read_text()
         assert not (first.folder / "run" / "checkpoint").exists()
     finally:

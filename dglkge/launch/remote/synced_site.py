@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from dglkge.checkpoint.durable import LeasedFolder
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.config import Config
@@ -82,6 +83,7 @@ class SyncedSite(RemoteSite):
         storage.published()
         if storage.path.is_dir():
             storage.drop_unpublished(storage.published_version())
+        LeasedFolder(output, self._lease).drop_temporaries()
         self._run = RunFolder(output, self._lease)
         for session in self._sessions.values():
             session.store = self._run.answer
