@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import signal
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from cluster_faults import ALLOWED_SECONDS, seconds_until, wait_until_trained
 from cluster_hosts import ClusterHost
@@ -24,7 +26,7 @@ NUM_EPOCHS = 40
 pytestmark = pytest.mark.usefixtures("warm_runners")
 
 
-def start(hosts: list[ClusterHost], first: ClusterHost, folder: Path, *more: str):
+def start(hosts: list[ClusterHost], first: ClusterHost, folder: Path, *more: str, **fields: object):
     """Start or resume the job; the launcher and what belongs to the user are on the first host."""
     settings = {
         "dataset": "data",
@@ -35,6 +37,7 @@ def start(hosts: list[ClusterHost], first: ClusterHost, folder: Path, *more: str
         "training.num_epochs": NUM_EPOCHS,
         "checkpoint.every_batches": 1,
         "evaluation.split": "test",
+        **fields,
     }
     words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
     options = ["--num_trainers", "1", "--sync", "--log_dir", "logs", *more]
@@ -128,6 +131,26 @@ def test_versions_are_here_while_the_job_runs_and_after_a_lost_connection(two_ho
     assert json.loads((first.folder / "run" / "metrics.json").read_text())["test"]["both"]["mrr"] > 0.5
     assert not [path for path in (second.folder / "run").iterdir() if path.name.startswith(".dglkge")]
     assert not (first.folder / "run" / "lease.json").exists()
+
+
+def test_the_best_version_is_restored_on_hosts_that_have_its_parts_no_more(two_hosts, tmp_path):
+    """Each reads it from the launcher's folder; the newest version is then the best one."""
+    first, second = two_hosts
+    prepare(two_hosts)
+    log = tmp_path / LAUNCHER_LOG
+    fields = {"evaluation.valid_every_epochs": 1, "training.early_stopping.patience": 2, "optimizer.lr": 0.5}
+    job = start([second, first], first, tmp_path, **fields)
+    try:
+        assert job.wait(120) == 0, log.read_text()
+    finally:
+        end_all(two_hosts)
+        job.wait()
+    ended, best = map(int, re.search(r"ended after (\d+) epochs; .* after (\d+)", log.read_text()).groups())
+    assert best < ended < NUM_EPOCHS
+    run, kept = (open_checkpoint(first.folder / "run" / name) for name in ("", "checkpoint/best"))
+    run.verify()
+    assert run.progress["finished_epochs"] == kept.progress["finished_epochs"] == best
+    assert torch.equal(run["entity"][:], kept["entity"][:])
 
 
 def test_a_job_is_stopped_and_goes_on_with_its_hosts_reversed(two_hosts, tmp_path):
