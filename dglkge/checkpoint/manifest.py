@@ -69,7 +69,7 @@ class CheckpointMeta:
     seed : int
         Seed of the order, the negatives and the initial rows.
     score_function : str
-        Name of the score function.
+        Name of the score function; empty for tables without a model, which have no relations.
     dim : int
         Width of an entity's row.
     reciprocal : bool
@@ -80,6 +80,8 @@ class CheckpointMeta:
         Versions of dglkge, dgl and torch.
     score_options : mapping of str to number or str
         Options of the score function, if it has any.
+    dims : mapping of str to int
+        Width of the rows of entity types where it is not ``dim``.
     """
 
     __pydantic_config__ = NO_OTHER_FIELDS
@@ -98,6 +100,7 @@ class CheckpointMeta:
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     score_options: Mapping[str, int | float | str] = field(default_factory=dict)
+    dims: Mapping[FileName, Positive] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         counts = (Progress.FINISHED_EPOCHS, Progress.BATCHES_DONE, Progress.GLOBAL_BATCH_SIZE)
@@ -300,7 +303,7 @@ def check_same_run(saved: CheckpointMeta, wanted: CheckpointMeta) -> None:
         Naming the first thing that differs, with both values.
     """
     # The optimizer is not compared: restore logs state that does not fit, and lets it start anew.
-    for name in ("dataset_fingerprint", "score_function", "score_options", "dim", "reciprocal"):
+    for name in ("dataset_fingerprint", "score_function", "score_options", "dim", "dims", "reciprocal"):
         old, new = getattr(saved, name), getattr(wanted, name)
         if old != new:
             raise CheckpointError(

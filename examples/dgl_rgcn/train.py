@@ -1,0 +1,83 @@
+"""Distributed R-GCN (Schlichtkrull et al. 2018) on nodes without features: a learnable row for each.
+
+python examples/dgl_rgcn/make_graph.py --output demo/rgcn
+dglkge-launch --ip-config ip_config.txt --num-trainers 2 --part-config demo/rgcn/papers.json \\
+        --max-restarts 3 examples/dgl_rgcn/train.py --output demo/rgcn/run
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+import dglkge  # before dgl
+
+import dgl.distributed  # isort: skip
+import torch
+import torch.distributed as dist
+from torch.nn.functional import cross_entropy, relu
+
+from dglkge.optim import SparseAdam
+
+DIM, NUM_CLASSES = 16, 4
+
+
+class Rgcn(torch.nn.Module):
+    """Two layers with weights for each relation."""
+
+    def __init__(self, relations: list[str]) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(
+            dgl.nn.HeteroGraphConv({name: dgl.nn.GraphConv(DIM, size, "right") for name in relations})
+            for size in (DIM, NUM_CLASSES)
+        )
+
+    def forward(self, blocks: list, rows: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Return the scores of the classes of papers."""
+        hidden = {name: relu(values) for name, values in self.layers[0](blocks[0], rows).items()}
+        return self.layers[1](blocks[1], hidden)["paper"]
+
+
+def initial_rows(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return the initial embeddings."""
+    return torch.zeros(shape, dtype=dtype).normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
+
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--num-epochs", type=int, default=20)
+parser.add_argument("--output", default="demo/rgcn/run", help="folder for what is committed")
+arguments = parser.parse_args()
+torch.manual_seed(0)
+dgl.distributed.initialize(os.environ.get("DGL_IP_CONFIG", "ip_config.txt"))
+dist.init_process_group("gloo")
+graph = dgl.distributed.DistGraph("papers")
+mask, labels = graph.nodes["paper"].data["train_mask"], graph.nodes["paper"].data["label"]
+papers = dgl.distributed.node_split(mask, graph.get_partition_book(), "paper", force_even=True)
+rows = {
+    kind: dgl.distributed.DistEmbedding(
+        graph.num_nodes(kind), DIM, kind, initial_rows, graph.get_node_partition_policy(kind)
+    )
+    for kind in graph.ntypes
+}
+model = torch.nn.parallel.DistributedDataParallel(Rgcn(graph.etypes), find_unused_parameters=True)
+sparse, adam = SparseAdam(list(rows.values()), lr=0.05), torch.optim.Adam(model.parameters(), lr=0.02)
+job = dglkge.elastic(
+    arguments.output, optimizer=sparse, objects={"model": model, "adam": adam},
+    original_ids={kind: graph.nodes[kind].data["orig_id"] for kind in graph.ntypes},
+)  # fmt: skip
+sampler = dgl.dataloading.NeighborSampler([5, 5])
+loader = dgl.dataloading.DistNodeDataLoader(graph, {"paper": papers}, sampler, batch_size=100, shuffle=True)
+for epoch in dglkge.remaining_epochs_until(arguments.num_epochs):
+    right = torch.zeros(2)
+    for input_nodes, seeds, blocks in job.batches(loader):
+        scores = model(blocks, {kind: rows[kind](nodes) for kind, nodes in input_nodes.items()})
+        wanted = labels[seeds["paper"]]
+        adam.zero_grad()
+        cross_entropy(scores, wanted).backward()
+        adam.step()
+        sparse.step()
+        right += torch.tensor([int((scores.argmax(1) == wanted).sum()), len(wanted)])
+    dist.all_reduce(right)
+    if dist.get_rank() == 0:
+        print(f"epoch {epoch + 1}: training accuracy {float(right[0] / right[1]):.3f}", flush=True)
+dist.barrier()
