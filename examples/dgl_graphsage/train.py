@@ -40,8 +40,9 @@ dist.init_process_group("gloo")
 graph = dgl.distributed.DistGraph("communities")
 book = graph.get_partition_book()
 # force_even: DistributedDataParallel needs equally many batches on each trainer, or a collective blocks.
+# rank: DGL's own follows the order in which trainers connect; a restart would give them other nodes.
 train_nodes, test_nodes = (
-    dgl.distributed.node_split(graph.ndata[mask], book, force_even=True)
+    dgl.distributed.node_split(graph.ndata[mask], book, rank=dist.get_rank(), force_even=True)
     for mask in ("train_mask", "test_mask")
 )
 num_classes = int(graph.ndata["label"][torch.arange(graph.num_nodes())].max()) + 1

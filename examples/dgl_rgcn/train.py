@@ -15,27 +15,10 @@ import dglkge  # before dgl
 import dgl.distributed  # isort: skip
 import torch
 import torch.distributed as dist
-from torch.nn.functional import cross_entropy, relu
+from rgcn import DIM, Rgcn, count_right
+from torch.nn.functional import cross_entropy
 
 from dglkge.optim import SparseAdam
-
-DIM, NUM_CLASSES = 16, 4
-
-
-class Rgcn(torch.nn.Module):
-    """Two layers with weights for each relation."""
-
-    def __init__(self, relations: list[str]) -> None:
-        super().__init__()
-        self.layers = torch.nn.ModuleList(
-            dgl.nn.HeteroGraphConv({name: dgl.nn.GraphConv(DIM, size, "right") for name in relations})
-            for size in (DIM, NUM_CLASSES)
-        )
-
-    def forward(self, blocks: list, rows: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Return the scores of the classes of papers."""
-        hidden = {name: relu(values) for name, values in self.layers[0](blocks[0], rows).items()}
-        return self.layers[1](blocks[1], hidden)["paper"]
 
 
 def initial_rows(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
@@ -52,7 +35,8 @@ dgl.distributed.initialize(os.environ.get("DGL_IP_CONFIG", "ip_config.txt"))
 dist.init_process_group("gloo")
 graph = dgl.distributed.DistGraph("papers")
 mask, labels = graph.nodes["paper"].data["train_mask"], graph.nodes["paper"].data["label"]
-papers = dgl.distributed.node_split(mask, graph.get_partition_book(), "paper", force_even=True)
+# rank: DGL's own follows the order in which trainers connect, so a restart would give them other nodes.
+papers = dgl.distributed.node_split(mask, graph.get_partition_book(), "paper", dist.get_rank())
 rows = {
     kind: dgl.distributed.DistEmbedding(
         graph.num_nodes(kind), DIM, kind, initial_rows, graph.get_node_partition_policy(kind)
@@ -66,17 +50,19 @@ job = dglkge.elastic(
     original_ids={kind: graph.nodes[kind].data["orig_id"] for kind in graph.ntypes},
 )  # fmt: skip
 sampler = dgl.dataloading.NeighborSampler([5, 5])
-loader = dgl.dataloading.DistNodeDataLoader(graph, {"paper": papers}, sampler, batch_size=100, shuffle=True)
 for epoch in dglkge.remaining_epochs_until(arguments.num_epochs):
+    # A new one for each epoch: it shuffles what it has shuffled before.
+    loader = dgl.dataloading.DistNodeDataLoader(
+        graph, {"paper": papers}, sampler, batch_size=100, shuffle=True
+    )
     right = torch.zeros(2)
     for input_nodes, seeds, blocks in job.batches(loader):
         scores = model(blocks, {kind: rows[kind](nodes) for kind, nodes in input_nodes.items()})
-        wanted = labels[seeds["paper"]]
         adam.zero_grad()
-        cross_entropy(scores, wanted).backward()
+        cross_entropy(scores, labels[seeds["paper"]]).backward()
         adam.step()
         sparse.step()
-        right += torch.tensor([int((scores.argmax(1) == wanted).sum()), len(wanted)])
+        right += count_right(scores, labels[seeds["paper"]])
     dist.all_reduce(right)
     if dist.get_rank() == 0:
         print(f"epoch {epoch + 1}: training accuracy {float(right[0] / right[1]):.3f}", flush=True)
