@@ -11,11 +11,11 @@ import torch
 
 from dglkge import __version__
 from dglkge.checkpoint.conversion import dataset_fields
-from dglkge.checkpoint.durable import LeasedFolder
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_CONFIG_FILE, RUN_TRACKERS_FILE, Progress
 from dglkge.checkpoint.manager import CheckpointManager, TrainerGroup
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.checkpoint.mirror import Mirror, StoredVersion
+from dglkge.checkpoint.storage import LeasedFolder
 from dglkge.checkpoint.stores import open_store
 from dglkge.config import Config, save_config
 from dglkge.data.dataset import Dataset
