@@ -10,11 +10,11 @@ import torch
 
 from dglkge import __version__
 from dglkge.checkpoint.conversion import dataset_fields
-from dglkge.checkpoint.durable import LeasedFolder
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE, RUN_TRACKERS_FILE, Progress
 from dglkge.checkpoint.manager import CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.checkpoint.mirror import Mirror
+from dglkge.checkpoint.storage import LeasedFolder
 from dglkge.config import Config, save_config
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import load_json
