@@ -91,6 +91,10 @@ class Reading:
         Whether the names are the input's ids.
     candidates : mapping of str to (2, n, K) array
         For some splits the entities, as ids in their type, that each head and each tail is ranked among.
+    parts : (n,) int64, optional
+        The partition of each entity, if the input has partitions.
+    part_method : str
+        How they were made.
     write_side_files : callable
         Writes files into the data set's folder, given the names of its entities.
     figures : dict
@@ -105,6 +109,8 @@ class Reading:
     place: Place | None = None
     integer_ids: bool = False
     candidates: Mapping[str, np.ndarray] = field(default_factory=dict)
+    parts: np.ndarray | None = None
+    part_method: str = ""
     write_side_files: Callable[[Path, Sequence[str]], None] = lambda folder, entities: None
     figures: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)

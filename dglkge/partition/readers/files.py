@@ -25,7 +25,8 @@ from dglkge.partition.ingest import (
     ingest_names,
 )
 from dglkge.partition.name_index import MAX_NAMES
-from dglkge.partition.options import GRAPHML, TABLE, Format, Options
+from dglkge.partition.options import DGL, GRAPHML, TABLE, Format, Options
+from dglkge.partition.readers.dgl_graph import read_graphs
 from dglkge.partition.readers.find import Source, find_input
 from dglkge.partition.readers.graphml import read_graphml
 from dglkge.partition.readers.id_folders import read_id_map
@@ -84,7 +85,9 @@ def read_input(source: Source, options: Options, watch: Watch, temporary: Path) 
         If a file is wrong; the message names file and line.
     """
     if source.folder is not None:
-        return source.folder.read(watch)
+        return source.folder.read(watch, options)
+    if source.family == DGL:
+        return read_graphs(source.files, options, watch)
     if source.family == GRAPHML:
         return read_graphml(source.files, options.reading, watch)
     return read_rdf(source.files, options.reading, watch, temporary)

@@ -31,6 +31,7 @@ from dglkge.partition.ingest import (
     ingest_ids,
     ingest_names,
 )
+from dglkge.partition.options import Options
 
 PYKEEN_TRIPLES = "numeric_triples.tsv.gz"
 _PYKEEN_FOLDERS = {"training": TRAIN, "validation": VALID, "testing": TEST}
@@ -48,12 +49,12 @@ class IdFolder:
     files : dict of str to Path
         The file of each split.
     read : callable
-        Reads it, given a function for progress.
+        Reads it, given a function for progress and the options.
     """
 
     layout: str
     files: dict[str, Path]
-    read: Callable[[Watch], Reading]
+    read: Callable[[Watch, Options], Reading]
 
 
 def find_pykeen(folder: Path) -> IdFolder | None:
@@ -71,7 +72,7 @@ def find_pykeen(folder: Path) -> IdFolder | None:
 def pykeen_folder(factories: Mapping[str, Path]) -> IdFolder:
     """Return the reader of the folders that ``TriplesFactory.to_path_binary`` wrote, one for each split."""
     files = {split: factories[split] / PYKEEN_TRIPLES for split in SPLITS if split in factories}
-    return IdFolder("PyKEEN triples factories", files, lambda watch: _read_pykeen(factories, files, watch))
+    return IdFolder("PyKEEN triples factories", files, lambda watch, _: _read_pykeen(factories, files, watch))
 
 
 def find_openke(folder: Path) -> IdFolder | None:
@@ -79,7 +80,9 @@ def find_openke(folder: Path) -> IdFolder | None:
     files = _splits(folder, "{}2id.txt")
     if TRAIN not in files or not _has(folder, "entity2id.txt", "relation2id.txt"):
         return None
-    return IdFolder("OpenKE's files", files, lambda watch: _read_openke(folder, files, watch, counted=True))
+    return IdFolder(
+        "OpenKE's files", files, lambda watch, _: _read_openke(folder, files, watch, counted=True)
+    )
 
 
 def find_dglke(folder: Path) -> IdFolder | None:
@@ -92,12 +95,12 @@ def find_dglke(folder: Path) -> IdFolder | None:
     if TRAIN not in files:
         return None
     if _has(folder, "entities.dict", "relations.dict"):
-        return IdFolder("DGL-KE's files", files, lambda watch: _read_dicts(folder, files, watch))
+        return IdFolder("DGL-KE's files", files, lambda watch, _: _read_dicts(folder, files, watch))
     if _has(folder, "entity2id.txt", "relation2id.txt") and _all_integers(_first_line(files[TRAIN])):
         return IdFolder(
             "DGL-KE's files of Freebase (head, tail, relation)",
             files,
-            lambda watch: _read_openke(folder, files, watch, counted=False),
+            lambda watch, _: _read_openke(folder, files, watch, counted=False),
         )
     return None
 

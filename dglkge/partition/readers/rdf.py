@@ -15,7 +15,7 @@ from dglkge.data.text_format import ROLES, bare_path, open_stream, read_errors
 from dglkge.errors import InputError, StorageError, import_extra
 from dglkge.partition.ingest import CHUNK_ROWS, IdTriples, Reading, Watch, ingest_names, name_chunk, renamed
 from dglkge.partition.options import DEFAULT_GRAPH, Format, ReadingOptions
-from dglkge.partition.readers.find import format_by_content
+from dglkge.partition.readers.sniff import format_by_content
 
 MAX_GRAPHS = 100_000
 """Named graphs are counted up to here: some collections have one for each triple."""
