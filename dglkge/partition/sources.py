@@ -17,15 +17,16 @@ import pyarrow as pa
 
 from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
 from dglkge.data.public_data import PublicData, find_public, local_folder, public_data
-from dglkge.data.text_format import ROLES, Columns, columns_of_header
+from dglkge.data.text_format import ROLES, Columns, RowRules, columns_of_header
 from dglkge.data.triples import frame_chunks
 from dglkge.errors import InputError, unknown_name
-from dglkge.partition.ingest import Reading
+from dglkge.partition.ingest import Reading, ingest
 from dglkge.partition.options import Options
 from dglkge.partition.readers.dgl_graph import numbered_graph
-from dglkge.partition.readers.files import IdMaps, read_files
+from dglkge.partition.readers.files import read_files
 from dglkge.partition.readers.find import WORDS
 from dglkge.partition.readers.graphml import NO_RELATION, RELATION_ATTRIBUTES
+from dglkge.partition.readers.id_folders import read_id_maps
 from dglkge.partition.readers.numbered import Numbered, as_array, joined, numbered_edges
 
 EXPECTED = (
@@ -179,12 +180,11 @@ def _own_splits(source: Any) -> dict[str, Any]:
 
 
 def _read_frames(tables: Mapping[str, Any], options: Options) -> Reading:
-    maps = IdMaps.read(options)
+    maps = read_id_maps(options)
+    rules = RowRules() if maps is None else maps.rules
     columns = {split: _columns(table, options.columns) for split, table in tables.items()}
-    chunks = {
-        split: frame_chunks(table, columns[split], maps.rules, split) for split, table in tables.items()
-    }
-    triples = maps.ingest(chunks, columns[TRAIN])
+    chunks = {split: frame_chunks(table, columns[split], rules, split) for split, table in tables.items()}
+    triples = ingest(chunks, maps, columns[TRAIN])
     return Reading(triples, columns=columns[TRAIN], place=lambda split, row: f"{split}: row {row + 1}")
 
 
