@@ -28,6 +28,7 @@ from dglkge.inference.choices import ALL, Known
 from dglkge.inference.dglke_files import DglkeFolder, DglkeTables, is_dglke
 from dglkge.inference.export import export_tables
 from dglkge.inference.hub_tables import HubTables, is_hub_folder
+from dglkge.inference.torch_models import TorchModel, geometric_model, pykeen_model
 from dglkge.inference.trained_model import TrainedModel
 from dglkge.model.device import open_device
 from dglkge.registry import import_modules
@@ -363,6 +364,27 @@ class Run(TrainedModel):
             return {}
         here = self.tables.version
         return {name: one for name, one in self.results.items() if one.get("version", here) == here}
+
+    def torch_model(self) -> TorchModel:
+        """Return the model as a module of torch whose rows are parameters.
+
+        Examples
+        --------
+        ::
+
+            model = run.torch_model()
+            scores = model(h, r, t)  # ids (B,); as run.score
+            scores.sum().backward()
+        """
+        return TorchModel(self)
+
+    def pykeen_model(self, factory: Any) -> Any:
+        """Return the model as one of PyKEEN; see :func:`dglkge.inference.torch_models.pykeen_model`."""
+        return pykeen_model(self, factory)
+
+    def geometric_model(self) -> Any:
+        """Return a model of PyTorch Geometric; see :func:`dglkge.inference.torch_models.geometric_model`."""
+        return geometric_model(self)
 
     def inspect(self, verify: bool = False) -> dict[str, Any]:
         """Describe the checkpoint: version, progress, model, tables and files, ready for JSON.
