@@ -12,7 +12,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -25,7 +25,7 @@ from dglkge.distributed.dgl_compat import dgl
 from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
-from dglkge.errors import InputError
+from dglkge.errors import InputError, unknown_name
 from dglkge.training.building.run_place import RunPlace, hold_run, open_manager, open_mirror
 from dglkge.training.elastic_tables import NO_RELATIONS, ElasticTables, OptimizerState
 from dglkge.training.epochs import JOB
@@ -48,9 +48,7 @@ def elastic(
     optimizer: Any = None,
     objects: Mapping[str, Any] | None = None,
     *,
-    every_epochs: int = 1,
-    every_batches: int = 0,
-    every_minutes: float = 0.0,
+    every: Mapping[str, float] = MappingProxyType({"epochs": 1}),
     seed: int | None = 0,
     original_ids: Mapping[str, Any] | None = None,
     storage: str = "",
@@ -73,12 +71,9 @@ def elastic(
     objects : mapping of str to object
         Objects with ``state_dict`` and ``load_state_dict`` (modules, torch optimizers, schedulers), equal on
         all trainers: rank 0's state is saved.
-    every_epochs : int
-        Commit after so many epochs, and after the last one.
-    every_batches : int
-        Commit after so many batches of :meth:`Elastic.batches`; 0: never.
-    every_minutes : float
-        Commit at the first batch so many minutes after the last commit; 0: never.
+    every : mapping of str to number
+        When to commit: after so many ``epochs``, after so many ``batches`` of an epoch's loop, or at the first
+        batch so many ``minutes`` after the last commit. The last epoch is committed in any case.
     seed : int or None
         All random generators of Python, numpy, torch and DGL are seeded before each batch as a function of
         seed, epoch, batch and rank, so a restart goes on inside an epoch with the batches that are left.
@@ -111,14 +106,11 @@ def elastic(
             for batch in job.batches(loader):
                 ...
     """
-    for name, value in {"every_epochs": every_epochs, "every_batches": every_batches}.items():
-        if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise InputError(f"elastic: {name} is {value!r}; expected a whole number of at least 0")
     optimizers = [] if optimizer is None else [optimizer]
     if isinstance(optimizer, (list, tuple)):
         optimizers = list(optimizer)
     tables = ElasticTables(embeddings, optimizers, original_ids or {})
-    cadence = Cadence(every_epochs, every_batches, every_minutes)
+    cadence = Cadence.of(every)
     world = World.detect()
     if world.world_size > 1 and (not dist.is_initialized() or "gloo" not in str(dist.get_backend_config())):
         raise InputError(
@@ -134,18 +126,29 @@ def elastic(
 
 @dataclasses.dataclass
 class Cadence:
-    """When to commit.
+    """When to commit; 0: never.
 
     Attributes
     ----------
-    every_epochs, every_batches : int
-    every_minutes : float
+    epochs, batches : int
+    minutes : float
     """
 
-    every_epochs: int
-    every_batches: int
-    every_minutes: float
+    epochs: float = 0
+    batches: float = 0
+    minutes: float = 0
     _last: float = dataclasses.field(default_factory=time.monotonic)
+
+    @classmethod
+    def of(cls, every: Mapping[str, float]) -> Cadence:
+        """Read the argument of :func:`elastic`."""
+        for name, value in every.items():
+            if name not in ("epochs", "batches", "minutes"):
+                raise unknown_name("unit in every", name, ["epochs", "batches", "minutes"])
+            is_whole = isinstance(value, int) or (name == "minutes" and isinstance(value, float))
+            if isinstance(value, bool) or not is_whole or not value >= 0:
+                raise InputError(f"elastic: every {name} is {value!r}; expected a number of at least 0")
+        return cls(**every)
 
     def committed(self) -> None:
         """Restart the count of minutes."""
@@ -153,8 +156,12 @@ class Cadence:
 
     def is_due(self, batches_done: int) -> bool:
         """Return whether to commit after so many batches of an epoch."""
-        passed = bool(self.every_minutes) and time.monotonic() - self._last >= 60 * self.every_minutes
-        return passed or (bool(self.every_batches) and batches_done % self.every_batches == 0)
+        passed = bool(self.minutes) and time.monotonic() - self._last >= 60 * self.minutes
+        return passed or (bool(self.batches) and batches_done % self.batches == 0)
+
+    def is_due_after(self, epochs: int) -> bool:
+        """Return whether to commit after so many epochs."""
+        return bool(self.epochs) and epochs % self.epochs == 0
 
 
 class Elastic:
@@ -349,8 +356,7 @@ class Elastic:
             return
         self._ended = done
         self._place, self._num_loops = (done, 0, 0), 0
-        every = self._cadence.every_epochs
-        if JOB.is_over or (every and done % every == 0):
+        if JOB.is_over or self._cadence.is_due_after(done):
             self.commit()
         self.stop_if_asked()
 

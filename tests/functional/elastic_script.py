@@ -67,7 +67,12 @@ def main() -> None:
     decay = torch.optim.lr_scheduler.ExponentialLR(sparse[0], 0.9)
     objects = {"model": model, "adam": adam, "decay": decay}
     if not arguments.without:
-        fields = {"optimizer": sparse, "objects": objects, "every_batches": 2, **arguments.options}
+        fields = {
+            "optimizer": sparse,
+            "objects": objects,
+            "every": {"epochs": 1, "batches": 2},
+            **arguments.options,
+        }
         job = dglkge.elastic(folder / "run", **fields)
     rank, size = (0, 1) if arguments.alone else (dist.get_rank(), dist.get_world_size())
     share = torch.arange(rank, NUM_EDGES, size)

@@ -154,7 +154,8 @@ def test_without_it_epochs_warn(graph: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"every_epochs": -1}, "elastic: every_epochs is -1; expected a whole number of at least 0"),
+        ({"every": {"epochs": -1}}, "elastic: every epochs is -1; expected a number of at least 0"),
+        ({"every": {"steps": 1}}, "unknown unit in every 'steps'"),
         ({"embeddings": [1]}, "elastic: embeddings has a int; allowed: dgl.distributed.DistEmbedding"),
         ({"objects": {"a": 1}}, "elastic: objects: 'a' is a int without state_dict and load_state_dict"),
         ({"original_ids": {"x": []}}, "unknown embedding in original_ids 'x'"),
