@@ -92,10 +92,12 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         The embeddings with their state, in the order in which they were given.
     num_skipped_rows : int
         Updates that were skipped, by any trainer, because the row's gradient was not finite.
+    num_started : int
+        Steps so far: the number of the next one, see :meth:`step_rows`.
     """
 
     num_skipped_rows = 0
-    _num_started = 0
+    num_started = 0
     _has_claimed = False
     clipping: Clipping | None = None
     _enter: Callable[[str], None] = staticmethod(ignore_phase)
@@ -341,8 +343,8 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         self._claim()
         self.finish()
         if number is None:
-            number = self._num_started
-        self._num_started += 1
+            number = self.num_started
+        self.num_started += 1
         # Copies: a scheduler may change the groups while the step runs in the background.
         hyper_of = {key: dict(group) for keys, group in self._keyed_groups() for key in keys}
         run = functools.partial(self._run, pairs_by_table, hyper_of, extra, other_squares, number)
