@@ -13,15 +13,15 @@ from dglkge import __version__
 from dglkge.checkpoint.conversion import dataset_fields
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_CONFIG_FILE, RUN_TRACKERS_FILE, Progress
 from dglkge.checkpoint.manager import CheckpointManager, TrainerGroup
-from dglkge.checkpoint.manifest import CheckpointMeta
-from dglkge.checkpoint.mirror import Mirror, StoredVersion
-from dglkge.checkpoint.storage import LeasedFolder
+from dglkge.checkpoint.manifest import CheckpointMeta, StoredVersion
+from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.stores import open_store
 from dglkge.config import Config, save_config
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import load_json
 from dglkge.distributed.dgl_compat import dgl
 from dglkge.distributed.lease import Lease, LeaseTaker, new_nonce
+from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.errors import InputError, write_error
