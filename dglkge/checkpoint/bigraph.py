@@ -131,7 +131,14 @@ def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str,
     loss = chosen["loss"].get("name", DEFAULTS["loss_fn"])
     loss_fn = LOSSES.get(loss, "")
     described = {
-        "entities": {name: {"num_partitions": num_parts, "featurized": False} for name in meta.entity_types},
+        "entities": {
+            name: {
+                "num_partitions": num_parts,
+                "featurized": False,
+                **({"dimension": meta.dims[name]} if name in meta.dims else {}),
+            }
+            for name in meta.entity_types
+        },
         "relations": relations,
         "dimension": meta.dim,
         "init_scale": float(chosen["model"].get("init_scale", DEFAULTS["init_scale"])),

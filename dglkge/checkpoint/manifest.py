@@ -79,7 +79,7 @@ class CheckpointMeta:
     seed : int
         Seed of the order, the negatives and the initial rows.
     score_function : str
-        Name of the score function.
+        Name of the score function; empty for tables without a model, which have no relations.
     dim : int
         Width of an entity's row.
     reciprocal : bool
@@ -90,6 +90,8 @@ class CheckpointMeta:
         Versions of dglkge, dgl and torch.
     score_options : mapping of str to number or str
         Options of the score function, if it has any.
+    dims : mapping of str to int
+        Width of the rows of entity types where it is not ``dim``.
     """
 
     __pydantic_config__ = NO_OTHER_FIELDS
@@ -108,6 +110,7 @@ class CheckpointMeta:
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     score_options: Mapping[str, int | float | str] = field(default_factory=dict)
+    dims: Mapping[FileName, Positive] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         counts = (Progress.FINISHED_EPOCHS, Progress.BATCHES_DONE, Progress.GLOBAL_BATCH_SIZE)
@@ -406,7 +409,7 @@ def check_same_run(saved: CheckpointMeta, wanted: CheckpointMeta) -> None:
         Naming the first thing that differs, with both values.
     """
     advice = "; take another output folder, or the configuration that it was written with"
-    _check_equal(saved, wanted, ("dataset_fingerprint", *MODEL_FIELDS), "the checkpoint", advice)
+    _check_equal(saved, wanted, ("dataset_fingerprint", "dims", *MODEL_FIELDS), "the checkpoint", advice)
 
 
 def check_same_model(saved: CheckpointMeta, wanted: CheckpointMeta, where: str) -> None:

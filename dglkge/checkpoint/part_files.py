@@ -186,9 +186,10 @@ def write_part(
         If the part does not fit the run: wrong width, ids twice or out of range.
     """
     order, ids = _ascending(part, meta)
-    if part.rows.shape != (len(ids), meta.dim):
+    expected = (len(ids), meta.dims.get(part.table, meta.dim))
+    if part.rows.shape != expected:
         raise CheckpointError(
-            f"table {part.table!r}: rows have shape {tuple(part.rows.shape)}, expected {(len(ids), meta.dim)}"
+            f"table {part.table!r}: rows have shape {tuple(part.rows.shape)}, expected {expected}"
         )
     name = layout.embeddings_file(part.table, part.part, version)
     tables = {
