@@ -275,7 +275,7 @@ def test_similar(call, run):
     assert sorted(one["name"] for one in report["similar"]) == ["country0", "country2"]
     assert report["similar"][0]["cosine"] >= report["similar"][1]["cosine"]
     for arguments, words in [
-        (["--entity", "nobody"], "no entity of any type is called 'nobody'; say --type"),
+        (["--entity", "nobody"], "no entity of any type is called 'nobody'; with a type"),
         (["--entity", "persn4", "--type", "person"], "unknown entity 'persn4'; did you mean 'person4'"),
         (
             ["--entity", "x", "--type", "planet"],

@@ -411,7 +411,7 @@ def test_a_run_without_a_data_set_whose_types_share_names(calls, tmp_path, caplo
     assert "known triples are not available" in error_of(client.get("/triples?entity=n1&type=film"), 400)
     assert {one["triples"] for one in client.get("/relations").json()["relations"]} == {None}
     text = error_of(client.get("/similar?entity=n1"), 400)
-    assert text == "'n1' is the name of entities of several types: person, film; say which in 'type'"
+    assert text == "'n1' is the name of entities of several types: person, film; say which by the type"
     assert len(client.get("/similar?entity=n1&type=film").json()["similar"]) == 4
     (result,) = client.post("/predict", json={"queries": [{"head": "n1", "relation": "made"}]}).json()[
         "results"
