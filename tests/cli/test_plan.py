@@ -106,7 +106,9 @@ def test_memory_of_gpus(config_file, monkeypatch, shown, report, call):
 def test_bad_input(config_file, tmp_path, words, message, refusal):
     (tmp_path / "ip_config.txt").write_text("10.0.0.1\n10.0.0.2\n")
     names = {"FILE": str(config_file), "CLUSTER": str(tmp_path / "ip_config.txt")}
-    assert message.replace("FILE", names["FILE"]) in refusal("plan", *(names.get(word, word) for word in words))
+    assert message.replace("FILE", names["FILE"]) in refusal(
+        "plan", *(names.get(word, word) for word in words)
+    )
 
 
 @pytest.mark.parametrize(
