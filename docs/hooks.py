@@ -60,6 +60,8 @@ API: dict[str, dict[str, list[str]]] = {
         ],
         "Trainer": ["training.build.build_trainer", "training.trainer.Trainer"],
         "Epochs": [
+            "training.elastic.elastic",
+            "training.elastic.Elastic",
             "training.epochs.remaining_epochs_until",
             "training.epochs.current_epoch",
             "training.epochs.finished_epochs",

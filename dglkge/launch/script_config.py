@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from dglkge.config import Config, load_config
-from dglkge.data.dataset_files import Field, dataset_size, load_json, locate_partitions, read_dataset_size
+from dglkge.data.dataset_files import (
+    Field,
+    dataset_size,
+    load_json,
+    locate_partitions,
+    read_dataset_size,
+    require_dataset,
+)
 from dglkge.errors import InputError
 from dglkge.planning.memory import PlannedHost, plan_memory
 from dglkge.planning.shared_memory import shared_memory_bytes
@@ -145,10 +152,18 @@ def dataset_needs(config: Config | None, folder: Path) -> tuple[Path | None, dic
         DGL's partition file.
     shared_memory_bytes : dict of int to int
         Bytes of ``/dev/shm`` by number of the machine; empty if unknown.
+
+    Raises
+    ------
+    InputError
+        If a file is there, or a folder with something else in it.
     """
     if config is None:
         return None, {}
     dataset = folder / config.dataset
+    # An empty folder may be where the machines have mounted a disk.
+    if dataset.is_file() or (dataset.is_dir() and any(dataset.iterdir())):
+        require_dataset(dataset)
     # What is missing here is unknown, not an error: the data set may be on the machines only, and the script
     # reports a damaged one.
     try:

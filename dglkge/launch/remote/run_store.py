@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from dglkge.checkpoint.durable import LeasedFolder
 from dglkge.checkpoint.layout import (
     CHECKPOINT_FOLDER,
     LEASE_FILE,
@@ -26,7 +25,7 @@ from dglkge.checkpoint.layout import (
     WRITER_FILE,
     temporary_file,
 )
-from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.checkpoint.storage import CheckpointStorage, LeasedFolder
 from dglkge.distributed.lease import Lease, new_nonce
 from dglkge.distributed.world import OWN_DISKS_VARIABLE
 from dglkge.errors import CheckpointError, DglkgeError, InputError, NotReadyError, StorageError
