@@ -22,7 +22,7 @@ from dglkge.data import dataset_files
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TEST, Field
 from dglkge.errors import InputError, import_extra
-from dglkge.evaluation.metrics import SIDES, Protocol, RankingResult
+from dglkge.evaluation.metrics import SIDES, Protocol, RankingResult, as_dicts
 from dglkge.inference.run import Run, open_run
 from dglkge.inference.search import NamedQuery
 from dglkge.inference.whole_tables import Tables
@@ -418,16 +418,9 @@ def ranking_figures(result: RankingResult) -> dict[str, Any]:
     categories = result.categories
     return {
         "sides": {sides: result.metrics(sides).to_dict() for sides in SIDES},
-        "categories": _groups(result.per_category()),
-        "relations": _groups(result.per_relation()),
+        "categories": as_dicts(result.per_category()),
+        "relations": as_dicts(result.per_relation()),
         "relation_categories": {} if categories is None else categories.to_dict(result.relation_labels),
-    }
-
-
-def _groups(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
-    return {
-        label: {sides: metrics.to_dict() for sides, metrics in by_side.items()}
-        for label, by_side in groups.items()
     }
 
 
