@@ -21,7 +21,7 @@ def test_a_split_without_triples_is_not_ranked(shown, launched, tmp_path):
     (tmp_path / "source").mkdir()
     ring_triples().to_csv(tmp_path / "source" / "train.tsv", sep="\t", header=False, index=False)
     data = partition(tmp_path / "source", tmp_path / "data", "--split", "1")
-    words = ["train", f"dataset={data}", f"output={tmp_path}/run"]
+    words = ["train", f"dataset={data}", f"output={tmp_path}/run", "--num-trainers", "1"]
     assert shown(*words).splitlines() == [
         f"nothing is ranked: {data} has no test triples",
         f"next: dglkge predict {tmp_path}/run --head NAME --relation NAME; dglkge serve {tmp_path}/run; "
@@ -30,6 +30,20 @@ def test_a_split_without_triples_is_not_ranked(shown, launched, tmp_path):
     assert "evaluation.split=none" in launched[0]
     assert "nothing is ranked" not in shown(*words, "evaluation.split=train")
     assert "evaluation.split=none" not in launched[1]
+
+
+def test_a_small_training_is_one_process(call, launched, dataset, tmp_path):
+    words = ("train", f"dataset={dataset.path}", f"output={tmp_path}/run", "training.num_epochs=2")
+    status, out, _ = call(*words)
+    assert status == 0 and launched == [] and out.startswith("test split, filtered")
+    stats = (tmp_path / "run" / "stats.jsonl").read_text().splitlines()
+    assert (
+        len([line for line in stats if '"epoch"' in line]) == 2 and not (tmp_path / "run" / "logs").exists()
+    )
+    # Of more than 200,000 triples in all epochs, or with an option of a job, it is a job.
+    num_epochs = 200_000 // len(dataset.split("train")) + 1
+    assert call(*words[:3], f"training.num_epochs={num_epochs}")[0] == 0
+    assert call(*words, "--num-trainers", "2")[0] == 0 and len(launched) == 2
 
 
 def test_what_is_refused_before_the_launch(refusal, launched, dataset, tmp_path):
