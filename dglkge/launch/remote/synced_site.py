@@ -6,9 +6,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER
-from dglkge.checkpoint.storage import CheckpointStorage, LeasedFolder
+from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.config import Config
 from dglkge.distributed.lease import LAUNCHER, Lease, LeaseTaker, new_nonce
+from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import InputError
 from dglkge.launch.process_plan import Places
 from dglkge.launch.remote.remote_site import RemoteSite
