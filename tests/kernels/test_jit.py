@@ -117,9 +117,9 @@ def test_a_changed_rule_in_another_file_reaches_its_callers(tmp_path: Path, with
     assert run(ONE_ADAGRAD_STEP, tmp_path, str(tmp_path)).stdout == "[-1.0, -1.0] 1\n"
     rule = package / "kernels" / "rules.py"
     text = rule.read_text(encoding="utf-8")
-    old, new = "row[j] -= lr * gradient[j]", "row[j] -= 3 * lr * gradient[j]"
+    old = "row[j] -= lr * gradient[j] / (np.sqrt(total[j]) + eps)"
     assert text.count(old) == 1
-    rule.write_text(text.replace(old, new), encoding="utf-8")
+    rule.write_text(text.replace(old, f"row[j] -= 3 * {old[10:]}"), encoding="utf-8")
     assert run(ONE_ADAGRAD_STEP, tmp_path, str(tmp_path)).stdout == "[-3.0, -3.0] 0\n"
     assert run(ONE_ADAGRAD_STEP, tmp_path, str(tmp_path)).stdout == "[-3.0, -3.0] 1\n"
     rule.write_text(text, encoding="utf-8")  # the machine code of this text is still there
