@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dglkge.inference.run import open_run
     from dglkge.train_job import train
     from dglkge.training.build import build_trainer
+    from dglkge.training.elastic import elastic
     from dglkge.training.epochs import current_epoch, finished_epochs, remaining_epochs_until
     from dglkge.training.join import join_cluster
 
@@ -31,6 +32,7 @@ _HOME = {
     "JobError": "dglkge.errors",
     "build_trainer": "dglkge.training.build",
     "current_epoch": "dglkge.training.epochs",
+    "elastic": "dglkge.training.elastic",
     "finished_epochs": "dglkge.training.epochs",
     "format_table": "dglkge.evaluation.metrics",
     "join_cluster": "dglkge.training.join",
@@ -47,6 +49,7 @@ __all__ = [
     "JobError",
     "build_trainer",
     "current_epoch",
+    "elastic",
     "finished_epochs",
     "format_table",
     "join_cluster",

@@ -74,6 +74,7 @@ class Operator:
 
 
 OPERATORS = {
+    "": Operator("none", "dot", *PARAMETERS["none"]),  # tables without a model
     "transe_l1": Operator("translation", "l1", *PARAMETERS["translation"], (-1,)),
     "transe_l2": Operator("translation", "l2", *PARAMETERS["translation"], (-1,)),
     "distmult": Operator("diagonal", "dot", *PARAMETERS["diagonal"]),

@@ -14,7 +14,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +27,7 @@ from dglkge.data.text_format import bare_path
 from dglkge.distributed.dgl_import import require_dgl
 from dglkge.errors import INPUT_ERROR_STATUS, InputError, JobError
 from dglkge.launch.console import plain_text
-from dglkge.partition.options import Options
+from dglkge.partition.options import DATASET_FOLDER, Options
 from dglkge.train_arguments import (
     DataOptions,
     config_file,
@@ -43,9 +42,6 @@ if TYPE_CHECKING:
     from dglkge.inference.run import Run
 
 logger = logging.getLogger(__name__)
-
-DATASET_FOLDER = "dataset"
-"""In a run's folder: the data set of the triples that were given."""
 
 LOGS = "logs"
 LAST_LINES = 15
@@ -81,7 +77,8 @@ def train(
         and tail, or source, label and target, or the like; an array of ids (n, 3); a list of tuples; a graph
         of NetworkX, PyTorch Geometric or DGL; a data set or ``TriplesFactory`` of PyKEEN; a data set of OGB
         or Hugging Face; a mapping of split to any of them. Or a file, a folder or files that ``partition.py``
-        reads; a data set folder that it wrote; or a name such as ``"fb15k-237"`` (``dglkge data list``).
+        reads, graphs that DGL saved or partitioned among them; a data set folder that it wrote; or a name
+        such as ``"fb15k-237"`` (``dglkge data list``).
     score_function : str, optional
         ``"complex"``, for example; the field ``model.score_function``.
     output : path, optional
@@ -224,40 +221,14 @@ def _remove(folder: Path) -> None:
 
 
 def _make(source: _Source, folder: Path, making: Options, overwrite: bool) -> Path:
-    """Return the data set of the triples, made in the run's folder if it is not one already.
+    """Return the data set of the triples, made in the run's folder if it is not one already."""
+    from dglkge.partition.make_dataset import dataset_of_run
 
-    With ``overwrite`` the folder's run is removed, but only once the triples have proved to be good.
-    """
-    from dglkge.data.dataset import Dataset
-    from dglkge.partition.make_dataset import partition_triples
-
-    made = (folder / DATASET_FOLDER).absolute()
-    try:
-        made.parent.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"output is {folder}, whose parent cannot be made: {error.strerror}") from error
-    # Beside the run's folder, on the same disk: wrong triples leave it as it was.
-    with tempfile.TemporaryDirectory(dir=made.parent.parent, prefix=f".{folder.name}-") as temporary:
-        new = Path(temporary) / DATASET_FOLDER
-        with in_python():
-            figures = partition_triples(
-                source.triples, new, making, valid=source.options.valid, test=source.options.test
-            )
-        for note in figures["input"]["notes"]:
-            _say(pythonic(note), bool(making.progress))
-        if overwrite:
-            _remove(folder)
-        elif made.exists() and not _has_run(folder):
-            # Of a call that failed before it trained.
-            _remove(made)
-        if not made.exists():
-            folder.mkdir(exist_ok=True)
-            new.rename(made)
-        # The same triples in the same splits: the run goes on. The maker is deterministic.
-        elif Dataset.open(made).fingerprint != Dataset.open(new).fingerprint:
-            raise InputError(
-                f"{folder} has a run of other triples or splits; give overwrite=True or another output"
-            )
+    valid, test = source.options.valid, source.options.test
+    with in_python():
+        made, notes = dataset_of_run(source.triples, folder, making, overwrite, valid=valid, test=test)
+    for note in notes:
+        _say(pythonic(note), bool(making.progress))
     return made
 
 

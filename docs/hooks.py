@@ -27,7 +27,12 @@ from dglkge.registry import registry_of
 API: dict[str, dict[str, list[str]]] = {
     "python": {
         "Train": ["train_job.train", "train_job.DataOptions", "errors.InputError", "errors.JobError"],
-        "A run": ["inference.run.open_run", "inference.run.Run"],
+        "A run": [
+            "inference.run.open_run",
+            "inference.run.Run",
+            "inference.frames.Questions",
+            "inference.torch_models.TorchModel",
+        ],
         "Data sets": [
             "data.dataset.Dataset",
             "partition.make_dataset.partition_files",
@@ -55,6 +60,8 @@ API: dict[str, dict[str, list[str]]] = {
         ],
         "Trainer": ["training.build.build_trainer", "training.trainer.Trainer"],
         "Epochs": [
+            "training.elastic.elastic",
+            "training.elastic.Elastic",
             "training.epochs.remaining_epochs_until",
             "training.epochs.current_epoch",
             "training.epochs.finished_epochs",

@@ -1,7 +1,7 @@
 """Versioned checkpoints in PyTorch-BigGraph's layout, by original entity ids.
 
 The names below are imported when they are first used: the launcher and node programs read the file names in
-``dglkge.checkpoint.layout`` and the lineage of a run without torch and h5py.
+``dglkge.checkpoint.layout`` without torch and h5py.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from dglkge.checkpoint import hdf5_format, layout
 from dglkge.checkpoint.layout import Progress
 from dglkge.checkpoint.manifest import UNKNOWN_CRC32, CheckpointMeta, FileEntry, Manifest
 from dglkge.checkpoint.relation_layout import is_dynamic, operator_of
+from dglkge.checkpoint.storage import LeasedFolder
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import CheckpointError
 from dglkge.formats import LOSSES, score_function_of
@@ -130,7 +131,14 @@ def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str,
     loss = chosen["loss"].get("name", DEFAULTS["loss_fn"])
     loss_fn = LOSSES.get(loss, "")
     described = {
-        "entities": {name: {"num_partitions": num_parts, "featurized": False} for name in meta.entity_types},
+        "entities": {
+            name: {
+                "num_partitions": num_parts,
+                "featurized": False,
+                **({"dimension": meta.dims[name]} if name in meta.dims else {}),
+            }
+            for name in meta.entity_types
+        },
         "relations": relations,
         "dimension": meta.dim,
         "init_scale": float(chosen["model"].get("init_scale", DEFAULTS["init_scale"])),
@@ -383,3 +391,73 @@ def _json(path: Path) -> list[Any]:
     if not isinstance(found, list):
         raise CheckpointError(f"{path} is damaged: expected a list")
     return found
+
+
+def epoch_record(
+    epoch: int,
+    num_triples: int,
+    mean_loss: float,
+    edge_set: int = 0,
+    chunk: int = 0,
+    num_sets: int = 1,
+    num_chunks: int = 1,
+    measures: Mapping[str, float] | None = None,
+) -> dict[str, Any]:
+    """Return the record of a pass of an epoch, in PyTorch-BigGraph's form for a pass over one bucket.
+
+    Parameters
+    ----------
+    epoch : int
+        From 0 on.
+    num_triples : int
+        Triples trained, those before a restart among them.
+    mean_loss : float
+        Per triple.
+    edge_set, chunk : int
+        The pass in the epoch, from 0 on.
+    num_sets, num_chunks : int
+        Edge sets of an epoch, and chunks of each.
+    measures : mapping of str to float, optional
+        Further means, by name.
+    """
+    return {
+        "lhs_partition": 0,
+        "rhs_partition": 0,
+        "index": (epoch * num_sets + edge_set) * num_chunks + chunk,
+        "stats": {"count": num_triples, "metrics": {"loss": mean_loss, **(measures or {})}},
+        "epoch_idx": epoch,
+        "edge_path_idx": edge_set,
+        "edge_chunk_idx": chunk,
+    }
+
+
+def write_stats(folder: LeasedFolder, older: Path, records: Sequence[Mapping[str, Any]]) -> None:
+    """Write ``training_stats.json`` of a version: the records of the one before, and new ones.
+
+    New records replace those of the same passes and of later ones: an interrupted save leaves records of
+    passes that are trained again. Without any the file is empty: PyTorch-BigGraph's readers expect one.
+    """
+    first = min((pass_of(record) for record in records), default=None)
+    kept = [record for record in read_stats(older) if first is None or pass_of(record) < first]
+    folder.write_text(layout.STATS_FILE, "".join(json.dumps(record) + "\n" for record in [*kept, *records]))
+
+
+def pass_of(record: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return epoch, edge set and chunk of a record; -1 for each that a record of another program lacks."""
+    found = [record.get(name, -1) for name in ("epoch_idx", "edge_path_idx", "edge_chunk_idx")]
+    epoch, edge_set, chunk = (value if isinstance(value, int) else -1 for value in found)
+    return epoch, edge_set, chunk
+
+
+def read_stats(folder: Path) -> list[dict[str, Any]]:
+    """Return the records of ``training_stats.json``, PyTorch-BigGraph's or ours, except torn lines."""
+    path = folder / layout.STATS_FILE
+    records = []
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
+        try:
+            record = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(record, dict):
+            records.append(record)
+    return records

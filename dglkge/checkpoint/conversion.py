@@ -18,8 +18,15 @@ from typing import Any
 import numpy as np
 import torch
 
-from dglkge.checkpoint import hdf5_format, layout, restore, shared_texts
-from dglkge.checkpoint.bigraph import PassCount, bigraph_attributes, bigraph_config, is_bigraph
+from dglkge.checkpoint import hdf5_format, layout, part_files
+from dglkge.checkpoint.bigraph import (
+    PassCount,
+    bigraph_attributes,
+    bigraph_config,
+    is_bigraph,
+    pass_of,
+    read_stats,
+)
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, Progress
 from dglkge.checkpoint.manager import CheckpointManager, TrainerGroup
 from dglkge.checkpoint.manifest import CheckpointMeta
@@ -179,7 +186,7 @@ def take_over(
         again = _places_again(wanted) if part.table == RELATION else {}
         once = wanted.clone()
         once[list(again)] = -1
-        restore.fill_part(checkpoint.folder, checkpoint.manifest, source, once)
+        part_files.fill_part(checkpoint.folder, checkpoint.manifest, source, once)
         # The rows as they are scored: the new run adds no vector to them, or one that starts at 0.
         shift = None if part.table == RELATION else checkpoint.global_vector(source.table)
         if shift is not None:
@@ -303,7 +310,7 @@ def convert_to_run(source: Checkpoint, dataset: Dataset, output: Path, type_pair
         parts[table] = part
     parts[RELATION] = dataclasses.replace(parts[RELATION], shared=source.dense_tensors())
     # Other programs may write records without the number of an epoch, by which append_stats selects.
-    stats = [one for one in shared_texts.read_stats(source.folder) if isinstance(one.get("epoch_idx"), int)]
+    stats = [one for one in read_stats(source.folder) if isinstance(one.get("epoch_idx"), int)]
     return save_converted(output, meta, parts, names, stats)
 
 
@@ -418,7 +425,7 @@ def _write(source: Checkpoint, folder: Path, output: Path, passes: PassCount) ->
     # A save that was interrupted may have left records of passes that this version does not have.
     place = divmod(version, len(passes.edge_sets) * passes.num_chunks)
     open_pass = (place[0], *divmod(place[1], passes.num_chunks))
-    kept = [one for one in shared_texts.read_stats(source.folder) if shared_texts.pass_of(one) < open_pass]
+    kept = [one for one in read_stats(source.folder) if pass_of(one) < open_pass]
     lines = "".join(json.dumps(one) + "\n" for one in kept)
     (folder / layout.STATS_FILE).write_text(lines, encoding="utf-8")
     (folder / layout.VERSION_FILE).write_text(f"{version}\n", encoding="utf-8")

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 
 from dglkge.checkpoint import layout
-from dglkge.checkpoint.durable import file_crc32
 from dglkge.checkpoint.relation_layout import dense_path
+from dglkge.checkpoint.storage import file_crc32
 from dglkge.errors import CheckpointError
 
 RECORD = "features"

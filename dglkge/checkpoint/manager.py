@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import math
@@ -12,23 +11,22 @@ import time
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from dglkge.checkpoint import layout, restore, shared_texts
-from dglkge.checkpoint.durable import LeasedFolder
-from dglkge.checkpoint.manifest import CheckpointMeta, Manifest, check_same_run
+from dglkge.checkpoint import layout, part_files
+from dglkge.checkpoint.manifest import CheckpointMeta, JobVersions, Manifest, check_same_run
 from dglkge.checkpoint.mirror import Mirror
-from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_rows, check_texts
-from dglkge.checkpoint.version_writer import NewVersion, VersionWriter, refuse_missing_relations
+from dglkge.checkpoint.storage import CheckpointStorage, LeasedFolder, check_crc32, check_rows, check_texts
+from dglkge.checkpoint.version_writer import NewVersion, write_anew
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.agreement import agree
-from dglkge.distributed.lease import Lease
+from dglkge.distributed.lease import Lease, new_nonce
 from dglkge.distributed.world import DEFAULT_TIMEOUT_SECONDS
-from dglkge.errors import CheckpointError, JobError, write_error
+from dglkge.errors import CheckpointError, JobError
 from dglkge.optim.scratch import Scratch
 from dglkge.typing import TablePart
 
@@ -78,63 +76,39 @@ def fall_back(storage: CheckpointStorage, names: Mapping[str, Vocabulary] | None
     Raises
     ------
     CheckpointError
-        If no version is whole.
+        If no version is whole, the folder may not be written to, or a text does not come out as it was.
+    StorageError
+        If the disk is full or fails.
     """
     try:
         manifest = storage.published()
         if manifest is not None:
-            _check_all(storage, manifest)
+            folder = storage.folder(manifest.version).path
+            check_rows(folder, manifest, checksums=True)
+            check_texts(folder, manifest)
         return None
     except CheckpointError as error:
         good = storage.newest_good()
         if good is None:
             raise
         logger.warning("%s", error)
-    go_back(storage, good, names)
-    return good
-
-
-def _check_all(storage: CheckpointStorage, manifest: Manifest) -> None:
-    """Compare all files of a version with their checksums."""
-    folder = storage.folder(manifest.version).path
-    check_rows(folder, manifest, checksums=True)
-    check_texts(folder, manifest)
-
-
-def go_back(storage: CheckpointStorage, good: int, names: Mapping[str, Vocabulary] | None = None) -> None:
-    """Publish an older version, move newer files aside, and write damaged texts again.
-
-    Raises
-    ------
-    CheckpointError
-        If the folder may not be written to, or a text does not come out as it was.
-    StorageError
-        If the disk is full or fails.
-    """
     storage.check_lease()
-    manifest = storage.manifest(good)
-    try:
+    newer = [version for version in storage.versions() if version > good]
+    moved = anew = ""
+    with storage.writing():
         # Newer files go first. If the publication came first, the next save after a crash would remove them
         # as those of an interrupted save.
-        aside = _set_aside(storage, good)
+        if newer:
+            target = storage.damaged_folder(max(newer))
+            pointers = [name for name, note in storage.pointers().items() if note.get("version", 0) > good]
+            for name in [*pointers, *map(layout.version_folder, newer)]:
+                os.replace(storage.path / name, target / name)
+            moved = f"; newer files were moved to {target}"
         storage.publish(good)
-        written = shared_texts.write_anew(storage, manifest, names or {})
-    except OSError as error:
-        raise write_error(f"cannot write to {storage.path}", error) from error
-    anew = f"; written anew: {', '.join(written)}" if written else ""
-    logger.warning("checkpoint.fallback: going on from version %d%s%s", good, aside, anew)
-
-
-def _set_aside(storage: CheckpointStorage, good: int) -> str:
-    """Move versions newer than ``good``, and pointers to them, aside; return a text that says so."""
-    newer = [version for version in storage.versions() if version > good]
-    if not newer:
-        return ""
-    target = storage.damaged_folder(max(newer))
-    moved = [name for name, note in storage.pointers().items() if note.get("version", 0) > good]
-    for name in [*moved, *map(layout.version_folder, newer)]:
-        os.replace(storage.path / name, target / name)
-    return f"; newer files were moved to {target}"
+        if written := write_anew(storage, storage.manifest(good), names or {}):
+            anew = f"; written anew: {', '.join(written)}"
+    logger.warning("checkpoint.fallback: going on from version %d%s%s", good, moved, anew)
+    return good
 
 
 @dataclass(frozen=True)
@@ -214,7 +188,6 @@ class CheckpointManager:
         self.num_parts = num_parts
         self.row_copy = Scratch()
         self.names = names or {}
-        self._writer = VersionWriter(self.storage, self.names, group.limit_seconds, mirror)
         self._mirror = mirror
         self._is_cache = is_cache
         is_alone = group.has_own_disk and group.is_writer
@@ -223,6 +196,10 @@ class CheckpointManager:
         if lease is not None:
             # A thread may still write when the trainer ends: the lease is not released until then.
             lease.keep_while(lambda: self.is_writing)
+        # A job without a lease still needs an identity in the lineage.
+        since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+        self._job = JobVersions(self.storage.nonce or new_nonce(), 0, 0, socket.gethostname(), since)
+        self._new: NewVersion | None = None
         self._writing: Future[object] | None = None
         self._stats: list[Mapping[str, Any]] = []
 
@@ -264,18 +241,16 @@ class CheckpointManager:
             return
         # Every version that lies there is read, and then again the one that is gone back to.
         num_bytes = 2 * max(int(text) for text in self.group.gather(str(self.storage.num_bytes())))
-        # Rank 0 alone works on a shared folder. All others wait in the barrier and then receive its error.
-        agree(
-            self.group.gather,
-            lambda: self._fall_back_here() if self.group.rank == 0 else None,
-            lambda: wait(num_bytes),
-        )
 
-    def _fall_back_here(self) -> None:
-        """Make the newest version whole from the URL, if there is one; else go back to one that is whole."""
-        if self._mirror is not None:
-            self._mirror.repair()
-        fall_back(self.storage, self.names)
+        def mend() -> None:
+            """Make the newest version whole from the URL, if there is one; else go back to a whole one."""
+            # Rank 0 alone works on a shared folder. All others wait in the barrier, then receive its error.
+            if self.group.rank == 0:
+                if self._mirror is not None:
+                    self._mirror.repair()
+                fall_back(self.storage, self.names)
+
+        agree(self.group.gather, mend, lambda: wait(num_bytes))
 
     def save(
         self,
@@ -354,12 +329,36 @@ class CheckpointManager:
             mine = [copied(part, self.row_copy) for part in mine]
             # All machines copy at the same batch boundary, so the copies belong to one state of training.
             self.group.barrier()  # from here on training may change the rows
-        num_parts = self.num_parts or 1 + max((part.part for part in parts), default=0)
-        shared = refuse_missing_relations(relations) if self.group.rank == 0 else None
+        is_first = self.group.rank == 0
+        if is_first and relations is None:
+            raise CheckpointError("rank 0 was handed no relations to save")
         # Swapped and not cleared: the thread reads the old list while training adds to the new one.
         stats, self._stats = self._stats, []
-        new = NewVersion(version, meta, num_parts, mine, shared, previous, kept_as or {}, stats, state)
-        self._in_thread(lambda: self._write(new))
+        self._new = new = NewVersion(
+            self.storage,
+            self._mirror,
+            self.names,
+            self.group.limit_seconds,
+            replace(self._job, first=version, last=version),
+            meta,
+            self.num_parts or 1 + max((part.part for part in parts), default=0),
+            mine,
+            relations if is_first else None,
+            previous,
+            kept_as or {},
+            stats,
+            state,
+        )
+
+        def write() -> None:
+            """Write in the thread; logs an error at once, on every rank."""
+            try:
+                new.write()
+            except BaseException as error:
+                logger.error("checkpoint version %d was not written: %s", version, error)
+                raise
+
+        self._in_thread(write)
         return version
 
     @property
@@ -401,7 +400,8 @@ class CheckpointManager:
             if self._writing is not None:
                 wait([self._writing], PROGRESS_SECONDS)
             is_late = time.monotonic() - last_news > self.group.limit_seconds
-            found = self.group.gather(self._writer.progress() if self.is_writing else "")
+            progress = self._new.progress() if self.is_writing and self._new is not None else ""
+            found = self.group.gather(progress)
             # Rank 0's clock decides for all, so that none waits in a collective that another has left.
             stalled = self.group.gather("stalled" if is_late and found == before else "")[0]
             if not any(found):
@@ -506,36 +506,10 @@ class CheckpointManager:
         if manifest is None:
             raise CheckpointError(f"{self.storage.path} holds no checkpoint")
         for part in [*parts, *([relations] if relations is not None else [])]:
-            restore.fill_part(folder, manifest, part)
+            part_files.fill_part(folder, manifest, part)
         if self.group.rank == 0:
             check_texts(folder, manifest)
         return manifest.meta
-
-    def _published_everywhere(self, texts: bool) -> tuple[Manifest | None, list[dict[str, Any]]]:
-        """Return this disk's newest manifest, and the findings of all trainers by rank; a collective.
-
-        ``texts`` also checks the sizes of text files.
-
-        Raises
-        ------
-        CheckpointError
-            On all trainers, if one of them finds a damaged checkpoint.
-        """
-        manifest, problem, version, checksum = None, "", 0, ""
-        try:
-            manifest = self.storage.published(texts=texts)
-            version = 0 if manifest is None else manifest.version
-            checksum = self.storage.checksum_of(version)
-        except CheckpointError as error:
-            problem = str(error)
-        where = f"{self.storage.path} on {socket.gethostname()}"
-        mine = {"problem": problem, "version": version, "checksum": checksum, "where": where}
-        found = [json.loads(text) for text in self.group.gather(json.dumps(mine))]
-        for rank, one in enumerate(found):
-            if one["problem"]:
-                text = one["problem"]
-                raise CheckpointError(text if rank == 0 else f"rank {rank}, {one['where']}: {text}")
-        return manifest, found
 
     def _previous(self, meta: CheckpointMeta) -> tuple[Manifest | None, int]:
         """Return the version before, on writers, and the number of the next; a collective."""
@@ -543,8 +517,9 @@ class CheckpointManager:
             # The store counts, and rank 0 has published there.
             last = 0 if self._mirror is None else self._mirror.version
             version = int(self.group.gather(str(last))[0])
-            read = functools.partial(self._mirror.manifest, version) if self._mirror else lambda: None
-            return agree(self.group.gather, read), version + 1
+            mirror = self._mirror
+            previous = agree(self.group.gather, lambda: mirror.manifest(version) if mirror else None)
+            return previous, version + 1
         previous = self._agreed(texts=False)
         if previous is not None:
             check_same_run(previous.meta, meta)
@@ -561,13 +536,31 @@ class CheckpointManager:
             On all trainers, if one of them finds a damaged checkpoint or another one.
         """
         deadline = time.monotonic() + AGREEMENT_SECONDS
+        mine = {"where": f"{self.storage.path} on {socket.gethostname()}"}
         while True:
-            manifest, found = self._published_everywhere(texts)
-            if len({(one["version"], one["checksum"]) for one in found}) == 1:
+            manifest = None
+            mine |= {"problem": "", "what": "none"}
+            try:
+                manifest = self.storage.published(texts=texts)
+                if manifest is not None:
+                    checksum = self.storage.checksum_of(manifest.version)
+                    mine["what"] = f"version {manifest.version} (manifest {checksum})"
+            except CheckpointError as error:
+                mine["problem"] = str(error)
+            found = [json.loads(text) for text in self.group.gather(json.dumps(mine))]
+            for rank, one in enumerate(found):
+                if text := one["problem"]:
+                    raise CheckpointError(text if rank == 0 else f"rank {rank}, {one['where']}: {text}")
+            others = [rank for rank, one in enumerate(found) if one["what"] != found[0]["what"]]
+            if not others:
                 return manifest
             # Rank 0's clock decides for all: else one rank could raise while another polls on.
             if self.group.gather("late" if time.monotonic() >= deadline else "")[0]:
-                raise _disagreement(found)
+                here, there = (f"{one['what']} in {one['where']}" for one in (found[0], found[others[0]]))
+                raise CheckpointError(
+                    f"the trainers do not find the same checkpoint: rank 0 has {here}, rank {others[0]} has "
+                    f"{there}; is the folder mounted on all machines? Machines that share no disk need --sync"
+                )
             time.sleep(AGREEMENT_POLL_SECONDS)
 
     def _in_thread(self, work: Callable[[], object]) -> None:
@@ -577,32 +570,3 @@ class CheckpointManager:
         self._writing = thread.submit(work)
         # No wait: the thread ends with its work, and the interpreter joins it at exit.
         thread.shutdown(wait=False)
-
-    def _write(self, new: NewVersion) -> None:
-        """Write in the thread; logs an error at once, on every rank."""
-        try:
-            self._writer.write(new)
-        except BaseException as error:
-            logger.error("checkpoint version %d was not written: %s", new.version, error)
-            raise
-
-
-def _disagreement(found: Sequence[Mapping[str, Any]]) -> CheckpointError:
-    """Build the error for trainers that found different checkpoints: rank 0's and the first other one."""
-    first = found[0]
-    rank, other = next(
-        (rank, one)
-        for rank, one in enumerate(found)
-        if (one["version"], one["checksum"]) != (first["version"], first["checksum"])
-    )
-    return CheckpointError(
-        f"the trainers do not find the same checkpoint: rank 0 has {_describe_found(first)}, "
-        f"rank {rank} has {_describe_found(other)}; is the folder mounted on all machines? Machines "
-        "that share no disk need --sync"
-    )
-
-
-def _describe_found(one: Mapping[str, Any]) -> str:
-    """Describe the finding of one trainer."""
-    what = f"version {one['version']} (manifest {one['checksum']})" if one["version"] else "none"
-    return f"{what} in {one['where']}"

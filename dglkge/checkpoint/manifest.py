@@ -1,11 +1,18 @@
-"""Manifest of a version: the run that it belongs to, and each of its files with size and checksum."""
+"""Manifest of a version: the run that it belongs to, and each of its files with size and checksum.
+
+A version number alone does not identify a version: version 7 of an abandoned job differs from version 7 of
+the job that resumed from version 6 instead. A version is identified by the job that wrote it (its nonce) and
+its number. The lineage lists all jobs of a run with the versions that each of them added.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 import json
 import math
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, TypeVar
@@ -13,7 +20,6 @@ from typing import Annotated, Any, TypeVar
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
 
 from dglkge.checkpoint.layout import MANIFEST_VERSION, Progress, is_pointer
-from dglkge.checkpoint.lineage import JobVersions, manifest_crc32
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION, Relation
 
@@ -22,6 +28,8 @@ UNKNOWN_CRC32 = -1
 
 T = TypeVar("T")
 NO_OTHER_FIELDS = ConfigDict(extra="forbid")
+MOST_SHOWN = 5
+"""Limit of the jobs of a lineage in a message."""
 
 
 def _name_of_a_file(name: str) -> str:
@@ -69,7 +77,7 @@ class CheckpointMeta:
     seed : int
         Seed of the order, the negatives and the initial rows.
     score_function : str
-        Name of the score function.
+        Name of the score function; empty for tables without a model, which have no relations.
     dim : int
         Width of an entity's row.
     reciprocal : bool
@@ -80,6 +88,8 @@ class CheckpointMeta:
         Versions of dglkge, dgl and torch.
     score_options : mapping of str to number or str
         Options of the score function, if it has any.
+    dims : mapping of str to int
+        Width of the rows of entity types where it is not ``dim``.
     """
 
     __pydantic_config__ = NO_OTHER_FIELDS
@@ -98,6 +108,7 @@ class CheckpointMeta:
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     score_options: Mapping[str, int | float | str] = field(default_factory=dict)
+    dims: Mapping[FileName, Positive] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         counts = (Progress.FINISHED_EPOCHS, Progress.BATCHES_DONE, Progress.GLOBAL_BATCH_SIZE)
@@ -168,6 +179,34 @@ class FileEntry:
     ids_crc32: Crc32
     shapes: Mapping[str, Sequence[int]]
     texts: tuple[TextEntry, ...] = ()
+
+
+@dataclass(frozen=True)
+class JobVersions:
+    """The versions that one job added to a run.
+
+    Attributes
+    ----------
+    job : str
+        Its nonce.
+    first, last : int
+        Versions.
+    host, since : str
+        Host and start time, for messages.
+    """
+
+    job: str
+    first: int
+    last: int
+    host: str = ""
+    since: str = ""
+
+    def describe(self) -> str:
+        """Return the versions, host and start of the job as text."""
+        number = str(self.first) if self.first == self.last else f"{self.first} to {self.last}"
+        where = f" on {self.host}" if self.host else ""
+        when = f" at {self.since}" if self.since else ""
+        return f"{number} by job {self.job[:8]}{where}{when}"
 
 
 @dataclass(frozen=True)
@@ -266,6 +305,68 @@ class Manifest:
             raise CheckpointError(f"{where}: not a manifest of dglkge, or damaged ({error})") from None
 
 
+@dataclass(frozen=True)
+class RunCopy:
+    """Copy of a run in one folder.
+
+    Attributes
+    ----------
+    version : int
+        The published version; 0 if there is none.
+    run_id : str
+        Equal for all versions of a run.
+    checksum : str
+        SHA-256 of the manifest, 16 hexadecimal digits: copies with equal checksums hold the same files.
+    lineage : tuple of JobVersions
+        The last one includes the version itself.
+    problem : str
+        Description of the damage; empty for a whole copy.
+    """
+
+    version: int = 0
+    run_id: str = ""
+    checksum: str = ""
+    lineage: tuple[JobVersions, ...] = ()
+    problem: str = ""
+
+    def continues(self, older: RunCopy) -> bool:
+        """Return whether this version equals another one or descends from it."""
+        # Version 0 is an empty folder: every run descends from it.
+        if older.version == 0 or (older.version == self.version and older.checksum == self.checksum):
+            return True
+        if older.version >= self.version or not older.lineage:
+            return False
+        # The older version is an ancestor if this lineage has it among the versions of the job that wrote it.
+        # An abandoned job has a shorter range here than in its own lineage.
+        last = older.lineage[-1]
+        return any(one.job == last.job and one.first <= last.last <= one.last for one in self.lineage)
+
+    def describe(self) -> str:
+        """Return the history as text for messages."""
+        shown = [one.describe() for one in self.lineage[-MOST_SHOWN:]]
+        if len(self.lineage) > MOST_SHOWN:
+            shown.insert(0, f"{len(self.lineage) - MOST_SHOWN} earlier jobs")
+        return f"version {self.version} of run {self.run_id[:8]} ({'; '.join(shown)})"
+
+
+def extended(lineage: Sequence[JobVersions], job: JobVersions) -> tuple[JobVersions, ...]:
+    """Return a lineage with one more version, that of a job, at its end."""
+    # The versions of one job are one entry, so the list grows with restarts and not with versions.
+    if lineage and lineage[-1].job == job.job and lineage[-1].last == job.last - 1:
+        return (*lineage[:-1], dataclasses.replace(lineage[-1], last=job.last))
+    return (*lineage, job)
+
+
+def manifest_crc32(body: Mapping[str, Any]) -> int:
+    """Return the CRC-32 of the canonical JSON of a manifest without its own checksum."""
+    return zlib.crc32(json.dumps(body, sort_keys=True).encode())
+
+
+def manifest_checksum(content: bytes) -> str:
+    """Return the identity of a manifest file: SHA-256 of its bytes, 16 hexadecimal digits."""
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
 @functools.cache
 def _adapter(kind: Any) -> TypeAdapter[Any]:
     return TypeAdapter(kind)
@@ -300,7 +401,7 @@ def check_same_run(saved: CheckpointMeta, wanted: CheckpointMeta) -> None:
         Naming the first thing that differs, with both values.
     """
     # The optimizer is not compared: restore logs state that does not fit, and lets it start anew.
-    for name in ("dataset_fingerprint", "score_function", "score_options", "dim", "reciprocal"):
+    for name in ("dataset_fingerprint", "score_function", "score_options", "dim", "dims", "reciprocal"):
         old, new = getattr(saved, name), getattr(wanted, name)
         if old != new:
             raise CheckpointError(

@@ -24,7 +24,6 @@ with a right checksum and with all its files then takes its place: a manifest is
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import hashlib
 import json
 import logging
@@ -39,18 +38,25 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dglkge.checkpoint import layout
-from dglkge.checkpoint.durable import LeasedFolder, file_crc32
 from dglkge.checkpoint.features import parse_note
-from dglkge.checkpoint.lineage import RunCopy, manifest_checksum
-from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry
+from dglkge.checkpoint.manifest import (
+    CheckpointMeta,
+    FileEntry,
+    Manifest,
+    RunCopy,
+    TextEntry,
+    manifest_checksum,
+)
 from dglkge.checkpoint.storage import (
     CheckpointStorage,
+    LeasedFolder,
     check_crc32,
     check_file,
     check_rows,
+    file_crc32,
     parse_pointer,
     parse_receipt,
-    read_copy,
+    receipt_of,
 )
 from dglkge.checkpoint.stores import Store, is_url, open_store, retried
 from dglkge.distributed.lease import Lease, new_nonce
@@ -210,7 +216,7 @@ class Mirror:
         StorageError
             If the store cannot be reached, or the disk is full.
         """
-        local = read_copy(self._run, has_files=not self.is_cache)
+        local = self._storage.copy(has_files=not self.is_cache)
         remote = RunCopy() if stored is None else stored.copy
         if self.is_cache:
             self._fill_cache(local, stored)
@@ -405,8 +411,8 @@ class Mirror:
             self._push_file(version, entry.name)
             for text in entry.texts:
                 self._push_file(version, text.name, text, previous)
-            receipt = {"nonce": self._job, **dataclasses.asdict(entry)}
-            self._write(_object(version, layout.receipt_file(entry.name)), json.dumps(receipt).encode())
+            receipt = receipt_of(entry, self._job).encode()
+            self._write(_object(version, layout.receipt_file(entry.name)), receipt)
         if not self._keeps_files:
             (self._storage.folder(version).path / entry.name).unlink()
 

@@ -1,17 +1,22 @@
-"""Writes the rows of a machine: one HDF5 file for each part of an entity type, one for the relations."""
+"""Files of rows: one HDF5 file for each part of an entity type, one for all relations.
+
+A machine writes its parts, and fills live tables from the files of a version, however that was partitioned.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
 import json
+import logging
+import math
 import os
 import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import h5py
 import numpy as np
@@ -19,28 +24,34 @@ import torch
 
 from dglkge.checkpoint import hdf5_format, layout
 from dglkge.checkpoint.bigraph import learning_rate
-from dglkge.checkpoint.durable import LeasedFolder
-from dglkge.checkpoint.hdf5_format import file_dtype, take_rows
-from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, TextEntry
+from dglkge.checkpoint.hdf5_format import file_dtype, put_rows, take_rows
+from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry
 from dglkge.checkpoint.relation_layout import (
     MODEL_GROUP,
+    bigraph_row_sums,
+    from_parameters,
     global_sums_path,
     global_vector_key,
     global_vector_path,
+    is_dynamic,
     to_bigraph_sums,
     to_parameters,
 )
-from dglkge.checkpoint.storage import describe_text
+from dglkge.checkpoint.storage import LeasedFolder, check_crc32, check_file, describe_text, file_crc32
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import CheckpointError
 from dglkge.model.choices import OPTIMIZERS
 from dglkge.typing import RELATION, TablePart
 
+logger = logging.getLogger(__name__)
+
+Rows: TypeAlias = h5py.Dataset | np.ndarray
+
 NUM_BLOCKS_IN_MEMORY = 4
 """Blocks of rows that are being reordered or wait to be written: back-pressure on the reordering."""
 
-NUM_BLOCKS_BETWEEN_ADVICE = 8
-"""Blocks between two calls of posix_fadvise, each of which makes the kernel wait for all cores briefly."""
+ADVICE_BYTES = 16 << 20
+"""Distance of two calls of posix_fadvise, each of which makes the kernel wait for all cores briefly."""
 
 
 def fill_rows(path: Path, tables: Mapping[str, torch.Tensor], order: torch.Tensor) -> int:
@@ -73,79 +84,57 @@ def fill_rows(path: Path, tables: Mapping[str, torch.Tensor], order: torch.Tenso
         places = {name: file[name].id.get_offset() for name in tables}
     # An empty dataset has no place, and no blocks either.
     in_file_order = sorted((place, name) for name, place in places.items() if place is not None)
-    checksum = 0
-    with open(path, "r+b", buffering=0) as raw, _BlockWriter(raw) as writer:
-        # In the order of the file, so that the CRC-32 is computed in the same pass as the rows are written.
-        for place, name in in_file_order:
-            checksum = _pass_over(raw, writer.position, place, checksum)
-            writer.position = place
-            for block in _ordered_blocks(tables[name], order.numpy(), writer):
-                checksum = zlib.crc32(block, checksum)
-                writer.write(block)
-        return _pass_over(raw, writer.position, os.fstat(raw.fileno()).st_size, checksum)
-
-
-class _BlockWriter:
-    """Writes blocks one after the other in a thread, from memory that is reused.
-
-    Parameters
-    ----------
-    raw : io.FileIO
-    """
-
-    def __init__(self, raw: io.FileIO) -> None:
-        self.position = 0
-        self._num_written = 0
-        self._raw = raw
+    checksum = position = 0
+    writes: deque[Future[None]] = deque()
+    with (
+        open(path, "r+b", buffering=0) as raw,
         # One thread: CRC-32 and reordering of the next block overlap with the write of this one, and blocks
         # stay in order.
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dglkge-checkpoint-blocks")
-        self._waiting: deque[Future[None]] = deque()
-
-    def __enter__(self) -> _BlockWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Wait for all blocks."""
-        self._thread.shutdown()
-        while self._waiting:
-            self._waiting.popleft().result()
-
-    def wait_for_memory(self) -> None:
-        """Return when the memory of all but the last blocks may be used again."""
-        while len(self._waiting) >= NUM_BLOCKS_IN_MEMORY:
-            self._waiting.popleft().result()
-
-    def write(self, block: memoryview) -> None:
-        """Write a block behind the one before; see :meth:`wait_for_memory` for when its memory is free."""
-        try:
-            self._waiting.append(self._thread.submit(self._write, block, self.position))
-        except RuntimeError:
-            # The interpreter is shutting down and starts no thread, but waits for this one, which now writes.
-            self._write(block, self.position)
-        self.position += block.nbytes
-
-    def _write(self, block: memoryview, place: int) -> None:
-        descriptor, written = self._raw.fileno(), 0
-        # POSIX permits pwrite to write fewer bytes than given.
-        while written < block.nbytes:
-            written += os.pwrite(descriptor, block[written:], place + written)
-        self._num_written += 1
-        if self._num_written % NUM_BLOCKS_BETWEEN_ADVICE == 0:
-            with contextlib.suppress(OSError):  # advice only; some disks take none
-                # What is not on the disk yet begins to be written; what is leaves the cache.
-                os.posix_fadvise(descriptor, 0, place + written, os.POSIX_FADV_DONTNEED)
+        ThreadPoolExecutor(max_workers=1, thread_name_prefix="dglkge-checkpoint-blocks") as thread,
+    ):
+        # In the order of the file, so that the CRC-32 is computed in the same pass as the rows are written.
+        for place, name in in_file_order:
+            checksum = _pass_over(raw, position, place, checksum)
+            position = place
+            for block in _ordered_blocks(tables[name], order.numpy(), writes):
+                checksum = zlib.crc32(block, checksum)
+                try:
+                    writes.append(thread.submit(_write_block, raw, block, position))
+                except RuntimeError:
+                    # The interpreter is shutting down and starts no thread, but waits for this one.
+                    _write_block(raw, block, position)
+                position += block.nbytes
+        checksum = _pass_over(raw, position, os.fstat(raw.fileno()).st_size, checksum)
+        for write in writes:
+            write.result()
+    return checksum
 
 
-def _ordered_blocks(values: torch.Tensor, order: np.ndarray, writer: _BlockWriter) -> Iterator[memoryview]:
-    """Yield the bytes of rows in a given order, in blocks of memory that the writer has released.
+def _write_block(raw: io.FileIO, block: memoryview, place: int) -> None:
+    """Write a block, and advise the kernel from time to time."""
+    descriptor, written = raw.fileno(), 0
+    # POSIX permits pwrite to write fewer bytes than given.
+    while written < block.nbytes:
+        written += os.pwrite(descriptor, block[written:], place + written)
+    end = place + written
+    if end // ADVICE_BYTES > place // ADVICE_BYTES:
+        with contextlib.suppress(OSError):  # advice only; some disks take none
+            # What is not on the disk yet begins to be written; what is leaves the cache.
+            os.posix_fadvise(descriptor, 0, end, os.POSIX_FADV_DONTNEED)
+
+
+def _ordered_blocks(
+    values: torch.Tensor, order: np.ndarray, writes: deque[Future[None]]
+) -> Iterator[memoryview]:
+    """Yield the bytes of rows in a given order, in blocks of memory that earlier writes have released.
 
     By numpy and not by torch: torch's threads would wait for cores that training uses.
     """
     memories: list[np.ndarray] = []
     dtype = file_dtype(values)
     for start, stop in hdf5_format.row_blocks(tuple(values.shape), dtype.itemsize):
-        writer.wait_for_memory()
+        while len(writes) >= NUM_BLOCKS_IN_MEMORY:
+            writes.popleft().result()
         if len(memories) < NUM_BLOCKS_IN_MEMORY:
             memories.append(np.empty((stop - start, *values.shape[1:]), dtype=dtype))
         else:
@@ -196,9 +185,10 @@ def write_part(
         If the part does not fit the run: wrong width, ids twice or out of range.
     """
     order, ids = _ascending(part, meta)
-    if part.rows.shape != (len(ids), meta.dim):
+    expected = (len(ids), meta.dims.get(part.table, meta.dim))
+    if part.rows.shape != expected:
         raise CheckpointError(
-            f"table {part.table!r}: rows have shape {tuple(part.rows.shape)}, expected {(len(ids), meta.dim)}"
+            f"table {part.table!r}: rows have shape {tuple(part.rows.shape)}, expected {expected}"
         )
     name = layout.embeddings_file(part.table, part.part, version)
     tables = {
@@ -388,3 +378,198 @@ def _entry(path: Path, name: str, part: TablePart, ids: np.ndarray, crc32: int) 
         ids_crc32=ids_crc32(ids),
         shapes=found,
     )
+
+
+def fill_part(
+    folder: Path, manifest: Manifest, part: TablePart, saved_ids: torch.Tensor | None = None
+) -> None:
+    """Write the checkpoint's rows and state over those of a live part, checking the files on the way.
+
+    Of a file that has none of the part's rows only the ids are read: where the parts are those of the
+    checkpoint, each machine reads its own files. Every row belongs to some machine, so every file that has
+    rows is read, and its checksum checked, by one of them.
+
+    Parameters
+    ----------
+    folder : Path
+        Of the version.
+    manifest : Manifest
+    part : TablePart
+        Filled in place.
+    saved_ids : (n,) int64 tensor, optional
+        Original id that each row has in the checkpoint, -1 for a row that stays as it is; without them the
+        part's own ids.
+
+    Raises
+    ------
+    CheckpointError
+        If a file is damaged, or the checkpoint lacks one of the rows or has them in another width; the live
+        rows are then of no use.
+    """
+    wanted = part.original_ids if saved_ids is None else saved_ids
+    present = (wanted >= 0).nonzero().squeeze(1)
+    # Both lists of ids are sorted, so rows are matched by merging: no index of all ids is built.
+    sorted_ids, order = torch.sort(wanted[present])
+    live_rows = present[order].numpy()
+    live = (sorted_ids.cpu().numpy(), live_rows)
+    num_found = first_id = 0
+    unread = []
+    for entry in manifest.of_table(part.table):
+        check_file(folder, entry)
+        try:
+            found, crc32 = _fill_from(folder / entry.name, manifest.meta, part, live, first_id)
+        except Exception:
+            # A damaged file is reported as such, not by the error that its content caused.
+            check_file(folder, entry, checksum=True)
+            raise
+        if crc32 is None:
+            unread.append(entry)
+        else:
+            check_crc32(folder, entry, crc32)
+        num_found += found
+        first_id += entry.num_rows
+    if num_found != len(live_rows):
+        for entry in unread:  # the ids of one may be damaged
+            check_file(folder, entry, checksum=True)
+        raise CheckpointError(
+            f"{folder} has {num_found} of the {len(live_rows)} rows of table {part.table!r}, part {part.part}"
+        )
+
+
+def _fill_from(
+    path: Path, meta: CheckpointMeta, part: TablePart, live: tuple[np.ndarray, np.ndarray], first_id: int
+) -> tuple[int, int | None]:
+    """Fill a live part from one file.
+
+    Parameters
+    ----------
+    live : pair of (n,) int64 arrays
+        Ascending ids of the live rows in the checkpoint, and where the rows are.
+
+    Returns
+    -------
+    num_found : int
+        Live rows that the file has.
+    crc32 : int or None
+        Its checksum; None where it has rows and none of them is the part's, so that it was not read.
+    """
+    with hdf5_format.open_file(path) as file:
+        ids, rows = _ids_and_rows(path, file, part, meta, first_id)
+        live_ids, live_rows = live
+        here, places = _matches(np.asarray(ids), live_ids)
+        # A file without rows is no machine's, so every machine reads it for its checksum.
+        if len(ids) and not len(here):
+            return 0, None
+        state = read_state(path, file, part.table, meta)
+        targets = {"": part.rows} | {
+            name: values for name, values in part.state.items() if _state_fits(name, values, state, path)
+        }
+        for name in sorted(set(state) - set(part.state)):
+            logger.warning("%s: optimizer state %r is not used by this run's optimizer", path, name)
+        target_rows = live_rows[places]
+        # The checksum is computed in a thread, while rows are copied: both go through the file in its order.
+        with ThreadPoolExecutor(max_workers=1, thread_name_prefix="dglkge-checkpoint-reader") as thread:
+            checksum = thread.submit(file_crc32, path)
+            for name, values in targets.items():
+                source = state[name] if name else rows
+                for start, stop in hdf5_format.row_blocks(source.shape, source.dtype.itemsize):
+                    # Both lists are ascending, so a block's matches are one range of them.
+                    first, last = np.searchsorted(here, (start, stop))
+                    block = source[start:stop]
+                    if last - first < len(block):
+                        # By numpy: torch would start threads that compete for cores with the one that reads.
+                        block = block[here[first:last] - start]
+                    put_rows(values, target_rows[first:last], block)
+        return len(here), checksum.result()
+
+
+def read_state(
+    path: Path, file: h5py.File, table: str, meta: CheckpointMeta
+) -> Mapping[str, h5py.Dataset | np.ndarray]:
+    """Return the optimizer state of a file's rows by name, PyTorch-BigGraph's among it.
+
+    Raises
+    ------
+    CheckpointError
+        If PyTorch-BigGraph's state is hostile or damaged.
+    """
+    found = hdf5_format.read_state(file)
+    blob = file.get(f"{hdf5_format.OPTIMIZER_GROUP}/{hdf5_format.STATE_BLOB}")
+    if found or table != RELATION or blob is None:
+        return found
+    try:
+        return {"sum": bigraph_row_sums(hdf5_format.read_blob(blob)["state"], meta)}
+    except (KeyError, ValueError, TypeError) as error:
+        # State is optional: it starts anew, while a missing row is an error.
+        logger.warning("%s: the optimizer's state is not that of the operators (%r)", path, error)
+        return {}
+
+
+def read_relations(path: Path, file: h5py.File, meta: CheckpointMeta) -> np.ndarray:
+    """Return all relation rows of a model file, (R, W) float32.
+
+    Raises
+    ------
+    CheckpointError
+        If a parameter is missing or has another shape.
+    """
+    width = relation_width(file, meta)
+    try:
+        return from_parameters(file, meta, width)
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: the relations' operators are not those of the run ({error})"
+        ) from None
+
+
+def relation_width(file: h5py.File, meta: CheckpointMeta) -> int:
+    """Return the width of a relation's row: the sizes of the operator's parameters for relation 0, summed."""
+    found = hdf5_format.shapes(file)
+    groups = ("model/relations/0/operator/", "reciprocal/relations/0/operator/")
+    stacked = max(1, len(meta.relations)) if is_dynamic(meta) else 1
+    width = sum(math.prod(shape) // stacked for path, shape in found.items() if path.startswith(groups))
+    # The operator "none" has no parameters, and one unused number in each of our rows.
+    return width or (2 if meta.reciprocal else 1)
+
+
+def _ids_and_rows(
+    path: Path, file: h5py.File, part: TablePart, meta: CheckpointMeta, first_id: int
+) -> tuple[np.ndarray, Rows]:
+    """Return the original ids and the rows of a file."""
+    if part.table == RELATION:
+        rows = read_relations(path, file, meta)
+        ids = np.arange(len(rows))
+    else:
+        rows = file[hdf5_format.EMBEDDINGS]
+        ids = hdf5_format.original_ids(path, file, first_id)
+    if rows.shape[1:] != tuple(part.rows.shape[1:]):
+        raise CheckpointError(
+            f"{path}: rows of table {part.table!r} are {rows.shape[1]} wide, "
+            f"this run's are {part.rows.shape[1]}"
+        )
+    return ids, rows
+
+
+def _matches(ids: np.ndarray, live_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return where two ascending lists of ids hold the same id, as places in each."""
+    places = np.searchsorted(live_ids, ids)
+    # Any valid index will do where the id is beyond the last one: the comparison below then fails.
+    places[places == len(live_ids)] = 0
+    here = np.flatnonzero(live_ids[places] == ids) if len(live_ids) else np.empty(0, np.int64)
+    return here, places[here]
+
+
+def _state_fits(name: str, live: torch.Tensor, state: Mapping[str, Rows], path: Path) -> bool:
+    """Return whether stored state fits live state; logs a warning if not."""
+    if name not in state:
+        logger.warning("%s: has no optimizer state %r; it starts anew", path, name)
+        return False
+    stored = state[name]
+    expected = live[:0].cpu().numpy().dtype
+    if tuple(stored.shape[1:]) != tuple(live.shape[1:]) or stored.dtype != expected:
+        logger.warning(
+            "%s: optimizer state %r is %s of row shape %s, this run's is %s of %s; it starts anew",
+            path, name, stored.dtype, tuple(stored.shape[1:]), expected, tuple(live.shape[1:]),
+        )  # fmt: skip
+        return False
+    return True

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
-import functools
 import os
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import h5py
 import numpy as np
 import torch
 
@@ -20,9 +22,9 @@ from dglkge.checkpoint import bigraph, hdf5_format, layout
 from dglkge.checkpoint.features import RECORD, find_folder, open_features, record_path
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry
 from dglkge.checkpoint.mirror import local_path
+from dglkge.checkpoint.part_files import read_relations, read_state
 from dglkge.checkpoint.relation_layout import DENSE_GROUP, dense_parameters, global_vector_path
-from dglkge.checkpoint.restore import read_relations, read_state
-from dglkge.checkpoint.storage import CheckpointStorage, check_open_file, check_texts, read_manifest
+from dglkge.checkpoint.storage import CheckpointStorage, check_file, check_texts, read_manifest
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import CheckpointError, InputError, unknown_name
 from dglkge.model.projections import PREFIX, ProjectedFeatures, projections_of
@@ -128,64 +130,6 @@ class CheckpointTable:
             here = (places >= 0).nonzero().squeeze(1)
             rows[here] = shard.rows[places[here]]
         return rows
-
-
-def entity_table(
-    folder: Path,
-    entries: Sequence[FileEntry],
-    opened: Mapping[str, BinaryIO],
-    names: Callable[[], Vocabulary],
-    global_vector: np.ndarray | None = None,
-    features: ProjectedFeatures | None = None,
-) -> CheckpointTable:
-    """Map the rows of an entity type.
-
-    Parameters
-    ----------
-    folder : Path
-    entries : sequence of FileEntry
-        Its files, in the order of parts.
-    opened : mapping of str to binary file
-        Those files by name, open: training may have dropped them since.
-    names : callable
-        Returns its vocabulary, which is read only when a name is looked up.
-    global_vector : (D,) float32 array, optional
-        Added to all rows, which are then a copy in memory.
-    features : ProjectedFeatures, optional
-        Their projections are added to all rows of a type that has some, likewise.
-    """
-    table = entries[0].table
-    shards: list[FileShard] = []
-    first_id = 0
-    for entry in entries:
-        path = folder / entry.name
-        raw = opened[entry.name]
-        with hdf5_format.open_file(path, raw) as file:
-            # Files of PyTorch-BigGraph have no ids: theirs count through the parts in order.
-            ids = hdf5_format.original_ids(raw, file, first_id)
-            rows = hdf5_format.map_rows(raw, file[hdf5_format.EMBEDDINGS])
-        if global_vector is not None:
-            rows = rows + global_vector
-        shard = FileShard(torch.from_numpy(ids), torch.from_numpy(rows))
-        if features is not None and table in features.entity_types:
-            shard = replace(shard, rows=features.scored(table, shard.original_ids).add_(shard.rows))
-        shards.append(shard)
-        first_id += entry.num_rows
-    return CheckpointTable(table, shards, lambda name: names().id(name))
-
-
-def relation_table(
-    folder: Path,
-    entries: Sequence[FileEntry],
-    opened: Mapping[str, BinaryIO],
-    meta: CheckpointMeta,
-    relations: RelationVocabulary,
-) -> CheckpointTable:
-    """Read the relations' rows, which are put together from operator parameters."""
-    path = folder / entries[0].name
-    with hdf5_format.open_file(path, opened[entries[0].name]) as file:
-        rows = torch.from_numpy(read_relations(path, file, meta))
-    return CheckpointTable(entries[0].table, [FileShard(torch.arange(len(rows)), rows)], relations.id)
 
 
 OPEN_ATTEMPTS = 10
@@ -379,20 +323,35 @@ class Checkpoint(TablesByName):
 
         Both are mapped from the file, as it is: without global vectors and projected features.
         """
-        entry = self._part(entity_type, k)
+        return self._map(self._part(entity_type, k))
+
+    def state(self, entity_type: str, k: int) -> dict[str, torch.Tensor]:
+        """Return the optimizer's state of a part's rows by name, a row each."""
+        with self._open_state(self._part(entity_type, k)) as state:
+            return {name: torch.from_numpy(np.asarray(values[()])) for name, values in state.items()}
+
+    def _map(self, entry: FileEntry) -> tuple[torch.Tensor, torch.Tensor]:
+        """Map the rows of a file and their original ids."""
         raw = self._files[entry.name]
-        first_id = sum(one.num_rows for one in self.manifest.of_table(entity_type)[:k])
-        with hdf5_format.open_file(self.folder / entry.name, raw) as file:
+        # Files of PyTorch-BigGraph have no ids: theirs count through the parts in order.
+        first_id = sum(one.num_rows for one in self.manifest.of_table(entry.table)[: entry.part])
+        with self._open_file(entry) as file:
             rows = hdf5_format.map_rows(raw, file[hdf5_format.EMBEDDINGS])
             ids = hdf5_format.original_ids(raw, file, first_id)
         return torch.from_numpy(rows), torch.from_numpy(ids)
 
-    def state(self, entity_type: str, k: int) -> dict[str, torch.Tensor]:
-        """Return the optimizer's state of a part's rows by name, a row each."""
-        entry = self._part(entity_type, k)
-        with hdf5_format.open_file(self.folder / entry.name, self._files[entry.name]) as file:
-            state = read_state(self.folder / entry.name, file, entity_type, self.meta)
-            return {name: torch.from_numpy(np.asarray(values[()])) for name, values in state.items()}
+    def _open_file(self, entry: FileEntry) -> AbstractContextManager[h5py.File]:
+        return hdf5_format.open_file(self.folder / entry.name, self._files[entry.name])
+
+    def _open_model(self) -> AbstractContextManager[h5py.File]:
+        """Open the file of the relations and of all that belongs to the whole model."""
+        return self._open_file(self.manifest.of_table(RELATION)[0])
+
+    @contextlib.contextmanager
+    def _open_state(self, entry: FileEntry) -> Iterator[Mapping[str, h5py.Dataset | np.ndarray]]:
+        """Open the optimizer's state of a file."""
+        with self._open_file(entry) as file:
+            yield read_state(self.folder / entry.name, file, entry.table, self.meta)
 
     def _part(self, entity_type: str, k: int) -> FileEntry:
         """Return the entry of a part, the file of which is compared with its checksum where wanted."""
@@ -466,25 +425,42 @@ class Checkpoint(TablesByName):
             entries = self.manifest.of_table(table)
             if self._verify:
                 self._check(entries)
-            if table == RELATION:
-                self._tables[table] = relation_table(
-                    self.folder, entries, self._files, self.meta, self.relations
-                )
-            else:
-                names = functools.partial(self.vocabulary, table)
-                shift = self.global_vector(table)
-                self._tables[table] = self._with_new(
-                    entity_table(self.folder, entries, self._files, names, shift, self.features)
-                )
+            self._tables[table] = self._relation_table() if table == RELATION else self._entity_table(table)
         return self._tables[table]
+
+    def _relation_table(self) -> CheckpointTable:
+        """Read the relations' rows, which are put together from operator parameters."""
+        path = self.folder / self.manifest.of_table(RELATION)[0].name
+        with self._open_model() as file:
+            rows = torch.from_numpy(read_relations(path, file, self.meta))
+        return CheckpointTable(RELATION, [FileShard(torch.arange(len(rows)), rows)], self.relations.id)
+
+    def _entity_table(self, table: str) -> CheckpointTable:
+        """Map the rows of an entity type.
+
+        With a global vector or projected features they are copies in memory, to which these are added.
+        """
+        shift, features = self.global_vector(table), self.features
+        shards = []
+        for entry in self.manifest.of_table(table):
+            rows, ids = self._map(entry)
+            if shift is not None:
+                rows = rows + torch.from_numpy(shift)
+            if features is not None and table in features.entity_types:
+                rows = features.scored(table, ids).add_(rows)
+            shards.append(FileShard(ids, rows))
+        if table in self._new:
+            start, rows = sum(len(shard.original_ids) for shard in shards), self._new[table][1]
+            shards.append(FileShard(torch.arange(start, start + len(rows)), rows))
+        # The vocabulary is read only when a name is looked up.
+        return CheckpointTable(table, shards, lambda name: self.vocabulary(table).id(name))
 
     def global_vector(self, entity_type: str) -> np.ndarray | None:
         """Return the vector (D,) that the model adds to all rows of a type; None where it adds none.
 
         The tables of this class have it in their rows already; the files have not.
         """
-        name = self.manifest.of_table(RELATION)[0].name
-        with hdf5_format.open_file(self.folder / name, self._files[name]) as file:
+        with self._open_model() as file:
             path = global_vector_path(entity_type)
             found = file[path][...] if path in file else np.zeros(0)
         return found if found.any() else None
@@ -500,8 +476,7 @@ class Checkpoint(TablesByName):
         return {name: values for name, values in found.items() if name.startswith(PREFIX)}
 
     def _all_dense_parameters(self) -> dict[str, torch.Tensor]:
-        name = self.manifest.of_table(RELATION)[0].name
-        with hdf5_format.open_file(self.folder / name, self._files[name]) as file:
+        with self._open_model() as file:
             return dense_parameters(file)
 
     @cached_property
@@ -521,8 +496,7 @@ class Checkpoint(TablesByName):
         mlp = (self.meta.config.get("features") or {}).get("mlp") or {}
         activation = mlp.get("activation", "relu")
         projections = projections_of(parameters, self.meta.dim, activation, str(self.path))
-        name = self.manifest.of_table(RELATION)[0].name
-        with hdf5_format.open_file(self.folder / name, self._files[name]) as file:
+        with self._open_model() as file:
             records = {one: file[record_path(one)][...].tolist() for one in projections.widths}
         return ProjectedFeatures(projections, open_features(find_folder(self.folder), records, self._verify))
 
@@ -597,23 +571,13 @@ class Checkpoint(TablesByName):
         if again:
             raise InputError(f"the new entity {again[0]!r} of type {table!r} is there already; allowed: once")
 
-    def _with_new(self, table: CheckpointTable) -> CheckpointTable:
-        """Return a table with the rows of new entities."""
-        if table.name not in self._new:
-            return table
-        rows = self._new[table.name][1]
-        start = len(table)
-        shard = FileShard(torch.arange(start, start + len(rows)), rows)
-        return CheckpointTable(table.name, [*table.shards, shard], table._name_to_id)
-
     def dense_tensors(self) -> dict[str, torch.Tensor]:
         """Return the dense parameters and their optimizer's state, by dataset of the model file.
 
         Without those of features: the tables of this class have the projections in their rows.
         """
-        name = self.manifest.of_table(RELATION)[0].name
         found: dict[str, torch.Tensor] = {}
-        with hdf5_format.open_file(self.folder / name, self._files[name]) as file:
+        with self._open_model() as file:
 
             def visit(path: str, item: Any) -> None:
                 is_of_features = path.startswith(f"{RECORD}/") or f"/{PREFIX}" in path
@@ -626,9 +590,7 @@ class Checkpoint(TablesByName):
 
     def state_shapes(self, table: str) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor of optimizer state in a table's first file, by name."""
-        name = self.manifest.of_table(table)[0].name
-        with hdf5_format.open_file(self.folder / name, self._files[name]) as file:
-            state = read_state(self.folder / name, file, table, self.meta)
+        with self._open_state(self.manifest.of_table(table)[0]) as state:
             return {name: tuple(values.shape) for name, values in state.items()}
 
     def verify(self) -> None:
@@ -650,7 +612,7 @@ class Checkpoint(TablesByName):
     def _check(self, entries: Sequence[FileEntry | TextEntry]) -> None:
         """Compare files, which are open, with their checksums."""
         for entry in entries:
-            check_open_file(self.folder, entry, self._files[entry.name])
+            check_file(self.folder, entry, checksum=True, opened=self._files[entry.name])
 
     def _listed_names(self, entity_type: str) -> Vocabulary | None:
         """Return the names from PyTorch-BigGraph's lists, where it wrote the checkpoint."""

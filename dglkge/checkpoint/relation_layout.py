@@ -68,6 +68,10 @@ def check_registered(meta: CheckpointMeta) -> None:
     name = meta.score_function
     if name in SCORE_FUNCTIONS:
         return
+    if not name:
+        raise CheckpointError(
+            "the checkpoint has tables and no model of links; dglkge.open_checkpoint reads its rows"
+        )
     modules = recorded_imports(meta.config)
     if modules:
         flags = " ".join(f"--import {shlex.quote(module)}" for module in modules)
@@ -89,7 +93,8 @@ def operator_of(meta: CheckpointMeta) -> Operator:
     CheckpointError
         If the score function is not registered.
     """
-    check_registered(meta)
+    if meta.score_function:
+        check_registered(meta)
     return declared_operator(meta.score_function)
 
 

@@ -1,4 +1,4 @@
-"""The folder of a checkpoint: specification of its files, checks, publication and removal of versions."""
+"""The folder of a checkpoint: its files, written whole and durably by the job that holds the run's lease."""
 
 from __future__ import annotations
 
@@ -8,21 +8,184 @@ import json
 import logging
 import os
 import shutil
+import zlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from dglkge.checkpoint import layout
-from dglkge.checkpoint.durable import LeasedFolder, file_crc32, open_crc32
-from dglkge.checkpoint.lineage import RunCopy, manifest_checksum
-from dglkge.checkpoint.manifest import UNKNOWN_CRC32, FileEntry, Manifest, TextEntry, parse
+from dglkge.checkpoint.manifest import (
+    UNKNOWN_CRC32,
+    FileEntry,
+    Manifest,
+    RunCopy,
+    TextEntry,
+    manifest_checksum,
+    parse,
+)
+from dglkge.distributed.lease import Lease
 from dglkge.errors import CheckpointError, write_error
 
 logger = logging.getLogger(__name__)
 
 
-def check_file(folder: Path, entry: FileEntry | TextEntry, checksum: bool = False) -> None:
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to the disk."""
+    # A read-only descriptor is enough for fsync on Linux, and the only kind that a folder has.
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class LeasedFolder:
+    """A folder in which a job writes while it holds the run's lease.
+
+    Parameters
+    ----------
+    path : path
+        The folder; it need not exist.
+    lease : Lease, optional
+        The job's right to write to the run. Its nonce is part of temporary names, and it is read again before
+        a file gets its name: a job that has lost its lease publishes nothing.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], lease: Lease | None = None) -> None:
+        self.path = Path(path)
+        self.lease = lease
+
+    @property
+    def nonce(self) -> str:
+        """Name of the job among others; empty where no lease was taken."""
+        return "" if self.lease is None else self.lease.nonce
+
+    def make(self) -> None:
+        """Make the folder.
+
+        Raises
+        ------
+        CheckpointError
+            If the path is no folder, or may not be written to.
+        StorageError
+            If the disk is full or fails.
+        """
+        with self.writing():
+            self.path.mkdir(parents=True, exist_ok=True)
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Raise failures of the disk in the block as CheckpointError or StorageError, with the folder."""
+        try:
+            yield
+        except OSError as error:
+            raise write_error(f"cannot write to {self.path}", error) from error
+
+    def check_lease(self) -> None:
+        """Check that this job may still write to the folder.
+
+        Raises
+        ------
+        CheckpointError
+            If its lease was taken by another job.
+        """
+        if self.lease is not None:
+            self.lease.check()
+
+    @contextlib.contextmanager
+    def new_file(self, name: str) -> Iterator[Path]:
+        """Yield a temporary path to write to; at the end of the block the file is durable and has its name.
+
+        If the block fails, an older file of that name stays.
+
+        Raises
+        ------
+        CheckpointError
+            If the file may not be written.
+        StorageError
+            If the disk is full or fails.
+        """
+        # The temporary file is in the same folder, because os.replace is atomic within one file system only.
+        target = self.path / name
+        temporary = target.with_name(layout.temporary_file(target.name, self.nonce))
+        try:
+            yield temporary
+            # The content must be on the disk before the name: else a power cut could leave an empty file.
+            sync(temporary)
+            # Checked after the flush, which may take minutes: the time between this check and the rename is
+            # what a job that lost its lease could still misuse.
+            self.check_lease()
+            os.replace(temporary, target)
+            # The rename itself is durable only when the folder is flushed.
+            sync(target.parent)
+        except OSError as error:
+            raise write_error(f"cannot write {target}", error) from error
+        finally:
+            # Gone after the rename. On a read-only disk this fails too; the first error is the one to report.
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+    def link_or_copy(self, source: Path, name: str) -> None:
+        """Give a file that never changes one more name here; copy it where the disk has no hard links."""
+        with self.new_file(name) as path:
+            try:
+                os.link(source, path)
+            except OSError:
+                shutil.copyfile(source, path)
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a small file, atomically and durably."""
+        with self.new_file(name) as path:
+            path.write_text(text, encoding="utf-8")
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write a value as indented JSON, atomically and durably."""
+        self.write_text(name, json.dumps(value, indent=2) + "\n")
+
+    def drop_temporaries(self) -> None:
+        """Remove unfinished files that killed jobs left; the caller holds the lease.
+
+        Raises
+        ------
+        CheckpointError
+            If the folder may not be written to.
+        StorageError
+            If the disk fails.
+        """
+        with self.writing():
+            for path in self.path.iterdir():
+                # Names with a nonce only: another program's temporary files in this folder are not ours to
+                # remove.
+                if layout.is_temporary_of_a_job(path.name) and path.is_file():
+                    path.unlink(missing_ok=True)
+
+
+def file_crc32(file: Path | BinaryIO) -> int:
+    """Return the CRC-32 of a file; of an open one from its first byte on, wherever it was read before."""
+    if isinstance(file, Path):
+        with open(file, "rb", buffering=0) as opened:
+            return file_crc32(opened)
+    checksum = place = 0
+    buffer = memoryview(bytearray(1 << 20))
+    # preadv leaves the position of the descriptor alone: h5py or another thread may read from the same one.
+    while count := os.preadv(file.fileno(), [buffer], place):
+        checksum = zlib.crc32(buffer[:count], checksum)
+        place += count
+    return checksum
+
+
+def check_file(
+    folder: Path, entry: FileEntry | TextEntry, checksum: bool = False, opened: BinaryIO | None = None
+) -> None:
     """Check that a file exists and has its size and, if wanted, its checksum.
+
+    Parameters
+    ----------
+    folder : Path
+    entry : FileEntry or TextEntry
+    checksum : bool
+    opened : binary file, optional
+        The file where it is open, and may have lost its name since.
 
     Raises
     ------
@@ -30,25 +193,32 @@ def check_file(folder: Path, entry: FileEntry | TextEntry, checksum: bool = Fals
         If it is missing or damaged.
     """
     path = folder / entry.name
-    with _failures_to_read(path):
-        _check_size(path, entry, path.stat().st_size)
+    try:
+        size = path.stat().st_size if opened is None else os.fstat(opened.fileno()).st_size
+        # The size is compared first: it needs no reading, and finds most interrupted copies.
+        if size != entry.size_bytes:
+            raise CheckpointError(f"{path} is damaged: it has {size} bytes, expected {entry.size_bytes}")
         if checksum and entry.crc32 != UNKNOWN_CRC32:
-            check_crc32(folder, entry, file_crc32(path))
+            check_crc32(folder, entry, file_crc32(opened or path))
+    # An older version may be undamaged.
+    except FileNotFoundError:
+        raise CheckpointError(f"{path} is missing") from None
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def check_open_file(folder: Path, entry: FileEntry | TextEntry, file: BinaryIO) -> None:
-    """Check the size and the checksum of a file that is open, and may have lost its name since.
+def check_crc32(folder: Path, entry: FileEntry | TextEntry, crc32: int) -> None:
+    """Compare the checksum of a file that was read with the one of its manifest.
 
     Raises
     ------
     CheckpointError
-        If it is missing or damaged.
+        If they differ.
     """
-    with _failures_to_read(folder / entry.name):
-        _check_size(folder / entry.name, entry, os.fstat(file.fileno()).st_size)
-        # The size is compared first: it needs no reading, and finds most interrupted copies.
-        if entry.crc32 != UNKNOWN_CRC32:
-            check_crc32(folder, entry, open_crc32(file))
+    if crc32 != entry.crc32 != UNKNOWN_CRC32:
+        raise CheckpointError(
+            f"{folder / entry.name} is damaged: its checksum is not the one in the manifest"
+        )
 
 
 def check_rows(folder: Path, manifest: Manifest, checksums: bool = False) -> None:
@@ -83,28 +253,14 @@ def read_manifest(folder: Path, version: int) -> Manifest:
     return manifest
 
 
-def is_there(folder: Path, entry: TextEntry) -> bool:
-    """Return whether a text is there with its size. Its content is not read: it does not change."""
-    path = folder / entry.name
-    return path.is_file() and path.stat().st_size == entry.size_bytes
-
-
 def describe_text(path: Path, name: str) -> TextEntry:
     """Describe a text file that was just written."""
     return TextEntry(name, path.stat().st_size, file_crc32(path))
 
 
-def write_receipt(folder: LeasedFolder, entry: FileEntry) -> None:
-    """Write the receipt of a file, for which rank 0 waits."""
-    note = {"nonce": folder.nonce, **dataclasses.asdict(entry)}
-    folder.write_text(layout.receipt_file(entry.name), json.dumps(note))
-
-
-def read_receipts(folder: LeasedFolder) -> list[FileEntry]:
-    """Return the entries in the receipts of this job."""
-    paths = sorted(folder.path.glob("*" + layout.RECEIPT_SUFFIX))
-    entries = [parse_receipt(path.read_bytes(), folder.nonce) for path in paths]
-    return [entry for entry in entries if entry is not None]
+def receipt_of(entry: FileEntry, nonce: str) -> str:
+    """Return the receipt of a file, for which rank 0 waits; the nonce is that of the job."""
+    return json.dumps({"nonce": nonce, **dataclasses.asdict(entry)})
 
 
 def parse_receipt(content: bytes, nonce: str) -> FileEntry | None:
@@ -116,10 +272,11 @@ def parse_receipt(content: bytes, nonce: str) -> FileEntry | None:
     return parse(FileEntry, note) if note.pop("nonce", None) == nonce else None
 
 
-def remove_receipts(folder: Path) -> None:
-    """Remove the receipts of a version, once its manifest takes their place."""
-    for path in folder.glob("*" + layout.RECEIPT_SUFFIX):
-        path.unlink(missing_ok=True)
+def read_receipts(folder: LeasedFolder) -> list[FileEntry]:
+    """Return the entries in the receipts of this job."""
+    paths = sorted(folder.path.glob("*" + layout.RECEIPT_SUFFIX))
+    entries = [parse_receipt(path.read_bytes(), folder.nonce) for path in paths]
+    return [entry for entry in entries if entry is not None]
 
 
 def signs_of_life(folder: Path) -> list[tuple[str, int]]:
@@ -131,34 +288,14 @@ def signs_of_life(folder: Path) -> list[tuple[str, int]]:
     return found
 
 
-@contextlib.contextmanager
-def _failures_to_read(path: Path) -> Iterator[None]:
-    """Raise read errors as CheckpointError: an older version may be undamaged."""
+def parse_pointer(content: bytes) -> dict[str, Any]:
+    """Return what a pointer's content names: version, checksum and note; empty if it is damaged."""
     try:
-        yield
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing") from None
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
-
-
-def _check_size(path: Path, entry: FileEntry | TextEntry, size: int) -> None:
-    if size != entry.size_bytes:
-        raise CheckpointError(f"{path} is damaged: it has {size} bytes, expected {entry.size_bytes}")
-
-
-def check_crc32(folder: Path, entry: FileEntry | TextEntry, crc32: int) -> None:
-    """Compare the checksum of a file that was read with the one of its manifest.
-
-    Raises
-    ------
-    CheckpointError
-        If they differ.
-    """
-    if crc32 != entry.crc32 != UNKNOWN_CRC32:
-        raise CheckpointError(
-            f"{folder / entry.name} is damaged: its checksum is not the one in the manifest"
-        )
+        note = json.loads(content)
+        is_whole = type(note["version"]) is int and isinstance(note["checksum"], str)
+    except (ValueError, KeyError, TypeError):
+        return {}
+    return note if is_whole else {}
 
 
 class CheckpointStorage(LeasedFolder):
@@ -351,18 +488,28 @@ class CheckpointStorage(LeasedFolder):
             raise CheckpointError(f"cannot read the manifest of version {version}: {error}") from None
 
     def newest_good(self) -> int | None:
-        """Return the newest version whose rows are complete and undamaged; None if there is none."""
-        return next(self.whole_versions(), None)
+        """Return the newest version whose rows are complete and undamaged; None if there is none.
 
-    def whole_versions(self) -> Iterator[int]:
-        """Yield the versions whose rows are complete and undamaged, the newest first.
-
-        Their texts may be damaged: the fallback writes them again.
+        Its texts may be damaged: the fallback writes them again.
         """
         for version in reversed(self.versions()):
             with contextlib.suppress(CheckpointError):
                 check_rows(self.folder(version).path, self.manifest(version), checksums=True)
-                yield version
+                return version
+        return None
+
+    def copy(self, has_files: bool = True) -> RunCopy:
+        """Return the published version's place in its run; checks the sizes unless files may be missing."""
+        version = 0
+        try:
+            version = self.named_version()
+            if not version:
+                return RunCopy()
+            # Sizes only: checksums would read the whole checkpoint on each machine at each start.
+            manifest = self.checked(version, texts=False) if has_files else self.manifest(version)
+            return RunCopy(version, manifest.run_id, self.checksum_of(version), tuple(manifest.lineage))
+        except CheckpointError as error:
+            return RunCopy(version, problem=str(error))
 
     def prepare(self) -> None:
         """Make the folder and publish version 0 in it, before the first file is written.
@@ -447,13 +594,11 @@ class CheckpointStorage(LeasedFolder):
             If the disk fails.
         """
         self.check_lease()
-        try:
-            self.drop_temporaries()
+        self.drop_temporaries()
+        with self.writing():
             for newer in self.versions():
                 if newer > version:
                     self._remove(newer)
-        except OSError as error:
-            raise write_error(f"cannot write to {self.path}", error) from error
 
     def damaged_folder(self, version: int) -> Path:
         """Make a new folder for damaged files of a version: ``damaged_v{V}``, then ``damaged_v{V}_2``."""
@@ -462,10 +607,8 @@ class CheckpointStorage(LeasedFolder):
         while folder.exists():
             number += 1
             folder = self.path / f"{name}_{number}"
-        try:
+        with self.writing():
             folder.mkdir()
-        except OSError as error:
-            raise write_error(f"cannot write to {self.path}", error) from error
         return folder
 
     def num_bytes(self) -> int:
@@ -500,27 +643,3 @@ class CheckpointStorage(LeasedFolder):
             f"the newest good version is {good}: set checkpoint.fallback=true to go on from it "
             f"(what is newer is moved aside), or move the folder away to start anew"
         )
-
-
-def parse_pointer(content: bytes) -> dict[str, Any]:
-    """Return what a pointer's content names: version, checksum and note; empty if it is damaged."""
-    try:
-        note = json.loads(content)
-        is_whole = type(note["version"]) is int and isinstance(note["checksum"], str)
-    except (ValueError, KeyError, TypeError):
-        return {}
-    return note if is_whole else {}
-
-
-def read_copy(run: Path, has_files: bool = True) -> RunCopy:
-    """Return the copy in a run's folder; checks the sizes of the files, unless it may have only some."""
-    storage, version = CheckpointStorage(run / layout.CHECKPOINT_FOLDER), 0
-    try:
-        version = storage.named_version()
-        if not version:
-            return RunCopy()
-        # Sizes only: checksums would read the whole checkpoint on each machine at each start.
-        manifest = storage.checked(version, texts=False) if has_files else storage.manifest(version)
-        return RunCopy(version, manifest.run_id, storage.checksum_of(version), tuple(manifest.lineage))
-    except CheckpointError as error:
-        return RunCopy(version, problem=str(error))

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from dglkge.checkpoint.durable import sync
+from dglkge.checkpoint.storage import sync
 from dglkge.errors import CheckpointError, InputError, StorageError, missing_package
 from dglkge.registry import Registry
 

@@ -6,34 +6,43 @@ import contextlib
 import dataclasses
 import json
 import logging
-import socket
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from dglkge.checkpoint import layout, part_files, shared_texts
-from dglkge.checkpoint.bigraph import bigraph_attributes, bigraph_config
-from dglkge.checkpoint.durable import LeasedFolder
-from dglkge.checkpoint.lineage import extended
-from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry, check_complete
+from dglkge.checkpoint import hdf5_format, layout, part_files
+from dglkge.checkpoint.bigraph import bigraph_attributes, bigraph_config, write_stats
+from dglkge.checkpoint.manifest import (
+    CheckpointMeta,
+    FileEntry,
+    JobVersions,
+    Manifest,
+    TextEntry,
+    check_complete,
+    extended,
+)
 from dglkge.checkpoint.mirror import SLOWEST_UPLOAD_BYTES_PER_SECOND, Mirror
 from dglkge.checkpoint.storage import (
     CheckpointStorage,
+    LeasedFolder,
+    check_file,
     describe_text,
     read_receipts,
-    remove_receipts,
+    receipt_of,
     signs_of_life,
-    write_receipt,
 )
-from dglkge.data.vocabulary import Vocabulary
+from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.distributed.lease import new_nonce
 from dglkge.errors import CheckpointError, JobError
-from dglkge.typing import TablePart
+from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)
 
 POLL_SECONDS = 0.02
+WRITTEN_IN_PLACE = (layout.CONFIG_FILE, layout.VERSION_FILE)
+"""Texts that PyTorch-BigGraph writes when it resumes from a version: they are no links to another's."""
 
 
 @contextlib.contextmanager
@@ -47,11 +56,23 @@ def _failures_of_others() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class NewVersion:
-    """Share of one process in a version.
+    """Share of one process in a version; on rank 0 the files of the others are awaited, then published.
+
+    The exchange protocol is files alone, so that training can use the network meanwhile: each writer leaves a
+    receipt beside each file, and rank 0 polls the folder for all receipts, or the store where machines share
+    no disk.
 
     Attributes
     ----------
-    version : int
+    storage : CheckpointStorage
+    mirror : Mirror or None
+        The run's store beside the folder, on the writer of each machine.
+    names : mapping of str to Vocabulary
+        By entity type.
+    limit_seconds : float
+        Rank 0 fails if the files of the other writers have not changed for so long.
+    job : JobVersions
+        This version of the job that writes.
     meta : CheckpointMeta
     num_parts : int
         Parts of each entity type over all machines.
@@ -69,7 +90,11 @@ class NewVersion:
         What changes during training beside the tables; empty if nothing does. Rank 0's is written.
     """
 
-    version: int
+    storage: CheckpointStorage
+    mirror: Mirror | None
+    names: Mapping[str, Vocabulary]
+    limit_seconds: float
+    job: JobVersions
     meta: CheckpointMeta
     num_parts: int
     parts: Sequence[TablePart]
@@ -79,47 +104,27 @@ class NewVersion:
     stats: Sequence[Mapping[str, Any]] = ()
     state: bytes = b""
 
+    @property
+    def version(self) -> int:
+        """Its number."""
+        return self.job.last
 
-class VersionWriter:
-    """Writes a process's files; on rank 0 waits for the files of the others, then publishes.
+    @property
+    def _folder(self) -> LeasedFolder:
+        return self.storage.folder(self.version)
 
-    The exchange protocol is files alone, so that training can use the network meanwhile: each writer leaves a
-    receipt beside each file, and rank 0 polls the folder for all receipts, or the store where machines share
-    no disk.
-
-    Parameters
-    ----------
-    storage : CheckpointStorage
-    names : mapping of str to Vocabulary
-    limit_seconds : float
-        Rank 0 fails if the files of the other writers have not changed for so long.
-    mirror : Mirror or None
-        The run's store beside the folder, on the writer of each machine.
-    """
-
-    def __init__(
-        self,
-        storage: CheckpointStorage,
-        names: Mapping[str, Vocabulary],
-        limit_seconds: float,
-        mirror: Mirror | None = None,
-    ) -> None:
-        self.mirror = mirror
-        self.storage = storage
-        self.names = names
-        self.limit_seconds = limit_seconds
-        # A job without a lease still needs an identity in the lineage.
-        self._job = storage.nonce or new_nonce()
-        self._folder = storage.path
-        self._since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
+    @property
+    def _older(self) -> Path:
+        """Folder of the version before; of no version if there is none."""
+        return self.storage.folder(0 if self.previous is None else self.previous.version).path
 
     def progress(self) -> str:
-        """Return a text that changes while this process's share of a version is written, sent or uploaded."""
+        """Return a text that changes while this process's share is written or uploaded."""
         uploaded = () if self.mirror is None else self.mirror.progress
-        return json.dumps([signs_of_life(self._folder), uploaded])
+        return json.dumps([signs_of_life(self._folder.path), uploaded])
 
-    def write(self, new: NewVersion) -> None:
-        """Write this process's files of a version and, where it has the relations, publish it.
+    def write(self) -> None:
+        """Write this process's files of the version and, where it has the relations, publish it.
 
         Raises
         ------
@@ -129,106 +134,114 @@ class VersionWriter:
             If the disk is full or fails, another machine's files do not come, or the store cannot be reached.
             The version before stays as it is.
         """
-        folder, mirror = self.storage.folder(new.version), self.mirror
-        self._folder = folder.path
-        config = bigraph_config(new.meta, new.num_parts, str(folder.path.resolve()))
-        written = self._write_parts(folder, new, bigraph_attributes(new.meta, config))
+        mirror, version = self.mirror, self.version
+        config = bigraph_config(self.meta, self.num_parts, str(self._folder.path.resolve()))
+        written = self._write_parts(bigraph_attributes(self.meta, config))
         is_cache = mirror is not None and mirror.is_cache
-        if new.relations is not None and not is_cache:
+        if self.relations is not None and not is_cache:
             with _failures_of_others():
-                files = self._wait_for_all(new)
-            self._publish(self._complete(new, files, config))
+                files = self._wait_for_all()
+            self._publish(self._complete(files, config))
         if mirror is None:
             return
         for entry in written:
-            mirror.push_part(new.version, entry, new.previous)
-        if new.relations is None:
+            mirror.push_part(version, entry, self.previous)
+        if self.relations is None:
             return
         names = [
-            layout.embeddings_file(name, part, new.version)
-            for name in new.meta.entity_types
-            for part in range(new.num_parts)
+            layout.embeddings_file(name, part, version)
+            for name in self.meta.entity_types
+            for part in range(self.num_parts)
         ]
         slowest = max(entry.size_bytes for entry in written) / SLOWEST_UPLOAD_BYTES_PER_SECOND
-        names.append(layout.model_file(new.version))
-        files = mirror.wait_for_parts(new.version, names, self.limit_seconds + slowest)
+        names.append(layout.model_file(version))
+        files = mirror.wait_for_parts(version, names, self.limit_seconds + slowest)
         # A folder that all machines see has a version before the store; a cache after it.
-        manifest = self._complete(new, files, config) if is_cache else None
-        mirror.push(new.version, files)
+        manifest = self._complete(files, config) if is_cache else None
+        mirror.push(version, files)
         if manifest is not None:
             self._publish(manifest)
 
-    def _write_parts(
-        self, folder: LeasedFolder, new: NewVersion, attributes: Mapping[str, Any]
-    ) -> list[FileEntry]:
+    def _write_parts(self, attributes: Mapping[str, Any]) -> list[FileEntry]:
         """Write this process's files, each with a receipt; returns their entries."""
+        folder, version, meta = self._folder, self.version, self.meta
         folder.make()
         entries = []
-        for part in new.parts:
-            entry = part_files.write_part(folder, new.version, part, new.meta, attributes)
-            texts = self._same_names(folder, entry, new.previous)
+
+        def add(entry: FileEntry) -> None:
+            # The receipt follows the durable file: its presence is the proof that rank 0 waits for.
+            folder.write_text(layout.receipt_file(entry.name), receipt_of(entry, folder.nonce))
+            entries.append(entry)
+
+        for part in self.parts:
+            entry = part_files.write_part(folder, version, part, meta, attributes)
+            texts = self._same_names(entry)
             if not texts:
                 ids = part.original_ids.sort().values.tolist()
-                names = self.names.get(part.table)
-                texts = part_files.write_names(folder, part.table, part.part, ids, names)
-            # The receipt follows the durable file: its presence is the proof that rank 0 waits for.
-            entries.append(dataclasses.replace(entry, texts=tuple(texts)))
-            write_receipt(folder, entries[-1])
-        if new.relations is not None:
-            entry = part_files.write_relations(folder, new.version, new.relations, new.meta, attributes)
-            entries.append(entry)
-            write_receipt(folder, entry)
+                texts = part_files.write_names(folder, part.table, part.part, ids, self.names.get(part.table))
+            add(dataclasses.replace(entry, texts=tuple(texts)))
+        if self.relations is not None:
+            add(part_files.write_relations(folder, version, self.relations, meta, attributes))
         return entries
 
-    def _wait_for_all(self, new: NewVersion) -> list[FileEntry]:
+    def _same_names(self, entry: FileEntry) -> Sequence[TextEntry]:
+        """Link a part's names and count if the version before has the same; return their entries."""
+        for old in () if self.previous is None else self.previous.files:
+            # Equal checksums of the ids mean the same rows in the same part, so the names are equal too.
+            if (old.table, old.part, old.ids_crc32) == (entry.table, entry.part, entry.ids_crc32):
+                return old.texts if link_texts(self._folder, self._older, old.texts) else ()
+        return ()
+
+    def _wait_for_all(self) -> list[FileEntry]:
         """Wait for the receipts of all writers, and return them."""
         # One file for each part of each entity type, and one for all relations.
-        expected = new.num_parts * len(new.meta.entity_types) + 1
-        folder = self.storage.folder(new.version)
+        expected = self.num_parts * len(self.meta.entity_types) + 1
         signs: list[tuple[str, int]] = []
         last_news = time.monotonic()
         while True:
-            files = read_receipts(folder)
+            files = read_receipts(self._folder)
             now = time.monotonic()
             # On timeout, check_complete raises the error with the list of parts that are missing.
             if len(files) >= expected or now - last_news > self.limit_seconds:
-                check_complete(new.meta, files)
+                check_complete(self.meta, files)
                 return files
-            if (found := signs_of_life(folder.path)) != signs:
+            if (found := signs_of_life(self._folder.path)) != signs:
                 signs, last_news = found, now
             time.sleep(POLL_SECONDS)
 
-    def _same_names(
-        self, folder: LeasedFolder, entry: FileEntry, previous: Manifest | None
-    ) -> Sequence[TextEntry]:
-        """Link a part's names and count if the version before has the same; return their entries."""
-        if previous is None:
-            return ()
-        older = self.storage.folder(previous.version).path
-        for old in previous.files:
-            # Equal checksums of the ids mean the same rows in the same part, so the names are equal too.
-            if (old.table, old.part, old.ids_crc32) == (entry.table, entry.part, entry.ids_crc32):
-                return old.texts if shared_texts.link_texts(folder, older, old.texts) else ()
-        return ()
-
-    def _complete(self, new: NewVersion, files: Sequence[FileEntry], config: Mapping[str, Any]) -> Manifest:
+    def _complete(self, files: Sequence[FileEntry], config: Mapping[str, Any]) -> Manifest:
         """Write the texts, the state and the manifest of a version whose parts are complete."""
-        version, previous = new.version, new.previous
-        folder = self.storage.folder(version)
-        older = self.storage.folder(0 if previous is None else previous.version).path
-        text = json.dumps(config, indent=4)
-        texts = shared_texts.write(folder, new.meta, text, self.names, older, previous)
-        shared_texts.write_stats(folder, older, new.stats)
-        state = self._write_state(folder, new.state)
-        before = previous.lineage if previous is not None else ()
-        run_id = previous.run_id if previous is not None else new_nonce()
-        lineage = extended(before, self._job, version, socket.gethostname(), self._since)
-        manifest = Manifest(version, new.meta, files, texts, run_id, tuple(lineage), state, new.kept_as)
-        # The order from here on is the commit protocol. The manifest lists files that are all durable, and
-        # nothing in the folder changes any more.
-        remove_receipts(folder.path)
+        folder, previous = self._folder, self.previous
+        texts = self._write_texts(json.dumps(config, indent=4))
+        write_stats(folder, self._older, self.stats)
+        state = None
+        if self.state:
+            with folder.new_file(layout.STATE_FILE) as path:
+                path.write_bytes(self.state)
+                state = describe_text(path, layout.STATE_FILE)
+        run_id, before = (new_nonce(), ()) if previous is None else (previous.run_id, previous.lineage)
+        lineage = extended(before, self.job)
+        manifest = Manifest(self.version, self.meta, files, texts, run_id, lineage, state, self.kept_as)
+        # The order from here on is the commit protocol. The manifest takes the place of the receipts. It
+        # lists files that are all durable, and nothing in the folder changes any more.
+        for path in folder.path.glob("*" + layout.RECEIPT_SUFFIX):
+            path.unlink(missing_ok=True)
         folder.write_text(layout.MANIFEST_FILE, manifest.to_json())
         return manifest
+
+    def _write_texts(self, config: str) -> tuple[TextEntry, ...]:
+        """Write the texts that belong to no part; those that the version before has already are linked."""
+        names = [*WRITTEN_IN_PLACE, layout.RELATION_COUNT_FILE, layout.RELATION_NAMES_FILE]
+        names += [layout.vocabulary_file(name) for name in self.meta.entity_types if name in self.names]
+        known = {} if self.previous is None else self.previous.all_texts
+        texts = []
+        for name in names:
+            old = known.get(name)
+            # config.json and the version differ between versions; the others are of one data set.
+            if name in WRITTEN_IN_PLACE or old is None or not link_texts(self._folder, self._older, [old]):
+                old = _write_text(self._folder, name, self.meta, config, self.names)
+            texts.append(old)
+        return tuple(texts)
 
     def _publish(self, manifest: Manifest) -> None:
         """Publish a complete version in the folder, and remove older versions."""
@@ -247,23 +260,100 @@ class VersionWriter:
             )  # fmt: skip
         logger.info("checkpoint version %d in %s", version, storage.path)
 
-    def _write_state(self, folder: LeasedFolder, state: bytes) -> TextEntry | None:
-        """Write the state of training; returns its entry, None if there is no state."""
-        if not state:
-            return None
-        with folder.new_file(layout.STATE_FILE) as path:
-            path.write_bytes(state)
-            return describe_text(path, layout.STATE_FILE)
+
+def link_texts(folder: LeasedFolder, older: Path, texts: Sequence[TextEntry]) -> bool:
+    """Give texts of an older version one more name in the folder of a version, if all are there."""
+    # A text that is there with its size is the same: its content does not change, and is not read.
+    for text in texts:
+        path = older / text.name
+        if not path.is_file() or path.stat().st_size != text.size_bytes:
+            return False
+    for text in texts:
+        folder.link_or_copy(older / text.name, text.name)
+    return bool(texts)
 
 
-def refuse_missing_relations(relations: TablePart | None) -> TablePart:
-    """Return rank 0's relations.
+def write_anew(storage: CheckpointStorage, manifest: Manifest, names: Mapping[str, Vocabulary]) -> list[str]:
+    """Write the damaged and the missing text files of a version again, from its rows and the names.
+
+    Damaged files are moved to a folder of damaged files.
+
+    Parameters
+    ----------
+    storage : CheckpointStorage
+    manifest : Manifest
+        Of the version that counts, the HDF5 files of which are whole.
+    names : mapping of str to Vocabulary
+        By entity type.
+
+    Returns
+    -------
+    list of str
+        The files that were written.
 
     Raises
     ------
     CheckpointError
-        If there are none.
+        If a text differs from the lost one.
     """
-    if relations is None:
-        raise CheckpointError("rank 0 was handed no relations to save")
-    return relations
+    folder = storage.folder(manifest.version)
+    damaged = {}
+    for text in manifest.all_texts.values():
+        try:
+            check_file(folder.path, text, checksum=True)
+        except CheckpointError as error:
+            damaged[text.name] = error
+    if not damaged:
+        return []
+    aside = storage.damaged_folder(manifest.version)
+    for name in damaged:
+        if (folder.path / name).exists():
+            (folder.path / name).replace(aside / name)
+    for entry in manifest.files:
+        if any(text.name in damaged for text in entry.texts):
+            path = folder.path / entry.name
+            first_id = sum(one.num_rows for one in manifest.of_table(entry.table)[: entry.part])
+            with hdf5_format.open_file(path) as file:
+                ids = hdf5_format.original_ids(path, file, first_id).tolist()
+            part_files.write_names(folder, entry.table, entry.part, ids, names.get(entry.table))
+    (model,) = manifest.of_table(RELATION)
+    # The HDF5 files have a copy of config.json as an attribute, and their checksums were verified before.
+    with hdf5_format.open_file(folder.path / model.name) as file:
+        config = str(file.attrs["config/json"])
+    for text in manifest.texts:
+        if text.name in damaged:
+            _write_text(folder, text.name, manifest.meta, config, names)
+    # The same names and rows must give the same bytes. Another result means that the names are not those of
+    # the run.
+    for name in damaged:
+        try:
+            check_file(folder.path, manifest.all_texts[name], checksum=True)
+        except CheckpointError:
+            raise CheckpointError(f"{damaged[name]}; written anew it does not come out as it was") from None
+    return sorted(damaged)
+
+
+def _write_text(
+    folder: LeasedFolder,
+    name: str,
+    meta: CheckpointMeta,
+    config: str,
+    names: Mapping[str, Vocabulary],
+) -> TextEntry:
+    """Write one of the texts; return its entry."""
+    vocabularies = {layout.vocabulary_file(table): vocabulary for table, vocabulary in names.items()}
+    labels = list(RelationVocabulary(meta.relations).labels.names)
+    contents = {
+        layout.CONFIG_FILE: config,
+        layout.VERSION_FILE: f"{layout.parse_version_folder(folder.path.name)}\n",
+        layout.RELATION_COUNT_FILE: f"{len(labels)}\n",
+        layout.RELATION_NAMES_FILE: json.dumps(labels, indent=4),
+    }
+    if name not in vocabularies and name not in contents:
+        raise CheckpointError(f"{folder.path / name} cannot be written anew: the names are not at hand")
+    with folder.new_file(name) as path:
+        if name in vocabularies:
+            vocabularies[name].save(path)
+        else:
+            path.write_text(contents[name], encoding="utf-8")
+        return describe_text(path, name)

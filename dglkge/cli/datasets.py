@@ -164,6 +164,9 @@ examples:
   a folder of DGL-KE (entities.dict), OpenKE (train2id.txt) or PyKEEN (numeric_triples.tsv.gz), as it is:
     dglkge data build benchmarks/FB15K237 -o datasets/theirs
 
+  a graph of DGL: a file of dgl.save_graphs, or a folder of partition_graph, whose partitions stay:
+    dglkge data build parts -o datasets/graph
+
   DGL-KE's user-defined form: integer ids in the order head, tail, relation, with id<TAB>name maps:
     dglkge data build train.txt valid.txt test.txt --columns htr \\
         --entity-map entities.tsv --relation-map relations.tsv -o datasets/udd
@@ -235,8 +238,8 @@ exit status: 0 done, 1 failure, 2 something in the input (one line says what), 1
         "formats other than tables": [
             option(
                 "--format",
-                "tsv, csv, parquet, ntriples, nquads, turtle, trig, graphml, dglke, ogb, openke or pykeen "
-                "(found out by the name, else by the content)",
+                "tsv, csv, parquet, ntriples, nquads, turtle, trig, graphml, dgl, dglke, ogb, openke or "
+                "pykeen (found out by the name, else by the content)",
                 metavar="NAME",
             ),
             option(
@@ -272,7 +275,7 @@ exit status: 0 done, 1 failure, 2 something in the input (one line says what), 1
             option(
                 "--relation-attribute",
                 "GraphML: attribute of edges that is the relation (relation, predicate, label, labelE "
-                "or type)",
+                "or type); graphs of DGL: edge data (etype, rel_type or _TYPE)",
                 metavar="NAME",
             ),
             option("--name-attribute", "GraphML: attribute of nodes (their id)", metavar="NAME"),

@@ -62,7 +62,7 @@ def _questions(args: argparse.Namespace) -> pd.DataFrame:
     """Return the triples of the file that the arguments name, or the one that they state."""
     import pandas as pd  # here: it takes half a second, which --help need not
 
-    from dglkge.data.triples import read_chunks
+    from dglkge.data.triples import TripleFile
 
     parts = [getattr(args, role) for role in ROLES]
     if args.triples is None:
@@ -75,8 +75,8 @@ def _questions(args: argparse.Namespace) -> pd.DataFrame:
         return pd.DataFrame([[part or MISSING for part in parts]], columns=list(ROLES))
     if parts != [None, None, None]:
         raise InputError("give either --triples or one query, not both")
-    chunks = read_chunks(Path(args.triples), *file_format(args))
-    frames = [chunk[list(ROLES)].astype(str) for chunk in chunks]
+    file = TripleFile(Path(args.triples), *file_format(args))
+    frames = [chunk[list(ROLES)].astype(str) for chunk in file.frames()]
     if not any(map(len, frames)):
         raise InputError(f"{args.triples} has no triples")
     return pd.concat(frames, ignore_index=True)
@@ -84,9 +84,9 @@ def _questions(args: argparse.Namespace) -> pd.DataFrame:
 
 def _places(problems: pd.Series, args: argparse.Namespace) -> dict[int, str]:
     """Return where rows with problems are in the file; with ``--strict`` the first of them is an error."""
-    from dglkge.data.triples import places_of_rows
+    from dglkge.data.triples import TripleFile
 
-    places = places_of_rows(Path(args.triples), problems.index.tolist(), *file_format(args))
+    places = TripleFile(Path(args.triples), *file_format(args)).places(problems.index.tolist())
     if args.strict and len(problems):
         first = min(places)
         raise InputError(f"{places[first]}: {problems[first]}")

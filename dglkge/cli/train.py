@@ -50,17 +50,19 @@ def train(args: argparse.Namespace) -> int:
 
     if Path(config.output).is_file():
         raise InputError(f"output is {config.output}, which is a file; expected a folder")
+    dataset = _dataset(config, args)
+    overrides = [*overrides, f"dataset={dataset}"]
     if args.ip_config is None:
         # On this machine: its servers would say the same, many seconds later.
-        Dataset.open(config.dataset)
+        Dataset.open(dataset)
     words = ["--log_dir", args.log_dir or str(Path(config.output) / "logs")]
     for name in ("num_trainers", "num_servers", "max_restarts"):
         if getattr(args, name) is not None:
             words += [f"--{name}", getattr(args, name)]
     words += [f"--{name}" for name in ("no_verify", "json") if getattr(args, name)]
-    split = empty_split(config, Path(config.dataset))
+    split = empty_split(config, dataset)
     if split is not None:
-        _say(args, f"nothing is ranked: {config.dataset} has no {split} triples")
+        _say(args, f"nothing is ranked: {dataset} has no {split} triples")
         overrides = [*overrides, "evaluation.split=none"]
     script = [word for setting in overrides for word in ("--set", setting)]
     script += [word for module in args.imports for word in ("--import", module)]
@@ -71,6 +73,24 @@ def train(args: argparse.Namespace) -> int:
     if status == 0:
         _say(args, NEXT.format(config.output))
     return status
+
+
+def _dataset(config: Config, args: argparse.Namespace) -> Path:
+    """Return the folder of the data set; that of a graph of DGL is made in the run's folder."""
+    # Here: --help does without numpy.
+    from dglkge.partition.make_dataset import dataset_of_run
+    from dglkge.partition.options import AUTO_SPLIT, Options
+    from dglkge.partition.readers.dgl_graph import is_graph
+
+    source = Path(config.dataset)
+    if not is_graph(source):
+        return source
+    run = Path(config.output)
+    options = Options(split=AUTO_SPLIT, name=run.absolute().name, progress=False if args.json else None)
+    made, notes = dataset_of_run(source, run, options)
+    for note in notes:
+        _say(args, note)
+    return made
 
 
 def _say(args: argparse.Namespace, line: str) -> None:

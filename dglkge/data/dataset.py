@@ -10,7 +10,14 @@ from typing import Any
 import numpy as np
 
 from dglkge.data import dataset_files
-from dglkge.data.dataset_files import DatasetSize, Field, dataset_size, read_description, verify_checksums
+from dglkge.data.dataset_files import (
+    DatasetSize,
+    Field,
+    dataset_size,
+    read_description,
+    require_dataset,
+    verify_checksums,
+)
 from dglkge.data.known_triples import KnownTriples, open_known_index
 from dglkge.data.partition_layout import PartitionLayout, load_array
 from dglkge.data.quality import NumberedTriples, measure_quality
@@ -74,13 +81,7 @@ class Dataset:
             If the folder is missing, foreign or half-written; the message names the file.
         """
         path = Path(path)
-        if not path.is_dir():
-            raise InputError(f"{path} is no dataset folder: there is no such folder")
-        if not (path / dataset_files.DESCRIPTION).is_file():
-            raise InputError(
-                f"{path} is no dataset folder: it has no {dataset_files.DESCRIPTION} "
-                "(partition_tools/partition.py makes dataset folders)"
-            )
+        require_dataset(path)
         dataset = cls(path, read_description(path))
         # Read now: a damaged file is an error before training starts, not in the middle of it.
         dataset.relations  # noqa: B018

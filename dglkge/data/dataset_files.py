@@ -203,6 +203,24 @@ def load_json(path: Path) -> dict[str, Any]:
     return content
 
 
+def require_dataset(path: Path) -> None:
+    """Refuse what is no data set folder.
+
+    Raises
+    ------
+    InputError
+        If it is a file, missing, or has no description.
+    """
+    if path.is_file():
+        raise InputError(f"{path} is a file and no dataset folder; dglkge data build makes one of it")
+    if not path.is_dir():
+        raise InputError(f"{path} is no dataset folder: there is no such folder")
+    if not (path / DESCRIPTION).is_file():
+        raise InputError(
+            f"{path} is no dataset folder: it has no {DESCRIPTION} (dglkge data build makes dataset folders)"
+        )
+
+
 def read_description(dataset: Path) -> dict[str, Any]:
     """Read and check ``dataset.json``.
 

@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 
 from dglkge.data.text_format import ROLES, Columns
-from dglkge.data.triples import place_of_row, read_chunks
+from dglkge.data.triples import TripleFile
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import InputError
 
@@ -52,12 +52,15 @@ def read_named_triples(
         If the file cannot be read, or a name is unknown or ambiguous; the message begins with ``file:line``.
     """
     parts, num_rows = [], 0
-    for chunk in read_chunks(path, columns, delimiter):
+    file = TripleFile(path, columns, delimiter)
+    for chunk in file.frames():
         triples, num_fitting = _resolve(chunk, relations, vocabulary)
         bad = np.flatnonzero(num_fitting != 1)
         if len(bad):
-            place = place_of_row(path, num_rows + int(bad[0]), columns, delimiter)
-            raise InputError(f"{place}: {_fault(_names(chunk, bad[0]), relations, vocabulary)}")
+            row = num_rows + int(bad[0])
+            raise InputError(
+                f"{file.places([row])[row]}: {_fault(_names(chunk, bad[0]), relations, vocabulary)}"
+            )
         parts.append(triples)
         num_rows += len(chunk)
     return np.concatenate(parts)

@@ -187,20 +187,6 @@ class TripleIndex:
         """Number of relations by which train joins each pair of entities, (num_pairs,) int64."""
         return np.bincount(self.ranks(self.train), minlength=len(self._pairs))
 
-    def near_pairs(self, near_share: float = NEAR_SHARE, min_overlap: int = MIN_OVERLAP) -> RelationPairs:
-        """Find relations that are near-inverses or near-duplicates of each other, largest overlap first.
-
-        Parameters
-        ----------
-        near_share : float
-            Least overlap, as a share of the larger relation.
-        min_overlap : int
-            Least number of shared triples.
-        """
-        totals = _PairTotals(self.triples.num_relations)
-        totals.add(self.overlaps())
-        return totals.near_pairs(near_share, min_overlap)
-
     def overlaps(self) -> Overlaps:
         """Count the triples that each two relations share.
 
@@ -243,7 +229,7 @@ class TripleIndex:
         split : str
             ``"valid"`` or ``"test"``.
         pairs : RelationPairs
-            What :meth:`near_pairs` found.
+            Near-inverses and near-duplicates.
         """
         codes = self.codes[split]
         in_train = contains(self.train, codes)
@@ -311,8 +297,8 @@ class _PairTotals:
                     uses += found
         return uses
 
-    def near_pairs(self, near_share: float = NEAR_SHARE, min_overlap: int = MIN_OVERLAP) -> RelationPairs:
-        """Find the pairs as :meth:`TripleIndex.near_pairs` does."""
+    def near_pairs(self) -> RelationPairs:
+        """Find relations that are near-inverses or near-duplicates of each other, largest overlap first."""
         found = []
         for is_inverse, (keys, overlap), size in zip((True, False), self._overlaps, self._sizes):
             first, second = np.divmod(keys, self._num_relations)
@@ -325,7 +311,7 @@ class _PairTotals:
             )
         columns = [np.concatenate(parts) for parts in zip(*(vars(pairs).values() for pairs in found))]
         pairs = RelationPairs(*columns)
-        near = np.flatnonzero((pairs.share >= near_share) & (pairs.overlap >= min_overlap))
+        near = np.flatnonzero((pairs.share >= NEAR_SHARE) & (pairs.overlap >= MIN_OVERLAP))
         order = near[np.argsort(-pairs.overlap[near], kind="stable")]
         return RelationPairs(*(column[order] for column in columns))
 

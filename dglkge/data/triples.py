@@ -1,15 +1,16 @@
 """Reads triples from text and Parquet files and from data frames, a chunk at a time.
 
 Arrow parses; names stay in its arrays. A file is read block by block in order, while any thread may parse
-a block (:class:`TripleFile`). A chunk of :func:`read_chunks` is a data frame of categorical columns, so only
-the distinct names of a chunk become Python strings.
+a block. A chunk of :meth:`TripleFile.frames` is a data frame of categorical columns, so only the distinct
+names of a chunk become Python strings.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -61,58 +62,6 @@ class _TextFile:
     names: dict[str, str]
 
 
-def read_chunks(
-    path: Path,
-    columns: Columns | None = None,
-    delimiter: str | None = None,
-    rules: RowRules | None = None,
-    on_bytes: Callable[[int], None] | None = None,
-    block_bytes: int = BLOCK_BYTES,
-    kind: str | None = None,
-    skip_first: bool = False,
-) -> Iterator[pd.DataFrame]:
-    """Read triples from a file.
-
-    Parameters
-    ----------
-    path : Path
-        A ``.tsv``, ``.txt`` or ``.csv`` file, each also with ``.gz`` or ``.bz2``, or a ``.parquet`` file.
-    columns : Columns, optional
-        Columns of the parts of a triple; head, relation, tail by default.
-    delimiter : str, optional
-        Instead of the comma of CSV and the tab of the others.
-    rules : RowRules, optional
-        Whether fields are names (default) or integer ids, and of which range.
-    on_bytes : callable, optional
-        Called after each chunk with the number of bytes of the file read so far.
-    block_bytes : int
-        Bytes of text parsed at a time; no line may be longer.
-    kind : str, optional
-        ``"tsv"``, ``"csv"`` or ``"parquet"``, instead of what the file's extension says.
-    skip_first : bool
-        Whether the first line of text is neither a triple nor a header.
-
-    Yields
-    ------
-    DataFrame
-        Columns head, relation, tail (categorical, or int64 with integer ids) and, if wanted, weight
-        (float32).
-
-    Raises
-    ------
-    InputError
-        If the file is missing, empty or damaged, or has a bad line: the message begins with ``file:line``.
-    """
-    file = TripleFile(path, columns, delimiter, rules, block_bytes, kind, skip_first)
-    for block in file.blocks():
-        yield _frame(file.arrays(block))
-        if on_bytes is not None:
-            on_bytes(block.position)
-    if on_bytes is not None:
-        # Empty lines at the end are in no block.
-        on_bytes(path.stat().st_size)
-
-
 @dataclass(frozen=True)
 class Block:
     """A part of a file.
@@ -137,8 +86,20 @@ class TripleFile:
 
     Parameters
     ----------
-    path, columns, delimiter, rules, block_bytes, kind, skip_first
-        As of :func:`read_chunks`.
+    path : Path
+        A ``.tsv``, ``.txt`` or ``.csv`` file, each also with ``.gz`` or ``.bz2``, or a ``.parquet`` file.
+    columns : Columns, optional
+        Columns of the parts of a triple; head, relation, tail by default.
+    delimiter : str, optional
+        Instead of the comma of CSV and the tab of the others.
+    rules : RowRules, optional
+        Whether fields are names (default) or integer ids, and of which range.
+    kind : str, optional
+        ``"tsv"``, ``"csv"`` or ``"parquet"``, instead of what the file's extension says.
+    skip_first : bool
+        Whether the first line of text is neither a triple nor a header.
+    block_bytes : int
+        Bytes of text parsed at a time; no line may be longer.
     read_bytes : int, optional
         Bytes of text that are read at a time; fewer than ``block_bytes``, if several blocks are in memory.
     """
@@ -149,22 +110,46 @@ class TripleFile:
         columns: Columns | None = None,
         delimiter: str | None = None,
         rules: RowRules | None = None,
-        block_bytes: int = BLOCK_BYTES,
+        *,
         kind: str | None = None,
         skip_first: bool = False,
+        block_bytes: int = BLOCK_BYTES,
         read_bytes: int | None = None,
     ) -> None:
         self.path = path
         self._columns = columns or Columns()
         self._delimiter = delimiter
         self._rules = rules or RowRules()
+        self._suffix = f".{kind}" if kind else extension(path)
+        self._skip_first = skip_first
         self._block_bytes = block_bytes
         self._read_bytes = min(read_bytes or block_bytes, block_bytes)
-        self._kind = kind
-        self._skip_first = skip_first
-        # Once the first block was asked for.
-        self._text: _TextFile
+        # Of Parquet, once the first block was asked for.
         self._parquet_names: dict[str, str]
+
+    def frames(self) -> Iterator[pd.DataFrame]:
+        """Read the file in chunks.
+
+        Yields
+        ------
+        DataFrame
+            Columns head, relation, tail (categorical, or int64 with integer ids) and, if wanted, weight
+            (float32).
+
+        Raises
+        ------
+        InputError
+            If the file is missing, empty or damaged, or has a bad line: the message begins with
+            ``file:line``.
+        """
+        for block in self.blocks():
+            columns = self.arrays(block)
+            yield pd.DataFrame(
+                {
+                    role: (array.dictionary_encode() if pa.types.is_string(array.type) else array).to_pandas()
+                    for role, array in columns.items()
+                }
+            )
 
     def blocks(self) -> Iterator[Block]:
         """Read the file.
@@ -179,18 +164,84 @@ class TripleFile:
             raise InputError(f"{path}: there is no such file")
         if path.stat().st_size == 0:
             raise InputError(f"{path}: the file is empty")
-        suffix = f".{self._kind}" if self._kind else extension(path)
-        if suffix not in EXTENSIONS:
+        if self._suffix not in EXTENSIONS:
             raise InputError(
                 f"{path}: unknown kind of file; known are {', '.join(EXTENSIONS)}, "
                 "the text ones also with .gz or .bz2"
             )
         is_empty = True
-        for block in self._parquet_blocks() if suffix == ".parquet" else self._text_blocks(suffix):
+        for block in self._parquet_blocks() if self._suffix == ".parquet" else self._text_blocks():
             is_empty = False
             yield block
         if is_empty:
             raise InputError(f"{path}: the file is empty: it has no triples")
+
+    @property
+    def header(self) -> dict[str, str]:
+        """The column of each role that the first line of a text file has; empty without a header.
+
+        Raises
+        ------
+        InputError
+            If the file cannot be read.
+        """
+        is_text = self._suffix != ".parquet"
+        return self._text.names if is_text and self._text.has_header and not self._skip_first else {}
+
+    def places(self, rows: Collection[int]) -> dict[int, str]:
+        """Return where triples are, for messages: ``file:line``, or ``file: row n`` of Parquet.
+
+        Parameters
+        ----------
+        rows : collection of int
+            Indices of triples in the order of the file, from 0.
+        """
+        places = {row: f"{self.path}: row {row + 1}" for row in rows}
+        if self._suffix == ".parquet" or not places:
+            return places
+        last = max(places)
+        with open_stream(self.path) as (_, lines):
+            # Arrow skips empty lines, so a row's number is not that of its line.
+            row = -1 - int(self._text.has_header)
+            for number, line in enumerate(lines, start=1):
+                if line.rstrip(b"\n") in (b"", b"\r"):
+                    continue
+                row += 1
+                if row in places:
+                    places[row] = f"{self.path}:{number}"
+                if row >= last:
+                    break
+        return places
+
+    @cached_property
+    def _text(self) -> _TextFile:
+        """The first line: whether it is a header, and the column of each part."""
+        path, columns = self.path, self._columns
+        text = text_format(path, self._delimiter, self._suffix)
+        with read_errors(path), open_stream(path) as (_, stream):
+            # Errors in the encoding are replaced here; the parser reports them with a line number.
+            line, second = (
+                stream.readline().decode("utf-8-sig", errors="replace").rstrip("\r\n") for _ in range(2)
+            )
+        try:
+            fields = text.split(line)
+        except ValueError as error:
+            raise InputError(f"{path}:1: {error}") from error
+        by_place = {role: role for role in columns.order}
+        names = columns.names
+        if not names and not self._skip_first:
+            # Of a second line of CSV nothing is asked; its quotes may go on in the third.
+            others = [] if text.quoted or not second else text.split(second)
+            names = _header_names(fields, others, columns, text)
+        if not names or self._skip_first:
+            return _TextFile(text, list(columns.order), self._skip_first, by_place)
+        for column in names.values():
+            if fields.count(column) != 1:
+                found = "no" if column not in fields else "more than one"
+                raise InputError(
+                    f"{path}:1: {found} column {column!r}; the header has {', '.join(fields)} (see --columns)"
+                )
+        return _TextFile(text, fields, True, names)
 
     def arrays(self, block: Block) -> dict[str, pa.Array]:
         """Parse a block.
@@ -230,9 +281,8 @@ class TripleFile:
                 if len(batch):
                     yield Block(batch, position, first)
 
-    def _text_blocks(self, suffix: str) -> Iterator[Block]:
+    def _text_blocks(self) -> Iterator[Block]:
         path = self.path
-        self._text = _look_at(path, self._columns, self._delimiter, suffix, self._skip_first)
         codec = compression(path)
         try:
             with read_errors(path), pa.OSFile(str(path)) as raw:
@@ -336,42 +386,6 @@ def frame_chunks(
         yield _checked(arrays, rules, name, start)
 
 
-def place_of_row(path: Path, row: int, columns: Columns | None = None, delimiter: str | None = None) -> str:
-    """Return where a triple of a file is, for messages: ``file:line``, or ``file: row n`` of Parquet.
-
-    Parameters
-    ----------
-    path : Path
-        A file that :func:`read_chunks` reads with the same options.
-    row : int
-        Index of the triple in the order of :func:`read_chunks`, from 0.
-    """
-    return places_of_rows(path, [row], columns, delimiter)[row]
-
-
-def places_of_rows(
-    path: Path, rows: Collection[int], columns: Columns | None = None, delimiter: str | None = None
-) -> dict[int, str]:
-    """Return where triples of a file are, as :func:`place_of_row`; the file is read once."""
-    places = {row: f"{path}: row {row + 1}" for row in rows}
-    if extension(path) == ".parquet" or not places:
-        return places
-    file = _look_at(path, columns or Columns(), delimiter)
-    last = max(places)
-    with open_stream(path) as (_, lines):
-        # Arrow skips empty lines, so a row's number is not that of its line.
-        row = -1 - int(file.has_header)
-        for number, line in enumerate(lines, start=1):
-            if line.rstrip(b"\n") in (b"", b"\r"):
-                continue
-            row += 1
-            if row in places:
-                places[row] = f"{path}:{number}"
-            if row >= last:
-                break
-    return places
-
-
 def _checked(arrays: dict[str, pa.Array], rules: RowRules, place: str, first_row: int) -> dict[str, pa.Array]:
     """Cast and check typed columns; the rows of a bad one are counted from 1."""
     data = {}
@@ -399,15 +413,6 @@ def _checked(arrays: dict[str, pa.Array], rules: RowRules, place: str, first_row
     return data
 
 
-def _frame(columns: dict[str, pa.Array]) -> pd.DataFrame:
-    return pd.DataFrame(
-        {
-            role: (array.dictionary_encode() if pa.types.is_string(array.type) else array).to_pandas()
-            for role, array in columns.items()
-        }
-    )
-
-
 def _bad_rows(columns: dict[str, pa.Array], rules: RowRules) -> np.ndarray:
     """Return the rows of a chunk that break a rule (not the exact one: the caller finds out which)."""
     bad = np.zeros(len(columns[ROLES[0]]), dtype=bool)
@@ -424,38 +429,6 @@ def _bad_rows(columns: dict[str, pa.Array], rules: RowRules) -> np.ndarray:
     return np.flatnonzero(bad)
 
 
-def _look_at(
-    path: Path, columns: Columns, delimiter: str | None, suffix: str | None = None, skip_first: bool = False
-) -> _TextFile:
-    """Read the first line: find out whether it is a header, and the column of each part."""
-    text = text_format(path, delimiter, suffix)
-    with read_errors(path), open_stream(path) as (_, stream):
-        # Errors in the encoding are replaced here; the parser reports them with a line number.
-        line, second = (
-            stream.readline().decode("utf-8-sig", errors="replace").rstrip("\r\n") for _ in range(2)
-        )
-    try:
-        fields = text.split(line)
-    except ValueError as error:
-        raise InputError(f"{path}:1: {error}") from error
-    by_place = {role: role for role in columns.order}
-    if skip_first:
-        return _TextFile(text, list(columns.order), True, by_place)
-    names = columns.names
-    if not names:
-        # Of a second line of CSV nothing is asked; its quotes may go on in the third.
-        names = _header_names(fields, [] if text.quoted or not second else text.split(second), columns, text)
-    if not names:
-        return _TextFile(text, list(columns.order), False, by_place)
-    for column in names.values():
-        if fields.count(column) != 1:
-            found = "no" if column not in fields else "more than one"
-            raise InputError(
-                f"{path}:1: {found} column {column!r}; the header has {', '.join(fields)} (see --columns)"
-            )
-    return _TextFile(text, fields, True, names)
-
-
 def _header_names(fields: list[str], second: list[str], columns: Columns, text: TextFormat) -> dict[str, str]:
     """Return the column of each role if the first line is a header, else an empty dict."""
     names = columns_of_header(fields, columns)
@@ -463,18 +436,6 @@ def _header_names(fields: list[str], second: list[str], columns: Columns, text: 
     relation = fields.index(names["relation"]) if names else 0
     is_triple = bool(names) and not text.quoted and fields[relation] in second[relation : relation + 1]
     return {} if is_triple or (not text.quoted and not second) else names
-
-
-def header_of(path: Path, columns: Columns, delimiter: str | None, kind: str) -> dict[str, str]:
-    """Return the column of each role that the header of a text file was found to have, empty without one.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read.
-    """
-    file = _look_at(path, columns, delimiter, f".{kind}")
-    return file.names if file.has_header else {}
 
 
 def _parse_csv(file: _TextFile, content: bytes, rules: RowRules) -> pa.Table:

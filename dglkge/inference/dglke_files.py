@@ -9,9 +9,8 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,11 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint.manifest import CheckpointMeta
-from dglkge.checkpoint.reader import Checkpoint, CheckpointTable, FileShard, TablesByName
 from dglkge.data.dataset_files import load_json
-from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
+from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import InputError
 from dglkge.formats import DGLKE_MATRICES, DGLKE_MODELS
-from dglkge.inference.hub_tables import HubTables
+from dglkge.inference.whole_tables import WholeTables
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS
 from dglkge.typing import RELATION, Relation
@@ -85,24 +83,24 @@ class DglkeFolder:
         config = load_json(folder / CONFIG) if (folder / CONFIG).is_file() else None
         # config.json names the files exactly. If it or these are absent, the one pair of files in the folder
         # is taken.
-        wanted = f"{config.get('dataset')}_{config.get('model_name')}_" if config else ""
-        if not (folder / f"{wanted}{ENTITY}.npy").is_file():
-            found = sorted(folder.glob(f"*_{ENTITY}.npy"))
-            if len(found) != 1:
-                raise InputError(f"expected one file {folder / f'*_{ENTITY}.npy'}, found {len(found)}")
-            wanted = found[0].name[: -len(f"{ENTITY}.npy")]
+        stem = f"{config.get('dataset')}_{config.get('model_name')}_" if config else ""
+        if not (folder / f"{stem}{ENTITY}.npy").is_file():
+            paths = sorted(folder.glob(f"*_{ENTITY}.npy"))
+            if len(paths) != 1:
+                raise InputError(f"expected one file {folder / f'*_{ENTITY}.npy'}, found {len(paths)}")
+            stem = paths[0].name[: -len(f"{ENTITY}.npy")]
         # Known names only: a data set's own name may contain underscores, so the stem cannot be split.
-        model = next((one for one in (*models(), *OTHER_MODELS) if wanted.endswith(f"_{one}_")), None)
+        model = next((name for name in (*models(), *OTHER_MODELS) if stem.endswith(f"_{name}_")), None)
         configured = config.get("model_name") if config else None
         if model is not None and configured is not None and configured != model:
             raise InputError(
-                f"{folder / CONFIG} says {configured}, the file {wanted}{ENTITY}.npy says {model}: "
+                f"{folder / CONFIG} says {configured}, the file {stem}{ENTITY}.npy says {model}: "
                 "they belong to two models"
             )
         model = model or configured
         if model is not None and model not in models():
             raise InputError(f"dglkge has no DGL-KE model {model!r}; known: {', '.join(models())}")
-        return cls(folder, wanted, model, config)
+        return cls(folder, stem, model, config)
 
     def rows(self, table: str, score_function: str) -> np.ndarray:
         """Map the rows (n, D) of a table: RotatE's relations as phases in radians, TransR's with matrices.
@@ -214,19 +212,14 @@ def phase_scale(gamma: float, hidden_dim: int) -> float:
     return (gamma + INIT_EPSILON) / hidden_dim / math.pi
 
 
-class DglkeTables(TablesByName):
-    """Tables of DGL-KE's folder, with the interface of :class:`dglkge.checkpoint.reader.Checkpoint`.
+class DglkeTables(WholeTables):
+    """Tables of DGL-KE's folder: one entity type ``entity``, and relations between entities of that type.
 
     Ids are DGL-KE's row numbers. Without an id map they are also the names.
 
     Parameters
     ----------
     files : DglkeFolder
-
-    Attributes
-    ----------
-    meta : CheckpointMeta
-        The model, one entity type ``entity``, and relations between entities of that type.
 
     Raises
     ------
@@ -240,66 +233,36 @@ class DglkeTables(TablesByName):
                 f"neither {CONFIG} nor the names of the files in {files.folder} say what model the rows "
                 "belong to; dglkge checkpoint convert --from dglke --score-function does"
             )
-        self.path = files.folder
         score_function = models()[files.model]
         rows, names = {}, {}
         for table in (ENTITY, RELATION):
-            found = files.rows(table, score_function)
-            if found.ndim != 2:
-                raise InputError(f"{files.folder}: the rows of table {table!r} have shape {found.shape}")
+            matrix = files.rows(table, score_function)
+            if matrix.ndim != 2:
+                raise InputError(f"{files.folder}: the rows of table {table!r} have shape {matrix.shape}")
             # Rows that are float32 already stay mapped from the file.
-            rows[table] = torch.from_numpy(np.asarray(found, dtype=np.float32))
-            names[table] = files.names(table, len(found)) or [str(id_) for id_ in range(len(found))]
+            rows[table] = torch.from_numpy(np.asarray(matrix, dtype=np.float32))
+            names[table] = files.names(table, len(matrix)) or [str(id_) for id_ in range(len(matrix))]
         dim, relation_width = rows[ENTITY].shape[1], rows[RELATION].shape[1]
         # No file states the model's shape: the widths are the only check that rows and model fit.
         model_of_width(score_function, dim, relation_width, False, files.folder)
-        self.relations = RelationVocabulary([Relation(name, ENTITY, ENTITY) for name in names[RELATION]])
-        self._names = Vocabulary(names[ENTITY], ENTITY)
-        lookup: dict[str, Callable[[str], int]] = {ENTITY: self._names.id, RELATION: self.relations.id}
-        self._tables = {
-            table: CheckpointTable(table, [FileShard(torch.arange(len(rows[table])), rows[table])], by_name)
-            for table, by_name in lookup.items()
-        }
-        self._dataset_name = str((files.config or {}).get("dataset") or files.folder.name)
-        self._score_function, self._dim = score_function, dim
-
-    @cached_property
-    def meta(self) -> CheckpointMeta:
-        """Description of the model; no data set is known."""
-        return CheckpointMeta(
+        meta = CheckpointMeta(
             config={},
-            dataset_name=self._dataset_name,
+            dataset_name=str((files.config or {}).get("dataset") or files.folder.name),
             dataset_path="",
             dataset_fingerprint="",
-            entity_types={ENTITY: len(self._names)},
-            relations=self.relations.relations,
+            entity_types={ENTITY: len(rows[ENTITY])},
+            relations=[Relation(name, ENTITY, ENTITY) for name in names[RELATION]],
             progress={},
             seed=0,
-            score_function=self._score_function,
-            dim=self._dim,
+            score_function=score_function,
+            dim=dim,
             reciprocal=False,
         )
+        self._names = names[ENTITY]
+        super().__init__(files.folder, meta, rows)
 
-    @property
-    def entity_types(self) -> list[str]:
-        """The one entity type."""
-        return [ENTITY]
-
-    def vocabulary(self, entity_type: str) -> Vocabulary:
-        """Return the names of the entities.
-
-        Raises
-        ------
-        InputError
-            If the type is unknown.
-        """
-        # Only for its check of the name.
-        self[entity_type]
-        return self._names
-
-
-Tables = Checkpoint | DglkeTables | HubTables
-"""Tables of a trained model on files: rows and names by table."""
+    def _read_names(self, entity_type: str, count: int) -> Vocabulary:
+        return Vocabulary(self._names, entity_type)
 
 
 def is_dglke(folder: Path) -> bool:
@@ -352,12 +315,11 @@ def model_of_width(
         If the score function needs another width.
     """
     model = build_model(score_function, dim, reciprocal, options=options)
-    wanted = model.relation_width
-    if relation_width != wanted:
+    if relation_width != model.relation_width:
         halves = ", two halves," if reciprocal else ""
         raise InputError(
             f"{folder}: the rows of relations have {relation_width} numbers, {score_function} with entities "
-            f"of {dim}{halves} needs {wanted}"
+            f"of {dim}{halves} needs {model.relation_width}"
         )
     return model
 

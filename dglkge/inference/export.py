@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -33,15 +33,16 @@ from dglkge.inference.export_files import (
 )
 from dglkge.inference.export_vectors import plan_faiss, plan_lancedb, plan_projector
 from dglkge.inference.hub_folder import plan_huggingface
+from dglkge.inference.whole_tables import Tables
 from dglkge.typing import RELATION
 
 SAFETENSORS_NAME = "embeddings"
 
-Planner = Callable[[Export], list[Output]]
+Planner = Callable[[Export], Iterable[Output]]
 
 
 def export_tables(
-    source: dglke_files.Tables,
+    source: Tables,
     tables: Sequence[str],
     file_format: str,
     folder: Path,
@@ -104,68 +105,58 @@ def export_tables(
     """
     if file_format not in FORMATS:
         raise unknown_name("format", file_format, FORMATS)
-    for option, value, wanted in (("max-rows", max_rows, "projector"), ("metric", metric, "faiss")):
-        if value is not None and file_format != wanted:
-            raise InputError(f"--{option} goes with --format {wanted}, got --format {file_format}")
+    for option, value, owner in (("max-rows", max_rows, "projector"), ("metric", metric, "faiss")):
+        if value is not None and file_format != owner:
+            raise InputError(f"--{option} goes with --format {owner}, got --format {file_format}")
     if file_format == "dglke":
         dglke_files.dglke_config(source.meta)  # refuses a model that DGL-KE lacks, before rows are read
     # A damaged or unknown table, or a name that the format cannot hold, is an error before anything is
     # written.
     opened = [ExportedTable.of(source, table) for table in dict.fromkeys(tables)]
-    check_names(opened, FORBIDDEN.get(file_format, ""), file_format)
-    export = Export(source, opened, folder, max_rows, metric, metrics or {})
-    return write_outputs(FORMATS[file_format](export), folder, overwrite)
+    plan, separators = FORMATS[file_format]
+    check_names(opened, separators, file_format)
+    outputs = list(plan(Export(source, opened, max_rows, metric, metrics or {})))
+    return write_outputs(outputs, folder, overwrite)
 
 
-def _each_table(
-    suffix: str, write: Callable[[ExportedTable, BinaryIO], None], with_names: bool = False
+def each_table(
+    suffix: str, write: Callable[[ExportedTable, BinaryIO], object], with_names: bool = False
 ) -> Planner:
     """Return the planner of a format with one file for each table, and maybe one of names."""
 
-    def plan(export: Export) -> list[Output]:
-        outputs = []
+    def plan(export: Export) -> Iterator[Output]:
         for table in export.tables:
-            outputs.append(file_output(export.folder / f"{table.name}{suffix}", partial(write, table)))
+            yield file_output(f"{table.name}{suffix}", partial(write, table))
             if with_names:
-                outputs.append(names_output(export.folder / f"{table.name}.names.txt", table))
-        return outputs
+                yield names_output(table)
 
     return plan
 
 
-def _plan_dglke(export: Export) -> list[Output]:
+def _plan_dglke(export: Export) -> Iterator[Output]:
     """Plan DGL-KE's files."""
     meta = export.source.meta
     config = dglke_files.dglke_config(meta)
     stem = f"{config['dataset']}_{config['model_name']}_"
     matrices = DGLKE_MATRICES.get(meta.score_function, "")
-    outputs = []
     for table in export.tables:
         # All its entities have one type.
         name = RELATION if table.name == RELATION else dglke_files.ENTITY
-        scale = _phase_scale(config) if name == RELATION else 1.0
+        is_rotation = name == RELATION and config["model_name"] == "RotatE"
+        scale = dglke_files.phase_scale(config["gamma"], config["hidden_dim"]) if is_rotation else 1.0
         width = table.shape[1]
         # DGL-KE has the numbers of a relation's row after the first D in a file of their own.
         cut = meta.dim if matrices and name == RELATION else width
-        pieces = [(name, slice(0, cut)), *([(matrices, slice(cut, width))] if cut < width else [])]
-        for piece, columns in pieces:
-            write = partial(_write_npy, table, columns=columns, scale=scale)
-            outputs.append(file_output(export.folder / f"{stem}{piece}.npy", write))
-        path = export.folder / str(config[dglke_files.MAP_KEYS[name]])
-        outputs.append(file_output(path, partial(_write_id_map, table)))
-    content = dglke_files.config_bytes(config)
-    return [*outputs, bytes_output(export.folder / dglke_files.CONFIG, content)]
+        for piece, columns in ((name, slice(0, cut)), (matrices, slice(cut, width))):
+            if columns.start < columns.stop:
+                write = partial(_write_npy, table, columns=columns, scale=scale)
+                yield file_output(f"{stem}{piece}.npy", write)
+        yield file_output(str(config[dglke_files.MAP_KEYS[name]]), partial(_write_id_map, table))
+    yield bytes_output(dglke_files.CONFIG, dglke_files.config_bytes(config))
 
 
 def _write_id_map(table: ExportedTable, file: BinaryIO) -> None:
     file.writelines(dglke_files.id_map_lines(table.names))
-
-
-def _phase_scale(config: Mapping[str, Any]) -> float:
-    """Return the factor of relation rows: DGL-KE scales RotatE's phases."""
-    if config["model_name"] != "RotatE":
-        return 1.0
-    return dglke_files.phase_scale(config["gamma"], config["hidden_dim"])
 
 
 def _write_npy(
@@ -197,7 +188,7 @@ def _write_tsv(table: ExportedTable, file: BinaryIO) -> None:
         _write_lines(file, rows, names, "\t")
 
 
-def _plan_word2vec(export: Export) -> list[Output]:
+def _plan_word2vec(export: Export) -> Iterable[Output]:
     """Plan word2vec text files; refuse names that are equal once their white space is replaced."""
     for table in export.tables:
         changed = [name for name in table.names if word2vec_name(name) != name]
@@ -209,7 +200,7 @@ def _plan_word2vec(export: Export) -> list[Output]:
                     "the format word2vec, as another one does; parquet and lancedb hold any name"
                 )
             seen.add(word2vec_name(name))
-    return _each_table(".vec", _write_word2vec)(export)
+    return each_table(".vec", _write_word2vec)(export)
 
 
 def _write_word2vec(table: ExportedTable, file: BinaryIO) -> None:
@@ -224,27 +215,18 @@ def _write_lines(file: BinaryIO, rows: np.ndarray, names: Sequence[str], separat
     file.writelines(f"{name}{separator}{numbers}\n".encode() for name, numbers in lines)
 
 
-FORMATS: dict[str, Planner] = {
-    "dglke": _plan_dglke,
-    "faiss": plan_faiss,
-    "huggingface": plan_huggingface,
-    "lancedb": plan_lancedb,
-    "npy": _each_table(".npy", _write_npy, with_names=True),
-    "parquet": _each_table(".parquet", _write_parquet),
-    "projector": plan_projector,
-    "safetensors": _each_table(".safetensors", _write_safetensors, with_names=True),
-    "tsv": _each_table(".tsv", _write_tsv),
-    "word2vec": _plan_word2vec,
+FIELD_ENDS = LINE_ENDS + "\t"
+FORMATS: dict[str, tuple[Planner, str]] = {
+    "dglke": (_plan_dglke, FIELD_ENDS),
+    "faiss": (plan_faiss, LINE_ENDS),
+    "huggingface": (plan_huggingface, LINE_ENDS),
+    "lancedb": (plan_lancedb, ""),
+    "npy": (each_table(".npy", _write_npy, with_names=True), LINE_ENDS),
+    "parquet": (each_table(".parquet", _write_parquet), ""),
+    "projector": (plan_projector, FIELD_ENDS),
+    "safetensors": (each_table(".safetensors", _write_safetensors, with_names=True), LINE_ENDS),
+    "tsv": (each_table(".tsv", _write_tsv), FIELD_ENDS),
+    "word2vec": (_plan_word2vec, ""),
 }
-"""Format to the function that plans its files."""
-
-FORBIDDEN = {
-    "dglke": LINE_ENDS + "\t",
-    "faiss": LINE_ENDS,
-    "huggingface": LINE_ENDS,
-    "npy": LINE_ENDS,
-    "projector": LINE_ENDS + "\t",
-    "safetensors": LINE_ENDS,
-    "tsv": LINE_ENDS + "\t",
-}
-"""Characters that names must not have in a format: they separate its fields or lines."""
+"""Format to the function that plans its files, and to the characters that no name may have: they separate the
+fields or lines of the format."""

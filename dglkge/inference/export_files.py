@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -20,7 +20,8 @@ import torch
 from tqdm import tqdm
 
 from dglkge.errors import InputError, StorageError, write_error
-from dglkge.inference.dglke_files import Tables
+from dglkge.inference.hub_tables import names_file
+from dglkge.inference.whole_tables import Tables
 from dglkge.typing import RELATION
 
 ROWS_AT_A_TIME = 8192
@@ -32,6 +33,7 @@ TEMPORARY_SUFFIX = ".tmp"
 REPLACED_SUFFIX = ".old"
 """Of a folder while another one of its name takes its place."""
 
+Ids = range | np.ndarray
 Block = tuple[Sequence[str], np.ndarray]
 
 LINE_ENDS = "\n\r"
@@ -72,8 +74,13 @@ class ExportedTable:
         names = source.relations.labels if name == RELATION else source.vocabulary(name)
         return cls(source, name, names.names, table.shape)
 
+    @property
+    def ids(self) -> range:
+        """All ids."""
+        return range(self.shape[0])
+
     def blocks(
-        self, columns: slice = slice(None), scale: float = 1.0, chosen: np.ndarray | None = None
+        self, columns: slice = slice(None), scale: float = 1.0, ids: Ids | None = None
     ) -> Iterator[Block]:
         """Yield (names, rows) in the order of ids, with a progress bar for large tables.
 
@@ -83,26 +90,21 @@ class ExportedTable:
             Of the rows.
         scale : float
             Factor of all numbers.
-        chosen : (n,) int64 array, optional
-            The ids, ascending; all by default.
+        ids : range or (n,) int64 array, optional
+            Ascending; all by default.
         """
-        count = self.shape[0] if chosen is None else len(chosen)
-        is_small = count < PROGRESS_FROM_ROWS
-        with tqdm(total=count, desc=self.name, unit="row", disable=is_small or None) as bar:
-            for start in range(0, count, ROWS_AT_A_TIME):
-                stop = min(count, start + ROWS_AT_A_TIME)
-                ids = np.arange(start, stop) if chosen is None else chosen[start:stop]
+        ids = self.ids if ids is None else ids
+        is_small = len(ids) < PROGRESS_FROM_ROWS
+        with tqdm(total=len(ids), desc=self.name, unit="row", disable=is_small or None) as bar:
+            for start in range(0, len(ids), ROWS_AT_A_TIME):
+                block = np.asarray(ids[start : start + ROWS_AT_A_TIME])
                 # Shards hold rows in their own order; gather gives the order of ids, a block at a time.
-                rows = self.source.gather(self.name, torch.from_numpy(ids)).numpy()[:, columns]
+                rows = self.source.gather(self.name, torch.from_numpy(block)).numpy()[:, columns]
                 if scale != 1.0:
                     # In float64, as the import divides: there and back costs one rounding.
                     rows = (rows.astype(np.float64) * scale).astype(np.float32)
-                yield self.names_of(start, stop, chosen), rows
-                bar.update(len(ids))
-
-    def names_of(self, start: int, stop: int, chosen: np.ndarray | None = None) -> Sequence[str]:
-        """Return the names of some rows."""
-        return self.names[start:stop] if chosen is None else [self.names[id_] for id_ in chosen[start:stop]]
+                yield [self.names[id_] for id_ in block], rows
+                bar.update(len(block))
 
 
 @dataclass(frozen=True)
@@ -113,7 +115,6 @@ class Export:
     ----------
     source : Checkpoint or DglkeTables
     tables : sequence of ExportedTable
-    folder : Path
     max_rows : int or None
         Most rows of a table, for formats that show a part.
     metric : str or None
@@ -124,45 +125,44 @@ class Export:
 
     source: Tables
     tables: Sequence[ExportedTable]
-    folder: Path
     max_rows: int | None = None
     metric: str | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Output:
+class Output(NamedTuple):
     """A file or folder that an export writes.
 
     Attributes
     ----------
-    path : Path
-        Its place.
+    name : str
     write : callable
-        Writes it under the temporary name that it is given.
+        Writes it to the path that it is given.
     """
 
-    path: Path
-    write: Callable[[Path], None]
+    name: str
+    write: Callable[[Path], object]
 
 
-def file_output(path: Path, write: Callable[[BinaryIO], None]) -> Output:
+def file_output(name: str, write: Callable[[BinaryIO], object]) -> Output:
     """Return the output of a function that writes an open file."""
 
-    def write_file(temporary: Path) -> None:
-        with open(temporary, "wb") as file:
+    def write_file(path: Path) -> None:
+        with open(path, "wb") as file:
             write(file)
 
-    return Output(path, write_file)
+    return Output(name, write_file)
 
 
-def bytes_output(path: Path, content: bytes) -> Output:
+def bytes_output(name: str, content: bytes) -> Output:
     """Return a file with some content."""
+    return Output(name, lambda path: path.write_bytes(content))
 
-    def write(file: BinaryIO) -> None:
-        file.write(content)
 
-    return file_output(path, write)
+def names_output(table: ExportedTable) -> Output:
+    """Return a file with the name of each row on a line of its own."""
+    lines = (f"{name}\n".encode() for name in table.names)
+    return file_output(names_file(table.name), lambda file: file.writelines(lines))
 
 
 def number_texts(rows: np.ndarray, separator: str) -> Iterator[str]:
@@ -216,11 +216,10 @@ def write_safetensors(
     others = others or {}
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     start = 0
-    shapes: dict[str, tuple[int, ...]] = {name: one.shape for name, one in tables.items()}
-    shapes.update({name: one.shape for name, one in others.items()})
-    for name, shape in shapes.items():
-        stop = start + 4 * math.prod(shape)
-        header[name] = {"dtype": "F32", "shape": list(shape), "data_offsets": [start, stop]}
+    tensors: dict[str, ExportedTable | np.ndarray] = {**tables, **others}
+    for name, tensor in tensors.items():
+        stop = start + 4 * math.prod(tensor.shape)
+        header[name] = {"dtype": "F32", "shape": list(tensor.shape), "data_offsets": [start, stop]}
         start = stop
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)  # the tensors begin at a multiple of 8 bytes
@@ -229,16 +228,6 @@ def write_safetensors(
         write_rows(file, table.blocks())
     for values in others.values():
         file.write(np.ascontiguousarray(values, dtype="<f4").tobytes())
-
-
-def names_output(path: Path, table: ExportedTable) -> Output:
-    """Return a file with the name of each row on a line of its own."""
-
-    def write(file: BinaryIO) -> None:
-        for name in table.names:
-            file.write(f"{name}\n".encode())
-
-    return file_output(path, write)
 
 
 def check_names(tables: Collection[ExportedTable], forbidden: str, file_format: str) -> None:
@@ -251,11 +240,10 @@ def check_names(tables: Collection[ExportedTable], forbidden: str, file_format: 
     """
     if not forbidden:
         return
-    found = re.compile(f"[{re.escape(forbidden)}]")
+    separator = re.compile(f"[{re.escape(forbidden)}]")
     for table in tables:
         for name in table.names:
-            match = found.search(name)
-            if match:
+            if match := separator.search(name):
                 raise InputError(
                     f"the name {name!r} of table {table.name!r} has {_SHOWN[match[0]]}, which separates "
                     f"fields or lines in the format {file_format}; parquet and lancedb hold any name"
@@ -279,33 +267,32 @@ def write_outputs(outputs: Sequence[Output], folder: Path, overwrite: bool) -> l
         If the disk is full or fails.
     """
     # Names of entity types and data sets are part of file names, and may come from a stranger's folder.
-    for output in outputs:
-        if output.path != folder / output.path.name:
+    for name, _ in outputs:
+        if Path(name).name != name:
             raise InputError(
-                f"the export would write {str(output.path)!r}, which is no file name in {folder}: the names "
-                "of the model's entity types and data set must have no '/'"
+                f"the export would write {name!r}, which is no file name in {folder}: the names of the "
+                "model's entity types and data set must have no '/'"
             )
-    existing = [output.path for output in outputs if output.path.exists()]
+    paths = [folder / name for name, _ in outputs]
+    existing = [path for path in paths if path.exists()]
     if existing and not overwrite:
         raise InputError(f"{existing[0]} exists; give --overwrite to replace it, or take another folder")
-    temporary = {
-        output.path: output.path.with_name(output.path.name + TEMPORARY_SUFFIX) for output in outputs
-    }
+    temporary = [path.with_name(path.name + TEMPORARY_SUFFIX) for path in paths]
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for output in outputs:
-            _remove(temporary[output.path])
-            output.write(temporary[output.path])
-        for path, written in temporary.items():
+        for output, written in zip(outputs, temporary):
+            _remove(written)
+            output.write(written)
+        for written, path in zip(temporary, paths):
             _replace(written, path)
     except OSError as error:
         problem = write_error(f"cannot write to {folder}", error)
         raise (problem if isinstance(problem, StorageError) else InputError(str(problem))) from error
     finally:
-        for path in temporary.values():
+        for written in temporary:
             with contextlib.suppress(OSError):
-                _remove(path)
-    return list(temporary)
+                _remove(written)
+    return paths
 
 
 def _replace(source: Path, target: Path) -> None:

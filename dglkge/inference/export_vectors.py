@@ -18,6 +18,7 @@ from dglkge.errors import InputError, JobError, import_extra, unknown_name
 from dglkge.inference.export_files import (
     Export,
     ExportedTable,
+    Ids,
     Output,
     bytes_output,
     file_output,
@@ -51,12 +52,14 @@ def plan_faiss(export: Export) -> list[Output]:
     if metric not in METRICS:
         raise unknown_name("metric", metric, METRICS)
     faiss = import_extra("the format faiss", "faiss", "faiss", "faiss-cpu")
-    outputs = []
-    for table in export.tables:
-        write = partial(_write_faiss, table, metric, faiss)
-        outputs.append(file_output(export.folder / f"{table.name}.faiss", write))
-        outputs.append(names_output(export.folder / f"{table.name}.names.txt", table))
-    return outputs
+    return [
+        output
+        for table in export.tables
+        for output in (
+            file_output(f"{table.name}.faiss", partial(_write_faiss, table, metric, faiss)),
+            names_output(table),
+        )
+    ]
 
 
 def _write_faiss(table: ExportedTable, metric: str, faiss: ModuleType, file: BinaryIO) -> None:
@@ -93,10 +96,7 @@ def plan_lancedb(export: Export) -> list[Output]:
         If lancedb is not installed.
     """
     lancedb = import_extra("the format lancedb", "lancedb", "lancedb")
-    return [
-        Output(export.folder / f"{table.name}.lance", partial(_write_lance, table, lancedb))
-        for table in export.tables
-    ]
+    return [Output(f"{table.name}.lance", partial(_write_lance, table, lancedb)) for table in export.tables]
 
 
 def _write_lance(table: ExportedTable, lancedb: ModuleType, temporary: Path) -> None:
@@ -127,32 +127,30 @@ def plan_projector(export: Export) -> list[Output]:
         raise InputError(f"--max-rows must be at least 1, got {most}")
     outputs, config = [], ""
     for table in export.tables:
-        chosen = _sample(table.shape[0], most)
+        ids = _sample(table, most)
         tensors, metadata = f"{table.name}.tensors.tsv", f"{table.name}.metadata.tsv"
-        outputs.append(file_output(export.folder / tensors, partial(_write_tensors, table, chosen)))
-        outputs.append(file_output(export.folder / metadata, partial(_write_metadata, table, chosen)))
+        outputs += [file_output(tensors, partial(_write_tensors, table, ids))]
+        outputs += [file_output(metadata, partial(_write_metadata, table, ids))]
         fields = {"tensor_name": table.name, "tensor_path": tensors, "metadata_path": metadata}
         # Texts of protobuf's text format have the escapes of JSON's.
         lines = "".join(f"  {key}: {json.dumps(value)}\n" for key, value in fields.items())
         config += f"embeddings {{\n{lines}}}\n"
-    return [*outputs, bytes_output(export.folder / PROJECTOR_CONFIG, config.encode())]
+    return [*outputs, bytes_output(PROJECTOR_CONFIG, config.encode())]
 
 
-def _sample(num_rows: int, most: int) -> np.ndarray | None:
-    """Return the ids of a random sample, ascending; None for all rows. Always the same sample."""
-    if num_rows <= most:
-        return None
-    return np.sort(np.random.default_rng(0).choice(num_rows, most, replace=False))
+def _sample(table: ExportedTable, most: int) -> Ids:
+    """Return the ids of a random sample, ascending, or all of a small table. Always the same sample."""
+    if len(table.ids) <= most:
+        return table.ids
+    return np.sort(np.random.default_rng(0).choice(len(table.ids), most, replace=False))
 
 
-def _write_tensors(table: ExportedTable, chosen: np.ndarray | None, file: BinaryIO) -> None:
-    for _, rows in table.blocks(chosen=chosen):
+def _write_tensors(table: ExportedTable, ids: Ids, file: BinaryIO) -> None:
+    for _, rows in table.blocks(ids=ids):
         file.writelines(f"{text}\n".encode() for text in number_texts(rows, "\t"))
 
 
-def _write_metadata(table: ExportedTable, chosen: np.ndarray | None, file: BinaryIO) -> None:
+def _write_metadata(table: ExportedTable, ids: Ids, file: BinaryIO) -> None:
     """Write names and types; with more than one column the projector expects a line of their titles."""
     file.write(b"name\ttype\n")
-    count = table.shape[0] if chosen is None else len(chosen)
-    for name in table.names_of(0, count, chosen):
-        file.write(f"{name}\t{table.name}\n".encode())
+    file.writelines(f"{table.names[id_]}\t{table.name}\n".encode() for id_ in ids)

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, BinaryIO
+from typing import Any
 
-import numpy as np
 import yaml
 
 from dglkge import __version__
@@ -62,7 +61,7 @@ def plan_huggingface(export: Export) -> list[Output]:
     InputError
         If a table is left out.
     """
-    meta, folder = export.source.meta, export.folder
+    meta = export.source.meta
     tables = {table.name: table for table in export.tables}
     missing = [name for name in (*meta.entity_types, RELATION) if name not in tables]
     if missing:
@@ -70,11 +69,13 @@ def plan_huggingface(export: Export) -> list[Output]:
     config = {LIBRARY_FIELD: LIBRARY, "dglkge_version": __version__, **_published(meta)}
     dense = {dense_tensor(name): one.numpy() for name, one in export.source.dense_parameters().items()}
     content = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
+    # The hub's viewers ask for this field; "pt" says that a tensor's layout is torch's.
+    write = partial(write_safetensors, tables=tables, metadata={"format": "pt"}, others=dense)
     return [
-        file_output(folder / TENSORS, partial(_write_tensors, tables, dense)),
-        *(names_output(folder / names_file(name), table) for name, table in tables.items()),
-        bytes_output(folder / CONFIG, content.encode()),
-        bytes_output(folder / CARD, model_card(meta, tables, export.metrics).encode()),
+        file_output(TENSORS, write),
+        *map(names_output, tables.values()),
+        bytes_output(CONFIG, content.encode()),
+        bytes_output(CARD, model_card(meta, tables, export.metrics).encode()),
     ]
 
 
@@ -84,13 +85,6 @@ def _published(meta: CheckpointMeta) -> dict[str, Any]:
     config = {name: value for name, value in meta.config.items() if name not in LOCAL_FIELDS}
     relations = [[relation.name, relation.lhs, relation.rhs] for relation in meta.relations]
     return {**fields, HUB_FIELDS["config"]: config, RELATIONS_FIELD: relations}
-
-
-def _write_tensors(
-    tables: Mapping[str, ExportedTable], dense: Mapping[str, np.ndarray], file: BinaryIO
-) -> None:
-    # The hub's viewers ask for this field; "pt" says that a tensor's layout is torch's.
-    write_safetensors(file, tables, {"format": "pt"}, dense)
 
 
 def model_card(meta: CheckpointMeta, tables: Mapping[str, ExportedTable], metrics: Mapping[str, Any]) -> str:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,10 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint.manifest import CheckpointMeta
-from dglkge.checkpoint.reader import CheckpointTable, FileShard, TablesByName
 from dglkge.data.dataset_files import load_json
-from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
+from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import InputError
+from dglkge.inference.whole_tables import WholeTables
 from dglkge.typing import RELATION, Relation
 
 LIBRARY = "dglkge"
@@ -106,18 +104,12 @@ def map_tensor(path: Path, name: str) -> np.ndarray:
         raise InputError(f"{path} is damaged or has no tensor {name!r}: {error}") from None
 
 
-class HubTables(TablesByName):
-    """Tables of a folder for the hub, with the interface of :class:`dglkge.checkpoint.reader.Checkpoint`.
+class HubTables(WholeTables):
+    """Tables of a folder for the hub.
 
     Parameters
     ----------
     folder : Path
-
-    Attributes
-    ----------
-    path : Path
-    meta : CheckpointMeta
-        Without the path of the data set, which is not published.
 
     Raises
     ------
@@ -126,7 +118,6 @@ class HubTables(TablesByName):
     """
 
     def __init__(self, folder: Path) -> None:
-        self.path = folder
         config = load_json(folder / CONFIG)
         try:
             facts: dict[str, Any] = {name: config[field] for name, field in HUB_FIELDS.items()}
@@ -135,27 +126,19 @@ class HubTables(TablesByName):
             raise InputError(f"{folder / CONFIG} is damaged: {error!r}") from None
         # Modules to import would be code of a stranger: the folder may come from the hub.
         facts["config"].pop("imports", None)
-        self.meta = CheckpointMeta(**facts, relations=relations, dataset_path="")
-        for table in self.meta.entity_types:
+        meta = CheckpointMeta(**facts, relations=relations, dataset_path="")
+        for table in meta.entity_types:
             if Path(names_file(table)).name != names_file(table):
                 raise InputError(f"{folder / CONFIG} is damaged: {table!r} is no name of an entity type")
-        self.relations = RelationVocabulary(relations)
-        self._vocabularies: dict[str, Vocabulary] = {}
-        self._tables: dict[str, CheckpointTable] = {}
-        for table, count in {**self.meta.entity_types, RELATION: len(relations)}.items():
-            rows = torch.from_numpy(map_tensor(folder / TENSORS, table))
-            if rows.ndim != 2 or len(rows) != count:
+        tables = {}
+        for table, count in {**meta.entity_types, RELATION: len(relations)}.items():
+            tables[table] = torch.from_numpy(map_tensor(folder / TENSORS, table))
+            if tables[table].ndim != 2 or len(tables[table]) != count:
                 raise InputError(
-                    f"{folder / TENSORS}: tensor {table!r} has shape {tuple(rows.shape)}, {CONFIG} says "
-                    f"{count} rows"
+                    f"{folder / TENSORS}: tensor {table!r} has shape {tuple(tables[table].shape)}, {CONFIG} "
+                    f"says {count} rows"
                 )
-            shard = FileShard(torch.arange(count), rows)
-            self._tables[table] = CheckpointTable(table, [shard], partial(self._id, table))
-
-    @property
-    def entity_types(self) -> list[str]:
-        """The entity types, in their order."""
-        return list(self.meta.entity_types)
+        super().__init__(folder, meta, tables)
 
     def dense_parameters(self) -> dict[str, torch.Tensor]:
         """Return the dense parameters of the score function's module by name; none where it has none."""
@@ -163,24 +146,9 @@ class HubTables(TablesByName):
         names = [name for name in tensor_names(path) if name.startswith(prefix)]
         return {name[len(prefix) :]: torch.from_numpy(np.array(map_tensor(path, name))) for name in names}
 
-    def vocabulary(self, entity_type: str) -> Vocabulary:
-        """Return the names of an entity type, which are read at the first call.
-
-        Raises
-        ------
-        InputError
-            If the type is unknown, or the file of names is missing or damaged.
-        """
-        if entity_type not in self._vocabularies:
-            count = len(self[entity_type])
-            names = Vocabulary.load(self.path / names_file(entity_type), "entity")
-            if len(names) != count:
-                raise InputError(
-                    f"{self.path / names_file(entity_type)} has {len(names)} names, expected {count}"
-                )
-            self._vocabularies[entity_type] = names
-        return self._vocabularies[entity_type]
-
-    def _id(self, table: str, name: str) -> int:
-        lookup: Callable[[str], int] = self.relations.id if table == RELATION else self.vocabulary(table).id
-        return lookup(name)
+    def _read_names(self, entity_type: str, count: int) -> Vocabulary:
+        path = self.path / names_file(entity_type)
+        names = Vocabulary.load(path, "entity")
+        if len(names) != count:
+            raise InputError(f"{path} has {len(names)} names, expected {count}")
+        return names

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import pyarrow.parquet as pq
 import torch
 
 from dglkge.checkpoint.conversion import dataset_fields, save_converted
 from dglkge.checkpoint.layout import Progress
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.data.dataset import Dataset
-from dglkge.data.vector_files import word2vec_name
+from dglkge.data.vector_files import open_vectors, word2vec_name
 from dglkge.data.vocabulary import Vocabulary, read_lines
 from dglkge.errors import InputError, unknown_name
 from dglkge.inference.dglke_files import ENTITY, DglkeFolder, load_npy, model_of_width, models
@@ -81,8 +80,8 @@ def import_tables(
     parts = {}
     # Matched by label, as the export writes them: several relations may share a name.
     for table in [*dataset.entity_types, RELATION]:
-        wanted = dataset.relations.labels if table == RELATION else names[table]
-        rows = _in_order(read(folder, table), wanted, table, file_format)
+        vocabulary = dataset.relations.labels if table == RELATION else names[table]
+        rows = _in_order(*read(folder, table), vocabulary, table, file_format)
         parts[table] = TablePart(table, 0, torch.arange(len(rows)), torch.from_numpy(rows))
     widths = {name: parts[name].rows.shape[1] for name in dataset.entity_types}
     # A score function has one dimension for entities of all types.
@@ -109,14 +108,15 @@ def import_tables(
     return save_converted(output, meta, parts, names)
 
 
-def _in_order(found: Named, wanted: Vocabulary, table: str, file_format: str) -> np.ndarray:
+def _in_order(
+    names: Sequence[str], rows: np.ndarray, vocabulary: Vocabulary, table: str, file_format: str
+) -> np.ndarray:
     """Return the rows (n, D) float32 in the order of a vocabulary."""
-    names, rows = found
     if rows.ndim != 2 or (len(names) and len(names) != len(rows)):
         raise InputError(f"table {table!r}: got rows of shape {rows.shape} and {len(names)} names")
     if len(names):
         # word2vec's text has no white space in names, so the data set's names are changed as at export
-        keys = [word2vec_name(name) if file_format == "word2vec" else name for name in wanted.names]
+        keys = [word2vec_name(name) if file_format == "word2vec" else name for name in vocabulary.names]
         index = pd.Index(list(names), dtype=object)
         if not index.is_unique:
             raise InputError(f"table {table!r}: name {index[index.duplicated()][0]!r} occurs twice")
@@ -125,17 +125,17 @@ def _in_order(found: Named, wanted: Vocabulary, table: str, file_format: str) ->
         if (places < 0).any():
             raise InputError(f"table {table!r}: no row for {keys[int(np.argmin(places))]!r}")
         rows = rows[places]
-    elif len(rows) != len(wanted):
-        raise InputError(f"table {table!r}: got {len(rows)} rows, expected {len(wanted)}")
+    elif len(rows) != len(vocabulary):
+        raise InputError(f"table {table!r}: got {len(rows)} rows, expected {len(vocabulary)}")
     return np.ascontiguousarray(rows, dtype=np.float32)
 
 
 def _file(folder: Path, pattern: str) -> Path:
     """Return the one file of a folder that matches a pattern."""
-    found = sorted(folder.glob(pattern))
-    if len(found) != 1:
-        raise InputError(f"expected one file {folder / pattern}, found {len(found)}")
-    return found[0]
+    paths = sorted(folder.glob(pattern))
+    if len(paths) != 1:
+        raise InputError(f"expected one file {folder / pattern}, found {len(paths)}")
+    return paths[0]
 
 
 def _names(folder: Path, table: str) -> list[str]:
@@ -145,6 +145,18 @@ def _names(folder: Path, table: str) -> list[str]:
 
 def _read_npy(folder: Path, table: str) -> Named:
     return _names(folder, table), load_npy(_file(folder, f"{table}.npy"))
+
+
+def _vector_reader(suffix: str) -> Reader:
+    """Return the reader of files that hold names and rows."""
+
+    def read(folder: Path, table: str) -> Named:
+        file = open_vectors(_file(folder, f"{table}{suffix}"))
+        names = list(file.names())
+        blocks = [rows.astype(np.float32) for _, rows in file.rows(np.arange(len(names)))]
+        return names, np.concatenate(blocks)
+
+    return read
 
 
 def _dglke_reader(
@@ -185,57 +197,13 @@ def _read_safetensors(folder: Path, table: str) -> Named:
     return _names(folder, table), map_tensor(_file(folder, f"{table}.safetensors"), SAFETENSORS_NAME)
 
 
-def _read_parquet(folder: Path, table: str) -> Named:
-    path = _file(folder, f"{table}.parquet")
-    try:
-        content = pq.read_table(path, columns=["name", "embedding"])
-        # Lists of equal length lie one after the other, so the whole column is one array.
-        flat = content.column("embedding").combine_chunks()
-        rows = flat.flatten().to_numpy().reshape(len(content), -1)
-        return content.column("name").to_pylist(), rows
-    except (OSError, ValueError, KeyError) as error:  # pyarrow's own errors are among them
-        raise InputError(f"{path} is damaged or lacks name and embedding: {error}") from None
-
-
-def _read_tsv(folder: Path, table: str) -> Named:
-    path = _file(folder, f"{table}.tsv")
-    names, rows = [], []
-    for number, line in enumerate(read_lines(path), start=1):
-        name, *numbers = line.split("\t")
-        try:
-            rows.append(np.array(numbers, dtype=np.float32))
-        except ValueError as error:
-            raise InputError(f"{path}:{number}: {error}; expected a name and numbers, by tabs") from None
-        if len(numbers) != len(rows[0]):
-            raise InputError(
-                f"{path}:{number}: got {len(numbers)} numbers, the first line has {len(rows[0])}"
-            )
-        names.append(name)
-    return names, np.stack(rows) if rows else np.zeros((0, 0), np.float32)
-
-
-def _read_word2vec(folder: Path, table: str) -> Named:
-    path = _file(folder, f"{table}.vec")
-    try:
-        head, *lines = read_lines(path)
-        num_rows, width = map(int, head.split())
-        # From the right: names of other programs may contain spaces.
-        fields = [line.rsplit(" ", width) for line in lines]
-        rows = np.array([row[1:] for row in fields], dtype=np.float32)
-        if rows.shape != (num_rows, width):
-            raise ValueError(f"got rows of shape {rows.shape}, its head says {(num_rows, width)}")
-    except (OSError, ValueError) as error:
-        raise InputError(f"{path} is damaged or not word2vec text: {error}") from None
-    return [row[0] for row in fields], rows
-
-
 DGLKE = "dglke"
 READERS: dict[str, Reader] = {
     "npy": _read_npy,
-    "parquet": _read_parquet,
+    "parquet": _vector_reader(".parquet"),
     "safetensors": _read_safetensors,
-    "tsv": _read_tsv,
-    "word2vec": _read_word2vec,
+    "tsv": _vector_reader(".tsv"),
+    "word2vec": _vector_reader(".vec"),
 }
 """Format to the function that reads one table of it."""
 FORMATS = (DGLKE, *READERS)

@@ -7,8 +7,7 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,24 +23,14 @@ from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import BOTH, Protocol, RankingResult, relation_categories
 from dglkge.inference.bucket_evaluation import BucketResult, EdgeSets, evaluate_buckets
-from dglkge.inference.choices import ALL, Known
 from dglkge.inference.dglke_files import DglkeFolder, DglkeTables, is_dglke
 from dglkge.inference.export import export_tables
+from dglkge.inference.frames import Questions
 from dglkge.inference.hub_tables import HubTables, is_hub_folder
-from dglkge.inference.trained_model import TrainedModel
+from dglkge.inference.torch_models import TorchModel, geometric_model, pykeen_model
 from dglkge.model.device import open_device
 from dglkge.registry import import_modules
 from dglkge.typing import AUTO_DEVICE
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-
-def _frames() -> ModuleType:
-    """Return :mod:`dglkge.inference.frames`, imported at first use: pandas takes half a second."""
-    from dglkge.inference import frames
-
-    return frames
 
 
 def open_run(
@@ -95,7 +84,7 @@ def open_run(
     return Run(open_checkpoint(path, verify=verify), dataset)
 
 
-class Run(TrainedModel):
+class Run(Questions):
     """A trained model on files: questions, rankings and exports. Get one from :func:`open_run`."""
 
     def __repr__(self) -> str:
@@ -123,77 +112,6 @@ class Run(TrainedModel):
         if checkpoint.progress:
             facts.append(f"{checkpoint.progress[Progress.FINISHED_EPOCHS]} epochs")
         return facts + [f"{split} MRR {result[BOTH]['mrr']:.3f}" for split, result in self.metrics.items()]
-
-    def predict_tails(
-        self, head: str, relation: str, k: int = 10, known: Known | str | None = None, candidates: str = ALL
-    ) -> pd.DataFrame:
-        """Return the best tails of (head, relation, ?).
-
-        Parameters
-        ----------
-        head, relation : str
-        k : int
-            Number of answers.
-        known : Known or str, optional
-        candidates : str
-            As in :meth:`answer`.
-
-        Returns
-        -------
-        DataFrame
-            rank, entity, score, probability (a column only if ``dglkge calibrate`` has fitted some for
-            this version) and known_from (the first split that has the triple, or None).
-
-        Raises
-        ------
-        InputError
-            If a name is unknown or ambiguous.
-        """
-        return _frames().predict_one(self, (head, relation, None), k, known, candidates)
-
-    def predict_heads(
-        self, relation: str, tail: str, k: int = 10, known: Known | str | None = None, candidates: str = ALL
-    ) -> pd.DataFrame:
-        """Return the best heads of (?, relation, tail); see :meth:`predict_tails`."""
-        return _frames().predict_one(self, (None, relation, tail), k, known, candidates)
-
-    def predict_relations(
-        self, head: str, tail: str, k: int = 10, known: Known | str | None = None
-    ) -> pd.DataFrame:
-        """Return the best relations of (head, ?, tail), by the mean of the scores of both sides.
-
-        As :meth:`predict_tails`, with a column relation instead of entity.
-        """
-        return _frames().predict_one(self, (head, None, tail), k, known)
-
-    def predict(
-        self,
-        queries: pd.DataFrame,
-        k: int = 10,
-        known: Known | str | None = None,
-        strict: bool = False,
-        candidates: str = ALL,
-    ) -> pd.DataFrame:
-        """Complete many triples, any one part missing; see :func:`dglkge.inference.frames.predict`."""
-        return _frames().predict(self, queries, k, known, strict, candidates)
-
-    def score(self, triples: pd.DataFrame, strict: bool = False) -> pd.DataFrame:
-        """Score given triples; see :func:`dglkge.inference.frames.score`."""
-        return _frames().score(self, triples, strict)
-
-    def similar(self, entity: str, k: int = 10, entity_type: str | None = None) -> pd.DataFrame:
-        """Return the entities of the same type whose rows have the greatest cosines with an entity's.
-
-        Returns
-        -------
-        DataFrame
-            rank, entity, cosine; without the entity itself.
-        """
-        return _frames().similar(self, entity, k, entity_type)
-
-    def embeddings(self, names: Sequence[str] | None = None, entity_type: str | None = None) -> pd.DataFrame:
-        """Return the rows of entities by name; see :func:`dglkge.inference.frames.embeddings`."""
-        return _frames().embeddings(self, names, entity_type)
 
     def evaluate(
         self,
@@ -363,6 +281,27 @@ class Run(TrainedModel):
             return {}
         here = self.tables.version
         return {name: one for name, one in self.results.items() if one.get("version", here) == here}
+
+    def torch_model(self) -> TorchModel:
+        """Return the model as a module of torch whose rows are parameters.
+
+        Examples
+        --------
+        ::
+
+            model = run.torch_model()
+            scores = model(h, r, t)  # ids (B,); as run.score
+            scores.sum().backward()
+        """
+        return TorchModel(self)
+
+    def pykeen_model(self, factory: Any) -> Any:
+        """Return the model as one of PyKEEN; see :func:`dglkge.inference.torch_models.pykeen_model`."""
+        return pykeen_model(self, factory)
+
+    def geometric_model(self) -> Any:
+        """Return a model of PyTorch Geometric; see :func:`dglkge.inference.torch_models.geometric_model`."""
+        return geometric_model(self)
 
     def inspect(self, verify: bool = False) -> dict[str, Any]:
         """Describe the checkpoint: version, progress, model, tables and files, ready for JSON.

@@ -166,7 +166,7 @@ class LinkPredictor:
         InputError
             If ``k`` is less than 1, ``candidates`` is another word, or known triples are needed and absent.
         """
-        _check_k(k)
+        check_k(k)
         if candidates not in CANDIDATES:
             raise unknown_name("choice of candidates", candidates, CANDIDATES)
         if (known is not Known.KEEP or candidates == SEEN) and not self._known_triples:
@@ -283,7 +283,7 @@ def most_similar(
     InputError
         If ``k`` is less than 1.
     """
-    _check_k(k)
+    check_k(k)
     best = TopAnswers(len(ids), k)
     with torch.no_grad():
         given = normalize(rows.gather(table, ids))
@@ -306,7 +306,8 @@ def candidate_blocks(num_queries: int, shard: RowShard) -> Iterator[tuple[int, i
         yield start, min(num_rows, start + step)
 
 
-def _check_k(k: int) -> None:
+def check_k(k: int) -> None:
+    """Refuse a number of answers below 1."""
     if k < 1:
         raise InputError(f"the number of answers must be at least 1, got {k}")
 
@@ -360,14 +361,11 @@ class NamedAnswer:
     known : str or None
         First split of the data set that contains the triple; None if no split does, or if known answers
         were not marked.
-    probability : float or None
-        Calibrated probability that the triple is true, if it was asked for.
     """
 
     name: str
     score: float
     known: str | None = None
-    probability: float | None = None
 
 
 @dataclass(frozen=True)

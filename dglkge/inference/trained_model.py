@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.calibration import Calibration, Curve
 from dglkge.evaluation.metrics import load_results
 from dglkge.inference.choices import ALL, SEEN, Known
-from dglkge.inference.dglke_files import DglkeTables, Tables
+from dglkge.inference.dglke_files import DglkeTables
 from dglkge.inference.hub_tables import HubTables
 from dglkge.inference.search import (
     Answer,
@@ -35,6 +34,7 @@ from dglkge.inference.search import (
     most_similar,
     resolve,
 )
+from dglkge.inference.whole_tables import Tables
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.sampling.draws import count_degrees
 from dglkge.typing import RELATION, RowShard
@@ -206,7 +206,6 @@ class TrainedModel:
         queries: Sequence[NamedQuery],
         k: int = 10,
         known: Known | str | None = None,
-        probability: bool = False,
         candidates: str = ALL,
     ) -> list[Prediction]:
         """Return the best answers to queries with one entity missing.
@@ -219,8 +218,6 @@ class TrainedModel:
         known : Known or str, optional
             Treatment of answers that the data set contains: mark, drop or keep. None marks them if the data
             set can be opened, and otherwise logs a warning and marks none.
-        probability : bool
-            Give the answers the probabilities that ``dglkge calibrate`` has fitted.
         candidates : str
             ``"all"`` entities of the type, or ``"seen"``: only those that a triple of the data set has on
             that side of the relation.
@@ -233,12 +230,12 @@ class TrainedModel:
         Raises
         ------
         InputError
-            If a name is unknown or ambiguous, ``known`` or ``candidates`` needs a data set that cannot be
-            opened, or there are no probabilities of this version.
+            If a name is unknown or ambiguous, or ``known`` or ``candidates`` needs a data set that cannot be
+            opened.
         """
         tables = self.tables
         resolved = [resolve(query, tables.relations, tables.vocabulary) for query in queries]
-        return self.answer_resolved(queries, resolved, k, known, probability, candidates)
+        return self.answer_resolved(queries, resolved, k, known, candidates)
 
     def answer_resolved(
         self,
@@ -246,12 +243,10 @@ class TrainedModel:
         resolved: Sequence[LinkQuery],
         k: int = 10,
         known: Known | str | None = None,
-        probability: bool = False,
         candidates: str = ALL,
     ) -> list[Prediction]:
         """Return :meth:`answer` of queries whose ids are known already."""
         tables = self.tables
-        curve = self.calibration.curve if probability else None
         known, known_triples = self.known_treatment(known)
         if candidates == SEEN:
             known_triples = self._known_by_split
@@ -267,7 +262,7 @@ class TrainedModel:
                 labels[query.relation_id],
                 type_,
                 known is Known.MARK,
-                self._named(type_, answers, curve),
+                self._named(type_, answers),
             )
             for named, query, type_, answers in zip(queries, resolved, types, answers_of_queries)
         ]
@@ -281,9 +276,9 @@ class TrainedModel:
             If the treatment is unknown, or the data set is needed and cannot be opened.
         """
         if known is not None:
-            allowed = [one.value for one in Known]
-            if not isinstance(known, Known) and known not in allowed:
-                raise unknown_name("treatment of known answers", known, allowed)
+            treatments = [treatment.value for treatment in Known]
+            if not isinstance(known, Known) and known not in treatments:
+                raise unknown_name("treatment of known answers", known, treatments)
             known = Known(known)
         if known is Known.KEEP:
             return known, {}
@@ -296,15 +291,9 @@ class TrainedModel:
             logger.warning("known answers are not marked: %s", error)
             return Known.KEEP, {}
 
-    def _named(
-        self, entity_type: str, answers: Sequence[Answer], curve: Curve | None = None
-    ) -> list[NamedAnswer]:
+    def _named(self, entity_type: str, answers: Sequence[Answer]) -> list[NamedAnswer]:
         names = self.tables.vocabulary(entity_type)
-        named = [NamedAnswer(names[answer.entity_id], answer.score, answer.known) for answer in answers]
-        if curve is None:
-            return named
-        found = curve(np.array([answer.score for answer in answers])).tolist()
-        return [replace(answer, probability=value) for answer, value in zip(named, found)]
+        return [NamedAnswer(names[answer.entity_id], answer.score, answer.known) for answer in answers]
 
     @cached_property
     def calibration(self) -> Calibration:
@@ -317,14 +306,21 @@ class TrainedModel:
         """
         checkpoint = self.checkpoint
         path = checkpoint.run_folder / RUN_CALIBRATION_FILE
-        found = Calibration.load(path)
-        here = (checkpoint.manifest.run_id, checkpoint.version)
-        if (found.run_id, found.version) != here:
+        calibration = Calibration.load(path)
+        if (calibration.run_id, calibration.version) != (checkpoint.manifest.run_id, checkpoint.version):
             raise InputError(
-                f"{path} is of version {found.version} of its run, the checkpoint has version "
+                f"{path} is of version {calibration.version} of its run, the checkpoint has version "
                 f"{checkpoint.version}: fit probabilities again, with dglkge calibrate"
             )
-        return found
+        return calibration
+
+    @property
+    def probability_curve(self) -> Curve | None:
+        """The curve from scores to probabilities; None if none was fitted for this version."""
+        try:
+            return self.calibration.curve
+        except InputError:
+            return None
 
     def nearest(self, entity: str, entity_type: str, k: int = 10) -> list[NamedAnswer]:
         """Return the entities of a type whose rows have the greatest cosine with an entity's row.

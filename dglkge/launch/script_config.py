@@ -10,7 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dglkge.config import Config, load_config
-from dglkge.data.dataset_files import Field, load_json, locate_partitions, read_dataset_size
+from dglkge.data.dataset_files import (
+    Field,
+    load_json,
+    locate_partitions,
+    read_dataset_size,
+    require_dataset,
+)
 from dglkge.errors import InputError
 from dglkge.launch.process_plan import Places
 from dglkge.planning.memory import plan_memory
@@ -124,11 +130,20 @@ def partition_file(config: Config | None, folder: Path) -> Path | None:
     """Return DGL's partition file of a configuration's data set; None if it is not here.
 
     It may be on the machines only, and the script reports a damaged one.
+
+    Raises
+    ------
+    InputError
+        If a file is there, or a folder with something else in it.
     """
     if config is None:
         return None
+    dataset = folder / config.dataset
+    # An empty folder may be where the machines have mounted a disk.
+    if dataset.is_file() or (dataset.is_dir() and any(dataset.iterdir())):
+        require_dataset(dataset)
     try:
-        return locate_partitions(folder / config.dataset)[1]
+        return locate_partitions(dataset)[1]
     except InputError:
         return None
 

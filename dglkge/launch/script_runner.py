@@ -74,6 +74,8 @@ def exit_status(error: BaseException) -> int:
         return INTERRUPTED_STATUS
     if is_graphbolt_error(error):
         return BAD_INPUT_STATUS
+    if is_own_error(error):
+        return int(sys.modules["dglkge.errors"].exit_status_of(error))
     if not isinstance(error, SystemExit):
         return 1
     if error.code is None:
@@ -86,10 +88,19 @@ def is_graphbolt_error(error: BaseException) -> bool:
     return isinstance(error, sys.modules["dglkge.distributed.dgl_import"].GraphBoltError)
 
 
+def is_own_error(error: BaseException) -> bool:
+    """Whether dglkge raised an error on purpose, which one line explains."""
+    errors = sys.modules.get("dglkge.errors")
+    return errors is not None and isinstance(error, errors.DglkgeError)
+
+
 def print_error(error: BaseException) -> None:
     """Print what the interpreter would have printed, without the frames of this file and runpy."""
     if is_graphbolt_error(error):
         sys.stderr.write(f"{error}\n")
+        return
+    if is_own_error(error):
+        sys.stderr.write(f"dglkge: error: {error}\n")
         return
     if isinstance(error, SystemExit):
         if error.code is not None and not isinstance(error.code, int):

@@ -16,10 +16,11 @@ internal                        use
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
-from weakref import WeakMethod
+from weakref import WeakMethod, WeakValueDictionary
 
 import numpy as np
 import torch
@@ -67,12 +68,18 @@ def range_starts(policy: Any) -> ndarray:
     return np.concatenate([[0], low.numpy(), [num_ids]]).astype(np.int64)
 
 
+#: State tensors of this process by :func:`identity_of` their embedding and key. DGL deletes the rows of a
+#: tensor with the object that created them, so all optimizers of an embedding share that object.
+_STATE: WeakValueDictionary[tuple[Any, ...], DistTensor] = WeakValueDictionary()
+
+
 def make_state(
     embedding: Any, shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype
 ) -> dict[str, DistTensor]:
     """Create the state tensors of an embedding, filled with zeros; a collective.
 
-    They are named ``<name>_<key>`` and partitioned as the embedding is.
+    They are named ``<name>_<key>`` and partitioned as the embedding is. Where another optimizer of the
+    embedding has them already, both have the same ones, as with DGL's optimizers.
 
     Parameters
     ----------
@@ -82,18 +89,30 @@ def make_state(
         Name of each state tensor and shape of its entry for one row.
     dtype : torch.dtype
         Type of all of them.
+
+    Raises
+    ------
+    ValueError
+        Another optimizer of the embedding has state of that name and another shape.
     """
-    weight = embedding.weight
-    return {
-        key: DistTensor(
-            (weight.shape[0], *shape),
-            dtype,
-            f"{embedding.name}_{key}",
-            part_policy=policy_of(embedding),
-            is_gdata=False,  # not data of the graph
-        )
-        for key, shape in shapes.items()
-    }
+    identity, num_rows = identity_of(embedding), embedding.weight.shape[0]
+    if any((*identity, key) in _STATE for key in shapes):
+        gc.collect()  # an unreferenced optimizer may still be part of a reference cycle
+    state = {}
+    for key, shape in shapes.items():
+        name = f"{embedding.name}_{key}"
+        earlier = _STATE.get((*identity, key))
+        if earlier is not None and tuple(earlier.shape) != (num_rows, *shape):
+            raise ValueError(
+                f"embedding {embedding.name!r}: another optimizer keeps its state {name!r} with rows "
+                f"{tuple(earlier.shape[1:])}, this one needs {shape}: delete the other one first"
+            )
+        if earlier is None:  # is_gdata=False: not data of the graph
+            earlier = DistTensor(
+                (num_rows, *shape), dtype, name, part_policy=policy_of(embedding), is_gdata=False
+            )
+        state[key] = _STATE[(*identity, key)] = earlier
+    return state
 
 
 def policy_of(embedding: Any) -> Any:

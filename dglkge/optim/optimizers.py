@@ -15,7 +15,8 @@ class SparseAdagrad(SparseOptimizer):
     .. math:: G \leftarrow G + g^2, \qquad w \leftarrow w - \eta\, g / (\sqrt{G} + \epsilon)
 
     for every touched row; the same results as ``torch.optim.Adagrad`` on a dense parameter. Formula:
-    :func:`dglkge.kernels.rules.adagrad`. Drop-in for ``dgl.distributed.optim.SparseAdagrad``.
+    :func:`dglkge.kernels.rules.adagrad`. Drop-in for ``dgl.distributed.optim.SparseAdagrad``; what differs is
+    in docs/optimizers.md.
 
     Parameters
     ----------
@@ -25,6 +26,8 @@ class SparseAdagrad(SparseOptimizer):
         Learning rate.
     eps : float
         Added to the root.
+    eps_inside_root : bool
+        Add epsilon to the sum instead: :math:`\sqrt{G + \epsilon}`, as ``dgl.optim.SparseAdagrad`` does.
     **options
         See :class:`SparseOptimizer`.
 
@@ -48,8 +51,10 @@ class SparseAdagrad(SparseOptimizer):
     [[0.0, 0.0], [-0.5, -0.5]]
     """
 
-    def __init__(self, params: Any, lr: float, eps: float = 1e-10, **options: Any) -> None:
-        super().__init__(params, Adagrad(eps), lr, **options)
+    def __init__(
+        self, params: Any, lr: float, eps: float = 1e-10, *, eps_inside_root: bool = False, **options: Any
+    ) -> None:
+        super().__init__(params, Adagrad(eps, eps_inside_root), lr, **options)
 
 
 class RowAdagrad(SparseOptimizer):
@@ -69,6 +74,8 @@ class RowAdagrad(SparseOptimizer):
         Learning rate.
     eps : float
         Added to the root.
+    eps_inside_root : bool
+        Add epsilon to the sum instead: :math:`\sqrt{G + \epsilon}`, as ``dgl.optim.SparseAdagrad`` does.
     **options
         See :class:`SparseOptimizer`.
 
@@ -92,8 +99,10 @@ class RowAdagrad(SparseOptimizer):
     [[0.0, 0.0], [-0.5, -0.5]]
     """
 
-    def __init__(self, params: Any, lr: float, eps: float = 1e-10, **options: Any) -> None:
-        super().__init__(params, RowWiseAdagrad(eps), lr, **options)
+    def __init__(
+        self, params: Any, lr: float, eps: float = 1e-10, *, eps_inside_root: bool = False, **options: Any
+    ) -> None:
+        super().__init__(params, RowWiseAdagrad(eps, eps_inside_root), lr, **options)
 
 
 class SparseAdam(SparseOptimizer):

@@ -30,7 +30,7 @@ class UpdateRule(abc.ABC):
     help : str
         One line for the configuration's help.
     fixed : tuple of str
-        Fields that no group can change, because the state depends on them.
+        Fields that no group can change, because the state or the formula depends on them.
     """
 
     help: ClassVar[str] = ""
@@ -104,11 +104,21 @@ def not_negative(name: str, value: Any) -> float:
 # The formulas are imported by the properties: numba's import takes 0.5 s, and planning needs none of it.
 @dataclass(frozen=True)
 class Adagrad(UpdateRule):
-    """Adagrad: the sum of squared gradients of each number of a row. Formula: ``kernels.rules.adagrad``."""
+    """Adagrad: the sum of squared gradients of each number of a row. Formula: ``kernels.rules.adagrad``.
+
+    Attributes
+    ----------
+    eps : float
+        Added to the root, or to the sum.
+    eps_inside_root : bool
+        Add epsilon to the sum, as ``dgl.optim.SparseAdagrad`` does.
+    """
 
     help: ClassVar[str] = "Adagrad, a sum of squares for each number (Duchi et al. 2011)"
+    fixed: ClassVar[tuple[str, ...]] = ("eps_inside_root",)
 
     eps: float = 1e-10
+    eps_inside_root: bool = False
 
     def __post_init__(self) -> None:
         not_negative("eps", self.eps)
@@ -123,14 +133,19 @@ class Adagrad(UpdateRule):
         return adagrad
 
     def numbers(self, lr: float, num_steps: int, kind: Callable) -> tuple:
-        return kind(lr), kind(self.eps)
+        inner, outer = (self.eps, 0) if self.eps_inside_root else (0, self.eps)
+        return kind(lr), kind(inner), kind(outer)
 
     def update_rows(
         self, rows: Tensor, state: Sequence[Tensor], gradient: Tensor, lr: float, num_steps: int
     ) -> None:
         (total,) = state
         total += gradient**2
-        rows -= lr * gradient / (total.sqrt() + self.eps)
+        rows -= lr * gradient / self.root(total)
+
+    def root(self, total: Tensor) -> Tensor:
+        """Denominator of an update: the root of the sum of squares, with epsilon."""
+        return (total + self.eps).sqrt() if self.eps_inside_root else total.sqrt() + self.eps
 
 
 @dataclass(frozen=True)
@@ -156,7 +171,7 @@ class RowWiseAdagrad(Adagrad):
     ) -> None:
         (total,) = state
         total += (gradient**2).mean(dim=1)
-        rows -= lr * gradient / (total.sqrt() + self.eps)[:, None]
+        rows -= lr * gradient / self.root(total)[:, None]
 
 
 @dataclass(frozen=True)

@@ -28,38 +28,9 @@ from dglkge.optim.table import Table
 
 logger = logging.getLogger(__name__)
 
-#: The optimizer of each embedding of this process, by :func:`identity_of`. Weak: an optimizer that is no
-#: longer referenced frees its embeddings.
-_OWNERS: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
-
-
-def register_owner(embeddings: Sequence[Any], optimizer: Any) -> None:
-    """Register the optimizer of some embeddings, for as long as it lives; all of them or none.
-
-    Raises
-    ------
-    TypeError
-        An object is not a ``dgl.distributed.DistEmbedding``.
-    ValueError
-        An embedding has an optimizer already.
-    """
-    kind = type(optimizer).__name__
-    for embedding in embeddings:
-        if not isinstance(embedding, DistEmbedding):
-            got = type(embedding).__name__
-            raise TypeError(f"{kind} updates dgl.distributed.DistEmbedding only, got {got}")
-    keys = [identity_of(embedding) for embedding in embeddings]
-    if any(key in _OWNERS for key in keys):
-        gc.collect()  # an unreferenced optimizer may still be part of a reference cycle
-    for embedding, key in zip(embeddings, keys):
-        if key in _OWNERS or keys.count(key) > 1:
-            other = type(_OWNERS.get(key, optimizer)).__name__
-            raise ValueError(
-                f"embedding {embedding.name!r} has an optimizer already ({other}): "
-                "two would overwrite each other's state"
-            )
-    for key in keys:
-        _OWNERS[key] = optimizer
+#: The optimizer that steps each embedding of this process, by :func:`identity_of`. Weak: an optimizer that is
+#: no longer referenced frees its embeddings.
+_STEPPED_BY: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
 
 class Background:
@@ -93,6 +64,9 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
     work on it; if a gradient of one trainer overflows, all trainers skip the step. In ``param_groups`` an
     embedding is represented by an empty tensor with the attribute ``embedding``.
 
+    An embedding may have several optimizers, for example to load what another one saved. They share state of
+    one name, as DGL's optimizers do. Only one of them may step.
+
     Parameters
     ----------
     params : DistEmbedding, sequence of DistEmbedding, or sequence of dict
@@ -116,10 +90,13 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
     ----------
     num_skipped_rows : int
         Updates that were skipped, by any trainer, because the row's gradient was not finite.
+    num_started : int
+        Steps so far: the number of the next one, see :meth:`step_rows`.
     """
 
     num_skipped_rows = 0
-    _num_started = 0
+    num_started = 0
+    _has_claimed = False
     clipping: Clipping | None = None
     _enter: Callable[[str], None] = staticmethod(ignore_phase)
 
@@ -207,7 +184,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         TypeError
             An object is not a DistEmbedding.
         ValueError
-            An embedding has an optimizer already, or a hyper-parameter is out of range.
+            An embedding is in the optimizer already, or a hyper-parameter is out of range.
         """
         rule = param_group.get("rule", self._rule)
         common = {name: self.defaults[name] for name in ("lr", *NEUTRAL)}
@@ -219,8 +196,16 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         RuleStep.of(rule, group)  # a ValueError names what is out of range
         params = group["params"]
         embeddings = [params] if isinstance(params, DistEmbedding) else list(params)
+        for embedding in embeddings:
+            if not isinstance(embedding, DistEmbedding):
+                kind, got = type(self).__name__, type(embedding).__name__
+                raise TypeError(f"{kind} updates dgl.distributed.DistEmbedding only, got {got}")
+        keys = [key_of(embedding) for embedding in [*self._params, *embeddings]]
+        for key in keys:
+            if keys.count(key) > 1:
+                raise ValueError(f"embedding {key!r} is given twice")
         self.finish()
-        register_owner(embeddings, self)
+        self._has_claimed = False
         group["params"] = []
         for embedding in embeddings:
             table = Table(embedding, rule, self._options.kernels)
@@ -285,6 +270,8 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         ------
         FloatingPointError
             A gradient was not finite (with ``nonfinite="raise"``); raised on every trainer.
+        ValueError
+            Another optimizer has stepped one of the embeddings.
         TimeoutError
             A trainer did not call this step in time.
         ConnectionError
@@ -351,10 +338,11 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         number: int | None = None,
     ) -> UpdateResult | None:
         """Apply the gradients, given as (ids, rows) pairs for each table, now or in the background."""
+        self._claim()
         self.finish()
         if number is None:
-            number = self._num_started
-        self._num_started += 1
+            number = self.num_started
+        self.num_started += 1
         # Copies: a scheduler may change the groups while the step runs in the background.
         hyper_of = {key: dict(group) for keys, group in self._keyed_groups() for key in keys}
         run = functools.partial(self._run, pairs_by_table, hyper_of, extra, other_squares, number)
@@ -362,6 +350,29 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
             return run()
         self._background.start(run)
         return None
+
+    def _claim(self) -> None:
+        """Register as the optimizer that steps its embeddings, all of them or none.
+
+        Raises
+        ------
+        ValueError
+            Another optimizer steps one of them.
+        """
+        if self._has_claimed:
+            return
+        keys = [identity_of(embedding) for embedding in self._params]
+        if any(_STEPPED_BY.get(key, self) is not self for key in keys):
+            gc.collect()  # an unreferenced optimizer may still be part of a reference cycle
+        for embedding, key in zip(self._params, keys):
+            other = _STEPPED_BY.get(key, self)
+            if other is not self:
+                raise ValueError(
+                    f"embedding {embedding.name!r} is updated by another optimizer ({type(other).__name__}): "
+                    "only one may step, two would overwrite each other's updates"
+                )
+        _STEPPED_BY.update(dict.fromkeys(keys, self))
+        self._has_claimed = True
 
     def _keyed_groups(self) -> list[tuple[list[str], dict[str, Any]]]:
         """Each parameter group with the keys of its tables."""
@@ -497,6 +508,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         number : int
             As in :meth:`step_rows`.
         """
+        self._claim()
         hyper_of = {key: group for keys, group in self._keyed_groups() for key in keys}
         for table, is_active in zip(self._tables, active):
             table.num_steps += int(is_active)

@@ -8,7 +8,7 @@ A file is a dictionary as ``dgl.distributed.optim`` writes it, ``{"params": {...
 boundaries of the partitions. It is read with ``weights_only=True``.
 
 A file without these additions was written by DGL. DGL's Adagrad, where it updates on the CPU, keeps the root
-of the sum of squares (see ``tests/optim/test_dgl_defects.py``); with gradients on a GPU it keeps the sum.
+of the sum of squares (see ``tests/optim/test_beside_dgl.py``); with gradients on a GPU it keeps the sum.
 The file does not record which, and DGL's distributed training updates on the CPU unless rows were read to a
 GPU; so the numbers are squared unless ``dgl_keeps_roots=False``.
 """
@@ -448,18 +448,25 @@ def _torch_table_state(table: Table, saved: Mapping[str, Any]) -> dict[str, Any]
     return {IDS: ids, STATES: states}
 
 
-class _HyperParameter:
-    """Hyper-parameter of the first group under DGL's name; setting it sets that of all groups."""
+def _hyper_parameter(name: str, place: int | None = None) -> Any:
+    """Property: a hyper-parameter of the first group; setting it sets that of all groups that have it."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
+    def read(optimizer: DglAttributes) -> float:
+        group = optimizer.param_groups[0]
+        if name not in group:
+            raise AttributeError(f"the rule of {type(optimizer).__name__} has no {name!r}")
+        return float(group[name] if place is None else group[name][place])
 
-    def __get__(self, optimizer: DglAttributes, kind: type) -> float:
-        return optimizer._defaults[f"_{self._name}"]
-
-    def __set__(self, optimizer: DglAttributes, value: float) -> None:
+    def write(optimizer: DglAttributes, value: float) -> None:
         for group in optimizer.param_groups:
-            group[self._name] = value
+            if name not in group:
+                continue
+            if place is None:
+                group[name] = value
+            else:
+                group[name] = (*group[name][:place], value, *group[name][place + 1 :])
+
+    return property(read, write)
 
 
 class DglAttributes:
@@ -481,15 +488,11 @@ class DglAttributes:
     @property
     def _defaults(self) -> dict[str, float]:
         """Hyper-parameters of the first group under DGL's names."""
-        first = self.param_groups[0]
-        named = {f"_{name}": float(first[name]) for name in ("lr", "eps") if name in first}
-        if "betas" in first:
-            named["_beta1"], named["_beta2"] = first["betas"]
-        return named
+        names = ("_lr", "_eps", "_beta1", "_beta2")
+        return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
-    _lr, _eps = _HyperParameter("lr"), _HyperParameter("eps")
-    _beta1 = property(lambda self: self._defaults["_beta1"])
-    _beta2 = property(lambda self: self._defaults["_beta2"])
+    _lr, _eps = _hyper_parameter("lr"), _hyper_parameter("eps")
+    _beta1, _beta2 = _hyper_parameter("betas", 0), _hyper_parameter("betas", 1)
 
 
 class SavedState(DglAttributes, abc.ABC):

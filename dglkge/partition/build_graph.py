@@ -60,7 +60,7 @@ def build_partitions(dataset: Path, job: GraphJob) -> None:
     """
     train = np.load(dataset_files.split_path(dataset, dataset_files.TRAIN), mmap_mode="r")
     weights = np.load(dataset / dataset_files.TRAIN_WEIGHTS, mmap_mode="r") if job.has_weights else None
-    parts = given_parts(dataset, job) if job.has_parts else assign_nodes(job, train)
+    parts = given_parts(dataset, job, train) if job.has_parts else assign_nodes(job, train)
     graph = build_graph(job, parts)
     partitions = dataset / dataset_files.PARTITIONS
     # partition_graph has no argument for a given assignment. With part_method="random" it takes the parts
@@ -92,13 +92,30 @@ def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
         setattr(module, name, original)
 
 
-def given_parts(dataset: Path, job: GraphJob) -> dict[str, np.ndarray]:
-    """Read the partition of each node of each type, by original id, and remove the file."""
+def given_parts(dataset: Path, job: GraphJob, train: np.ndarray) -> dict[str, np.ndarray]:
+    """Read the partition of each node of each type, by original id, and remove the file.
+
+    Relations are assigned here if they are -1 in it.
+    """
     path = dataset / dataset_files.GIVEN_PARTS
     flat = np.load(path, allow_pickle=False)
     path.unlink()
     counts = {**job.entity_types, RELATION: job.num_relations}
-    return dict(zip(counts, np.split(flat, np.cumsum(list(counts.values()))[:-1])))
+    parts = dict(zip(counts, np.split(flat, np.cumsum(list(counts.values()))[:-1])))
+    if (parts[RELATION] < 0).any():
+        uses = np.zeros(job.num_relations, np.int64)
+        for _, _, _, rows in _pieces(job, train):
+            count_values(rows[:, 1], uses)
+        parts[RELATION] = relation_parts(job, uses, np.random.default_rng(job.seed))
+    return parts
+
+
+def relation_parts(job: GraphJob, uses: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Return the partition of each relation, balanced by use.
+
+    Trainers of all partitions update a relation's row, so no cut helps.
+    """
+    return random_parts(np.zeros(job.num_relations, dtype=np.int64), uses, job.num_parts, rng)
 
 
 def assign_nodes(job: GraphJob, train: np.ndarray) -> dict[str, np.ndarray]:
@@ -134,8 +151,7 @@ def assign_nodes(job: GraphJob, train: np.ndarray) -> dict[str, np.ndarray]:
     else:
         flat = random_parts(type_of, in_degrees, job.num_parts, rng)
     parts = {ntype: flat[start : start + job.entity_types[ntype]] for ntype, start in starts.items()}
-    # Trainers of all partitions update a relation's row, so no cut helps: relations are balanced by use.
-    parts[RELATION] = random_parts(np.zeros(job.num_relations, dtype=np.int64), uses, job.num_parts, rng)
+    parts[RELATION] = relation_parts(job, uses, rng)
     return parts
 
 

@@ -237,6 +237,8 @@ def take_types(reading: Reading, options: Options, family: str) -> None:
         If there is no such relation, or nothing else.
     """
     wanted = options.reading.types_from
+    if reading.types is not None and (wanted is not None or options.entity_types is not None):
+        raise InputError("the input has entity types of its own: give no --types-from and no --entity-types")
     if wanted is None:
         return
     triples = reading.triples

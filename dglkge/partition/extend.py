@@ -26,7 +26,7 @@ from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import InputError
 from dglkge.partition.dataset_writer import check_output, finish_dataset, staged, write_triples
 from dglkge.partition.entity_types import assign_ids
-from dglkge.partition.ingest import IdTriples, SplitFiles, ingest_names
+from dglkge.partition.ingest import IdTriples, ingest, table_chunks
 from dglkge.partition.readers.id_folders import read_pairs
 from dglkge.typing import RELATION, Relation
 
@@ -104,7 +104,8 @@ def extend_dataset(
             f"the data set has an edge set {name!r} already (it has {known}); give another --name"
         )
     files = {TRAIN: [TripleFile(path, columns, delimiter) for path in inputs]}
-    new = _resolve(dataset, ingest_names(SplitFiles(files, lambda path: lambda position: None)), entity_types)
+    triples = ingest(table_chunks(files, lambda path: lambda position: None))
+    new = _resolve(dataset, triples, entity_types)
     if new.weights is not None and not dataset.has_weights:
         raise InputError("the input has weights, and the triples of the data set have none; leave them out")
     with staged(output, overwrite) as folder:

@@ -13,24 +13,27 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from dglkge.data.quality import contains
-from dglkge.data.text_format import ROLES, WEIGHT, Columns
+from dglkge.data.text_format import ROLES, WEIGHT, Columns, RowRules
 from dglkge.data.triples import BLOCK_BYTES, TripleFile
 from dglkge.errors import InputError
 from dglkge.kernels.triple_rows import renumber
-from dglkge.partition.name_index import NameIndex, NameList
+from dglkge.partition.name_index import MAX_NAMES, NameIndex, NameList
 from dglkge.partition.rows import CollectedRows, distinct_below, map_in_order, pieces
 
 CHUNK_ROWS = 1 << 16
 """Triples of a chunk of formats other than tables: bounds the strings that are in memory at a time."""
 
-Chunks = Mapping[str, Iterable[Mapping[str, Any]]]
-"""Pieces of the triples of each split: for each role a column of Arrow's strings, or of integers."""
+Chunk = Mapping[str, Any]
+"""Some triples: for each role a column of Arrow's strings, or of integers."""
+
+Chunks = Mapping[str, Iterable[Chunk | Callable[[], Chunk]]]
+"""Pieces of the triples of each split, or functions that parse them, which several threads call."""
 
 IdsOf = Callable[[str, Any], np.ndarray]
 """Returns the ids (n,) of the column of a role; several threads call it."""
@@ -91,6 +94,10 @@ class Reading:
         Whether the names are the input's ids.
     candidates : mapping of str to (2, n, K) array
         For some splits the entities, as ids in their type, that each head and each tail is ranked among.
+    parts : (n,) int64, optional
+        The partition of each entity, if the input has partitions.
+    part_method : str
+        How they were made.
     write_side_files : callable
         Writes files into the data set's folder, given the names of its entities.
     figures : dict
@@ -105,30 +112,84 @@ class Reading:
     place: Place | None = None
     integer_ids: bool = False
     candidates: Mapping[str, np.ndarray] = field(default_factory=dict)
+    parts: np.ndarray | None = None
+    part_method: str = ""
     write_side_files: Callable[[Path, Sequence[str]], None] = lambda folder, entities: None
     figures: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
-def ingest_names(source: Chunks | SplitFiles, folder: Path | None = None) -> IdTriples:
-    """Read all splits of triples of names.
+@dataclass(frozen=True)
+class IdMaps:
+    """Names by id, of triples of integer ids.
+
+    Attributes
+    ----------
+    entities, relations : list of str, optional
+        Without one the names are the integers, and every integer up to the largest must occur.
+    """
+
+    entities: list[str] | None = None
+    relations: list[str] | None = None
+
+    @property
+    def rules(self) -> RowRules:
+        """What the rows of a file must hold."""
+        num_entities, num_relations = (
+            len(names) if names else MAX_NAMES for names in (self.entities, self.relations)
+        )
+        return RowRules({"head": num_entities, "relation": num_relations, "tail": num_entities})
+
+
+def table_chunks(files: Mapping[str, Sequence[TripleFile]], watch: Watch) -> Chunks:
+    """Return the blocks of the files of each split, to be parsed in any thread."""
+
+    def chunks(of_split: Sequence[TripleFile]) -> Iterator[Callable[[], Chunk]]:
+        for file in of_split:
+            report = watch(file.path)
+            for block in file.blocks():
+                yield partial(file.arrays, block)
+                report(block.position)
+            # Empty lines at the end are in no block.
+            report(file.path.stat().st_size)
+
+    return {split: chunks(of_split) for split, of_split in files.items()}
+
+
+def ingest(
+    source: Chunks,
+    maps: IdMaps | None = None,
+    columns: Columns | None = None,
+    folder: Path | None = None,
+    num_workers: int = 1,
+) -> IdTriples:
+    """Read all splits of triples of names, or of integer ids.
 
     Parameters
     ----------
-    source : mapping of str to chunks, or SplitFiles
+    source : mapping of str to chunks
+    maps : IdMaps, optional
+        The triples are of integer ids.
+    columns : Columns, optional
+        The order in which the columns of ids were read, for the error message.
     folder : Path, optional
         Folder for temporary files of the ids, 12 bytes a triple; by default they are in memory.
+    num_workers : int
+        Number of chunks that are parsed and numbered at a time.
 
     Raises
     ------
     InputError
-        If a name holds a character that the dataset's files cannot hold.
+        If a name holds a character that the dataset's files cannot hold; if integers are missing among those
+        that occur, and no id map allows it.
     """
+    if maps is not None:
+        return _ingest_ids(source, maps, columns or Columns(), folder, num_workers)
     entities, relations = NameIndex(), NameIndex()
     index = {"head": entities, "relation": relations, "tail": entities}
     # First ids by appearance in one pass, then renumbering in place: the names are sorted once, not the
     # triples.
-    splits, weights = _collect(source, lambda role, column: index[role].add(column), folder)
+    splits, weights = _collect(source, lambda role, column: index[role].add(column), folder, num_workers)
     entity_names, entity_places = entities.in_order()
     relation_names, relation_places = relations.in_order()
     check_names(entity_names, relation_names)
@@ -137,101 +198,57 @@ def ingest_names(source: Chunks | SplitFiles, folder: Path | None = None) -> IdT
         renumber(np.asarray(piece), entity_places, relation_places)
 
     for triples in splits.values():
-        for _ in map_in_order(renumbered, (piece for _, (piece,) in pieces(triples)), _num_workers(source)):
+        for _ in map_in_order(renumbered, (piece for _, (piece,) in pieces(triples)), num_workers):
             pass
     return IdTriples(entity_names, relation_names, splits, weights)
 
 
-def ingest_ids(
-    source: Chunks | SplitFiles,
-    entity_names: list[str] | None,
-    relation_names: list[str] | None,
-    columns: Columns | None = None,
-    folder: Path | None = None,
+def _ingest_ids(
+    source: Chunks, maps: IdMaps, columns: Columns, folder: Path | None, num_workers: int
 ) -> IdTriples:
-    """Read all splits of triples of integer ids.
-
-    Parameters
-    ----------
-    source : mapping of str to chunks, or SplitFiles
-    entity_names, relation_names : list of str, optional
-        The id maps. Without one, the names are the integers, and every integer up to the largest must occur.
-    columns : Columns, optional
-        The order in which the columns were read, for the error message.
-    folder : Path, optional
-        As for :func:`ingest_names`.
-
-    Raises
-    ------
-    InputError
-        If integers are missing among those that occur, and no id map allows it.
-    """
-    splits, weights = _collect(source, lambda role, column: column.to_numpy(), folder)
+    entities, relations = maps.entities, maps.relations
+    check_names(entities or (), relations or ())
+    splits, weights = _collect(source, lambda role, column: column.to_numpy(), folder, num_workers)
     try:
-        if entity_names is None:
-            entity_names = _dense_names(splits, (0, 2), "entity")
-        if relation_names is None:
-            relation_names = _dense_names(splits, (1,), "relation")
+        if entities is None:
+            entities = _dense_names(splits, (0, 2), "entity")
+        if relations is None:
+            relations = _dense_names(splits, (1,), "relation")
     except InputError as error:
         # Integers in a wrong order often leave gaps; then the maps that the message asks for would not help.
-        advice = column_order_advice(splits, columns or Columns())
+        advice = column_order_advice(splits, columns)
         if advice is None:
             raise
         raise InputError(f"{error}; {advice}") from error
-    return IdTriples(entity_names, relation_names, splits, weights)
-
-
-class _Block(NamedTuple):
-    """A block of a split: what parses it, and what reports how much of its file is read then."""
-
-    split: str
-    columns: Callable[[], Mapping[str, Any]]
-    report: Callable[[], object]
-
-
-def _blocks(source: Chunks | SplitFiles) -> Iterator[_Block]:
-    if not isinstance(source, SplitFiles):
-        for split, chunks in source.items():
-            yield from (_Block(split, partial(dict, chunk), dict) for chunk in chunks)
-        return
-    for split, files in source.files.items():
-        for file in files:
-            report = source.watch(file.path)
-            for block in file.blocks():
-                yield _Block(split, partial(file.arrays, block), partial(report, block.position))
-            # Empty lines at the end are in no block.
-            yield _Block(split, dict, partial(report, file.path.stat().st_size))
+    return IdTriples(entities, relations, splits, weights)
 
 
 def _collect(
-    source: Chunks | SplitFiles, ids_of: IdsOf, folder: Path | None
+    source: Chunks, ids_of: IdsOf, folder: Path | None, num_workers: int
 ) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
     """Return the ids (n, 3) int32 and the weights (n,) float32 of each split; without weights no entry."""
-    splits = source.files if isinstance(source, SplitFiles) else source
-    triples = {split: CollectedRows(folder, (3,), np.int32) for split in splits}
+    triples = {split: CollectedRows(folder, (3,), np.int32) for split in source}
     weights: dict[str, CollectedRows] = {}
 
-    def numbered(block: _Block) -> tuple[_Block, np.ndarray, np.ndarray | None]:
-        columns = block.columns()
-        ids = np.empty((len(columns.get(ROLES[0], ())), 3), np.int32)
-        for place, role in enumerate(ROLES if columns else ()):
+    def numbered(
+        piece: tuple[str, Chunk | Callable[[], Chunk]],
+    ) -> tuple[str, np.ndarray, np.ndarray | None]:
+        split, chunk = piece
+        columns = chunk() if callable(chunk) else chunk
+        ids = np.empty((len(columns[ROLES[0]]), 3), np.int32)
+        for place, role in enumerate(ROLES):
             ids[:, place] = ids_of(role, columns[role])
-        return block, ids, columns[WEIGHT].to_numpy().astype(np.float32) if WEIGHT in columns else None
+        return split, ids, columns[WEIGHT].to_numpy().astype(np.float32) if WEIGHT in columns else None
 
-    for block, ids, values in map_in_order(numbered, _blocks(source), _num_workers(source)):
-        triples[block.split].append(ids)
+    chunks = ((split, chunk) for split, of_split in source.items() for chunk in of_split)
+    for split, ids, values in map_in_order(numbered, chunks, num_workers):
+        triples[split].append(ids)
         if values is not None:
-            weights.setdefault(block.split, CollectedRows(folder, (), np.float32)).append(values)
-        block.report()
-    return _arrays(triples), _arrays(weights)
-
-
-def _num_workers(source: Chunks | SplitFiles) -> int:
-    return source.num_workers if isinstance(source, SplitFiles) else 1
-
-
-def _arrays(collected: Mapping[str, CollectedRows]) -> dict[str, np.ndarray]:
-    return {split: rows.array() for split, rows in collected.items()}
+            weights.setdefault(split, CollectedRows(folder, (), np.float32)).append(values)
+    return (
+        {split: rows.array() for split, rows in triples.items()},
+        {split: rows.array() for split, rows in weights.items()},
+    )
 
 
 def check_names(entities: Sequence[str], relations: Sequence[str]) -> None:
@@ -309,25 +326,6 @@ def bytes_at_a_time(max_memory: int, num_workers: int) -> int:
     """
     wanted = max_memory // (4 * _BYTES_A_BYTE * _BLOCKS_A_WORKER * num_workers)
     return min(max(wanted, _MIN_BLOCK_BYTES), BLOCK_BYTES)
-
-
-@dataclass(frozen=True)
-class SplitFiles:
-    """The files of all splits.
-
-    Attributes
-    ----------
-    files : mapping of str to sequence of TripleFile
-        For each split.
-    watch : callable
-        Returns, for a file, the function to call with the number of its bytes read so far.
-    num_workers : int
-        Number of blocks that are parsed at a time.
-    """
-
-    files: Mapping[str, Sequence[TripleFile]]
-    watch: Watch
-    num_workers: int = 1
 
 
 def column_order_advice(

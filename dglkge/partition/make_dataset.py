@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
+import shutil
+import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -16,14 +18,22 @@ import pandas as pd
 import psutil
 
 from dglkge import __version__
-from dglkge.data.dataset_files import TRAIN, TRAIN_WEIGHTS, Field, candidates_path
+from dglkge.checkpoint.layout import RUN_CONFIG_FILE
+from dglkge.data.dataset import Dataset
+from dglkge.data.dataset_files import (
+    GIVEN_PARTS,
+    TRAIN,
+    TRAIN_WEIGHTS,
+    Field,
+    candidates_path,
+)
 from dglkge.data.quality import BUCKET_BYTES
 from dglkge.data.text_format import parse_columns
 from dglkge.errors import InputError
 from dglkge.partition.dataset_writer import check_output, finish_dataset, staged, write_triples
 from dglkge.partition.entity_types import assign_ids, types_of_entities
 from dglkge.partition.ingest import IdTriples, Reading, available_cores, column_order_advice
-from dglkge.partition.options import AUTO_SPLIT, DEFAULT_SPLIT, Options
+from dglkge.partition.options import AUTO_SPLIT, DATASET_FOLDER, DEFAULT_SPLIT, Options
 from dglkge.partition.report import show_line
 from dglkge.partition.sources import read_source
 from dglkge.partition.splits import check_leaks, drop_leaks, measure_triples, split_by_hash
@@ -79,6 +89,53 @@ def partition_triples(
     reading = read_source(source, output.absolute().parent, options, delimiter, valid, test)
     reading.integer_ids |= options.integer_ids
     return _make(reading, output, options)
+
+
+def dataset_of_run(
+    source: Any, run: Path, options: Options, overwrite: bool = False, **splits: Any
+) -> tuple[Path, list[str]]:
+    """Return the data set of a source in a run's folder, made if it is not one already, and notes for people.
+
+    Parameters
+    ----------
+    source : object
+        As of :func:`dglkge.partition.sources.read_source`.
+    run : Path
+        The run's folder.
+    options : Options
+    overwrite : bool
+        Remove the run that the folder has, once the triples have proved to be good.
+    **splits
+        ``valid`` and ``test`` of :func:`partition_triples`.
+
+    Raises
+    ------
+    InputError
+        If the input is wrong, or the folder has a run of other triples.
+    """
+    made = (run / DATASET_FOLDER).absolute()
+    try:
+        made.parent.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"output is {run}, whose parent cannot be made: {error.strerror}") from error
+    # Beside the run's folder, on the same disk: wrong triples leave it as it was.
+    with tempfile.TemporaryDirectory(dir=made.parent.parent, prefix=f".{run.name}-") as temporary:
+        new = Path(temporary) / DATASET_FOLDER
+        figures = partition_triples(source, new, options, **splits)
+        if overwrite and run.exists():
+            shutil.rmtree(run)
+        elif made.exists() and not (run / RUN_CONFIG_FILE).is_file():
+            # Of a call that failed before it trained.
+            shutil.rmtree(made)
+        if not made.exists():
+            run.mkdir(exist_ok=True)
+            new.rename(made)
+        # The same triples in the same splits: the run goes on. The maker is deterministic.
+        elif Dataset.open(made).fingerprint != Dataset.open(new).fingerprint:
+            raise InputError(
+                f"{run} has a run of other triples or splits; give overwrite=True or another output"
+            )
+    return made, figures[Field.INPUT]["notes"]
 
 
 def partition_files(
@@ -184,6 +241,14 @@ def _make(reading: Reading, output: Path, options: Options) -> dict[str, Any]:
     )
     if candidates and (options.drop_leaks or isinstance(options.split, tuple)):
         raise InputError("the input has candidates for each triple to rank: its splits stay as they are")
+    num_parts, part_method = options.num_parts, options.method
+    parts = reading.parts
+    if parts is not None:
+        num_parts, part_method = int(parts.max()) + 1, reading.part_method
+        if options.num_parts not in (1, num_parts):
+            raise InputError(
+                f"the input has {num_parts} partitions, which are kept; --num-parts is {options.num_parts}"
+            )
     fractions = _fractions(triples, options, reading.notes)
     input_figures = {**reading.figures, "notes": reading.notes}
     del reading
@@ -197,10 +262,10 @@ def _make(reading: Reading, output: Path, options: Options) -> dict[str, Any]:
         triples = split_by_hash(triples, fractions, options.seed, output.absolute().parent)
     types, type_of = typing or types_of_entities(options.entity_types, triples.entities, options.integer_ids)
     ids = assign_ids(triples.splits, triples.relations, types, type_of)
-    check_num_parts(options.num_parts, {**ids.num_entities(), RELATION: len(ids.relations)})
+    check_num_parts(num_parts, {**ids.num_entities(), RELATION: len(ids.relations)})
     num_workers = options.num_workers or available_cores()
     bucket_bytes = BUCKET_BYTES if options.max_memory is None else options.max_memory // 2
-    if options.num_parts > 1 and options.method == "metis":
+    if num_parts > 1 and parts is None and options.method == "metis":
         needed = metis_memory(len(triples.splits[TRAIN]), options.max_memory)
         show_line(options.progress, f"METIS will need about {needed / 1e9:.1f} GB")
     show_line(options.progress, "measuring the quality of the data")
@@ -222,16 +287,20 @@ def _make(reading: Reading, output: Path, options: Options) -> dict[str, Any]:
         write_side_files(folder, triples.entities)
         for split, array in candidates.items():
             np.save(candidates_path(folder, split), np.asarray(array, np.int32))
+        if parts is not None:
+            # Type after type; relations have none yet.
+            by_type = [parts[type_of == number] for number in range(len(types))]
+            np.save(folder / GIVEN_PARTS, np.concatenate([*by_type, np.full(len(ids.relations), -1)]))
         measured = quality.result().report
         # The child needs the memory. It reads the triples from the files that were written.
         del triples, ids, type_of, typing, measure, quality, weights
-        show_line(options.progress, f"partitioning into {options.num_parts} ({options.method})")
+        show_line(options.progress, f"partitioning into {num_parts} ({part_method})")
         description |= {
             Field.NAME: name,
             # DGL makes file names of the graph's name.
             Field.GRAPH_NAME: re.sub(r"[^A-Za-z0-9_-]", "_", name),
-            Field.NUM_PARTS: options.num_parts,
-            Field.PART_METHOD: options.method,
+            Field.NUM_PARTS: num_parts,
+            Field.PART_METHOD: part_method,
             Field.SEED: options.seed,
             Field.IDS: "integers" if integer_ids else "names",
             Field.CREATED_BY: f"dglkge {__version__}",
@@ -242,4 +311,5 @@ def _make(reading: Reading, output: Path, options: Options) -> dict[str, Any]:
             "warnings": [advice] if advice else [],
             "dropped_leaks": dropped,
         }
-        return finish_dataset(folder, description, measured, facts, num_workers=num_workers)
+        job = {"num_workers": num_workers, "has_parts": parts is not None}
+        return finish_dataset(folder, description, measured, facts, **job)

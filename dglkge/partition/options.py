@@ -12,6 +12,9 @@ from typing import Any, Literal
 from dglkge.data.text_format import Columns
 from dglkge.errors import InputError, unknown_name
 
+DATASET_FOLDER = "dataset"
+"""In a run's folder: the data set of triples that were given instead of a data set."""
+
 METHODS = ("metis", "ldg", "random")
 
 EXACT, IMPLIED = DROPPED_LEAKS = ("exact", "implied")
@@ -34,7 +37,7 @@ _PREFIX_NAME = re.compile(r"[^\W\d_][\w.-]*|")
 _IRI = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*:[^\s<>\"{}|\\^`]*")
 
 
-TABLE, RDF, GRAPHML, FOLDER = "table", "rdf", "graphml", "folder"
+TABLE, RDF, GRAPHML, FOLDER, DGL = "table", "rdf", "graphml", "folder", "dgl"
 """Families of formats: files of one family go together."""
 
 
@@ -49,7 +52,7 @@ class Format:
     title : str
         Name for people.
     family : str
-        ``"table"``, ``"rdf"``, ``"graphml"`` or ``"folder"``.
+        ``"table"``, ``"rdf"``, ``"graphml"``, ``"folder"`` or ``"dgl"``.
     extensions : tuple of str
         Extensions of file names, without that of a compression.
     """
@@ -71,6 +74,7 @@ FORMATS = {
         Format("turtle", "Turtle", RDF, (".ttl", ".turtle")),
         Format("trig", "TriG", RDF, (".trig",)),
         Format("graphml", "GraphML", GRAPHML, (".graphml",)),
+        Format("dgl", "a graph of DGL", DGL, (".bin",)),
         Format("dglke", "a DGL-KE data set", FOLDER),
         Format("openke", "an OpenKE data set", FOLDER),
         Format("pykeen", "PyKEEN triples factories", FOLDER),

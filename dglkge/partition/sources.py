@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +17,17 @@ import pyarrow as pa
 
 from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
 from dglkge.data.public_data import PublicData, find_public, local_folder, public_data
-from dglkge.data.text_format import ROLES, Columns, columns_of_header
+from dglkge.data.text_format import ROLES, Columns, RowRules, columns_of_header
 from dglkge.data.triples import frame_chunks
 from dglkge.errors import InputError, unknown_name
-from dglkge.partition.entity_types import type_names
-from dglkge.partition.ingest import IdTriples, Reading, check_names
-from dglkge.partition.name_index import MAX_NAMES
+from dglkge.partition.ingest import Reading, ingest
 from dglkge.partition.options import Options
-from dglkge.partition.readers.files import IdMaps, read_files
+from dglkge.partition.readers.dgl_graph import numbered_graph
+from dglkge.partition.readers.files import read_files
 from dglkge.partition.readers.find import WORDS
 from dglkge.partition.readers.graphml import NO_RELATION, RELATION_ATTRIBUTES
+from dglkge.partition.readers.id_folders import read_id_maps
+from dglkge.partition.readers.numbered import Numbered, as_array, joined, numbered_edges
 
 EXPECTED = (
     "expected a data frame (pandas, Polars, Arrow), an array of ids (n, 3), a list of (head, relation, tail),"
@@ -42,29 +43,6 @@ _ATTRIBUTES = (
     "__array__",
 )
 """Of objects that are not iterable."""
-
-_ETYPE_FIELDS = ("etype", "rel_type", "_TYPE")
-"""Edge data of a DGL graph with one edge type that may hold the relation of each edge."""
-
-
-@dataclass
-class _Numbered:
-    """Triples of ids.
-
-    Attributes
-    ----------
-    triples : (n, 3) int64
-        With entities counted over all types.
-    entities, relations : sequence of str, optional
-        Names by id; None: the ids themselves.
-    types : (list of str, (num_entities,) int32), optional
-        Entity types, and the index of each entity's.
-    """
-
-    triples: np.ndarray
-    entities: Sequence[str] | None = None
-    relations: Sequence[str] | None = None
-    types: tuple[list[str], np.ndarray] | None = None
 
 
 def read_source(
@@ -101,13 +79,13 @@ def read_source(
     splits = {TRAIN: source, VALID: valid, TEST: test}
     splits = _own_splits(source) or {split: each for split, each in splits.items() if each is not None}
     tables = {split: _table(each, split, options) for split, each in splits.items()}
-    numbered = {split: each for split, each in tables.items() if isinstance(each, _Numbered)}
+    numbered = {split: each for split, each in tables.items() if isinstance(each, Numbered)}
     if not numbered:
         return _read_frames(tables, options)
     other = next((split for split in tables if split not in numbered), None)
     if other is not None:
         raise InputError(f"train has ids and {other} has names; give both in one form")
-    return _joined(numbered)
+    return joined(numbered)
 
 
 def check_kind(source: Any, name: str) -> None:
@@ -202,12 +180,11 @@ def _own_splits(source: Any) -> dict[str, Any]:
 
 
 def _read_frames(tables: Mapping[str, Any], options: Options) -> Reading:
-    maps = IdMaps.read(options)
+    maps = read_id_maps(options)
+    rules = RowRules() if maps is None else maps.rules
     columns = {split: _columns(table, options.columns) for split, table in tables.items()}
-    chunks = {
-        split: frame_chunks(table, columns[split], maps.rules, split) for split, table in tables.items()
-    }
-    triples = maps.ingest(chunks, columns[TRAIN])
+    chunks = {split: frame_chunks(table, columns[split], rules, split) for split, table in tables.items()}
+    triples = ingest(chunks, maps, columns[TRAIN])
     return Reading(triples, columns=columns[TRAIN], place=lambda split, row: f"{split}: row {row + 1}")
 
 
@@ -242,11 +219,11 @@ def _table(source: Any, split: str, options: Options) -> Any:
     if hasattr(source, "mapped_triples"):
         return _of_factory(source)
     if hasattr(source, "canonical_etypes"):
-        return _of_dgl(source, split, options)
+        return numbered_graph(source, options, split)
     if hasattr(source, "edge_types") and hasattr(source, "edge_index_dict"):
         edges = {edge_type: source[edge_type].edge_index for edge_type in source.edge_types}
         counts = {node_type: source[node_type].num_nodes for node_type in source.node_types}
-        return _of_edge_types({key: _array(index) for key, index in edges.items()}, counts)
+        return numbered_edges({key: as_array(index) for key, index in edges.items()}, counts)
     if hasattr(source, "is_multigraph") and hasattr(source, "edges"):
         return _of_networkx(source, options)
     if hasattr(source, "collect") and hasattr(source, "lazy"):
@@ -258,7 +235,7 @@ def _table(source: Any, split: str, options: Options) -> Any:
     if isinstance(source, Mapping):
         return pd.DataFrame(dict(source))
     if hasattr(source, "__array__"):
-        return _of_array(_array(source), split, options)
+        return _of_array(as_array(source), split, options)
     check_kind(source, split)
     return _of_rows(source, split, options)
 
@@ -275,11 +252,6 @@ def _decoded(table: pa.Table) -> pa.Table:
 
 def _is_text(value: object) -> bool:
     return isinstance(value, str)
-
-
-def _array(values: Any) -> np.ndarray:
-    """Return an array of numpy or torch, on any device, as numpy's."""
-    return np.asarray(values.detach().cpu() if hasattr(values, "detach") else values)
 
 
 def _of_rows(source: Iterable[Any], split: str, options: Options) -> Any:
@@ -311,10 +283,10 @@ def _of_array(array: np.ndarray, split: str, options: Options) -> Any:
         if array.dtype.kind == "f" and len(order) == len(ROLES):
             raise InputError(f"{split} is an array of {array.dtype}, expected integer ids or names")
         return pd.DataFrame(array, columns=list(order))
-    return _Numbered(array[:, [order.index(role) for role in ROLES]])
+    return Numbered(array[:, [order.index(role) for role in ROLES]])
 
 
-def _of_factory(factory: Any) -> _Numbered:
+def _of_factory(factory: Any) -> Numbered:
     """Return the triples of a factory of PyKEEN; one without labels has their numbers alone."""
     names = []
     for noun, num in (("entity", factory.num_entities), ("relation", factory.num_relations)):
@@ -323,50 +295,7 @@ def _of_factory(factory: Any) -> _Numbered:
         for label, number in ({} if ids is None else ids).items():
             labels[number] = str(label)
         names.append(labels)
-    return _Numbered(_array(factory.mapped_triples), names[0], names[1])
-
-
-def _of_dgl(graph: Any, split: str, options: Options) -> _Numbered:
-    """Return the edges of a graph of DGL; relations of one edge type may stand in its edge data."""
-    counts = {node_type: graph.num_nodes(node_type) for node_type in graph.ntypes}
-    edges = {
-        edge_type: np.stack([_array(ends) for ends in graph.edges(etype=edge_type)])
-        for edge_type in graph.canonical_etypes
-    }
-    if len(edges) > 1 or len(counts) > 1:
-        return _of_edge_types(edges, counts)
-    attribute = options.reading.relation_attribute
-    fields = _ETYPE_FIELDS if attribute is None else (attribute,)
-    field = next((name for name in fields if name in graph.edata), None)
-    if attribute is not None and field is None:
-        known = ", ".join(graph.edata)
-        raise InputError(f"{split}: the graph's edges have no data {attribute!r}; they have {known}")
-    if field is None:
-        return _of_edge_types(edges, counts)
-    ((heads, tails),) = edges.values()
-    return _Numbered(
-        np.stack([heads, _array(graph.edata[field]), tails], axis=1), _numbers(next(iter(counts.values())))
-    )
-
-
-def _of_edge_types(edges: Mapping[Any, np.ndarray], counts: Mapping[str, int]) -> _Numbered:
-    """Return the edges (2, n) of each edge type; entities are called by their number in their type."""
-    order = sorted(counts)
-    starts = dict(zip(order, np.cumsum([0, *(counts[name] for name in order)]).tolist()))
-    relations = sorted({edge_type[1] for edge_type in edges})
-    blocks = [np.zeros((0, 3), np.int64)]
-    for (head_type, relation, tail_type), (heads, tails) in edges.items():
-        number = np.full(len(heads), relations.index(relation))
-        blocks.append(np.stack([heads + starts[head_type], number, tails + starts[tail_type]], axis=1))
-    type_of = np.repeat(np.arange(len(order), dtype=np.int32), [counts[name] for name in order])
-    names = [name for node_type in order for name in _numbers(counts[node_type])]
-    return _Numbered(
-        np.concatenate(blocks), names, [str(name) for name in relations], (type_names(order), type_of)
-    )
-
-
-def _numbers(count: int) -> list[str]:
-    return [str(number) for number in range(count)]
+    return Numbered(as_array(factory.mapped_triples), names[0], names[1])
 
 
 def _of_networkx(graph: Any, options: Options) -> pd.DataFrame:
@@ -383,49 +312,3 @@ def _of_networkx(graph: Any, options: Options) -> pd.DataFrame:
             relation = key[0]
         rows.append((str(head), NO_RELATION if relation is None else str(relation), str(tail)))
     return pd.DataFrame(rows, columns=list(ROLES))
-
-
-def _joined(numbered: Mapping[str, _Numbered]) -> Reading:
-    """Return the triples of all splits.
-
-    Raises
-    ------
-    InputError
-        If an id is out of range, or the splits number different entities.
-    """
-    first = numbered[TRAIN]
-    for split, each in numbered.items():
-        if (each.entities, each.relations) != (first.entities, first.relations):
-            raise InputError(
-                f"the ids of {split} are not those of train: its entities or relations have other names"
-            )
-    columns = ((0, 2, "entity", first.entities), (1, 1, "relation", first.relations))
-    names = []
-    num_fields = 2 * sum(len(each.triples) for each in numbered.values())
-    for place, last, noun, known in columns:
-        values = {split: each.triples[:, place : last + 1 : 2] for split, each in numbered.items()}
-        largest = max((int(ids.max()) for ids in values.values() if ids.size), default=-1)
-        end = MAX_NAMES if known is None else len(known)
-        for split, ids in values.items():
-            bad = np.flatnonzero(((ids < 0) | (ids >= end)).any(axis=1))
-            if len(bad):
-                row = int(bad[0])
-                raise InputError(
-                    f"{split}: row {row + 1}: the {noun} ids are {ids[row].tolist()}, "
-                    f"allowed is 0 to {end - 1}"
-                )
-        if known is None and largest >= max(4 * num_fields, 1000):
-            raise InputError(
-                f"the {noun} ids reach {largest:,}, and there are {num_fields // 2:,} triples: each id up to "
-                "the largest gets a row; number them from 0, or give names (a data frame)"
-            )
-        names.append(_numbers(largest + 1) if known is None else known)
-    check_names(*names)
-    splits = {split: each.triples.astype(np.int32) for split, each in numbered.items()}
-    if not len(splits[TRAIN]):
-        raise InputError("train has no triples")
-    triples = IdTriples(names[0], names[1], splits)
-    reading = Reading(triples, types=first.types, place=lambda split, row: f"{split}: row {row + 1}")
-    reading.integer_ids = first.entities is None
-    reading.columns = Columns() if first.entities is None else None
-    return reading

@@ -22,9 +22,9 @@ from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TEST, Field
 from dglkge.errors import InputError, import_extra
 from dglkge.evaluation.metrics import SIDES, Protocol, RankingResult
-from dglkge.inference.dglke_files import Tables
 from dglkge.inference.run import Run, open_run
 from dglkge.inference.search import NamedQuery
+from dglkge.inference.whole_tables import Tables
 from dglkge.report.learning_curves import finite, learning_curves, read_lines, records_folder
 from dglkge.typing import Side
 

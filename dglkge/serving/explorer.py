@@ -15,7 +15,6 @@ from dglkge.data.known_triples import KnownTriples
 from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError
 from dglkge.inference.choices import ALL, Known
-from dglkge.inference.frames import calibrated_curve
 from dglkge.inference.run import Run
 from dglkge.serving.indexes import NameIndex, Neighbours
 from dglkge.typing import Side
@@ -67,7 +66,7 @@ class Explorer:
             tables.shards(type_)  # opens the files and compares checksums
             if approximate_from is not None and len(vocabulary) >= approximate_from:
                 self._neighbours[type_] = Neighbours(tables, type_, threads, show_progress)
-        self.has_probabilities = calibrated_curve(run) is not None
+        self.has_probabilities = run.probability_curve is not None
         self.no_triples: str | None = None
         self._known: Mapping[str, KnownTriples] = {}
         try:

@@ -11,8 +11,8 @@ from torch.nn.functional import normalize
 from tqdm import tqdm
 
 from dglkge.errors import import_extra
-from dglkge.inference.dglke_files import Tables
 from dglkge.inference.search import candidate_blocks, most_similar
+from dglkge.inference.whole_tables import Tables
 
 RECALL_WANTED = 0.95
 """The number of searched lists is doubled until a sample has this recall."""

@@ -10,11 +10,11 @@ from dglkge.training.building.batches import build_batches, build_passes
 from dglkge.training.building.checks import check_config, check_dataset
 from dglkge.training.building.run_folder import (
     describe_run,
-    hold_run,
     open_checkpoints,
-    open_mirror,
     record_config,
+    resumable_here,
 )
+from dglkge.training.building.run_place import RunPlace, hold_run, open_mirror
 from dglkge.training.building.step import build_step
 from dglkge.training.epochs import JOB
 from dglkge.training.job import open_job
@@ -47,7 +47,8 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     check_dataset(config, dataset)
     # The lease creates the folder and excludes other jobs from here on.
     lease = hold_run(Path(config.output), cluster)
-    mirror = open_mirror(config, cluster, lease, describe_run(config, dataset))
+    fits = resumable_here(config, describe_run(config, dataset))
+    mirror = open_mirror(RunPlace.of(config), cluster, lease, fits)
     job = open_job(config, cluster, lease)
     batches = build_batches(job)
     step, ahead = build_step(job, batches)

@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 
+from dglkge.distributed.world import World
+
 logger = logging.getLogger(__name__)
 
 
@@ -27,6 +29,8 @@ class ElasticEpochs:
         self._finished = finished
         self._current: int | None = None
         self._has_ended = False
+        self._goal = 0
+        self._is_restored = False
         self._listeners: list[Callable[[], None]] = []
         # An abandoned generator runs its `finally` when it is collected, maybe after restore(): the number
         # of its generation is then an old one, and it counts no epoch.
@@ -36,6 +40,7 @@ class ElasticEpochs:
         """Start from a number of finished epochs, with no loop open and no listeners."""
         self._finished = finished
         self._has_ended = False
+        self._is_restored = True
         self.forget()
 
     def forget(self) -> None:
@@ -73,8 +78,11 @@ class ElasticEpochs:
         """
         if self._current is not None:
             raise RuntimeError("overlapping epoch loops detected")
+        self._goal = num_epochs
         if self._finished >= num_epochs or self._has_ended:
             logger.info("epochs until %d are finished already: nothing to do", num_epochs)
+        else:
+            logger.info("starting at epoch %d", self._finished)
         while self._finished < num_epochs and not self._has_ended:
             self._current = self._finished
             generation = self._generation
@@ -97,9 +105,23 @@ class ElasticEpochs:
         """Return the number of finished epochs."""
         return self._finished
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the epochs of the last loop are finished."""
+        return self._finished >= self._goal
+
+    def warn_if_fresh(self) -> None:
+        """Warn once if nothing has restored the count in a process that a launcher has started."""
+        if not self._is_restored and World.detect().launched:
+            self._is_restored = True
+            logger.warning(
+                "epochs are counted from 0: nothing restores them after a restart; call dglkge.elastic, "
+                "or dglkge.build_trainer, before the loop over epochs"
+            )
+
 
 JOB = ElasticEpochs()
-"""This process's job; :func:`dglkge.training.build.build_trainer` restores it from the checkpoint."""
+"""This process's job; :func:`dglkge.elastic` or :func:`dglkge.build_trainer` restores it."""
 
 
 def remaining_epochs_until(num_epochs: int) -> Iterator[int]:
@@ -107,16 +129,20 @@ def remaining_epochs_until(num_epochs: int) -> Iterator[int]:
 
     Code in the body before and between batch loops runs again after a restart and must be idempotent;
     code after the last batch loop of an epoch does not run again. The script's variables are not saved: what
-    depends on the epoch has to follow from its number, or be registered: ``trainer.register(name, object)``.
+    depends on the epoch has to follow from its number, or to be among the objects of :func:`dglkge.elastic`
+    or of ``trainer.register(name, object)``.
     """
+    JOB.warn_if_fresh()
     return JOB.remaining_until(num_epochs)
 
 
 def current_epoch() -> int | None:
     """Return the running epoch, None outside an epoch loop."""
+    JOB.warn_if_fresh()
     return JOB.current()
 
 
 def finished_epochs() -> int:
     """Return the number of epochs that this job has finished."""
+    JOB.warn_if_fresh()
     return JOB.finished()

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from dglkge.checkpoint.shared_texts import epoch_record, pass_of, read_stats
+from dglkge.checkpoint.bigraph import epoch_record, pass_of, read_stats
 from dglkge.sampling.triple_order import Pass
 from dglkge.step.contracts import MEASURES
 from dglkge.training.held_out import HeldOutEvaluator

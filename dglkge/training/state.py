@@ -37,10 +37,13 @@ class TrainingState:
     ----------
     items : mapping of str to Stateful
         Those of the library. One with an empty state has nothing to say.
+    door : str
+        Where a script registers its objects, for error messages.
     """
 
-    def __init__(self, items: Mapping[str, Stateful]) -> None:
+    def __init__(self, items: Mapping[str, Stateful], door: str = "trainer.register") -> None:
         self._items = dict(items)
+        self._door = door
         # States that were read for objects which are not registered yet.
         self._unclaimed: dict[str, Any] = {}
         self._was_resumed = False
@@ -55,17 +58,17 @@ class TrainingState:
             a state that cannot be saved without pickled code.
         """
         if not isinstance(name, str) or not name:
-            raise InputError(f"trainer.register: the name is {name!r}; allowed: a non-empty text")
+            raise InputError(f"{self._door}: the name is {name!r}; allowed: a non-empty text")
         key = f"{OBJECT}{name}"
         if key in self._items:
-            raise InputError(f"trainer.register: {name!r} is registered already; allowed: each name once")
+            raise InputError(f"{self._door}: {name!r} is registered already; allowed: each name once")
         lacking = [m for m in ("state_dict", "load_state_dict") if not callable(getattr(item, m, None))]
         if lacking:
             raise InputError(
-                f"trainer.register: {name!r} is a {type(item).__name__} without {' and '.join(lacking)}; "
+                f"{self._door}: {name!r} is a {type(item).__name__} without {' and '.join(lacking)}; "
                 "allowed: an object with both methods"
             )
-        _saved({key: item.state_dict()}, f"trainer.register: the state of {name!r}")
+        _saved({key: item.state_dict()}, f"{self._door}: the state of {name!r}")
         self._items[key] = item
         if key in self._unclaimed:
             item.load_state_dict(self._unclaimed.pop(key))

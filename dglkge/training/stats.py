@@ -14,8 +14,8 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from dglkge.checkpoint.durable import LeasedFolder
 from dglkge.checkpoint.layout import RUN_METRICS_FILE, RUN_STATS_FILE, RUN_VALIDATION_FILE, Progress
+from dglkge.checkpoint.storage import LeasedFolder
 from dglkge.data.dataset_files import VALID
 from dglkge.distributed.log_format import timestamp
 from dglkge.distributed.runtime import log_folder, num_servers

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -17,7 +18,8 @@ HERE = Path(__file__).resolve().parent
 
 def trained(folder: Path, optimizer: str, ip_config: str) -> dict[str, Any]:
     """Train under the launcher with two trainers; return the curve."""
-    curve = folder / f"{optimizer}.json"
+    output = folder / f"run-{optimizer}"
+    shutil.rmtree(output, ignore_errors=True)  # a finished run would not be trained again
     launch = [sys.executable, "-m", "dglkge.cli.launch", "--ip-config", ip_config, "--num-trainers", "2"]
     launch += [
         "--part-config",
@@ -25,9 +27,9 @@ def trained(folder: Path, optimizer: str, ip_config: str) -> dict[str, Any]:
         "--log-dir",
         str(folder / f"logs-{optimizer}"),
     ]
-    command = [*launch, str(HERE / "train.py"), "--optimizer", optimizer, "--json", str(curve)]
+    command = [*launch, str(HERE / "train.py"), "--optimizer", optimizer, "--output", str(output)]
     subprocess.run(command, check=True, timeout=600)
-    found: dict[str, Any] = json.loads(curve.read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads((output / "curve.json").read_text(encoding="utf-8"))
     return found
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import dgl
@@ -31,11 +32,26 @@ def loader(graph: Any, nodes: torch.Tensor, shuffle: bool) -> Any:
     return dgl.dataloading.DistNodeDataLoader(graph, nodes, sampler, batch_size=250, shuffle=shuffle)
 
 
-def train_epoch(graph: Any, nodes: torch.Tensor, model: Any, embedding: Any, optimizers: list[Any]) -> float:
+class Losses:
+    """The losses of the epochs, which go on after a restart."""
+
+    def __init__(self) -> None:
+        self.values: list[float] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is saved."""
+        return {"values": self.values}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take what was saved."""
+        self.values = state["values"]
+
+
+def train_epoch(graph: Any, batches: Iterable[Any], model: Any, rows: Any, optimizers: list[Any]) -> float:
     """Train one epoch; return the mean loss of all trainers."""
     total = torch.zeros(2)
-    for input_nodes, seeds, blocks in loader(graph, nodes, shuffle=True):
-        loss = functional.cross_entropy(model(blocks, embedding(input_nodes)), graph.ndata["label"][seeds])
+    for input_nodes, seeds, blocks in batches:
+        loss = functional.cross_entropy(model(blocks, rows(input_nodes)), graph.ndata["label"][seeds])
         for optimizer in optimizers:
             optimizer.zero_grad()
         loss.backward()

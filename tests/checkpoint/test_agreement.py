@@ -301,7 +301,7 @@ def test_machines_that_share_a_disk_upload_their_parts_side_by_side(tmp_path, mo
 
     def save_as_one_of_two(manager):
         manager.group = dataclasses.replace(manager.group, limit_seconds=1.0)
-        manager._writer.mirror, manager._writer.limit_seconds = both[manager.group.rank], 1.0
+        manager._mirror = both[manager.group.rank]
         return start_saving(manager)
 
     outcomes = together([disk] * 2, save_as_one_of_two)
@@ -329,7 +329,7 @@ def test_waiting_for_a_write_follows_its_progress(tmp_path, monkeypatch, is_stuc
     def save_slowly(manager):
         manager.group = dataclasses.replace(manager.group, limit_seconds=0.5)
         if manager.group.rank == 0:
-            manager._writer.mirror = mirror
+            manager._mirror = mirror
         return start_saving(manager)
 
     outcomes = together([tmp_path / "run"] * 2, save_slowly)

@@ -12,7 +12,7 @@ import torch
 from dglkge.checkpoint import conversion as by_name
 from dglkge.checkpoint import open_checkpoint
 from dglkge.checkpoint.conversion import convert_to_run
-from dglkge.checkpoint.restore import read_state
+from dglkge.checkpoint.part_files import read_state
 from dglkge.cli.main import main
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset

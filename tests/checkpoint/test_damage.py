@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.checkpoint import CheckpointManager, durable, hdf5_format, open_checkpoint
+from dglkge.checkpoint import CheckpointManager, hdf5_format, open_checkpoint
 from dglkge.checkpoint import storage as storage_module
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import CheckpointError
@@ -327,16 +327,16 @@ def test_a_disk_that_fails_to_read_is_damage_like_any_other(tmp_path, monkeypatc
         assert manager.save(parts, cut("relation", tables["relation"], 1)[0], meta, kept) == version
         meta = dataclasses.replace(meta, progress={**meta.progress, "finished_epochs": version})
     bad = tmp_path / "v2" / "embeddings_person_0.v2.h5"
-    real = durable.open_crc32
+    real = storage_module.file_crc32
 
     def failing(file):
-        if os.path.samestat(os.fstat(file.fileno()), bad_place):
+        place = os.stat(file) if isinstance(file, os.PathLike) else os.fstat(file.fileno())
+        if os.path.samestat(place, bad_place):
             raise OSError(errno.EIO, "Input/output error")
         return real(file)
 
     bad_place = os.stat(bad)
-    for module in (durable, storage_module):
-        monkeypatch.setattr(module, "open_crc32", failing)
+    monkeypatch.setattr(storage_module, "file_crc32", failing)
     with pytest.raises(CheckpointError, match=f"cannot read {re.escape(str(bad))}: Input/output error"):
         open_checkpoint(tmp_path).verify()
     manager.fall_back()

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.checkpoint import durable, hdf5_format
+from dglkge.checkpoint import hdf5_format, storage
 from dglkge.checkpoint import part_files as row_stream
 from dglkge.errors import CheckpointError
 
@@ -52,7 +52,7 @@ def test_shapes(tmp_path):
 def test_checksum_of_a_file(tmp_path, size):
     content = np.random.default_rng(size).bytes(size)
     (tmp_path / "x").write_bytes(content)
-    assert durable.file_crc32(tmp_path / "x") == zlib.crc32(content)
+    assert storage.file_crc32(tmp_path / "x") == zlib.crc32(content)
 
 
 def test_plain_state_is_taken_before_the_blob(tmp_path):

@@ -11,10 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.checkpoint import layout, open_checkpoint
-from dglkge.checkpoint.durable import LeasedFolder
-from dglkge.checkpoint.manifest import FileEntry
-from dglkge.checkpoint.storage import CheckpointStorage, read_receipts, remove_receipts, write_receipt
+from dglkge.checkpoint import open_checkpoint
+from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import CheckpointError, StorageError
 from tests.checkpoint.test_faults import run, save_alone
 from tests.checkpoint.toy_checkpoint import save_toy, toy_meta, toy_tables
@@ -118,20 +116,6 @@ def test_the_version_is_published_after_all_of_it_is_on_the_disk(tmp_path, monke
     assert order[0] == "checkpoint_version.txt"
     assert order[-3:] == ["manifest.json", "checkpoint_version.txt", "latest"]
     assert {"embeddings_person_0.v1.h5", "model.v1.h5", "vocabulary_person.txt"} < set(order[1:-3])
-
-
-def test_receipts(tmp_path):
-    folder = LeasedFolder(tmp_path)
-    entries = [
-        FileEntry(name, "a", part, 5, 100, 1, 2, {"embeddings": [5, 3]})
-        for part, name in enumerate([layout.embeddings_file("a", 0, 2), layout.embeddings_file("a", 1, 2)])
-    ]
-    for one in entries:
-        write_receipt(folder, one)
-    assert read_receipts(folder) == entries
-    touch(tmp_path, "model.v2.h5")
-    remove_receipts(tmp_path)
-    assert names_in(tmp_path) == ["model.v2.h5"]
 
 
 def test_prepare_says_that_nothing_counts_yet(tmp_path):

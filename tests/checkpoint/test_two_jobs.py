@@ -10,7 +10,7 @@ import pytest
 
 from dglkge.checkpoint import CheckpointManager, TrainerGroup, layout, open_checkpoint
 from dglkge.checkpoint import part_files as writers
-from dglkge.checkpoint.storage import CheckpointStorage, write_receipt
+from dglkge.checkpoint.storage import CheckpointStorage, receipt_of
 from dglkge.distributed.lease import LEASE_FILE, Holder, Lease, LeaseTaker, new_nonce
 from dglkge.errors import CheckpointError, JobError
 from dglkge.typing import RELATION
@@ -94,7 +94,8 @@ def test_receipts_of_another_job_do_not_count(tmp_path, lease):
 
     def write(*arguments):
         part = cut("person", tables["person"], 2)[1]
-        write_receipt(other, writers.write_part(other, 1, part, META, arguments[-1]))
+        entry = writers.write_part(other, 1, part, META, arguments[-1])
+        other.write_text(layout.receipt_file(entry.name), receipt_of(entry, ""))
         return real(*arguments)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -82,7 +82,7 @@ def test_optim_is_imported_alone():
         modules_after(DOOR, "dglkge.optim")
 
 
-@pytest.mark.parametrize("name", ["dglkge", "dglkge.checkpoint.lineage", "dglkge.data.dataset_files"])
+@pytest.mark.parametrize("name", ["dglkge", "dglkge.checkpoint.layout", "dglkge.data.dataset_files"])
 def test_these_are_imported_without_large_packages(name):
     """Others import dglkge.optim alone; node programs, which import names, start at once."""
     loaded = {module.partition(".")[0] for module in modules_after({"dglkge."}, name)}

@@ -110,25 +110,21 @@ def test_another_checksum_is_refused_and_nothing_stays(served, algorithm, tmp_pa
     assert list((tmp_path / "cache" / "datasets").iterdir()) == []
 
 
-def test_a_damaged_archive_without_a_checksum(served, tmp_path):
+def test_damaged_and_malicious_archives(served, tmp_path):
     folder, url = served
+    entry = entry_of(url, {"toy.tar.gz": None})
     (folder / "toy.tar.gz").write_bytes(packed("toy.tar.gz")[:40])
     with pytest.raises(InputError, match="toy.tar.gz cannot be unpacked: "):
-        local_folder(entry_of(url, {"toy.tar.gz": None}))
-    assert list((tmp_path / "cache" / "datasets").iterdir()) == []
-
-
-def test_an_archive_writes_nowhere_else(served, tmp_path):
-    folder, url = served
+        local_folder(entry)
     with tarfile.open(folder / "toy.tar.gz", "w:gz") as archive:
-        entry = tarfile.TarInfo("../../../../evil.txt")
-        entry.size = 1
-        archive.addfile(entry, io.BytesIO(b"x"))
-    with pytest.raises(
-        InputError, match="toy.tar.gz cannot be unpacked: .*evil.txt.* outside the destination"
-    ):
-        local_folder(entry_of(url, {"toy.tar.gz": None}))
+        member = tarfile.TarInfo("../../../../evil.txt")
+        member.size = 1
+        archive.addfile(member, io.BytesIO(b"x"))
+    words = "toy.tar.gz cannot be unpacked: .*evil.txt.* outside the destination"
+    with pytest.raises(InputError, match=words):
+        local_folder(entry)
     assert not list(tmp_path.rglob("evil.txt")) and not (tmp_path.parent / "evil.txt").exists()
+    assert list((tmp_path / "cache" / "datasets").iterdir()) == []
 
 
 @pytest.mark.parametrize(

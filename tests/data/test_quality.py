@@ -15,9 +15,10 @@ from dglkge.data.dataset import Dataset
 from dglkge.data.quality import (
     MIN_OVERLAP,
     NEAR_SHARE,
+    Leaks,
     NumberedTriples,
+    RelationPairs,
     TripleIndex,
-    count_unseen,
     measure_quality,
 )
 from tests.data.toy_folder import write_toy_folder
@@ -26,11 +27,7 @@ NUM_ENTITIES, NUM_RELATIONS = 6, 4
 TRIPLE = st.tuples(
     st.integers(0, NUM_ENTITIES - 1), st.integers(0, NUM_RELATIONS - 1), st.integers(0, NUM_ENTITIES - 1)
 )
-SPLITS = {
-    "train": st.lists(TRIPLE, min_size=1, max_size=40),
-    "valid": st.lists(TRIPLE, max_size=8),
-    "test": st.lists(TRIPLE, max_size=8),
-}
+TRIPLES = st.lists(TRIPLE, max_size=40)
 MIRRORED = st.lists(TRIPLE, min_size=1, max_size=25).map(
     # Relation 1 is the inverse of 0, and 3 a duplicate of 2.
     lambda rows: [(t, 1, h) if r == 0 else (h, 3, t) for h, r, t in rows if r in (0, 2)] + rows
@@ -78,91 +75,89 @@ def leaks_by_sets(rows: dict[str, list[tuple]], split: str, near: dict[tuple, tu
     return found
 
 
-@settings(max_examples=150, deadline=None)
+def unseen_by_sets(train: list[tuple], rows: list[tuple]) -> dict[str, int]:
+    entities = {x for h, _, t in rows for x in (h, t)} - {x for h, _, t in train for x in (h, t)}
+    relations = {r for _, r, _ in rows} - {r for _, r, _ in train}
+    touched = [row for row in rows if {row[0], row[2]} & entities or row[1] in relations]
+    return {"entities": len(entities), "relations": len(relations), "triples": len(touched)}
+
+
+def degrees_by_counting(train: list[tuple]) -> dict[str, object]:
+    ends = Counter(x for h, _, t in train for x in (h, t))
+    degrees = [ends[entity] for entity in range(NUM_ENTITIES)]
+    parent = {x: x for x in ends}
+    for h, _, t in train * NUM_ENTITIES:
+        parent[h] = parent[t] = min(parent[h], parent[t])
+    sizes = Counter(parent.values())
+    hubs = sorted(range(NUM_ENTITIES), key=lambda entity: (-degrees[entity], entity))
+    return {
+        "degrees": {
+            "min": min(degrees),
+            "median": np.median(degrees),
+            "mean": pytest.approx(sum(degrees) / NUM_ENTITIES),
+            "max": max(degrees),
+            "entities_of_degree_0": degrees.count(0),
+            "entities_of_degree_1": degrees.count(1),
+        },
+        "hubs": [{"entity": f"e{entity}", "degree": degrees[entity]} for entity in hubs],
+        "components": {
+            "count": len(sizes),
+            "largest": max(sizes.values()),
+            "largest_share": pytest.approx(max(sizes.values()) / len(parent)),
+        },
+    }
+
+
+def masks_of(leaks: Leaks) -> list[tuple]:
+    """The leaks of each triple, as those by sets."""
+    masks = (leaks.in_train, leaks.reverse_in_train, leaks.other_relation_in_train, leaks.implied)
+    return list(zip(*(mask.tolist() for mask in masks)))
+
+
+@settings(max_examples=150)
 @given(
-    train=st.one_of(SPLITS["train"], MIRRORED),
-    valid=SPLITS["valid"],
-    test=SPLITS["test"],
+    train=st.one_of(TRIPLES.filter(bool), MIRRORED),
+    valid=TRIPLES,
+    test=TRIPLES,
     near_share=st.sampled_from([0.0, 0.4, NEAR_SHARE, 1.0]),
     min_overlap=st.integers(1, 3),
     at_a_time=st.sampled_from([1, 3, 1 << 20]),
 )
-def test_pairs_of_relations_and_leaks(train, valid, test, near_share, min_overlap, at_a_time):
+def test_figures_are_those_of_sets(train, valid, test, near_share, min_overlap, at_a_time):
     rows = {"train": train, "valid": valid, "test": test}
-    before = module._COMBINATIONS_AT_A_TIME
-    module._COMBINATIONS_AT_A_TIME = at_a_time
-    try:
-        index = TripleIndex(numbered(rows))
-        pairs = index.near_pairs(near_share, min_overlap)
-        leaks = {split: index.leaks(split, pairs) for split in ("valid", "test")}
-    finally:
-        module._COMBINATIONS_AT_A_TIME = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_COMBINATIONS_AT_A_TIME", at_a_time)
+        patch.setattr(module, "NEAR_SHARE", near_share)
+        patch.setattr(module, "MIN_OVERLAP", min_overlap)
+        quality = measure_quality(numbered(rows))
+    report = quality.report
     near = near_by_sets(rows, near_share, min_overlap)
-    columns = (pairs.first, pairs.second, pairs.inverse)
-    keys = list(zip(*(column.tolist() for column in columns)))
-    assert len(keys) == len(set(keys))
-    figures = (pairs.overlap, pairs.num_first, pairs.num_second)
-    assert dict(zip(keys, zip(*(column.tolist() for column in figures)))) == near
-    assert (np.diff(pairs.overlap) <= 0).all()
-    for split, found in leaks.items():
-        masks = (found.in_train, found.reverse_in_train, found.other_relation_in_train, found.implied)
-        assert list(zip(*(mask.tolist() for mask in masks))) == leaks_by_sets(rows, split, near)
-
-
-@settings(max_examples=60, deadline=None)
-@given(train=SPLITS["train"], valid=SPLITS["valid"], test=SPLITS["test"])
-def test_report(train, valid, test):
-    rows = {"train": train, "valid": valid, "test": test}
-    report = measure_quality(numbered(rows)).report
+    pairs = report["relation_pairs"]["largest"]
+    found = {(*pair["relations"], pair["kind"] != "duplicate"): pair for pair in pairs}
+    assert len(found) == len(pairs) == report["relation_pairs"]["count"]
+    figures = {key: (pair["overlap"], *pair["triples"]) for key, pair in found.items()}
+    assert figures == {(f"r{one}", f"r{other}", kind): value for (one, other, kind), value in near.items()}
+    assert all(pair["kind"] == "symmetric" for (one, other, _), pair in found.items() if one == other)
+    assert [pair["overlap"] for pair in pairs] == sorted((pair["overlap"] for pair in pairs), reverse=True)
+    for split, leaks in quality.leaks.items():
+        expected = leaks_by_sets(rows, split, near)
+        assert masks_of(leaks) == expected
+        names = ["in_train", "reverse_in_train", "other_relation_in_train", "implied"]
+        assert [report["leaks"][split][name]["triples"] for name in names] == [
+            sum(leak[place] for leak in expected) for place in range(4)
+        ]
+        assert report["unseen"][split] == unseen_by_sets(train, rows[split])
+    in_valid = sum(row in set(valid) for row in test)
+    share = pytest.approx(in_valid / max(len(test), 1))
+    assert report["leaks"]["test"]["in_valid"] == {"triples": in_valid, "share": share}
+    both = report["unseen"]["valid_and_test"]
+    assert both == unseen_by_sets(train, valid + test)
     assert report["triples"] == {split: len(found) for split, found in rows.items()}
     assert report["duplicates"] == {split: len(found) - len(set(found)) for split, found in rows.items()}
-    in_valid = sum(row in set(valid) for row in test)
-    assert report["leaks"]["test"]["in_valid"] == {
-        "triples": in_valid,
-        "share": pytest.approx(in_valid / max(len(test), 1)),
-    }
-    leaks = leaks_by_sets(rows, "valid", near_by_sets(rows, NEAR_SHARE, MIN_OVERLAP))
-    for place, name in enumerate(["in_train", "reverse_in_train", "other_relation_in_train", "implied"]):
-        assert report["leaks"]["valid"][name]["triples"] == sum(leak[place] for leak in leaks)
     uses = Counter(r for _, r, _ in set(train))
-    single = sorted(r for r, count in uses.items() if count == 1)
-    assert report["single_triple_relations"] == {
-        "count": len(single),
-        "examples": [f"r{r}" for r in single],
-    }
-
-
-@settings(max_examples=40, deadline=None)
-@given(train=SPLITS["train"])
-def test_degrees(train):
-    report = measure_quality(numbered({"train": train, "valid": [], "test": []})).report
-    ends = Counter(x for h, _, t in train for x in (h, t))
-    degrees = [ends[entity] for entity in range(NUM_ENTITIES)]
-    assert report["degrees"] == {
-        "min": min(degrees),
-        "median": np.median(degrees),
-        "mean": pytest.approx(sum(degrees) / NUM_ENTITIES),
-        "max": max(degrees),
-        "entities_of_degree_0": degrees.count(0),
-        "entities_of_degree_1": degrees.count(1),
-    }
-    hubs = sorted(range(NUM_ENTITIES), key=lambda entity: (-degrees[entity], entity))
-    assert report["hubs"] == [{"entity": f"e{entity}", "degree": degrees[entity]} for entity in hubs]
-
-
-@settings(max_examples=40, deadline=None)
-@given(train=SPLITS["train"])
-def test_components(train):
-    parent = {x: x for h, _, t in train for x in (h, t)}
-    for h, _, t in train * NUM_ENTITIES:
-        parent[h] = parent[t] = min(parent[h], parent[t])
-    sizes = Counter(parent.values())
-    report = measure_quality(numbered({"train": train, "valid": [(5, 0, 4)], "test": []})).report
-    assert report["components"] == {
-        "count": len(sizes),
-        "largest": max(sizes.values()),
-        "largest_share": pytest.approx(max(sizes.values()) / len(parent)),
-    }
+    single = [f"r{r}" for r in sorted(uses) if uses[r] == 1]
+    assert report["single_triple_relations"] == {"count": len(single), "examples": single}
+    assert degrees_by_counting(train).items() <= report.items()
 
 
 def test_many_parallel_triples_stay_in_one_component():
@@ -171,34 +166,14 @@ def test_many_parallel_triples_stay_in_one_component():
     assert measure_quality(numbered(rows)).report["components"]["count"] == 1
 
 
-@settings(deadline=None)
-@given(st.lists(TRIPLE, min_size=1, max_size=5), st.lists(TRIPLE, max_size=6), st.lists(TRIPLE, max_size=6))
-def test_unseen(train, valid, test):
-    rows = {"train": train, "valid": valid, "test": test}
-    counts = count_unseen(numbered(rows).splits, NUM_ENTITIES, NUM_RELATIONS)
-    seen_entities = {x for h, _, t in train for x in (h, t)}
-    seen_relations = {r for _, r, _ in train}
-    rows["valid_and_test"] = valid + test
-    for split in ("valid", "test", "valid_and_test"):
-        entities = {x for h, _, t in rows[split] for x in (h, t)} - seen_entities
-        relations = {r for _, r, _ in rows[split]} - seen_relations
-        touched = [row for row in rows[split] if {row[0], row[2]} & entities or row[1] in relations]
-        assert counts[split] == {
-            "entities": len(entities),
-            "relations": len(relations),
-            "triples": len(touched),
-        }
-
-
 def test_large_numbers_do_not_overflow():
     """2**31 - 1 entities in 32-bit arrays: their pairs need 62 bits."""
     most = 2**31 - 1
     columns = np.array([[most - 1, 0, most - 2], [most - 2, 1, most - 1], [5, 0, most - 1]], dtype=np.int32)
     splits = {"train": tuple(columns.T), "valid": tuple(columns[:0].T), "test": tuple(columns[:1].T)}
     index = TripleIndex(NumberedTriples(splits, most, 2, str, str))
-    found = index.leaks("test", index.near_pairs())
-    assert found.in_train.tolist() == [True] and found.reverse_in_train.tolist() == [True]
-    assert found.other_relation_in_train.tolist() == [False]
+    nothing = RelationPairs(*np.zeros((6, 0), np.int64))
+    assert masks_of(index.leaks("test", nothing)) == [(True, True, False, False)]
 
 
 def test_pairs_are_named(monkeypatch):
@@ -262,7 +237,6 @@ def test_buckets_and_workers_do_not_change_the_figures(
     near = near_by_sets(rows, NEAR_SHARE, MIN_OVERLAP)
     assert measured.report["relation_pairs"]["count"] == len(near) > 0
     for split, found in measured.leaks.items():
-        masks = (found.in_train, found.reverse_in_train, found.other_relation_in_train, found.implied)
-        assert list(zip(*(mask.tolist() for mask in masks))) == leaks_by_sets(rows, split, near)
+        assert masks_of(found) == leaks_by_sets(rows, split, near)
     pairs = Counter(frozenset((h, t)) for split in rows for h, _, t in rows[split])
     assert num_entities < 1000 or min(pairs.values()) == 1

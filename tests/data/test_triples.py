@@ -1,34 +1,34 @@
-"""Reading triples in chunks: every kind of file, names that must survive, and exact line numbers."""
+"""Tables of triples: the columns option, headers, kinds of files, names that must survive, exact lines."""
 
 from __future__ import annotations
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
-from dglkge.data.text_format import Columns, RowRules, parse_columns
-from dglkge.data.triples import CHUNK_ROWS, frame_chunks, read_chunks
+from dglkge.data.text_format import (
+    Columns,
+    RowRules,
+    edge_list_header,
+    extension,
+    parse_columns,
+    parse_delimiter,
+)
+from dglkge.data.triples import CHUNK_ROWS, TripleFile, frame_chunks
 from dglkge.errors import InputError
 
 NAMES = ["NA", "null", "1e5", '"x', " spaced ", "#", "'", "nan", "Ōsaka", "1", "True", "\\N", "a,b"]
+AWKWARD = [(NAMES[i], NAMES[(i + 5) % len(NAMES)], NAMES[(i + 7) % len(NAMES)]) for i in range(len(NAMES))]
+ROLES = ["head", "relation", "tail"]
+TRIPLES = [("Alice", "likes", "Bob"), ("Bob", "knows", "Carol")]
+IDS = RowRules({"head": 5, "relation": 3, "tail": 5})
 SMALL_BLOCK = 200
-
-
-def frames_of(chunks) -> list[pd.DataFrame]:
-    """Chunks of Arrow's arrays as data frames."""
-    return [pd.DataFrame({role: array.to_pandas() for role, array in chunk.items()}) for chunk in chunks]
-
-
-def rows_of(chunks) -> list[tuple]:
-    """All rows of all chunks, as tuples in the order of head, relation, tail, weight."""
-    frames = list(chunks)
-    roles = [role for role in ("head", "relation", "tail", "weight") if role in frames[0]]
-    return [row for frame in frames for row in frame[roles].itertuples(index=False, name=None)]
 
 
 def write(path: Path, content: str | bytes) -> Path:
@@ -37,86 +37,182 @@ def write(path: Path, content: str | bytes) -> Path:
     return path
 
 
-AWKWARD = [(NAMES[i], NAMES[(i + 5) % len(NAMES)], NAMES[(i + 7) % len(NAMES)]) for i in range(len(NAMES))]
+def read(path: Path, columns: str = "hrt", **options: Any) -> list[tuple]:
+    """All rows of a file, as tuples in the order of head, relation, tail, weight."""
+    frames = list(TripleFile(path, parse_columns(columns), **options).frames())
+    roles = [role for role in (*ROLES, "weight") if role in frames[0]]
+    return [row for frame in frames for row in frame[roles].itertuples(index=False, name=None)]
+
+
+def rows_of_frame(frame: pd.DataFrame, rules: RowRules | None = None) -> list[tuple]:
+    chunks = frame_chunks(frame, Columns(), rules or RowRules(), "train")
+    return [row for chunk in chunks for row in zip(*(chunk[role].to_pylist() for role in ROLES))]
+
+
+def test_extension_is_that_below_gz():
+    names = ["a.tsv", "a.TSV.GZ", "a.b.csv.gz", "a.parquet", "a", "a.gz"]
+    assert [extension(Path(name)) for name in names] == [".tsv", ".tsv", ".csv", ".parquet", "", ""]
+
+
+def test_delimiter():
+    texts = ["tab", "\\t", "comma", "space", "|", "\t"]
+    assert [parse_delimiter(text) for text in texts] == ["\t", "\t", ",", " ", "|", "\t"]
+    for text in ("", "||", '"', "\n", "→", "tabs"):
+        with pytest.raises(InputError, match="give one ASCII character, or tab, comma, space"):
+            parse_delimiter(text)
+
+
+def test_columns_by_role_and_by_name():
+    """Roles in the order of the columns; pairs; bare names of head, relation, tail and weight."""
+    for text, order in (
+        ("tail, head ,relation", "tail head relation"),
+        ("htr", "head tail relation"),
+        ("wtrh", "weight tail relation head"),
+    ):
+        columns = parse_columns(text)
+        assert columns.order == tuple(order.split()) and columns.names == {}
+        assert columns.names_or_roles == {role: role for role in order.split()}
+    assert parse_columns("head,relation,tail") == Columns()
+    columns = parse_columns("tail=o, head=s,relation=a=b,weight=score")
+    assert columns.names == {"tail": "o", "head": "s", "relation": "a=b", "weight": "score"}
+    assert columns.names_or_roles is columns.names and "weight" in columns.order
+    assert parse_columns("s,p,o,conf").names == {"head": "s", "relation": "p", "tail": "o", "weight": "conf"}
+    assert parse_columns("head,rel,tail").names == {"head": "head", "relation": "rel", "tail": "tail"}
+
+
+def test_columns_that_give_no_triple_are_refused():
+    texts = "hr hrtt head,relation head,head,tail head,relation,tail,tail s,p a,b,c,d,e head=s,relation=p"
+    texts += " head=s,relation=p,tail=o,head=q head=s,relation=p,tail=s head=s,relation=p,tail="
+    for text in ("", *texts.split(), "head=s,p,o", "s,,o"):
+        with pytest.raises(InputError, match="allowed are roles in the order of the columns") as caught:
+            parse_columns(text)
+        assert repr(text) in str(caught.value)
+
+
+def test_words_of_headers():
+    for fields, columns in (
+        ("subject,predicate,object", ["subject", "predicate", "object"]),
+        (":START_ID,:END_ID,:TYPE", [":START_ID", ":TYPE", ":END_ID"]),
+        ("from,to,type,label", ["from", "label", "to"]),
+        ("source,target", []),
+        ("ann,knows,bob", []),
+    ):
+        assert list(edge_list_header(fields.split(",")).values()) == columns
+
+
+@pytest.mark.parametrize(
+    ("name", "header"),
+    [
+        ("t.tsv", ("head", "relation", "tail")),
+        ("t.txt", ("Subject", "Predicate", "Object")),
+        ("t.csv", ("h", "r", "t")),
+        ("t.csv", ("source", "label", "target")),
+    ],
+)
+def test_a_header_is_seen_and_said(header, name, tmp_path):
+    separator = "," if name == "t.csv" else "\t"
+    path = write(tmp_path / name, "".join(separator.join(row) + "\n" for row in (header, *TRIPLES)))
+    assert read(path) == TRIPLES
+    assert TripleFile(path).header == dict(zip(ROLES, header))
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [("head", "relation", "tail"), ("neck", "relation", "tail")],
+        [("subject", "predicate", "object")],
+        [("head", "is_part_of", "tail"), ("a", "b", "c")],
+    ],
+    ids=["the relation stands again", "nothing follows", "no words of a header"],
+)
+def test_words_that_are_a_triple_of_a_text_without_quotes(lines, tmp_path):
+    path = write(tmp_path / "t.tsv", "".join("\t".join(row) + "\n" for row in lines))
+    assert read(path) == lines and TripleFile(path).header == {}
 
 
 def test_awkward_names_survive(tmp_path):
     for name, end in (("t.tsv", "\n"), ("t.txt", "\r\n"), ("t.tsv.gz", "\r\n")):
-        path = write(tmp_path / name, "".join("\t".join(row) + end for row in AWKWARD))
-        assert rows_of(read_chunks(path)) == AWKWARD
-    frame = pd.DataFrame(AWKWARD, columns=["head", "relation", "tail"])
+        assert read(write(tmp_path / name, "".join("\t".join(row) + end for row in AWKWARD))) == AWKWARD
+    frame = pd.DataFrame(AWKWARD, columns=ROLES)
     for name in ("t.csv", "t.csv.gz"):
-        path = write(tmp_path / name, frame.to_csv(index=False, header=False))
-        assert rows_of(read_chunks(path)) == AWKWARD
+        assert read(write(tmp_path / name, frame.to_csv(index=False, header=False))) == AWKWARD
     frame.to_parquet(tmp_path / "t.parquet")
-    assert rows_of(read_chunks(tmp_path / "t.parquet")) == AWKWARD
-    assert rows_of(frames_of(frame_chunks(frame, Columns(), RowRules(), "train"))) == AWKWARD
+    assert read(tmp_path / "t.parquet") == rows_of_frame(frame) == AWKWARD
 
 
-@settings(max_examples=30, deadline=None)
 @given(
     rows=st.lists(
         st.tuples(*[st.text(st.characters(exclude_characters="\t\n\r", codec="utf-8"), min_size=1)] * 3),
         min_size=1,
+        max_size=5,
     ).filter(lambda rows: not rows[0][0].startswith("\ufeff"))
 )
 def test_any_names_survive(tmp_path_factory, rows):
     path = tmp_path_factory.mktemp("t") / "t.tsv"
-    write(path, "".join("\t".join(row) + "\n" for row in rows))
-    assert rows_of(read_chunks(path)) == rows
+    lines = "".join("\t".join(row) + "\n" for row in [("a", "b", "c"), *rows])
+    assert read(write(path, lines)) == [("a", "b", "c"), *rows]
 
 
-def test_chunks_are_of_categories_and_progress_reaches_the_end(tmp_path):
+def test_chunks_are_of_categories(tmp_path):
     path = write(tmp_path / "t.tsv", "".join(f"e{i % 7}\tr\te{i % 5}\n" for i in range(500)))
-    seen: list[int] = []
-    chunks = list(read_chunks(path, on_bytes=seen.append, block_bytes=SMALL_BLOCK))
+    chunks = list(TripleFile(path, block_bytes=SMALL_BLOCK).frames())
     assert len(chunks) > 10 and sum(len(chunk) for chunk in chunks) == 500
     assert all(str(chunk["head"].dtype) == "category" for chunk in chunks)
-    assert seen == sorted(seen) and seen[-1] == path.stat().st_size
-
-
-def test_order_of_columns_and_delimiters(tmp_path):
-    path = tmp_path / "t.tsv"
-    for columns, line in (("htr", "h\tt\tr"), ("tail,relation,head", "t\tr\th"), ("rht", "r\th\tt")):
-        assert rows_of(read_chunks(write(path, line), parse_columns(columns))) == [("h", "r", "t")]
-    (chunk,) = read_chunks(write(path, "0.5\ta\tb\tc\n2\ta\tb\td\n"), parse_columns("wrht"))
-    assert chunk["weight"].dtype == np.float32 and chunk["weight"].tolist() == [0.5, 2]
-    assert chunk["relation"].tolist() == ["a", "a"]
-    assert rows_of(read_chunks(write(tmp_path / "t.txt", "a b c\n"), delimiter=" ")) == [("a", "b", "c")]
-    semicolons = write(tmp_path / "t.csv", '"a;x";b;c\n')
-    assert rows_of(read_chunks(semicolons, delimiter=";")) == [("a;x", "b", "c")]
-
-
-def test_named_columns_are_found_and_others_not_read(tmp_path):
-    text = "id\tobject\tsubject\tp\n1\to\ts\tp1\n"
-    columns = parse_columns("subject,p,object")
-    assert rows_of(read_chunks(write(tmp_path / "t.tsv", text), columns)) == [("s", "p1", "o")]
-
-
-def test_csv_with_roles_as_names_has_a_header(tmp_path):
-    text = "tail,extra,head,relation\nt,x,h,r\n"
-    assert rows_of(read_chunks(write(tmp_path / "t.csv", text))) == [("h", "r", "t")]
-    # in a file of tabs they are names like others
-    path = write(tmp_path / "t.tsv", "tail\thead\trelation\n")
-    assert rows_of(read_chunks(path)) == [("tail", "head", "relation")]
-
-
-def test_integer_ids(tmp_path):
-    rules = RowRules({"head": 10, "relation": 2, "tail": 10})
-    (chunk,) = read_chunks(write(tmp_path / "t.tsv", "3\t1\t9\n"), rules=rules)
-    assert chunk["tail"].dtype == np.int64 and chunk.iloc[0].tolist() == [3, 1, 9]
 
 
 @pytest.mark.parametrize(
-    "bad, fault, num_good, name",
+    ("name", "text", "columns", "options", "row"),
+    [
+        ("t.tsv", "h\tt\tr", "htr", {}, ("h", "r", "t")),
+        ("t.tsv", "r\th\tt", "rht", {}, ("h", "r", "t")),
+        ("t.tsv", "0.5\ta\tb\tc\n", "wrht", {}, ("b", "a", "c", 0.5)),
+        ("t.txt", "a b c\n", "hrt", {"delimiter": " "}, ("a", "b", "c")),
+        ("t.csv", '"a;x";b;c\n', "hrt", {"delimiter": ";"}, ("a;x", "b", "c")),
+        ("t.tsv", "id\to\ts\tp\n1\tx\ty\tz\n", "s,p,o", {}, ("y", "z", "x")),
+        ("t.csv", "tail,extra,head,relation\nt,x,h,r\n", "hrt", {}, ("h", "r", "t")),
+        ("t.tsv", "weight\ttail\thead\trelation\n0.5\tt\th\tr\n", "hrtw", {}, ("h", "r", "t", 0.5)),
+        ("t.tsv", "h\tr\tt\n3\t2\t4\n", "hrt", {"rules": IDS}, (3, 2, 4)),
+        (
+            "t.dat",
+            "7\na b c\n",
+            "hrt",
+            {"delimiter": " ", "kind": "tsv", "skip_first": True},
+            ("a", "b", "c"),
+        ),
+    ],
+)
+def test_order_of_columns_delimiters_and_ids(tmp_path, name, text, columns, options, row):
+    assert read(write(tmp_path / name, text), columns, **options) == [row]
+
+
+def test_parquet_and_frames(tmp_path):
+    """Of several chunks; columns by the words of headers; integers are names where names are asked for."""
+    num_rows = CHUNK_ROWS + 10
+    frame = pd.DataFrame({"head": np.arange(num_rows) % 5, "relation": 0, "tail": np.arange(num_rows) % 3})
+    frame.to_parquet(tmp_path / "t.parquet")
+    expected = list(frame.itertuples(index=False, name=None))
+    assert read(tmp_path / "t.parquet", rules=IDS) == expected == rows_of_frame(frame, IDS)
+    assert rows_of_frame(frame[:1]) == [("0", "0", "0")]
+    named = pd.DataFrame(TRIPLES, columns=["Subject", "predicate", "object"]).assign(more=1)
+    named.to_parquet(tmp_path / "u.parquet")
+    assert read(tmp_path / "u.parquet") == TRIPLES
+
+
+def test_gz_of_several_members(tmp_path):
+    path = tmp_path / "t.tsv.gz"
+    path.write_bytes(gzip.compress(b"a\tb\tc\n") + gzip.compress(b"d\te\tf\n"))
+    assert read(path) == [("a", "b", "c"), ("d", "e", "f")]
+
+
+@pytest.mark.parametrize(
+    ("bad", "fault", "num_good", "name"),
     [
         (b"a,b", "got 2 columns", 0, "t.tsv"),
         (b"a,b", "got 2 columns", 300, "t.csv"),
         (b"a,b,c,d", "got 4 columns", 1, "t.csv"),
         (b"a,b,c,d", "got 4 columns", 300, "t.tsv.gz"),
-        (b"a,\xff,c", "not UTF-8", 300, "t.tsv"),
+        (b"a,\xff,c", "byte 3 of the line is not UTF-8", 300, "t.tsv"),
         (b"a,\xff,c", "not UTF-8", 0, "t.csv"),
-        (b"a,,c", "the relation is empty", 1, "t.tsv"),
         (b"a,,c", "the relation is empty", 300, "t.tsv.gz"),
     ],
 )
@@ -125,122 +221,69 @@ def test_bad_line_is_found_in_any_block(tmp_path, bad, fault, num_good, name):
     content = b"\n".join(lines)
     path = write(tmp_path / name, content if "csv" in name else content.replace(b",", b"\t"))
     with pytest.raises(InputError) as caught:
-        list(read_chunks(path, block_bytes=SMALL_BLOCK))
+        read(path, block_bytes=SMALL_BLOCK)
     assert str(caught.value).startswith(f"{path}:{num_good + 2}: ") and fault in str(caught.value)
 
 
 @pytest.mark.parametrize(
-    "columns, bad, fault",
+    ("columns", "bad", "fault"),
     [
         ("hrtw", "a\tb\tc\tnan", "the weight is nan, expected a finite number"),
         ("hrtw", "a\tb\tc\t-1", "the weight is -1, expected a finite number"),
-        ("hrtw", "a\tb\tc\tx", "the weight is 'x'"),
-        ("hrtw", "a\tb\tc\t", "the weight is"),
-        ("hrt", "a\t\tc", "the relation is empty"),
+        ("hrtw", "a\tb\tc\tx", "the weight is 'x', expected a number"),
         ("hrt", "a\rx\tb\tc", "there is a carriage return inside the line"),
         ("hrt", "a b c", "got 1 columns separated by tabs, expected 3: 'a b c'; see --delimiter"),
+        ("ids", "0\tx\t2", "the relation is 'x', expected an integer id"),
+        ("ids", "1\t1\t²", "the tail is '²', expected an integer id"),
+        ("ids", "0\t0\t7", "the tail id is 7, allowed is 0 to 4"),
+        ("ids", "1\t3\t2", "the relation id is 3, allowed is 0 to 2"),
+        ("ids", "1\t1\t-2", "the tail id is -2, allowed is 0 to 4"),
     ],
 )
-def test_bad_lines_of_names(tmp_path, columns, bad, fault):
-    good = "a\tb\tc\t1e-3\n" if columns == "hrtw" else "a\tb\tc\n"
+def test_bad_fields(tmp_path, columns, bad, fault):
+    good = {"hrtw": "a\tb\tc\t1e-3\n", "hrt": "a\tb\tc\n", "ids": "0\t0\t1\n"}[columns]
     path = write(tmp_path / "t.tsv", f"{good}\r\n\n{good}{bad}\n{good}")
     with pytest.raises(InputError) as caught:
-        list(read_chunks(path, parse_columns(columns)))
+        read(path, "hrt", rules=IDS) if columns == "ids" else read(path, columns)
     assert str(caught.value).startswith(f"{path}:5: ") and fault in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "bad, fault",
-    [
-        ("0\tx\t2", "the relation is 'x', expected an integer id"),
-        ("1\t1\t2.0", "the tail is '2.0', expected an integer id"),
-        ("1\t1\t²", "expected an integer id"),
-        ("0\t0\t7", "the tail id is 7, allowed is 0 to 4"),
-        ("1\t3\t2", "the relation id is 3, allowed is 0 to 2"),
-        ("1\t1\t-2", "the tail id is -2, allowed is 0 to 4"),
-    ],
-)
-def test_bad_lines_of_ids(tmp_path, bad, fault):
-    path = write(tmp_path / "t.tsv", f"0\t0\t1\n{bad}\n")
-    with pytest.raises(InputError) as caught:
-        list(read_chunks(path, rules=RowRules({"head": 5, "relation": 3, "tail": 5})))
-    assert str(caught.value).startswith(f"{path}:2: ") and fault in str(caught.value)
+ZIPPED = gzip.compress("".join(f"a{i}\tb{i * i}\tc\n" for i in range(999)).encode())
 
 
 @pytest.mark.parametrize(
-    "name, content, message",
+    ("name", "content", "columns", "message"),
     [
-        ("t.tsv", b"", "the file is empty"),
-        ("t.tsv", b"\n\n", "the file is empty"),
-        ("t.csv", b"head,relation,tail\n", "the file is empty: it has no triples"),
-        ("t.json", b"{}", "unknown kind of file; known are .tsv, .txt, .csv, .parquet"),
-        ("t.parquet", b"PAR1 or not", "cannot be read as Parquet"),
-        ("t.csv", b'"a,b,c\n', "t.csv:1: bad quotes"),
+        ("t.tsv", None, "hrt", "there is no such file"),
+        ("t.tsv", b"", "hrt", "t.tsv: the file is empty$"),
+        ("t.tsv", b"\n\n", "hrt", "the file is empty: it has no triples"),
+        ("t.csv", b"head,relation,tail\n", "hrt", "the file is empty: it has no triples"),
+        ("t.json", b"{}", "hrt", "unknown kind of file; known are .tsv, .txt, .csv, .parquet"),
+        ("t.parquet", b"PAR1 or not", "hrt", "cannot be read as Parquet"),
+        ("t.csv", b'"a,b,c\n', "hrt", "t.csv:1: bad quotes"),
+        ("t.tsv.gz", ZIPPED[:-20], "hrt", "cannot be read"),
+        ("t.tsv.gz", b"a\tb\tc\n", "hrt", "cannot be read: Not a gzipped file"),
+        ("t.csv", b"s,p,p\n1,2,3\n", "o,s,p", "t.csv:1: no column 'o'; the header has s, p, p"),
+        ("t.csv", b"s,p,p\n1,2,3\n", "head=s,relation=p,tail=x", "more than one column 'p'"),
     ],
 )
-def test_unreadable_files(tmp_path, name, content, message):
+def test_unreadable_files(tmp_path, name, content, columns, message):
     path = tmp_path / name
-    path.write_bytes(content)
+    if content is not None:
+        path.write_bytes(content)
     with pytest.raises(InputError, match=message) as caught:
-        list(read_chunks(path))
+        read(path, columns)
     assert str(path) in str(caught.value)
-
-
-def test_missing_cut_off_and_damaged_files(tmp_path):
-    path = tmp_path / "t.tsv.gz"
-    with pytest.raises(InputError, match="there is no such file"):
-        list(read_chunks(path))
-    content = gzip.compress("".join(f"a{i}\tb{i * i}\tc\n" for i in range(999)).encode())
-    for damaged in (content[:-20], content[:30] + b"garbage" * 20, b"a\tb\tc\n"):
-        path.write_bytes(damaged)
-        with pytest.raises(InputError, match="cannot be read"):
-            list(read_chunks(path))
-    with pytest.raises(InputError, match="cannot be read: Not a gzipped file"):
-        list(read_chunks(path))
-
-
-def test_gz_of_several_members(tmp_path):
-    path = tmp_path / "t.tsv.gz"
-    path.write_bytes(gzip.compress(b"a\tb\tc\n") + gzip.compress(b"d\te\tf\n"))
-    assert rows_of(read_chunks(path)) == [("a", "b", "c"), ("d", "e", "f")]
-
-
-def test_missing_or_repeated_column(tmp_path):
-    path = write(tmp_path / "t.csv", "s,p,p\n1,2,3\n")
-    with pytest.raises(InputError, match=r"t.csv:1: no column 'o'; the header has s, p, p"):
-        list(read_chunks(path, parse_columns("o,s,p")))
-    with pytest.raises(InputError, match=r"more than one column 'p'"):
-        list(read_chunks(path, parse_columns("head=s,relation=p,tail=x")))
-    pd.DataFrame({"s": ["a"]}).to_parquet(tmp_path / "t.parquet")
-    with pytest.raises(InputError, match=r"t.parquet: no column 'head'; the file has s"):
-        list(read_chunks(tmp_path / "t.parquet"))
 
 
 def test_long_line_is_an_input_error(tmp_path):
     path = write(tmp_path / "t.tsv", "a" * 1000 + "\tb\tc\n")
     with pytest.raises(InputError, match="t.tsv: cannot be read: .*block"):
-        list(read_chunks(path, block_bytes=SMALL_BLOCK))
-
-
-def test_integers_are_names_where_names_are_asked_for():
-    frame = pd.DataFrame({"head": [1, 2], "relation": ["r", "r"], "tail": [3, 4]})
-    found = rows_of(frames_of(frame_chunks(frame, Columns(), RowRules(), "train")))
-    assert found == [("1", "r", "3"), ("2", "r", "4")]
-
-
-def test_frame_and_parquet_of_several_chunks(tmp_path):
-    num_rows = CHUNK_ROWS + 10
-    frame = pd.DataFrame({"head": np.arange(num_rows) % 5, "relation": 0, "tail": np.arange(num_rows) % 3})
-    rules = RowRules({"head": 5, "relation": 1, "tail": 3})
-    frame.to_parquet(tmp_path / "t.parquet")
-    of_frame = frames_of(frame_chunks(frame, Columns(), rules, "train"))
-    for chunks in (of_frame, read_chunks(tmp_path / "t.parquet", rules=rules)):
-        found = pd.concat(list(chunks), ignore_index=True)
-        assert np.array_equal(found.to_numpy(), frame.to_numpy())
+        read(path, block_bytes=SMALL_BLOCK)
 
 
 @pytest.mark.parametrize(
-    "row, message",
+    ("row", "message"),
     [
         ({"head": None}, "the head is empty"),
         ({"tail": ""}, "the tail is empty"),
@@ -257,25 +300,24 @@ def test_bad_row_of_a_frame_is_numbered(tmp_path, row, message):
         list(frame_chunks(frame, columns, RowRules(), "valid"))
     frame.to_parquet(tmp_path / "t.parquet")
     with pytest.raises(InputError, match=f"t.parquet: row 3: {message}"):
-        list(read_chunks(tmp_path / "t.parquet", columns))
+        read(tmp_path / "t.parquet", "hrtw")
 
 
 @pytest.mark.parametrize(
-    "frame, message",
+    ("frame", "rules", "message"),
     [
-        (pd.DataFrame({"head": [], "relation": [], "tail": []}), "the data frame is empty"),
-        (pd.DataFrame({"head": ["a"], "relation": ["b"]}), "no column 'tail'; there are head, relation"),
-        (pd.DataFrame({"head": [0.5], "relation": ["b"], "tail": ["c"]}), "head column holds double"),
-        (pd.DataFrame({"head": [["x"]], "relation": ["b"], "tail": ["c"]}), "head column holds list"),
-        (pd.DataFrame({"head": ["x", 1], "relation": "b", "tail": "c"}, dtype=object), "mixes several types"),
+        ({"head": [], "relation": [], "tail": []}, None, "the data frame is empty"),
+        ({"head": ["a"], "relation": ["b"]}, None, "no column 'tail'; there are head, relation"),
+        ({"head": [0.5], "relation": ["b"], "tail": ["c"]}, None, "head column holds double"),
+        ({"head": [["x"]], "relation": ["b"], "tail": ["c"]}, None, "head column holds list"),
+        ({"head": ["x", 1], "relation": "b", "tail": "c"}, None, "mixes several types"),
+        ({"head": [0, 9], "relation": 0, "tail": 1}, IDS, "row 2: the head id is 9, allowed is 0 to 4"),
     ],
 )
-def test_unusable_frames(frame, message):
-    with pytest.raises(InputError, match=message):
-        list(frame_chunks(frame, Columns(), RowRules(), "train"))
-
-
-def test_frame_id_out_of_range_is_numbered():
-    frame = pd.DataFrame({"head": [0, 9], "relation": [0, 0], "tail": [1, 1]})
-    with pytest.raises(InputError, match="train: row 2: the head id is 9, allowed is 0 to 4"):
-        list(frame_chunks(frame, Columns(), RowRules({"head": 5, "relation": 1, "tail": 5}), "train"))
+def test_unusable_frames(frame, rules, message, tmp_path):
+    with pytest.raises(InputError, match=f"train: .*{message}"):
+        rows_of_frame(pd.DataFrame(frame), rules)
+    if "no column" in message:
+        pd.DataFrame(frame).to_parquet(tmp_path / "t.parquet")
+        with pytest.raises(InputError, match="t.parquet: no column 'tail'; the file has head, relation"):
+            read(tmp_path / "t.parquet")

@@ -42,7 +42,7 @@ def test_ids_are_places():
 def test_any_names_survive(tmp_path_factory, names):
     path = tmp_path_factory.mktemp("names") / "names.txt"
     Vocabulary(names, "entity").save(path)
-    assert read_lines(path) == names
+    assert read_lines(path) == list(Vocabulary.load(path, "entity").names) == names
     mapped = MappedNames(path)
     assert len(mapped) == len(names) and list(mapped) == names
     assert [mapped[-place] for place in range(1, len(names) + 1)] == names[::-1]
@@ -66,11 +66,9 @@ def test_awkward_names_survive(tmp_path, monkeypatch, block):
 
 
 def test_unknown_name_shows_near_ones():
+    """Of many names those that begin alike are compared."""
     with pytest.raises(InputError, match=r"unknown entity 'Pariss'; did you mean 'Paris'\?"):
         Vocabulary(["Rome", "Paris"], "entity").id("Pariss")
-
-
-def test_unknown_name_of_many_is_compared_with_those_that_begin_alike():
     names = [f"x{i}" for i in range(MAX_NAMES_TO_COMPARE)] + ["Strasbourg", "Stuttgart"]
     vocabulary = Vocabulary(names, "entity")
     with pytest.raises(InputError, match="did you mean 'Strasbourg'"):
@@ -93,12 +91,6 @@ def test_damaged_file_is_an_input_error(tmp_path, content, message):
     with pytest.raises(InputError) as mapped:
         MappedNames(path)
     assert str(mapped.value) == str(caught.value)
-
-
-def test_empty_file_is_an_empty_vocabulary(tmp_path):
-    path = tmp_path / "names.txt"
-    path.touch()
-    assert len(Vocabulary.load(path, "entity")) == len(MappedNames(path)) == 0
 
 
 def test_relations_have_types_in_their_labels_only_where_the_name_is_ambiguous(tmp_path):

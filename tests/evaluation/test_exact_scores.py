@@ -41,7 +41,7 @@ def test_place_and_company_do_not_matter(name):
         torch.testing.assert_close(together, model.compare_pairs(query[queries], rows[places].double()))
 
 
-@pytest.mark.parametrize("num_pairs", [1, 511, 512, 513, 1200])
+@pytest.mark.parametrize("num_pairs", [1, 512, 1200])
 def test_all_blocks_have_one_shape(num_pairs):
     model = build_model("distmult", 4, False)
     shapes = set()

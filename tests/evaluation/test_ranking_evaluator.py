@@ -72,7 +72,7 @@ def test_every_score_function_has_an_oracle():
     assert set(SCORE_FUNCTIONS) == set(ORACLES)
 
 
-@pytest.mark.parametrize("name", sorted(ORACLES))
+@pytest.mark.parametrize("name", ["complex", "transe_l2", "pairre", "conve"])
 def test_all_rows_zero_is_one_great_tie(name):
     world = toy_world(name, reciprocal=name in FORWARD_ONLY)
     for table in ("person", "town"):
@@ -84,8 +84,16 @@ def test_all_rows_zero_is_one_great_tie(name):
         assert result.ranks[side].tolist() == (1 + result.num_negatives[side] / 2).tolist()
 
 
-@pytest.mark.parametrize("options", [{}, ON_DEVICE, NOT_KEPT], ids=["cpu", "device", "device, rows copied"])
-@pytest.mark.parametrize("name", sorted(ORACLES))
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        *(pytest.param(name, {}, id=name) for name in sorted(ORACLES)),
+        pytest.param("complex", ON_DEVICE, id="complex, device"),
+        pytest.param("transe_l1", NOT_KEPT, id="transe_l1, device, rows copied"),
+        pytest.param("pairre", ON_DEVICE, id="pairre, device"),
+        pytest.param("tucker", NOT_KEPT, id="tucker, device, rows copied"),
+    ],
+)
 def test_near_ties_are_decided_in_float64(name, options, monkeypatch):
     """Candidates that differ from the true answer by one unit in the last place of one number."""
     monkeypatch.setattr(full_ranking, "DEVICE_CANDIDATE_TILE", 23)
@@ -108,14 +116,14 @@ def test_near_ties_are_decided_in_float64(name, options, monkeypatch):
 
 
 @pytest.mark.parametrize("name", sorted(ORACLES))
-@pytest.mark.parametrize("scale", [1e-12, 1e12])
-def test_tiny_and_huge_rows(name, scale):
-    world = toy_world(name, reciprocal=name in FORWARD_ONLY, num_people=15, seed=2)
+def test_tiny_and_huge_rows(name):
     # Products of three rows, summed, and squares of products of two: float32 ends earlier.
-    scale = min(scale, {"rescal": 1e11, "tucker": 1e11, "transr": 1e8}.get(name, scale))
-    for table in world.tables.values():
-        table *= scale
-    check_against_brute_force(world, Protocol(), num_shards=2)
+    huge = {"rescal": 1e11, "tucker": 1e11, "transr": 1e8}.get(name, 1e12)
+    for scale in (1e-12, huge):
+        world = toy_world(name, reciprocal=name in FORWARD_ONLY, num_people=15, seed=2)
+        for table in world.tables.values():
+            table *= scale
+        check_against_brute_force(world, Protocol(), num_shards=2)
 
 
 def test_products_are_float32_whatever_training_allowed():
@@ -136,8 +144,7 @@ def test_products_are_float32_whatever_training_allowed():
     assert seen == {(torch.float32, "highest")}
 
 
-@pytest.mark.parametrize("options", [ON_DEVICE, NOT_KEPT], ids=["kept", "copied"])
-@pytest.mark.parametrize("num_candidates", [None, 50])
+@pytest.mark.parametrize(("num_candidates", "options"), [(None, ON_DEVICE), (None, NOT_KEPT), (50, NOT_KEPT)])
 def test_ranks_on_a_device_are_those_of_the_cpu(num_candidates, options, monkeypatch):
     monkeypatch.setattr(full_ranking, "COPIED_PAIRS", 1024)
     world = toy_world("complex", reciprocal=True, num_people=200, seed=3)
@@ -187,7 +194,7 @@ def test_the_module_of_a_model_computes_where_the_rows_are(num_candidates, monke
     assert {one.device.type for one in world.model.module.parameters()} == {"cpu"}
 
 
-@pytest.mark.parametrize("options", [{}, ON_DEVICE, NOT_KEPT], ids=["cpu", "device", "device, rows copied"])
+@pytest.mark.parametrize("options", [{}, NOT_KEPT], ids=["cpu", "device, rows copied"])
 def test_norms_of_candidates_are_computed_once_a_ranking(options, monkeypatch):
     world = toy_world("complex", reciprocal=True, num_people=200, seed=3)
     world.options = options

@@ -16,13 +16,13 @@ from tests.model.score_oracle import ORACLES
 
 
 @pytest.mark.parametrize("name", sorted(ORACLES))
-@pytest.mark.parametrize("reciprocal", [False, True])
-def test_equals_the_formula(name, reciprocal):
-    world = toy_world(name, reciprocal or name in FORWARD_ONLY, seed=4)
-    found = score_triples(world.model, world.known, RELATIONS, MemoryRows(world.tables), batch_size=7)
-    for side in Side:
-        expected = [world.score(triple, side) for triple in world.known]
-        assert found[side].tolist() == pytest.approx(expected, rel=1e-10, abs=1e-12)
+def test_equals_the_formula(name):
+    for reciprocal in (True,) if name in FORWARD_ONLY else (False, True):
+        world = toy_world(name, reciprocal, seed=4)
+        found = score_triples(world.model, world.known, RELATIONS, MemoryRows(world.tables), batch_size=7)
+        for side in Side:
+            expected = [world.score(triple, side) for triple in world.known]
+            assert found[side].tolist() == pytest.approx(expected, rel=1e-10, abs=1e-12)
 
 
 def test_nothing_and_not_finite():

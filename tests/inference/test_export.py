@@ -102,7 +102,7 @@ def test_a_failure_leaves_no_file(run, tmp_path, monkeypatch):
     def full_at_the_film(table, file):
         written(table, file) if table.name == "person" else full()
 
-    monkeypatch.setitem(export.FORMATS, "tsv", export._each_table(".tsv", full_at_the_film))
+    monkeypatch.setitem(export.FORMATS, "tsv", (export.each_table(".tsv", full_at_the_film), ""))
     with pytest.raises(StorageError, match="cannot write to .*out: No space left on device"):
         export_tables(checkpoint, ["person", "film"], "tsv", tmp_path / "out", overwrite=True)
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["person.tsv"]
@@ -173,8 +173,8 @@ def test_every_format_of_rows_is_read_back(run, tmp_path, file_format):
 def test_damaged_tsv(tmp_path):
     path = tmp_path / "film.tsv"
     for content, words in [
-        ("a\t1\t2\nb\t1\tx\n", "film.tsv:2: could not"),
-        ("a\t1\t2\nb\t1\n", "tsv:2: got 1 n"),
+        ("a\t1\t2\nb\t1\tx\n", "film.tsv:2: 'x' is no number"),
+        ("a\t1\t2\nb\t1\n", "tsv:2: a name and 1 numbers, expected 2"),
     ]:
         path.write_text(content)
         with pytest.raises(InputError, match=words):

@@ -134,8 +134,8 @@ def test_names_lead_out_of_no_folder(hub, tmp_path):
     with pytest.raises(InputError, match=r"config.json is damaged: '../\w+' is no name of an entity type"):
         open_run(hub)
     (tmp_path / "out").mkdir()
-    output = bytes_output(tmp_path / "out" / "../evil_entity.npy", b"")
-    with pytest.raises(InputError, match=r"would write '\S+evil_\S+', which is no file name in"):
+    output = bytes_output("../evil_entity.npy", b"")
+    with pytest.raises(InputError, match=r"would write '../evil_\S+', which is no file name in"):
         write_outputs([output], tmp_path / "out", overwrite=True)
     assert not (tmp_path / "evil_entity.npy").exists()
 

@@ -16,6 +16,7 @@ from dglkge.model.kge_model import build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION, Side
 from tests.model.bigraph_oracle import dynamic_score, static_score
+from tests.model.rounding import check_bound
 
 DIM = 6
 PAIRS = {
@@ -23,6 +24,10 @@ PAIRS = {
     for operator, comparator, bias in itertools.product(OPERATORS, COMPARATORS, (False, True))
 }
 NEW = {name: pair for name, pair in PAIRS.items() if name in NAMES}
+BY_OPERATOR = {operator: [name for name in NEW if PAIRS[name][0] == operator] for operator in OPERATORS}
+"""The pairs without a name of their own, by operator: 8, less one or two."""
+
+each_operator = pytest.mark.parametrize("names", BY_OPERATOR.values(), ids=BY_OPERATOR)
 
 
 def draw(name: str, reciprocal: bool, num_rows: int = 7, dtype: torch.dtype = torch.float64):
@@ -58,9 +63,10 @@ def test_all_pairs_have_a_name():
         SCORE_FUNCTIONS.get("linear")
 
 
-@pytest.mark.parametrize("name", PAIRS)
-def test_dynamic_scores_equal_plain_loops(name):
-    for side in list(Side):
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_dynamic_scores_equal_plain_loops(operator):
+    names = [name for name, pair in PAIRS.items() if pair[0] == operator]
+    for name, side in itertools.product(names, Side):
         model, heads, relations, tails, ids = draw(name, reciprocal=True)
         given, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
         query = model.query(given, relations, side, ids)
@@ -73,9 +79,9 @@ def test_dynamic_scores_equal_plain_loops(name):
         np.testing.assert_allclose(pairs.numpy(), np.diagonal(expected), rtol=1e-9)
 
 
-@pytest.mark.parametrize("name", NEW)
-def test_static_scores_equal_plain_loops(name):
-    for side, with_ids in itertools.product(list(Side), [True, False]):
+@each_operator
+def test_static_scores_equal_plain_loops(names):
+    for name, side, with_ids in itertools.product(names, Side, [True, False]):
         model, heads, relations, tails, ids = draw(name, reciprocal=False)
         given, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
         query = model.query(given, relations, side, ids if with_ids else None)
@@ -96,10 +102,10 @@ def test_static_scores_equal_plain_loops(name):
         np.testing.assert_allclose(scores.numpy(), np.diagonal(expected), rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", NEW)
-def test_relations_of_a_pair_of_entities(name):
+@each_operator
+def test_relations_of_a_pair_of_entities(names):
     """Relation prediction: (h, ?, t) against every relation."""
-    for reciprocal in (False, True):
+    for name, reciprocal in itertools.product(names, (False, True)):
         model, heads, relations, tails, _ = draw(name, reciprocal)
         function, rows = model.score_function, relations
         score = static_score
@@ -113,71 +119,55 @@ def test_relations_of_a_pair_of_entities(name):
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("name", NEW)
-@pytest.mark.parametrize("reciprocal", [False, True])
-@pytest.mark.parametrize("side", list(Side))
-def test_gradients(name, reciprocal, side):
+@each_operator
+def test_gradients(names):
     """Also of relations with equal rows and different ids, which every run starts with.
 
     Along a random direction (``fast_mode``): a wrong entry shows there as well.
     """
-    model, heads, relations, tails, ids = draw(name, reciprocal, num_rows=5)
-    rows = [row.detach().requires_grad_() for row in (heads, relations, tails[:3])]
+    kinds = itertools.cycle(itertools.product([False, True], Side))  # each with some comparators
+    for name, (reciprocal, side) in zip(names, kinds):
+        model, heads, relations, tails, ids = draw(name, reciprocal, num_rows=5)
+        rows = [row.detach().requires_grad_() for row in (heads, relations, tails[:3])]
 
-    def matrix(given, relation, candidates):
-        own = relation if reciprocal else relation[ids]
-        return model.compare(model.query(given, own, side, ids), candidates)
+        def matrix(given, relation, candidates, model=model, side=side, ids=ids, shared=not reciprocal):
+            own = relation[ids] if shared else relation
+            return model.compare(model.query(given, own, side, ids), candidates)
 
-    def pairs(given, relation, candidates):
-        return model.compare_pairs(model.query(given[:3], relation[:3], side, ids[:3]), candidates)
+        def pairs(given, relation, candidates, model=model, side=side, ids=ids):
+            return model.compare_pairs(model.query(given[:3], relation[:3], side, ids[:3]), candidates)
 
-    assert torch.autograd.gradcheck(matrix, rows, fast_mode=True)
-    assert torch.autograd.gradcheck(pairs, rows, fast_mode=True)
-    with torch.no_grad():
-        rows[1][:] = rows[1][0]
-    assert torch.autograd.gradcheck(matrix, rows, fast_mode=True)
+        assert torch.autograd.gradcheck(matrix, rows, fast_mode=True)
+        assert torch.autograd.gradcheck(pairs, rows, fast_mode=True)
+        with torch.no_grad():
+            rows[1][:] = rows[1][0]
+        assert torch.autograd.gradcheck(matrix, rows, fast_mode=True)
 
 
-@pytest.mark.parametrize("name", NEW)
-def test_beyond_the_bound_float32_is_right(name):
+@each_operator
+def test_beyond_the_bound_float32_is_right(names):
     """Each candidate in turn is the true answer; all others are compared with it."""
-    for reciprocal, side, scale in [
+    kinds = [
         (False, Side.TAIL, 1.0),
         (False, Side.HEAD, 1.0),
         (True, Side.TAIL, 1.0),
         (False, Side.TAIL, 1e-6),
         (False, Side.TAIL, 1e4),
-    ]:
-        model, given, relations, others, ids = (
-            one if isinstance(one, torch.Tensor) is False or not one.is_floating_point() else one.float()
-            for one in draw(name, reciprocal, num_rows=30)
-        )
-        given, others = given * scale, others * scale
+    ]
+    for name, (reciprocal, side, scale) in itertools.product(names, kinds):
+        model, *rows, ids = draw(name, reciprocal, num_rows=30, dtype=torch.float32)
+        given, relations, others = rows[0] * scale, rows[1], rows[2] * scale
         # Near ties: rows that differ by rounding only, and by little.
         candidates = torch.cat([others, others * (1 + 2**-22), others + 1e-6 * scale, others * 0])
         query = model.query(given[:6].double(), relations[:6].double(), side, ids[:6])
-        with torch.no_grad():
-            scores = model.compare(query.float(), candidates).double()
-        max_norm = float(candidates.norm(dim=1).max())
-        num_close = 0
-        for row in range(len(query)):
-            repeated = query[row].expand(len(candidates), -1)
-            exact = model.compare_pairs(repeated, candidates.double())
-            bound = model.score_function.rounding_bound(repeated, max_norm, exact)
-            assert torch.isfinite(bound).all()
-            greater = scores[row][None] > exact[:, None] + bound[:, None]
-            less = scores[row][None] < exact[:, None] - bound[:, None]
-            everywhere = exact[None].expand(len(candidates), -1)
-            assert (everywhere[greater] > exact[:, None].expand_as(everywhere)[greater]).all()
-            assert (everywhere[less] < exact[:, None].expand_as(everywhere)[less]).all()
-            num_close += int((~greater & ~less).sum())
+        num_close = check_bound(model.score_function, query, candidates)
         if scale == 1.0 and not name.endswith("l2_bias"):
             assert num_close < 0.2 * 6 * len(candidates) ** 2
 
 
-@pytest.mark.parametrize("name", NEW)
-def test_relations_start_as_the_identity(name):
-    for reciprocal in [False, True]:
+@each_operator
+def test_relations_start_as_the_identity(names):
+    for name, reciprocal in itertools.product(names, [False, True]):
         model, heads, _, tails, _ = draw(name, reciprocal)
         rows = model.initial_rows(RELATION, torch.arange(7), seed=1, scale=1e-3)
         assert rows.shape == (7, model.relation_width) and rows.dtype == torch.float32

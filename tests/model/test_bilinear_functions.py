@@ -26,16 +26,14 @@ def draw(num_rows: int, width: int, seed: int = 0) -> torch.Tensor:
 
 class TestKeci:
     @pytest.mark.parametrize("p, q", ALGEBRAS)
-    @pytest.mark.parametrize("side", list(Side))
-    def test_scores_are_those_of_the_algebra(self, p, q, side):
+    def test_scores_are_those_of_the_algebra(self, p, q):
+        """Of triples, on both sides, and of relations, by a product; gradients are those of differences."""
         model = build_model("keci", DIM, False, options={"p": p, "q": q})
         heads, relations, tails = (draw(5, DIM, seed) for seed in range(3))
         rows = zip(heads.tolist(), relations.tolist(), tails.tolist())
         expected = [clifford(*triple, p, q) for triple in rows]
-        np.testing.assert_allclose(model.score(heads, relations, tails, side), expected, rtol=1e-12)
-
-    @pytest.mark.parametrize("p, q", ALGEBRAS)
-    def test_relations_are_compared_by_a_product(self, p, q):
+        for side in Side:
+            np.testing.assert_allclose(model.score(heads, relations, tails, side), expected, rtol=1e-12)
         function = build_model("keci", DIM, False, options={"p": p, "q": q}).score_function
         heads, relations, tails = (draw(num, DIM, num) for num in (4, 3, 4))
         assert function.has_relation_product
@@ -45,17 +43,6 @@ class TestKeci:
             for head, tail in zip(heads.tolist(), tails.tolist())
         ]
         np.testing.assert_allclose(found, expected, rtol=1e-12)
-
-    @pytest.mark.parametrize("p, q, name", [(0, 0, "distmult"), (0, 1, "complex")])
-    def test_the_smallest_algebras_are_known_models(self, p, q, name):
-        keci, known = build_model("keci", DIM, True, options={"p": p, "q": q}), build_model(name, DIM, True)
-        heads, relations, tails = draw(5, DIM), draw(5, 2 * DIM, 1), draw(5, DIM, 2)
-        for side in Side:
-            found = keci.score(heads, relations, tails, side)
-            torch.testing.assert_close(found, known.score(heads, relations, tails, side))
-
-    @pytest.mark.parametrize("p, q", ALGEBRAS)
-    def test_gradients(self, p, q):
         function = build_model("keci", DIM, True, options={"p": p, "q": q}).score_function
         rows = [draw(3, DIM, seed).requires_grad_() for seed in range(3)]
         for side in Side:
@@ -65,6 +52,14 @@ class TestKeci:
                 ),
                 rows,
             )
+
+    @pytest.mark.parametrize("p, q, name", [(0, 0, "distmult"), (0, 1, "complex")])
+    def test_the_smallest_algebras_are_known_models(self, p, q, name):
+        keci, known = build_model("keci", DIM, True, options={"p": p, "q": q}), build_model(name, DIM, True)
+        heads, relations, tails = draw(5, DIM), draw(5, 2 * DIM, 1), draw(5, DIM, 2)
+        for side in Side:
+            found = keci.score(heads, relations, tails, side)
+            torch.testing.assert_close(found, known.score(heads, relations, tails, side))
 
     def test_options_come_from_the_configuration(self):
         chosen = ["dataset=d", "model.dimension=12", "model.score_function={name: keci, p: 2, q: 3}"]
@@ -95,43 +90,37 @@ class TestKeci:
             check_config(load_config(None, ["dataset=d", *overrides]))
         assert words in str(caught.value)
 
-    @pytest.mark.parametrize("value", [-1, 1.5, "x", True])
-    def test_options_of_another_kind(self, value):
-        with pytest.raises(
-            InputError, match="q of the score function 'keci' is .*; allowed: (a whole number|at least 0)"
-        ):
-            build_model("keci", 4, True, options={"q": value})
-
-    def test_an_option_that_there_is_not(self):
+    def test_options_of_another_kind(self):
+        for value in (-1, 1.5, "x", True):
+            with pytest.raises(
+                InputError, match="q of the score function 'keci' is .*; allowed: (a whole number|at least 0)"
+            ):
+                build_model("keci", 4, True, options={"q": value})
         with pytest.raises(InputError, match="'rescal' has no option 'p'; its options: none"):
             build_model("rescal", 4, True, options={"p": 1})
 
 
 @pytest.mark.parametrize("name", NEW)
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
-def test_relations_are_compared_as_triples_are_scored(name, dtype):
+def test_relations_are_compared_as_triples_are_scored(name):
+    """In both types; gradients are those of differences."""
     function, dim = SCORE_FUNCTIONS.get(name)(), fitting_dim(name, 6)
-    heads, tails = draw(5, dim).to(dtype), draw(5, dim, 1).to(dtype)
-    relations = draw(4, function.relation_dim(dim), 2).to(dtype)
-    query = function.relation_query(heads, tails)
-    assert query.shape == (5, function.relation_query_dim(dim))
-    expected = [
-        [float64_score(name, head, relation, tail) for relation in relations.double().tolist()]
-        for head, tail in zip(heads.double().tolist(), tails.double().tolist())
-    ]
-    tolerance = 1e-10 if dtype == torch.float64 else 1e-4
-    found = function.compare_relations(query, relations)
-    np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
-
-
-@pytest.mark.parametrize("name", NEW)
-def test_gradients_of_compared_relations(name):
-    function, dim = SCORE_FUNCTIONS.get(name)(), fitting_dim(name, 4)
-    rows = [draw(3, dim), draw(3, dim, 1), draw(2, function.relation_dim(dim), 2)]
+    for dtype, tolerance in ((torch.float64, 1e-10), (torch.float32, 1e-4)):
+        heads, tails = draw(5, dim).to(dtype), draw(5, dim, 1).to(dtype)
+        relations = draw(4, function.relation_dim(dim), 2).to(dtype)
+        query = function.relation_query(heads, tails)
+        assert query.shape == (5, function.relation_query_dim(dim))
+        expected = [
+            [float64_score(name, head, relation, tail) for relation in relations.double().tolist()]
+            for head, tail in zip(heads.double().tolist(), tails.double().tolist())
+        ]
+        found = function.compare_relations(query, relations)
+        np.testing.assert_allclose(found, expected, rtol=tolerance, atol=tolerance)
 
     def compare(heads, tails, relations):
         return function.compare_relations(function.relation_query(heads, tails), relations)
 
+    dim = fitting_dim(name, 4)
+    rows = [draw(3, dim), draw(3, dim, 1), draw(2, function.relation_dim(dim), 2)]
     assert torch.autograd.gradcheck(compare, [row.requires_grad_() for row in rows])
 
 

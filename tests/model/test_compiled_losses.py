@@ -30,6 +30,10 @@ LOSSES = [
 ]
 
 
+KINDS = {name: [loss for loss in LOSSES if type(loss) is REGISTERED.get(name)] for name in REGISTERED}
+each_loss = pytest.mark.parametrize("losses", KINDS.values(), ids=KINDS)
+
+
 def draw(num_queries, num_negatives, scale, seed=0):
     random = torch.Generator().manual_seed(seed)
     positive = scale * torch.randn(num_queries, generator=random)
@@ -45,11 +49,10 @@ def values_and_gradients(loss, positive, negative, ignored, dtype):
     return [found, *torch.autograd.grad((found * weights).sum(), (positive, negative))]
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_values_and_gradients_equal_autograd_in_float64(loss):
-    for scale, shape in itertools.product(
-        [0.01, 1.0, 30.0, 1000.0], [(1, 1), (7, 3), (5, 200), (3, 0), (0, 3)]
-    ):
+@each_loss
+def test_values_and_gradients_equal_autograd_in_float64(losses):
+    shapes = [(1, 1), (7, 3), (5, 200), (3, 0), (0, 3)]
+    for loss, scale, shape in itertools.product(losses, [0.01, 1.0, 30.0, 1000.0], shapes):
         positive, negative, ignored = draw(*shape, scale)
         for mask in (ignored, None):
             found = values_and_gradients(with_loops(loss), positive, negative, mask, torch.float32)
@@ -59,45 +62,49 @@ def test_values_and_gradients_equal_autograd_in_float64(loss):
                 torch.testing.assert_close(got.double(), wanted, rtol=2e-5, atol=2e-6 * max(scale, 1))
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_ignored_scores_do_not_count_whatever_they_are(loss):
+@each_loss
+def test_ignored_scores_do_not_count_whatever_they_are(losses):
     positive, negative, _ = draw(4, 10, 1.0)
     ignored = torch.zeros(4, 10, dtype=torch.bool)
     ignored[:, 3] = True
     ignored[2] = True
     changed = negative.clone()
     changed[:, 3] = torch.tensor([1e6, float("nan"), float("inf"), -5.0])
-    loss_of, of_positive, of_negative = values_and_gradients(
-        with_loops(loss), positive, changed, ignored, torch.float32
-    )
-    expected = values_and_gradients(with_loops(loss), positive, negative, ignored, torch.float32)
-    torch.testing.assert_close([loss_of, of_positive, of_negative], expected, rtol=0, atol=0)
-    assert (of_negative[ignored] == 0).all()
-    # All negatives of query 2 are ignored: its loss is a number.
-    assert loss_of.isfinite().all()
+    for loss in losses:
+        found, expected = (
+            values_and_gradients(with_loops(loss), positive, scores, ignored, torch.float32)
+            for scores in (changed, negative)
+        )
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
+        assert (found[2][ignored] == 0).all()
+        # All negatives of query 2 are ignored: its loss is a number.
+        assert found[0].isfinite().all()
 
 
-@pytest.mark.parametrize("loss", LOSSES)
-def test_scores_that_are_not_finite_show_in_the_loss(loss):
-    for bad in [float("nan"), float("inf")]:
+@each_loss
+def test_scores_that_are_not_finite_show_in_the_loss(losses):
+    for loss, bad in itertools.product(losses, [float("nan"), float("inf")]):
         positive, negative, _ = draw(3, 5, 1.0)
         negative[1, 2] = bad
         found = with_loops(loss)(positive, negative, None)
         assert found.isfinite().tolist() == [True, False, True]
 
 
-@pytest.mark.parametrize("loss", [loss for loss in LOSSES if isinstance(loss.settings, ConfidenceSettings)])
-def test_confidences_of_true_answers(loss):
+def test_confidences_of_true_answers():
     positive, negative, ignored = draw(9, 20, 2.0)
     labels = torch.linspace(0, 1, 9)
-
-    def call(function):
-        return lambda one, two, mask: function(one, two, mask, labels.to(one.dtype))
-
-    found = values_and_gradients(call(with_loops(loss)), positive, negative, ignored, torch.float32)
-    expected = values_and_gradients(call(loss), positive, negative, ignored, torch.float64)
-    for got, wanted in zip(found, expected):
-        torch.testing.assert_close(got.double(), wanted, rtol=2e-5, atol=4e-6)
+    weighed = [loss for loss in LOSSES if isinstance(loss.settings, ConfidenceSettings)]
+    assert len(weighed) == 16
+    for loss in weighed:
+        found, expected = (
+            values_and_gradients(
+                lambda one, two, mask, of=of: of(one, two, mask, labels.to(one.dtype)),
+                positive, negative, ignored, dtype,
+            )
+            for of, dtype in ((with_loops(loss), torch.float32), (loss, torch.float64))
+        )  # fmt: skip
+        for got, wanted in zip(found, expected):
+            torch.testing.assert_close(got.double(), wanted, rtol=2e-5, atol=4e-6)
 
 
 def test_what_has_no_loops_goes_to_the_loss_itself():

@@ -64,14 +64,18 @@ def oracle(name: str, reduction: str, positive: float, kept: list[float], label:
     return truth + reduced(terms, kept, reduction, TEMPERATURE)
 
 
-def cases() -> list[tuple[str, str, bool]]:
-    found = []
-    for name, reduction, labeled in itertools.product(LOSSES, REDUCTIONS, (False, True)):
-        options = LOSSES.get(name).Settings.model_fields
-        needed = {"mean": "name", "sum": "reduction", "adversarial": "adversarial_weights"}[reduction]
-        if needed in options and (not labeled or "confidences" in options):
-            found.append((name, reduction, labeled))
-    return found
+def cases(name: str) -> list[tuple[str, bool]]:
+    """Reductions of a loss, with labels and without."""
+    options = LOSSES.get(name).Settings.model_fields
+    needed = {"mean": "name", "sum": "reduction", "adversarial": "adversarial_weights"}
+    return [
+        (reduction, labeled)
+        for reduction, labeled in itertools.product(REDUCTIONS, (False, True))
+        if needed[reduction] in options and (not labeled or "confidences" in options)
+    ]
+
+
+each_loss = pytest.mark.parametrize("name", LOSSES)
 
 
 def made(name: str, reduction: str):
@@ -91,15 +95,14 @@ def tensors() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def test_the_cases_are_those_that_the_losses_declare() -> None:
-    assert len(cases()) == 2 * 3 * 4 + 2 + 3 + 2
-    assert {name for name, reduction, _ in cases() if reduction == "adversarial"} == set(LOSSES) - {
-        "self_adversarial"
-    }
+    assert sum(len(cases(name)) for name in LOSSES) == 2 * 3 * 4 + 2 + 3 + 2
+    without = {name for name in LOSSES if ("adversarial", False) not in cases(name)}
+    assert without == {"self_adversarial"}
 
 
-@pytest.mark.parametrize("name, reduction, labeled", cases())
-def test_equals_plain_loops(name: str, reduction: str, labeled: bool) -> None:
-    for masked in [False, True]:
+@each_loss
+def test_equals_plain_loops(name: str) -> None:
+    for (reduction, labeled), masked in itertools.product(cases(name), [False, True]):
         positive, negative = tensors()
         more = {"labels": torch.tensor(LABELS, dtype=torch.float64)} if labeled else {}
         ignored = torch.tensor(IGNORED) if masked else None
@@ -111,11 +114,14 @@ def test_equals_plain_loops(name: str, reduction: str, labeled: bool) -> None:
         torch.testing.assert_close(losses, torch.tensor(expected, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("name, reduction, labeled", cases())
-def test_gradient_is_that_of_the_oracle_with_constant_weights(
-    name: str, reduction: str, labeled: bool
-) -> None:
+@each_loss
+def test_gradient_is_that_of_the_oracle_with_constant_weights(name: str) -> None:
     """Finite differences; scores are moved away from the corners of hinges, weights are held constant."""
+    for reduction, labeled in cases(name):
+        check_gradient(name, reduction, labeled)
+
+
+def check_gradient(name: str, reduction: str, labeled: bool) -> None:
     positive, negative = tensors()
     ignored = torch.tensor(IGNORED)
     more = {"labels": torch.tensor(LABELS, dtype=torch.float64)} if labeled else {}
@@ -162,19 +168,22 @@ def test_gradient_is_that_of_the_oracle_with_constant_weights(
         torch.testing.assert_close(got, numeric, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("name, reduction, labeled", cases())
-def test_ignored_and_large_scores(name: str, reduction: str, labeled: bool) -> None:
-    more = {"labels": torch.tensor(LABELS)} if labeled else {}
-    loss = made(name, reduction)
-    for scale, ignored in itertools.product((1.0, 1e2, 1e6), (IGNORED, [[True] * 3] * 4)):
+@each_loss
+def test_ignored_and_large_scores(name: str) -> None:
+    """Everything stays finite, ignored scores have no gradient and do not matter."""
+    kinds = itertools.product(cases(name), (1.0, 1e2, 1e6), (IGNORED, [[True] * 3] * 4))
+    for (reduction, labeled), scale, ignored in kinds:
+        more = {"labels": torch.tensor(LABELS)} if labeled else {}
+        loss, mask = made(name, reduction), torch.tensor(ignored)
         positive = torch.tensor(POSITIVE, requires_grad=True)
         negative = torch.tensor(NEGATIVE, requires_grad=True)
-        mask = torch.tensor(ignored)
         losses = loss(positive * scale, negative * scale, mask, **more)
         losses.sum().backward()
-        assert torch.isfinite(losses).all()
+        assert losses.shape == (4,) and torch.isfinite(losses).all()
         assert torch.isfinite(positive.grad).all() and torch.isfinite(negative.grad).all()
         assert (negative.grad[mask] == 0).all()
+        changed = (negative * scale).masked_fill(mask, 1e7)
+        torch.testing.assert_close(loss(positive * scale, changed, mask, **more), losses, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize(

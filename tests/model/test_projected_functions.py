@@ -21,6 +21,7 @@ from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.training.building.checks import check_config
 from dglkge.typing import RELATION, Side
 from tests.model.regularizer_by_name import build_regularizer
+from tests.model.rounding import check_bound
 
 COMPARATORS = [ScaledL1(), ProjectedDistance(), SCORE_FUNCTIONS.get("transr_l1")()]
 PROJECTED = ("pairre", "triplere", "transr", "transr_l1")
@@ -49,16 +50,7 @@ def test_beyond_the_bound_float32_is_right(which, dim, log_scale, seed):
     # The first part is where a candidate is, so that distances are small beside the numbers.
     query[:3, :dim] = 0
     query[:3, :dim] = -comparator_offset(comparator, query[:3], rows[:1].double(), dim)
-    scores = comparator.compare(query.float(), rows).double()
-    max_norm = float(rows.norm(dim=1).max())
-    for row in range(len(query)):
-        exact = comparator.compare_pairs(query[row].expand(40, -1), rows.double())
-        bound = comparator.rounding_bound(query[row].expand(40, -1), max_norm, exact)
-        assert bound.shape == (40,) and (bound >= 0).all() and torch.isfinite(bound).all()
-        greater = scores[row][None, :] > exact[:, None] + bound[:, None]
-        less = scores[row][None, :] < exact[:, None] - bound[:, None]
-        assert (exact[None, :].expand(40, 40)[greater] > exact[:, None].expand(40, 40)[greater]).all()
-        assert (exact[None, :].expand(40, 40)[less] < exact[:, None].expand(40, 40)[less]).all()
+    check_bound(comparator, query, rows)
 
 
 def comparator_offset(comparator, query, candidate, dim):
@@ -78,10 +70,11 @@ def test_bound_is_tight_enough_to_be_useful(comparator):
 
 
 @pytest.mark.parametrize("comparator", COMPARATORS, ids=lambda one: type(one).__name__)
-@pytest.mark.parametrize("norm", [1e25, float("inf"), float("nan")])
-def test_bound_is_infinite_where_float32_may_overflow(comparator, norm):
+def test_bound_is_infinite_where_float32_may_overflow(comparator):
     query = torch.full((1, comparator.query_dim(4)), 1e20, dtype=torch.float64)
-    assert comparator.rounding_bound(query, norm, torch.tensor([-1.0]).double()).tolist() == [float("inf")]
+    true_scores = torch.tensor([-1.0], dtype=torch.float64)
+    for norm in (1e25, float("inf"), float("nan")):
+        assert comparator.rounding_bound(query, norm, true_scores).tolist() == [float("inf")]
 
 
 @pytest.mark.parametrize("comparator", COMPARATORS, ids=lambda one: type(one).__name__)
@@ -123,13 +116,12 @@ def test_compiled_gradients_in_float32(path):
 
 
 @pytest.mark.parametrize("name", PROJECTED)
-@pytest.mark.parametrize("scale", [0.0, 1e-3, 1.0, 1e3])
-def test_gradients_are_finite_where_entities_meet(name, scale):
+def test_gradients_are_finite_where_entities_meet(name):
     model = build_model(name, 6, False)
-    heads = scale * draw(4, 6).float()
-    relations = model.initial_rows(RELATION, torch.arange(4), seed=0, scale=0.0)
-    rows = [row.requires_grad_() for row in (heads, relations, heads.clone())]
-    for compare in (model.compare, model.compare_pairs):
+    for scale, compare in itertools.product((0.0, 1e-3, 1.0, 1e3), (model.compare, model.compare_pairs)):
+        heads = scale * draw(4, 6).float()
+        relations = model.initial_rows(RELATION, torch.arange(4), seed=0, scale=0.0)
+        rows = [row.requires_grad_() for row in (heads, relations, heads.clone())]
         scores = compare(model.query(rows[0], rows[1], Side.TAIL), rows[2])
         gradients = torch.autograd.grad(scores.sum(), rows)
         assert all(torch.isfinite(one).all() for one in gradients)
@@ -168,8 +160,7 @@ def test_penalty_spares_projections():
     torch.testing.assert_close(found, expected)
 
 
-@pytest.mark.parametrize("objective", ["one_vs_all", "k_vs_all"])
-@pytest.mark.parametrize("name", ["transr", "transr_l1"])
+@pytest.mark.parametrize(("objective", "name"), [("one_vs_all", "transr"), ("k_vs_all", "transr_l1")])
 def test_objectives_over_all_candidates_refuse_matrices(objective, name):
     chosen = ["dataset=d", f"model.score_function={name}", f"training.objective={objective}"]
     with pytest.raises(InputError) as caught:

@@ -31,59 +31,63 @@ def draw(name: str, num_rows: int = 7, dtype=torch.float64):
     return function, *rows
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("side", list(Side))
-def test_equals_scalar_formula(name, side):
+def sides(name: str) -> list[Side]:
+    """The sides whose queries need no relation rows of their own."""
+    return [Side.TAIL] if name in FORWARD_ONLY else list(Side)
+
+
+each_function = pytest.mark.parametrize("name", NAMES)
+
+
+@each_function
+def test_equals_scalar_formula(name):
+    """On both sides; queries of several shapes broadcast."""
     function, heads, relations, tails = draw(name)
-    if side is Side.HEAD and name in FORWARD_ONLY:
-        pytest.skip("it has no queries for heads without rows of their own")
-    given, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
-    scores = function.compare_pairs(function.query(given, relations, side), answers)
     expected = [
         float64_score(name, *(row.tolist() for row in triple)) for triple in zip(heads, relations, tails)
     ]
-    np.testing.assert_allclose(scores.detach().numpy(), expected, rtol=1e-12)
+    for side in sides(name):
+        given, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
+        scores = function.compare_pairs(function.query(given, relations, side), answers)
+        np.testing.assert_allclose(scores.detach().numpy(), expected, rtol=1e-12)
+    query = function.query(heads.unsqueeze(1), relations[:3], Side.TAIL)
+    assert query.shape == (7, 3, function.query_dim(fitting_dim(name, DIM)))
+    torch.testing.assert_close(query[2, 1], function.query(heads[2], relations[1], Side.TAIL))
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("dtype, tolerance", [(torch.float64, 1e-7), (torch.float32, 2e-3)])
-def test_matrix_and_pairs_agree(name, dtype, tolerance):
-    function, heads, relations, tails = draw(name, dtype=dtype)
-    query = function.query(heads, relations, Side.TAIL)
-    # Of a wide query the first part is near what its answers are.
-    candidates = torch.cat([tails, tails[:2], query[:2, : tails.shape[1]], tails * 0])
-    matrix = function.compare(query, candidates)
-    assert matrix.shape == (len(query), len(candidates)) and matrix.dtype == dtype
-    for column, candidate in enumerate(candidates):
-        pairs = function.compare_pairs(query, candidate.expand(len(query), -1))
-        torch.testing.assert_close(matrix[:, column], pairs, rtol=1e-5, atol=tolerance)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("side", list(Side))
-def test_gradients(name, side):
-    function, heads, relations, tails = draw(name)
-    if side is Side.HEAD and name in FORWARD_ONLY:
-        pytest.skip("it has no queries for heads without rows of their own")
-    rows = [row.requires_grad_() for row in (heads, relations, tails[:4])]
-
-    def matrix(given, relation, candidates):
-        return function.compare(function.query(given, relation, side), candidates)
-
-    def pairs(given, relation, candidates):
-        return function.compare_pairs(function.query(given[:4], relation[:4], side), candidates)
-
-    assert torch.autograd.gradcheck(matrix, rows)
-    assert torch.autograd.gradcheck(pairs, rows)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_gradients_of_matrix_and_pairs_agree_in_float32(name):
-    function, heads, relations, tails = draw(name, dtype=torch.float32)
-    query = function.query(heads, relations, Side.TAIL).requires_grad_()
+@each_function
+def test_matrix_and_pairs_agree(name):
+    """In both types; gradients too."""
+    for dtype, tolerance in ((torch.float64, 1e-7), (torch.float32, 2e-3)):
+        function, heads, relations, tails = draw(name, dtype=dtype)
+        query = function.query(heads, relations, Side.TAIL)
+        # Of a wide query the first part is near what its answers are.
+        candidates = torch.cat([tails, tails[:2], query[:2, : tails.shape[1]], tails * 0])
+        matrix = function.compare(query, candidates)
+        assert matrix.shape == (len(query), len(candidates)) and matrix.dtype == dtype
+        for column, candidate in enumerate(candidates):
+            pairs = function.compare_pairs(query, candidate.expand(len(query), -1))
+            torch.testing.assert_close(matrix[:, column], pairs, rtol=1e-5, atol=tolerance)
+    query = query.detach().requires_grad_()
     by_matrix = torch.autograd.grad(function.compare(query, tails).diagonal().sum(), query)[0]
     by_pairs = torch.autograd.grad(function.compare_pairs(query, tails).sum(), query)[0]
     torch.testing.assert_close(by_matrix, by_pairs, rtol=1e-4, atol=1e-5)
+
+
+@each_function
+def test_gradients(name):
+    function, heads, relations, tails = draw(name)
+    rows = [row.requires_grad_() for row in (heads, relations, tails[:4])]
+    for side in sides(name):
+
+        def matrix(given, relation, candidates, side=side):
+            return function.compare(function.query(given, relation, side), candidates)
+
+        def pairs(given, relation, candidates, side=side):
+            return function.compare_pairs(function.query(given[:4], relation[:4], side), candidates)
+
+        assert torch.autograd.gradcheck(matrix, rows)
+        assert torch.autograd.gradcheck(pairs, rows)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if not has_wide_queries(name)])
@@ -98,29 +102,21 @@ def test_gradient_is_finite_at_distance_0(name):
             assert max(float(grad.abs().max()) for grad in grads) <= max(10.0, 10 * scale)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_shapes_broadcast(name):
-    function, heads, relations, _ = draw(name)
-    query = function.query(heads.unsqueeze(1), relations[:3], Side.TAIL)
-    assert query.shape == (7, 3, function.query_dim(fitting_dim(name, DIM)))
-    torch.testing.assert_close(query[2, 1], function.query(heads[2], relations[1], Side.TAIL))
+def test_reading_backwards_twice_changes_nothing():
+    for name in set(NAMES) - set(DENSE):
+        function, _, relations, _ = draw(name)
+        assert torch.equal(function.adjoint(function.adjoint(relations)), relations), name
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name not in DENSE])
-def test_reading_backwards_twice_changes_nothing(name):
-    function, _, relations, _ = draw(name)
-    torch.testing.assert_close(function.adjoint(function.adjoint(relations)), relations, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize("name", NAMES)
-def test_dimension(name):
-    function = SCORE_FUNCTIONS.get(name)()
-    assert function.other_dims(4) == ""
-    assert function.other_dims(0) == "a positive number"
-    if function.complex_valued:
-        assert function.other_dims(5) == "even (half real, half imaginary)"
-    else:
-        assert (function.other_dims(5) == "") == (fitting_dim(name, 5) == 5)
+def test_dimension():
+    for name in NAMES:
+        function = SCORE_FUNCTIONS.get(name)()
+        assert function.other_dims(4) == "", name
+        assert function.other_dims(0) == "a positive number", name
+        if function.complex_valued:
+            assert function.other_dims(5) == "even (half real, half imaginary)", name
+        else:
+            assert (function.other_dims(5) == "") == (fitting_dim(name, 5) == 5), name
 
 
 def test_which_are_complex_and_which_are_phases():

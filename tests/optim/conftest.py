@@ -31,12 +31,16 @@ def standalone_graph() -> Iterator[Any]:
 
 @pytest.fixture
 def make_table(standalone_graph: Any) -> Callable[..., Any]:
-    """A function that makes an embedding (of 50 things, or 7 others) whose rows start as ``start_rows``."""
+    """A function that makes an embedding whose rows start as ``start_rows``.
+
+    It is one of 50 things, 7 others, or 51 edges of the type next_thing.
+    """
 
     def make(dim: int = 4, dtype: torch.dtype = torch.float32, ntype: str = "thing", name: str = "") -> Any:
-        policy = standalone_graph.get_node_partition_policy(ntype)
         name = name or f"table{next(_NUMBERS)}"
-        num_rows = standalone_graph.num_nodes(ntype)
+        of = "edge" if ntype in standalone_graph.etypes else "node"
+        policy = getattr(standalone_graph, f"get_{of}_partition_policy")(ntype)
+        num_rows = getattr(standalone_graph, f"num_{of}s")(ntype)
         table = dgl.distributed.DistEmbedding(num_rows, dim, name, part_policy=policy)
         if dtype != torch.float32:
             table._tensor = dgl.distributed.DistTensor(

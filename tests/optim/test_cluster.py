@@ -18,24 +18,27 @@ MANY_STEPS = 300
 """In two layouts: buffers are used again and again, and rounding adds up."""
 
 NUM_NODES = {"item": 24, "user": 60}
-TABLES = [("user", 6), ("item", 3)]
+NUM_ROWS = {"user": 60, "next_item": 25}
+"""Rows of a table over nodes and of one over edges."""
+
+TABLES = [("user", 6), ("next_item", 3)]
 
 
 @functools.cache
-def expected(label: str, ntype: str, dim: int, num_steps: int) -> Oracle:
+def expected(label: str, kind: str, dim: int, num_steps: int) -> Oracle:
     """The oracle after all steps; the same for every cluster."""
     case = next(case for case in CASES if case.label == label)
-    oracle = Oracle(case, NUM_NODES[ntype], dim)
+    oracle = Oracle(case, NUM_ROWS[kind], dim)
     for step in range(num_steps):
-        oracle.step(*batch(step, NUM_NODES[ntype], dim))
+        oracle.step(*batch(step, NUM_ROWS[kind], dim))
     return oracle
 
 
 def compare(case: Case, results: list[dict], num_steps: int = NUM_STEPS) -> None:
     """Every trainer must read the oracle's rows and state."""
     for result in results:
-        for (ntype, dim), (rows, state) in zip(TABLES, result[case.label]):
-            oracle = expected(case.label, ntype, dim, num_steps)
+        for (kind, dim), (rows, state) in zip(TABLES, result[case.label]):
+            oracle = expected(case.label, kind, dim, num_steps)
             torch.testing.assert_close(rows.double(), oracle.rows, rtol=1e-5, atol=1e-5)
             assert sorted(state) == sorted(oracle.state)
             for key, value in state.items():
@@ -46,14 +49,11 @@ def compare(case: Case, results: list[dict], num_steps: int = NUM_STEPS) -> None
 @pytest.mark.parametrize(
     ("num_trainers", "num_servers", "num_machines", "num_steps"),
     [
-        (1, 1, 1, MANY_STEPS),
-        (2, 1, 1, NUM_STEPS),
-        (3, 1, 1, MANY_STEPS),
-        (4, 1, 1, NUM_STEPS),
-        (1, 2, 1, NUM_STEPS),
-        (2, 1, 2, NUM_STEPS),
-        (3, 2, 2, NUM_STEPS),
+        (1, 1, 1, NUM_STEPS),
+        (2, 1, 1, MANY_STEPS),
         (4, 2, 1, NUM_STEPS),
+        (2, 1, 2, NUM_STEPS),
+        (3, 2, 2, MANY_STEPS),
     ],
 )
 def test_rows_and_state_match_the_oracle(

@@ -11,7 +11,7 @@ import torch
 import dglkge.optim
 from dglkge.kernels import chains as compiled_chains
 from dglkge.kernels import updates as compiled_updates
-from dglkge.optim import RowAdagrad, SparseAdagrad, SparseAdam
+from dglkge.optim import RowAdagrad
 from tests.optim.cluster import run_cluster
 from tests.optim.oracle import CASES, Case, Oracle, batch
 from tests.optim.test_cluster import NUM_NODES, NUM_STEPS, TABLES, compare
@@ -50,7 +50,11 @@ def train(make_table, case: Case, kernels: str, num_steps: int = 40) -> tuple[li
     for step in range(num_steps):
         ids, gradients = batch(step, 50, 6)
         gradients *= 1 + step % 3  # some rows are clipped, some are not
-        optimizer.step_rows([(table, ids, gradients)])
+        if step % 2:
+            optimizer.step_rows([(table, ids, gradients)])
+        else:
+            (table(ids) * gradients).sum().backward()
+            optimizer.step()
         oracle.step(ids, gradients)
     state = optimizer.state_tensors(table)
     assert list(state) == list(oracle.state)
@@ -69,36 +73,34 @@ def test_every_case_equals_the_compiled_loops(make_table, case: Case) -> None:
 
 
 @pytest.mark.usefixtures("no_compiled_loops")
-@pytest.mark.parametrize("case", CASES, ids=lambda case: case.label)
-def test_no_compiled_loop_is_called(make_table, case: Case) -> None:
-    """Neither when the optimizer is made nor in a step."""
-    train(make_table, case, "reference", num_steps=3)
+def test_no_compiled_loop_is_called(make_table) -> None:
+    """Neither when an optimizer is made nor in a step."""
+    for case in CASES:
+        train(make_table, case, "reference", num_steps=3)
     with pytest.raises(AssertionError, match="a compiled loop was called"):
-        train(make_table, case, "auto", num_steps=1)
+        train(make_table, CASES[0], "auto", num_steps=1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
-def test_tables_of_other_types(make_table, dtype: torch.dtype) -> None:
-    """float64 tables are computed in float64; rows of 16-bit tables are fetched and written back."""
-    tables = [make_table(6, dtype) for _ in range(2)]
-    optimizers = [
-        SparseAdam([table], lr=0.01, kernels=kernels) for table, kernels in zip(tables, ("auto", "reference"))
-    ]
-    tolerance = 1e-12 if dtype == torch.float64 else 1e-5
-    for step in range(20):
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.bfloat16, 0.05), (torch.float16, 0.005)], ids=str
+)
+def test_tables_of_other_types(make_table, dtype: torch.dtype, tolerance: float, kernels: str) -> None:
+    """float64 tables are computed in float64; 16-bit tables in float32 and rounded when they are written."""
+    table = make_table(6, dtype)
+    optimizer = RowAdagrad([table], lr=0.1, kernels=kernels)
+    oracle = Oracle(Case("", "RowAdagrad"), 50, 6)
+    for step in range(30):
         ids, gradients = batch(step, 50, 6)
-        for table, optimizer in zip(tables, optimizers):
-            optimizer.step_rows([(table, ids, gradients.to(dtype))])
-    for name in ("step", "mem", "power"):
-        ours, twin = (
-            optimizer.state_tensors(table)[name][EVERYTHING] for table, optimizer in zip(tables, optimizers)
-        )
-        torch.testing.assert_close(twin, ours, rtol=tolerance, atol=tolerance)
-    rows, twin_rows = (table.weight[EVERYTHING] for table in tables)
-    assert twin_rows.dtype == dtype
-    # a number beside the middle of two 16-bit numbers may be rounded to either
-    spacing = {torch.float64: 1e-12, torch.bfloat16: 2**-8, torch.float16: 2**-11}[dtype]
-    torch.testing.assert_close(twin_rows.double(), rows.double(), rtol=spacing, atol=spacing)
+        optimizer.step_rows([(table, ids, gradients.to(dtype))])
+        oracle.step(ids, gradients)
+    rows = table.weight[EVERYTHING]
+    assert rows.dtype == dtype
+    torch.testing.assert_close(rows.double(), oracle.rows, rtol=tolerance, atol=tolerance)
+    total = optimizer.state_tensors(table)["sum"]
+    assert total.dtype == (torch.float64 if dtype == torch.float64 else torch.float32)
+    exact = 1e-12 if dtype == torch.float64 else 1e-5
+    torch.testing.assert_close(total[EVERYTHING].double(), oracle.state["sum"], rtol=exact, atol=exact)
 
 
 def test_nonfinite_rows_are_left_alone(make_table) -> None:
@@ -117,19 +119,14 @@ def test_nonfinite_rows_are_left_alone(make_table) -> None:
     assert skipped == [3, 3]
 
 
-def test_an_unknown_value_is_named(make_table) -> None:
-    """With the values that there are."""
-    with pytest.raises(ValueError, match="kernels must be 'auto' or 'reference', got 'plain'"):
-        SparseAdagrad([make_table()], lr=0.1, kernels="plain")
-
-
-@pytest.mark.parametrize(("num_trainers", "num_machines"), [(3, 1), (3, 2)])
-@pytest.mark.parametrize("kernels", [["reference"], ["auto", "reference"]], ids=["all", "mixed"])
-def test_trainers_match_the_oracle(num_trainers: int, num_machines: int, kernels: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("num_machines", "kernels"), [(1, ["auto", "reference"]), (2, ["reference"])], ids=str
+)
+def test_trainers_match_the_oracle(num_machines: int, kernels: list[str]) -> None:
     """Through shared memory and the network; a trainer with either kind understands one with the other."""
     results = run_cluster(
         "tests.optim.workers:all_cases",
-        num_trainers,
+        3,
         num_machines=num_machines,
         num_nodes=NUM_NODES,
         arguments={"tables": TABLES, "num_steps": NUM_STEPS, "kernels": kernels},

@@ -20,7 +20,7 @@ def merged(chains: GradientRows, dtype: torch.dtype) -> tuple[np.ndarray, np.nda
     return rows.double().numpy(), counts
 
 
-@pytest.mark.parametrize(("num_ids", "num_rows"), [(0, 5), (1, 5), (700, 40), (5000, 3000), (9000, 2**40)])
+@pytest.mark.parametrize(("num_ids", "num_rows"), [(0, 5), (700, 40), (9000, 2**40)])
 def test_sums_of_equal_ids(kind: type[GradientRows], num_ids: int, num_rows: int) -> None:
     """Several sources of strided rows, far more than the first capacity, ids beyond 32 bits."""
     rng = np.random.default_rng(num_ids)
@@ -56,9 +56,9 @@ def test_order_picks_rows_and_narrow_types_are_rounded(kind: type[GradientRows])
     assert merged(chains, torch.bfloat16)[0].tolist() == [[1.0, 100.5], [1.0, 2.0]]
 
 
-@pytest.mark.parametrize("num_places", [2, 3, 5])
-def test_holders_agree_on_owners_and_share_hubs(kind: type[GradientRows], num_places: int) -> None:
+def test_holders_agree_on_owners_and_share_hubs(kind: type[GradientRows]) -> None:
     """Whoever evaluates the rule finds the same owner, a holder; ids that all hold are dealt out evenly."""
+    num_places = 3
     rng = np.random.default_rng(num_places)
     held = [np.unique(np.concatenate([np.arange(60), rng.integers(60, 200, 30)])) for _ in range(num_places)]
     owner_by_place = []

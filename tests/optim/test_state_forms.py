@@ -257,17 +257,6 @@ def test_state_moves_to_another_cluster(tmp_path: Path) -> None:
             assert messages[2] == f"no file {tmp_path}/nothing_<rank> to load optimizer state from"
 
 
-@pytest.mark.parametrize(("num_trainers", "num_machines"), [(2, 1), (4, 2)])
-def test_parts_of_dgl_are_loaded_by_any_trainer(tmp_path: Path, num_trainers: int, num_machines: int) -> None:
-    """Each trainer loads the part that DGL's optimizer saved on the next one: no row is lost, and the roots
-    that DGL keeps on the CPU become sums."""
-    results = run("load_parts_of_dgl", tmp_path, num_trainers, num_machines)
-    for roots, loaded, lr in results:
-        assert roots.count_nonzero() > 0
-        torch.testing.assert_close(loaded, roots.square(), rtol=0, atol=0)
-        assert lr == pytest.approx(0.25)
-
-
 def test_what_one_trainer_cannot_load_or_save_is_told_to_all(tmp_path: Path) -> None:
     """Whatever is wrong: the others do not wait for a trainer that has given up."""
     (load, save), (own_load, own_save) = run("fail_alone", tmp_path, 2, 1)

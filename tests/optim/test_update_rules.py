@@ -10,8 +10,10 @@ from dglkge.kernels.rules import adagrad, adam, row_adagrad
 from dglkge.kernels.updates import update_loop
 from dglkge.optim.row_chains import GradientRows
 
-DIMS = [1, 2, 7, 8, 64, 401]
-TYPES = [(np.float32, 2e-5), (np.float64, 1e-12)]
+#: Widths on both sides of vector lengths, and types with their tolerances.
+ROWS = pytest.mark.parametrize(
+    ("dim", "kind", "tolerance"), [(1, np.float32, 2e-5), (7, np.float64, 1e-12), (401, np.float32, 2e-5)]
+)
 
 
 def gradients(dim: int, num_steps: int) -> np.ndarray:
@@ -20,31 +22,29 @@ def gradients(dim: int, num_steps: int) -> np.ndarray:
     return rng.normal(size=(num_steps, dim)) * 10.0 ** rng.integers(-3, 2, (num_steps, 1))
 
 
-@pytest.mark.parametrize("dim", DIMS)
-@pytest.mark.parametrize(("kind", "tolerance"), TYPES)
+@ROWS
 def test_adagrad(dim, kind, tolerance) -> None:
     """torch.optim.Adagrad on the row."""
     weight = torch.nn.Parameter(torch.ones(dim).double())
     dense = torch.optim.Adagrad([weight], lr=0.3, eps=1e-4)
     row, total = np.ones(dim, kind), np.zeros(dim, kind)
     for gradient in gradients(dim, 50):
-        adagrad(row, gradient.astype(kind), (total,), (kind(0.3), kind(1e-4)))
+        adagrad(row, gradient.astype(kind), (total,), (kind(0.3), kind(0), kind(1e-4)))
         weight.grad = torch.from_numpy(gradient)
         dense.step()
     np.testing.assert_allclose(row, weight.detach().numpy(), rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(total, dense.state[weight]["sum"].numpy(), rtol=tolerance, atol=tolerance)
 
 
-@pytest.mark.parametrize("dim", DIMS)
-@pytest.mark.parametrize(("kind", "tolerance"), TYPES)
+@ROWS
 def test_row_adagrad(dim, kind, tolerance) -> None:
     """Written out; for one column it is Adagrad."""
     row, total = np.ones(dim, kind), np.zeros(1, kind)
     expected, mean_squares = np.ones(dim), 0.0
     other, other_total = np.ones(dim, kind), np.zeros(dim, kind)
     for gradient in gradients(dim, 50):
-        row_adagrad(row, gradient.astype(kind), (total,), (kind(0.3), kind(1e-4)))
-        adagrad(other, gradient.astype(kind), (other_total,), (kind(0.3), kind(1e-4)))
+        row_adagrad(row, gradient.astype(kind), (total,), (kind(0.3), kind(0), kind(1e-4)))
+        adagrad(other, gradient.astype(kind), (other_total,), (kind(0.3), kind(0), kind(1e-4)))
         mean_squares += (gradient**2).mean()
         expected -= 0.3 * gradient / (np.sqrt(mean_squares) + 1e-4)
     np.testing.assert_allclose(row, expected, rtol=tolerance, atol=tolerance)
@@ -53,8 +53,7 @@ def test_row_adagrad(dim, kind, tolerance) -> None:
         np.testing.assert_allclose(row, other, rtol=tolerance)
 
 
-@pytest.mark.parametrize("dim", DIMS)
-@pytest.mark.parametrize(("kind", "tolerance"), TYPES)
+@ROWS
 def test_adam(dim, kind, tolerance) -> None:
     """torch.optim.Adam on the row."""
     weight = torch.nn.Parameter(torch.ones(dim).double())
@@ -96,7 +95,13 @@ class Batch:
         kind = table.dtype.type
         links = (mean, kind(max_norm), kind(weight_decay), kind(kept), np.inf)
         return update_loop(adagrad)(
-            table, (total,), self.chains.keys, self.positions, self.chains.chain, links, (kind(1), kind(0))
+            table,
+            (total,),
+            self.chains.keys,
+            self.positions,
+            self.chains.chain,
+            links,
+            (kind(1), kind(0), kind(0)),
         )
 
 

@@ -24,18 +24,23 @@ def rank_and_size() -> tuple[int, int]:
     return int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 
 
-def make_table(graph: Any, ntype: str, dim: int, name: str, dtype: torch.dtype = torch.float32) -> Any:
-    """An embedding whose rows are :func:`start_rows`, by node id."""
-    num_rows, policy = graph.num_nodes(ntype), graph.get_node_partition_policy(ntype)
+def make_table(graph: Any, kind: str, dim: int, name: str) -> Any:
+    """An embedding for the nodes or edges of a type; its rows are :func:`start_rows`, by id."""
+    if kind in graph.etypes:
+        num_rows, policy = graph.num_edges(kind), graph.get_edge_partition_policy(kind)
+    else:
+        num_rows, policy = graph.num_nodes(kind), graph.get_node_partition_policy(kind)
     table = dgl.distributed.DistEmbedding(num_rows, dim, name, part_policy=policy)
-    if dtype != torch.float32:
-        table._tensor = dgl.distributed.DistTensor((num_rows, dim), dtype, name + "_rows", part_policy=policy)
-    tensor = table.weight
-    local = tensor.kvstore.data_store[tensor.kvstore_key]
-    first = [int(policy.to_partid(torch.tensor([i]))) for i in range(num_rows)].index(policy.part_id)
-    local.copy_(start_rows(num_rows, dim)[first : first + len(local)])
+    first, rows = local_rows(table.weight)
+    rows.copy_(start_rows(num_rows, dim)[first : first + len(rows)])
     barrier()
     return table
+
+
+def local_rows(tensor: Any) -> tuple[int, torch.Tensor]:
+    """First id of this machine's rows of a distributed tensor, and the rows in its memory."""
+    parts = tensor.part_policy.to_partid(torch.arange(len(tensor))).tolist()
+    return parts.index(tensor.part_policy.part_id), tensor.kvstore.data_store[tensor.kvstore_key]
 
 
 def barrier() -> None:
@@ -95,9 +100,7 @@ def all_cases(graph: Any, arguments: dict[str, Any]) -> dict[str, Any]:
     if not arguments.get("shared_memory", True):
         step_exchange.usable = lambda: False
     for case in CASES[: arguments.get("num_cases")]:
-        tables = [
-            make_table(graph, ntype, dim, f"{case.label}_{ntype}") for ntype, dim in arguments["tables"]
-        ]
+        tables = [make_table(graph, kind, dim, f"{case.label}_{kind}") for kind, dim in arguments["tables"]]
         optimizer = getattr(optim, case.optimizer)(
             tables,
             lr=case.lr,
@@ -176,33 +179,6 @@ def load_state(graph: Any, arguments: dict[str, Any]) -> Any:
         except (ValueError, FileNotFoundError) as error:
             messages.append(str(error))
     return state, optimizer._lr, optimizer._eps, messages
-
-
-def load_parts_of_dgl(graph: Any, arguments: dict[str, Any]) -> Any:
-    """Train with DGL's Adagrad, load the next trainer's part of its state into ours; returns both states."""
-    rank, size = rank_and_size()
-    theirs, table = make_table(graph, "user", 2, "theirs"), make_table(graph, "user", 2, "ours")
-    trained = dgl.distributed.optim.SparseAdagrad([theirs], lr=0.25)
-    for step in range(3):
-        trained.zero_grad()
-        (theirs(torch.arange(rank, 60, size)) * (2 + step)).sum().backward()
-        trained.step()
-    num_machines = dgl.distributed.get_num_machines()
-    # DGL numbers trainers machine by machine; here they are dealt out to machines in turn.
-    trained._rank = theirs.part_policy.part_id * (size // num_machines) + rank // num_machines
-    part = trained.local_state_dict()
-    saved = part["emb_states"].pop("theirs")
-    states = {name.replace("theirs", "ours"): rows for name, rows in saved["states"].items()}
-    part["emb_states"]["ours"] = {"ids": saved["ids"], "states": states}
-    torch.save(part, arguments["folder"] / f"part{rank}")
-    barrier()
-    optimizer = optim.SparseAdagrad([table], lr=0.1, timeout_seconds=60)
-    optimizer.load_local_state_dict(
-        torch.load(arguments["folder"] / f"part{(rank + 1) % size}", weights_only=True)
-    )
-    barrier()
-    everything = torch.arange(60)
-    return trained._state["theirs"][everything], read_state(optimizer, table)["sum"], optimizer._lr
 
 
 def fail_alone(graph: Any, arguments: dict[str, Any]) -> list[str]:
@@ -362,40 +338,3 @@ def leave(result: Any, together: bool = False) -> None:
             break
         time.sleep(0.02)
     os._exit(0)
-
-
-def dgl_defects(graph: Any, arguments: dict[str, Any]) -> dict[str, Any]:
-    """The same gradients through DGL's optimizer and ours, one process."""
-    results = {}
-    for name, module in (("dgl", dgl.distributed.optim), ("ours", optim)):
-        table = make_table(graph, "user", 1, f"defects_{name}")
-        optimizer = module.SparseAdagrad([table], lr=0.1)
-        torch.manual_seed(0)
-        for _ in range(200):
-            rows = table(torch.tensor([3]))
-            optimizer.zero_grad()
-            (rows * (2 + torch.rand(1))).sum().backward()
-            optimizer.step()
-        rows = table(torch.tensor([7, 7, 7]))
-        optimizer.zero_grad()
-        (rows * torch.tensor([[1.0], [2.0], [3.0]])).sum().backward()
-        optimizer.step()
-        results[name] = (read(table), optimizer._state[table.name][torch.arange(table.num_embeddings)])
-    return results
-
-
-def dgl_uneven(graph: Any, arguments: dict[str, Any]) -> None:
-    """Three trainers and two servers: ours first, then DGL's, which fails."""
-    rank, size = rank_and_size()
-    results: dict[str, Any] = {}
-    for name, module in (("ours", optim), ("dgl", dgl.distributed.optim)):
-        table = make_table(graph, "user", 2, f"uneven_{name}")
-        optimizer = module.SparseAdagrad([table], lr=0.1)
-        rows = table(torch.tensor([rank, size]))
-        rows.sum().backward()
-        try:
-            optimizer.step()
-            results[name] = read(table)
-        except Exception as error:
-            results[name] = f"{type(error).__name__}: {error}"
-    leave(results)

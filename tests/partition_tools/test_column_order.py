@@ -11,7 +11,7 @@ import pytest
 
 from dglkge.data.text_format import Columns, RowRules, parse_columns
 from dglkge.data.triples import frame_chunks
-from dglkge.partition.ingest import column_order_advice, ingest_names
+from dglkge.partition.ingest import column_order_advice, ingest
 from partition_tools import partition
 from tests.toy_kg import ring_triples
 
@@ -20,7 +20,7 @@ def advice(frame: pd.DataFrame, order: str) -> str | None:
     """Read a frame whose columns stand in the right order as if they stood in another."""
     columns = parse_columns(order)
     frame = frame.set_axis(list(columns.order), axis=1)
-    triples = ingest_names({"train": frame_chunks(frame, Columns(), RowRules(), "train")})
+    triples = ingest({"train": frame_chunks(frame, Columns(), RowRules(), "train")})
     return column_order_advice(triples.splits, columns, triples.entities, triples.relations)
 
 

@@ -72,7 +72,7 @@ def biokg(folder: Path) -> Path:
 
 
 def read(folder: Path) -> Reading:
-    return find_ogb(folder).read(lambda path: lambda position: None)
+    return find_ogb(folder).read(lambda path: lambda position: None, Options())
 
 
 def test_wikikg2(tmp_path):

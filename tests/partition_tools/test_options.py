@@ -114,7 +114,7 @@ def test_some_names_that_say_it_and_some_that_do_not(tmp_path):
 def test_wrong_inputs(tmp_path):
     path, *_ = touch(tmp_path, "a.tsv", "test.tsv", "train.json")
     with pytest.raises(
-        InputError, match="has no file called train with one of the extensions .csv, .graphml"
+        InputError, match="has no file called train with one of the extensions .bin, .csv, .graphml"
     ):
         find_sources([tmp_path])
     with pytest.raises(InputError, match="nothing.tsv: there is no such file or folder"):

@@ -7,7 +7,7 @@ import gzip
 
 import pytest
 
-from dglkge.data.text_format import edge_list_header, parse_columns
+from dglkge.data.text_format import parse_columns
 from dglkge.errors import InputError
 from dglkge.partition.make_dataset import partition_files
 from dglkge.partition.options import Options, ReadingOptions
@@ -281,17 +281,6 @@ def test_edge_list_with_a_header(tmp_path, build_here):
     ]
     triples = [("ann", "lives in", "Rome, Italy"), ("bob", "knows", "ann")]
     assert named_triples(tmp_path / "out", "train") == triples
-
-
-def test_words_of_headers():
-    for fields, found in (
-        ("subject,predicate,object", ["subject", "predicate", "object"]),
-        (":START_ID,:END_ID,:TYPE", [":START_ID", ":TYPE", ":END_ID"]),
-        ("from,to,type,label", ["from", "label", "to"]),
-        ("source,target", []),
-        ("ann,knows,bob", []),
-    ):
-        assert list(edge_list_header(fields.split(",")).values()) == found
 
 
 def test_table_of_another_name(tmp_path, build_here):

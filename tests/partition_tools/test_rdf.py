@@ -242,7 +242,7 @@ ERRORS = [
         "t.nt",
         NT,
         {"relation_attribute": "x"},
-        "--relation-attribute is for GraphML, and the input is N-Triples",
+        "--relation-attribute is for GraphML and graphs of DGL, and the input is N-Triples",
     ),
     (
         "t.tsv",

@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 import pytest
 
-from dglkge.checkpoint import hdf5_format, layout, open_checkpoint, restore
+from dglkge.checkpoint import hdf5_format, layout, open_checkpoint, part_files
 from dglkge.checkpoint.bigraph import PassCount
 from dglkge.data.dataset import Dataset
 from dglkge.typing import RELATION
@@ -180,7 +180,7 @@ def test_it_resumes_training_from_ours(ours: Path, dataset: Dataset, tmp_path: P
     assert (later >= sums).all() and (later > sums).any()  # Adagrad's sums went on from ours
     model = ours / "checkpoint" / "latest" / "model.v3.h5"
     with hdf5_format.open_file(model) as file:
-        later = np.asarray(restore.read_state(model, file, RELATION, after.meta)["sum"])
+        later = np.asarray(part_files.read_state(model, file, RELATION, after.meta)["sum"])
     assert (later > relation_sums * (1 - 1e-6)).all() and (later > relation_sums).any()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 
@@ -13,47 +14,26 @@ LIMIT_SECONDS = 30.0
 
 
 class ToyPages:
-    """Rows whose every range has one piece; notes the advice."""
+    """Rows whose every range has one piece, of which the address is the range; notes the advice."""
 
     def __init__(self, name: str, notes: list[tuple[str, str, int]]) -> None:
-        self.name, self.notes = name, notes
         self.gate: threading.Event | None = None
 
+        def noting(advice: str) -> Callable[[int, int], bool]:
+            def note(address: int, num_bytes: int) -> bool:
+                if advice == "read" and self.gate is not None:
+                    self.gate.wait(LIMIT_SECONDS)
+                notes.append((advice, name, address))
+                return True
+
+            return note
+
+        self.read_ahead, self.map_ahead, self.unmap = noting("read"), noting("map"), noting("unmap")
+        self.start_to_write, self.push_out, self.drop = noting("write"), noting("push"), noting("drop")
+
     def pieces(self, number: int) -> list[tuple[int, int]]:
-        """Return one piece, whose address is the range."""
+        """Return one piece."""
         return [(number, 1)]
-
-    def read_ahead(self, address: int, num_bytes: int) -> bool:
-        """Note it."""
-        if self.gate is not None:
-            self.gate.wait(LIMIT_SECONDS)
-        self.notes.append(("read", self.name, address))
-        return True
-
-    def map_ahead(self, address: int, num_bytes: int) -> bool:
-        """Note it."""
-        self.notes.append(("map", self.name, address))
-        return True
-
-    def unmap(self, address: int, num_bytes: int) -> bool:
-        """Note it."""
-        self.notes.append(("unmap", self.name, address))
-        return True
-
-    def start_to_write(self, address: int, num_bytes: int) -> bool:
-        """Note it."""
-        self.notes.append(("write", self.name, address))
-        return True
-
-    def push_out(self, address: int, num_bytes: int) -> bool:
-        """Note it."""
-        self.notes.append(("push", self.name, address))
-        return True
-
-    def drop(self, address: int, num_bytes: int) -> bool:
-        """Note it."""
-        self.notes.append(("drop", self.name, address))
-        return True
 
 
 def test_the_next_bucket_is_read_before_its_first_batch() -> None:
@@ -144,19 +124,18 @@ class ToyTriples:
         """Return the rows as one piece, if there are any."""
         return [(first, stop)] if first < stop else []
 
-    def read_ahead(self, address: int, num_bytes: int) -> bool:
+    def read_ahead(self, *rows: int) -> bool:
         """Note it."""
-        self.read.append((address, num_bytes))
+        self.read.append(rows)  # type: ignore[arg-type]
         return True
 
-    def drop(self, address: int, num_bytes: int) -> bool:
+    def drop(self, *rows: int) -> bool:
         """Note it."""
-        self.dropped.append((address, num_bytes))
+        self.dropped.append(rows)  # type: ignore[arg-type]
         return True
 
 
-@pytest.mark.parametrize("is_mixed", [True, False])
-@pytest.mark.parametrize("batch_size", [7, 20, 200])
+@pytest.mark.parametrize(("batch_size", "is_mixed"), [(7, True), (20, False), (200, True)])
 def test_the_triples_of_a_bucket_are_read_once_and_dropped_behind_its_last_batch(
     batch_size: int, is_mixed: bool
 ) -> None:

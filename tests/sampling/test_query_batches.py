@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
 from dglkge.data.dataset import Dataset
 from dglkge.data.known_triples import KnownTriples
 from dglkge.sampling import query_batches
-from dglkge.sampling.query_batches import QueryBatches, QueryIndex, ShardAnswers
+from dglkge.sampling.query_batches import PairIndex, QueryBatches, QueryIndex, ShardAnswers
 from dglkge.typing import Side
 from tests.toy_kg import toy_dataset
 
@@ -47,44 +49,16 @@ def test_no_triples_have_no_queries() -> None:
     assert len(QueryIndex(KnownTriples([], 1))) == 0
 
 
-def batches_of(dataset: Dataset, machine: int, local_rank: int, trainers: int) -> QueryBatches:
-    """Return the batches of one trainer."""
-    relations = dataset.relations.relations
-    types = [(relation.lhs, relation.rhs) for relation in relations]
-    index = QueryIndex(dataset.known_triples(["train"]))
-    return QueryBatches(index, dataset.layout(), types, 64, (machine, local_rank, trainers), seed=3)
-
-
-@pytest.mark.parametrize("typed", [False, True])
-@pytest.mark.parametrize(("parts", "trainers"), [(1, 1), (1, 3), (2, 2)])
-def test_every_query_is_trained_once_an_epoch_in_the_same_batch(
-    parts: int, trainers: int, typed: bool
-) -> None:
-    dataset = Dataset.open(toy_dataset(parts, typed))
-    alone = batches_of(Dataset.open(toy_dataset(1, typed)), 0, 0, 1)
-    shares = [batches_of(dataset, m, rank, trainers) for m in range(parts) for rank in range(trainers)]
-    seen = []
-    for number in range(len(alone)):
-        whole = set(alone.batch(5, number).query_ids.tolist())
-        found = [share.batch(5, number) for share in shares]
-        ids = np.concatenate([batch.query_ids for batch in found])
-        assert len(ids) == len(whole) == found[0].global_size and set(ids.tolist()) == whole
-        for share, batch in zip(shares, found):
-            check_runs(share, batch)
-        seen += ids.tolist()
-    assert sorted(seen) == list(range(len(alone.index)))
-
-
-def check_runs(batches: QueryBatches, batch: object) -> None:
-    """Hold that the runs cover a batch and say the side of its queries."""
+def check_runs(batches: QueryBatches, batch: Any) -> None:
+    """Hold that the runs cover the queries of a batch and say their side."""
     end = 0
-    for run in batch.runs:  # type: ignore[attr-defined]
+    for run in batch.runs:
         assert run.start == end < run.end
         end = run.end
-        ids = batch.query_ids[run.start : run.end]  # type: ignore[attr-defined]
+        ids = batch.query_ids[run.start : run.end]
         assert set(batches.index.sides[ids].tolist()) == {0 if run.side is Side.TAIL else 1}
         assert batches.asks_for(run.answer_type)[ids].all()
-    assert end == len(batch)  # type: ignore[arg-type]
+    assert end == len(batch.query_ids)
 
 
 def test_answers_of_a_shard() -> None:
@@ -102,3 +76,70 @@ def test_answers_of_a_shard() -> None:
         assert sorted(places[starts[i] : starts[i + 1]].tolist()) == expected
     assert shard.of(wanted[:0])[0].tolist() == [0]
     assert not len(shard.of(np.flatnonzero(~is_asked))[1])
+
+
+def test_the_index_has_every_pair_once_with_its_relations() -> None:
+    types = [("a", "b"), ("a", "a"), ("a", "b"), ("b", "a")]
+    triples = np.random.default_rng(1).integers(0, 4, (150, 3))
+    index = PairIndex(triples, types)
+    expected: dict[tuple[str, str, int, int], set[int]] = {}
+    for h, r, t in triples.tolist():
+        expected.setdefault((*types[r], h, t), set()).add(r)
+    keys = [
+        (*index.kinds[kind], head, tail)
+        for kind, head, tail in zip(index.kind_of.tolist(), index.heads.tolist(), index.tails.tolist())
+    ]
+    bounds = index.starts.tolist()
+    got = {key: index.answers[first:end].tolist() for key, first, end in zip(keys, bounds, bounds[1:])}
+    assert keys == sorted(set(keys))
+    assert got == {key: sorted(relations) for key, relations in expected.items()}
+    assert index.num_answers.sum() == len(index.answers)
+
+
+def test_no_triples_have_no_pairs() -> None:
+    index = PairIndex(np.empty((0, 3), np.int64), [("a", "b")])
+    assert len(index) == 0 and index.starts.tolist() == [0]
+
+
+def batches_of(dataset: Dataset, machine: int, local_rank: int, trainers: int) -> QueryBatches:
+    """Return the batches of one trainer."""
+    types = [(relation.lhs, relation.rhs) for relation in dataset.relations.relations]
+    triples = dataset.split("train")
+    index, pairs = QueryIndex(KnownTriples([triples], len(types))), PairIndex(triples, types)
+    return QueryBatches(index, dataset.layout(), types, 64, (machine, local_rank, trainers), 3, pairs)
+
+
+@pytest.mark.parametrize(
+    ("parts", "trainers", "typed"), [(1, 1, False), (1, 3, True), (2, 2, False), (2, 2, True)]
+)
+def test_every_query_is_trained_once_an_epoch_in_the_same_batch(
+    parts: int, trainers: int, typed: bool
+) -> None:
+    dataset = Dataset.open(toy_dataset(parts, typed))
+    alone = batches_of(Dataset.open(toy_dataset(1, typed)), 0, 0, 1)
+    shares = [batches_of(dataset, m, rank, trainers) for m in range(parts) for rank in range(trainers)]
+    seen: tuple[list[int], list[int]] = ([], [])
+    for number in range(len(alone)):
+        whole = alone.batch(5, number)
+        found = [share.batch(5, number) for share in shares]
+        assert sum(map(len, found)) == whole.global_size == found[0].global_size
+        for field, ids in zip(("query_ids", "pair_ids"), seen):
+            numbers = np.concatenate([getattr(batch, field) for batch in found])
+            assert sorted(numbers) == sorted(getattr(whole, field))
+            ids += numbers.tolist()
+        for share, batch in zip(shares, found):
+            check_runs(share, batch)
+            layout = dataset.layout()
+            for run in batch.pair_runs:
+                part = slice(run.start, run.end)
+                pairs, ids_of_run = share.pairs, batch.pair_ids[part]
+                assert pairs is not None
+                assert {pairs.kinds[kind] for kind in pairs.kind_of[ids_of_run]} == {(run.lhs, run.rhs)}
+                for name, nodes, ids in (
+                    (run.lhs, batch.pair_heads[part], pairs.heads[ids_of_run]),
+                    (run.rhs, batch.pair_tails[part], pairs.tails[ids_of_run]),
+                ):
+                    assert np.array_equal(np.asarray(layout.original_ids(name))[nodes], ids)
+    assert alone.pairs is not None
+    assert sorted(seen[0]) == list(range(len(alone.index)))
+    assert sorted(seen[1]) == list(range(len(alone.pairs)))

@@ -14,7 +14,7 @@ import numpy as np
 import psutil
 import pytest
 
-from dglkge.checkpoint.durable import LeasedFolder
+from dglkge.checkpoint.storage import LeasedFolder
 from dglkge.config import load_config
 from dglkge.distributed.process_memory import find_servers, memory_of
 from dglkge.distributed.runtime import Cluster

@@ -12,7 +12,7 @@ import pytest
 
 from dglkge.checkpoint import open_checkpoint
 from dglkge.checkpoint import part_files as row_stream
-from dglkge.checkpoint.shared_texts import read_stats
+from dglkge.checkpoint.bigraph import read_stats
 from dglkge.config import load_config
 from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import Cluster

@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dglkge.checkpoint.durable import LeasedFolder
 from dglkge.checkpoint.layout import (
     CHECKPOINT_FOLDER,
     LEASE_FILE,
@@ -27,7 +26,7 @@ from dglkge.checkpoint.layout import (
     WRITER_FILE,
     temporary_file,
 )
-from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.checkpoint.storage import CheckpointStorage, LeasedFolder
 from dglkge.distributed.lease import Lease, new_nonce
 from dglkge.distributed.world import OWN_DISKS_VARIABLE
 from dglkge.errors import CheckpointError, InputError, NotReadyError, StorageError

@@ -9,9 +9,8 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from dglkge.checkpoint.durable import LeasedFolder
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, FEATURES_FOLDER, LEASE_FILE, WRITER_FILE
-from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.checkpoint.storage import CheckpointStorage, LeasedFolder
 from dglkge.config import Config
 from dglkge.data.dataset_files import PARTITIONS, Field, part_of_folder
 from dglkge.distributed.lease import LAUNCHER, Lease, LeaseTaker, new_nonce

@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
-from dglkge.data.text_format import Columns, bare_path, compression, extension, open_stream, read_errors
+from dglkge.data.text_format import Columns, bare_path, compression
 from dglkge.errors import InputError
-from dglkge.partition.options import FOLDER, FORMATS, GRAPHML, RDF, TABLE, Format, Options
+from dglkge.partition.options import DGL, FOLDER, FORMATS, GRAPHML, RDF, TABLE, Format, Options
+from dglkge.partition.readers.dgl_graph import find_dgl
 from dglkge.partition.readers.id_folders import (
     PYKEEN_TRIPLES,
     IdFolder,
@@ -22,20 +23,25 @@ from dglkge.partition.readers.id_folders import (
     pykeen_folder,
 )
 from dglkge.partition.readers.ogb import find_ogb
-
-_SAMPLE_BYTES = 1 << 16
-_BY_EXTENSION = {extension: entry for entry in FORMATS.values() for extension in entry.extensions}
+from dglkge.partition.readers.sniff import find_format, format_by_name
 
 WORDS = {TRAIN: TRAIN, "training": TRAIN, VALID: VALID, "validation": VALID, "val": VALID, "dev": VALID}
 WORDS |= {TEST: TEST, "testing": TEST}
 """Words that stand for a split."""
 
-_FOLDERS = {"ogb": find_ogb, "pykeen": find_pykeen, "openke": find_openke, "dglke": find_dglke}
-_OPTIONS_OF = {
-    RDF: {"prefixes", "full_iris", "base_iri", "literals", "graphs"},
-    GRAPHML: {"relation_attribute", "name_attribute"},
+_FOLDERS = {
+    "ogb": find_ogb,
+    "pykeen": find_pykeen,
+    "openke": find_openke,
+    "dglke": find_dglke,
+    "dgl": find_dgl,
 }
-"""Reading options of one family of formats; the others are for all."""
+_FAMILIES_OF = {
+    **dict.fromkeys(("prefixes", "full_iris", "base_iri", "literals", "graphs"), ("RDF", (RDF,))),
+    "relation_attribute": ("GraphML and graphs of DGL", (GRAPHML, DGL)),
+    "name_attribute": ("GraphML", (GRAPHML,)),
+}
+"""Families of formats that a reading option is for; the other options are for all."""
 
 _ARGUMENTS = {"prefixes": "prefix", "graphs": "graph"}
 """Options of the command line that are called otherwise than in ReadingOptions."""
@@ -238,17 +244,16 @@ def _in_folder(folder: Path, kind: Format | None, is_one_set: bool) -> list[Path
     kinds = sorted({suffix for format_ in FORMATS.values() for suffix in format_.extensions})
     raise InputError(
         f"{folder} has no file called train with one of the extensions {', '.join(kinds)}, most of them "
-        "also with .gz or .bz2, and no data set of DGL-KE, OGB, OpenKE or PyKEEN"
+        "also with .gz or .bz2, and no data set of DGL-KE, OGB, OpenKE or PyKEEN, and no partitions of DGL"
     )
 
 
 def _check_fitting(source: Source, options: Options) -> None:
     """Refuse options that the input's format has no use for."""
-    given = options.reading.given()
-    for family, names in _OPTIONS_OF.items():
-        for name in sorted(given & names) if source.family != family else ():
+    for name in sorted(options.reading.given() & _FAMILIES_OF.keys()):
+        what, families = _FAMILIES_OF[name]
+        if source.family not in families:
             option = _ARGUMENTS.get(name, name).replace("_", "-")
-            what = {RDF: "RDF", GRAPHML: "GraphML"}[family]
             raise InputError(f"--{option} is for {what}, and the input is {source.title}")
     if source.family != TABLE:
         if options.columns != Columns():
@@ -256,94 +261,3 @@ def _check_fitting(source: Source, options: Options) -> None:
         if options.integer_ids:
             options_of_ids = "--ids integers, --entity-map and --relation-map"
             raise InputError(f"{options_of_ids} are for tables, and the input is {source.title}")
-
-
-def format_by_name(path: Path) -> Format | None:
-    """Return the format that the extension of a file stands for, or None."""
-    return _BY_EXTENSION.get(extension(path))
-
-
-def find_format(path: Path) -> tuple[Format, str]:
-    """Find out the format of a file.
-
-    Returns
-    -------
-    format : Format
-    how : str
-        ``"name"`` or ``"content"``.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read, or neither its name nor its content tells.
-    """
-    named = format_by_name(path)
-    if named is not None:
-        return named, "name"
-    found = format_by_content(path)
-    if found is None:
-        known = ", ".join(sorted(_BY_EXTENSION))
-        raise InputError(
-            f"{path}: unknown kind of file, by its name and by its content; known extensions are {known}, "
-            "most also with .gz or .bz2; --format names the format"
-        )
-    return found, "content"
-
-
-def format_by_content(path: Path) -> Format | None:
-    """Return the format that the first bytes of a file look like, or None.
-
-    Raises
-    ------
-    InputError
-        If the file is empty or cannot be read.
-    """
-    with read_errors(path), open_stream(path) as (_, stream):
-        sample = stream.read(_SAMPLE_BYTES)
-    if not sample:
-        raise InputError(f"{path}: the file is empty")
-    if sample.startswith(b"PAR1"):
-        return FORMATS["parquet"]
-    name = _text_format_of(sample.decode("utf-8-sig", errors="replace"))
-    return None if name is None else FORMATS[name]
-
-
-_TERM = r"(?:<[^<>\s]*>|_:\S+)"
-_STATEMENT = re.compile(rf"{_TERM}[ \t]*<[^<>\s]*>[ \t]*.*\.[ \t]*(?:#.*)?")
-_IN_A_GRAPH = re.compile(rf"(?:{_TERM}|\"[^ \t]*)[ \t]+{_TERM}[ \t]*\.[ \t]*(?:#.*)?")
-_DIRECTIVE = re.compile(r"@?(?:prefix|base)\s", re.IGNORECASE)
-_NOT_SYNTAX = re.compile(r'"""(?:.|\n)*?"""|"(?:\\.|[^"\\\n])*"|<[^<>\s]*>|#.*')
-_XML_ROOT = re.compile(r"<(?:\w+:)?graphml[\s>]")
-
-
-def _text_format_of(text: str) -> str | None:
-    if text.lstrip().startswith("<") and _XML_ROOT.search(text):
-        return "graphml"
-    # Comments and empty lines stand before the first statement of many files.
-    lines = [line for line in map(str.strip, text.split("\n")) if line and not line.startswith("#")]
-    if not lines:
-        return None
-    first = lines[0]
-    if _STATEMENT.fullmatch(first):
-        # The first line alone may be a statement of Turtle; the sample's last line may be cut off.
-        if all(_STATEMENT.fullmatch(line) for line in lines[: max(len(lines) - 1, 1)]):
-            return "nquads" if _is_quad(first) else "ntriples"
-        return _turtle_or_trig(text)
-    if _DIRECTIVE.match(first):
-        return _turtle_or_trig(text)
-    if first.count("\t") >= 2:
-        return "tsv"
-    return "csv" if first.count(",") >= 2 and first[0] not in "{[<" else None
-
-
-def _is_quad(line: str) -> bool:
-    """Return whether the line of a statement has a fourth term."""
-    # Behind subject and predicate; a literal may have anything inside its quotes.
-    rest = re.sub(rf"^{_TERM}[ \t]*<[^<>\s]*>[ \t]*", "", line)
-    rest = re.sub(r'^"(?:\\.|[^"\\])*"', '""', rest)
-    return _IN_A_GRAPH.fullmatch(rest) is not None
-
-
-def _turtle_or_trig(text: str) -> str:
-    # TriG puts the triples of a graph in braces, which Turtle has in literals and comments only.
-    return "trig" if "{" in _NOT_SYNTAX.sub("", text) else "turtle"

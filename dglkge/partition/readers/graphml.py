@@ -10,7 +10,7 @@ from xml.parsers import expat
 
 from dglkge.data.text_format import open_stream, read_errors
 from dglkge.errors import InputError
-from dglkge.partition.ingest import CHUNK_ROWS, Reading, Watch, ingest_names, name_chunk, renamed
+from dglkge.partition.ingest import CHUNK_ROWS, Reading, Watch, ingest, name_chunk, renamed
 from dglkge.partition.options import Format, ReadingOptions
 
 RELATION_ATTRIBUTES = ("relation", "predicate", "label", "labelE", "type")
@@ -36,9 +36,7 @@ def read_graphml(
         If a file cannot be read, is no GraphML, or an edge lacks its relation.
     """
     counts = _Counts()
-    triples = ingest_names(
-        {split: _split_chunks(paths, options, watch, counts) for split, paths in files.items()}
-    )
+    triples = ingest({split: _split_chunks(paths, options, watch, counts) for split, paths in files.items()})
     entities = list(triples.entities)
     if options.name_attribute is not None:
         entities = [counts.names.get(node, node) for node in entities]

@@ -11,26 +11,11 @@ from pathlib import Path
 import numpy as np
 
 from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
-from dglkge.data.text_format import (
-    MAX_ID_DIGITS,
-    ROLES,
-    Columns,
-    RowRules,
-    numbered_lines,
-    read_errors,
-    text_format,
-)
-from dglkge.data.triples import TripleFile, place_of_row
+from dglkge.data.text_format import MAX_ID_DIGITS, ROLES, Columns, numbered_lines, read_errors, text_format
+from dglkge.data.triples import TripleFile
 from dglkge.errors import InputError, unknown_name
-from dglkge.partition.ingest import (
-    IdTriples,
-    Reading,
-    SplitFiles,
-    Watch,
-    check_names,
-    ingest_ids,
-    ingest_names,
-)
+from dglkge.partition.ingest import IdMaps, IdTriples, Reading, Watch, check_names, ingest, table_chunks
+from dglkge.partition.options import Options
 
 PYKEEN_TRIPLES = "numeric_triples.tsv.gz"
 _PYKEEN_FOLDERS = {"training": TRAIN, "validation": VALID, "testing": TEST}
@@ -48,12 +33,12 @@ class IdFolder:
     files : dict of str to Path
         The file of each split.
     read : callable
-        Reads it, given a function for progress.
+        Reads it, given a function for progress and the options.
     """
 
     layout: str
     files: dict[str, Path]
-    read: Callable[[Watch], Reading]
+    read: Callable[[Watch, Options], Reading]
 
 
 def find_pykeen(folder: Path) -> IdFolder | None:
@@ -71,7 +56,7 @@ def find_pykeen(folder: Path) -> IdFolder | None:
 def pykeen_folder(factories: Mapping[str, Path]) -> IdFolder:
     """Return the reader of the folders that ``TriplesFactory.to_path_binary`` wrote, one for each split."""
     files = {split: factories[split] / PYKEEN_TRIPLES for split in SPLITS if split in factories}
-    return IdFolder("PyKEEN triples factories", files, lambda watch: _read_pykeen(factories, files, watch))
+    return IdFolder("PyKEEN triples factories", files, lambda watch, _: _read_pykeen(factories, files, watch))
 
 
 def find_openke(folder: Path) -> IdFolder | None:
@@ -79,7 +64,9 @@ def find_openke(folder: Path) -> IdFolder | None:
     files = _splits(folder, "{}2id.txt")
     if TRAIN not in files or not _has(folder, "entity2id.txt", "relation2id.txt"):
         return None
-    return IdFolder("OpenKE's files", files, lambda watch: _read_openke(folder, files, watch, counted=True))
+    return IdFolder(
+        "OpenKE's files", files, lambda watch, _: _read_openke(folder, files, watch, counted=True)
+    )
 
 
 def find_dglke(folder: Path) -> IdFolder | None:
@@ -92,12 +79,12 @@ def find_dglke(folder: Path) -> IdFolder | None:
     if TRAIN not in files:
         return None
     if _has(folder, "entities.dict", "relations.dict"):
-        return IdFolder("DGL-KE's files", files, lambda watch: _read_dicts(folder, files, watch))
+        return IdFolder("DGL-KE's files", files, lambda watch, _: _read_dicts(folder, files, watch))
     if _has(folder, "entity2id.txt", "relation2id.txt") and _all_integers(_first_line(files[TRAIN])):
         return IdFolder(
             "DGL-KE's files of Freebase (head, tail, relation)",
             files,
-            lambda watch: _read_openke(folder, files, watch, counted=False),
+            lambda watch, _: _read_openke(folder, files, watch, counted=False),
         )
     return None
 
@@ -161,6 +148,16 @@ def read_id_map(path: Path, noun: str) -> list[str]:
     return id_map(read_pairs(path, (f"{noun} id", f"{noun} name")), path, noun)
 
 
+def read_id_maps(options: Options) -> IdMaps | None:
+    """Return the maps that the options name; None if the triples are of names."""
+    if not options.integer_ids:
+        return None
+    return IdMaps(
+        read_id_map(options.entity_map, "entity") if options.entity_map else None,
+        read_id_map(options.relation_map, "relation") if options.relation_map else None,
+    )
+
+
 def id_map(rows: Iterable[tuple[int, str, str]], path: Path, noun: str) -> list[str]:
     """Return the names by id of rows of line number, integer id and name.
 
@@ -204,50 +201,52 @@ def _all_integers(fields: list[str]) -> bool:
 
 
 def _reading(
-    names: tuple[list[str], list[str]], files: Mapping[str, TripleFile], watch: Watch, layout: str
+    maps: IdMaps, files: Mapping[str, TripleFile], watch: Watch, layout: str, is_named: bool = False
 ) -> Reading:
-    check_names(*names)
-    triples = ingest_ids(SplitFiles({split: [file] for split, file in files.items()}, watch), *names)
+    """Read the triples of a folder: of ids, or of the names of its maps."""
+    chunks = table_chunks({split: [file] for split, file in files.items()}, watch)
+    triples = ingest(chunks, None if is_named else maps)
+    if is_named:
+        triples = _with_ids(triples, maps, files)
     return Reading(triples, figures={"layout": layout})
 
 
-def _limits(entities: list[str], relations: list[str]) -> RowRules:
-    return RowRules({"head": len(entities), "relation": len(relations), "tail": len(entities)})
+def _with_ids(triples: IdTriples, maps: IdMaps, files: Mapping[str, TripleFile]) -> IdTriples:
+    """Return triples of names with the ids that the names have in the maps."""
+    entities, relations = maps.entities or [], maps.relations or []
+    check_names(entities, relations)
+    columns = ((0, "entity", triples.entities, entities), (1, "relation", triples.relations, relations))
+    for column, noun, read, names in (*columns, (2, *columns[0][1:])):
+        known = {name: id_ for id_, name in enumerate(names)}
+        ids = np.array([known.get(name, -1) for name in read], np.int32)
+        for split, rows in triples.splits.items():
+            numbers = ids[rows[:, column]]
+            unknown = np.flatnonzero(numbers < 0)
+            if len(unknown):
+                row = int(unknown[0])
+                error = unknown_name(noun, read[int(rows[row, column])], known)
+                raise InputError(f"{files[split].places([row])[row]}: {error}")
+            rows[:, column] = numbers
+    return IdTriples(entities, relations, triples.splits)
 
 
 def _read_dicts(folder: Path, files: Mapping[str, Path], watch: Watch) -> Reading:
     """Read ``entities.dict`` (id, name), ``relations.dict`` and triples of names, or of ids."""
-    names = (
-        read_id_map(folder / "entities.dict", "entity"),
-        read_id_map(folder / "relations.dict", "relation"),
-    )
-    layout = "entities.dict, relations.dict and triples of"
+    entities = read_id_map(folder / "entities.dict", "entity")
+    relations = read_id_map(folder / "relations.dict", "relation")
+    maps = IdMaps(entities, relations)
     first = _first_line(files[TRAIN])
     # A name may be a number: ids only if the first triple cannot be one of names.
-    if _all_integers(first) and not (first[1] in names[1] and {first[0], first[2]} <= set(names[0])):
-        rules = _limits(*names)
-        tables = {split: TripleFile(path, rules=rules) for split, path in files.items()}
-        return _reading(names, tables, watch, f"{layout} ids")
-    check_names(*names)
-    triples = ingest_names(SplitFiles({split: [TripleFile(path)] for split, path in files.items()}, watch))
-    known = [{name: id_ for id_, name in enumerate(column)} for column in (names[0], names[1], names[0])]
-    read = (triples.entities, triples.relations, triples.entities)
-    ids = [np.array([known[i].get(name, -1) for name in read[i]], np.int32) for i in range(3)]
-    for split, rows in triples.splits.items():
-        for column, noun in enumerate(("entity", "relation", "entity")):
-            numbers = ids[column][rows[:, column]]
-            unknown = np.flatnonzero(numbers < 0)
-            if len(unknown):
-                row = int(unknown[0])
-                error = unknown_name(noun, read[column][int(rows[row, column])], known[column])
-                raise InputError(f"{place_of_row(files[split], row)}: {error}")
-            rows[:, column] = numbers
-    return Reading(IdTriples(*names, triples.splits), figures={"layout": f"{layout} names"})
+    is_named = not _all_integers(first) or (first[1] in relations and {first[0], first[2]} <= set(entities))
+    rules = None if is_named else maps.rules
+    tables = {split: TripleFile(path, rules=rules) for split, path in files.items()}
+    layout = f"entities.dict, relations.dict and triples of {'names' if is_named else 'ids'}"
+    return _reading(maps, tables, watch, layout, is_named)
 
 
 def _read_openke(folder: Path, files: Mapping[str, Path], watch: Watch, counted: bool) -> Reading:
     """Read ``entity2id.txt``, ``relation2id.txt`` and lines of head, tail and relation ids, after a count."""
-    names = (
+    maps = IdMaps(
         _counted_names(folder / "entity2id.txt", "entity"),
         _counted_names(folder / "relation2id.txt", "relation"),
     )
@@ -259,8 +258,8 @@ def _read_openke(folder: Path, files: Mapping[str, Path], watch: Watch, counted:
             if counts[split] == 0:
                 raise InputError(f"{path}: the file is empty: it has no triples")
         delimiter = "\t" if "\t" in lines[-1] else " "
-        tables[split] = TripleFile(path, _HTR, delimiter, _limits(*names), skip_first=counted)
-    reading = _reading(names, tables, watch, "entity2id.txt, relation2id.txt, head tail relation")
+        tables[split] = TripleFile(path, _HTR, delimiter, maps.rules, skip_first=counted)
+    reading = _reading(maps, tables, watch, "entity2id.txt, relation2id.txt, head tail relation")
     for split, count in counts.items():
         rows = len(reading.triples.splits[split])
         if rows != count:
@@ -305,9 +304,9 @@ def _read_pykeen(factories: Mapping[str, Path], files: Mapping[str, Path], watch
             raise InputError(
                 f"{folder}: its ids are not those of {factories[TRAIN]} (an inductive data set?)"
             )
-    columns, rules = Columns(ROLES, {role: role for role in ROLES}), _limits(*maps[TRAIN])
-    tables = {split: TripleFile(path, columns, rules=rules) for split, path in files.items()}
-    return _reading(maps[TRAIN], tables, watch, "numeric_triples.tsv.gz, entity_to_id, relation_to_id")
+    columns, names = Columns(ROLES, {role: role for role in ROLES}), IdMaps(*maps[TRAIN])
+    tables = {split: TripleFile(path, columns, rules=names.rules) for split, path in files.items()}
+    return _reading(names, tables, watch, "numeric_triples.tsv.gz, entity_to_id, relation_to_id")
 
 
 def _pykeen_names(path: Path, noun: str) -> list[str]:

@@ -21,6 +21,7 @@ from dglkge.data.text_format import read_errors
 from dglkge.errors import InputError
 from dglkge.partition.ingest import IdTriples, Reading, Watch
 from dglkge.partition.readers.id_folders import IdFolder
+from dglkge.partition.readers.numbered import TypeRanges
 
 _ENTITIES = "nodeidx2entityid.csv.gz"
 _TYPED_ENTITIES = "_entidx2name.csv.gz"
@@ -33,7 +34,7 @@ def find_ogb(folder: Path) -> IdFolder | None:
     if not train:
         return None
     files = {split: train[0].with_name(f"{split}.pt") for split in SPLITS}
-    return IdFolder("an OGB data set", files, lambda watch: _read(folder, files, watch))
+    return IdFolder("an OGB data set", files, lambda watch, _: _read(folder, files, watch))
 
 
 def _read(folder: Path, files: Mapping[str, Path], watch: Watch) -> Reading:
@@ -49,22 +50,22 @@ def _read(folder: Path, files: Mapping[str, Path], watch: Watch) -> Reading:
         contents[split] = _load(path)
         watch(path)(path.stat().st_size)
     by_type = _entity_names(folder)
-    order = sorted(by_type)
-    starts = dict(zip(order, np.cumsum([0, *(len(by_type[name]) for name in order)]).tolist()))
+    ranges = TypeRanges({name: len(names) for name, names in by_type.items()})
     splits, candidates = {}, {}
     for split, content in contents.items():
         columns = [np.asarray(content[role], np.int64) for role in ("head", "relation", "tail")]
         for place, role in ((0, "head"), (2, "tail")):
             if f"{role}_type" in content:
-                columns[place] = columns[place] + _starts(content[f"{role}_type"], starts, files[split])
+                columns[place] = columns[place] + _starts(
+                    content[f"{role}_type"], ranges.starts, files[split]
+                )
         splits[split] = np.stack(columns, axis=1).astype(np.int32)
         if split != TRAIN:
             candidates[split] = np.stack([np.asarray(content["head_neg"]), np.asarray(content["tail_neg"])])
-    names = [name for entity_type in order for name in by_type[entity_type]]
-    type_of = np.repeat(np.arange(len(order), dtype=np.int32), [len(by_type[name]) for name in order])
+    names = [name for entity_type in ranges.starts for name in by_type[entity_type]]
     return Reading(
         IdTriples(names, _names(relations), splits),
-        types=(order, type_of),
+        types=(list(ranges.starts), ranges.type_of),
         candidates=candidates,
         figures={"layout": "split/, mapping/"},
         notes=["each triple of valid and test has candidates: dglkge evaluate RUN --candidates given"],

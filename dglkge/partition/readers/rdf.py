@@ -13,9 +13,9 @@ from typing import IO, Any
 from dglkge.data.dataset_files import NUMERIC_LITERALS
 from dglkge.data.text_format import ROLES, bare_path, open_stream, read_errors
 from dglkge.errors import InputError, StorageError, import_extra
-from dglkge.partition.ingest import CHUNK_ROWS, IdTriples, Reading, Watch, ingest_names, name_chunk, renamed
+from dglkge.partition.ingest import CHUNK_ROWS, IdTriples, Reading, Watch, ingest, name_chunk, renamed
 from dglkge.partition.options import DEFAULT_GRAPH, Format, ReadingOptions
-from dglkge.partition.readers.find import format_by_content
+from dglkge.partition.readers.sniff import format_by_content
 
 MAX_GRAPHS = 100_000
 """Named graphs are counted up to here: some collections have one for each triple."""
@@ -163,7 +163,7 @@ def read_rdf(
         If pyoxigraph is missing, or a file cannot be read or has an error, or a split has no triples.
     """
     reader = _RdfReader(options, temporary)
-    triples = ingest_names({split: reader.split(split, paths, watch) for split, paths in files.items()})
+    triples = ingest({split: reader.split(split, paths, watch) for split, paths in files.items()})
     return reader.finish(triples)
 
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from dglkge.checkpoint import layout
-from dglkge.checkpoint.durable import file_crc32
 from dglkge.checkpoint.features import open_features, parse_note, record_path
+from dglkge.checkpoint.storage import file_crc32
 from dglkge.config import Config
 from dglkge.config.schema import FeaturesConfig
 from dglkge.data.dataset import Dataset

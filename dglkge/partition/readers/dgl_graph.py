@@ -1,0 +1,279 @@
+"""Reads graphs of DGL: an object, a file of ``dgl.save_graphs``, a folder of ``partition_graph``.
+
+A partitioned graph keeps its partitions. ``dgl.distributed.partition_graph`` numbers the nodes anew and does
+not store their original ids. DGL's own ``tools`` store them in ``orig_nids.dgl`` beside each partition, and a
+user may have them as node data ``orig_id``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dglkge.data.dataset_files import TRAIN, TRIPLE_IDS, Field, load_json, part_folder
+from dglkge.errors import InputError
+from dglkge.partition.ingest import Reading, Watch
+from dglkge.partition.options import FORMATS, Format, Options
+from dglkge.partition.readers.graphml import NO_RELATION
+from dglkge.partition.readers.id_folders import IdFolder
+from dglkge.partition.readers.numbered import Numbered, as_array, joined, numbered_edges, numbers
+from dglkge.partition.readers.sniff import format_by_content, format_by_name
+
+RELATION_FIELDS = ("etype", "rel_type", "_TYPE")
+"""Edge data of a graph with one edge type that may hold the relation of each edge."""
+
+ORIGINAL_IDS = "orig_nids.dgl"
+ORIGINAL_ID_FIELD = "orig_id"
+_NODE_TYPE = "_N"
+"""DGL's node type of a graph without types."""
+
+Edges = Mapping[tuple[str, str, str], np.ndarray]
+"""Heads and tails (2, n) of each edge type (type, relation, type), numbered in their type."""
+
+
+def numbered_graph(graph: Any, options: Options, place: str) -> Numbered:
+    """Return the edges of a ``DGLGraph``; ``place`` is its name in messages.
+
+    Raises
+    ------
+    InputError
+        If the edges lack the data that is their relation.
+    """
+    counts = {node_type: graph.num_nodes(node_type) for node_type in graph.ntypes}
+    edges = {
+        edge_type: np.stack([as_array(ends) for ends in graph.edges(etype=edge_type, order="eid")])
+        for edge_type in graph.canonical_etypes
+    }
+    return _numbered(edges, counts, graph.edata if len(edges) == 1 else {}, options, place)
+
+
+def _numbered(
+    edges: Edges, counts: Mapping[str, int], edge_data: Mapping[str, Any], options: Options, place: str
+) -> Numbered:
+    """Return edges as triples; relations of one edge type may stand in its data."""
+    attribute = options.reading.relation_attribute
+    fields = RELATION_FIELDS if attribute is None else (attribute,)
+    field = next((name for name in fields if name in edge_data), None)
+    if attribute is not None and field is None:
+        known = ", ".join(edge_data) or "none (where there are several edge types, these are the relations)"
+        raise InputError(f"{place}: the graph's edges have no data {attribute!r}; they have {known}")
+    if len(edges) > 1 or len(counts) > 1 or (field is None and _NODE_TYPE not in counts):
+        return numbered_edges(edges, counts)
+    ((heads, tails),) = edges.values()
+    if field is None:
+        relations, names = np.zeros(len(heads), np.int64), [NO_RELATION]
+    else:
+        relations, names = as_array(edge_data[field]), None
+        if relations.ndim != 1 or relations.dtype.kind not in "iu":
+            raise InputError(
+                f"{place}: the edge data {field!r} is {relations.dtype} of shape {relations.shape}, expected "
+                "an integer for each edge, its relation"
+            )
+    return Numbered(np.stack([heads, relations, tails], axis=1), numbers(next(iter(counts.values()))), names)
+
+
+def read_graphs(
+    files: Mapping[str, Sequence[tuple[Path, Format]]], options: Options, watch: Watch
+) -> Reading:
+    """Read files that ``dgl.save_graphs`` wrote, each with one graph.
+
+    Raises
+    ------
+    InputError
+        If a file cannot be read or has several graphs.
+    """
+    splits = {}
+    for split, paths in files.items():
+        path, _ = paths[0]
+        if len(paths) > 1:
+            raise InputError(f"{len(paths)} graphs of DGL are not one set of triples; give one file")
+        graphs = _load(path)
+        if len(graphs) != 1:
+            raise InputError(f"{path} has {len(graphs)} graphs, expected one")
+        splits[split] = numbered_graph(graphs[0], options, str(path))
+        watch(path)(path.stat().st_size)
+    return joined(splits)
+
+
+@contextlib.contextmanager
+def _dgl_errors(path: Path, action: str) -> Iterator[None]:
+    """Raise InputError with the file's name at any error, of DGL's without its stack trace."""
+    try:
+        yield
+    except Exception as error:
+        # "[12:00:00] /opt/dgl/src/file.cc:43: Check failed: ...: Stack trace: ..."
+        reason = re.sub(r"^\[[\d:]+\] \S+ ", "", str(error).partition("Stack trace")[0]).strip(": \n")
+        raise InputError(f"{path}: {action}: {reason or repr(error)}") from error
+
+
+def _load(path: Path) -> list[Any]:
+    import dgl  # takes seconds
+
+    with _dgl_errors(path, "cannot be read as a graph of DGL"):
+        graphs: list[Any] = dgl.load_graphs(str(path))[0]
+    return graphs
+
+
+def is_graph(path: Path) -> bool:
+    """Return whether a path is a file of ``dgl.save_graphs`` or a folder of ``partition_graph``.
+
+    Raises
+    ------
+    InputError
+        As of :func:`find_dgl`.
+    """
+    if path.is_file():
+        return format_by_name(path) == FORMATS["dgl"] or format_by_content(path) == FORMATS["dgl"]
+    return path.is_dir() and find_dgl(path) is not None
+
+
+def find_dgl(folder: Path) -> IdFolder | None:
+    """Return the partitions that ``dgl.distributed.partition_graph`` wrote into a folder, or None.
+
+    Raises
+    ------
+    InputError
+        If there are several graphs, or they are those of a data set.
+    """
+    paths = [path for path in sorted(folder.glob("*.json")) if _is_description(path)]
+    if not paths:
+        return None
+    if len(paths) > 1:
+        raise InputError(f"{folder} has several graphs of DGL: {', '.join(path.name for path in paths)}")
+    if (folder / part_folder(0) / TRIPLE_IDS).is_file():
+        raise InputError(f"{folder} has the partitions of the data set {folder.parent}: give that")
+    files = {TRAIN: paths[0]}
+    return IdFolder(
+        "a partitioned graph of DGL", files, lambda watch, options: _read(paths[0], watch, options)
+    )
+
+
+def _is_description(path: Path) -> bool:
+    try:
+        return {Field.NODE_MAP, Field.EDGE_MAP, Field.part_files(0)} <= load_json(path).keys()
+    except InputError:
+        return False
+
+
+def _read(config: Path, watch: Watch, options: Options) -> Reading:
+    """Read a partitioned graph, one partition after the other."""
+    description = load_json(config)
+    with _dgl_errors(config, "is no description of DGL partitions"):
+        lengths = {
+            node_type: np.array([end - start for start, end in ranges])
+            for node_type, ranges in description[Field.NODE_MAP].items()
+        }
+        files = [description[Field.part_files(part)] for part in range(description[Field.NUM_PARTS])]
+        graphs = [config.parent / each["part_graph"] for each in files]
+    for node_type, counts in lengths.items():
+        if (counts < 1).any():
+            raise InputError(
+                f"{config}: partition {int(counts.argmin())} has no node of the type {node_type!r}; every "
+                "partition of a data set needs one of each type"
+            )
+    original = _original_ids(config, graphs, lengths)
+    has_names = original is not None
+    original = original or {name: np.arange(counts.sum()) for name, counts in lengths.items()}
+    edges, edge_data = _edges(config, graphs, original)
+    reading = joined(
+        {
+            TRAIN: _numbered(
+                edges, {name: len(ids) for name, ids in original.items()}, edge_data, options, str(config)
+            )
+        }
+    )
+    # Entities are counted type after type, as in TypeRanges.
+    parts = []
+    for name in sorted(lengths):
+        of_type = np.empty(len(original[name]), np.int64)
+        of_type[original[name]] = np.repeat(np.arange(len(files)), lengths[name])
+        parts.append(of_type)
+    reading.parts = np.concatenate(parts)
+    reading.part_method = str(description[Field.PART_METHOD])
+    reading.notes = [
+        f"its {len(files)} partitions are kept",
+        f"entities are called by their original ids, as {ORIGINAL_IDS} or the node data {ORIGINAL_ID_FIELD} "
+        "has them"
+        if has_names
+        else "entities are called by the ids that DGL gave them when it partitioned: neither "
+        f"{ORIGINAL_IDS} nor node data {ORIGINAL_ID_FIELD} has the original ones",
+    ]
+    watch(config)(config.stat().st_size)
+    return reading
+
+
+def _original_ids(
+    config: Path, graphs: Sequence[Path], lengths: Mapping[str, np.ndarray]
+) -> dict[str, np.ndarray] | None:
+    """Return the original id of each node of each type, by DGL's id in the type; None if they are unknown.
+
+    Raises
+    ------
+    InputError
+        If they are not 0 to n - 1, each once.
+    """
+    import dgl.data.utils
+    import dgl.distributed.partition
+
+    found: dict[str, list[np.ndarray]] = {name: [] for name in lengths}
+    for part, graph in enumerate(graphs):
+        path = graph.with_name(ORIGINAL_IDS)
+        with _dgl_errors(path if path.exists() else config, "cannot be read"):
+            if path.exists():
+                ids = dgl.data.utils.load_tensors(str(path))
+            else:
+                data, _ = dgl.distributed.partition.load_partition_feats(str(config), part, load_edges=False)
+                ids = {name: data.get(f"{name}/{ORIGINAL_ID_FIELD}") for name in lengths}
+        for name, blocks in found.items():
+            if ids.get(name) is not None:
+                blocks.append(as_array(ids[name]))
+    if not any(found.values()):
+        return None
+    original = {name: np.concatenate([np.zeros(0, np.int64), *blocks]) for name, blocks in found.items()}
+    for name, ids in original.items():
+        if not np.array_equal(np.sort(ids), np.arange(lengths[name].sum())):
+            raise InputError(
+                f"{config}: the original ids of {name!r} are {len(ids)} numbers, expected each of 0 to "
+                f"{lengths[name].sum() - 1} once"
+            )
+    return original
+
+
+def _edges(
+    config: Path, graphs: Sequence[Path], original: Mapping[str, np.ndarray]
+) -> tuple[Edges, Mapping[str, np.ndarray]]:
+    """Return the edges of each type as original ids, and the data of a graph's only edge type."""
+    import dgl
+    import dgl.distributed.partition
+
+    edges: dict[tuple[str, str, str], list[np.ndarray]] = {}
+    edge_data: dict[str, list[np.ndarray]] = {}
+    for part, path in enumerate(graphs):
+        with _dgl_errors(path, "cannot be read as a partition of DGL"):
+            graph, _, _, book, *_ = dgl.distributed.load_partition(str(config), part, load_feats=False)
+            # Edges of other partitions are copies. In the order of DGL's ids, which edge data have.
+            inner = graph.edata["inner_edge"].nonzero()[:, 0]
+            inner = inner[graph.edata[dgl.EID][inner].argsort()]
+            nodes = graph.ndata[dgl.NID]
+            # The numbers in their type of heads and tails.
+            heads, tails = (
+                as_array(book.map_to_per_ntype(nodes[ends[inner]])[1]) for ends in graph.edges(order="eid")
+            )
+            type_of = as_array(book.map_to_per_etype(graph.edata[dgl.EID][inner])[0])
+            for number, edge_type in enumerate(book.canonical_etypes):
+                mine = type_of == number
+                ends = original[edge_type[0]][heads[mine]], original[edge_type[2]][tails[mine]]
+                edges.setdefault(edge_type, []).append(np.stack(ends))
+            if len(book.canonical_etypes) == 1:
+                _, data = dgl.distributed.partition.load_partition_feats(str(config), part, load_nodes=False)
+                for name, values in data.items():
+                    edge_data.setdefault(name.rpartition("/")[2], []).append(as_array(values))
+    return (
+        {edge_type: np.concatenate(blocks, axis=1) for edge_type, blocks in edges.items()},
+        {name: np.concatenate(blocks) for name, blocks in edge_data.items()},
+    )

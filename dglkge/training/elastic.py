@@ -1,0 +1,403 @@
+"""Elastic epochs for any script on DGL's distributed engine: commits, stops, and goes on at another size."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import dataclasses
+import logging
+import os
+import random
+import time
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType, TracebackType
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+from dglkge.checkpoint.layout import Progress
+from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
+from dglkge.distributed.dgl_compat import dgl
+from dglkge.distributed.preemption import Preempted
+from dglkge.distributed.runtime import Cluster
+from dglkge.distributed.world import World
+from dglkge.errors import InputError, unknown_name
+from dglkge.training.building.run_place import RunPlace, hold_run, open_manager, open_mirror
+from dglkge.training.elastic_tables import NO_RELATIONS, ElasticTables, OptimizerState
+from dglkge.training.epochs import JOB
+from dglkge.training.state import TrainingState
+
+logger = logging.getLogger(__name__)
+
+Item = TypeVar("Item")
+
+LOOPS_DONE, ORDER = "loops_done", "order"
+"""Fields of a version's progress beside those of :class:`dglkge.checkpoint.layout.Progress`."""
+
+STOP, COMMIT = 1, 1 << 20
+"""Flags that trainers sum after each batch; no job has a million trainers."""
+
+
+def elastic(
+    folder: str | os.PathLike[str],
+    embeddings: Sequence[Any] = (),
+    optimizer: Any = None,
+    objects: Mapping[str, Any] | None = None,
+    *,
+    every: Mapping[str, float] = MappingProxyType({"epochs": 1}),
+    seed: int | None = 0,
+    original_ids: Mapping[str, Any] | None = None,
+    storage: str = "",
+) -> Elastic:
+    """Make a script elastic: go on from its last commit, and commit from now on. A collective.
+
+    Call it on every trainer, after ``dgl.distributed.initialize``, ``torch.distributed.init_process_group``
+    and the construction of all that is trained, and before the loop over epochs. It fills the embeddings, the
+    optimizer's state and the objects from the newest version in the folder. SIGTERM, SIGINT and SIGHUP are
+    recorded from then on: at the next batch or epoch all trainers commit and exit with status 143.
+
+    Parameters
+    ----------
+    folder : path
+        For the versions; :func:`dglkge.open_checkpoint` reads the rows.
+    embeddings : sequence of dgl.distributed.DistEmbedding
+        Those without an optimizer of this call.
+    optimizer : SparseOptimizer or sequence of them
+        Of ``dglkge.optim``: its embeddings, their state, its hyper-parameters.
+    objects : mapping of str to object
+        Objects with ``state_dict`` and ``load_state_dict`` (modules, torch optimizers, schedulers), equal on
+        all trainers: rank 0's state is saved.
+    every : mapping of str to number
+        When to commit: after so many ``epochs``, after so many ``batches`` of an epoch's loop, or at the first
+        batch so many ``minutes`` after the last commit. The last epoch is committed in any case.
+    seed : int or None
+        All random generators of Python, numpy, torch and DGL are seeded before each batch as a function of
+        seed, epoch, batch and rank, so a restart goes on inside an epoch with the batches that are left.
+        None: they are left alone, and a restart begins the open epoch anew.
+    original_ids : mapping of str to (N,) tensor or DistTensor, optional
+        Original id of each node or edge by the name of its embedding, for instance ``graph.ndata["orig_id"]``
+        if the graph had that before it was partitioned. With it the job may go on after the graph was
+        partitioned again, for another number of machines.
+    storage : str
+        URL of a store (``s3://...``) to which every version is copied.
+
+    Returns
+    -------
+    Elastic
+        ``batches(loader)``, ``commit()`` and ``stop_if_asked()``.
+
+    Raises
+    ------
+    InputError
+        For an object or a value that is not allowed.
+    CheckpointError
+        If the folder has a checkpoint of other tables, or a damaged one.
+
+    Examples
+    --------
+    ::
+
+        job = dglkge.elastic("run", optimizer=sparse_adagrad, objects={"model": model, "adam": adam})
+        for epoch in dglkge.remaining_epochs_until(30):
+            for batch in job.batches(loader):
+                ...
+    """
+    optimizers = [] if optimizer is None else [optimizer]
+    if isinstance(optimizer, (list, tuple)):
+        optimizers = list(optimizer)
+    tables = ElasticTables(embeddings, optimizers, original_ids or {})
+    cadence = Cadence.of(every)
+    world = World.detect()
+    if world.world_size > 1 and (not dist.is_initialized() or "gloo" not in str(dist.get_backend_config())):
+        raise InputError(
+            "elastic: call torch.distributed.init_process_group first, with a backend for tensors on the "
+            "CPU: gloo, or cpu:gloo,cuda:nccl"
+        )
+    if world.has_own_disk and not storage:
+        raise InputError("elastic: the machines share no disk; give storage=URL, a store that all reach")
+    # Its group is the script's own. The graph is not needed.
+    cluster = Cluster(world, None)
+    return Elastic(RunPlace(Path(folder), storage), cluster, tables, objects or {}, cadence, seed)
+
+
+@dataclasses.dataclass
+class Cadence:
+    """When to commit; 0: never.
+
+    Attributes
+    ----------
+    epochs, batches : int
+    minutes : float
+    """
+
+    epochs: float = 0
+    batches: float = 0
+    minutes: float = 0
+    _last: float = dataclasses.field(default_factory=time.monotonic)
+
+    @classmethod
+    def of(cls, every: Mapping[str, float]) -> Cadence:
+        """Read the argument of :func:`elastic`."""
+        for name, value in every.items():
+            if name not in ("epochs", "batches", "minutes"):
+                raise unknown_name("unit in every", name, ["epochs", "batches", "minutes"])
+            is_whole = isinstance(value, int) or (name == "minutes" and isinstance(value, float))
+            if isinstance(value, bool) or not is_whole or not value >= 0:
+                raise InputError(f"elastic: every {name} is {value!r}; expected a number of at least 0")
+        return cls(**every)
+
+    def committed(self) -> None:
+        """Restart the count of minutes."""
+        self._last = time.monotonic()
+
+    def is_due(self, batches_done: int) -> bool:
+        """Return whether to commit after so many batches of an epoch."""
+        passed = bool(self.minutes) and time.monotonic() - self._last >= 60 * self.minutes
+        return passed or (bool(self.batches) and batches_done % self.batches == 0)
+
+    def is_due_after(self, epochs: int) -> bool:
+        """Return whether to commit after so many epochs."""
+        return bool(self.epochs) and epochs % self.epochs == 0
+
+
+class Elastic:
+    """A script's job: made by :func:`elastic`; also a context manager, which commits what is left at its end.
+
+    Parameters
+    ----------
+    place : RunPlace
+    cluster : Cluster
+    tables : ElasticTables
+    objects : mapping of str to object
+    cadence : Cadence
+    seed : int or None
+    """
+
+    def __init__(
+        self,
+        place: RunPlace,
+        cluster: Cluster,
+        tables: ElasticTables,
+        objects: Mapping[str, Any],
+        cadence: Cadence,
+        seed: int | None,
+    ) -> None:
+        self._cluster, self._tables, self._cadence, self._seed = cluster, tables, cadence, seed
+        self._resources = contextlib.ExitStack()
+        self._state = TrainingState(
+            {f"optimizer {n}": OptimizerState(each) for n, each in enumerate(tables.optimizers)},
+            door="elastic: objects",
+        )
+        for name, item in objects.items():
+            self._state.register(name, item)
+        self._meta = tables.describe()
+        # Epoch, batch loops of it that are over, and batches done in the next one.
+        self._place = (0, 0, 0)
+        self._num_loops = self._ended = 0
+        self._committed: tuple[int, int, int] | None = None
+        atexit.register(self._end_of_process)  # runs before DGL's own handler, which waits for all trainers
+        try:
+            lease = hold_run(place.output, cluster)
+            mirror = open_mirror(place, cluster, lease, self._check_same)
+            self._checkpoints = open_manager(place, cluster, lease, mirror, {}, tables.num_parts)
+            self._restore()
+        except BaseException:
+            self.close()
+            raise
+        self._resources.enter_context(cluster.stop.listening())
+        JOB.when_finished(self._end_epoch)
+
+    def _check_same(self, saved: CheckpointMeta, where: str = "") -> None:
+        """Refuse a version of other tables, or of ids that mean other nodes here."""
+        check_same_run(saved, self._meta)
+        before, now = saved.config["elastic"]["ids"], self._meta.config["elastic"]["ids"]
+        for name in now:
+            if before[name] != now[name]:
+                raise InputError(
+                    f"elastic: the checkpoint has the rows of {name!r} by ids {before[name]}, this job by "
+                    f"ids {now[name]}; to go on with other partitions give original_ids from the first "
+                    "commit on"
+                )
+
+    def _restore(self) -> None:
+        """Fill everything from the newest version, if there is one; a collective."""
+        cluster, saved = self._cluster, self._checkpoints.latest()
+        self._tables.finish()
+        cluster.barrier()  # all trainers have written their initial rows
+        finished = 0
+        if saved is not None:
+            cluster.agree(lambda: self._check_same(saved))
+            cluster.agree(self._fill, self._checkpoints.num_bytes())
+            finished = saved.progress[Progress.FINISHED_EPOCHS]
+            self._place = self._place_in_epoch(finished, saved.progress)
+            self._committed = self._place
+            loops, batches = self._place[1:]
+            within = f", at batch {batches} of its loop {loops + 1}" if loops or batches else ""
+            if cluster.world.rank == 0:
+                logger.info("resumed: %d epochs are finished%s", finished, within)
+        self._ended = finished
+        JOB.restore(finished)
+
+    def _fill(self) -> None:
+        """Read this machine's rows, on one trainer of it, and the state, on every trainer."""
+        if self._cluster.world.is_machine_leader:
+            self._checkpoints.restore(self._tables.parts())
+        self._state.load(self._checkpoints.read_state(), str(self._checkpoints.storage.path))
+
+    def _place_in_epoch(self, finished: int, progress: Mapping[str, Any]) -> tuple[int, int, int]:
+        """Return the epoch, the batch loops of it that are over, and the batches done in the next loop."""
+        loops, batches = progress[LOOPS_DONE], progress[Progress.BATCHES_DONE]
+        if (loops or batches) and (progress[ORDER] != self._order or self._seed is None):
+            reason = "the seed is None" if self._seed is None else "seed or number of trainers have changed"
+            logger.warning("epoch %d, which was open, begins anew: %s", finished, reason)
+            return finished, 0, 0
+        return finished, loops, batches
+
+    @property
+    def _order(self) -> int:
+        """A number for what the order of batches depends on beside the epoch; 0: it is unknown."""
+        if self._seed is None:
+            return 0
+        return zlib.crc32(f"{self._seed} {self._cluster.world.world_size}".encode()) | 1
+
+    def batches(self, loader: Iterable[Item]) -> Iterator[Item]:
+        """Yield the batches of a loader that the open epoch has left; a collective between batches.
+
+        A batch counts as done when the loop requests the next one. The loader must give every trainer equally
+        many batches, in an order that follows from the random generators, or from ``set_epoch`` of the loader
+        or its sampler. Batches that were done before a restart are drawn again and dropped. An epoch may have
+        several loops over batches.
+
+        Raises
+        ------
+        RuntimeError
+            Outside of ``for epoch in dglkge.remaining_epochs_until(n)``.
+        Preempted
+            On all trainers, after the commit, if one of them received a signal to stop.
+        """
+        epoch = JOB.current()
+        if epoch is None:
+            raise RuntimeError("batches() must run inside 'for epoch in remaining_epochs_until(n)'")
+        self._end_epoch()  # that before, if it was left by `break`
+        number, self._num_loops = self._num_loops, self._num_loops + 1
+        _, loops_done, batches_done = self._place
+        if number < loops_done:
+            return
+        self._seed_for(epoch, number, -1)
+        for each in (loader, getattr(loader, "sampler", None)):
+            if callable(getattr(each, "set_epoch", None)):
+                each.set_epoch(epoch)  # type: ignore[union-attr]
+        self.stop_if_asked()
+        batches = iter(loader)
+        index = 0
+        while True:
+            self._seed_for(epoch, number, index)
+            try:
+                batch = next(batches)
+            except StopIteration:
+                break
+            index += 1
+            if index <= batches_done:
+                continue
+            yield batch
+            self._place = epoch, number, index
+            self._after_batch(index)
+        self._place = epoch, number + 1, 0
+
+    def _seed_for(self, epoch: int, loop: int, index: int) -> None:
+        """Seed every random generator for what comes next."""
+        if self._seed is None:
+            return
+        key = [self._seed, epoch, loop, index + 1, self._cluster.world.rank]
+        number = int(np.random.SeedSequence(key).generate_state(1)[0]) >> 1  # DGL takes 31 bits
+        random.seed(number)
+        np.random.seed(number)  # noqa: NPY002  what scripts of DGL use
+        torch.manual_seed(number)
+        dgl.seed(number)
+
+    def _after_batch(self, batches_done: int) -> None:
+        """Commit or stop if a trainer asks for it; a collective."""
+        flags = STOP * self._cluster.stop.is_noted
+        if self._cluster.world.rank == 0:  # clocks differ
+            flags += COMMIT * self._cadence.is_due(batches_done)
+        total = int(self._cluster.sum(np.array([flags], np.int64))[0])
+        if total % COMMIT:
+            self._stop()
+        if total >= COMMIT:
+            self.commit()
+
+    def stop_if_asked(self) -> None:
+        """Commit and stop if one of the trainers received a signal; a collective, for long code of your own.
+
+        Raises
+        ------
+        Preempted
+            On every trainer, after the commit.
+        """
+        if self._cluster.must_stop():
+            self._stop()
+
+    def _stop(self) -> None:
+        self.commit()
+        if self._cluster.world.rank == 0:
+            finished, _, batches = self._place
+            logger.info("stopped as asked: %d epochs and %d batches done, committed", finished, batches)
+        JOB.stop()
+        raise Preempted
+
+    def _end_epoch(self) -> None:
+        """Commit after a finished epoch at the cadence, and stop if asked; once an epoch, a collective."""
+        done = JOB.finished()
+        if self._ended >= done:
+            return
+        self._ended = done
+        self._place, self._num_loops = (done, 0, 0), 0
+        if JOB.is_over or self._cadence.is_due_after(done):
+            self.commit()
+        self.stop_if_asked()
+
+    def commit(self) -> None:
+        """Write a version, unless one holds this state; a collective. It is published on return."""
+        if self._place == self._committed:
+            return
+        self._tables.finish()
+        self._cluster.barrier()  # all updates are in the tables
+        finished, loops, batches = self._place
+        progress = {
+            **self._meta.progress,
+            Progress.FINISHED_EPOCHS: finished,
+            Progress.BATCHES_DONE: batches,
+            LOOPS_DONE: loops,
+            ORDER: self._order,
+        }
+        meta = dataclasses.replace(self._meta, progress=progress)
+        parts = self._tables.parts() if self._cluster.world.is_machine_leader else []
+        self._checkpoints.save(parts, NO_RELATIONS, meta, state=self._state.to_bytes())
+        self._committed = self._place
+        self._cadence.committed()
+
+    def close(self) -> None:
+        """Release the folder and restore the signal handlers."""
+        atexit.unregister(self._end_of_process)
+        self._resources.close()
+        self._cluster.end()
+
+    def _end_of_process(self) -> None:
+        """Close, and ignore signals from now on: DGL's shutdown is a barrier of all trainers."""
+        self.close()
+        if self._cluster.world.launched:
+            self._cluster.stop.ignore_from_now_on()
+
+    def __enter__(self) -> Elastic:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._end_epoch()
+        self.close()

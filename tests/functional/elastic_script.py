@@ -1,0 +1,110 @@
+"""A script of another project that is elastic: node and edge embeddings, dropout, two loops over batches.
+
+It writes a line for each batch of rank 0, and does what a file ``order`` says: ``EPOCH LOOP INDEX kill``, or
+``stop``: SIGTERM to rank 0; ``leave``: commit in the body of an epoch, and leave with status 5.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+
+import dglkge
+
+import dgl.distributed  # isort: skip
+import torch
+import torch.distributed as dist
+
+from dglkge.optim import RowAdagrad, SparseAdam
+
+NUM_NODES, NUM_EDGES, NUM_EPOCHS = 60, 300, 4
+
+
+def initial(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return initial rows."""
+    return torch.randn(shape, dtype=dtype, generator=torch.Generator().manual_seed(3))
+
+
+def obey(folder: Path, epoch: int, loop: int, index: int) -> None:
+    """Do what the file says, once."""
+    order = folder / "order"
+    if not order.exists() or (dist.is_initialized() and dist.get_rank()):
+        return
+    *place, word = order.read_text().split()
+    if place == [str(epoch), str(loop), str(index)]:
+        order.unlink()
+        os.kill(os.getpid(), signal.SIGKILL if word == "kill" else signal.SIGTERM)
+
+
+def main() -> None:
+    """Train."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--leave-in", type=int, default=-1)
+    parser.add_argument("--alone", action="store_true")
+    parser.add_argument("--without", action="store_true")
+    parser.add_argument("--options", type=json.loads, default={})
+    parser.add_argument("--lr", type=float, default=0.1)
+    arguments = parser.parse_args()
+    folder = arguments.folder
+    logging.basicConfig(format="%(levelname)s %(message)s", level=logging.INFO)
+    torch.manual_seed(0)
+    dgl.distributed.initialize(os.environ.get("DGL_IP_CONFIG", "unused"))
+    if not arguments.alone:
+        dist.init_process_group("gloo")
+    graph = dgl.distributed.DistGraph("own", part_config=str(folder.parent / "own.json"))
+    policies = graph.get_node_partition_policy("_N"), graph.get_edge_partition_policy("_E")
+    nodes = dgl.distributed.DistEmbedding(NUM_NODES, 4, "nodes", initial, policies[0])
+    edges = dgl.distributed.DistEmbedding(NUM_EDGES, 3, "edges", initial, policies[1])
+    model = torch.nn.Linear(4, 3)
+    sparse = SparseAdam([nodes], lr=arguments.lr, bias_correction="global"), RowAdagrad([edges], lr=0.1)
+    adam = torch.optim.Adam(model.parameters(), lr=0.01)
+    decay = torch.optim.lr_scheduler.ExponentialLR(sparse[0], 0.9)
+    objects = {"model": model, "adam": adam, "decay": decay}
+    if not arguments.without:
+        fields = {
+            "optimizer": sparse,
+            "objects": objects,
+            "every": {"epochs": 1, "batches": 2},
+            **arguments.options,
+        }
+        job = dglkge.elastic(folder / "run", **fields)
+    rank, size = (0, 1) if arguments.alone else (dist.get_rank(), dist.get_world_size())
+    share = torch.arange(rank, NUM_EDGES, size)
+    heads, tails = graph.find_edges(share)
+    data = torch.utils.data.TensorDataset(share, heads, tails)
+    loader = torch.utils.data.DataLoader(data, batch_size=60 // size, shuffle=True)
+    print(f"epochs before: {dglkge.finished_epochs()} {dglkge.current_epoch()}", flush=True)
+    if arguments.without:
+        return
+    for epoch in dglkge.remaining_epochs_until(NUM_EPOCHS):
+        assert dglkge.current_epoch() == dglkge.finished_epochs() == epoch
+        if epoch == arguments.leave_in:
+            job.commit()
+            sys.exit(5)
+        for loop in range(2):
+            for index, (ids, head, tail) in enumerate(job.batches(loader)):
+                obey(folder, epoch, loop, index)
+                hidden = torch.nn.functional.dropout(model(nodes(head) - nodes(tail)), 0.2)
+                loss = (hidden - edges(ids)).square().sum()
+                adam.zero_grad()
+                loss.backward()
+                for each in model.parameters() if size > 1 else ():
+                    dist.all_reduce(each.grad)
+                for optimizer in (adam, *sparse):
+                    optimizer.step()
+                if rank == 0:
+                    with (folder / "batches.txt").open("a") as lines:
+                        lines.write(f"{epoch} {loop} {ids.tolist()}\n")
+        decay.step()
+    if not arguments.alone:
+        dist.barrier()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,205 @@
+"""``dglkge.elastic`` in scripts of other projects: killed, stopped, resized."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import dglkge
+from tests import warm
+from tests.functional import job as commands
+from tests.toy_kg import REPOSITORY
+
+SCRIPT = str(Path(__file__).with_name("elastic_script.py"))
+EXAMPLES = REPOSITORY / "examples"
+PARTITION = """
+import sys
+from pathlib import Path
+import dglkge
+import dgl
+import torch
+torch.manual_seed(5)
+dgl.distributed.partition_graph(dgl.rand_graph(60, 300), "own", 1, sys.argv[1])
+"""
+BATCHES = 4 * 2 * 5
+"""Epochs, loops of an epoch, batches of a loop."""
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the partitioned graph."""
+    folder = tmp_path_factory.mktemp("elastic")
+    commands.run([*warm.python(), "-c", PARTITION, str(folder)])
+    return folder
+
+
+def launch(folder: Path, trainers: int, *words: str, status: int = 0, options: Sequence[str] = ()) -> str:
+    """Run the script under the launcher; return what it printed."""
+    folder.mkdir(exist_ok=True)
+    logs = folder / f"logs-{len(list(folder.glob('logs-*')))}"
+    command = [*warm.python(), "-m", "dglkge.cli.launch", "--ip-config", str(commands.ip_config(folder))]
+    command += ["--num-trainers", str(trainers), "--log-dir", str(logs), *options]
+    command += ["--part-config", str(folder.parent / "own.json"), SCRIPT, str(folder), *words]
+    done = commands.run(command, status)
+    return done.stdout + done.stderr
+
+
+def trained(run: Path) -> dict[str, np.ndarray]:
+    """Return every row and the optimizer's state of a run's newest version."""
+    found = {}
+    checkpoint = dglkge.open_checkpoint(run)
+    for name in checkpoint.entity_types:
+        found[name] = checkpoint.part(name, 0)[0].numpy()
+        found |= {f"{name} {key}": each.numpy() for key, each in checkpoint.state(name, 0).items()}
+    return found
+
+
+def assert_equal(run: Path, other: Path) -> None:
+    """Compare two runs bit for bit."""
+    mine, theirs = trained(run), trained(other)
+    assert mine.keys() == theirs.keys()
+    for name, values in mine.items():
+        np.testing.assert_array_equal(values, theirs[name], err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(graph: Path) -> Path:
+    """A run of two trainers from the first to the last batch."""
+    printed = launch(graph / "undisturbed", 2)
+    assert "epochs before: 0 None" in printed and "INFO starting at epoch 0" in printed
+    assert len((graph / "undisturbed" / "batches.txt").read_text().splitlines()) == BATCHES
+    return graph / "undisturbed"
+
+
+def test_rows_state_and_widths_are_in_the_checkpoint(undisturbed: Path) -> None:
+    rows = trained(undisturbed / "run")
+    shapes = {name: values.shape for name, values in rows.items()}
+    assert shapes["nodes"] == (60, 4) and shapes["edges"] == (300, 3) and len(shapes) == 6
+    with pytest.raises(dglkge.InputError, match="has tables and no model of links"):
+        _ = dglkge.open_run(undisturbed / "run").model
+
+
+@pytest.mark.parametrize("order", ["1 1 3 kill", "0 0 0 kill"])
+def test_a_killed_job_goes_on_by_itself(graph: Path, undisturbed: Path, order: str) -> None:
+    folder = graph / f"killed-{order.replace(' ', '-')}"
+    folder.mkdir()
+    (folder / "order").write_text(order)
+    launch(folder, 2, options=["--max-restarts", "2"])
+    assert not (folder / "order").exists()
+    assert_equal(folder / "run", undisturbed / "run")
+
+
+def test_a_stopped_job_trains_every_batch_once(graph: Path, undisturbed: Path) -> None:
+    folder = graph / "stopped"
+    folder.mkdir()
+    (folder / "order").write_text("1 1 2 stop")
+    printed = launch(folder, 2, status=143)
+    assert "INFO stopped as asked: 1 epochs and 3 batches done, committed" in printed
+    printed = launch(folder, 2)
+    assert "INFO resumed: 1 epochs are finished, at batch 3 of its loop 2" in printed
+    assert "INFO starting at epoch 1" in printed
+    lines = (folder / "batches.txt").read_text()
+    assert lines == (undisturbed / "batches.txt").read_text()
+    assert_equal(folder / "run", undisturbed / "run")
+    # All epochs are finished: nothing is trained, and nothing written.
+    assert "INFO epochs until 4 are finished already" in launch(folder, 2)
+    assert (folder / "batches.txt").read_text() == lines
+
+
+def test_epochs_go_on_at_another_size_as_adaptdl_has_it(graph: Path) -> None:
+    folder = graph / "resized"
+    printed = launch(folder, 1, "--leave-in", "2", status=5)
+    assert "epochs before: 0 None" in printed
+    printed = launch(folder, 2)
+    assert "epochs before: 2 None" in printed and "INFO starting at epoch 2" in printed
+    epochs = [int(line.split()[0]) for line in (folder / "batches.txt").read_text().splitlines()]
+    assert epochs == [epoch for epoch in range(4) for _ in range(10)]
+
+
+def test_an_open_epoch_begins_anew_with_other_batches(graph: Path) -> None:
+    folder = graph / "anew"
+    folder.mkdir()
+    (folder / "order").write_text("1 0 2 stop")
+    launch(folder, 2, status=143)
+    printed = launch(folder, 1)
+    reason = "seed or number of trainers have changed"
+    assert f"WARNING epoch 1, which was open, begins anew: {reason}" in printed
+    epochs = [int(line.split()[0]) for line in (folder / "batches.txt").read_text().splitlines()]
+    assert epochs == [0] * 10 + [1] * 3 + [epoch for epoch in (1, 2, 3) for _ in range(10)]
+
+
+def test_alone_it_is_elastic_too(graph: Path) -> None:
+    script = [*warm.python(), SCRIPT]
+    folders = [graph / "alone", graph / "alone-killed"]
+    for folder in folders:
+        folder.mkdir()
+    (folders[1] / "order").write_text("3 1 1 kill")
+    commands.run([*script, str(folders[0]), "--alone"])
+    commands.run([*script, str(folders[1]), "--alone"], -signal.SIGKILL)
+    commands.run([*script, str(folders[1]), "--alone"])
+    assert_equal(folders[1] / "run", folders[0] / "run")
+
+
+def test_without_it_epochs_warn(graph: Path) -> None:
+    printed = launch(graph / "without", 1, "--without")
+    assert printed.count("WARNING epochs are counted from 0: nothing restores them after a restart") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"every": {"epochs": -1}}, "elastic: every epochs is -1; expected a number of at least 0"),
+        ({"every": {"steps": 1}}, "unknown unit in every 'steps'"),
+        ({"embeddings": [1]}, "elastic: embeddings has a int; allowed: dgl.distributed.DistEmbedding"),
+        ({"objects": {"a": 1}}, "elastic: objects: 'a' is a int without state_dict and load_state_dict"),
+        ({"original_ids": {"x": []}}, "unknown embedding in original_ids 'x'"),
+        (
+            {"original_ids": {"nodes": list(range(60))}},
+            "elastic: the checkpoint has the rows of 'nodes' by ids of 1 partitions",
+        ),
+    ],
+)
+def test_a_mistake_is_one_line(
+    graph: Path, undisturbed: Path, options: dict[str, object], message: str
+) -> None:
+    script = [SCRIPT, str(undisturbed), "--alone", "--options", json.dumps(options)]
+    done = commands.run([*warm.python(), *script], 2)
+    assert f"\ndglkge: error: {message}" in done.stderr and "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["dgl_graphsage", "dgl_rgcn"])
+def test_an_example_that_was_killed_ends_as_an_undisturbed_one(tmp_path: Path, name: str) -> None:
+    graph = tmp_path / "graph"
+    commands.run([*warm.python(), str(EXAMPLES / name / "make_graph.py"), "--output", str(graph)])
+    config = next(graph.glob("*.json"))
+    runs = [tmp_path / "run", tmp_path / "killed"]
+    for run in runs:
+        command = [
+            *commands.PLAIN,
+            "-m",
+            "dglkge.cli.launch",
+            "--ip-config",
+            str(commands.ip_config(tmp_path)),
+        ]
+        command += ["--num-trainers", "2", "--part-config", str(config), "--max-restarts", "2"]
+        command += ["--log-dir", str(tmp_path / f"logs-{run.name}")]
+        command += [str(EXAMPLES / name / "train.py"), "--num-epochs", "6", "--output", str(run)]
+        env = warm.runners(commands.environment())
+        job = subprocess.Popen(command, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        try:
+            if run.name == "killed":
+                commands.wait_for(run / "checkpoint" / "v2" / "manifest.json", job)
+                commands.processes_of(job, "client")[1].kill()
+            printed = job.communicate(timeout=commands.TIME_LIMIT_SECONDS)[0]
+        finally:
+            job.kill()
+            job.wait()
+        assert job.returncode == 0, printed
+    assert (tmp_path / "logs-killed" / "attempt-1").is_dir()
+    assert_equal(runs[1], runs[0])

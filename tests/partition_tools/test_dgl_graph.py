@@ -1,0 +1,311 @@
+"""Graphs of DGL as sources: objects, files, partitioned ones. The oracle is the graph itself."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dgl.data.utils
+import dgl.distributed
+import numpy as np
+import pytest
+import torch
+
+from dglkge.data.dataset import Dataset
+from dglkge.errors import InputError
+from dglkge.partition.make_dataset import dataset_of_run, partition_triples
+from dglkge.partition.options import Options, ReadingOptions
+from tests.functional.job import dglkge
+from tests.toy_kg import typed_triples
+
+pytestmark = pytest.mark.usefixtures("build_here")
+
+
+@pytest.fixture(scope="module")
+def graph() -> dgl.DGLGraph:
+    """Three node types, five edge types of four relations."""
+    frame, types = typed_triples()
+    numbers: dict[str, dict[str, int]] = {}
+    edges: dict[tuple[str, str, str], list[tuple[int, int]]] = {}
+    for head, relation, tail in frame.itertuples(index=False):
+        ends = [numbers.setdefault(types[name], {}) for name in (head, tail)]
+        pair = tuple(of_type.setdefault(name, len(of_type)) for of_type, name in zip(ends, (head, tail)))
+        edges.setdefault((types[head], relation, types[tail]), []).append(pair)
+    made = dgl.heterograph({key: tuple(map(torch.tensor, zip(*pairs))) for key, pairs in edges.items()})
+    for node_type in made.ntypes:
+        made.nodes[node_type].data["orig_id"] = torch.arange(made.num_nodes(node_type))
+    return made
+
+
+def edges_of(graph: dgl.DGLGraph) -> Counter:
+    """Count (type, head, relation, type, tail) of a graph."""
+    found: Counter = Counter()
+    for head_type, relation, tail_type in graph.canonical_etypes:
+        heads, tails = graph.edges(etype=(head_type, relation, tail_type))
+        rows = zip(heads.tolist(), tails.tolist())
+        found.update((head_type, head, relation, tail_type, tail) for head, tail in rows)
+    return found
+
+
+def triples_of(dataset: Dataset) -> Counter:
+    """Count the same of a data set: names of entities are numbers."""
+    found: Counter = Counter()
+    for head, number, tail in dataset.split("train").tolist():
+        relation = dataset.relations[number]
+        names = [
+            int(dataset.vocabulary(type_)[id_]) for type_, id_ in ((relation.lhs, head), (relation.rhs, tail))
+        ]
+        found[relation.lhs, names[0], relation.name, relation.rhs, names[1]] += 1
+    return found
+
+
+def save(graph: dgl.DGLGraph, path: Path) -> Path:
+    dgl.save_graphs(str(path), [graph])
+    return path
+
+
+def partition(graph: dgl.DGLGraph, folder: Path, num_parts: int) -> dict[str, np.ndarray]:
+    """Partition with DGL; returns the original id of each of its node ids."""
+    # DGL fails where a partition gets no node of some type; with this seed each has one.
+    dgl.seed(2)
+    with contextlib.redirect_stdout(io.StringIO()):
+        ids, _ = dgl.distributed.partition_graph(
+            graph, "kg", num_parts, str(folder), part_method="random", return_mapping=True
+        )
+    ids = ids if isinstance(ids, dict) else {"_N": ids}
+    return {name: of_type.numpy() for name, of_type in ids.items()}
+
+
+def dgl_parts(folder: Path, original: dict[str, np.ndarray]) -> dict[str, list[int]]:
+    """Return the partition of each original id, by DGL's own description."""
+    ranges = json.loads((folder / "kg.json").read_text())["node_map"]
+    parts = {}
+    for name, of_type in ranges.items():
+        owners = np.repeat(np.arange(len(of_type)), [end - start for start, end in of_type])
+        parts[name] = owners[np.argsort(original[name])].tolist()
+    return parts
+
+
+def make(source: Any, output: Path, **options: Any) -> Dataset:
+    partition_triples(source, output, Options(**options))
+    return Dataset.open(output)
+
+
+@pytest.mark.parametrize("num_parts", [None, 1, 3], ids=["saved", "one partition", "three partitions"])
+def test_triples_are_those_of_the_graph(graph, tmp_path, num_parts):
+    if num_parts is None:
+        source = save(graph, tmp_path / "graph.bin")
+        assert triples_of(make(graph, tmp_path / "of object")) == edges_of(graph)
+        # Found by its first bytes, too.
+        other = save(graph, tmp_path / "graph.dat")
+        assert triples_of(make(other, tmp_path / "of other")) == edges_of(graph)
+    else:
+        source = tmp_path / "parts"
+        partition(graph, source, num_parts)
+    dataset = make(source, tmp_path / "made")
+    assert triples_of(dataset) == edges_of(graph)
+    assert dataset.num_parts == (num_parts or 1)
+
+
+def with_node_data(folder: Path, original: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    return original
+
+
+def with_files(folder: Path, original: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """As DGL's tools write them; node data of the name are of something else."""
+    ranges = json.loads((folder / "kg.json").read_text())["node_map"]
+    starts = dict.fromkeys(original, 0)
+    for part in range(3):
+        ids = {}
+        for name, of_type in original.items():
+            count = ranges[name][part][1] - ranges[name][part][0]
+            ids[name] = torch.tensor(of_type[starts[name] : starts[name] + count])
+            starts[name] += count
+        dgl.data.utils.save_tensors(str(folder / f"part{part}" / "orig_nids.dgl"), ids)
+    return original
+
+
+def without(folder: Path, original: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """DGL's own numbers stay."""
+    for part in range(3):
+        dgl.data.utils.save_tensors(str(folder / f"part{part}" / "node_feat.dgl"), {})
+    return {name: np.arange(len(ids)) for name, ids in original.items()}
+
+
+@pytest.mark.parametrize("change", [with_node_data, with_files, without])
+def test_partitions_are_those_of_dgl(graph, tmp_path, change: Callable):
+    original = partition(graph, tmp_path / "parts", 3)
+    names = change(tmp_path / "parts", original)
+    dataset = make(tmp_path / "parts", tmp_path / "made", num_parts=3)
+    layout = dataset.layout()
+    parts = {
+        name: layout.part_of(name, np.asarray(layout.node_ids(name))).tolist()
+        for name in dataset.entity_types
+    }
+    assert parts == dgl_parts(tmp_path / "parts", names)
+    assert dataset.part_method == "random"
+    # The triples, with DGL's ids translated.
+    place = {name: dict(zip(original[name].tolist(), ids.tolist())) for name, ids in names.items()}
+    expected = Counter(
+        {
+            (lhs, place[lhs][head], relation, rhs, place[rhs][tail]): count
+            for (lhs, head, relation, rhs, tail), count in edges_of(graph).items()
+        }
+    )
+    assert triples_of(dataset) == expected
+
+
+def relational(num_nodes: int = 40) -> dgl.DGLGraph:
+    heads = torch.arange(3 * num_nodes) % num_nodes
+    made = dgl.graph((heads, (heads * 7 + torch.arange(3 * num_nodes)) % num_nodes))
+    made.edata["etype"] = torch.arange(3 * num_nodes) % 5
+    made.ndata["orig_id"] = torch.arange(num_nodes)
+    return made
+
+
+def test_relations_in_edge_data(tmp_path):
+    """Of a graph without types: each edge keeps its relation in each form."""
+    graph = relational()
+    heads, tails = graph.edges(order="eid")
+    rows = zip(heads.tolist(), graph.edata["etype"].tolist(), tails.tolist())
+    expected = Counter(("entity", head, str(relation), "entity", tail) for head, relation, tail in rows)
+    partition(graph, tmp_path / "parts", 2)
+    for number, source in enumerate((graph, save(graph, tmp_path / "g.bin"), tmp_path / "parts")):
+        dataset = make(source, tmp_path / f"made{number}")
+        assert triples_of(dataset) == expected
+    del graph.edata["etype"]
+    plain = make(graph, tmp_path / "plain")
+    assert [relation.name for relation in plain.relations.relations] == ["edge"]
+    assert plain.entity_types == ["entity"]
+
+
+def two_graphs(folder: Path) -> Path:
+    dgl.save_graphs(str(folder / "g.bin"), [relational(), relational()])
+    return folder / "g.bin"
+
+
+def cut_off(folder: Path) -> Path:
+    path = save(relational(), folder / "g.bin")
+    path.write_bytes(path.read_bytes()[:2000])
+    return path
+
+
+def cut_partition(folder: Path) -> Path:
+    partition(relational(), folder, 2)
+    (folder / "part1" / "graph.dgl").write_bytes(b"")
+    return folder
+
+
+def no_integers(folder: Path) -> Path:
+    graph = relational()
+    graph.edata["etype"] = graph.edata["etype"].float()
+    return save(graph, folder / "g.bin")
+
+
+def two_descriptions(folder: Path) -> Path:
+    partition(relational(), folder, 2)
+    (folder / "other.json").write_bytes((folder / "kg.json").read_bytes())
+    return folder
+
+
+def old_description(folder: Path) -> Path:
+    partition(relational(), folder, 2)
+    text = json.loads((folder / "kg.json").read_text())
+    (folder / "kg.json").write_text(json.dumps({**text, "num_parts": "two"}))
+    return folder
+
+
+def empty_partition(folder: Path) -> Path:
+    partition(relational(), folder, 2)
+    text = json.loads((folder / "kg.json").read_text())
+    (folder / "kg.json").write_text(json.dumps({**text, "node_map": {"_N": [[0, 40], [40, 40]]}}))
+    return folder
+
+
+def twice_the_same_id(folder: Path) -> Path:
+    graph = relational()
+    graph.ndata["orig_id"][3] = 4
+    partition(graph, folder, 2)
+    return folder
+
+
+def of_a_data_set(folder: Path) -> Path:
+    make(relational(), folder / "made")
+    return folder / "made" / "partitions"
+
+
+def good(folder: Path) -> Path:
+    partition(relational(), folder, 2)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("prepare", "options", "words"),
+    [
+        (two_graphs, {}, "g.bin has 2 graphs, expected one"),
+        (cut_off, {}, "g.bin: cannot be read as a graph of DGL: Check failed"),
+        (cut_partition, {}, "graph.dgl: cannot be read as a partition of DGL: "),
+        (no_integers, {}, "g.bin: the edge data 'etype' is float32 of shape .120,., expected an integer"),
+        (two_descriptions, {}, "has several graphs of DGL: kg.json, other.json"),
+        (old_description, {}, "kg.json: is no description of DGL partitions: "),
+        (empty_partition, {}, "kg.json: partition 1 has no node of the type '_N'; every"),
+        (twice_the_same_id, {}, "kg.json: the original ids of '_N' are 40 numbers, expected each of 0 to 39"),
+        (of_a_data_set, {}, "partitions has the partitions of the data set .*/made: give that"),
+        (good, {"num_parts": 3}, "the input has 2 partitions, which are kept; --num-parts is 3"),
+        (
+            good,
+            {"reading": ReadingOptions(relation_attribute="kind")},
+            "kg.json: the graph's edges have no data 'kind'; they have etype",
+        ),
+        (
+            good,
+            {"reading": ReadingOptions(name_attribute="kind")},
+            "--name-attribute is for GraphML, and the input is a partitioned graph of DGL",
+        ),
+    ],
+)
+def test_what_is_refused(tmp_path, prepare, options, words):
+    with pytest.raises(InputError, match=words):
+        partition_triples(prepare(tmp_path), tmp_path / "out", Options(**options))
+    assert not (tmp_path / "out").exists()
+
+
+def test_types_of_the_graph_are_kept(graph, tmp_path):
+    with pytest.raises(InputError, match="the input has entity types of its own: give no --types-from"):
+        make(save(graph, tmp_path / "g.bin"), tmp_path / "out", reading=ReadingOptions(types_from="near"))
+
+
+def test_the_data_set_of_a_run_is_made_once(graph, tmp_path):
+    source = save(graph, tmp_path / "g.bin")
+    made, notes = dataset_of_run(source, tmp_path / "run", Options())
+    assert made == tmp_path / "run" / "dataset" and "a graph of DGL" in notes[0]
+    (tmp_path / "run" / "config.yaml").write_text("")
+    again, _ = dataset_of_run(source, tmp_path / "run", Options())
+    assert again == made
+
+
+def test_training_from_a_partitioned_graph(graph, tmp_path):
+    partition(graph, tmp_path / "parts", 1)
+    run = tmp_path / "run"
+    settings = ["model.dimension=8", "training.num_epochs=1", "training.batch_size=48"]
+    done = dglkge("train", f"dataset={tmp_path}/parts", f"output={run}", "--num-trainers", "1", *settings)
+    assert "its 1 partitions are kept" in done.stdout
+    assert f"next: dglkge predict {run}" in done.stdout
+    answers = json.loads(
+        dglkge("predict", str(run), "--head", "3", "--relation", "lives_in", "-k", "2", "--json").stdout
+    )
+    assert len(answers["answers"]) == 2
+
+
+def test_a_file_is_refused_before_processes_start(graph, tmp_path):
+    source = save(graph, tmp_path / "g.bin")
+    (tmp_path / "ip_config.txt").write_text("127.0.0.1 30050\n")
+    script = ["-m", "dglkge.cli.training_script", f"dataset={source}", f"output={tmp_path}/run"]
+    done = dglkge("launch", "--ip_config", str(tmp_path / "ip_config.txt"), *script, status=2)
+    assert f"{source} is a file and no dataset folder; dglkge data build makes one of it" in done.stderr
+    assert not (tmp_path / "run").exists()
