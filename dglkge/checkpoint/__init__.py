@@ -15,14 +15,13 @@ if TYPE_CHECKING:
     from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
 
 _HOME = {
-    "Checkpoint": "dglkge.checkpoint.reader",
-    "CheckpointManager": "dglkge.checkpoint.manager",
-    "CheckpointMeta": "dglkge.checkpoint.manifest",
-    "TrainerGroup": "dglkge.checkpoint.manager",
-    "check_same_run": "dglkge.checkpoint.manifest",
-    "open_checkpoint": "dglkge.checkpoint.reader",
+    "Checkpoint": "reader",
+    "CheckpointManager": "manager",
+    "CheckpointMeta": "manifest",
+    "TrainerGroup": "manager",
+    "check_same_run": "manifest",
+    "open_checkpoint": "reader",
 }
-
 __all__ = [
     "Checkpoint",
     "CheckpointManager",
@@ -37,4 +36,4 @@ def __getattr__(name: str) -> Any:
     # PEP 562: a module's __getattr__ is called for names that are not found otherwise.
     if name not in _HOME:
         raise AttributeError(f"module 'dglkge.checkpoint' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOME[name]), name)
+    return getattr(importlib.import_module(f"dglkge.checkpoint.{_HOME[name]}"), name)

@@ -13,8 +13,8 @@ from dglkge.checkpoint import hdf5_format, layout
 from dglkge.checkpoint.layout import Progress
 from dglkge.checkpoint.manifest import UNKNOWN_CRC32, CheckpointMeta, FileEntry, Manifest
 from dglkge.checkpoint.relation_layout import is_dynamic, operator_of
-from dglkge.checkpoint.storage import LeasedFolder
 from dglkge.data.vocabulary import Vocabulary
+from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import CheckpointError
 from dglkge.formats import LOSSES, score_function_of
 from dglkge.model.choices import BIGRAPH_OPTIMIZER
@@ -198,7 +198,7 @@ def bigraph_attributes(meta: CheckpointMeta, config: dict[str, Any]) -> dict[str
 
 def is_bigraph(folder: Path, version: int) -> bool:
     """Return whether PyTorch-BigGraph wrote a version: without a manifest, and rows without original ids."""
-    first = sorted(folder.glob(layout.first_parts_pattern(version)))
+    first = sorted(folder.glob(layout.embeddings_file("*", 0, version)))
     if not first:
         return False
     with contextlib.suppress(OSError, ValueError, TypeError, KeyError):
@@ -258,50 +258,47 @@ def read_manifest(folder: Path, version: int) -> Manifest:
     path = folder / layout.CONFIG_FILE
     config = json.loads(path.read_text(encoding="utf-8"))
     try:
-        return _described(config, folder, version)
+        with hdf5_format.open_file(folder / layout.model_file(version)) as file:
+            score_function = _score_function(config, folder)
+            attributes = dict(file.attrs)
+            relations = _relations(config, folder)
+        files = [
+            _entry(folder, layout.embeddings_file(name, part, version), name, part)
+            for name, entity in config["entities"].items()
+            for part in range(int(entity["num_partitions"]))
+        ]
+        files.append(_entry(folder, layout.model_file(version), RELATION, 0, len(relations)))
+        # PyTorch-BigGraph counts a version for each pass over one edge path and one chunk of its edges. Its
+        # epoch is all of these passes.
+        passes = 1
+        for name in ("iteration/num_edge_paths", "iteration/num_edge_chunks"):
+            passes *= max(int(attributes.get(name, 1)), 1)
+        counts = {
+            name: sum(one.num_rows for one in files if one.table == name) for name in config["entities"]
+        }
+        meta = CheckpointMeta(
+            config=config,
+            dataset_name="unknown",
+            dataset_path="",
+            dataset_fingerprint="",
+            entity_types=counts,
+            relations=relations,
+            progress={
+                Progress.FINISHED_EPOCHS: version // passes,
+                Progress.BATCHES_DONE: 0,
+                Progress.GLOBAL_BATCH_SIZE: 1,
+            },
+            seed=0,
+            score_function=score_function,
+            dim=int(config["dimension"]),
+            reciprocal=bool(config.get("dynamic_relations", False)),
+            optimizer={"name": BIGRAPH_OPTIMIZER, "lr": config.get("lr", 0.01)},
+            versions={"torchbiggraph": "unknown"},
+        )
+        return Manifest(version, meta, files)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         words = f"{type(error).__name__}: {error}"
         raise CheckpointError(f"{path} is no configuration of PyTorch-BigGraph ({words})") from None
-
-
-def _described(config: Any, folder: Path, version: int) -> Manifest:
-    """Return the manifest of a version, given PyTorch-BigGraph's configuration."""
-    with hdf5_format.open_file(folder / layout.model_file(version)) as file:
-        score_function = _score_function(config, folder)
-        attributes = dict(file.attrs)
-        relations = _relations(config, folder)
-    files = [
-        _entry(folder, layout.embeddings_file(name, part, version), name, part)
-        for name, entity in config["entities"].items()
-        for part in range(int(entity["num_partitions"]))
-    ]
-    files.append(_entry(folder, layout.model_file(version), RELATION, 0, len(relations)))
-    # PyTorch-BigGraph counts a version for each pass over one edge path and one chunk of its edges. Its epoch
-    # is all of these passes.
-    passes = 1
-    for name in ("iteration/num_edge_paths", "iteration/num_edge_chunks"):
-        passes *= max(int(attributes.get(name, 1)), 1)
-    counts = {name: sum(one.num_rows for one in files if one.table == name) for name in config["entities"]}
-    meta = CheckpointMeta(
-        config=config,
-        dataset_name="unknown",
-        dataset_path="",
-        dataset_fingerprint="",
-        entity_types=counts,
-        relations=relations,
-        progress={
-            Progress.FINISHED_EPOCHS: version // passes,
-            Progress.BATCHES_DONE: 0,
-            Progress.GLOBAL_BATCH_SIZE: 1,
-        },
-        seed=0,
-        score_function=score_function,
-        dim=int(config["dimension"]),
-        reciprocal=bool(config.get("dynamic_relations", False)),
-        optimizer={"name": BIGRAPH_OPTIMIZER, "lr": config.get("lr", 0.01)},
-        versions={"torchbiggraph": "unknown"},
-    )
-    return Manifest(version, meta, files)
 
 
 def entity_names(folder: Path, meta: CheckpointMeta, entity_type: str, num_parts: int) -> Vocabulary | None:

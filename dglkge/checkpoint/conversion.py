@@ -51,23 +51,6 @@ def dataset_fields(dataset: Dataset) -> dict[str, Any]:
     }
 
 
-def check_same_model(saved: CheckpointMeta, wanted: CheckpointMeta, where: str) -> None:
-    """Refuse rows of another score function or shape.
-
-    Raises
-    ------
-    CheckpointError
-        Naming the first thing that differs, with both values.
-    """
-    # The data set is not compared: rows are matched by name, and the data set may have other entities.
-    for name in ("score_function", "score_options", "dim", "reciprocal"):
-        old, new = getattr(saved, name), getattr(wanted, name)
-        if old != new:
-            raise CheckpointError(
-                f"{where} has {name} {old!r}, this run has {new!r}: its rows cannot be taken over"
-            )
-
-
 def saved_types(
     theirs: Sequence[str], ours: Sequence[str], pairs: Sequence[str] = ()
 ) -> dict[str, str | None]:
@@ -102,10 +85,7 @@ def saved_types(
         found[right] = left
     # With one type on each side only one match is possible, whatever the names.
     alone = theirs[0] if len(theirs) == len(ours) == 1 else None
-    for name in ours:
-        if name not in found:
-            found[name] = name if name in theirs else alone
-    return found
+    return {name: found.get(name, name if name in theirs else alone) for name in ours}
 
 
 def saved_entity_ids(checkpoint: Checkpoint, entity_type: str | None, names: Vocabulary) -> np.ndarray:
@@ -287,8 +267,19 @@ def convert_to_run(source: Checkpoint, dataset: Dataset, output: Path, type_pair
     check_texts(source.folder, source.manifest)  # rows are checked where they are read
     names = {name: dataset.vocabulary(name) for name in dataset.entity_types}
     types = saved_types(source.entity_types, dataset.entity_types, type_pairs)
-    _check_types(source, dataset, types)
-    meta = _meta(source, dataset)
+    lacking = [name for name, saved in types.items() if saved is None]
+    if lacking:
+        theirs, ours, wanted = (
+            ", ".join(map(repr, sorted(some)))
+            for some in (source.entity_types, dataset.entity_types, lacking)
+        )
+        raise InputError(
+            f"the checkpoint {source.path} has the entity types {theirs}, the data set has {ours}: "
+            f"give --type THEIRS=OURS for {wanted}"
+        )
+    # Progress within an epoch counts positions in the order of the triples, which another data set lacks.
+    progress = {**source.meta.progress, Progress.BATCHES_DONE: 0}
+    meta = dataclasses.replace(source.meta, config={}, progress=progress, **dataset_fields(dataset))
     parts = {}
     for table, count in {**meta.entity_types, RELATION: len(meta.relations)}.items():
         saved = RELATION if table == RELATION else str(types[table])
@@ -312,39 +303,6 @@ def convert_to_run(source: Checkpoint, dataset: Dataset, output: Path, type_pair
     # Other programs may write records without the number of an epoch, by which append_stats selects.
     stats = [one for one in read_stats(source.folder) if isinstance(one.get("epoch_idx"), int)]
     return save_converted(output, meta, parts, names, stats)
-
-
-def _check_types(source: Checkpoint, dataset: Dataset, types: Mapping[str, str | None]) -> None:
-    """Refuse a data set with an entity type that the checkpoint lacks."""
-    lacking = [name for name, saved in types.items() if saved is None]
-    if lacking:
-        theirs, ours, wanted = (
-            ", ".join(map(repr, sorted(some)))
-            for some in (source.entity_types, dataset.entity_types, lacking)
-        )
-        raise InputError(
-            f"the checkpoint {source.path} has the entity types {theirs}, the data set has {ours}: "
-            f"give --type THEIRS=OURS for {wanted}"
-        )
-
-
-def _meta(source: Checkpoint, dataset: Dataset) -> CheckpointMeta:
-    """Describe the run that the checkpoint becomes."""
-    old = source.meta
-    return CheckpointMeta(
-        config={},
-        **dataset_fields(dataset),
-        # Progress within an epoch counts positions in the order of the triples, which another data set does
-        # not have.
-        progress={**old.progress, Progress.BATCHES_DONE: 0},
-        seed=old.seed,
-        score_function=old.score_function,
-        dim=old.dim,
-        reciprocal=old.reciprocal,
-        optimizer=old.optimizer,
-        versions=old.versions,
-        score_options=old.score_options,
-    )
 
 
 COPIED = (hdf5_format.EMBEDDINGS, MODEL_GROUP, f"{hdf5_format.OPTIMIZER_GROUP}/{hdf5_format.STATE_BLOB}")

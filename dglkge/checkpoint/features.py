@@ -50,25 +50,6 @@ def parse_note(content: bytes, place: object) -> dict[str, list[int]]:
         raise CheckpointError(f"{place} is damaged: {error!r}") from None
 
 
-def find_folder(checkpoint: Path) -> Path:
-    """Return the folder of features of the run that a checkpoint, or a version in it, is of.
-
-    Raises
-    ------
-    CheckpointError
-        If there is none.
-    """
-    # runs/demo, runs/demo/checkpoint and runs/demo/checkpoint/v7.
-    around = [checkpoint, *list(checkpoint.absolute().parents)[:2]]
-    for folder in around:
-        if (folder / layout.FEATURES_FOLDER).is_dir():
-            return folder / layout.FEATURES_FOLDER
-    raise CheckpointError(
-        f"{checkpoint}: the folder {layout.FEATURES_FOLDER}/ of the run is missing; it holds the vectors "
-        "that the model's rows are computed from"
-    )
-
-
 def open_features(
     folder: Path, records: Mapping[str, Iterable[int]], verify: bool = False
 ) -> dict[str, np.ndarray]:
@@ -85,8 +66,13 @@ def open_features(
     Raises
     ------
     CheckpointError
-        If a file is missing, damaged or another one.
+        If the folder or a file is missing, or a file is damaged or another one.
     """
+    if not folder.is_dir():
+        raise CheckpointError(
+            f"{folder.parent}: the folder {folder.name}/ of the run is missing; it holds the vectors that "
+            "the model's rows are computed from"
+        )
     found = {}
     for name, record in records.items():
         num_rows, width, crc32 = (int(one) for one in record)

@@ -123,11 +123,6 @@ def embeddings_file(entity_type: str, part: int, version: int) -> str:
     return f"embeddings_{entity_type}_{part}.v{version}.h5"
 
 
-def first_parts_pattern(version: int) -> str:
-    """Return the shell pattern of the first part of every entity type in a version."""
-    return embeddings_file("*", 0, version)
-
-
 def model_file(version: int) -> str:
     """Return the name of the file of the relations."""
     return f"model.v{version}.h5"

@@ -20,11 +20,12 @@ import torch
 from dglkge.checkpoint import layout, part_files
 from dglkge.checkpoint.manifest import CheckpointMeta, JobVersions, Manifest, check_same_run
 from dglkge.checkpoint.mirror import Mirror
-from dglkge.checkpoint.storage import CheckpointStorage, LeasedFolder, check_crc32, check_rows, check_texts
+from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_rows, check_texts
 from dglkge.checkpoint.version_writer import NewVersion, write_anew
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.agreement import agree
 from dglkge.distributed.lease import Lease, new_nonce
+from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.world import DEFAULT_TIMEOUT_SECONDS
 from dglkge.errors import CheckpointError, JobError
 from dglkge.optim.scratch import Scratch

@@ -28,6 +28,8 @@ UNKNOWN_CRC32 = -1
 
 T = TypeVar("T")
 NO_OTHER_FIELDS = ConfigDict(extra="forbid")
+MODEL_FIELDS = ("score_function", "score_options", "dim", "reciprocal")
+"""What runs must have in common to have the same rows. State that does not fit the optimizer starts anew."""
 MOST_SHOWN = 5
 """Limit of the jobs of a lineage in a message."""
 
@@ -263,6 +265,10 @@ class Manifest:
         """Return the files of a table, in the order of parts."""
         return sorted((entry for entry in self.files if entry.table == table), key=lambda entry: entry.part)
 
+    def first_id(self, entry: FileEntry) -> int:
+        """Return the id of a file's first row where files have none, which then count through the parts."""
+        return sum(one.num_rows for one in self.of_table(entry.table)[: entry.part])
+
     def to_json(self) -> str:
         """Return the manifest as a text that :meth:`from_json` reads and checks."""
         body = {"manifest_version": MANIFEST_VERSION, **dataclasses.asdict(self)}
@@ -306,47 +312,54 @@ class Manifest:
 
 
 @dataclass(frozen=True)
-class RunCopy:
-    """Copy of a run in one folder.
+class StoredVersion:
+    """A version in a folder or at a URL, by its manifest.
 
     Attributes
     ----------
-    version : int
-        The published version; 0 if there is none.
-    run_id : str
-        Equal for all versions of a run.
-    checksum : str
-        SHA-256 of the manifest, 16 hexadecimal digits: copies with equal checksums hold the same files.
-    lineage : tuple of JobVersions
-        The last one includes the version itself.
-    problem : str
-        Description of the damage; empty for a whole copy.
+    manifest : Manifest
+    content : bytes
+        The manifest's file: versions with equal ones are the same.
     """
 
-    version: int = 0
-    run_id: str = ""
-    checksum: str = ""
-    lineage: tuple[JobVersions, ...] = ()
-    problem: str = ""
+    manifest: Manifest
+    content: bytes
 
-    def continues(self, older: RunCopy) -> bool:
-        """Return whether this version equals another one or descends from it."""
-        # Version 0 is an empty folder: every run descends from it.
-        if older.version == 0 or (older.version == self.version and older.checksum == self.checksum):
+    @classmethod
+    def parse(cls, content: bytes, where: str) -> StoredVersion:
+        """Read a manifest's file; see :meth:`Manifest.from_json`."""
+        return cls(Manifest.from_json(content.decode(errors="replace"), where), content)
+
+    @property
+    def version(self) -> int:
+        """Its number."""
+        return self.manifest.version
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 of the manifest's file, 16 hexadecimal digits."""
+        return hashlib.sha256(self.content).hexdigest()[:16]
+
+    def continues(self, older: StoredVersion | None) -> bool:
+        """Return whether this version equals another one or descends from it; every run does from none."""
+        if older is None or older.content == self.content:
             return True
-        if older.version >= self.version or not older.lineage:
+        if older.version >= self.version or not older.manifest.lineage:
             return False
         # The older version is an ancestor if this lineage has it among the versions of the job that wrote it.
         # An abandoned job has a shorter range here than in its own lineage.
-        last = older.lineage[-1]
-        return any(one.job == last.job and one.first <= last.last <= one.last for one in self.lineage)
+        last = older.manifest.lineage[-1]
+        return any(
+            one.job == last.job and one.first <= last.last <= one.last for one in self.manifest.lineage
+        )
 
     def describe(self) -> str:
         """Return the history as text for messages."""
-        shown = [one.describe() for one in self.lineage[-MOST_SHOWN:]]
-        if len(self.lineage) > MOST_SHOWN:
-            shown.insert(0, f"{len(self.lineage) - MOST_SHOWN} earlier jobs")
-        return f"version {self.version} of run {self.run_id[:8]} ({'; '.join(shown)})"
+        lineage = self.manifest.lineage
+        shown = [one.describe() for one in lineage[-MOST_SHOWN:]]
+        if len(lineage) > MOST_SHOWN:
+            shown.insert(0, f"{len(lineage) - MOST_SHOWN} earlier jobs")
+        return f"version {self.version} of run {self.manifest.run_id[:8]} ({'; '.join(shown)})"
 
 
 def extended(lineage: Sequence[JobVersions], job: JobVersions) -> tuple[JobVersions, ...]:
@@ -360,11 +373,6 @@ def extended(lineage: Sequence[JobVersions], job: JobVersions) -> tuple[JobVersi
 def manifest_crc32(body: Mapping[str, Any]) -> int:
     """Return the CRC-32 of the canonical JSON of a manifest without its own checksum."""
     return zlib.crc32(json.dumps(body, sort_keys=True).encode())
-
-
-def manifest_checksum(content: bytes) -> str:
-    """Return the identity of a manifest file: SHA-256 of its bytes, 16 hexadecimal digits."""
-    return hashlib.sha256(content).hexdigest()[:16]
 
 
 @functools.cache
@@ -400,14 +408,29 @@ def check_same_run(saved: CheckpointMeta, wanted: CheckpointMeta) -> None:
     CheckpointError
         Naming the first thing that differs, with both values.
     """
-    # The optimizer is not compared: restore logs state that does not fit, and lets it start anew.
-    for name in ("dataset_fingerprint", "score_function", "score_options", "dim", "dims", "reciprocal"):
+    advice = "; take another output folder, or the configuration that it was written with"
+    _check_equal(saved, wanted, ("dataset_fingerprint", "dims", *MODEL_FIELDS), "the checkpoint", advice)
+
+
+def check_same_model(saved: CheckpointMeta, wanted: CheckpointMeta, where: str) -> None:
+    """Refuse rows of another score function or shape.
+
+    Raises
+    ------
+    CheckpointError
+        Naming the first thing that differs, with both values.
+    """
+    # The data set is not compared: rows are matched by name, and the data set may have other entities.
+    _check_equal(saved, wanted, MODEL_FIELDS, where, ": its rows cannot be taken over")
+
+
+def _check_equal(
+    saved: CheckpointMeta, wanted: CheckpointMeta, fields: Sequence[str], where: str, advice: str
+) -> None:
+    for name in fields:
         old, new = getattr(saved, name), getattr(wanted, name)
         if old != new:
-            raise CheckpointError(
-                f"the checkpoint has {name} {old!r}, this run has {new!r}; "
-                "take another output folder, or the configuration that it was written with"
-            )
+            raise CheckpointError(f"{where} has {name} {old!r}, this run has {new!r}{advice}")
 
 
 def check_complete(meta: CheckpointMeta, files: Sequence[FileEntry]) -> None:

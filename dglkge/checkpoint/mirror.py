@@ -33,24 +33,21 @@ import stat
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.features import parse_note
 from dglkge.checkpoint.manifest import (
+    UNKNOWN_CRC32,
     CheckpointMeta,
     FileEntry,
     Manifest,
-    RunCopy,
+    StoredVersion,
     TextEntry,
-    manifest_checksum,
 )
 from dglkge.checkpoint.storage import (
     CheckpointStorage,
-    LeasedFolder,
-    check_crc32,
     check_file,
     check_rows,
     file_crc32,
@@ -58,14 +55,13 @@ from dglkge.checkpoint.storage import (
     parse_receipt,
     receipt_of,
 )
-from dglkge.checkpoint.stores import Store, is_url, open_store, retried
+from dglkge.checkpoint.stores import PatientStore, Store, is_url, open_store
 from dglkge.distributed.lease import Lease, new_nonce
-from dglkge.errors import CheckpointError, InputError, JobError, StorageError, write_error
+from dglkge.distributed.leased_folder import LeasedFolder
+from dglkge.errors import CheckpointError, InputError, JobError, StorageError
 from dglkge.file_lock import wait_for_lock
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 OPEN_ATTEMPTS = 3
 """Attempts to read a version while a job publishes newer ones and removes it."""
@@ -76,27 +72,7 @@ LOCK_SECONDS = 600.0
 """Limit of the wait for another process that downloads the same run."""
 
 _POINTER = f"{layout.CHECKPOINT_FOLDER}/{layout.VERSION_FILE}"
-
-
-@dataclass(frozen=True)
-class StoredVersion:
-    """Published version at a URL.
-
-    Attributes
-    ----------
-    manifest : Manifest
-    content : bytes
-        The manifest's object.
-    """
-
-    manifest: Manifest
-    content: bytes
-
-    @property
-    def copy(self) -> RunCopy:
-        """The version's place in its run's lineage."""
-        one = self.manifest
-        return RunCopy(one.version, one.run_id, manifest_checksum(self.content), tuple(one.lineage))
+_FEATURES_NOTE = f"{layout.FEATURES_FOLDER}/{layout.FEATURES_NOTE_FILE}"
 
 
 class Mirror:
@@ -130,22 +106,17 @@ class Mirror:
         self.url = store.url
         self.is_cache = is_cache
         self._keeps_files = keeps_files
-        self._store = store
+        self._store = PatientStore(store, commit_seconds)
         self._run = Path(output)
         self._storage = CheckpointStorage(self._run / layout.CHECKPOINT_FOLDER, lease)
-        self._records = LeasedFolder(self._run, lease)
-        self._features = LeasedFolder(self._run / layout.FEATURES_FOLDER, lease)
         self._job = self._storage.nonce or new_nonce()
         # The version that was published last, of which equal texts are copied inside the store.
         self._last: StoredVersion | None = None
-        self._commit_seconds = commit_seconds
-        self._is_committing = False
-        self._num_done = 0
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Changes while something is uploaded, or tried again; of users' own stores with each request."""
-        return self._num_done, getattr(self._store, "num_bytes", 0)
+        """Changes while something is uploaded, or tried again."""
+        return self._store.progress
 
     def newest(self) -> StoredVersion | None:
         """Return the published version at the URL; None if no version of it was ever completed.
@@ -160,15 +131,15 @@ class Mirror:
         version = self._pointer()
         if version:
             return self._stored(version)
-        sizes = self._sizes(layout.CHECKPOINT_FOLDER)
+        sizes = self._store.sizes(layout.CHECKPOINT_FOLDER)
         versions = {number for name in sizes if (number := _version_of(name)) is not None}
         complete = [one for one in versions if _object(one, layout.MANIFEST_FILE) in sizes]
         for version in sorted(complete, reverse=True):
             stored = self._stored(version)
             files = stored.manifest.binary_files
             if all(sizes.get(_object(version, one.name)) == one.size_bytes for one in files):
-                if self._read(_POINTER) is not None:
-                    logger.warning("%s is torn; version %d is whole", self._at(_POINTER), version)
+                if self._store.read(_POINTER) is not None:
+                    logger.warning("%s is torn; version %d is whole", self._store.at(_POINTER), version)
                 return stored
         return None
 
@@ -194,7 +165,7 @@ class Mirror:
             check(stored.manifest.meta)
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         note = {"job": self._job, "host": socket.gethostname(), "since": since}
-        self._write(layout.WRITER_FILE, (json.dumps(note) + "\n").encode())
+        self._store.write(layout.WRITER_FILE, (json.dumps(note) + "\n").encode())
         # Read again: until now the other job may have committed a version.
         self._last = self.newest()
         return self._last
@@ -216,49 +187,54 @@ class Mirror:
         StorageError
             If the store cannot be reached, or the disk is full.
         """
-        local = self._storage.copy(has_files=not self.is_cache)
-        remote = RunCopy() if stored is None else stored.copy
+        problem, local = "", None
+        try:
+            if version := self._storage.named_version():
+                if not self.is_cache:
+                    # Sizes only: checksums would read the whole checkpoint on each machine at each start.
+                    self._storage.checked(version, texts=False)
+                local = self._storage.stored(version)
+        except CheckpointError as error:
+            problem = str(error)
         if self.is_cache:
-            self._fill_cache(local, stored)
-            return
-        if local.problem and stored is not None:
+            self._fill_cache(problem, local, stored)
+        elif stored is not None and problem:
             raise CheckpointError(
-                f"{local.problem}; {self.url} has version {remote.version}: move {self._run} away to go on "
-                "from there"
+                f"{problem}; {self.url} has version {stored.version}: move {self._run} away to go on from "
+                "there"
             )
         # Without a copy a damaged folder is the matter of resuming and of checkpoint.fallback.
-        if not local.problem and not local.continues(remote):
-            if stored is None or not remote.continues(local):
+        elif stored is not None and (local is None or not local.continues(stored)):
+            if not stored.continues(local):
+                here = "none" if local is None else local.describe()
                 raise CheckpointError(
-                    f"{self._run} has {local.describe()}, {self.url} has {remote.describe()}; neither "
+                    f"{self._run} has {here}, {self.url} has {stored.describe()}; neither "
                     "continues the other: take another checkpoint.storage or output, or move one of them away"
                 )
             self.pull(stored, (layout.BEST,))
             self._pull_records()
-            logger.info("version %d of %s is in %s", remote.version, self.url, self._run)
-        is_newer = local.version and local.checksum != remote.checksum and local.continues(remote)
-        if writes and is_newer and not local.problem:
+            logger.info("version %d of %s is in %s", stored.version, self.url, self._run)
+        elif writes and local is not None and (stored is None or local.content != stored.content):
             # Damage of this disk must not take the place of the store's version.
-            folder = self._storage.folder(local.version).path
-            check_rows(folder, self._storage.manifest(local.version), checksums=True)
+            check_rows(self._storage.folder(local.version).path, local.manifest, checksums=True)
             self.push(local.version)
 
-    def _fill_cache(self, local: RunCopy, stored: StoredVersion | None) -> None:
+    def _fill_cache(self, problem: str, local: StoredVersion | None, stored: StoredVersion | None) -> None:
         """Bring the store's version, and what it says of kept ones, to this machine's folder."""
         here = f"{self._run.resolve()} on {socket.gethostname()}"
-        if local.problem:
-            raise CheckpointError(f"{local.problem}; move {here} away")
-        if stored is None and local.version:
-            raise CheckpointError(
-                f"{self.url} has no version of this run, and {here} has {local.describe()}: the run was "
-                "removed there, or belongs to another launcher or URL. To go on, copy it there; to start "
-                "anew, move the folder away"
-            )
+        if problem:
+            raise CheckpointError(f"{problem}; move {here} away")
         if stored is None:
+            if local is not None:
+                raise CheckpointError(
+                    f"{self.url} has no version of this run, and {here} has {local.describe()}: the run was "
+                    "removed there, or belongs to another launcher or URL. To go on, copy it there; to start "
+                    "anew, move the folder away"
+                )
             return
-        if not stored.copy.continues(local):
+        if local is not None and not stored.continues(local):
             raise CheckpointError(
-                f"{here} has {local.describe()}, {self.url} has {stored.copy.describe()}, which does not go "
+                f"{here} has {local.describe()}, {self.url} has {stored.describe()}, which does not go "
                 "on from it: move the one away that you do not want"
             )
         self._pull_pointers()
@@ -270,16 +246,17 @@ class Mirror:
         for name in self._storage.pointers():
             if not self._note(name):
                 (self._storage.path / name).unlink(missing_ok=True)
-        for name in self._sizes(layout.CHECKPOINT_FOLDER):
+        for name in self._store.sizes(layout.CHECKPOINT_FOLDER):
             pointer = name.partition("/")[2]
             if layout.is_pointer(pointer) and (note := self._note(pointer)):
                 self._storage.make()
                 self._storage.write_json(pointer, note)
 
-    def bring(self, pointer: str) -> None:
-        """Download the version that a pointer at the store names, and the pointer."""
+    def bring(self, pointer: str, whole: int = 0) -> None:
+        """Download the version that a pointer at the store names, unless it is ``whole``, and the pointer."""
         if note := self._note(pointer):
-            self._pull_version(self._stored(note["version"]))
+            if note["version"] != whole:
+                self._pull_version(self._stored(note["version"]))
             self._storage.write_json(pointer, note)
 
     def manifest(self, version: int) -> Manifest | None:
@@ -299,16 +276,14 @@ class Mirror:
     def take_over(self) -> None:
         """Publish the version that rank 0 has published at the store in the cache of another machine."""
         if self._last is not None:
-            version = self._last.manifest.version
-            self._storage.folder(version).make()
             self._write_manifest(self._last)
-            self._storage.publish(version)
-            self._storage.drop_older(version)
+            self._storage.publish(self.version)
+            self._storage.drop_older(self.version)
 
     @property
     def version(self) -> int:
         """The version that this job has published last, or gone on from; 0 if there is none."""
-        return 0 if self._last is None else self._last.manifest.version
+        return 0 if self._last is None else self._last.version
 
     def pull(self, stored: StoredVersion, kept: Sequence[str] = ()) -> None:
         """Download a version and publish it in the folder; files that are there and whole are not downloaded.
@@ -326,17 +301,13 @@ class Mirror:
         StorageError
             If the store cannot be reached, or the disk is full.
         """
-        storage, version = self._storage, stored.manifest.version
+        storage, version = self._storage, stored.version
         storage.prepare()
         self._pull_features()
         self._pull_version(stored)
-        pointers = {name: note for name in kept if (note := self._note(name))}
-        for note in pointers.values():
-            if note["version"] != version:
-                self._pull_version(self._stored(note["version"]))
         storage.publish(version)
-        for name, note in pointers.items():
-            storage.write_json(name, note)
+        for name in kept:
+            self.bring(name, version)
         with contextlib.suppress(OSError):  # the next save removes the same files
             storage.drop_older(version)
 
@@ -350,7 +321,7 @@ class Mirror:
         StorageError
             If the store cannot be reached, or the disk is full.
         """
-        if self._last is not None and self._storage.version_text() == str(self._last.manifest.version):
+        if self._last is not None and self._storage.version_text() == str(self._last.version):
             self.pull(self._last)
 
     def refresh(self, kept: Sequence[str] = ()) -> None:
@@ -378,7 +349,7 @@ class Mirror:
             try:
                 self.pull(stored, kept)
                 # Of another run, whose place at the URL this one has taken.
-                self._storage.drop_unpublished(stored.manifest.version)
+                self._storage.drop_unpublished(stored.version)
                 self._pull_records()
                 return
             except CheckpointError:
@@ -406,15 +377,15 @@ class Mirror:
         StorageError
             If the store cannot be reached.
         """
-        with self._committing():
+        with self._store.committing():
             self._check_job()
-            self._push_file(version, entry.name)
+            self._push_file(_object(version, entry.name))
             for text in entry.texts:
-                self._push_file(version, text.name, text, previous)
+                self._push_text(version, text.name, text, previous)
             receipt = receipt_of(entry, self._job).encode()
-            self._write(_object(version, layout.receipt_file(entry.name)), receipt)
+            self._store.write(_object(version, layout.receipt_file(entry.name)), receipt)
         if not self._keeps_files:
-            (self._storage.folder(version).path / entry.name).unlink()
+            (self._run / _object(version, entry.name)).unlink()
 
     def push(self, version: int, parts: Sequence[FileEntry] = ()) -> None:
         """Upload a version, publish it, and remove older versions.
@@ -433,43 +404,28 @@ class Mirror:
         StorageError
             If the store cannot be reached.
         """
-        with self._committing():
-            self._push(version, parts)
-
-    def _push(self, version: int, parts: Sequence[FileEntry] = ()) -> None:
-        storage = self._storage
-        self._check_writer()
-        manifest = storage.manifest(version)
-        content = (storage.folder(version).path / layout.MANIFEST_FILE).read_bytes()
-        # After a fallback the folder has other versions of the same numbers.
-        if self._last is not None and version <= self._last.manifest.version:
-            if content == self._last.content:
-                return
-            newest = self._last.manifest.version
-            raise CheckpointError(
-                f"{self._run} has version {version}, and {self.url} has version {newest}, which does not "
-                "come before it: to go on from the URL, move the folder away; to go on from the folder, take "
-                "another checkpoint.storage"
-            )
-        self._push_features()
-        self._push_version(manifest, parts)
-        self._push_records()
-        # Read again after the upload, which may take minutes.
-        self._check_writer()
-        self._write(_POINTER, f"{version}\n".encode())
-        self._last = StoredVersion(manifest, content)
-        self._push_pointers()
-        self._drop_older(self._last)
-        logger.info("checkpoint version %d in %s", version, self.url)
-
-    @contextlib.contextmanager
-    def _committing(self) -> Iterator[None]:
-        """Wait for a store that is out of reach as long as a commit may."""
-        self._is_committing = True
-        try:
-            yield
-        finally:
-            self._is_committing = False
+        with self._store.committing():
+            mine, newest = self._storage.stored(version), self._last
+            self._check_writer()
+            # After a fallback the folder has other versions of the same numbers.
+            if newest is not None and version <= newest.version:
+                if mine.content == newest.content:
+                    return
+                raise CheckpointError(
+                    f"{self._run} has version {version}, and {self.url} has version {newest.version}, which "
+                    "does not come before it: to go on from the URL, move the folder away; to go on from the "
+                    "folder, take another checkpoint.storage"
+                )
+            self._push_features()
+            self._push_version(mine, parts)
+            self._push_records()
+            # Read again after the upload, which may take minutes.
+            self._check_writer()
+            self._store.write(_POINTER, f"{version}\n".encode())
+            self._last = mine
+            self._push_pointers()
+            self._drop_older(mine)
+            logger.info("checkpoint version %d in %s", version, self.url)
 
     def wait_for_parts(self, version: int, names: Sequence[str], limit_seconds: float) -> list[FileEntry]:
         """Wait for the receipts of all parts of a version, and return them.
@@ -492,19 +448,19 @@ class Mirror:
         pending = {_object(version, layout.receipt_file(name)): name for name in names}
         parts: dict[str, FileEntry] = {}
         last_news = time.monotonic()
-        with self._committing():
+        with self._store.committing():
             while True:
-                sizes = self._sizes(f"{layout.CHECKPOINT_FOLDER}/{layout.version_folder(version)}")
+                sizes = self._store.sizes(_object(version))
                 for receipt in pending.keys() & sizes.keys():
                     # One of an earlier job is of another file; its writer replaces it.
-                    if (entry := parse_receipt(self._read(receipt) or b"{}", self._job)) is not None:
+                    if (entry := parse_receipt(self._store.read(receipt) or b"{}", self._job)) is not None:
                         parts[pending.pop(receipt)] = entry
                         last_news = time.monotonic()
                 if not pending:
                     return [parts[name] for name in names]
                 waited = time.monotonic() - last_news
-                if waited > limit_seconds + (self._commit_seconds or 0):
-                    missing = f"{self._at(min(pending))} is missing"
+                if waited > limit_seconds + (self._store.commit_seconds or 0):
+                    missing = f"{self._store.at(min(pending))} is missing"
                     raise JobError(f"{missing}: no part has come to the store for {waited:.0f} s")
                 time.sleep(RECEIPT_POLL_SECONDS)
 
@@ -518,45 +474,42 @@ class Mirror:
         """Upload configuration, statistics and metrics."""
         for path in sorted(self._run.iterdir()) if self._run.is_dir() else []:
             if layout.is_record(path.name) and path.is_file():
-                self._upload(path, path.name)
+                self._push_file(path.name)
 
-    def _push_version(self, manifest: Manifest, parts: Sequence[FileEntry] = ()) -> None:
+    def _push_version(self, stored: StoredVersion, parts: Sequence[FileEntry] = ()) -> None:
         """Upload the files of a version, then its manifest, unless the store has exactly this version.
 
         ``parts`` are there already, with receipts.
         """
-        folder, version = self._storage.folder(manifest.version).path, manifest.version
-        content = (folder / layout.MANIFEST_FILE).read_bytes()
-        if self._read(_object(version, layout.MANIFEST_FILE)) == content:
+        manifest, version = stored.manifest, stored.version
+        if self._store.read(_object(version, layout.MANIFEST_FILE)) == stored.content:
             return
         previous = None if self._last is None else self._last.manifest
-        done = {layout.MANIFEST_FILE}.union(
-            *({one.name, *(text.name for text in one.texts)} for one in parts)
-        )
-        for path in sorted(folder.iterdir()):
+        done = {layout.MANIFEST_FILE}
+        for part in parts:
+            done |= {part.name, *(text.name for text in part.texts)}
+        for path in sorted((self._run / _object(version)).iterdir()):
             if path.name not in done:
-                self._push_file(version, path.name, manifest.all_texts.get(path.name), previous)
-        sizes = self._sizes(f"{layout.CHECKPOINT_FOLDER}/{layout.version_folder(version)}")
+                self._push_text(version, path.name, manifest.all_texts.get(path.name), previous)
+        sizes = self._store.sizes(_object(version))
         for entry in manifest.binary_files:
             name = _object(version, entry.name)
             if sizes.get(name) != entry.size_bytes:
                 raise StorageError(
-                    f"{self._at(name)} has {sizes.get(name)} bytes after its upload, expected "
+                    f"{self._store.at(name)} has {sizes.get(name)} bytes after its upload, expected "
                     f"{entry.size_bytes}"
                 )
         for name in sizes:
             if name.endswith(layout.RECEIPT_SUFFIX):
-                self._remove_object(name)
-        self._write(_object(version, layout.MANIFEST_FILE), content)
+                self._store.remove(name)
+        self._store.write(_object(version, layout.MANIFEST_FILE), stored.content)
 
-    def _push_file(
-        self, version: int, name: str, text: TextEntry | None = None, previous: Manifest | None = None
-    ) -> None:
+    def _push_text(self, version: int, name: str, text: TextEntry | None, previous: Manifest | None) -> None:
         """Upload a file of a version; a text that the version before has is copied inside the store."""
         if text is not None and previous is not None and previous.all_texts.get(name) == text:
-            if self._copy(_object(previous.version, name), _object(version, name)):
+            if self._store.copy(_object(previous.version, name), _object(version, name)):
                 return
-        self._upload(self._storage.folder(version).path / name, _object(version, name))
+        self._push_file(_object(version, name))
 
     def _push_pointers(self) -> None:
         """Upload the folder's pointers that the URL does not have, after their versions."""
@@ -564,80 +517,73 @@ class Mirror:
             if note and note != self._note(name):
                 # A cache has published the version at the store before it was kept.
                 if not self.is_cache:
-                    self._push_version(self._storage.kept(name))
-                content = (self._storage.path / name).read_bytes()
-                self._write(f"{layout.CHECKPOINT_FOLDER}/{name}", content)
+                    self._push_version(self._storage.stored(self._storage.kept(name).version))
+                self._push_file(f"{layout.CHECKPOINT_FOLDER}/{name}")
 
     def _push_features(self) -> None:
         """Upload the frozen vectors of the run, if it has some, and then their note."""
-        folder = self._features.path
-        note = folder / layout.FEATURES_NOTE_FILE
-        if not note.is_file():
-            return
-        content, target = note.read_bytes(), _features_object(note.name)
-        if self._read(target) == content:
-            return
-        for entity_type in parse_note(content, note):
-            name = layout.features_array(entity_type)
-            self._upload(folder / name, _features_object(name))
-        self._write(target, content)
+        note = self._run / _FEATURES_NOTE
+        if note.is_file() and (content := note.read_bytes()) != self._store.read(_FEATURES_NOTE):
+            for entity_type in parse_note(content, note):
+                self._push_file(f"{layout.FEATURES_FOLDER}/{layout.features_array(entity_type)}")
+            self._store.write(_FEATURES_NOTE, content)
 
     def _pull_features(self) -> None:
         """Download the frozen vectors of the run, if it has some; files that are there and whole stay."""
-        name = layout.FEATURES_NOTE_FILE
-        content = self._read(_features_object(name))
+        content = self._store.read(_FEATURES_NOTE)
         if content is None:
             return
-        records, folder = parse_note(content, self._at(_features_object(name))), self._features
-        try:
-            folder.path.mkdir(exist_ok=True)
-        except OSError as error:
-            raise write_error(f"cannot write to {folder.path}", error) from error
-        with folder.new_file(name) as note:
-            note.write_bytes(content)
-            # Before the note has its name: with it the folder would count as whole.
-            for entity_type, (_, _, crc32) in records.items():
-                path = folder.path / layout.features_array(entity_type)
-                if path.is_file() and file_crc32(path) == crc32:
-                    continue
-                source = _features_object(path.name)
-                with self._new_file(folder, source, path.name) as received:
-                    if file_crc32(received) != crc32:
-                        raise CheckpointError(
-                            f"{self._at(source)} is damaged: its checksum is not the one in {name}"
-                        )
+        for entity_type, (_, _, crc32) in parse_note(content, self._store.at(_FEATURES_NOTE)).items():
+            name = f"{layout.FEATURES_FOLDER}/{layout.features_array(entity_type)}"
+            path = self._run / name
+            if not path.is_file() or file_crc32(path) != crc32:
+                self._pull_file(name, crc32, layout.FEATURES_NOTE_FILE)
+        # With the note the folder counts as whole.
+        self._pull_file(_FEATURES_NOTE)
 
     def _pull_version(self, stored: StoredVersion) -> None:
         """Download the files of a version that are not in the folder with their checksums."""
-        manifest, version = stored.manifest, stored.manifest.version
-        folder = self._storage.folder(version)
-        folder.make()
-        entries = {one.name: one for one in [*manifest.binary_files, *manifest.all_texts.values()]}
-        for name, entry in entries.items():
+        manifest, version = stored.manifest, stored.version
+        for entry in [*manifest.binary_files, *manifest.all_texts.values()]:
+            name = _object(version, entry.name)
             try:
-                check_file(folder.path, entry, checksum=True)
+                check_file((self._run / name).parent, entry, checksum=True)
             except CheckpointError:
-                with self._new_file(folder, _object(version, name), name) as path:
-                    where = Path(self._at(_object(version, name))).parent
-                    check_crc32(where, entry, file_crc32(path))
+                self._pull_file(name, entry.crc32, "the manifest")
         # The manifest does not list the statistics, which other programs write too.
-        stats = self._read(_object(version, layout.STATS_FILE))
-        if stats is not None:
-            folder.write_text(layout.STATS_FILE, stats.decode(errors="replace"))
+        stats = _object(version, layout.STATS_FILE)
+        if stats in self._store.sizes(_object(version)):
+            self._pull_file(stats)
         self._write_manifest(stored)
 
     def _write_manifest(self, stored: StoredVersion) -> None:
         """Write the manifest of a version to the folder, byte for byte."""
-        with self._storage.folder(stored.manifest.version).new_file(layout.MANIFEST_FILE) as path:
+        folder = self._storage.folder(stored.version)
+        folder.make()
+        with folder.new_file(layout.MANIFEST_FILE) as path:
             path.write_bytes(stored.content)
 
     def _pull_records(self) -> None:
         """Download the run's records."""
-        for name in self._sizes(""):
+        for name in self._store.sizes(""):
             if layout.is_record(name):
-                content = self._read(name)
-                with self._records.new_file(name) as path:
-                    path.write_bytes(content or b"")
+                self._pull_file(name)
+
+    def _push_file(self, name: str) -> None:
+        """Upload a file of the run's folder as the object of its name."""
+        self._store.upload(self._run / name, name)
+
+    def _pull_file(self, name: str, crc32: int = UNKNOWN_CRC32, source: str = "") -> None:
+        """Download an object as the file of its name, and compare its checksum with the one in ``source``."""
+        target = self._run / name
+        folder = LeasedFolder(target.parent, self._storage.lease)
+        folder.make()
+        with folder.new_file(target.name) as path:
+            self._store.download(name, path)
+            if file_crc32(path) != crc32 != UNKNOWN_CRC32:
+                raise CheckpointError(
+                    f"{self._store.at(name)} is damaged: its checksum is not the one in {source}"
+                )
 
     def _stored(self, version: int) -> StoredVersion:
         """Return a version of the store by its manifest.
@@ -648,20 +594,20 @@ class Mirror:
             If it is missing or damaged.
         """
         name = _object(version, layout.MANIFEST_FILE)
-        content = self._read(name)
+        content = self._store.read(name)
         if content is None:
-            raise CheckpointError(f"{self._at(name)} is missing")
-        return StoredVersion(Manifest.from_json(content.decode(errors="replace"), self._at(name)), content)
+            raise CheckpointError(f"{self._store.at(name)} is missing")
+        return StoredVersion.parse(content, self._store.at(name))
 
     def _pointer(self) -> int | None:
         """Return the version that the pointer names; None where there is none, or it is torn."""
-        text = (self._read(_POINTER) or b"").decode(errors="replace")
+        text = (self._store.read(_POINTER) or b"").decode(errors="replace")
         # The last byte of the pointer is a line feed: without it "12" may be all that was written of "123".
         return layout.parse_version(text.strip()) if text.endswith("\n") else None
 
     def _note(self, pointer: str) -> dict[str, Any]:
         """Return version, checksum and note of a pointer to a kept version; empty if there is none."""
-        return parse_pointer(self._read(f"{layout.CHECKPOINT_FOLDER}/{pointer}") or b"")
+        return parse_pointer(self._store.read(f"{layout.CHECKPOINT_FOLDER}/{pointer}") or b"")
 
     def _check_job(self) -> None:
         """Check that no other job was started with this URL.
@@ -672,7 +618,7 @@ class Mirror:
             If one was.
         """
         try:
-            note = json.loads(self._read(layout.WRITER_FILE) or b"{}")
+            note = json.loads(self._store.read(layout.WRITER_FILE) or b"{}")
         except ValueError:
             note = {}
         if not isinstance(note, dict) or note.get("job") != self._job:
@@ -684,8 +630,7 @@ class Mirror:
     def _check_writer(self) -> None:
         """Check that no other job was started with this URL, and none has left a version there."""
         self._check_job()
-        known = None if self._last is None else self._last.manifest.version
-        pointer = self._pointer()
+        known, pointer = self.version or None, self._pointer()
         if pointer and pointer != known:
             raise CheckpointError(
                 f"{self.url} has version {pointer} by now, and this job has left version {known} there: "
@@ -695,7 +640,7 @@ class Mirror:
     def _drop_older(self, newest: StoredVersion) -> None:
         """Remove older versions of this run that no pointer names; a failure is logged."""
         try:
-            names = list(self._sizes(layout.CHECKPOINT_FOLDER))
+            names = list(self._store.sizes(layout.CHECKPOINT_FOLDER))
             inner = [name.partition("/")[2] for name in names]
             kept = [self._note(name) for name in inner if layout.is_pointer(name)]
             if not all(kept):
@@ -703,7 +648,7 @@ class Mirror:
                 return
             keep = {note["version"] for note in kept} | {self._pointer()}
             for version in {number for name in names if (number := _version_of(name)) is not None}:
-                if version < newest.manifest.version and version not in keep:
+                if version < newest.version and version not in keep:
                     self._remove(version, newest.manifest.run_id, names)
         except (OSError, StorageError, CheckpointError) as error:
             logger.warning("older versions in %s could not be removed: %s", self.url, error)
@@ -715,65 +660,7 @@ class Mirror:
             return
         for name in sorted(names, key=lambda name: (name != manifest, name)):
             if _version_of(name) == version:
-                self._remove_object(name)
-
-    @contextlib.contextmanager
-    def _new_file(self, folder: LeasedFolder, name: str, target: str) -> Iterator[Path]:
-        """Download an object and yield its temporary file, which gets its name at the end of the block."""
-        with folder.new_file(target) as path:
-            try:
-                self._request(f"cannot read {self._at(name)}", lambda: self._store.download(name, path))
-            except FileNotFoundError:
-                raise CheckpointError(f"{self._at(name)} is missing") from None
-            yield path
-
-    def _upload(self, path: Path, name: str) -> None:
-        try:
-            self._request(f"cannot write {self._at(name)}", lambda: self._store.upload(path, name))
-        except FileNotFoundError as error:
-            # A bucket that does not exist, or a local file that somebody removed.
-            raise CheckpointError(f"cannot write {self._at(name)} from {path}: {error}") from None
-
-    def _write(self, name: str, content: bytes) -> None:
-        try:
-            self._request(f"cannot write {self._at(name)}", lambda: self._store.write(name, content))
-        except FileNotFoundError as error:
-            raise CheckpointError(f"cannot write {self._at(name)}: {error}") from None
-
-    def _remove_object(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError):
-            self._request(f"cannot remove {self._at(name)}", lambda: self._store.remove(name))
-
-    def _copy(self, name: str, target: str) -> bool:
-        """Copy an object inside the store; returns False if it is absent."""
-        try:
-            self._request(f"cannot write {self._at(target)}", lambda: self._store.copy(name, target))
-        except FileNotFoundError:
-            return False
-        return True
-
-    def _read(self, name: str) -> bytes | None:
-        """Return a small object, None if it is absent."""
-        try:
-            return self._request(f"cannot read {self._at(name)}", lambda: self._store.read(name))
-        except FileNotFoundError:
-            return None
-
-    def _request(self, what: str, work: Callable[[], T]) -> T:
-        """Make a request, and again after a failure that may pass; see :func:`retried`."""
-
-        def attempt() -> T:
-            self._num_done += 1
-            return work()
-
-        return retried(what, attempt, self._commit_seconds if self._is_committing else None)
-
-    def _sizes(self, folder: str) -> dict[str, int]:
-        return self._request(f"cannot list {self.url}", lambda: self._store.sizes(folder))
-
-    def _at(self, name: str) -> str:
-        """Return the URL of an object, for messages."""
-        return f"{self.url.rstrip('/')}/{name}"
+                self._store.remove(name)
 
 
 def local_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
@@ -799,10 +686,7 @@ def local_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     digits = hashlib.sha256(url.encode()).hexdigest()[:12]
     folder = _cache_folder() / f"{url.rpartition('/')[2]}-{digits}"
     mirror = Mirror(open_store(url), folder)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise write_error(f"cannot write to {folder}", error) from error
+    LeasedFolder(folder).make()
     with _only_this_process(folder, url):
         mirror.refresh((pointer,) if layout.is_pointer(pointer) else ())
     return folder / layout.CHECKPOINT_FOLDER / pointer if inside else folder
@@ -849,9 +733,9 @@ def _only_this_process(folder: Path, url: str) -> Iterator[None]:
         yield  # closing the file releases the lock
 
 
-def _object(version: int, name: str) -> str:
-    """Return the name of an object of a version."""
-    return f"{layout.CHECKPOINT_FOLDER}/{layout.version_folder(version)}/{name}"
+def _object(version: int, *name: str) -> str:
+    """Return the name of an object of a version, or of the folder of its objects."""
+    return "/".join((layout.CHECKPOINT_FOLDER, layout.version_folder(version), *name))
 
 
 def _version_of(name: str) -> int | None:
@@ -859,8 +743,3 @@ def _version_of(name: str) -> int | None:
     # A listing of a bucket may have the folder itself, while its objects come and go.
     folder, _, rest = name.partition("/")[2].partition("/")
     return layout.parse_version_folder(folder) if rest else None
-
-
-def _features_object(name: str) -> str:
-    """Return the name of an object of the folder of features."""
-    return f"{layout.FEATURES_FOLDER}/{name}"

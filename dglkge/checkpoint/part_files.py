@@ -37,8 +37,9 @@ from dglkge.checkpoint.relation_layout import (
     to_bigraph_sums,
     to_parameters,
 )
-from dglkge.checkpoint.storage import LeasedFolder, check_crc32, check_file, describe_text, file_crc32
+from dglkge.checkpoint.storage import check_crc32, check_file, describe_text, file_crc32
 from dglkge.data.vocabulary import Vocabulary
+from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import CheckpointError
 from dglkge.model.choices import OPTIMIZERS
 from dglkge.typing import RELATION, TablePart
@@ -301,11 +302,6 @@ def write_names(
     return described[0], described[1]
 
 
-def ids_crc32(ids: np.ndarray) -> int:
-    """Return the CRC-32 of ascending original ids."""
-    return zlib.crc32(ids.tobytes())
-
-
 def _ascending(part: TablePart, meta: CheckpointMeta) -> tuple[torch.Tensor, np.ndarray]:
     """Return the order of the rows by original id, and the ids in that order."""
     counts = {**meta.entity_types, RELATION: len(meta.relations)}
@@ -367,17 +363,9 @@ def _bigraph_state(sums: Sequence[torch.Tensor], lr: float) -> dict[str, Any]:
 def _entry(path: Path, name: str, part: TablePart, ids: np.ndarray, crc32: int) -> FileEntry:
     """Describe a file that was just written."""
     with hdf5_format.open_file(path) as file:
-        found = hdf5_format.shapes(file)
-    return FileEntry(
-        name=name,
-        table=part.table,
-        part=part.part,
-        num_rows=len(ids),
-        size_bytes=path.stat().st_size,
-        crc32=crc32,
-        ids_crc32=ids_crc32(ids),
-        shapes=found,
-    )
+        shapes = hdf5_format.shapes(file)
+    ids_crc32, size = zlib.crc32(ids.tobytes()), path.stat().st_size
+    return FileEntry(name, part.table, part.part, len(ids), size, crc32, ids_crc32, shapes)
 
 
 def fill_part(
@@ -410,14 +398,14 @@ def fill_part(
     present = (wanted >= 0).nonzero().squeeze(1)
     # Both lists of ids are sorted, so rows are matched by merging: no index of all ids is built.
     sorted_ids, order = torch.sort(wanted[present])
-    live_rows = present[order].numpy()
-    live = (sorted_ids.cpu().numpy(), live_rows)
-    num_found = first_id = 0
-    unread = []
+    live = (sorted_ids.cpu().numpy(), present[order].numpy())
+    num_found, unread = 0, []
     for entry in manifest.of_table(part.table):
         check_file(folder, entry)
         try:
-            found, crc32 = _fill_from(folder / entry.name, manifest.meta, part, live, first_id)
+            found, crc32 = _fill_from(
+                folder / entry.name, manifest.meta, part, live, manifest.first_id(entry)
+            )
         except Exception:
             # A damaged file is reported as such, not by the error that its content caused.
             check_file(folder, entry, checksum=True)
@@ -427,12 +415,11 @@ def fill_part(
         else:
             check_crc32(folder, entry, crc32)
         num_found += found
-        first_id += entry.num_rows
-    if num_found != len(live_rows):
+    if num_found != len(present):
         for entry in unread:  # the ids of one may be damaged
             check_file(folder, entry, checksum=True)
         raise CheckpointError(
-            f"{folder} has {num_found} of the {len(live_rows)} rows of table {part.table!r}, part {part.part}"
+            f"{folder} has {num_found} of the {len(present)} rows of table {part.table!r}, part {part.part}"
         )
 
 
@@ -456,7 +443,7 @@ def _fill_from(
     with hdf5_format.open_file(path) as file:
         ids, rows = _ids_and_rows(path, file, part, meta, first_id)
         live_ids, live_rows = live
-        here, places = _matches(np.asarray(ids), live_ids)
+        _, here, places = np.intersect1d(ids, live_ids, assume_unique=True, return_indices=True)
         # A file without rows is no machine's, so every machine reads it for its checksum.
         if len(ids) and not len(here):
             return 0, None
@@ -548,15 +535,6 @@ def _ids_and_rows(
             f"this run's are {part.rows.shape[1]}"
         )
     return ids, rows
-
-
-def _matches(ids: np.ndarray, live_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return where two ascending lists of ids hold the same id, as places in each."""
-    places = np.searchsorted(live_ids, ids)
-    # Any valid index will do where the id is beyond the last one: the comparison below then fails.
-    places[places == len(live_ids)] = 0
-    here = np.flatnonzero(live_ids[places] == ids) if len(live_ids) else np.empty(0, np.int64)
-    return here, places[here]
 
 
 def _state_fits(name: str, live: torch.Tensor, state: Mapping[str, Rows], path: Path) -> bool:

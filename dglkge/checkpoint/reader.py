@@ -19,12 +19,12 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint import bigraph, hdf5_format, layout
-from dglkge.checkpoint.features import RECORD, find_folder, open_features, record_path
+from dglkge.checkpoint.features import RECORD, open_features, record_path
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry
 from dglkge.checkpoint.mirror import local_path
 from dglkge.checkpoint.part_files import read_relations, read_state
 from dglkge.checkpoint.relation_layout import DENSE_GROUP, dense_parameters, global_vector_path
-from dglkge.checkpoint.storage import CheckpointStorage, check_file, check_texts, read_manifest
+from dglkge.checkpoint.storage import CheckpointStorage, check_file, check_texts, read_version
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import CheckpointError, InputError, unknown_name
 from dglkge.model.projections import PREFIX, ProjectedFeatures, projections_of
@@ -100,12 +100,11 @@ class CheckpointTable:
         InputError
             If an id is out of range or a name unknown.
         """
-        if isinstance(key, (int, np.integer)):
-            return self.gather(torch.tensor([int(key)]))[0]
-        if isinstance(key, str):
-            return self.gather(torch.tensor([self._name_to_id(key)]))[0]
+        if isinstance(key, (int, str, np.integer)):
+            one: Any = [key]
+            return self[one][0]
         if isinstance(key, slice):
-            return self.gather(torch.arange(*key.indices(len(self))))
+            key = torch.arange(*key.indices(len(self)))
         if not isinstance(key, torch.Tensor):
             key = torch.tensor([self._name_to_id(one) if isinstance(one, str) else int(one) for one in key])
         return self.gather(key.long())
@@ -197,7 +196,7 @@ def _open(storage: CheckpointStorage, place: Path, version: int | None, verify: 
     elif (place / layout.MANIFEST_FILE).is_file():
         # The folder of one version; it may have been copied to another place.
         number = layout.parse_version(storage.version_text() or "")
-        return Checkpoint(place, read_manifest(place, number or 0), verify)
+        return Checkpoint(place, read_version(place, number or 0).manifest, verify)
     else:
         manifest = storage.published()
     if manifest is None:
@@ -293,16 +292,26 @@ class Checkpoint(TablesByName):
         self._verify = verify
         self._new: dict[str, tuple[list[str], torch.Tensor]] = {}
         self._opened_by: Checkpoint | None = None
-        self._files = _open_all(folder, manifest)
-        # finalize and not __del__: it also runs at exit, and holds the files but not the checkpoint.
-        weakref.finalize(self, _close_all, self._files)
+        # Files of rows and of the state of training: training may remove their names.
+        self._files: dict[str, BinaryIO] = {}
+        with contextlib.ExitStack() as stack:
+            for entry in manifest.binary_files:
+                try:
+                    file = open(folder / entry.name, "rb", buffering=0)
+                except OSError as error:
+                    raise CheckpointError(f"cannot read {folder / entry.name}: {error.strerror}") from None
+                self._files[entry.name] = stack.enter_context(file)
+            # finalize and not __del__: it also runs at exit, and holds the files but not the checkpoint.
+            # Mapped pages stay valid.
+            weakref.finalize(self, stack.pop_all().close)
         if verify:
             check_texts(folder, manifest)
 
     @property
     def root(self) -> Path:
         """The checkpoint's folder, around those of versions; else that of the files."""
-        is_version = layout.parse_version_folder(self.folder.name) is not None
+        name = self.folder.name
+        is_version = name == layout.LATEST_LINK or layout.parse_version_folder(name) is not None
         return self.folder.parent if is_version else self.folder
 
     @property
@@ -333,11 +342,9 @@ class Checkpoint(TablesByName):
     def _map(self, entry: FileEntry) -> tuple[torch.Tensor, torch.Tensor]:
         """Map the rows of a file and their original ids."""
         raw = self._files[entry.name]
-        # Files of PyTorch-BigGraph have no ids: theirs count through the parts in order.
-        first_id = sum(one.num_rows for one in self.manifest.of_table(entry.table)[: entry.part])
         with self._open_file(entry) as file:
             rows = hdf5_format.map_rows(raw, file[hdf5_format.EMBEDDINGS])
-            ids = hdf5_format.original_ids(raw, file, first_id)
+            ids = hdf5_format.original_ids(raw, file, self.manifest.first_id(entry))
         return torch.from_numpy(rows), torch.from_numpy(ids)
 
     def _open_file(self, entry: FileEntry) -> AbstractContextManager[h5py.File]:
@@ -398,13 +405,15 @@ class Checkpoint(TablesByName):
         if entity_type not in self._vocabularies:
             path = self.folder / layout.vocabulary_file(entity_type)
             count = self.manifest.meta.entity_types[entity_type]
-            names = self._listed_names(entity_type)
-            texts = self.manifest.all_texts
+            names, texts = None, self.manifest.all_texts
+            if bigraph.is_bigraph(self.folder, self.version):
+                num_parts = len(self.manifest.of_table(entity_type))
+                names = bigraph.entity_names(self.folder, self.meta, entity_type, num_parts)
             # A vocabulary that the manifest does not list is no part of this version.
             if names is None and path.name in texts:
                 names = Vocabulary.load(path, "entity")
             elif names is None:
-                names = Vocabulary([str(id_) for id_ in range(count)], "entity")
+                names = Vocabulary(list(map(str, range(count))), "entity")
             if len(names) != count:
                 raise CheckpointError(f"{path} has {len(names)} names, expected {count}")
             if entity_type in self._new:
@@ -498,7 +507,9 @@ class Checkpoint(TablesByName):
         projections = projections_of(parameters, self.meta.dim, activation, str(self.path))
         with self._open_model() as file:
             records = {one: file[record_path(one)][...].tolist() for one in projections.widths}
-        return ProjectedFeatures(projections, open_features(find_folder(self.folder), records, self._verify))
+        return ProjectedFeatures(
+            projections, open_features(self.run_folder / layout.FEATURES_FOLDER, records, self._verify)
+        )
 
     def with_new_entities(self, new: Mapping[str, tuple[Sequence[str], torch.Tensor]]) -> Checkpoint:
         """Return this checkpoint with further entities, whose rows are their projected features.
@@ -614,38 +625,7 @@ class Checkpoint(TablesByName):
         for entry in entries:
             check_file(self.folder, entry, checksum=True, opened=self._files[entry.name])
 
-    def _listed_names(self, entity_type: str) -> Vocabulary | None:
-        """Return the names from PyTorch-BigGraph's lists, where it wrote the checkpoint."""
-        if not bigraph.is_bigraph(self.folder, self.version):
-            return None
-        num_parts = len(self.manifest.of_table(entity_type))
-        return bigraph.entity_names(self.folder, self.meta, entity_type, num_parts)
-
     def _check_table(self, table: str) -> None:
         known = [*self.entity_types, RELATION]
         if table not in known:
             raise unknown_name("table", table, known)
-
-
-def _open_all(folder: Path, manifest: Manifest) -> dict[str, BinaryIO]:
-    """Open the files of rows and of the state of training of a version.
-
-    Raises
-    ------
-    CheckpointError
-        If one is missing or cannot be read.
-    """
-    files: dict[str, BinaryIO] = {}
-    try:
-        for entry in manifest.binary_files:
-            files[entry.name] = open(folder / entry.name, "rb", buffering=0)
-    except OSError as error:
-        _close_all(files)
-        raise CheckpointError(f"cannot read {folder / entry.name}: {error.strerror}") from None
-    return files
-
-
-def _close_all(files: Mapping[str, BinaryIO]) -> None:
-    """Close files; their mapped pages stay valid."""
-    for file in files.values():
-        file.close()

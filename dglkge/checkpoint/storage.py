@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -18,146 +18,14 @@ from dglkge.checkpoint.manifest import (
     UNKNOWN_CRC32,
     FileEntry,
     Manifest,
-    RunCopy,
+    StoredVersion,
     TextEntry,
-    manifest_checksum,
     parse,
 )
-from dglkge.distributed.lease import Lease
-from dglkge.errors import CheckpointError, write_error
+from dglkge.distributed.leased_folder import LeasedFolder
+from dglkge.errors import CheckpointError
 
 logger = logging.getLogger(__name__)
-
-
-def sync(path: Path) -> None:
-    """Flush a file, or the names in a folder, to the disk."""
-    # A read-only descriptor is enough for fsync on Linux, and the only kind that a folder has.
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-class LeasedFolder:
-    """A folder in which a job writes while it holds the run's lease.
-
-    Parameters
-    ----------
-    path : path
-        The folder; it need not exist.
-    lease : Lease, optional
-        The job's right to write to the run. Its nonce is part of temporary names, and it is read again before
-        a file gets its name: a job that has lost its lease publishes nothing.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], lease: Lease | None = None) -> None:
-        self.path = Path(path)
-        self.lease = lease
-
-    @property
-    def nonce(self) -> str:
-        """Name of the job among others; empty where no lease was taken."""
-        return "" if self.lease is None else self.lease.nonce
-
-    def make(self) -> None:
-        """Make the folder.
-
-        Raises
-        ------
-        CheckpointError
-            If the path is no folder, or may not be written to.
-        StorageError
-            If the disk is full or fails.
-        """
-        with self.writing():
-            self.path.mkdir(parents=True, exist_ok=True)
-
-    @contextlib.contextmanager
-    def writing(self) -> Iterator[None]:
-        """Raise failures of the disk in the block as CheckpointError or StorageError, with the folder."""
-        try:
-            yield
-        except OSError as error:
-            raise write_error(f"cannot write to {self.path}", error) from error
-
-    def check_lease(self) -> None:
-        """Check that this job may still write to the folder.
-
-        Raises
-        ------
-        CheckpointError
-            If its lease was taken by another job.
-        """
-        if self.lease is not None:
-            self.lease.check()
-
-    @contextlib.contextmanager
-    def new_file(self, name: str) -> Iterator[Path]:
-        """Yield a temporary path to write to; at the end of the block the file is durable and has its name.
-
-        If the block fails, an older file of that name stays.
-
-        Raises
-        ------
-        CheckpointError
-            If the file may not be written.
-        StorageError
-            If the disk is full or fails.
-        """
-        # The temporary file is in the same folder, because os.replace is atomic within one file system only.
-        target = self.path / name
-        temporary = target.with_name(layout.temporary_file(target.name, self.nonce))
-        try:
-            yield temporary
-            # The content must be on the disk before the name: else a power cut could leave an empty file.
-            sync(temporary)
-            # Checked after the flush, which may take minutes: the time between this check and the rename is
-            # what a job that lost its lease could still misuse.
-            self.check_lease()
-            os.replace(temporary, target)
-            # The rename itself is durable only when the folder is flushed.
-            sync(target.parent)
-        except OSError as error:
-            raise write_error(f"cannot write {target}", error) from error
-        finally:
-            # Gone after the rename. On a read-only disk this fails too; the first error is the one to report.
-            with contextlib.suppress(OSError):
-                temporary.unlink(missing_ok=True)
-
-    def link_or_copy(self, source: Path, name: str) -> None:
-        """Give a file that never changes one more name here; copy it where the disk has no hard links."""
-        with self.new_file(name) as path:
-            try:
-                os.link(source, path)
-            except OSError:
-                shutil.copyfile(source, path)
-
-    def write_text(self, name: str, text: str) -> None:
-        """Write a small file, atomically and durably."""
-        with self.new_file(name) as path:
-            path.write_text(text, encoding="utf-8")
-
-    def write_json(self, name: str, value: Any) -> None:
-        """Write a value as indented JSON, atomically and durably."""
-        self.write_text(name, json.dumps(value, indent=2) + "\n")
-
-    def drop_temporaries(self) -> None:
-        """Remove unfinished files that killed jobs left; the caller holds the lease.
-
-        Raises
-        ------
-        CheckpointError
-            If the folder may not be written to.
-        StorageError
-            If the disk fails.
-        """
-        with self.writing():
-            for path in self.path.iterdir():
-                # Names with a nonce only: another program's temporary files in this folder are not ours to
-                # remove.
-                if layout.is_temporary_of_a_job(path.name) and path.is_file():
-                    path.unlink(missing_ok=True)
 
 
 def file_crc32(file: Path | BinaryIO) -> int:
@@ -233,7 +101,7 @@ def check_texts(folder: Path, manifest: Manifest, checksums: bool = True) -> Non
         check_file(folder, text, checksums)
 
 
-def read_manifest(folder: Path, version: int) -> Manifest:
+def read_version(folder: Path, version: int) -> StoredVersion:
     """Read the manifest in the folder of a version.
 
     Raises
@@ -243,14 +111,14 @@ def read_manifest(folder: Path, version: int) -> Manifest:
     """
     path = folder / layout.MANIFEST_FILE
     try:
-        manifest = Manifest.from_json(path.read_text(encoding="utf-8"), str(path))
+        stored = StoredVersion.parse(path.read_bytes(), str(path))
     except FileNotFoundError:
         raise CheckpointError(f"{path} is missing: half-written, or not written by dglkge") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
         raise CheckpointError(f"cannot read {path}: {error}") from None
-    if manifest.version != version:
-        raise CheckpointError(f"{path} is damaged: it describes version {manifest.version}")
-    return manifest
+    if stored.version != version:
+        raise CheckpointError(f"{path} is damaged: it describes version {stored.version}")
+    return stored
 
 
 def describe_text(path: Path, name: str) -> TextEntry:
@@ -474,18 +342,17 @@ class CheckpointStorage(LeasedFolder):
             )
         return manifest
 
+    def stored(self, version: int) -> StoredVersion:
+        """Read the manifest of a version; see :func:`read_version`."""
+        return read_version(self.folder(version).path, version)
+
     def manifest(self, version: int) -> Manifest:
-        """Read the manifest of a version; see :func:`read_manifest`."""
-        return read_manifest(self.folder(version).path, version)
+        """Read the manifest of a version; see :func:`read_version`."""
+        return self.stored(version).manifest
 
     def checksum_of(self, version: int) -> str:
-        """Return the checksum of a version's manifest, which identifies its content; empty for version 0."""
-        if version == 0:
-            return ""
-        try:
-            return manifest_checksum((self.folder(version).path / layout.MANIFEST_FILE).read_bytes())
-        except OSError as error:
-            raise CheckpointError(f"cannot read the manifest of version {version}: {error}") from None
+        """Return the checksum of a version's manifest, which identifies its content."""
+        return self.stored(version).checksum
 
     def newest_good(self) -> int | None:
         """Return the newest version whose rows are complete and undamaged; None if there is none.
@@ -497,19 +364,6 @@ class CheckpointStorage(LeasedFolder):
                 check_rows(self.folder(version).path, self.manifest(version), checksums=True)
                 return version
         return None
-
-    def copy(self, has_files: bool = True) -> RunCopy:
-        """Return the published version's place in its run; checks the sizes unless files may be missing."""
-        version = 0
-        try:
-            version = self.named_version()
-            if not version:
-                return RunCopy()
-            # Sizes only: checksums would read the whole checkpoint on each machine at each start.
-            manifest = self.checked(version, texts=False) if has_files else self.manifest(version)
-            return RunCopy(version, manifest.run_id, self.checksum_of(version), tuple(manifest.lineage))
-        except CheckpointError as error:
-            return RunCopy(version, problem=str(error))
 
     def prepare(self) -> None:
         """Make the folder and publish version 0 in it, before the first file is written.
@@ -622,7 +476,7 @@ class CheckpointStorage(LeasedFolder):
     def checked(self, version: int, texts: bool) -> Manifest:
         """Read the manifest of a version and check the sizes of its files, with or without its texts."""
         folder = self.folder(version).path
-        manifest = read_manifest(folder, version)
+        manifest = self.manifest(version)
         check_rows(folder, manifest)
         if texts:
             check_texts(folder, manifest, checksums=False)

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
-from dglkge.checkpoint.storage import sync
+from dglkge.distributed.leased_folder import sync
 from dglkge.errors import CheckpointError, InputError, StorageError, missing_package
 from dglkge.registry import Registry
 
@@ -85,12 +85,9 @@ class Store(Protocol):
 
 def _by_fsspec(scheme: str) -> Callable[[str], Store] | None:
     """Return the constructor of a scheme that fsspec knows, None for any other."""
-    try:
-        import fsspec
-    except ImportError:
-        return None
-    known = {name for name in fsspec.available_protocols() if name not in ("local", _FILE)}
-    return FsspecStore if scheme in known else None
+    import fsspec
+
+    return FsspecStore if scheme != "local" and scheme in fsspec.available_protocols() else None
 
 
 STORES: Registry[Callable[[str], Store]] = Registry("scheme of a URL", family=_by_fsspec)
@@ -193,47 +190,51 @@ class FsspecStore:
 
     def read(self, name: str) -> bytes:
         """Return the content of an object."""
-        with _as_os_errors():
-            return bytes(self._files.cat_file(self._path(name)))
+        return bytes(self._ask("cat_file", self._path(name)))
 
     def write(self, name: str, content: bytes) -> None:
         """Write an object."""
-        with _as_os_errors():
-            self._make_folder(name)
-            self._files.pipe_file(self._path(name), content)
+        self._make_folder(name)
+        self._ask("pipe_file", self._path(name), content)
 
     def upload(self, path: Path, name: str) -> None:
         """Write a file as an object."""
-        with _as_os_errors():
-            self._make_folder(name)
-            self._files.put_file(str(path), self._path(name), callback=self._counter())
+        self._make_folder(name)
+        self._ask("put_file", str(path), self._path(name), callback=self._counter())
 
     def download(self, name: str, path: Path) -> None:
         """Write an object to a file."""
-        with _as_os_errors():
-            self._files.get_file(self._path(name), str(path))
+        self._ask("get_file", self._path(name), str(path))
 
     def copy(self, name: str, target: str) -> None:
         """Copy an object inside the store."""
-        with _as_os_errors():
-            self._files.cp_file(self._path(name), self._path(target))
+        self._ask("cp_file", self._path(name), self._path(target))
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the sizes of the objects in a folder and below it."""
-        with _as_os_errors():
-            self._files.invalidate_cache()
-            # Some file systems list names with a leading slash that the root lacks, or the other way round.
-            root = self._path("").lstrip("/")
-            try:
-                found = self._files.find(self._path(folder), detail=True)
-            except FileNotFoundError:
-                return {}
-            return {path.lstrip("/")[len(root) :]: int(one["size"]) for path, one in found.items()}
+        self._files.invalidate_cache()
+        # Some file systems list names with a leading slash that the root lacks, or the other way round.
+        root = self._path("").lstrip("/")
+        try:
+            found = self._ask("find", self._path(folder), detail=True)
+        except FileNotFoundError:
+            return {}
+        return {path.lstrip("/")[len(root) :]: int(one["size"]) for path, one in found.items()}
 
     def remove(self, name: str) -> None:
         """Remove an object."""
-        with _as_os_errors():
-            self._files.rm_file(self._path(name))
+        self._ask("rm_file", self._path(name))
+
+    def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
+        """Call a method of the file system; many packages have errors of classes of their own."""
+        try:
+            return getattr(self._files, method)(*arguments, **options)
+        except OSError:
+            raise
+        except Exception as error:
+            # botocore's NoCredentialsError and the like: another attempt fails the same way.
+            kind = PermissionError if "redentials" in type(error).__name__ else OSError
+            raise kind(_reason(error)) from error
 
     def _counter(self) -> Any:
         """Return fsspec's callback that counts the bytes of an upload."""
@@ -253,7 +254,7 @@ class FsspecStore:
     def _make_folder(self, name: str) -> None:
         """Make the folder of an object where the store has folders; in a bucket names are enough."""
         if scheme_of(self.url) in _WITH_FOLDERS:
-            self._files.makedirs(self._path(name).rpartition("/")[0], exist_ok=True)
+            self._ask("makedirs", self._path(name).rpartition("/")[0], exist_ok=True)
 
 
 _PACKAGES = {"s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs"}
@@ -299,63 +300,117 @@ def open_store(url: str) -> Store:
     return STORES.get(scheme_of(url))(url)
 
 
-def retried(
-    what: str,
-    work: Callable[[], T],
-    seconds: float | None = None,
-    pause: Callable[[float], object] = time.sleep,
-) -> T:
-    """Run a request to a store; repeat it after a failure that may pass.
+class PatientStore:
+    """A store for its user: failures that may pass are tried again, errors have the URL of the object.
+
+    Every method raises StorageError if the store cannot be reached for a time, and CheckpointError without
+    the right to an object.
 
     Parameters
     ----------
-    what : str
-        For the message: ``"cannot read s3://bucket/run/checkpoint/model.v7.h5"``.
-    work : callable
-    seconds : float, optional
-        From the first failure on no attempt begins after this time; by default RETRY_SECONDS.
-    pause : callable
-        Sleeps for a number of seconds; for tests.
-
-    Raises
-    ------
-    FileNotFoundError
-        At once, if the object is absent.
-    CheckpointError
-        At once, without the right to it.
-    StorageError
-        After the last attempt.
+    store : Store
+    commit_seconds : float, optional
+        From the first failure of a request on no attempt begins after this time, inside of
+        :meth:`committing`; elsewhere, and by default, after RETRY_SECONDS.
     """
-    seconds = RETRY_SECONDS if seconds is None else seconds
-    next_pause, failed_at = FIRST_PAUSE_SECONDS, None
-    while True:
+
+    def __init__(self, store: Store, commit_seconds: float | None = None) -> None:
+        self.url = store.url
+        self.commit_seconds = commit_seconds
+        self._store = store
+        self._limit: float | None = None
+        self._num_done = 0
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Changes while something is uploaded, or tried again; of users' own stores with each request."""
+        return self._num_done, getattr(self._store, "num_bytes", 0)
+
+    @contextlib.contextmanager
+    def committing(self) -> Iterator[None]:
+        """Wait for a store that is out of reach as long as a commit may."""
+        self._limit = self.commit_seconds
         try:
-            return work()
+            yield
+        finally:
+            self._limit = None
+
+    def at(self, name: str) -> str:
+        """Return the URL of an object, for messages."""
+        return f"{self.url.rstrip('/')}/{name}"
+
+    def read(self, name: str) -> bytes | None:
+        """Return a small object, None if it is absent."""
+        with contextlib.suppress(FileNotFoundError):
+            return self._ask(f"read {self.at(name)}", self._store.read, name)
+        return None
+
+    def write(self, name: str, content: bytes) -> None:
+        """Write a small object."""
+        self._put(name, "", self._store.write, name, content)
+
+    def upload(self, path: Path, name: str) -> None:
+        """Write a file as an object."""
+        self._put(name, f" from {path}", self._store.upload, path, name)
+
+    def _put(self, name: str, source: str, method: Callable[..., None], *arguments: Any) -> None:
+        try:
+            self._ask(f"write {self.at(name)}", method, *arguments)
+        except FileNotFoundError as error:
+            # A bucket that does not exist, or a local file that somebody removed.
+            raise CheckpointError(f"cannot write {self.at(name)}{source}: {error}") from None
+
+    def download(self, name: str, path: Path) -> None:
+        """Write an object to a file.
+
+        Raises
+        ------
+        CheckpointError
+            If it is missing.
+        """
+        try:
+            self._ask(f"read {self.at(name)}", self._store.download, name, path)
         except FileNotFoundError:
-            raise
-        except (PermissionError, NotADirectoryError, IsADirectoryError) as error:
-            raise CheckpointError(f"{what}: {_reason(error)}") from None
-        except OSError as error:
-            failed_at = failed_at or time.monotonic()
-            left = failed_at + seconds - time.monotonic()
-            if left <= 0:
-                raise StorageError(f"{what} for {seconds:g} s: {_reason(error)}") from None
-            logger.warning("%s: %s; it is tried again for %.0f s", what, _reason(error), left)
-        pause(min(next_pause, left))
-        next_pause = min(2 * next_pause, LONGEST_PAUSE_SECONDS)
+            raise CheckpointError(f"{self.at(name)} is missing") from None
 
+    def copy(self, name: str, target: str) -> bool:
+        """Copy an object inside the store; returns False if it is absent."""
+        try:
+            self._ask(f"write {self.at(target)}", self._store.copy, name, target)
+        except FileNotFoundError:
+            return False
+        return True
 
-@contextlib.contextmanager
-def _as_os_errors() -> Iterator[None]:
-    """Raise the errors of fsspec's packages as OSError: many are of classes of their own."""
-    try:
-        yield
-    except OSError:
-        raise
-    except Exception as error:
-        # botocore's NoCredentialsError and the like: another attempt fails the same way.
-        kind = PermissionError if "redentials" in type(error).__name__ else OSError
-        raise kind(_reason(error)) from error
+    def sizes(self, folder: str) -> dict[str, int]:
+        """Return the bytes of the objects in a folder and below it, by name."""
+        return self._ask(f"list {self.url}", self._store.sizes, folder)
+
+    def remove(self, name: str) -> None:
+        """Remove an object, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            self._ask(f"remove {self.at(name)}", self._store.remove, name)
+
+    def _ask(self, what: str, method: Callable[..., T], *arguments: Any) -> T:
+        """Make a request, and again after a failure that may pass; an absent object is FileNotFoundError."""
+        seconds = RETRY_SECONDS if self._limit is None else self._limit
+        next_pause, failed_at = FIRST_PAUSE_SECONDS, None
+        while True:
+            self._num_done += 1
+            try:
+                return method(*arguments)
+            except FileNotFoundError:
+                raise
+            except (PermissionError, NotADirectoryError, IsADirectoryError) as error:
+                raise CheckpointError(f"cannot {what}: {_reason(error)}") from None
+            except OSError as error:
+                reason, now = _reason(error), time.monotonic()
+                failed_at = failed_at or now
+                left = failed_at + seconds - now
+                if left <= 0:
+                    raise StorageError(f"cannot {what} for {seconds:g} s: {reason}") from None
+                logger.warning("cannot %s: %s; it is tried again for %.0f s", what, reason, left)
+            time.sleep(min(next_pause, left))
+            next_pause = min(2 * next_pause, LONGEST_PAUSE_SECONDS)
 
 
 def _reason(error: BaseException) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from dglkge.checkpoint.manifest import (
 from dglkge.checkpoint.mirror import SLOWEST_UPLOAD_BYTES_PER_SECOND, Mirror
 from dglkge.checkpoint.storage import (
     CheckpointStorage,
-    LeasedFolder,
     check_file,
     describe_text,
     read_receipts,
@@ -35,6 +33,7 @@ from dglkge.checkpoint.storage import (
 )
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.distributed.lease import new_nonce
+from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import CheckpointError, JobError
 from dglkge.typing import RELATION, TablePart
 
@@ -43,15 +42,6 @@ logger = logging.getLogger(__name__)
 POLL_SECONDS = 0.02
 WRITTEN_IN_PLACE = (layout.CONFIG_FILE, layout.VERSION_FILE)
 """Texts that PyTorch-BigGraph writes when it resumes from a version: they are no links to another's."""
-
-
-@contextlib.contextmanager
-def _failures_of_others() -> Iterator[None]:
-    """Raise failures of other machines as JobError: a restart of the job may succeed."""
-    try:
-        yield
-    except CheckpointError as error:
-        raise JobError(str(error)) from error
 
 
 @dataclass(frozen=True)
@@ -139,8 +129,11 @@ class NewVersion:
         written = self._write_parts(bigraph_attributes(self.meta, config))
         is_cache = mirror is not None and mirror.is_cache
         if self.relations is not None and not is_cache:
-            with _failures_of_others():
+            try:
                 files = self._wait_for_all()
+            except CheckpointError as error:
+                # The failure of another machine: a restart of the job may succeed.
+                raise JobError(str(error)) from error
             self._publish(self._complete(files, config))
         if mirror is None:
             return
@@ -312,9 +305,8 @@ def write_anew(storage: CheckpointStorage, manifest: Manifest, names: Mapping[st
     for entry in manifest.files:
         if any(text.name in damaged for text in entry.texts):
             path = folder.path / entry.name
-            first_id = sum(one.num_rows for one in manifest.of_table(entry.table)[: entry.part])
             with hdf5_format.open_file(path) as file:
-                ids = hdf5_format.original_ids(path, file, first_id).tolist()
+                ids = hdf5_format.original_ids(path, file, manifest.first_id(entry)).tolist()
             part_files.write_names(folder, entry.table, entry.part, ids, names.get(entry.table))
     (model,) = manifest.of_table(RELATION)
     # The HDF5 files have a copy of config.json as an attribute, and their checksums were verified before.

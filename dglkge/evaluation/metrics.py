@@ -520,12 +520,10 @@ class RelationCategories:
         }
 
 
-def relation_categories(
-    triples: np.ndarray, num_relations: int, many_from: float = MANY_FROM
-) -> RelationCategories:
+def relation_categories(triples: np.ndarray, num_relations: int) -> RelationCategories:
     """Compute the category of each relation.
 
-    A side is many if its mean is at least ``many_from``: hpt heads of a (relation, tail), tph tails of a
+    A side is many if its mean is at least :data:`MANY_FROM`: hpt heads of a (relation, tail), tph tails of a
     (head, relation). hpt and tph decide N-N, N-1, 1-N and 1-1 (Bordes et al. 2013, section 4.3; Wang et al.
     2014, section "Link Prediction").
 
@@ -535,24 +533,12 @@ def relation_categories(
         Head, relation and tail of the training triples; duplicates count once.
     num_relations : int
         R.
-    many_from : float
-
-    Returns
-    -------
-    RelationCategories
-
-    Raises
-    ------
-    InputError
-        If the limit is less than 1, which no mean is.
 
     Examples
     --------
     >>> relation_categories(np.array([[0, 0, 5], [1, 0, 5], [2, 0, 5], [3, 0, 6]]), 1).names
     ['N-1']
     """
-    if not many_from >= 1:
-        raise InputError(f"the mean from which a side is many must be at least 1, got {many_from}")
     # A pair becomes one number, as in KnownTriples; sorted numbers give the distinct ones.
     with_head = triples[:, 0].astype(np.int64) * num_relations + triples[:, 1]
     with_tail = triples[:, 2].astype(np.int64) * num_relations + triples[:, 1]
@@ -565,7 +551,7 @@ def relation_categories(
     num_tails = np.bincount(np.unique(with_tail) % num_relations, minlength=num_relations)
     with np.errstate(invalid="ignore"):  # 0 / 0 of a relation without triples
         tails_per_head, heads_per_tail = num_triples / num_heads, num_triples / num_tails
-    place = 2 * (heads_per_tail >= many_from).astype(int) + (tails_per_head >= many_from)
+    place = 2 * (heads_per_tail >= MANY_FROM).astype(int) + (tails_per_head >= MANY_FROM)
     names = [CATEGORIES[p] if count else UNSEEN for p, count in zip(place.tolist(), num_triples.tolist())]
     return RelationCategories(names, tails_per_head, heads_per_tail)
 

@@ -286,11 +286,11 @@ def most_similar(
     check_k(k)
     best = TopAnswers(len(ids), k)
     with torch.no_grad():
-        given = normalize(rows.gather(table, ids))
+        anchors = normalize(rows.gather(table, ids))
         for shard in shards:
             for start, stop in candidate_blocks(len(ids), shard):
                 # Normalized block by block: a normalized copy of the table would double the memory.
-                cosines = given @ normalize(shard.rows[start:stop]).T
+                cosines = anchors @ normalize(shard.rows[start:stop]).T
                 candidate_ids = shard.original_ids[start:stop]
                 cosines[ids[:, None] == candidate_ids] = -torch.inf
                 best.add(cosines, candidate_ids)

@@ -15,8 +15,8 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from dglkge.checkpoint.layout import RUN_METRICS_FILE, RUN_STATS_FILE, RUN_VALIDATION_FILE, Progress
-from dglkge.checkpoint.storage import LeasedFolder
 from dglkge.data.dataset_files import VALID
+from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.log_format import timestamp
 from dglkge.distributed.runtime import log_folder, num_servers
 from dglkge.evaluation.metrics import RankingResult

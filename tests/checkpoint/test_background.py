@@ -10,9 +10,9 @@ import pytest
 
 from dglkge.checkpoint import CheckpointManager, TrainerGroup, open_checkpoint
 from dglkge.checkpoint import part_files as row_stream
-from dglkge.errors import JobError, StorageError
+from dglkge.errors import StorageError
 from dglkge.typing import RELATION
-from tests.checkpoint.toy_checkpoint import cut, toy_meta, toy_names, toy_tables
+from tests.checkpoint.toy_checkpoint import cut, holds, toy_meta, toy_names, toy_tables
 from tests.toy_kg import REPOSITORY
 
 
@@ -78,17 +78,16 @@ manager.start([cut("person", tables["person"], 1)[0]], cut("relation", tables["r
 """
 
 
-@pytest.mark.parametrize(("last_line", "status"), [("", 0), ("raise ValueError('too late')", 1)])
-def test_a_write_outlives_the_script(tmp_path, last_line, status):
+def test_a_write_outlives_the_script(tmp_path):
     """Nobody called finish: the interpreter waits for the thread, and starts no other one any more."""
     done = subprocess.run(
-        [sys.executable, "-c", AT_EXIT + last_line, str(tmp_path)],
+        [sys.executable, "-c", AT_EXIT + "raise ValueError('too late')", str(tmp_path)],
         capture_output=True,
         text=True,
         cwd=REPOSITORY,
         timeout=120,
     )
-    assert done.returncode == status, done.stderr
+    assert done.returncode == 1, done.stderr
     assert "cannot schedule new futures" not in done.stderr and "was not written" not in done.stderr
     checkpoint = open_checkpoint(tmp_path)
     checkpoint.verify()
@@ -125,22 +124,12 @@ def test_a_write_that_fails_is_told_and_keeps_the_version_before(tmp_path, monke
 
     monkeypatch.setattr(row_stream, "fill_rows", full)
     start(manager, meta, toy_tables(meta, 1))
-    with pytest.raises(StorageError, match="person_0.v2.h5: No space left on device"):
+    with pytest.raises(StorageError, match="cannot write .*person_0.v2.h5: No space left on device"):
         for _ in range(6000):
             manager.check()
             threading.Event().wait(0.01)
     assert "checkpoint version 2 was not written" in caplog.text
-    assert open_checkpoint(tmp_path).version == 1
-
-
-def test_a_machine_whose_files_do_not_come(tmp_path):
-    meta = toy_meta()
-    manager = CheckpointManager(tmp_path, TrainerGroup(limit_seconds=0.1), num_parts=2)
-    part = cut("person", toy_tables(meta)["person"], 2)[0]
-    manager.start([part], cut(RELATION, toy_tables(meta)[RELATION], 1)[0], meta)
-    with pytest.raises(JobError, match=r"parts \[0\] with 12 rows were written; expected parts from 0"):
-        manager.finish()
-    assert manager.latest() is None
+    assert holds(tmp_path, meta, {1: toy_tables(meta)}) == 1 and not list(tmp_path.rglob("*.tmp"))
 
 
 def test_training_stats_come_with_the_version(tmp_path):

@@ -7,20 +7,18 @@ import json
 import h5py
 import numpy as np
 import pytest
-import torch
 
 from dglkge import formats
 from dglkge.checkpoint import hdf5_format, open_checkpoint
+from dglkge.checkpoint.bigraph import bigraph_config
 from dglkge.checkpoint.conversion import convert_to_run
-from dglkge.checkpoint.relation_layout import bigraph_row_sums, from_parameters, to_parameters
+from dglkge.checkpoint.relation_layout import to_parameters
 from dglkge.data.dataset import Dataset
 from dglkge.model.functions.bigraph_scores import NAMES
-from dglkge.model.kge_model import build_model
 from dglkge.typing import RELATION, Relation
 from tests.checkpoint.test_bigraph_reader import names_in_parts, strip
 from tests.checkpoint.toy_checkpoint import (
     ONE_PAIR,
-    TWO_PAIRS,
     save_toy,
     save_toy_named,
     toy_meta,
@@ -66,36 +64,32 @@ def test_affine_by_hand():
     }
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("relations", [ONE_PAIR, TWO_PAIRS])
-@pytest.mark.parametrize("reciprocal", [True, False])
-def test_there_and_back_bit_for_bit(name, relations, reciprocal):
-    meta = toy_meta(name, relations, reciprocal)
-    width = build_model(name, DIM, reciprocal).relation_width
-    bits = np.random.default_rng(0).integers(0, 1 << 32, (len(relations), width), dtype=np.uint32)
-    rows = np.zeros_like(bits) if name.startswith("none") else bits
-    datasets = {path: values.copy() for path, _, values in to_parameters(rows.view(np.float32), meta)}
-    assert from_parameters(datasets, meta, width).tobytes() == rows.tobytes()
+def test_every_pair_has_its_name():
+    for name in NAMES:
+        config = bigraph_config(toy_meta(name), 1, "/x")
+        (operator,) = {one["operator"] for one in config["relations"]}
+        assert config["bias"] is name.endswith("_bias")
+        assert formats.score_function_of(operator, config["comparator"], config["bias"]) == name
+        assert name.startswith(f"{operator}_{config['comparator']}")
 
 
-@pytest.mark.parametrize("name", ["none_cos", "affine_l2", "linear_dot_bias", "diagonal_cos"])
-@pytest.mark.parametrize("reciprocal", [True, False])
-def test_row_sums_of_bigraphs_adagrad(name, reciprocal):
-    """Its sums laid out as its parameters are, from the squares of the rows themselves."""
-    meta = toy_meta(name, ONE_PAIR, reciprocal)
-    width = build_model(name, DIM, reciprocal).relation_width
-    rows = np.random.default_rng(0).random((2, width), dtype=np.float32)
-    if name == "none_cos":
-        rows[:] = 0
-    values = [values for _, _, values in to_parameters(rows, meta)]
-    if not reciprocal and name == "affine_l2":
-        values = [values[0], values[2], values[1], values[3]]  # by relation first
-    state = {number: {"sum": torch.from_numpy(each.copy() ** 2)} for number, each in enumerate(values)}
-    np.testing.assert_allclose(bigraph_row_sums(state, meta), (rows**2).mean(axis=1), rtol=1e-6)
-
-
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("reciprocal", [True, False])
+@pytest.mark.parametrize(
+    ("name", "reciprocal"),
+    [
+        ("none_cos", True),
+        ("none_dot_bias", False),
+        ("translation_squared_l2", True),
+        ("translation_l2_bias", False),
+        ("diagonal_cos_bias", True),
+        ("diagonal_l2", False),
+        ("linear_dot_bias", True),
+        ("linear_squared_l2", False),
+        ("affine_l2", True),
+        ("affine_cos_bias", False),
+        ("complex_diagonal_cos", True),
+        ("complex_diagonal_squared_l2_bias", False),
+    ],
+)
 def test_files_are_bigraphs(tmp_path, name, reciprocal):
     """Written with the names, shapes and keys of its own checkpoints; read without all that is ours."""
     meta = toy_meta(name, ONE_PAIR, reciprocal, optimizer="row_adagrad")

@@ -12,6 +12,7 @@ import torch
 from dglkge.checkpoint import conversion as by_name
 from dglkge.checkpoint import open_checkpoint
 from dglkge.checkpoint.conversion import convert_to_run
+from dglkge.checkpoint.manifest import check_same_model
 from dglkge.checkpoint.part_files import read_state
 from dglkge.cli.main import main
 from dglkge.config import load_config
@@ -22,12 +23,12 @@ from dglkge.training.building.checks import check_config
 from dglkge.typing import RELATION, Relation
 from tests.checkpoint.toy_checkpoint import (
     TWO_PAIRS,
-    ToyTable,
     blank,
     cut,
     save_toy,
     save_toy_named,
     toy_meta,
+    toy_names,
     toy_tables,
 )
 from tests.toy_kg import toy_dataset
@@ -77,16 +78,10 @@ def test_rows_by_name(tmp_path, relations, reciprocal):
         sums = np.asarray(read_state(model, file, RELATION, meta)["sum"])
     np.testing.assert_allclose(sums, tables[RELATION].state["sum"].numpy(), rtol=1e-6)
     part = blank(cut("person", tables["person"], 2)[1])
-    saved_ids = by_name.saved_entity_ids(checkpoint, "person", _named(meta))
+    saved_ids = by_name.saved_entity_ids(checkpoint, "person", toy_names(meta)["person"])
     assert by_name.take_over(checkpoint, part, saved_ids) == len(part.rows)
     assert part.rows.numpy().tobytes() == tables["person"].rows[part.original_ids].numpy().tobytes()
     assert torch.equal(part.state["sum"], tables["person"].state["sum"][part.original_ids])
-
-
-def _named(meta):
-    from tests.checkpoint.toy_checkpoint import toy_names
-
-    return toy_names(meta)["person"]
 
 
 @pytest.mark.parametrize(
@@ -129,28 +124,6 @@ def test_what_dglkge_cannot_read_is_refused(tmp_path, changes, words):
         open_checkpoint(tmp_path)
 
 
-def test_a_checkpoint_becomes_a_run_on_a_dataset(tmp_path):
-    dataset = Dataset.open(toy_dataset())
-    meta = toy_meta(
-        relations=[Relation(one.name, one.lhs, one.rhs) for one in reversed(dataset.relations.relations)],
-        entity_types={"entity": dataset.num_entities("entity")},
-        optimizer="row_adagrad",
-    )
-    tables = toy_tables(meta)
-    save_toy_named(tmp_path / "theirs", meta, tables, {"entity": dataset.vocabulary("entity")}, 2)
-    strip(tmp_path / "theirs")
-    convert_to_run(open_checkpoint(tmp_path / "theirs"), dataset, tmp_path / "run")
-    run = open_checkpoint(tmp_path / "run")
-    run.verify()
-    assert run.meta.dataset_fingerprint == dataset.fingerprint
-    assert run["entity"][:].numpy().tobytes() == tables["entity"].rows.numpy().tobytes()
-    assert run[RELATION][:].numpy().tobytes() == tables[RELATION].rows.flip(0).numpy().tobytes()
-    with h5py.File(tmp_path / "run" / "checkpoint" / "v1" / "embeddings_entity_0.v1.h5") as file:
-        assert np.array_equal(file["optimizer/sum"][:], tables["entity"].state["sum"].numpy())
-    with pytest.raises(CheckpointError, match="holds a checkpoint already; take another folder"):
-        convert_to_run(open_checkpoint(tmp_path / "theirs"), dataset, tmp_path / "run")
-
-
 def test_a_run_does_not_write_over_bigraphs_checkpoint(tmp_path):
     meta = toy_meta(optimizer="row_adagrad")
     for folder in (tmp_path / "model", tmp_path / "run" / "checkpoint"):
@@ -176,7 +149,9 @@ def test_added_rows_stay_as_they_are(tmp_path):
     new = toy_meta(num_people=30, relations=[*old.relations[1:], Relation("hates", "person", "person")])
     part = blank(cut("person", toy_tables(new, 1)["person"], 2)[0])
     checkpoint = open_checkpoint(tmp_path)
-    taken = by_name.take_over(checkpoint, part, by_name.saved_entity_ids(checkpoint, "person", _named(new)))
+    taken = by_name.take_over(
+        checkpoint, part, by_name.saved_entity_ids(checkpoint, "person", toy_names(new)["person"])
+    )
     known = part.original_ids < 23
     assert taken == int(known.sum()) and 0 < taken < len(part.rows)
     ids = part.original_ids[known]
@@ -190,7 +165,7 @@ def test_added_rows_stay_as_they_are(tmp_path):
         ({"reciprocal": False}, "reciprocal True"),
     ):
         with pytest.raises(CheckpointError, match=words):
-            by_name.check_same_model(checkpoint.meta, toy_meta(**change), "it")
+            check_same_model(checkpoint.meta, toy_meta(**change), "it")
 
 
 def theirs_of_type(folder, dataset, name="all", reciprocal=True, num_parts=2):
@@ -212,8 +187,7 @@ def convert(capsys, *arguments):
     return status, capsys.readouterr().err
 
 
-@pytest.mark.parametrize("reciprocal", [True, False])
-@pytest.mark.parametrize("words", [[], ["--type", "all=entity"]])
+@pytest.mark.parametrize(("words", "reciprocal"), [([], True), (["--type", "all=entity"], False)])
 def test_its_usual_type_becomes_ours(words, reciprocal, tmp_path, capsys):
     """Its importers call the one entity type "all"."""
     dataset = Dataset.open(toy_dataset())
@@ -223,11 +197,13 @@ def test_its_usual_type_becomes_ours(words, reciprocal, tmp_path, capsys):
     assert status == 0, err
     run = open_checkpoint(tmp_path / "run")
     run.verify()
-    assert run.entity_types == ["entity"]
+    assert run.entity_types == ["entity"] and run.meta.dataset_fingerprint == dataset.fingerprint
     assert run["entity"][:].numpy().tobytes() == tables["all"].rows.numpy().tobytes()
     assert run[RELATION][:].numpy().tobytes() == tables[RELATION].rows.flip(0).numpy().tobytes()
     with h5py.File(tmp_path / "run" / "checkpoint" / "v1" / "embeddings_entity_0.v1.h5") as file:
         assert np.array_equal(file["optimizer/sum"][:], tables["all"].state["sum"].numpy())
+    with pytest.raises(CheckpointError, match="holds a checkpoint already; take another folder"):
+        convert_to_run(open_checkpoint(tmp_path / "theirs"), dataset, tmp_path / "run")
 
 
 def test_one_type_of_its_becomes_several_of_ours(tmp_path, capsys):
@@ -296,25 +272,6 @@ def test_types_are_for_runs(tmp_path, capsys):
 def test_a_type_given_twice(tmp_path):
     with pytest.raises(InputError, match="entity type 'entity' of the data set is given twice"):
         by_name.saved_types(["a", "b"], ["entity"], ["a=entity", "b=entity"])
-
-
-def test_a_warm_start_takes_its_usual_type_over(tmp_path):
-    dataset = Dataset.open(toy_dataset())
-    tables = theirs_of_type(tmp_path / "theirs", dataset)
-    checkpoint = open_checkpoint(tmp_path / "theirs")
-    meta = toy_meta(
-        relations=dataset.relations.relations, entity_types={"entity": dataset.num_entities("entity")}
-    )
-    types = by_name.saved_types(checkpoint.entity_types, ["entity"])
-    assert types == {"entity": "all"}
-    saved_ids = by_name.saved_entity_ids(checkpoint, types["entity"], dataset.vocabulary("entity"))
-    assert (saved_ids >= 0).all()
-    assert sorted(by_name.saved_relation_ids(checkpoint, meta, types).tolist()) == [0, 1, 2, 3]
-    rows = tables["all"].rows
-    whole = ToyTable(torch.zeros_like(rows), {"sum": torch.zeros(len(rows))})
-    (part,) = cut("entity", whole, 1)
-    assert by_name.take_over(checkpoint, part, saved_ids, types["entity"]) == len(part.rows)
-    assert part.rows.numpy().tobytes() == rows[part.original_ids].numpy().tobytes()
 
 
 def test_a_converted_run_keeps_what_was_measured(tmp_path):

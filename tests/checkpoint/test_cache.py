@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import threading
 from collections.abc import Callable, Sequence
@@ -20,15 +19,22 @@ from dglkge.checkpoint.stores import FileStore
 from dglkge.errors import DglkgeError
 from dglkge.typing import RELATION
 from tests.checkpoint.test_agreement import LIMIT_SECONDS, Gathering
-from tests.checkpoint.test_damage import flip
-from tests.checkpoint.toy_checkpoint import TWO_PAIRS, blank, cut, toy_meta, toy_names, toy_tables
+from tests.checkpoint.toy_checkpoint import (
+    TWO_PAIRS,
+    blank,
+    cut,
+    flip,
+    same,
+    toy_meta,
+    toy_names,
+    toy_tables,
+)
 
 META = toy_meta(relations=TWO_PAIRS)
 
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
     monkeypatch.setattr(mirrors, "RECEIPT_POLL_SECONDS", 0.02)
     monkeypatch.setattr("dglkge.checkpoint.stores.FIRST_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr("dglkge.checkpoint.stores.RETRY_SECONDS", 0.05)
@@ -120,11 +126,6 @@ def restored(manager: CheckpointManager) -> list[torch.Tensor]:
     parts = [blank(cut(name, tables[name], 2)[manager.group.rank]) for name in META.entity_types]
     manager.restore(parts)
     return [part.rows for part in parts]
-
-
-def same(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Compare bit by bit: rows have NaN and -0."""
-    return torch.equal(a.contiguous().view(torch.int32), b.contiguous().view(torch.int32))
 
 
 def check_restored(outcomes: list[object], seed: int) -> None:

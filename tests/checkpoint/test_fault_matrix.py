@@ -21,21 +21,14 @@ from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import CheckpointError, StorageError
 from dglkge.typing import RELATION
 from tests.checkpoint.killing import die_at_step
-from tests.checkpoint.test_damage import flip
-from tests.checkpoint.test_faults import check_whole, run
-from tests.checkpoint.toy_checkpoint import cut, toy_meta, toy_names, toy_tables
+from tests.checkpoint.test_faults import run
+from tests.checkpoint.toy_checkpoint import cut, flip, holds, toy_meta, toy_names, toy_tables
 from tests.toy_kg import REPOSITORY
 
 DOCUMENT = REPOSITORY / "docs" / "checkpoints.md"
 EMBEDDINGS = "v2/embeddings_person_0.v2.h5"
 META = toy_meta()
 TABLES = {seed: toy_tables(META, seed) for seed in (1, 2, 3, 4)}
-
-
-@pytest.fixture(autouse=True)
-def no_wait_for_the_disk(monkeypatch):
-    """SIGKILL spares the page cache, so nothing here depends on it being written out."""
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 def save(path, seed, name=None):
@@ -66,16 +59,16 @@ def next_start(path: Path) -> str:
         if latest is None:
             return "starts anew"
         CheckpointManager(path).restore([part], cut(RELATION, TABLES[4][RELATION], 1)[0])
-        return f"goes on from version {check_whole(path, META, TABLES)}"
+        return f"goes on from version {holds(path, META, TABLES)}"
     except CheckpointError as error:
         named = re.search(rf"{path}/(?:v\d+/)?([\w.]+)", str(error))[1]
         before = sorted(os.listdir(path))
         assert "newest good version" in str(error) or "its checksum is not" in str(error)
         assert sorted(os.listdir(path)) == before
     good = fall_back(CheckpointStorage(path), toy_names(META))
-    check_whole(path, META, TABLES)
+    holds(path, META, TABLES)
     assert save(path, 3) == good + 1
-    check_whole(path, META, {good + 1: TABLES[3]})
+    holds(path, META, {good + 1: TABLES[3]})
     return f"error that names {named}; with the fallback goes on from version {good}"
 
 
@@ -160,8 +153,8 @@ def test_kill_at_every_step(start, tmp_path):
         assert exit_code == -signal.SIGKILL
         seen.append(version)
         assert save(path, 4, "epoch_4") == version + 1
-        check_whole(path, META, {version + 1: TABLES[4]})
-        check_whole(path / "epoch_1", META, TABLES)
+        holds(path, META, {version + 1: TABLES[4]})
+        holds(path / "epoch_1", META, TABLES)
         assert version < 3 or open_checkpoint(path / "epoch_3").version == 3
         assert not list(path.rglob("*.tmp")) and not list(path.rglob("*.receipt.json"))
     assert len(seen) > 40 and seen == sorted(seen) and set(seen) == {2, 3}
@@ -195,7 +188,7 @@ def test_a_full_disk(start, tmp_path):
             exit_code = run(save_and_say, path, 3)
             assert exit_code in (0, 9)
             failed += exit_code == 9
-            version = check_whole(path, META, {2: TABLES[2], 3: TABLES[3]})
+            version = holds(path, META, {2: TABLES[2], 3: TABLES[3]})
             filler.unlink()
             if exit_code == 0:
                 break

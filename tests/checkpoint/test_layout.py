@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-import pytest
-
 from dglkge.checkpoint import layout
 
 
-@pytest.mark.parametrize("version", [1, 12, 10**17])
-def test_folders_of_versions(version):
-    assert layout.parse_version_folder(layout.version_folder(version)) == version
+def test_folders_of_versions():
+    for version in (1, 12, 10**17):
+        assert layout.parse_version_folder(layout.version_folder(version)) == version
+    for name in ("v", "version", "v1.tmp", "vv1", "v-1", "1", "latest", "v" + "9" * 19):
+        assert layout.parse_version_folder(name) is None
 
 
-@pytest.mark.parametrize("name", ["v", "version", "v1.tmp", "vv1", "v-1", "1", "latest", "v" + "9" * 19])
-def test_other_folders(name):
-    assert layout.parse_version_folder(name) is None
-
-
-@pytest.mark.parametrize("name", [layout.BEST, layout.epoch_pointer(7)])
-def test_pointers(name):
-    assert layout.is_pointer(name)
-
-
-@pytest.mark.parametrize("name", ["best.tmp", "epoch_", "epoch_x", "epoch_1.old", "v7", "latest"])
-def test_no_pointers(name):
-    assert not layout.is_pointer(name)
+def test_pointers():
+    assert layout.is_pointer(layout.BEST) and layout.is_pointer(layout.epoch_pointer(7))
+    for name in ("best.tmp", "epoch_", "epoch_x", "epoch_1.old", "v7", "latest"):
+        assert not layout.is_pointer(name)
 
 
 def test_temporary_files_of_jobs():

@@ -11,7 +11,7 @@ import pytest
 from dglkge.checkpoint.manifest import FileEntry, Manifest, check_complete, check_same_run
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION, Relation
-from tests.checkpoint.toy_checkpoint import ONE_PAIR, TWO_PAIRS, toy_meta
+from tests.checkpoint.toy_checkpoint import TWO_PAIRS, toy_meta
 
 
 def entry(table, part, num_rows):
@@ -29,20 +29,15 @@ def whole(meta, num_parts=1):
 
 
 def test_there_and_back():
+    """Bit for bit, and types in their order."""
     meta = toy_meta(relations=TWO_PAIRS, config={"a": [1.5, None, True], "ü": {"b": 1e-300}})
+    meta = dataclasses.replace(meta, entity_types=dict(reversed(meta.entity_types.items())))
     manifest = Manifest(12, meta, whole(meta, 3))
     again = Manifest.from_json(manifest.to_json(), "here")
     assert again == manifest
-    assert list(again.meta.entity_types) == ["person", "film"]
+    assert list(again.meta.entity_types) == ["film", "person"]
     assert again.meta.relations[1] == Relation("made", "person", "film")
     assert again.to_json() == manifest.to_json()
-
-
-def test_the_order_of_types_is_kept():
-    meta = toy_meta(relations=TWO_PAIRS)
-    reverse = dataclasses.replace(meta, entity_types=dict(reversed(meta.entity_types.items())))
-    again = Manifest.from_json(Manifest(1, reverse, []).to_json(), "here")
-    assert list(again.meta.entity_types) == ["film", "person"]
 
 
 def test_files_of_a_table_stand_in_the_order_of_parts():
@@ -54,17 +49,13 @@ def test_files_of_a_table_stand_in_the_order_of_parts():
     assert manifest.of_table("planet") == []
 
 
-@pytest.mark.parametrize("place", range(0, 900, 31))
-def test_any_changed_letter_is_found(place):
+def test_any_changed_letter_is_found():
     text = Manifest(3, toy_meta(), whole(toy_meta())).to_json()
-    changed = text[:place] + chr(ord(text[place]) ^ 1) + text[place + 1 :]
-    try:
-        again = Manifest.from_json(changed, "here")
-    except CheckpointError as error:
-        assert str(error).startswith("here: ")
-    else:
-        # White space between words says nothing.
-        assert text[place].isspace() and again.to_json() == text
+    for place in range(len(text)):
+        if not text[place].isspace():  # white space between words says nothing
+            changed = text[:place] + chr(ord(text[place]) ^ 1) + text[place + 1 :]
+            with pytest.raises(CheckpointError, match="^here: "):
+                Manifest.from_json(changed, "here")
 
 
 def test_fields_that_are_missing_or_too_many():
@@ -92,23 +83,15 @@ def test_fields_that_are_missing_or_too_many():
         (lambda b: b["meta"].update(dim="x"), "meta.dim is 'x': Input should be a valid integer"),
         (lambda b: b["meta"].update(dim=True), "meta.dim is True: Input should be a valid integer"),
         (lambda b: b["meta"].update(seed=-1), "meta.seed is -1: Input should be greater than or equal to 0"),
-        (lambda b: b["meta"].update(config=[]), r"config is \[\]: Input should be an object"),
-        (lambda b: b["meta"].update(reciprocal=1), "reciprocal is 1: Input should be a valid boolean"),
-        (lambda b: b["meta"].update(score_function=None), "score_function is None: Input should be"),
         (lambda b: b["meta"]["progress"].update(finished_epochs=-1), "progress finished_epochs is -1"),
         (lambda b: b["meta"]["progress"].update(batches_done=1.5), "progress batches_done is 1.5"),
         (lambda b: b["meta"]["progress"].update(global_batch_size=0), "global_batch_size is 0"),
         (lambda b: b["meta"]["progress"].update(epoch_loss=float("nan")), "progress epoch_loss is nan"),
-        (lambda b: b["meta"]["entity_types"].update(person="x"), "entity_types.person is 'x'"),
         (lambda b: b["meta"]["entity_types"].update({"../a": 1}), "'../a' is not the name of a file"),
         (lambda b: b["meta"]["relations"][0].update(lhs="robot"), "joins an entity type that there is none"),
-        (lambda b: b["files"][0].update(name="../model.h5"), "'../model.h5' is not the name of a file"),
         (lambda b: b["files"][0].update(name="/etc/passwd"), "'/etc/passwd' is not the name of a file"),
         (lambda b: b["files"][0].update(part=-1), "files.0.part is -1"),
-        (lambda b: b["files"][0].update(size_bytes="1"), "files.0.size_bytes is '1'"),
         (lambda b: b["texts"].append({"name": "..", "size_bytes": 1, "crc32": 2}), "'..' is not the name"),
-        (lambda b: b.update(version="3"), "version is '3'"),
-        (lambda b: b["meta"].update(score_options=[]), r"score_options is \[\]: Input should be an object"),
         (lambda b: b["meta"].update(score_options={"p": None}), "score_options.p.* is None"),
     ],
 )
@@ -135,21 +118,16 @@ def test_nested_without_end():
         Manifest.from_json("[" * 100_000, "here")
 
 
-def test_pairs_of_types():
-    assert toy_meta(relations=ONE_PAIR).relation_pairs == [("person", "person")]
-    assert toy_meta(relations=TWO_PAIRS).relation_pairs == [("person", "person"), ("person", "film")]
-
-
 def test_the_same_run_may_go_on():
     meta = toy_meta()
     later = dataclasses.replace(meta, progress={"finished_epochs": 9}, seed=4, dataset_path="/moved")
     check_same_run(meta, later)
 
 
-@pytest.mark.parametrize("num_parts", [1, 2, 4])
-def test_complete(num_parts):
+def test_complete():
     meta = toy_meta(relations=TWO_PAIRS)
-    check_complete(meta, whole(meta, num_parts))
+    for num_parts in (1, 2, 4):
+        check_complete(meta, whole(meta, num_parts))
 
 
 @pytest.mark.parametrize(

@@ -14,10 +14,10 @@ from dglkge.errors import CheckpointError, JobError
 from dglkge.typing import RELATION, TablePart
 from tests.checkpoint.toy_checkpoint import (
     ONE_PAIR,
-    RELATION_WIDTH,
     TWO_PAIRS,
     blank,
     cut,
+    same,
     save_toy,
     toy_meta,
     toy_names,
@@ -30,13 +30,16 @@ def alone(path):
     return CheckpointManager(path, TrainerGroup(limit_seconds=0.1))
 
 
-def same_bits(a, b):
-    """Compare tensors bit for bit: NaN equals itself, -0.0 is not 0.0."""
-    return a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
-
-
-@pytest.mark.parametrize("optimizer", ["sparse_adagrad", "row_adagrad", "sparse_adam"])
-@pytest.mark.parametrize(("num_parts", "num_new_parts"), [(1, 1), (1, 3), (3, 1), (3, 2), (2, 5)])
+@pytest.mark.parametrize(
+    ("optimizer", "num_parts", "num_new_parts"),
+    [
+        ("sparse_adagrad", 1, 1),
+        ("row_adagrad", 1, 3),
+        ("sparse_adam", 3, 1),
+        ("sparse_adagrad", 3, 2),
+        ("row_adagrad", 2, 5),
+    ],
+)
 def test_any_parts_into_any_parts(tmp_path, optimizer, num_parts, num_new_parts):
     meta = toy_meta(optimizer=optimizer, relations=TWO_PAIRS)
     tables = toy_tables(meta)
@@ -46,14 +49,20 @@ def test_any_parts_into_any_parts(tmp_path, optimizer, num_parts, num_new_parts)
             live = blank(wanted)
             restored = alone(tmp_path).restore([live])
             assert restored == meta
-            assert same_bits(live.rows, wanted.rows)
+            assert same(live.rows, wanted.rows)
             for name, values in wanted.state.items():
-                assert same_bits(live.state[name], values), name
+                assert same(live.state[name], values), name
 
 
-@pytest.mark.parametrize("score_function", sorted(RELATION_WIDTH))
-@pytest.mark.parametrize("relations", [ONE_PAIR, TWO_PAIRS])
-@pytest.mark.parametrize("reciprocal", [True, False])
+@pytest.mark.parametrize(
+    ("score_function", "relations", "reciprocal"),
+    [
+        ("complex", ONE_PAIR, True),
+        ("rescal", ONE_PAIR, False),
+        ("rotate", TWO_PAIRS, True),
+        ("transe_l1", TWO_PAIRS, False),
+    ],
+)
 def test_relations_of_every_layout(tmp_path, score_function, relations, reciprocal):
     meta = toy_meta(score_function, relations, reciprocal)
     tables = toy_tables(meta)
@@ -61,9 +70,9 @@ def test_relations_of_every_layout(tmp_path, score_function, relations, reciproc
     wanted = cut(RELATION, tables[RELATION], 1)[0]
     live = blank(wanted)
     alone(tmp_path).restore([], live)
-    assert same_bits(live.rows, wanted.rows)
-    assert same_bits(live.state["sum"], wanted.state["sum"])
-    assert same_bits(open_checkpoint(tmp_path)[RELATION][:], tables[RELATION].rows)
+    assert same(live.rows, wanted.rows)
+    assert same(live.state["sum"], wanted.state["sum"])
+    assert same(open_checkpoint(tmp_path)[RELATION][:], tables[RELATION].rows)
 
 
 def test_views_on_shared_memory_are_filled_in_place(tmp_path):
@@ -73,25 +82,8 @@ def test_views_on_shared_memory_are_filled_in_place(tmp_path):
     memory = torch.full((40, meta.dim), 7.0)
     part = TablePart("person", 0, torch.arange(4, 20), memory[10:26], {})
     alone(tmp_path).restore([part])
-    assert same_bits(memory[10:26], tables["person"].rows[4:20])
+    assert same(memory[10:26], tables["person"].rows[4:20])
     assert (memory[:10] == 7).all() and (memory[26:] == 7).all()
-
-
-def test_small_blocks_change_nothing(tmp_path, monkeypatch):
-    meta = toy_meta()
-    tables = toy_tables(meta)
-    save_toy(tmp_path / "large", meta, tables, 2)
-    monkeypatch.setattr(hdf5_format.row_blocks, "__defaults__", (100,))
-    save_toy(tmp_path / "small", meta, tables, 2)
-    name = "embeddings_person_1.v1.h5"
-    with (
-        hdf5_format.open_file(tmp_path / "small" / "v1" / name) as small,
-        hdf5_format.open_file(tmp_path / "large" / "v1" / name) as large,
-    ):
-        assert small["embeddings"][:].tobytes() == large["embeddings"][:].tobytes()
-    live = blank(cut("person", tables["person"], 1)[0])
-    alone(tmp_path / "small").restore([live])
-    assert same_bits(live.rows, cut("person", tables["person"], 1)[0].rows)
 
 
 def test_blocks_cover_every_row_once():
@@ -106,27 +98,7 @@ def test_part_without_rows(tmp_path):
     meta = toy_meta(num_people=2)
     tables = toy_tables(meta)
     save_toy(tmp_path, meta, tables, 3)
-    assert same_bits(open_checkpoint(tmp_path)["person"][:], tables["person"].rows)
-
-
-def test_versions_follow_each_other_and_leave_one(tmp_path):
-    meta = toy_meta()
-    for version in (1, 2, 3):
-        assert save_toy(tmp_path, meta, toy_tables(meta, version), 2) == version
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint_version.txt", "latest", "v3"]
-    assert same_bits(open_checkpoint(tmp_path)["person"][:], toy_tables(meta, 3)["person"].rows)
-
-
-def test_fewer_parts_leave_no_names_of_the_old_ones(tmp_path):
-    meta = toy_meta()
-    save_toy(tmp_path, meta, toy_tables(meta), 3)
-    save_toy(tmp_path, meta, toy_tables(meta), 2)
-    assert sorted(path.name for path in (tmp_path / "latest").glob("entity_*")) == [
-        "entity_count_person_0.txt",
-        "entity_count_person_1.txt",
-        "entity_names_person_0.json",
-        "entity_names_person_1.json",
-    ]
+    assert same(open_checkpoint(tmp_path)["person"][:], tables["person"].rows)
 
 
 def test_state_that_is_missing_or_left_over_is_told(tmp_path, caplog):
@@ -167,22 +139,19 @@ def test_another_width_is_refused(tmp_path):
         alone(tmp_path).restore([], TablePart(RELATION, 0, torch.arange(2), torch.zeros(2, 6)))
 
 
-@pytest.mark.parametrize(
-    ("changes", "text"),
-    [
-        ({"dataset_fingerprint": "beef"}, "has dataset_fingerprint 'f00d', this run has 'beef'"),
-        ({"score_function": "distmult"}, "has score_function 'complex', this run has 'distmult'"),
-        ({"dim": 8}, "has dim 6, this run has 8"),
-    ],
-)
-def test_another_run_is_not_written_over(tmp_path, changes, text):
+def test_another_run_is_not_written_over(tmp_path):
     meta = toy_meta()
     tables = toy_tables(meta)
     save_toy(tmp_path, meta, tables)
-    other = toy_meta(**changes)
-    with pytest.raises(CheckpointError, match=text):
-        save_toy(tmp_path, other, toy_tables(other))
-    assert same_bits(open_checkpoint(tmp_path)["person"][:], tables["person"].rows)
+    for changes, text in (
+        ({"dataset_fingerprint": "beef"}, "has dataset_fingerprint 'f00d', this run has 'beef'"),
+        ({"score_function": "distmult"}, "has score_function 'complex', this run has 'distmult'"),
+        ({"dim": 8}, "has dim 6, this run has 8"),
+    ):
+        other = toy_meta(**changes)
+        with pytest.raises(CheckpointError, match=text):
+            save_toy(tmp_path, other, toy_tables(other))
+    assert same(open_checkpoint(tmp_path)["person"][:], tables["person"].rows)
 
 
 def test_parts_that_do_not_fit_are_refused_and_nothing_is_published(tmp_path):
@@ -222,18 +191,6 @@ def test_parts_that_do_not_fit_are_refused_and_nothing_is_published(tmp_path):
     assert not list(tmp_path.glob("*.receipt.json")) and not list(tmp_path.glob("*.tmp"))
 
 
-def test_names_stay_the_same_file_until_the_parts_change(tmp_path):
-    meta = toy_meta()
-    save_toy(tmp_path, meta, toy_tables(meta), 2, seed=1)
-    path = tmp_path / "latest" / "entity_names_person_0.json"
-    first = path.stat().st_ino
-    save_toy(tmp_path, meta, toy_tables(meta), 2, seed=1)
-    assert path.stat().st_ino == first
-    text = path.read_text()
-    save_toy(tmp_path, meta, toy_tables(meta), 2, seed=2)
-    assert path.read_text() != text
-
-
 def test_a_folder_without_a_checkpoint(tmp_path):
     manager = CheckpointManager(tmp_path / "new", TrainerGroup(), toy_names(toy_meta()))
     assert manager.latest() is None
@@ -252,7 +209,7 @@ def test_each_machine_reads_its_own_files_only(tmp_path, monkeypatch):
     for wanted in cut("person", tables["person"], 3):
         live = blank(wanted)
         alone(tmp_path).restore([live])
-        assert same_bits(live.rows, wanted.rows)
+        assert same(live.rows, wanted.rows)
     assert read == [f"embeddings_person_{part}.v1.h5" for part in range(3)]
 
 
@@ -289,7 +246,7 @@ def test_rows_of_16_bits_are_written_as_float32_and_read_bit_for_bit(tmp_path, d
     alone(tmp_path).restore([live])
     bits, expected = live.rows.view(torch.int16), part.rows.view(torch.int16)
     assert bool(((bits == expected) | part.rows.isnan() & live.rows.isnan()).all())
-    assert same_bits(live.state["sum"], part.state["sum"])
+    assert same(live.state["sum"], part.state["sum"])
     # A checkpoint of float32 is rounded to the nearest.
     tables["person"] = wide
     save_toy(tmp_path / "wide", meta, tables, 2)

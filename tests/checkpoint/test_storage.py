@@ -14,14 +14,8 @@ import pytest
 from dglkge.checkpoint import open_checkpoint
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import CheckpointError, StorageError
-from tests.checkpoint.test_faults import run, save_alone
-from tests.checkpoint.toy_checkpoint import save_toy, toy_meta, toy_tables
-
-
-def touch(folder, *names):
-    """Make files without content."""
-    for name in names:
-        (folder / name).write_bytes(b"")
+from tests.checkpoint.test_faults import run
+from tests.checkpoint.toy_checkpoint import holds, save_alone, save_toy, toy_meta, toy_tables
 
 
 def names_in(folder):
@@ -32,39 +26,27 @@ def versions(folder, *numbers):
     """Make folders of versions, and files of others beside them."""
     for number in numbers:
         (folder / f"v{number}").mkdir()
-        touch(folder / f"v{number}", f"model.v{number}.h5", "manifest.json", "config.json.tmp")
-    touch(folder, "notes.txt", "mine.tmp")
+        for name in (f"model.v{number}.h5", "manifest.json", "config.json.tmp"):
+            (folder / f"v{number}" / name).touch()
+    for name in ("notes.txt", "mine.tmp"):
+        (folder / name).touch()
     (folder / "vocabulary").mkdir()
 
 
-OTHERS = ["mine.tmp", "notes.txt"]
-
-
-def test_older_versions_go(tmp_path):
-    versions(tmp_path, 1, 2, 3)
-    CheckpointStorage(tmp_path).drop_older(3)
-    assert names_in(tmp_path) == [*OTHERS, "v3", "vocabulary"]
-
-
-def test_versions_with_a_pointer_stay(tmp_path):
-    versions(tmp_path, 1, 2, 3)
-    CheckpointStorage(tmp_path).keep(1, "best", {})
-    CheckpointStorage(tmp_path).drop_older(3)
-    assert names_in(tmp_path) == ["best", *OTHERS, "v1", "v3", "vocabulary"]
-
-
-def test_nothing_goes_while_a_pointer_is_damaged(tmp_path, caplog):
-    versions(tmp_path, 1, 2, 3)
+def test_versions_go_that_nobody_needs(tmp_path, caplog):
+    """Other programs' files stay, and all versions while a pointer is damaged."""
+    versions(tmp_path, 1, 2, 3, 4)
+    storage, others = CheckpointStorage(tmp_path), ["mine.tmp", "notes.txt"]
     (tmp_path / "best").write_text("{")
-    CheckpointStorage(tmp_path).drop_older(3)
-    assert names_in(tmp_path) == ["best", *OTHERS, "v1", "v2", "v3", "vocabulary"]
+    storage.drop_older(3)
+    assert names_in(tmp_path) == ["best", *others, "v1", "v2", "v3", "v4", "vocabulary"]
     assert "a pointer to one is damaged" in caplog.text
-
-
-def test_leavings_of_an_interrupted_save_go(tmp_path):
-    versions(tmp_path, 1, 2, 3)
-    CheckpointStorage(tmp_path).drop_unpublished(2)
-    assert names_in(tmp_path) == [*OTHERS, "v1", "v2", "vocabulary"]
+    storage.write_json("best", {"version": 1, "checksum": "f00d"})
+    storage.drop_older(3)
+    assert names_in(tmp_path) == ["best", *others, "v1", "v3", "v4", "vocabulary"]
+    # What an interrupted save left.
+    storage.drop_unpublished(3)
+    assert names_in(tmp_path) == ["best", *others, "v1", "v3", "vocabulary"]
 
 
 def test_a_new_file_appears_whole_or_not_at_all(tmp_path):
@@ -147,16 +129,13 @@ def save_with_little_room(path, meta, tables, max_file_bytes):
     os._exit(0 if good and save_alone(path, meta, tables) == 2 else 4)
 
 
-@pytest.mark.parametrize("max_file_bytes", [1, 100, 1000, 3000, 6000, 9000, 16000, 20000, 25000])
+@pytest.mark.parametrize("max_file_bytes", [1, 1000, 6000, 16000, 25000])
 def test_no_room_on_the_disk(tmp_path, max_file_bytes):
     meta = toy_meta(num_people=300)
     first, second = toy_tables(meta, 1), toy_tables(meta, 2)
     save_alone(tmp_path, meta, first)
     assert run(save_with_little_room, tmp_path, meta, second, max_file_bytes) == 0
-    checkpoint = open_checkpoint(tmp_path)
-    checkpoint.verify()
-    assert checkpoint.version == 2
-    assert checkpoint["person"][:].numpy().tobytes() == second["person"].rows.numpy().tobytes()
+    assert holds(tmp_path, meta, {2: second}) == 2
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 
 import pytest
@@ -17,11 +16,6 @@ from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import cut, toy_meta, toy_names, toy_tables
 
 META = toy_meta()
-
-
-@pytest.fixture(autouse=True)
-def no_wait_for_the_disk(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from dglkge.checkpoint import CheckpointManager, CheckpointMeta, TrainerGroup
+from dglkge.checkpoint import CheckpointManager, CheckpointMeta, TrainerGroup, open_checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.model.score_functions import SCORE_FUNCTIONS
@@ -115,12 +115,43 @@ def blank(part: TablePart) -> TablePart:
     return TablePart(part.table, part.part, part.original_ids, torch.zeros_like(part.rows), state)
 
 
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Compare tensors bit for bit: NaN equals itself, -0.0 is not 0.0."""
+    return a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
+
+
+def flip(path: Path, place: int | None = None) -> None:
+    """Change one bit of a file, by default in its middle."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2 if place is None else place] ^= 1
+    path.write_bytes(content)
+
+
+def holds(path: Path, meta: CheckpointMeta, tables_of_version: Mapping[int, Mapping[str, ToyTable]]) -> int:
+    """Check that the published version is one of some, with its rows and checksums; return it."""
+    checkpoint = open_checkpoint(path)
+    checkpoint.verify()
+    for table, whole in tables_of_version[checkpoint.version].items():
+        assert same(checkpoint[table][:], whole.rows)
+    return checkpoint.version
+
+
 def toy_names(meta: CheckpointMeta) -> dict[str, Vocabulary]:
     """Name every entity: person-0, person-1, ..."""
     return {
         entity_type: Vocabulary([f"{entity_type}-{id_}" for id_ in range(count)], "entity")
         for entity_type, count in meta.entity_types.items()
     }
+
+
+def save_alone(
+    path: Path, meta: CheckpointMeta, tables: Mapping[str, ToyTable], *pointers: str, **group: float
+) -> int:
+    """Save every table as one part by one process, kept under some names; return the version."""
+    manager = CheckpointManager(path, TrainerGroup(**group), toy_names(meta))
+    parts = [cut(name, tables[name], 1)[0] for name in meta.entity_types]
+    kept = {name: {} for name in pointers}
+    return manager.save(parts, cut(RELATION, tables[RELATION], 1)[0], meta, kept)
 
 
 def save_toy(

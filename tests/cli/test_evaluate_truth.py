@@ -1,4 +1,4 @@
-"""``dglkge evaluate --classify`` and ``--calibrate``, and ``dglkge predict --probability``."""
+"""``dglkge evaluate --classify``, ``dglkge calibrate`` and ``dglkge predict --probability``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dglkge.evaluation.classification import ClassificationMetrics, fit_threshol
 from dglkge.inference.run import open_run
 from dglkge.inference.truth import calibrate, labelled_scores
 from dglkge.typing import RELATION, Side
-from tests.cli.test_evaluate_triples import write_triples
+from tests.cli.test_evaluate import write_triples
 
 
 def plain_scores(run, triples):
@@ -76,18 +76,13 @@ def test_drawn_negatives_are_repeatable_and_not_known(call, run, dataset):
 def test_probabilities_of_predictions(call, run, dataset, method):
     status, _, err = call("predict", run, "--head", "person1", "--relation", "knows", "--probability")
     assert status == 2 and f"{run}/calibration.json does not exist: fit probabilities first" in err
-    status, out, err = call(
-        "evaluate", run, "--calibrate", method, "--corruptions", "3", "--positive-rate", "0.25"
-    )
+    options = ("--method", method, "--corruptions", "3", "--positive-rate", "0.25")
+    status, out, err = call("calibrate", run, *options)
     assert status == 0, err
     assert f"calibration: {method}, 25 % true triples assumed, fitted on 28 true and " in out
-    report = json.loads((run / "metrics-test.json").read_text())["calibration"]
+    report = json.loads(call("calibrate", run, *options, "--json")[1])
     assert report["path"] == str(run / RUN_CALIBRATION_FILE) and report["num_true"] == 28
     assert 0 <= report["brier_score"] <= 1 and report["log_loss"] > 0
-    options = ("--method", method, "--corruptions", "3", "--positive-rate", "0.25")
-    status, out, _ = call("calibrate", run, *options)
-    assert status == 0 and f"calibration: {method}, 25 % true triples assumed" in out
-    assert json.loads(call("calibrate", run, *options, "--json")[1]) == report
     opened = open_run(run)
     scores, labels = labelled_scores(opened, dataset.split("valid"), opened.known_triples(), 3, (0, "valid"))
     curve = METHODS[method].fit(scores, labels, balanced_weights(labels, 0.25))
@@ -152,18 +147,17 @@ def test_a_bad_line_of_negatives_is_found_before_the_ranking(call, run, tmp_path
             ["--classify", "--split", "valid"],
             "--classify fits on the valid split, so it cannot be judged by it",
         ),
-        (["--calibrate", "platt", "--split", "valid"], "--calibrate fits on the valid split"),
-        (["--corruptions", "3"], "--corruptions goes with --calibrate"),
-        (["--calibrate", "platt", "--corruptions", "0"], "--corruptions must be at least 1, got 0"),
-        (["--positive-rate", "0.1"], "--positive-rate goes with --calibrate"),
-        (
-            ["--calibrate", "platt", "--positive-rate", "1"],
-            "--positive-rate must be between 0 and 1, got 1.0",
-        ),
     ],
 )
-def test_mistakes(call, run, arguments, words):
-    status, out, err = call("evaluate", run, *arguments)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert words in err
-    assert not list(run.glob("metrics*")) and not (run / RUN_CALIBRATION_FILE).exists()
+def test_mistakes(refusal, run, arguments, words):
+    assert words in refusal("evaluate", run, *arguments)
+    assert not list(run.glob("metrics*"))
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [("--corruptions=0", "at least 1, got 0"), ("--positive-rate=1", "between 0 and 1, got 1.0")],
+)
+def test_calibrations_that_cannot_be(refusal, run, option, words):
+    assert f"{option.partition('=')[0]} must be {words}" in refusal("calibrate", run, option)
+    assert not (run / RUN_CALIBRATION_FILE).exists()

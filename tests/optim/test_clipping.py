@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from typing import Any
 
@@ -175,7 +174,7 @@ def test_the_norm_is_that_of_all_trainers(num_trainers: int, num_machines: int) 
     """The oracle sees whole batches; norm and value with any number of trainers, two rules."""
     arguments = {"tables": TABLES, "num_steps": 60, "norm": 2.0, "value": 0.75}
     results = run_cluster(
-        "tests.optim.clip_workers:clipped",
+        "tests.optim.workers:clipped",
         num_trainers,
         num_machines=num_machines,
         num_nodes=NUM_NODES,
@@ -197,9 +196,6 @@ def test_the_norm_is_that_of_all_trainers(num_trainers: int, num_machines: int) 
             torch.testing.assert_close(rows.double(), oracle.rows, rtol=1e-5, atol=1e-5)
 
 
-NUM_ROWS, DIM, NUM_STEPS, LR, MAX_NORM = 60, 6, 12, 0.3, 0.75
-
-
 @pytest.mark.parametrize(
     "limit", [limit_norms, lambda rows, most: limit_norms_plain(torch.from_numpy(rows), most)]
 )
@@ -209,43 +205,3 @@ def test_only_longer_rows_are_scaled(limit: Any, dtype: Any) -> None:
     limit(rows, 1.0)
     np.testing.assert_allclose(rows, [[0.6, 0.8], [0.3, 0.4], [0, 0], [0.6, 0.8]], rtol=1e-6)
     assert rows[1].tolist() == np.array([0.3, 0.4], dtype).tolist()
-
-
-@functools.cache
-def expected() -> torch.Tensor:
-    """Adagrad in float64 over the sums of the gradients, then the limit, row by row."""
-    rows = start_rows(NUM_ROWS, DIM).double()
-    sums = torch.zeros_like(rows)
-    for step in range(NUM_STEPS):
-        ids, gradients = batch(step, NUM_ROWS, DIM)
-        for row in set(ids.tolist()):
-            gradient = gradients[ids == row].double().sum(0)
-            sums[row] += gradient**2
-            rows[row] -= LR * gradient / (sums[row].sqrt() + 1e-10)
-            length = math.sqrt(sum(number * number for number in rows[row].tolist()))
-            if length > MAX_NORM:
-                rows[row] *= MAX_NORM / length
-    return rows
-
-
-@pytest.mark.parametrize(
-    ("num_machines", "kernels"), [(1, ["auto"]), (1, ["auto", "reference"]), (2, ["reference", "reference"])]
-)
-def test_several_steps_on_any_number_of_trainers(num_machines: int, kernels: list[str]) -> None:
-    results = run_cluster(
-        "tests.optim.workers:limited_rows",
-        len(kernels),
-        num_machines=num_machines,
-        num_nodes={"item": 24, "user": NUM_ROWS},
-        arguments={
-            "dim": DIM,
-            "lr": LR,
-            "max_norm": MAX_NORM,
-            "num_steps": NUM_STEPS,
-            "kernels": kernels,
-        },
-    )
-    lengths = expected().norm(dim=1)
-    assert ((lengths - MAX_NORM).abs() < 1e-9).sum() > 10 and (lengths < 0.9 * MAX_NORM).sum() > 3
-    for rows in results:
-        torch.testing.assert_close(rows.double(), expected(), rtol=1e-5, atol=1e-5)

@@ -226,37 +226,6 @@ def test_asynchronous_trainers_do_not_wait() -> None:
         StepExchange(groups[0], 0, [np.array([0, 5, 9])], chains_of[0], wire, synchronous=False)
 
 
-@pytest.mark.parametrize("gives_up", [False, True])
-def test_a_neighbour_that_does_not_come_is_named(gives_up: bool) -> None:
-    """Too late, or known to have given up: the error says which trainer, at once in the second case."""
-    threads = Threads(2)
-    wire = WireFormat((torch.float32,), (2,), np.dtype(np.int32), False)
-
-    def run(rank: int) -> str:
-        chains = [GradientRows(2, np.dtype(np.float32))]
-        group: Any = ThreadGroup(threads, rank, timeout_seconds=50.0 if gives_up else 0.2)
-        exchange = StepExchange(group, 0, [np.array([0, 9])], chains, wire)
-        message = ""
-        if rank == 0:
-            if gives_up:
-                exchange.fail()
-        else:
-            try:
-                list(exchange.run())
-            except (TimeoutError, ConnectionError) as error:
-                message = f"{type(error).__name__}: {error}"
-        threads.barrier.wait()
-        return message
-
-    with ThreadPoolExecutor(2) as pool:
-        _, message = [future.result(timeout=100) for future in [pool.submit(run, rank) for rank in range(2)]]
-    if gives_up:
-        assert message.startswith("ConnectionError: optimizer step 1: trainer 0 (process ")
-        assert message.endswith(") gave up")
-    else:
-        assert message.startswith("TimeoutError: optimizer step 1: trainers [0] did not come within 0.2 s")
-
-
 def test_many_tables() -> None:
     """The header grows with the number of tables: a hundred node types are exchanged at once."""
     threads, num_tables = Threads(2), 100

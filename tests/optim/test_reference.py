@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import torch
 
-import dglkge.optim
 from dglkge.kernels import chains as compiled_chains
 from dglkge.kernels import updates as compiled_updates
 from dglkge.optim import RowAdagrad
@@ -43,9 +42,7 @@ def no_compiled_loops(monkeypatch: pytest.MonkeyPatch) -> None:
 def train(make_table, case: Case, kernels: str, num_steps: int = 40) -> tuple[list[torch.Tensor], Oracle]:
     """Rows and state after some steps, and the oracle."""
     table = make_table(6)
-    optimizer = getattr(dglkge.optim, case.optimizer)(
-        [table], lr=case.lr, kernels=kernels, **case.options, **case.transport
-    )
+    optimizer = case.optimizer_of([table], kernels=kernels)
     oracle = Oracle(case, 50, 6)
     for step in range(num_steps):
         ids, gradients = batch(step, 50, 6)

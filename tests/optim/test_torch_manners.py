@@ -86,7 +86,7 @@ def test_reads_without_backward_do_not_leak(make_table) -> None:
         optimizer.step()
     gc.collect()
     assert table._trace == []
-    assert [rows for _, rows in optimizer._tables[0].trace._pairs()] == []
+    assert [rows for _, rows in optimizer.tables[0].trace._pairs()] == []
 
 
 def test_schedulers_set_the_learning_rate(make_table) -> None:

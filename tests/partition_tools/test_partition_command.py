@@ -188,17 +188,6 @@ def test_bad_input_is_one_line_and_status_2(tmp_path, capsys, name, content, opt
     assert [entry.name for entry in tmp_path.iterdir()] == [name]
 
 
-def test_existing_output(tmp_path, source, build_here, capsys):
-    arguments = ["--input", str(source), "--output", str(tmp_path / "out")]
-    assert partition.main(arguments) == 0
-    before = (tmp_path / "out" / "dataset.json").stat().st_mtime_ns
-    assert partition.main(arguments) == 2
-    assert "exists; choose another, or give --overwrite" in capsys.readouterr().err
-    assert (tmp_path / "out" / "dataset.json").stat().st_mtime_ns == before
-    assert partition.main([*arguments, "--overwrite", "--num-parts", "2"]) == 0
-    assert Dataset.open(tmp_path / "out").num_parts == 2
-
-
 def test_status_as_a_process(tmp_path):
     """In plain Python: nothing but the script imports what it needs."""
     path = write(tmp_path, "t.tsv", b"a\tb\n")
@@ -218,17 +207,3 @@ def test_failure_of_the_child_is_status_1(tmp_path, source, monkeypatch, capsys)
     error = capsys.readouterr().err
     assert "partitioning failed: exit status 1" in error and "| ValueError: DGL is unwell" in error
     assert sorted(path.name for path in tmp_path.iterdir()) == ["build_graph.py", "source"]
-
-
-def test_help_teaches():
-    done = run("--help")
-    assert done.returncode == 0
-    for word in (
-        "--split 0.9,0.05,0.05",
-        "--columns htr",
-        "--entity-types types.tsv",
-        "exit status",
-        "METIS",
-    ):
-        assert word in done.stdout
-    assert run("--input", "x").returncode == 2

@@ -14,8 +14,8 @@ import numpy as np
 import psutil
 import pytest
 
-from dglkge.checkpoint.storage import LeasedFolder
 from dglkge.config import load_config
+from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.process_memory import find_servers, memory_of
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World

@@ -26,8 +26,9 @@ from dglkge.checkpoint.layout import (
     WRITER_FILE,
     temporary_file,
 )
-from dglkge.checkpoint.storage import CheckpointStorage, LeasedFolder
+from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.distributed.lease import Lease, new_nonce
+from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.world import OWN_DISKS_VARIABLE
 from dglkge.errors import CheckpointError, InputError, NotReadyError, StorageError
 from dglkge.launch import protocol

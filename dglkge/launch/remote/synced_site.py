@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, FEATURES_FOLDER, LEASE_FILE, WRITER_FILE
-from dglkge.checkpoint.storage import CheckpointStorage, LeasedFolder
+from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.config import Config
 from dglkge.data.dataset_files import PARTITIONS, Field, part_of_folder
 from dglkge.distributed.lease import LAUNCHER, Lease, LeaseTaker, new_nonce
+from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import InputError
 from dglkge.launch.background import in_thread
 from dglkge.launch.process_plan import Places

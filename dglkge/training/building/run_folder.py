@@ -14,11 +14,11 @@ from dglkge.checkpoint.layout import RUN_CONFIG_FILE, RUN_TRACKERS_FILE, Progres
 from dglkge.checkpoint.manager import CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.checkpoint.mirror import Mirror
-from dglkge.checkpoint.storage import LeasedFolder
 from dglkge.config import Config, save_config
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import load_json
 from dglkge.distributed.dgl_compat import dgl
+from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import InputError, write_error
 from dglkge.training.building.components import configured_model

@@ -10,8 +10,8 @@ import numpy as np
 
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER
 from dglkge.checkpoint.manager import CheckpointManager, TrainerGroup
-from dglkge.checkpoint.manifest import CheckpointMeta
-from dglkge.checkpoint.mirror import Mirror, StoredVersion
+from dglkge.checkpoint.manifest import CheckpointMeta, StoredVersion
+from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.stores import open_store
 from dglkge.config import Config
 from dglkge.data.vocabulary import Vocabulary

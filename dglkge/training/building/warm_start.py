@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from dglkge.checkpoint import conversion
-from dglkge.checkpoint.manifest import CheckpointMeta
+from dglkge.checkpoint.manifest import CheckpointMeta, check_same_model
 from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
 from dglkge.checkpoint.storage import check_texts
 from dglkge.config import Config
@@ -71,7 +71,7 @@ def warm_start(job: Job, meta: CheckpointMeta, names: Mapping[str, Vocabulary]) 
             own = {} if job.features is None else dict(job.features.projections.named_parameters())
             projections = checkpoint.feature_parameters() if keeps else own
             dense.take({**projections, **checkpoint.dense_parameters()}, str(checkpoint.path))
-    conversion.check_same_model(checkpoint.meta, meta, str(checkpoint.path))
+    check_same_model(checkpoint.meta, meta, str(checkpoint.path))
     types = conversion.saved_types(checkpoint.entity_types, list(meta.entity_types))
     found = np.zeros(len(meta.entity_types) + 1, dtype=np.int64)
     saved: str | None

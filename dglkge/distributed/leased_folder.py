@@ -1,0 +1,146 @@
+"""Atomic and durable writing of files to a folder, while the job holds the run's lease."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from dglkge.checkpoint import layout
+from dglkge.distributed.lease import Lease
+from dglkge.errors import write_error
+
+
+def sync(path: Path) -> None:
+    """Flush a file, or the names in a folder, to the disk."""
+    # A read-only descriptor is enough for fsync on Linux, and the only kind that a folder has.
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class LeasedFolder:
+    """A folder in which a job writes while it holds the run's lease.
+
+    Parameters
+    ----------
+    path : path
+        The folder; it need not exist.
+    lease : Lease, optional
+        The job's right to write to the run. Its nonce is part of temporary names, and it is read again before
+        a file gets its name: a job that has lost its lease publishes nothing.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], lease: Lease | None = None) -> None:
+        self.path = Path(path)
+        self.lease = lease
+
+    @property
+    def nonce(self) -> str:
+        """Name of the job among others; empty where no lease was taken."""
+        return "" if self.lease is None else self.lease.nonce
+
+    def make(self) -> None:
+        """Make the folder.
+
+        Raises
+        ------
+        CheckpointError
+            If the path is no folder, or may not be written to.
+        StorageError
+            If the disk is full or fails.
+        """
+        with self.writing():
+            self.path.mkdir(parents=True, exist_ok=True)
+
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """Raise failures of the disk in the block as CheckpointError or StorageError, with the folder."""
+        try:
+            yield
+        except OSError as error:
+            raise write_error(f"cannot write to {self.path}", error) from error
+
+    def check_lease(self) -> None:
+        """Check that this job may still write to the folder.
+
+        Raises
+        ------
+        CheckpointError
+            If its lease was taken by another job.
+        """
+        if self.lease is not None:
+            self.lease.check()
+
+    @contextlib.contextmanager
+    def new_file(self, name: str) -> Iterator[Path]:
+        """Yield a temporary path to write to; at the end of the block the file is durable and has its name.
+
+        If the block fails, an older file of that name stays.
+
+        Raises
+        ------
+        CheckpointError
+            If the file may not be written.
+        StorageError
+            If the disk is full or fails.
+        """
+        # The temporary file is in the same folder, because os.replace is atomic within one file system only.
+        target = self.path / name
+        temporary = target.with_name(layout.temporary_file(target.name, self.nonce))
+        try:
+            yield temporary
+            # The content must be on the disk before the name: else a power cut could leave an empty file.
+            sync(temporary)
+            # Checked after the flush, which may take minutes: the time between this check and the rename is
+            # what a job that lost its lease could still misuse.
+            self.check_lease()
+            os.replace(temporary, target)
+            # The rename itself is durable only when the folder is flushed.
+            sync(target.parent)
+        except OSError as error:
+            raise write_error(f"cannot write {target}", error) from error
+        finally:
+            # Gone after the rename. On a read-only disk this fails too; the first error is the one to report.
+            with contextlib.suppress(OSError):
+                temporary.unlink(missing_ok=True)
+
+    def link_or_copy(self, source: Path, name: str) -> None:
+        """Give a file that never changes one more name here; copy it where the disk has no hard links."""
+        with self.new_file(name) as path:
+            try:
+                os.link(source, path)
+            except OSError:
+                shutil.copyfile(source, path)
+
+    def write_text(self, name: str, text: str) -> None:
+        """Write a small file, atomically and durably."""
+        with self.new_file(name) as path:
+            path.write_text(text, encoding="utf-8")
+
+    def write_json(self, name: str, value: Any) -> None:
+        """Write a value as indented JSON, atomically and durably."""
+        self.write_text(name, json.dumps(value, indent=2) + "\n")
+
+    def drop_temporaries(self) -> None:
+        """Remove unfinished files that killed jobs left; the caller holds the lease.
+
+        Raises
+        ------
+        CheckpointError
+            If the folder may not be written to.
+        StorageError
+            If the disk fails.
+        """
+        with self.writing():
+            for path in self.path.iterdir():
+                # Names with a nonce only: another program's temporary files in this folder are not ours to
+                # remove.
+                if layout.is_temporary_of_a_job(path.name) and path.is_file():
+                    path.unlink(missing_ok=True)
