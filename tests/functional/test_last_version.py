@@ -51,26 +51,27 @@ def test_trainers_that_leave_an_epoch_by_break_commit_and_validate_it_together(t
     assert validation["finished_epochs"] == 2 and 0 < validation["mrr"] <= 1
 
 
-def test_a_split_that_is_not_there_is_refused_before_training(tmp_path: Path) -> None:
-    source = write_splits(tmp_path / "source", ring_triples())
-    for split in ("test", "valid"):
-        (source / f"{split}.tsv").unlink()
-    dataset = partition(source, tmp_path / "dataset", "--num-parts", "1")
-    for change, words in (
+@pytest.mark.parametrize(
+    ("missing", "changes", "words"),
+    [
+        ("test", (), "evaluation.split is test, and {} has no test triples to rank; allowed is none"),
         (
-            "evaluation.split=test",
-            "evaluation.split is test, and {} has no test triples to rank; allowed is none",
-        ),
-        (
-            "evaluation.valid_every_epochs=2",
+            "valid",
+            ("evaluation.valid_every_epochs=2",),
             "evaluation.valid_every_epochs is 2, and {} has no valid triples to rank; allowed is 0",
         ),
-    ):
-        chosen = settings(dataset, tmp_path / "run", "evaluation.split=none", change)
-        done = commands.train_alone(*chosen, status=2)
-        assert done.stderr.count("\n") == 1, done.stderr
-        assert words.format(dataset) in done.stderr
-        assert not (tmp_path / "run").exists()
+    ],
+)
+def test_a_split_that_is_not_there_is_refused_before_training(
+    tmp_path: Path, missing: str, changes: tuple[str, ...], words: str
+) -> None:
+    source = write_splits(tmp_path / "source", ring_triples())
+    (source / f"{missing}.tsv").unlink()
+    dataset = partition(source, tmp_path / "dataset", "--num-parts", "1")
+    done = commands.train_alone(*settings(dataset, tmp_path / "run", *changes), status=2)
+    assert done.stderr.count("\n") == 1, done.stderr
+    assert words.format(dataset) in done.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_that_is_started_with_other_settings_is_refused_and_stays_what_it_was(tmp_path: Path) -> None:
