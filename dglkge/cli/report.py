@@ -41,17 +41,14 @@ def report(args: argparse.Namespace) -> Any:
     if target is not None:
         packages()
     bars: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
 
-    def show(what: str, done: int, total: int) -> None:
-        if what not in bars:
-            bars[what] = common.progress_bar(args, total, desc=what)
-        bars[what].update(done - bars[what].n)
+        def show(what: str, done: int, total: int) -> None:
+            if what not in bars:
+                bars[what] = stack.enter_context(common.progress_bar(args, total, desc=what))
+            bars[what].update(done - bars[what].n)
 
-    try:
         figures = collect(args.runs, choices, args.dataset, not args.no_verify, show)
-    finally:
-        for bar in bars.values():
-            bar.close()
     if target is not None:
         write_text(target, render(figures))
         if not args.json:

@@ -261,13 +261,7 @@ class TrainedModel:
         answers_of_queries = predictor.predict(resolved, k, known, candidates)
         labels = tables.relations.labels
         return [
-            Prediction(
-                named,
-                labels[query.relation_id],
-                type_,
-                known is Known.MARK,
-                self._named(type_, answers),
-            )
+            Prediction(named, labels[query.relation_id], type_, self._named(type_, answers))
             for named, query, type_, answers in zip(queries, resolved, types, answers_of_queries)
         ]
 

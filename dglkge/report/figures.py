@@ -175,11 +175,6 @@ class Choices:
         Entities of the map; 0 for none.
     projection : str
         Of :data:`dglkge.report.figures.METHODS`.
-
-    Raises
-    ------
-    InputError
-        If a field is out of range.
     """
 
     split: str = TEST
@@ -188,12 +183,6 @@ class Choices:
     seed: int = 0
     points: int = 2000
     projection: str = METHODS[0]
-
-    def __post_init__(self) -> None:
-        for name in ("limit", "seed", "points"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise InputError(f"--{name} must be at least 0, got {value}")
 
 
 def default_limit(num_entities: int, dim: int) -> int:
@@ -352,6 +341,7 @@ def run_figures(run: Run, choices: Choices, label: str, progress: Progress) -> d
     described = run.inspect()
     curves = learning_curves(read_lines(records_folder(checkpoint.run_folder) / RUN_STATS_FILE))
     result, triples = ranking(run, choices, lambda done, total: progress(f"{label}: rank", done, total))
+    metrics = result.to_dict()
     progress(f"{label}: examples", 0, 1)
     return {
         "label": label,
@@ -369,11 +359,14 @@ def run_figures(run: Run, choices: Choices, label: str, progress: Progress) -> d
         "training": curves,
         "recorded": recorded(run),
         "ranking": {
-            "protocol": result.protocol.to_dict(),
+            "protocol": metrics["protocol"],
             "num_triples": len(triples),
             "num_triples_of_split": len(run.dataset.split(choices.split)),
             "seed": choices.seed,
-            **ranking_figures(result),
+            "sides": {side: metrics[side] for side in SIDES},
+            "categories": metrics["per_category"],
+            "relations": metrics["per_relation"],
+            "relation_categories": metrics["relation_categories"],
         },
         "examples": examples(run, result, triples),
     }
@@ -411,24 +404,6 @@ def ranking(
         progress(done, 2 * len(triples))
 
     return run.evaluate(protocol, triples, count), triples
-
-
-def ranking_figures(result: RankingResult) -> dict[str, Any]:
-    """Return the metrics by side, category and relation."""
-    categories = result.categories
-    return {
-        "sides": {sides: result.metrics(sides).to_dict() for sides in SIDES},
-        "categories": _groups(result.per_category()),
-        "relations": _groups(result.per_relation()),
-        "relation_categories": {} if categories is None else categories.to_dict(result.relation_labels),
-    }
-
-
-def _groups(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
-    return {
-        label: {sides: metrics.to_dict() for sides, metrics in by_side.items()}
-        for label, by_side in groups.items()
-    }
 
 
 def examples(run: Run, result: RankingResult, triples: np.ndarray) -> dict[str, list[dict[str, Any]]]:

@@ -320,7 +320,7 @@ def create_app(explorer: Explorer, calls: ModelCalls, hosts: HostNames, token: s
     @app.get("/relations", response_model=RelationsResponse)
     def relations() -> Response:
         """List the relations."""
-        return JSONResponse({"relations": explorer.relations()})
+        return JSONResponse({"relations": explorer.relations})
 
     @app.get("/entities", response_model=EntitiesResponse)
     def entities(

@@ -49,6 +49,8 @@ class Explorer:
     run : Run
     no_triples : str or None
         Reason why known triples are not available.
+    relations : list of dict
+        Label, name, entity types and number of known triples of each relation, by id.
     """
 
     def __init__(
@@ -77,8 +79,8 @@ class Explorer:
                 type_: np.argsort(-counts, kind="stable")[:MAX_FREQUENT]
                 for type_, counts in run.degrees.items()
             }
-        self._relations = self._describe_relations()
-        if self._relations:
+        self.relations = self._describe_relations()
+        if self.relations:
             self._warm_up()
 
     def describe(self) -> dict[str, Any]:
@@ -108,10 +110,6 @@ class Explorer:
             "lists": index.num_lists,
             "lists_searched": index.num_searched,
         }
-
-    def relations(self) -> list[dict[str, Any]]:
-        """Return label, entity types and number of known triples of each relation, by id."""
-        return self._relations
 
     def _describe_relations(self) -> list[dict[str, Any]]:
         relations = self.run.tables.relations

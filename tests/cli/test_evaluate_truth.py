@@ -30,7 +30,7 @@ def plain_scores(run, triples):
     return np.array(found)
 
 
-def test_given_negatives(call, run, dataset, tmp_path):
+def test_given_negatives(shown, report, run, dataset, tmp_path):
     """Thresholds and figures from scores computed one at a time."""
     random = np.random.default_rng(0)
     false = {}
@@ -42,9 +42,8 @@ def test_given_negatives(call, run, dataset, tmp_path):
         false[split] = triples
         write_triples(dataset, triples, tmp_path / f"{split}.tsv")
     files = tmp_path / "valid.tsv", tmp_path / "test.tsv"
-    status, out, err = call("evaluate", run, "--classify", "--negatives", *files, "--json")
-    assert status == 0, err
-    report = json.loads(out)["classification"]
+    words = ["evaluate", run, "--classify", "--negatives", *files]
+    classification = report(*words)["classification"]
     found = {}
     for split in ("valid", "test"):
         both = np.concatenate([dataset.split(split), false[split]])
@@ -52,51 +51,44 @@ def test_given_negatives(call, run, dataset, tmp_path):
     thresholds = fit_thresholds(*found["valid"])
     relation_ids, scores, labels = found["test"]
     expected = ClassificationMetrics.of(thresholds.margins(relation_ids, scores), labels).to_dict()
-    assert {name: report[name] for name in expected} == pytest.approx(expected)
-    assert report["negatives"] == "given" and report["num_false"] == len(false["test"])
-    status, out, _ = call("evaluate", run, "--classify", "--negatives", *files, "--by", "relation")
-    assert status == 0
+    assert {name: classification[name] for name in expected} == pytest.approx(expected)
+    assert classification["negatives"] == "given" and classification["num_false"] == len(false["test"])
+    out = shown(*words, "--by", "relation")
     assert "classification: one for each relation, fitted on the valid split; negatives given" in out
     assert f"{expected['accuracy']:.4f}  {expected['f1']:.4f}" in out
 
 
-def test_drawn_negatives_are_repeatable_and_not_known(call, run, dataset):
-    reports = []
-    for seed in (0, 0, 1):
-        status, out, _ = call("evaluate", run, "--classify", "--seed", seed, "--json", "--limit", "9")
-        assert status == 0
-        reports.append(json.loads(out)["classification"])
-    assert reports[0] == reports[1] and reports[2]["negatives"] == "drawn, seed 1"
-    assert 0 < reports[0]["num_false"] <= reports[0]["num_true"] == 9
-    status, out, _ = call("evaluate", run, "--classify")
-    assert status == 0 and "negatives drawn, seed 0" in out and "\nall  " in out
+def test_drawn_negatives_are_repeatable_and_not_known(shown, report, run):
+    words = ["evaluate", run, "--classify"]
+    drawn = [report(*words, "--seed", seed, "--limit", "9")["classification"] for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] and drawn[2]["negatives"] == "drawn, seed 1"
+    assert 0 < drawn[0]["num_false"] <= drawn[0]["num_true"] == 9
+    out = shown(*words)
+    assert "negatives drawn, seed 0" in out and "\nall  " in out
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_probabilities_of_predictions(call, run, dataset, method):
-    status, _, err = call("predict", run, "--head", "person1", "--relation", "knows", "--probability")
-    assert status == 2 and f"{run}/calibration.json does not exist: fit probabilities first" in err
-    options = ("--method", method, "--corruptions", "3", "--positive-rate", "0.25")
-    status, out, err = call("calibrate", run, *options)
-    assert status == 0, err
+def test_probabilities_of_predictions(shown, report, refusal, run, dataset, method):
+    asked = ["predict", run, "--head", "person1", "--relation", "knows"]
+    line = refusal(*asked, "--probability")
+    assert f"{run}/calibration.json does not exist: fit probabilities first" in line
+    words = ["calibrate", run, "--method", method, "--corruptions", "3", "--positive-rate", "0.25"]
+    out = shown(*words)
     assert f"calibration: {method}, 25 % true triples assumed, fitted on 28 true and " in out
-    report = json.loads(call("calibrate", run, *options, "--json")[1])
-    assert report["path"] == str(run / RUN_CALIBRATION_FILE) and report["num_true"] == 28
-    assert 0 <= report["brier_score"] <= 1 and report["log_loss"] > 0
+    quality = report(*words)
+    assert quality["path"] == str(run / RUN_CALIBRATION_FILE) and quality["num_true"] == 28
+    assert 0 <= quality["brier_score"] <= 1 and quality["log_loss"] > 0
     opened = open_run(run)
     scores, labels = labelled_scores(opened, dataset.split("valid"), opened.known_triples(), 3, (0, "valid"))
     curve = METHODS[method].fit(scores, labels, balanced_weights(labels, 0.25))
-    asked = ["predict", run, "--head", "person1", "--relation", "knows"]
-    status, out, _ = call(*asked, "--probability", "--json")
-    answers = json.loads(out)["answers"]
-    assert status == 0 and len(answers) == 10
+    answers = report(*asked, "--probability")["answers"]
+    assert len(answers) == 10
     for answer in answers:
         assert answer["probability"] == pytest.approx(float(curve(answer["score"])), abs=1e-6)
-    status, out, _ = call(*asked, "--probability")
-    assert out.splitlines()[1].split() == ["rank", "score", "probability", "tail"]
-    assert out.splitlines()[2].split()[2] == f"{answers[0]['probability']:.4f}"
-    status, out, _ = call(*asked, "--json")
-    assert json.loads(out)["answers"] == answers  # shown since it was fitted
+    lines = shown(*asked, "--probability").splitlines()
+    assert lines[1].split() == ["rank", "score", "probability", "tail"]
+    assert lines[2].split()[2] == f"{answers[0]['probability']:.4f}"
+    assert report(*asked)["answers"] == answers  # shown since it was fitted
 
 
 def test_true_scores_are_those_of_each_side(run, dataset):
@@ -114,28 +106,25 @@ def test_true_scores_are_those_of_each_side(run, dataset):
     assert scores[labels].tolist() == pytest.approx(expected)
 
 
-def test_probabilities_of_another_version_are_refused(call, run):
+def test_probabilities_of_another_version_are_refused(shown, refusal, run):
     opened = open_run(run)
     fitted = calibrate(opened, opened.known_triples(), "platt")
     path = run / layout.RUN_CALIBRATION_FILE
     asked = ["predict", run, "--head", "person1", "--relation", "knows", "--probability"]
     path.write_text(json.dumps({**fitted.to_dict(), "version": 7}))
-    status, _, err = call(*asked)
-    assert status == 2 and "is of version 7 of its run, the checkpoint has version 1: fit" in err
+    assert "is of version 7 of its run, the checkpoint has version 1: fit" in refusal(*asked)
     path.write_text(json.dumps(fitted.to_dict())[:-9])
-    status, _, err = call(*asked)
-    assert status == 2 and f"{path} is damaged" in err and err.count("\n") == 1
+    assert f"{path} is damaged" in refusal(*asked)
     path.write_text(json.dumps(fitted.to_dict()))
-    assert Calibration.load(path) == fitted and call(*asked)[0] == 0
+    assert Calibration.load(path) == fitted and shown(*asked)
 
 
-def test_a_bad_line_of_negatives_is_found_before_the_ranking(call, run, tmp_path):
+def test_a_bad_line_of_negatives_is_found_before_the_ranking(refusal, run, tmp_path):
     good, bad = tmp_path / "good.tsv", tmp_path / "bad.tsv"
     good.write_text("person1\tknows\tperson2\n")
     bad.write_text("person1\tknows\tperson2\n\nperson1\tknow\tperson2\n")
-    status, out, err = call("evaluate", run, "--classify", "--negatives", good, bad)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert f"{bad}:3: unknown relation 'know'" in err
+    line = refusal("evaluate", run, "--classify", "--negatives", good, bad)
+    assert f"{bad}:3: unknown relation 'know'" in line
 
 
 @pytest.mark.parametrize(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -222,22 +224,24 @@ def test_the_file_of_prometheus_is_replaced(run, call, tmp_path):
     assert [path.name for path in tmp_path.iterdir() if ".tmp" in path.name] == []
 
 
-def follow(run: Path, target: Path, interval: str) -> subprocess.Popen[str]:
-    """Start a process that rewrites the file of Prometheus."""
+@contextlib.contextmanager
+def follow(run: Path, target: Path, interval: str) -> Iterator[subprocess.Popen[str]]:
+    """Start a process that rewrites the file of Prometheus; it is killed at the end."""
     words = ("job", "watch", str(run), "--prometheus", str(target), "--interval", interval)
     command = [sys.executable, "-m", "dglkge", *words]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as child:
+        try:
+            yield child
+        finally:
+            child.kill()
 
 
 def test_it_follows_until_the_run_is_finished(run, tmp_path):
     target = tmp_path / "run.prom"
     with follow(run, target, "0.1") as child:
-        try:
-            with (run / "stats.jsonl").open("a") as lines:
-                lines.write("\n" + json.dumps(line(3, 10, 20.0, "22:14:00")) + "\n")
-            assert child.communicate(timeout=60) == ("", None) and child.returncode == 0
-        finally:
-            child.kill()
+        with (run / "stats.jsonl").open("a") as lines:
+            lines.write("\n" + json.dumps(line(3, 10, 20.0, "22:14:00")) + "\n")
+        assert child.communicate(timeout=60) == ("", None) and child.returncode == 0
     assert list(samples(target.read_text())["dglkge_finished"].values()) == [1.0]
 
 
@@ -245,12 +249,9 @@ def test_ctrl_c_ends_it_well(run, tmp_path, in_foreground):
     target = tmp_path / "run.prom"
     wait = f"import os, time\nwhile not os.path.exists({str(target)!r}): time.sleep(0.02)"
     with follow(run, target, "3600") as child:
-        try:
-            subprocess.run([sys.executable, "-c", wait], timeout=60, check=True)
-            child.send_signal(signal.SIGINT)
-            assert child.communicate(timeout=60) == ("", None) and child.returncode == 0
-        finally:
-            child.kill()
+        subprocess.run([sys.executable, "-c", wait], timeout=60, check=True)
+        child.send_signal(signal.SIGINT)
+        assert child.communicate(timeout=60) == ("", None) and child.returncode == 0
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ def test_without_its_data_set_nothing_is_marked(folder, caplog):
     with pytest.raises(InputError, match="/nowhere is no dataset folder"):
         run.answer(queries)
     (prediction,) = open_run(folder, dataset="/nowhere").answer(queries, known=Known.KEEP)
-    assert not prediction.is_marked
+    assert not any(answer.known for answer in prediction.answers)
 
 
 def test_one_data_set_is_opened_once(folder, dataset, monkeypatch):
@@ -73,7 +73,7 @@ def test_a_folder_of_dglke(tmp_path, caplog):
     assert [answer.name for answer in prediction.answers] == [f"e{id_}" for id_ in np.argsort(-wanted)]
     got = [answer.score for answer in prediction.answers]
     assert got == pytest.approx(np.sort(wanted)[::-1].tolist(), rel=1e-5)
-    assert not prediction.is_marked
+    assert not any(answer.known for answer in prediction.answers)
     assert "was written by DGL-KE, with ids of its own; to use it with a data set: dglkge checkpoint" in (
         caplog.text
     )

@@ -333,7 +333,7 @@ def test_token(explorer, calls):
     assert "a token is needed" in error_of(ask(f"Basic {TOKEN}"), 401)
     for scheme in ("Bearer", "bearer"):
         answer = ask(f"{scheme} {TOKEN}")
-        assert answer.status_code == 200 and answer.json()["relations"] == len(explorer.relations())
+        assert answer.status_code == 200 and answer.json()["relations"] == len(explorer.relations)
 
 
 def test_a_browser_gets_a_page_for_an_address_that_does_not_exist(client):

@@ -225,7 +225,7 @@ class RemoteSite:
                 "servers": (host.address, host.port, settings.num_servers),
                 "folder": self._folder,
                 "script": script,
-                "partition": self._partition_of(host, settings.part_config, partition_file),
+                "partition": self._partition_of(host, partition_file),
                 "num_processes": len(hosts) * (settings.num_servers + settings.num_trainers),
                 "needs": dataclasses.asdict(needs[self.addresses.index(host.address)]),
             }
@@ -246,15 +246,13 @@ class RemoteSite:
         self._problems.sort(key=lambda problem: self.addresses.index(problem[0]))
         self._raise_problems()
 
-    def _partition_of(
-        self, host: Host, part_config: str | None, partition_file: str | None
-    ) -> tuple[str, int | None, int] | None:
+    def _partition_of(self, host: Host, path: str | None) -> tuple[str, int | None, int] | None:
         """Return what a machine checks of its partition; see ``machine.check_machine``."""
-        if self._is_alone:  # its script looks at its data set itself
-            return None if part_config is None else (part_config, None, 1)
-        if partition_file is None:
+        if path is None:
             return None
-        return partition_file, self.addresses.index(host.address), len(self.addresses)
+        # A script on this machine alone looks at its own part itself.
+        part_id = None if self._is_alone else self.addresses.index(host.address)
+        return path, part_id, len(self.addresses)
 
     def plan(self, hosts: Sequence[Host], settings: JobSettings) -> list[PlannedProcess]:
         """Plan the job, with a rendezvous port that is free on the first machine now.
