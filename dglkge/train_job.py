@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
-from dglkge.cli.train import NEXT, SCRIPT, empty_split, ip_config
+from dglkge.cli.train import NEXT, SCRIPT, empty_split, ip_config, is_small
 from dglkge.config import Config, load_config
 from dglkge.data.dataset_files import DESCRIPTION
 from dglkge.data.text_format import bare_path
@@ -90,7 +90,8 @@ def train(
         Fields of the configuration, dotted or nested, for example ``{"training.num_epochs": 20}``;
         ``imports`` are modules of yours that register components.
     trainers : int, optional
-        Trainer processes; by default one for each core, at most 8.
+        Trainer processes; by default one for each core, at most 8, and one process alone, without servers,
+        for at most 200,000 triples in all epochs.
     overwrite : bool
         Remove a run that the folder has.
     progress : bool, optional
@@ -142,14 +143,12 @@ def train(
     if source.dataset is not None and overwrite:
         _remove(folder)
     words += [f"dataset={dataset}", *_unranked(read, dataset, is_shown)]
-    command = ["--log_dir", str(folder / LOGS)]
-    command += [] if workers is None else ["--num_trainers", str(workers)]
-    command += ["-m", SCRIPT, *(word for setting in words for word in ("--set", setting))]
-    command += [] if file is None else ["--config", str(file)]
-    _say(f"logs: {folder / LOGS}", is_shown)
-    with ip_config(None) as machines:
-        launcher = [sys.executable, "-m", "dglkge.cli.launch", "--ip_config", machines]
-        _run_job([*launcher, *command], folder, is_shown)
+    script = ["-m", SCRIPT, *(word for setting in words for word in ("--set", setting))]
+    script += [] if file is None else ["--config", str(file)]
+    if workers is None and is_small(read, Path(dataset)):
+        _run_job([sys.executable, *script], folder, is_shown)
+    else:
+        _launch(script, workers, folder, is_shown)
     _say(NEXT.format(folder), is_shown)
     _say(
         'next, in Python: run.predict_tails(head, relation); run.evaluate("test"); run.similar(entity)',
@@ -241,6 +240,16 @@ def _unranked(config: Config, dataset: Path, is_shown: bool) -> list[str]:
     return ["evaluation.split=none"]
 
 
+def _launch(script: list[str], workers: int | None, folder: Path, is_shown: bool) -> None:
+    """Run the job with servers and trainers."""
+    options = ["--log_dir", str(folder / LOGS)]
+    options += [] if workers is None else ["--num_trainers", str(workers)]
+    _say(f"logs: {folder / LOGS}", is_shown)
+    with ip_config(None) as machines:
+        launcher = [sys.executable, "-m", "dglkge.cli.launch", "--ip_config", machines]
+        _run_job([*launcher, *options, *script], folder, is_shown)
+
+
 def _default_output(triples: Any, config: Config) -> Path:
     from dglkge.partition.sources import as_paths
 
@@ -259,7 +268,7 @@ def _say(line: str, is_shown: bool) -> None:
 
 
 def _run_job(command: Sequence[str], folder: Path, is_shown: bool) -> None:
-    """Run the launcher to its end.
+    """Run the launcher, or a small training itself, to its end.
 
     Raises
     ------
@@ -311,9 +320,8 @@ def _run_job(command: Sequence[str], folder: Path, is_shown: bool) -> None:
     if status in _STOPPED:
         raise JobError(f"the job was stopped; the same call goes on from the last commit of {folder}")
     last = "\n".join(lines[-LAST_LINES:])
-    raise JobError(
-        f"the job failed with status {status}; its logs are in {folder / LOGS}, their last lines:\n{last}"
-    )
+    logs = f"; its logs are in {folder / LOGS}" if (folder / LOGS).exists() else ""
+    raise JobError(f"the job failed with status {status}{logs}; its last lines:\n{last}")
 
 
 def _is_interactive() -> bool:

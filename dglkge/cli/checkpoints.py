@@ -41,18 +41,17 @@ def _verifies(args: argparse.Namespace) -> bool:
 
 def _print_report(report: dict[str, Any], args: argparse.Namespace) -> None:
     """Print the description as text."""
-    progress, model, dataset = report["progress"], report["model"], report["dataset"]
-    reciprocal = ", reciprocal relations" if model["reciprocal_relations"] else ""
-    common = ("score_function", "dimension", "reciprocal_relations")
-    options = "".join(f", {name} {value}" for name, value in model.items() if name not in common)
+    from dglkge.inference.run import model_text  # here: --help does without torch
+
+    dataset = report["dataset"]
     lines = {
         "checkpoint": f"{report['path']}, version {report['version']}, {human_bytes(report['size_bytes'])}",
-        "progress": ", ".join(f"{name} {value}" for name, value in progress.items()),
-        "model": f"{model['score_function']}, dimension {model['dimension']}{options}{reciprocal}",
-        "optimizer": ", ".join(f"{name} {value}" for name, value in report["optimizer"].items()),
+        "progress": _listed_values(report["progress"]),
+        "model": model_text(report["model"]),
+        "optimizer": _listed_values(report["optimizer"]),
         "dataset": f"{dataset['name']} ({dataset['path']}), fingerprint {dataset['fingerprint'][:12]}",
         "seed": report["seed"],
-        "written by": ", ".join(f"{name} {value}" for name, value in report["versions"].items()),
+        "written by": _listed_values(report["versions"]),
     }
     # Counted over all files: a checkpoint of PyTorch-BigGraph has no checksum at all.
     unknown = sum(file["crc32"] is None for file in report["files"])
@@ -79,6 +78,10 @@ def _print_report(report: dict[str, Any], args: argparse.Namespace) -> None:
             for table in report["tables"]
         ],
     )
+
+
+def _listed_values(values: dict[str, Any]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def export(args: argparse.Namespace) -> list[dict[str, Any]]:

@@ -19,7 +19,6 @@ from dglkge.typing import AUTO_DEVICE, DEVICES
 if TYPE_CHECKING:
     import numpy as np
 
-    from dglkge.data.known_triples import KnownTriples
     from dglkge.inference.run import Run
 
 logger = logging.getLogger(__name__)
@@ -57,9 +56,8 @@ def evaluate(args: argparse.Namespace) -> int:
     # The file's triples are true as well: none of them is a wrong answer to another's query.
     also_known = [triples] if args.triples else []
     triples = triples[: args.limit]
-    for name in ("classify", "calibrate"):
-        if getattr(args, name):
-            _check_valid_split(f"--{name}", model)
+    if args.classify:
+        _check_valid_split("--classify", model)
     negatives = [_read(args, model, path) for path in args.negatives or []]
     # Two queries for each triple: its head and its tail.
     with common.progress_bar(args, 2 * len(triples), desc="rank", unit="query") as bar:
@@ -79,8 +77,6 @@ def evaluate(args: argparse.Namespace) -> int:
         known = model.known_triples(also_known)
         files = (negatives[0], negatives[1]) if negatives else None
         report["classification"] = classify(model, triples, known, args.seed, files).to_dict()
-    if args.calibrate:
-        report["calibration"] = _fit(args, model, triples, model.known_triples(also_known))
     target = Path(args.output) if args.output else checkpoint.run_folder / _metrics_file(args, protocol)
     try:
         common.write_json(target, report)  # before printing: a closed pipe must not lose the result
@@ -94,8 +90,6 @@ def evaluate(args: argparse.Namespace) -> int:
     print_text(format_table(result, args.per_relation, args.by))
     if args.classify:
         _print_classification(report["classification"], "relation" in args.by or args.per_relation)
-    if args.calibrate:
-        _print_calibration(report["calibration"], args)
     if args.features:
         counts = ", ".join(f"{count} of type {name}" for name, count in report["new_entities"].items())
         print_text(f"new entities among the candidates: {counts}")
@@ -104,11 +98,20 @@ def evaluate(args: argparse.Namespace) -> int:
 
 
 def calibrate(args: argparse.Namespace) -> dict[str, Any]:
-    """Fit, and measure the quality of the probabilities on the test split."""
-    _check_options(args)
+    """Fit, write the probabilities beside the checkpoint, and measure their quality on the test split."""
+    if not 0 < args.positive_rate < 1:
+        raise InputError(f"--positive-rate must be between 0 and 1, got {args.positive_rate}")
+    from dglkge.inference import truth
+
     model = common.open_model(args)
     _check_valid_split("dglkge calibrate", model)
-    return _fit(args, model, model.dataset.split(TEST), model.known_triples())
+    known = model.known_triples()
+    fitted = truth.calibrate(model, known, args.method, args.positive_rate, args.corruptions, args.seed)
+    quality = truth.calibration_quality(model, fitted, model.dataset.split(TEST), known)
+    path = model.checkpoint.run_folder / RUN_CALIBRATION_FILE
+    common.write_json(path, fitted.to_dict())
+    fields = {name: value for name, value in fitted.to_dict().items() if name not in ("curve", "run_id")}
+    return {"path": str(path), **fields, **quality}
 
 
 def _num_new(model: Run) -> dict[str, int]:
@@ -119,18 +122,9 @@ def _num_new(model: Run) -> dict[str, int]:
 
 def _check_options(args: argparse.Namespace) -> None:
     """Refuse options that have no effect or cannot be."""
-    if args.positive_rate is not None and not 0 < args.positive_rate < 1:
-        raise InputError(f"--positive-rate must be between 0 and 1, got {args.positive_rate}")
-    for name in ("corruptions", "positive_rate"):
-        common.goes_with(args, name, args.calibrate, "--calibrate")
-    if "triples" not in args:
-        return
     common.goes_with(args, "negatives", args.classify, "--classify")
-    for name in ("classify", "calibrate"):
-        if getattr(args, name) and args.split == VALID:
-            raise InputError(
-                f"--{name} fits on the valid split, so it cannot be judged by it; use --split test"
-            )
+    if args.classify and args.split == VALID:
+        raise InputError("--classify fits on the valid split, so it cannot be judged by it; use --split test")
     for path in [args.triples, *(args.negatives or [])]:
         if path is not None and not Path(path).is_file():
             raise InputError(f"{path}: there is no such file")
@@ -144,19 +138,6 @@ def _check_valid_split(what: str, model: Run) -> None:
     """Refuse a data set without valid triples to fit on."""
     if not len(model.dataset.split(VALID)):
         raise InputError(f"{what} fits on the valid split, and {model.dataset.path} has no valid triples")
-
-
-def _fit(args: argparse.Namespace, model: Run, triples: np.ndarray, known: KnownTriples) -> dict[str, Any]:
-    """Fit probabilities, write them beside the checkpoint, and return what JSON has of them."""
-    from dglkge.inference import truth
-
-    rate, corruptions = args.positive_rate or 0.5, args.corruptions or CORRUPTIONS_EACH
-    fitted = truth.calibrate(model, known, args.calibrate, rate, corruptions, args.seed)
-    quality = truth.calibration_quality(model, fitted, triples, known)
-    path = model.checkpoint.run_folder / RUN_CALIBRATION_FILE
-    common.write_json(path, fitted.to_dict())
-    fields = {name: value for name, value in fitted.to_dict().items() if name not in ("curve", "run_id")}
-    return {"path": str(path), **fields, **quality}
 
 
 def _print_classification(report: dict[str, Any], per_relation: bool) -> None:
@@ -264,10 +245,6 @@ the name of another protocol has its options, e.g. RUN/metrics-test-raw-first500
             nargs=2,
             metavar=("VALID_FILE", "FILE"),
         ),
-        # The former way to calibrate.
-        option("--calibrate", argparse.SUPPRESS, choices=METHODS),
-        option("--corruptions", argparse.SUPPRESS, least=1),
-        option("--positive-rate", argparse.SUPPRESS, type=float),
         option("--batch-size", "queries at a time", least=1, default=4096),
         option(
             "--device",
@@ -296,17 +273,18 @@ They are written beside the checkpoint, and their quality on the test split is s
             "a monotone step function, or a sigmoid",
             default="isotonic",
             choices=METHODS,
-            dest="calibrate",
         ),
         option(
             "--corruptions",
-            f"false triples drawn for each side of a true one (default: {CORRUPTIONS_EACH})",
+            "false triples drawn for each side of a true one",
             least=1,
+            default=CORRUPTIONS_EACH,
         ),
         option(
             "--positive-rate",
-            "share of true triples among those that you will judge (default: 0.5)",
+            "share of true triples among those that you will judge",
             type=float,
+            default=0.5,
             metavar="SHARE",
         ),
         common.SEED,

@@ -31,25 +31,32 @@ def list_jobs(_args: argparse.Namespace) -> list[dict[str, Any]]:
     ]
 
 
-def show_jobs(_jobs: object, _args: argparse.Namespace) -> None:
+def show_jobs(jobs: list[dict[str, Any]], _args: argparse.Namespace) -> None:
     """Print the jobs as a table."""
-    rows = [_row(entry) for entry in live_jobs()]
-    if rows:
-        print_columns(["job", "user", "launcher", "started", "memory", "/dev/shm", "run or script"], rows)
+    if jobs:
+        header = ["job", "user", "launcher", "started", "memory", "/dev/shm", "run or script"]
+        print_columns(header, [_row(job) for job in jobs])
     else:
         print_text("no job runs on this machine")
 
 
-def _row(entry: JobEntry) -> list[str]:
+def _row(job: dict[str, Any]) -> list[str]:
     """Return the line of a job."""
-    where = f"pid {entry.launcher_pid}" + ("" if entry.is_launched_here else f" on {entry.host or '?'}")
-    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry.started))
-    planned = human_bytes(entry.memory_bytes) if entry.memory_bytes else "unknown"
-    segments = human_bytes(allocated_bytes(entry.job))
-    if entry.shared_memory_bytes:
-        segments += f" of {human_bytes(entry.shared_memory_bytes)}"
-    what = entry.run or shlex.join(entry.command)
-    return [entry.job, entry.user, where, started, planned, segments, what]
+    where = f"pid {job['launcher_pid']}" + ("" if job["is_launched_here"] else f" on {job['host'] or '?'}")
+    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job["started"]))
+    planned = human_bytes(job["memory_bytes"]) if job["memory_bytes"] else "unknown"
+    segments = human_bytes(job["allocated_shared_memory_bytes"])
+    if job["shared_memory_bytes"]:
+        segments += f" of {human_bytes(job['shared_memory_bytes'])}"
+    return [
+        job["job"],
+        job["user"],
+        where,
+        started,
+        planned,
+        segments,
+        job["run"] or shlex.join(job["command"]),
+    ]
 
 
 def stop(args: argparse.Namespace) -> dict[str, Any]:

@@ -95,41 +95,37 @@ def _places(problems: pd.Series, args: argparse.Namespace) -> dict[int, str]:
 
 def _predictions(run: Run, queries: pd.DataFrame, args: argparse.Namespace) -> dict[int, Report]:
     """Answer queries; returns what JSON has of each, by row."""
+    from dglkge.inference.frames import by_query
+
     # One query is the user's command, and a mistake in it is the command's.
     answers = run.predict(queries, args.k, args.known, not args.triples, args.candidates)
     problems = answers[answers["problem"].notna()].set_index("query")["problem"]
     places = _places(problems, args) if args.triples else {}
-    by_query: dict[int, list[Any]] = {row: [] for row in queries.index}
-    for answer in answers.itertuples(index=False):
-        by_query[answer.query].append(answer)
-    return {
-        row: _prediction(tuple(queries.loc[row]), rows, places.get(row, "")) for row, rows in by_query.items()
-    }
+    reports = {}
+    for row, group in by_query(queries, answers).items():
+        parts, missing = tuple(queries.loc[row]), group["missing"]
+        given = {role: part for role, part in zip(ROLES, parts) if role != missing}
+        report: Report = {"query": f"({', '.join(parts)})", "asked": missing, **given}
+        if group["problem"] is not None:
+            reports[row] = {**report, "problem": f"{places[row]}: {group['problem']}"}
+            continue
+        if group["answers"] and missing != "relation":
+            report |= {"relation": group["answers"][0]["relation"], "type": group["type"]}
+        report["answers"] = [
+            {"rank": answer["rank"], "name": answer[missing], **_scored(answer)}
+            for answer in group["answers"]
+        ]
+        reports[row] = report
+    return reports
 
 
-def _prediction(query: tuple[str, ...], answers: list[Any], place: str) -> Report:
-    """Return a query and its answers as JSON has them."""
-    missing = ROLES[query.index(MISSING)]
-    parts = {role: part for role, part in zip(ROLES, query) if role != missing}
-    report: Report = {"query": f"({', '.join(query)})", "asked": missing, **parts}
-    if answers and answers[0].problem is not None:
-        return {**report, "problem": f"{place}: {answers[0].problem}"}
-    if answers and missing != "relation":
-        report["relation"] = answers[0].relation
-        report["type"] = answers[0].type
-    report["answers"] = [
-        {"rank": int(answer.rank), "name": getattr(answer, missing), **_scored(answer)} for answer in answers
-    ]
-    return report
-
-
-def _scored(row: Any) -> Report:
+def _scored(row: Report) -> Report:
     """Return score, probability (if one was fitted) and split of a row."""
-    probability = getattr(row, "probability", None)
+    probability = row.get("probability")
     return {
-        "score": row.score,
+        "score": row["score"],
         **({} if probability is None else {"probability": probability}),
-        "known": row.known_from,
+        "known": row["known_from"],
     }
 
 
@@ -160,11 +156,12 @@ def _scores(run: Run, triples: pd.DataFrame, args: argparse.Namespace) -> dict[i
     """Score whole triples; returns what JSON has of each, by row."""
     scored = run.score(triples, strict=not args.triples)
     places = _places(scored["problem"].dropna(), args) if args.triples else {}
-    return {
-        row.Index: {role: getattr(row, role) for role in ROLES}
-        | (_scored(row) if row.problem is None else {"problem": f"{places[row.Index]}: {row.problem}"})
-        for row in scored.itertuples()
-    }
+    reports = {}
+    for row, triple in zip(triples.index, scored.to_dict("records")):
+        problem = {"problem": f"{places.get(row)}: {triple['problem']}"}
+        reports[row] = {role: triple[role] for role in ROLES}
+        reports[row] |= problem if triple["problem"] is not None else _scored(triple)
+    return reports
 
 
 def _print_scores(reports: list[Report]) -> None:

@@ -41,17 +41,14 @@ def report(args: argparse.Namespace) -> Any:
     if target is not None:
         packages()
     bars: dict[str, Any] = {}
+    with contextlib.ExitStack() as stack:
 
-    def show(what: str, done: int, total: int) -> None:
-        if what not in bars:
-            bars[what] = common.progress_bar(args, total, desc=what)
-        bars[what].update(done - bars[what].n)
+        def show(what: str, done: int, total: int) -> None:
+            if what not in bars:
+                bars[what] = stack.enter_context(common.progress_bar(args, total, desc=what))
+            bars[what].update(done - bars[what].n)
 
-    try:
         figures = collect(args.runs, choices, args.dataset, not args.no_verify, show)
-    finally:
-        for bar in bars.values():
-            bar.close()
     if target is not None:
         write_text(target, render(figures))
         if not args.json:
@@ -125,9 +122,11 @@ def _frame(state: Mapping[str, Any]) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
+    from dglkge.report.learning_curves import duration
+
     progress, valid = state["progress"], state["valid"]
     head = Table.grid(padding=(0, 2))
-    quiet = "" if state["quiet_seconds"] is None else f", last line {_duration(state['quiet_seconds'])} ago"
+    quiet = "" if state["quiet_seconds"] is None else f", last line {duration(state['quiet_seconds'])} ago"
     head.add_row("run", cell(state["run"]))
     head.add_row("state", f"{state['state']}{quiet}")
     num_epochs = NONE if progress["num_epochs"] is None else progress["num_epochs"]
@@ -136,7 +135,7 @@ def _frame(state: Mapping[str, Any]) -> RenderableType:
         if progress["num_batches"]
         else ""
     )
-    left = "" if state["seconds_left"] is None else f"{_duration(state['seconds_left'])} left"
+    left = "" if state["seconds_left"] is None else f"{duration(state['seconds_left'])} left"
     head.add_row("epoch", ", ".join(filter(None, [f"{progress['epoch']} of {num_epochs}", batches, left])))
     head.add_row("", ProgressBar(total=1.0, completed=progress["fraction"] or 0.0, width=50))
     head.add_row("speed", f"{_number(state['edges_per_second'], ',.0f')} edges/s")
@@ -183,21 +182,6 @@ def _number(value: float | None, form: str) -> str:
 
 def _bytes(value: int | None) -> str:
     return NONE if value is None else human_bytes(value)
-
-
-def _duration(seconds: float) -> str:
-    """Return a time in its two largest units.
-
-    Examples
-    --------
-    >>> _duration(59.6), _duration(3720), _duration(200000)
-    ('1 min 0 s', '1 h 2 min', '2 d 7 h')
-    """
-    left = round(seconds)
-    for size, large, unit, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
-        if left >= size:
-            return f"{left // size} {large} {left % size // unit} {small}"
-    return f"{left} s"
 
 
 REPORT = Command(

@@ -34,6 +34,11 @@ SCRIPT = "dglkge.cli.training_script"
 NEXT = "next: dglkge predict {0} --head NAME --relation NAME; dglkge serve {0}; dglkge report {0}"
 """What to do after a training, given the run's folder."""
 
+MOST_ALONE = 200_000
+"""Triples of all epochs that one process trains sooner than several have started."""
+
+JOB_OPTIONS = ("ip_config", "num_trainers", "num_servers", "log_dir", "max_restarts")
+
 THIS_MACHINE = "127.0.0.1"
 """Its address in an ip_config.txt of one machine, without SSH."""
 
@@ -67,6 +72,14 @@ def train(args: argparse.Namespace) -> int:
     script = [word for setting in overrides for word in ("--set", setting)]
     script += [word for module in args.imports for word in ("--import", module)]
     script += [] if file is None else ["--config", file]
+    if is_small(config, Path(config.dataset)) and not (
+        args.json or any(getattr(args, name) for name in JOB_OPTIONS)
+    ):
+        from dglkge.cli import training_script
+
+        status = training_script.main(script)
+        _say(args, NEXT.format(config.output))
+        return status
     num_servers = int(args.num_servers) if (args.num_servers or "").isdigit() else 1
     with ip_config(args.ip_config, num_servers) as machines:
         status = launch.main(["--ip_config", machines, *words, "-m", SCRIPT, *script])
@@ -97,6 +110,15 @@ def _say(args: argparse.Namespace, line: str) -> None:
     """Print a line unless stdout is for JSON."""
     if not args.json:
         print_text(line)
+
+
+def is_small(config: Config, dataset: Path) -> bool:
+    """Whether a training is over before several processes would have started."""
+    if not (dataset / DESCRIPTION).is_file():  # it may be on other machines
+        return False
+    description = read_description(dataset)
+    num_triples = description[Field.SPLITS]["train"] * config.training.num_epochs
+    return bool(num_triples <= MOST_ALONE and description[Field.NUM_PARTS] == 1)
 
 
 def empty_split(config: Config, dataset: Path) -> str | None:
@@ -165,8 +187,9 @@ def _print_best(report: dict[str, Any], args: argparse.Namespace) -> None:
 
 TRAIN = Command(
     description="""Train a configuration with servers and trainers on this machine, or on those of an
-ip_config.txt. The same command again goes on from the last commit. dglkge-launch has more options, and runs
-scripts of your own.""",
+ip_config.txt, or in one process where that takes less time (at most 200,000 triples in all epochs, and no
+option of a job). The same command again goes on from the last commit. dglkge-launch has more options, and
+runs scripts of your own.""",
     examples="""examples:
   dglkge data build my_triples/ -o data/mine
   dglkge train dataset=data/mine output=runs/mine          all settings by default: dglkge config show

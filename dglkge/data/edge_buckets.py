@@ -103,18 +103,11 @@ class EdgeBuckets:
         return zlib.crc32(np.ascontiguousarray(self.counts).tobytes())
 
 
-def make_buckets(
-    layout: PartitionLayout,
-    part: int,
-    num_ranges: int,
-    pairs: Sequence[tuple[str, str]],
-    pair_of_relation: Ids,
-    spare: Path,
-    sets: TrainedSets = ALL_TRIPLES,
-) -> EdgeBuckets:
-    """Open the buckets of a partition; they are made if they are absent or of other files.
+@dataclass(frozen=True)
+class BucketFiles:
+    """The files of the buckets of a partition.
 
-    Parameters
+    Attributes
     ----------
     layout : PartitionLayout
     part : int
@@ -122,161 +115,152 @@ def make_buckets(
     num_ranges : int
     pairs : sequence of (str, str)
         Entity types of the heads and tails of each edge type.
-    pair_of_relation : (R,) int64
-        Edge type of each relation, by node id.
     spare : Path
         Folder for them where that of the partition is read-only.
     sets : TrainedSets
         Triples that are trained.
-
-    Raises
-    ------
-    CheckpointError, StorageError
-        If neither folder can be written to, or the disk is full.
     """
-    with contextlib.suppress(InputError):
-        return open_buckets(layout, part, num_ranges, pairs, spare, sets)
-    made_of = _made_of(layout, part, num_ranges, pairs, sets)
-    bounds = _bounds(layout, pairs, num_ranges)
-    home = layout.part_path(part)
-    parent = home if os.access(home, os.W_OK) else spare
-    folder = parent / dataset_files.buckets_folder(num_ranges, sets.folder_mark)
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+
+    layout: PartitionLayout
+    part: int
+    num_ranges: int
+    pairs: Sequence[tuple[str, str]]
+    spare: Path
+    sets: TrainedSets = ALL_TRIPLES
+
+    def make(self, pair_of_relation: Ids) -> EdgeBuckets:
+        """Open the buckets; they are made if they are absent or of other files.
+
+        Parameters
+        ----------
+        pair_of_relation : (R,) int64
+            Edge type of each relation, by node id.
+
+        Raises
+        ------
+        CheckpointError, StorageError
+            If neither folder can be written to, or the disk is full.
+        """
+        with contextlib.suppress(InputError):
+            return self.open()
+        made_of, edges = self._made_of(), self.layout.edge_table(self.part)
+        home = self.layout.part_path(self.part)
+        folder = self._folder(home if os.access(home, os.W_OK) else self.spare)
         try:
-            edges = layout.edge_table(part)
-            rows_of_sets = sets.rows_of(np.asarray(edges.triple_ids))
-            _write(temporary, edges, rows_of_sets, num_ranges, pairs, pair_of_relation, bounds)
-            (temporary / dataset_files.BUCKETS_OF).write_text(json.dumps(made_of) + "\n", encoding="utf-8")
-            temporary.chmod(0o755)
-            _publish(temporary, folder)
-        finally:
-            shutil.rmtree(temporary, ignore_errors=True)
-    except OSError as error:
-        raise write_error(f"cannot write the buckets of part {part} to {folder}", error) from error
-    return open_buckets(layout, part, num_ranges, pairs, spare, sets)
+            folder.parent.mkdir(parents=True, exist_ok=True)
+            temporary = Path(tempfile.mkdtemp(dir=folder.parent, prefix=f".{folder.name}-"))
+            try:
+                self._write(temporary, edges, pair_of_relation)
+                (temporary / dataset_files.BUCKETS_OF).write_text(
+                    json.dumps(made_of) + "\n", encoding="utf-8"
+                )
+                temporary.chmod(0o755)
+                _publish(temporary, folder)
+            finally:
+                shutil.rmtree(temporary, ignore_errors=True)
+        except OSError as error:
+            raise write_error(f"cannot write the buckets of part {self.part} to {folder}", error) from error
+        return self.open()
 
+    def open(self) -> EdgeBuckets:
+        """Map the buckets that :meth:`make` has made; memory holds their counts.
 
-def open_buckets(
-    layout: PartitionLayout,
-    part: int,
-    num_ranges: int,
-    pairs: Sequence[tuple[str, str]],
-    spare: Path,
-    sets: TrainedSets = ALL_TRIPLES,
-) -> EdgeBuckets:
-    """Map the buckets that :func:`make_buckets` has made; memory holds their counts.
+        Raises
+        ------
+        InputError
+            If they are absent, damaged, or were made of other files.
+        """
+        made_of, layout = self._made_of(), self.layout
+        problems: list[InputError] = []
+        for parent in (layout.part_path(self.part), self.spare):
+            folder = self._folder(parent)
+            try:
+                found = load_json(folder / dataset_files.BUCKETS_OF)
+                if found != made_of:
+                    raise InputError(f"{folder} was made of other files: {found}, expected {made_of}")
+                shape = (self.sets.num_sets, len(self.pairs), self.num_ranges, self.num_ranges)
+                counts = np.array(load_array(folder / dataset_files.BUCKET_COUNTS, shape, np.int64))
+                num = int(counts.sum())
+                weights = None
+                if layout.edge_table(self.part).weights is not None:
+                    weights = load_array(folder / dataset_files.WEIGHTS, (num,), np.float32)
+                triple_ids = load_array(folder / dataset_files.TRIPLE_IDS, (num,), np.int64)
+                edges = load_array(folder / dataset_files.EDGES, (num, 3), np.int64)
+            except InputError as error:
+                problems.append(error)
+                continue
+            return EdgeBuckets(EdgeTable(triple_ids, edges, weights), counts, self._bounds(), folder)
+        raise problems[0]
 
-    Raises
-    ------
-    InputError
-        If they are absent, damaged, or were made of other files.
-    """
-    made_of = _made_of(layout, part, num_ranges, pairs, sets)
-    problems: list[InputError] = []
-    for parent in (layout.part_path(part), spare):
-        folder = parent / dataset_files.buckets_folder(num_ranges, sets.folder_mark)
-        try:
-            found = load_json(folder / dataset_files.BUCKETS_OF)
-            if found != made_of:
-                raise InputError(f"{folder} was made of other files: {found}, expected {made_of}")
-            shape = (sets.num_sets, len(pairs), num_ranges, num_ranges)
-            counts = np.array(load_array(folder / dataset_files.BUCKET_COUNTS, shape, np.int64))
-            num = int(counts.sum())
-            weights = None
-            if layout.edge_table(part).weights is not None:
-                weights = load_array(folder / dataset_files.WEIGHTS, (num,), np.float32)
-            table = EdgeTable(
-                load_array(folder / dataset_files.TRIPLE_IDS, (num,), np.int64),
-                load_array(folder / dataset_files.EDGES, (num, 3), np.int64),
-                weights,
-            )
-        except InputError as error:
-            problems.append(error)
-            continue
-        return EdgeBuckets(table, counts, _bounds(layout, pairs, num_ranges), folder)
-    raise problems[0]
+    def _write(self, folder: Path, edges: EdgeTable, pair_of_relation: Ids) -> None:
+        """Write the files by a counting sort: a pass that counts, and one that places each triple."""
+        rows_of_sets, bounds = self.sets.rows_of(np.asarray(edges.triple_ids)), self._bounds()
+        shape = (len(rows_of_sets), len(self.pairs), self.num_ranges, self.num_ranges)
 
+        def numbered() -> Iterator[tuple[int, slice | Rows, Ids]]:
+            """Yield a set's number, blocks of its rows, and edge type and bucket in one number."""
+            for edge_set, block in _blocks(rows_of_sets):
+                heads, relations, tails = np.asarray(edges.edges[block]).T
+                of_pair = pair_of_relation[relations]
+                numbers = np.empty(len(heads), np.int64)
+                for number, (lhs, rhs) in enumerate(self.pairs):
+                    of_type = np.flatnonzero(of_pair == number)
+                    first = ranges_of(heads[of_type], bounds[lhs], self.num_ranges)
+                    second = ranges_of(tails[of_type], bounds[rhs], self.num_ranges)
+                    numbers[of_type] = (number * self.num_ranges + first) * self.num_ranges + second
+                yield edge_set, block, numbers
 
-def _bounds(layout: PartitionLayout, pairs: Sequence[tuple[str, str]], num_ranges: int) -> dict[str, Ids]:
-    names = dict.fromkeys(name for pair in pairs for name in pair)
-    return {name: range_bounds(layout.range_starts(name), num_ranges) for name in names}
+        counts = np.zeros(shape, np.int64)
+        for edge_set, _, numbers in numbered():
+            counts[edge_set] += np.bincount(numbers, minlength=counts[0].size).reshape(shape[1:])
+        np.save(folder / dataset_files.BUCKET_COUNTS, counts)
+        num = int(counts.sum())
+        targets = {
+            dataset_files.TRIPLE_IDS: (
+                edges.triple_ids,
+                _new_array(folder / dataset_files.TRIPLE_IDS, (num,)),
+            ),
+            dataset_files.EDGES: (edges.edges, _new_array(folder / dataset_files.EDGES, (num, 3))),
+        }
+        if edges.weights is not None:
+            path = folder / dataset_files.WEIGHTS
+            targets[dataset_files.WEIGHTS] = (edges.weights, _new_array(path, (num,), np.float32))
+        by_bucket = counts.sum(axis=1).ravel()
+        free = np.cumsum(by_bucket) - by_bucket
+        for edge_set, block, numbers in numbered():
+            buckets = edge_set * self.num_ranges**2 + numbers % self.num_ranges**2
+            # Stable: triple ids ascend inside a bucket, so the files do not depend on the size of blocks.
+            order = np.argsort(buckets, kind="stable")
+            of_block = np.bincount(buckets, minlength=len(free))
+            turn = np.arange(len(order)) - np.repeat(np.cumsum(of_block) - of_block, of_block)
+            places = np.repeat(free, of_block) + turn
+            for source, target in targets.values():
+                target[places] = np.asarray(source[block])[order]
+            free += of_block
+        for _, target in targets.values():
+            if isinstance(target, np.memmap):
+                target.flush()
 
+    def _folder(self, parent: Path) -> Path:
+        return parent / dataset_files.buckets_folder(self.num_ranges, self.sets.folder_mark)
 
-def _made_of(
-    layout: PartitionLayout,
-    part: int,
-    num_ranges: int,
-    pairs: Sequence[tuple[str, str]],
-    sets: TrainedSets,
-) -> dict[str, Any]:
-    """Describe what buckets are made of, as JSON gives it back."""
-    # Not a checksum of the edges: it would take as long as making the buckets. A data set that is written
-    # again has another time of change.
-    file = (layout.part_path(part) / dataset_files.EDGES).stat()
-    return {
-        "num_ranges": num_ranges,
-        "edges_size_bytes": file.st_size,
-        "edges_modified_ns": file.st_mtime_ns,
-        "types": [list(pair) for pair in pairs],
-        "starts": {name: layout.range_starts(name).tolist() for pair in pairs for name in pair},
-        "sets": list(sets.made_of),
-    }
+    def _bounds(self) -> dict[str, Ids]:
+        names = dict.fromkeys(name for pair in self.pairs for name in pair)
+        return {name: range_bounds(self.layout.range_starts(name), self.num_ranges) for name in names}
 
-
-def _write(
-    folder: Path,
-    edges: EdgeTable,
-    rows_of_sets: Sequence[Rows],
-    num_ranges: int,
-    pairs: Sequence[tuple[str, str]],
-    pair_of_relation: Ids,
-    bounds: dict[str, Ids],
-) -> None:
-    """Write the files by a counting sort: a pass that counts, and one that places each triple."""
-    shape = (len(rows_of_sets), len(pairs), num_ranges, num_ranges)
-
-    def numbered() -> Iterator[tuple[int, slice | Rows, Ids]]:
-        """Yield a set's number, blocks of its rows, and for each its edge type and bucket in one number."""
-        for edge_set, block in _blocks(rows_of_sets):
-            heads, relations, tails = np.asarray(edges.edges[block]).T
-            of_pair = pair_of_relation[relations]
-            numbers = np.empty(len(heads), np.int64)
-            for number, (lhs, rhs) in enumerate(pairs):
-                of_type = np.flatnonzero(of_pair == number)
-                first = ranges_of(heads[of_type], bounds[lhs], num_ranges)
-                second = ranges_of(tails[of_type], bounds[rhs], num_ranges)
-                numbers[of_type] = (number * num_ranges + first) * num_ranges + second
-            yield edge_set, block, numbers
-
-    counts = np.zeros(shape, np.int64)
-    for edge_set, _, numbers in numbered():
-        counts[edge_set] += np.bincount(numbers, minlength=counts[0].size).reshape(shape[1:])
-    np.save(folder / dataset_files.BUCKET_COUNTS, counts)
-    num = int(counts.sum())
-    targets = {
-        dataset_files.TRIPLE_IDS: (edges.triple_ids, _new_array(folder / dataset_files.TRIPLE_IDS, (num,))),
-        dataset_files.EDGES: (edges.edges, _new_array(folder / dataset_files.EDGES, (num, 3))),
-    }
-    if edges.weights is not None:
-        path = folder / dataset_files.WEIGHTS
-        targets[dataset_files.WEIGHTS] = (edges.weights, _new_array(path, (num,), np.float32))
-    by_bucket = counts.sum(axis=1).ravel()
-    free = np.cumsum(by_bucket) - by_bucket
-    for edge_set, block, numbers in numbered():
-        buckets = edge_set * num_ranges**2 + numbers % num_ranges**2
-        # Stable: triple ids ascend inside a bucket, so that the files do not depend on the size of blocks.
-        order = np.argsort(buckets, kind="stable")
-        of_block = np.bincount(buckets, minlength=len(free))
-        turn = np.arange(len(order)) - np.repeat(np.cumsum(of_block) - of_block, of_block)
-        places = np.repeat(free, of_block) + turn
-        for source, target in targets.values():
-            target[places] = np.asarray(source[block])[order]
-        free += of_block
-    for _, target in targets.values():
-        if isinstance(target, np.memmap):
-            target.flush()
+    def _made_of(self) -> dict[str, Any]:
+        """Describe what buckets are made of, as JSON gives it back."""
+        # Not a checksum of the edges: it would take as long as making the buckets. A data set that is written
+        # again has another time of change.
+        file = (self.layout.part_path(self.part) / dataset_files.EDGES).stat()
+        return {
+            "num_ranges": self.num_ranges,
+            "edges_size_bytes": file.st_size,
+            "edges_modified_ns": file.st_mtime_ns,
+            "types": [list(pair) for pair in self.pairs],
+            "starts": {name: self.layout.range_starts(name).tolist() for pair in self.pairs for name in pair},
+            "sets": list(self.sets.made_of),
+        }
 
 
 def _blocks(rows_of_sets: Sequence[Rows]) -> Iterator[tuple[int, slice | Rows]]:

@@ -315,7 +315,7 @@ class RankingResult:
 
     def per_relation(self) -> dict[str, dict[str, RankingMetrics]]:
         """Compute the metrics of each relation that occurs: label -> both, head, tail -> metrics."""
-        groups = self._groups(self.relation_ids)
+        groups = places_by_id(self.relation_ids)
         return {
             self.relation_labels[id_]: {sides: self.metrics(sides, places) for sides in SIDES}
             for id_, places in groups.items()
@@ -330,7 +330,7 @@ class RankingResult:
             return {}
         names = (*CATEGORIES, UNSEEN)
         category_ids = np.array([names.index(name) for name in self.categories.names])
-        groups = self._groups(category_ids[self.relation_ids])
+        groups = places_by_id(category_ids[self.relation_ids])
         return {
             names[id_]: {sides: self.metrics(sides, places) for sides in SIDES}
             for id_, places in groups.items()
@@ -394,27 +394,27 @@ class RankingResult:
             "protocol": self.protocol.to_dict(),
             "num_triples": len(self.relation_ids),
             **self._sides(),
-            "per_relation": _as_dicts(self.per_relation()),
+            "per_relation": as_dicts(self.per_relation()),
         }
         if self.num_greater is not None:
             found["ties"] = {ties: result._sides() for ties, result in self.by_ties().items()}
         if self.categories is not None:
-            found["per_category"] = _as_dicts(self.per_category())
+            found["per_category"] = as_dicts(self.per_category())
             found["relation_categories"] = self.categories.to_dict(self.relation_labels)
         return found
 
     def _sides(self) -> dict[str, dict[str, float]]:
         return {sides: self.metrics(sides).to_dict() for sides in SIDES}
 
-    @staticmethod
-    def _groups(group_ids: np.ndarray) -> dict[int, np.ndarray]:
-        """Return the places of each group's triples by group, in ascending order."""
-        order = np.argsort(group_ids, kind="stable")
-        ids, first = np.unique(group_ids[order], return_index=True)
-        return dict(zip(ids.tolist(), np.split(order, first[1:])))
+
+def places_by_id(ids: np.ndarray) -> dict[int, np.ndarray]:
+    """Return the places of each id in an array (n,), ids ascending."""
+    order = np.argsort(ids, kind="stable")
+    distinct, first = np.unique(ids[order], return_index=True)
+    return dict(zip(distinct.tolist(), np.split(order, first[1:])))
 
 
-def _as_dicts(groups: Mapping[str, Mapping[str, RankingMetrics]]) -> dict[str, dict[str, dict[str, float]]]:
+def as_dicts(groups: Mapping[str, Mapping[str, RankingMetrics]]) -> dict[str, dict[str, dict[str, float]]]:
     """Return the metrics of groups, ready for JSON."""
     return {
         label: {sides: metrics.to_dict() for sides, metrics in by_side.items()}
@@ -520,12 +520,10 @@ class RelationCategories:
         }
 
 
-def relation_categories(
-    triples: np.ndarray, num_relations: int, many_from: float = MANY_FROM
-) -> RelationCategories:
+def relation_categories(triples: np.ndarray, num_relations: int) -> RelationCategories:
     """Compute the category of each relation.
 
-    A side is many if its mean is at least ``many_from``: hpt heads of a (relation, tail), tph tails of a
+    A side is many if its mean is at least :data:`MANY_FROM`: hpt heads of a (relation, tail), tph tails of a
     (head, relation). hpt and tph decide N-N, N-1, 1-N and 1-1 (Bordes et al. 2013, section 4.3; Wang et al.
     2014, section "Link Prediction").
 
@@ -535,24 +533,12 @@ def relation_categories(
         Head, relation and tail of the training triples; duplicates count once.
     num_relations : int
         R.
-    many_from : float
-
-    Returns
-    -------
-    RelationCategories
-
-    Raises
-    ------
-    InputError
-        If the limit is less than 1, which no mean is.
 
     Examples
     --------
     >>> relation_categories(np.array([[0, 0, 5], [1, 0, 5], [2, 0, 5], [3, 0, 6]]), 1).names
     ['N-1']
     """
-    if not many_from >= 1:
-        raise InputError(f"the mean from which a side is many must be at least 1, got {many_from}")
     # A pair becomes one number, as in KnownTriples; sorted numbers give the distinct ones.
     with_head = triples[:, 0].astype(np.int64) * num_relations + triples[:, 1]
     with_tail = triples[:, 2].astype(np.int64) * num_relations + triples[:, 1]
@@ -565,7 +551,7 @@ def relation_categories(
     num_tails = np.bincount(np.unique(with_tail) % num_relations, minlength=num_relations)
     with np.errstate(invalid="ignore"):  # 0 / 0 of a relation without triples
         tails_per_head, heads_per_tail = num_triples / num_heads, num_triples / num_tails
-    place = 2 * (heads_per_tail >= many_from).astype(int) + (tails_per_head >= many_from)
+    place = 2 * (heads_per_tail >= MANY_FROM).astype(int) + (tails_per_head >= MANY_FROM)
     names = [CATEGORIES[p] if count else UNSEEN for p, count in zip(place.tolist(), num_triples.tolist())]
     return RelationCategories(names, tails_per_head, heads_per_tail)
 

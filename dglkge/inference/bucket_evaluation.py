@@ -80,9 +80,8 @@ def evaluate_buckets(
     """
     if num_ranges < 1:
         raise InputError(f"num_ranges must be at least 1, got {num_ranges}")
-    chosen = _triples_of(run.dataset, edge_sets)
     # A generator would raise at its first value only.
-    return _evaluate(run, chosen, protocol or Protocol(), num_ranges, progress)
+    return _evaluate(run, _triples_of(run.dataset, edge_sets), protocol or Protocol(), num_ranges, progress)
 
 
 def _evaluate(
@@ -97,21 +96,21 @@ def _evaluate(
     known = run.known_triples(list(edge_sets.values())) if protocol.filtered else None
     shards = run.shards(run.tables.entity_types)
     categories = relation_categories(dataset.split(TRAIN), dataset.num_relations)
-    of_sets = []
+    results_of_sets = []
     for name, triples in edge_sets.items():
         evaluator = RankingEvaluator(run.model, run.tables.meta.relations, replace(protocol, split=name))
         buckets = _buckets(dataset, triples, num_ranges)
-        found, places = [], []
+        results, places = [], []
         for bucket in np.unique(buckets).tolist():
             here = np.flatnonzero(buckets == bucket)
             result = evaluator.evaluate(triples[here], known, run.tables, shards, progress=progress)
-            found.append(replace(result, categories=categories))
+            results.append(replace(result, categories=categories))
             places.append(here)
             lhs, rhs = divmod(bucket, num_ranges)
-            yield BucketResult(name, (lhs, rhs), found[-1])
-        of_sets.append(RankingResult.joined(found, np.concatenate(places)))
-        yield BucketResult(name, None, of_sets[-1])
-    together = RankingResult.joined(of_sets)
+            yield BucketResult(name, (lhs, rhs), results[-1])
+        results_of_sets.append(RankingResult.joined(results, np.concatenate(places)))
+        yield BucketResult(name, None, results_of_sets[-1])
+    together = RankingResult.joined(results_of_sets)
     names = replace(protocol, split="+".join(edge_sets))
     yield BucketResult(None, None, replace(together, protocol=names))
 
@@ -125,16 +124,16 @@ def _triples_of(dataset: Dataset, edge_sets: EdgeSets) -> dict[str, np.ndarray]:
         If there is no such edge set, or it is empty.
     """
     if isinstance(edge_sets, Mapping):
-        found = {str(name): np.ascontiguousarray(one, np.int64) for name, one in edge_sets.items()}
+        by_name = {str(name): np.ascontiguousarray(own, np.int64) for name, own in edge_sets.items()}
     else:
         names = [edge_sets] if isinstance(edge_sets, str) else list(edge_sets)
-        found = {name: _named(dataset, name) for name in names}
-    if not found:
+        by_name = {name: _named(dataset, name) for name in names}
+    if not by_name:
         raise InputError("there is no edge set to rank; expected at least one")
-    for name, triples in found.items():
+    for name, triples in by_name.items():
         if not len(triples):
             raise InputError(f"the edge set {name!r} has no triples to rank")
-    return found
+    return by_name
 
 
 def _named(dataset: Dataset, name: str) -> np.ndarray:
@@ -145,18 +144,18 @@ def _named(dataset: Dataset, name: str) -> np.ndarray:
     if numbers is not None and name in sets:
         return dataset.split(TRAIN)[np.flatnonzero(numbers == sets.index(name))]
     if name not in SPLITS:
-        raise unknown_name("edge set", name, [*SPLITS, *(one for one in sets if one not in SPLITS)])
+        raise unknown_name("edge set", name, dict.fromkeys([*SPLITS, *sets]))
     return dataset.split(name)
 
 
 def _buckets(dataset: Dataset, triples: np.ndarray, num_ranges: int) -> np.ndarray:
     """Return the bucket (n,) of each triple: the head's range times the number of ranges, plus the tail's."""
     relations = dataset.relations.relations
-    found = np.zeros(len(triples), np.int64)
+    buckets = np.zeros(len(triples), np.int64)
     for column, weight, side in ((0, num_ranges, Side.HEAD), (2, 1, Side.TAIL)):
         types = np.array([relation.candidate_type(side) for relation in relations])[triples[:, 1]]
         for entity_type in np.unique(types).tolist():
             here = types == entity_type
             bounds = range_bounds(np.array([0, dataset.num_entities(entity_type)]), num_ranges)
-            found[here] += weight * ranges_of(triples[here, column], bounds, num_ranges)
-    return found
+            buckets[here] += weight * ranges_of(triples[here, column], bounds, num_ranges)
+    return buckets

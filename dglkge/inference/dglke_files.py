@@ -6,13 +6,12 @@ arguments of its training command. The id maps, which name the rows, are in the 
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import torch
@@ -395,11 +394,6 @@ def dglke_config(meta: CheckpointMeta) -> dict[str, Any]:
     }
 
 
-def id_map_lines(names: Sequence[str]) -> Iterator[bytes]:
-    """Return the lines of an id map, as DGL-KE writes them."""
-    return (f"{id_}\t{name}\n".encode() for id_, name in enumerate(names))
-
-
-def config_bytes(config: dict[str, Any]) -> bytes:
-    """Return the content of ``config.json``."""
-    return (json.dumps(config, indent=4) + "\n").encode()
+def write_id_map(names: Sequence[str], file: BinaryIO) -> None:
+    """Write an id map as DGL-KE does: id and name on each line."""
+    file.writelines(f"{id_}\t{name}\n".encode() for id_, name in enumerate(names))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -151,12 +152,10 @@ def _plan_dglke(export: Export) -> Iterator[Output]:
             if columns.start < columns.stop:
                 write = partial(_write_npy, table, columns=columns, scale=scale)
                 yield file_output(f"{stem}{piece}.npy", write)
-        yield file_output(str(config[dglke_files.MAP_KEYS[name]]), partial(_write_id_map, table))
-    yield bytes_output(dglke_files.CONFIG, dglke_files.config_bytes(config))
-
-
-def _write_id_map(table: ExportedTable, file: BinaryIO) -> None:
-    file.writelines(dglke_files.id_map_lines(table.names))
+        yield file_output(
+            str(config[dglke_files.MAP_KEYS[name]]), partial(dglke_files.write_id_map, table.names)
+        )
+    yield bytes_output(dglke_files.CONFIG, (json.dumps(config, indent=4) + "\n").encode())
 
 
 def _write_npy(

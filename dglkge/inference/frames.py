@@ -167,7 +167,7 @@ class Questions(TrainedModel):
         frame["query"] = queries.index.take(frame["query"].to_numpy(np.int64))
         if (curve := self.probability_curve) is not None:
             frame["probability"] = curve(frame["score"].to_numpy())
-        for name in ("type", "known_from", "problem"):
+        for name in ("missing", "type", "known_from", "problem"):
             frame[name] = frame[name].astype(object).where(frame[name].notna(), None)
         return frame.filter(list(ANSWER_COLUMNS))
 
@@ -348,6 +348,29 @@ class Questions(TrainedModel):
                 names = [labels[id_] for id_ in triples[best, 1].tolist()]
                 answers.append(list(zip(names, scores[best].tolist(), splits[best])))
         return answers
+
+
+def by_query(queries: pd.DataFrame, answers: pd.DataFrame) -> dict[Any, dict[str, Any]]:
+    """Return the answers of :meth:`Questions.predict` by the label of their query, ready for JSON.
+
+    Returns
+    -------
+    dict
+        The missing part, the type of the answers, the problem that prevented them or None, and the answers:
+        rank, head, relation, tail, score, probability (None if none was fitted) and known_from.
+    """
+    groups: dict[Any, dict[str, Any]] = {
+        label: {"missing": ROLES[parts.index(None)] if None in parts else None, "type": None}
+        | {"answers": [], "problem": None}
+        for label, parts in zip(queries.index.tolist(), _parts(queries))
+    }
+    for row in answers.to_dict("records"):
+        group = groups[row["query"]]
+        group["type"], group["problem"] = row["type"], row["problem"]
+        if row["problem"] is None:
+            answer = {name: row.get(name) for name in (*ROLES, "score", "probability", "known_from")}
+            group["answers"].append({"rank": int(row["rank"]), **answer})
+    return groups
 
 
 def splits_of(known: Mapping[str, KnownTriples], triples: np.ndarray) -> np.ndarray:

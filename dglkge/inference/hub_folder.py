@@ -67,7 +67,7 @@ def plan_huggingface(export: Export) -> list[Output]:
     if missing:
         raise InputError(f"the format huggingface holds whole models: the table {missing[0]!r} is left out")
     config = {LIBRARY_FIELD: LIBRARY, "dglkge_version": __version__, **_published(meta)}
-    dense = {dense_tensor(name): one.numpy() for name, one in export.source.dense_parameters().items()}
+    dense = {dense_tensor(name): values.numpy() for name, values in export.source.dense_parameters().items()}
     content = json.dumps(config, indent=2, ensure_ascii=False) + "\n"
     # The hub's viewers ask for this field; "pt" says that a tensor's layout is torch's.
     write = partial(write_safetensors, tables=tables, metadata={"format": "pt"}, others=dense)
@@ -155,9 +155,9 @@ def _results(metrics: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any
             yield words, result[BOTH]
 
 
-def _index_entry(dataset: Mapping[str, str], words: str, found: Mapping[str, Any]) -> dict[str, Any]:
+def _index_entry(dataset: Mapping[str, str], words: str, metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return a result as the hub's index has it."""
-    values = [{"type": name, "value": found[name]} for name in SHOWN_METRICS if name in found]
+    values = [{"type": name, "value": metrics[name]} for name in SHOWN_METRICS if name in metrics]
     return {
         "task": {"type": "link-prediction", "name": "Link prediction"},
         "dataset": {**dataset, "split": words.partition(",")[0]},
@@ -168,7 +168,7 @@ def _index_entry(dataset: Mapping[str, str], words: str, found: Mapping[str, Any
 def _metrics_table(results: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
     if not results:
         return "Not measured. `dglkge evaluate` ranks the test triples.\n"
-    rows = [[words, *(_figure(found.get(name)) for name in SHOWN_METRICS)] for words, found in results]
+    rows = [[words, *(_figure(metrics.get(name)) for name in SHOWN_METRICS)] for words, metrics in results]
     return _markdown(["protocol", *SHOWN_METRICS], rows)
 
 
@@ -206,8 +206,8 @@ with open(f"{{folder}}/{names_file(relation.lhs)}", encoding="utf-8", newline="\
     names = file.read().split("\\n")[:-1]
 with safe_open(f"{{folder}}/{TENSORS}", framework="numpy") as file:
     rows = file.get_tensor({relation.lhs!r})
-wanted = rows[names.index({entity!r})]
-cosines = rows @ wanted / np.linalg.norm(rows, axis=1) / np.linalg.norm(wanted)
+row = rows[names.index({entity!r})]
+cosines = rows @ row / np.linalg.norm(rows, axis=1) / np.linalg.norm(row)
 for place in np.argsort(-cosines)[:{EXAMPLE_ANSWERS}]:
     print(names[place], cosines[place])
 ```

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -158,8 +158,8 @@ class Run(Questions):
         candidates = dataset.candidates(protocol.split)[:, : len(triples)] if protocol.given else None
         # One index over all splits: filtering does not depend on which split has the triple.
         known = self.known_triples(also_known) if protocol.filtered else None
-        found = open_device(device, "device")
-        evaluator = RankingEvaluator(self.model, self.tables.meta.relations, protocol, device=found)
+        relations, place = self.tables.meta.relations, open_device(device, "device")
+        evaluator = RankingEvaluator(self.model, relations, protocol, device=place)
         shards = self.shards(self.tables.entity_types)
         result = evaluator.evaluate(
             triples, known, self.tables, shards, progress=progress, candidates=candidates
@@ -230,9 +230,9 @@ class Run(Questions):
             As :meth:`with_new_entities`, or if a file cannot be read.
         """
         checkpoint = self.checkpoint
-        texts = [one if "=" in one else f"{self._type_with_features(None)}={one}" for one in files]
-        chosen = checkpoint.config.get("features") or {}
-        columns = (chosen.get("entity_column", "name"), chosen.get("vector_column", "embedding"))
+        texts = [text if "=" in text else f"{self._type_with_features(None)}={text}" for text in files]
+        settings = checkpoint.config.get("features") or {}
+        columns = (settings.get("entity_column", "name"), settings.get("vector_column", "embedding"))
         new = {}
         for file in feature_files(texts, checkpoint.entity_types, "--features"):
             (name,) = file.entity_types
@@ -280,7 +280,7 @@ class Run(Questions):
         if not isinstance(self.tables, Checkpoint):
             return {}
         here = self.tables.version
-        return {name: one for name, one in self.results.items() if one.get("version", here) == here}
+        return {name: result for name, result in self.results.items() if result.get("version", here) == here}
 
     def torch_model(self) -> TorchModel:
         """Return the model as a module of torch whose rows are parameters.
@@ -360,6 +360,14 @@ class Run(Questions):
             ],
             "size_bytes": sum(entry.size_bytes for entry in checkpoint.manifest.files),
         }
+
+
+def model_text(model: Mapping[str, Any]) -> str:
+    """Return the model of :meth:`Run.inspect` in words."""
+    common = ("score_function", "dimension", "reciprocal_relations")
+    options = "".join(f", {name} {value}" for name, value in model.items() if name not in common)
+    reciprocal = ", reciprocal relations" if model["reciprocal_relations"] else ""
+    return f"{model['score_function']}, dimension {model['dimension']}{options}{reciprocal}"
 
 
 def _describe_table(checkpoint: Checkpoint, table: str) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from torch.nn.functional import normalize
 from dglkge.data.known_triples import KnownTriples
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import InputError, unknown_name
-from dglkge.inference.choices import ALL, CANDIDATES, MISSING, SEEN, Known
+from dglkge.inference.choices import ALL, CANDIDATES, SEEN, Known
 from dglkge.model.kge_model import KgeModel
 from dglkge.typing import RELATION, Relation, RowShard, RowSource, Side
 
@@ -286,11 +286,11 @@ def most_similar(
     check_k(k)
     best = TopAnswers(len(ids), k)
     with torch.no_grad():
-        given = normalize(rows.gather(table, ids))
+        anchors = normalize(rows.gather(table, ids))
         for shard in shards:
             for start, stop in candidate_blocks(len(ids), shard):
                 # Normalized block by block: a normalized copy of the table would double the memory.
-                cosines = given @ normalize(shard.rows[start:stop]).T
+                cosines = anchors @ normalize(shard.rows[start:stop]).T
                 candidate_ids = shard.original_ids[start:stop]
                 cosines[ids[:, None] == candidate_ids] = -torch.inf
                 best.add(cosines, candidate_ids)
@@ -344,10 +344,6 @@ class NamedQuery:
     entity: str
     relation: str
 
-    def __str__(self) -> str:
-        parts = (self.entity, self.relation, MISSING)
-        return "(" + ", ".join(parts if self.side is Side.TAIL else parts[::-1]) + ")"
-
 
 @dataclass(frozen=True)
 class NamedAnswer:
@@ -379,8 +375,6 @@ class Prediction:
         The relation's label, which names its entity types if several relations share the name.
     answer_type : str
         Entity type of the answers.
-    is_marked : bool
-        Whether known answers are marked.
     answers : list of NamedAnswer
         The best first.
     """
@@ -388,7 +382,6 @@ class Prediction:
     query: NamedQuery
     relation: str
     answer_type: str
-    is_marked: bool
     answers: list[NamedAnswer]
 
 

@@ -42,6 +42,10 @@ from dglkge.typing import RELATION, RowShard
 logger = logging.getLogger(__name__)
 
 
+class UnknownEntityError(InputError):
+    """No entity has that name."""
+
+
 class TrainedModel:
     """The parts of a trained model on files, and its answers to queries by name.
 
@@ -257,13 +261,7 @@ class TrainedModel:
         answers_of_queries = predictor.predict(resolved, k, known, candidates)
         labels = tables.relations.labels
         return [
-            Prediction(
-                named,
-                labels[query.relation_id],
-                type_,
-                known is Known.MARK,
-                self._named(type_, answers),
-            )
+            Prediction(named, labels[query.relation_id], type_, self._named(type_, answers))
             for named, query, type_, answers in zip(queries, resolved, types, answers_of_queries)
         ]
 
@@ -367,14 +365,15 @@ class TrainedModel:
                 known = ", ".join(map(repr, types))
                 raise InputError(f"unknown entity type {entity_type!r}; known: {known}")
             return entity_type
-        found = [known for known in types if entity in self.tables.vocabulary(known)]
-        if len(found) > 1:
+        fitting = [name for name in types if entity in self.tables.vocabulary(name)]
+        if len(fitting) > 1:
             raise InputError(
-                f"{entity!r} is the name of entities of several types: {', '.join(found)}; say --type"
+                f"{entity!r} is the name of entities of several types: {', '.join(fitting)}; "
+                "say which by the type"
             )
-        if not found and len(types) > 1:
-            raise InputError(
-                f"no entity of any type is called {entity!r}; say --type to see the nearest names of one of "
+        if not fitting and len(types) > 1:
+            raise UnknownEntityError(
+                f"no entity of any type is called {entity!r}; with a type the nearest names are shown: "
                 + ", ".join(types)
             )
-        return (found or types)[0]
+        return (fitting or types)[0]

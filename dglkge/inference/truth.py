@@ -67,7 +67,7 @@ def classify(
             false[name] = np.concatenate(
                 [
                     draw_corruptions(
-                        these[chosen],
+                        these[of_side],
                         side,
                         1,
                         dataset.relations.relations,
@@ -76,19 +76,19 @@ def classify(
                         (seed, name),
                         pools,
                     ).triples
-                    for side, chosen in ((Side.HEAD, ~with_tail), (Side.TAIL, with_tail))
+                    for side, of_side in ((Side.HEAD, ~with_tail), (Side.TAIL, with_tail))
                 ]
             )
     else:
         false = dict(zip(true, false_triples))
-    found = {}
+    scored = {}
     for name in true:
         both = np.concatenate([true[name], false[name]])
         by_side = score_triples(run.model, both, run.tables.meta.relations, run.tables)
         mean = (by_side[Side.HEAD] + by_side[Side.TAIL]) / 2
-        found[name] = both[:, 1], mean, np.arange(len(both)) < len(true[name])
-    thresholds = fit_thresholds(*found["valid"])
-    relation_ids, scores, labels = found["tested"]
+        scored[name] = both[:, 1], mean, np.arange(len(both)) < len(true[name])
+    thresholds = fit_thresholds(*scored["valid"])
+    relation_ids, scores, labels = scored["tested"]
     return ClassificationResult(
         thresholds=thresholds,
         relation_labels=run.tables.relations.labels.names,

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy import ndarray
 
-from dglkge.kernels.jit import compiled, compiled_unaliased
+from dglkge.kernels.jit import compiled, compiled_inline, compiled_unaliased
 
 GOLDEN_GAMMA = np.uint64(0x9E3779B97F4A7C15)
 
@@ -73,7 +73,7 @@ def split_mix(states: Any) -> Any:
     return states ^ (states >> np.uint64(31))
 
 
-mix_word = compiled(split_mix)
+mix_word = compiled_inline(split_mix)
 """:func:`split_mix` for one word, compiled: numpy warns of every overflow of a single number."""
 
 

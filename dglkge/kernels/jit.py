@@ -20,25 +20,15 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+# "as": the names that other modules import from here.
 import numba
-from numba import carray, extending, types  # type: ignore[attr-defined]
+from numba import carray as carray  # type: ignore[attr-defined]
+from numba import extending
+from numba import types as types
 from numba.core.caching import CompileResultCacheImpl, FunctionCache
-from numba.core.cgutils import ir  # type: ignore[attr-defined]
+from numba.core.cgutils import ir as ir  # type: ignore[attr-defined]
 from numba.core.compiler import Compiler
 from numba.core.compiler_lock import global_compiler_lock
-
-__all__ = [
-    "FAST_MATH",
-    "carray",
-    "compiled",
-    "compiled_inline",
-    "compiled_unaliased",
-    "compiled_with_reciprocals",
-    "intrinsic",
-    "ir",
-    "overload",
-    "types",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -200,18 +190,10 @@ class _KernelCache(FunctionCache):
 class _Unaliased(Compiler):
     """Numba's compiler with the promise that arrays do not overlap."""
 
-    def __init__(
-        self,
-        typingctx: Any,
-        targetctx: Any,
-        library: Any,
-        args: Any,
-        return_type: Any,
-        flags: Any,
-        locals: Any,
-    ) -> None:
-        flags.noalias = True
-        super().__init__(typingctx, targetctx, library, args, return_type, flags, locals)
+    def define_pipelines(self) -> Any:
+        """Return numba's pipelines, called once before they run."""
+        self.state.flags.noalias = True
+        return super().define_pipelines()
 
 
 def compiled(function: Callable) -> Callable:

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from dglkge.kernels.hashing import GOLDEN_GAMMA, column_bits, row_keys
+from dglkge.kernels.hashing import GOLDEN_GAMMA, column_bits, mix_word, row_keys
 from dglkge.kernels.jit import compiled, compiled_inline
 from dglkge.kernels.rows import LOOKAHEAD, bits_of, float_of, prefetch_row, widen
 
@@ -31,14 +31,6 @@ COLUMNS_A_WORD = 4
 _EXPONENT, _MAGNITUDE = np.uint32(0x7F800000), np.uint32(0x7FFFFFFF)
 _QUIET = np.uint16(0x40)
 """Bit of a NaN's payload that the upper half of a float32 has: without one it would be infinity."""
-
-
-@compiled_inline
-def _mix(state: Any) -> Any:
-    """Return SplitMix64's output, as :func:`dglkge.kernels.hashing.split_mix`."""
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
 
 
 @compiled_inline
@@ -135,9 +127,9 @@ def round_rows(rows: ndarray, words: ndarray, places: ndarray, ids: ndarray, key
     for i in range(places.shape[0]):
         if i + LOOKAHEAD < places.shape[0]:
             prefetch_row(words, places[i + LOOKAHEAD])
-        of_row = _mix(np.uint64(key) + np.uint64(ids[i]) * GOLDEN_GAMMA)
+        of_row = mix_word(np.uint64(key) + np.uint64(ids[i]) * GOLDEN_GAMMA)
         for k in range(random.shape[0]):
-            random[k] = _mix(of_row + np.uint64(k + 1) * GOLDEN_GAMMA)
+            random[k] = mix_word(of_row + np.uint64(k + 1) * GOLDEN_GAMMA)
         row, out = rows[i], words[places[i]]
         if is_half:
             for j in range(dim):

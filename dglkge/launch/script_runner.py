@@ -74,8 +74,6 @@ def exit_status(error: BaseException) -> int:
         return INTERRUPTED_STATUS
     if is_graphbolt_error(error):
         return BAD_INPUT_STATUS
-    if is_own_error(error):
-        return int(sys.modules["dglkge.errors"].exit_status_of(error))
     if not isinstance(error, SystemExit):
         return 1
     if error.code is None:
@@ -88,19 +86,10 @@ def is_graphbolt_error(error: BaseException) -> bool:
     return isinstance(error, sys.modules["dglkge.distributed.dgl_import"].GraphBoltError)
 
 
-def is_own_error(error: BaseException) -> bool:
-    """Whether dglkge raised an error on purpose, which one line explains."""
-    errors = sys.modules.get("dglkge.errors")
-    return errors is not None and isinstance(error, errors.DglkgeError)
-
-
 def print_error(error: BaseException) -> None:
     """Print what the interpreter would have printed, without the frames of this file and runpy."""
     if is_graphbolt_error(error):
         sys.stderr.write(f"{error}\n")
-        return
-    if is_own_error(error):
-        sys.stderr.write(f"dglkge: error: {error}\n")
         return
     if isinstance(error, SystemExit):
         if error.code is not None and not isinstance(error.code, int):
@@ -141,7 +130,13 @@ def main() -> None:
         # A normal end keeps DGL's handler: its barrier lets all trainers leave together.
         if status == 0:
             raise
-        print_error(error)
+        errors = sys.modules.get("dglkge.errors")
+        if errors is not None and isinstance(error, errors.DglkgeError):
+            # Raised on purpose: one line explains it.
+            sys.stderr.write(f"dglkge: error: {error}\n")
+            status = errors.exit_status_of(error)
+        else:
+            print_error(error)
         exit_without_dgl_shutdown(status)
 
 

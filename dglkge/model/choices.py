@@ -155,12 +155,12 @@ class NegativeSettings(ComponentSettings):
     @property
     def usual_number(self) -> int:
         """Negatives of a side without a number of its own; 1 stands for all entities."""
-        return 1
+        return int(getattr(self, "num_uniform", 1))
 
     @property
     def scores_own(self) -> bool:
         """Whether the query's own entity is one negative more."""
-        return False
+        return bool(getattr(self, "own_entity", False))
 
     @property
     def per_side(self) -> dict[Side, int]:
@@ -176,7 +176,7 @@ class NegativeSettings(ComponentSettings):
     @property
     def power(self) -> float:
         """Power of an entity's number of triples in proportion to which it is drawn; 0: uniformly."""
-        return 0.0
+        return float(getattr(self, "degree_power", 0.0))
 
 
 class AllEntitiesSettings(NegativeSettings):
@@ -204,14 +204,6 @@ class SamplerSettings(NegativeSettings):
         True, "score the query's own entity as one negative more: (h, r, h) against (h, r, ?)"
     )
 
-    @property
-    def usual_number(self) -> int:
-        return self.num_uniform
-
-    @property
-    def scores_own(self) -> bool:
-        return self.own_entity
-
 
 class MixedSettings(SamplerSettings):
     """Settings of the sampler that mixes three sources."""
@@ -236,11 +228,6 @@ class MixedSettings(SamplerSettings):
     def shares(self) -> tuple[float, float, float]:
         """The three shares."""
         return (self.global_share, self.local_share, self.in_batch_share)
-
-    @property
-    def power(self) -> float:
-        """``degree_power``."""
-        return self.degree_power
 
 
 @dataclass(frozen=True)

@@ -114,9 +114,9 @@ def values_of(shapes: Mapping[str, Sequence[int]], values: Mapping[str, Any], wh
         raise InputError(f"{where}: the dense parameter {wrong[0]!r} is {state}")
     for name, shape in shapes.items():
         if (got := tuple(values[name].shape)) != tuple(shape):
-            expected = f"expected {tuple(shape)}"
-            expected = f"expected {tuple(shape)}"
-            raise InputError(f"{where}: the dense parameter {name!r} has shape {got}, {expected}")
+            raise InputError(
+                f"{where}: the dense parameter {name!r} has shape {got}, expected {tuple(shape)}"
+            )
     return [values[name] for name in shapes]
 
 

@@ -124,14 +124,6 @@ def policy_of(embedding: Any) -> Any:
     return embedding.part_policy or embedding.weight.part_policy
 
 
-def make_words(num_rows: int, dim: int, name: str, part_policy: Any) -> DistTensor:
-    """Create a table of 16-bit words, filled with zeros; a collective.
-
-    They are int16, which DGL's kvstore stores and sends.
-    """
-    return DistTensor((num_rows, dim), torch.int16, name, part_policy=part_policy)
-
-
 def adopt_tensor(embedding: Any, tensor: DistTensor, part_policy: Any) -> None:
     """Set the attributes that ``DistEmbedding``'s constructor sets, around a tensor that exists."""
     embedding._tensor = tensor

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from dgl.distributed import DistEmbedding
+from dgl.distributed import DistEmbedding, DistTensor
 from numpy import ndarray
 from torch import Tensor
 
 from dglkge.kernels.hashing import combine, stream_key
 from dglkge.kernels.narrow_rows import nearest_words, round_rows, round_rows_plain, widen_rows
-from dglkge.optim.dgl_tables import adopt_tensor, make_words, record_read
+from dglkge.optim.dgl_tables import adopt_tensor, record_read
 from dglkge.optim.scratch import Scratch
 
 NARROW_DTYPES = (torch.bfloat16, torch.float16)
@@ -144,8 +144,9 @@ class NarrowEmbedding(DistEmbedding):
             raise ValueError(f"dtype must be torch.bfloat16 or torch.float16, got {dtype}")
         if rounding not in ROUNDINGS:
             raise ValueError(f"rounding must be 'stochastic' or 'nearest', got {rounding!r}")
-        # Not DistEmbedding's constructor: it makes a tensor of float32.
-        adopt_tensor(self, make_words(num_embeddings, embedding_dim, name, part_policy), part_policy)
+        # Not DistEmbedding's constructor: it makes a tensor of float32. DGL stores and sends int16.
+        shape = num_embeddings, embedding_dim
+        adopt_tensor(self, DistTensor(shape, torch.int16, name, part_policy=part_policy), part_policy)
         self.row_dtype = dtype
         self.rounding = rounding
         self._row_ids = row_ids

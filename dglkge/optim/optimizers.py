@@ -173,6 +173,6 @@ class SparseAdam(SparseOptimizer):
         Only ``bias_correction="global"`` needs it; ``step`` then holds the step of each row's last update.
         """
         self.finish()
-        for table in self._tables:
+        for table in self.tables:
             steps = state_array(table.state["step"])
             table.num_steps = int(max(self._group.gather(float(steps.max(initial=0.0)))))

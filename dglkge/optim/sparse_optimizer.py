@@ -88,6 +88,8 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
 
     Attributes
     ----------
+    tables : list of Table
+        The embeddings with their state, in the order in which they were given.
     num_skipped_rows : int
         Updates that were skipped, by any trainer, because the row's gradient was not finite.
     num_started : int
@@ -115,7 +117,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         self._options = Options(**options)
         self._mean = self._options.duplicates == "mean"
         self._timeout_seconds = self._options.timeout_seconds
-        self._tables: list[Table] = []
+        self.tables: list[Table] = []
         self._states: dict[str, Any] = {}
         self._params: list[Any] = []
         self._earlier_bytes = np.zeros(2, np.int64)
@@ -212,10 +214,10 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
             table.warm_up(self._rule_step(table, group))
             if self._background is not None:
                 table.fence(weakref.WeakMethod(self.finish))
-            self._tables.append(table)
+            self.tables.append(table)
             self._params.append(embedding)
             unscale: weakref.WeakMethod[Any] | None = None
-            if len(self._tables) == 1:
+            if len(self.tables) == 1:
                 unscale = weakref.WeakMethod(self._unscale)
             group["params"].append(EmbeddingParameter.of(embedding, unscale))
         self._name_tables()
@@ -226,11 +228,11 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
 
     def _name_tables(self) -> None:
         """Label each table by its name, or by its key where names repeat; list the state by label."""
-        names = [table.name for table in self._tables]
-        for table in self._tables:
+        names = [table.name for table in self.tables]
+        for table in self.tables:
             table.label = table.name if names.count(table.name) == 1 else table.key
         # As DGL's optimizers have it: the tensor itself if there is only one, else a tuple.
-        states = {table.label: tuple(table.state.values()) for table in self._tables}
+        states = {table.label: tuple(table.state.values()) for table in self.tables}
         self._states = {label: state[0] if len(state) == 1 else state for label, state in states.items()}
 
     def _rule_step(self, table: Table, hyper: Mapping[str, Any], number: int = 0) -> RuleStep:
@@ -240,18 +242,18 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
 
     def _connect(self) -> None:
         """Connect to the other trainers; a collective, done here so that no later call is a hidden one."""
-        narrow = max(table.num_rows for table in self._tables) < 2**31
+        narrow = max(table.num_rows for table in self.tables) < 2**31
         wire = WireFormat(
-            tuple(table.wire_dtype(self._options.wire_dtype) for table in self._tables),
-            tuple(table.dim for table in self._tables),
+            tuple(table.wire_dtype(self._options.wire_dtype) for table in self.tables),
+            tuple(table.dim for table in self.tables),
             np.dtype(np.int32 if narrow else np.int64),
             self._mean,
         )
         self._exchange = StepExchange(
             self._group,
-            self._tables[0].part_id,
-            [table.starts for table in self._tables],
-            [table.chains for table in self._tables],
+            self.tables[0].part_id,
+            [table.starts for table in self.tables],
+            [table.chains for table in self.tables],
             wire,
             self._options.synchronous,
         )
@@ -281,7 +283,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self._start([table.trace.take() for table in self._tables])
+        self._start([table.trace.take() for table in self.tables])
         return loss
 
     def step_rows(
@@ -315,7 +317,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         UpdateResult or None
             None with ``overlap``: :meth:`finish` returns it.
         """
-        pairs: dict[str, list] = {table.key: [] for table in self._tables}
+        pairs: dict[str, list] = {table.key: [] for table in self.tables}
         for embedding, ids, rows in gradients:
             pairs[self._table_of(embedding).key].append((ids, rows))
         return self._start(list(pairs.values()), extra, other_squares, number)
@@ -390,20 +392,20 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         """Merge the gradients, send rows to their owners, and update the rows that this trainer owns."""
         exchange = self._exchange
         limit = self._timeout_seconds if self._options.synchronous else None
-        num_bad, factor = np.zeros(len(self._tables), np.int64), 1.0
+        num_bad, factor = np.zeros(len(self.tables), np.int64), 1.0
         try:
             self._enter("merge")
-            for table, pairs in zip(self._tables, pairs_by_table):
+            for table, pairs in zip(self.tables, pairs_by_table):
                 table.collect(pairs)
             self._enter("exchange")
             turns: Iterable[tuple[list[ndarray], ndarray]] = exchange.run(self._enter)
-            gradients = [table.chains for table in self._tables]
+            gradients = [table.chains for table in self.tables]
             if self.clipping is not None:
                 # One turn: every gradient is merged before the first row changes.
                 gradients, turns, factor = self._clipped(self.clipping, list(turns), other_squares)
             for turn, (selected, active) in enumerate(turns):
                 self._enter("update")
-                for place, table in enumerate(self._tables):
+                for place, table in enumerate(self.tables):
                     table.num_steps += int(turn == 0 and active[place])
                     step = self._rule_step(table, hyper_of[table.key], number)
                     num_bad[place] += table.update(step, gradients[place], selected[place], limit)
@@ -413,7 +415,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
             exchange.fail()
             raise
         finally:
-            for table in self._tables:
+            for table in self.tables:
                 table.chains.clear()
         self._enter("waiting")
         num_bad, extra_sum = exchange.finish(num_bad, extra)
@@ -426,12 +428,9 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         """Clip the gradients of all rows that this trainer updates; returns them, one turn, the factor."""
         self._enter("merge")
         selected = [np.concatenate(of_table) for of_table in zip(*(keys for keys, _ in turns))]
-        merged = clipping.merge([table.chains for table in self._tables], selected)
-        squares = np.array([sum(rows.squares for rows in merged)])
-        if clipping.norm is not None:
-            self._enter("exchange")
-            squares = self._group.sum(squares)
-        factor = clipping.factor(float(squares[0]) + other_squares)
+        merged = clipping.merge([table.chains for table in self.tables], selected)
+        self._enter("exchange")
+        factor = clipping.factor(sum(rows.squares for rows in merged), other_squares, self._group.sum)
         every = [np.arange(len(rows.ids)) for rows in merged]
         return [rows.scaled(factor) for rows in merged], [(every, turns[0][1])], factor
 
@@ -441,7 +440,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
             return
         self.num_skipped_rows += int(num_bad.sum())
         text = ", ".join(
-            f"{count} rows of {table.label!r}" for table, count in zip(self._tables, num_bad) if count
+            f"{count} rows of {table.label!r}" for table, count in zip(self.tables, num_bad) if count
         )
         if self._options.nonfinite == "raise":
             raise FloatingPointError(f"the gradient is not finite for {text}; these rows were not updated")
@@ -453,7 +452,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         So it may be called before the forward, as with ``torch.optim``, or between forward and backward, as
         in DGL's examples.
         """
-        for table in self._tables:
+        for table in self.tables:
             table.trace.drop_gradients()
 
     @torch.no_grad()
@@ -468,7 +467,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         """
         self.finish()
         is_bad = False
-        for table in self._tables:
+        for table in self.tables:
             for gradient in table.trace.gradients():
                 is_bad = is_bad or not bool(torch.isfinite(gradient).all())
                 gradient.mul_(inverse_scale.to(gradient.device))
@@ -493,11 +492,6 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         self.finish()
         self._table_of(embedding).max_norm = float(max_norm)
 
-    @property
-    def tables(self) -> tuple[Table, ...]:
-        """The embeddings with their state, in the order in which they were given."""
-        return tuple(self._tables)
-
     def count_step(self, active: Sequence[bool], number: int) -> list[RuleStep]:
         """Count a step that is computed elsewhere; returns the update of each table, with today's groups.
 
@@ -510,9 +504,9 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         """
         self._claim()
         hyper_of = {key: group for keys, group in self._keyed_groups() for key in keys}
-        for table, is_active in zip(self._tables, active):
+        for table, is_active in zip(self.tables, active):
             table.num_steps += int(is_active)
-        return [self._rule_step(table, hyper_of[table.key], number) for table in self._tables]
+        return [self._rule_step(table, hyper_of[table.key], number) for table in self.tables]
 
     def state_tensors(self, embedding: Any) -> dict[str, DistTensor]:
         """State tensors of an embedding by name, with an entry for each of its rows."""
@@ -521,7 +515,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
 
     def _table_of(self, embedding: Any) -> Table:
         key, names = key_of(embedding), sorted(self._states)
-        for table in self._tables:
+        for table in self.tables:
             if table.key == key:
                 return table
         raise ValueError(f"embedding {embedding.name!r} is not one of this optimizer's: {names}")

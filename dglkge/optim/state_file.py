@@ -451,13 +451,13 @@ def _torch_table_state(table: Table, saved: Mapping[str, Any]) -> dict[str, Any]
 def _hyper_parameter(name: str, place: int | None = None) -> Any:
     """Property: a hyper-parameter of the first group; setting it sets that of all groups that have it."""
 
-    def read(optimizer: DglAttributes) -> float:
+    def read(optimizer: SavedState) -> float:
         group = optimizer.param_groups[0]
         if name not in group:
             raise AttributeError(f"the rule of {type(optimizer).__name__} has no {name!r}")
         return float(group[name] if place is None else group[name][place])
 
-    def write(optimizer: DglAttributes, value: float) -> None:
+    def write(optimizer: SavedState, value: float) -> None:
         for group in optimizer.param_groups:
             if name not in group:
                 continue
@@ -469,15 +469,25 @@ def _hyper_parameter(name: str, place: int | None = None) -> Any:
     return property(read, write)
 
 
-class DglAttributes:
-    """Attributes of DGL's optimizers, read from and written to the parameter groups."""
+class SavedState(abc.ABC):
+    """Methods of :class:`SparseOptimizer` that save and load its state, and the attributes of DGL's."""
 
     param_groups: list[dict[str, Any]]
+    tables: list[Table]
     _states: dict[str, Any]
+    _group: Alltoall
+    _rank: int
+    _world_size: int
+    _timeout_seconds: float
+    _exchange: StepExchange
 
+    @abc.abstractmethod
     def finish(self) -> Any:
         """Wait for a step in the background."""
-        raise NotImplementedError
+
+    @abc.abstractmethod
+    def _keyed_groups(self) -> list[tuple[list[str], dict[str, Any]]]:
+        """Each parameter group with the keys of its tables."""
 
     @property
     def _state(self) -> dict[str, Any]:
@@ -494,21 +504,6 @@ class DglAttributes:
     _lr, _eps = _hyper_parameter("lr"), _hyper_parameter("eps")
     _beta1, _beta2 = _hyper_parameter("betas", 0), _hyper_parameter("betas", 1)
 
-
-class SavedState(DglAttributes, abc.ABC):
-    """Methods of :class:`SparseOptimizer` that save and load its state."""
-
-    _tables: list[Table]
-    _group: Alltoall
-    _rank: int
-    _world_size: int
-    _timeout_seconds: float
-    _exchange: StepExchange
-
-    @abc.abstractmethod
-    def _keyed_groups(self) -> list[tuple[list[str], dict[str, Any]]]:
-        """Each parameter group with the keys of its tables."""
-
     def local_state_dict(self, original_ids: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return this trainer's share of the state; no collective.
 
@@ -522,7 +517,7 @@ class SavedState(DglAttributes, abc.ABC):
         """
         self.finish()
         return file_content(
-            self._tables,
+            self.tables,
             self._keyed_groups(),
             {"world_size": self._world_size, **self._defaults},
             original_ids or {},
@@ -557,8 +552,8 @@ class SavedState(DglAttributes, abc.ABC):
             The rows do not fit this optimizer; nothing is written then.
         """
         self.finish()
-        found = saved_rows([local_state_dict], self._tables, original_ids or {}, dgl_keeps_roots)
-        take_over(local_state_dict[PARAMS], self._tables, self._keyed_groups())
+        found = saved_rows([local_state_dict], self.tables, original_ids or {}, dgl_keeps_roots)
+        take_over(local_state_dict[PARAMS], self.tables, self._keyed_groups())
         write_all(found, self._timeout_seconds)
 
     def save(self, f: str | bytes | os.PathLike, original_ids: Mapping[str, Any] | None = None) -> None:
@@ -602,7 +597,7 @@ class SavedState(DglAttributes, abc.ABC):
         try:
             contents = read_files(f)
             params = contents[0][PARAMS] if contents else None
-            found = saved_rows(contents, self._tables, original_ids or {}, dgl_keeps_roots)
+            found = saved_rows(contents, self.tables, original_ids or {}, dgl_keeps_roots)
         except Exception as error:  # raised after the others have been informed
             problem = error
         self._agree(problem, "load", ValueError)
@@ -610,16 +605,16 @@ class SavedState(DglAttributes, abc.ABC):
         seen = [each for each in self._group.gather(params) if each is not None]
         if not seen:
             raise FileNotFoundError(f"no file {os.fsdecode(f)}_<rank> to load optimizer state from")
-        take_over(seen[0], self._tables, self._keyed_groups())
+        take_over(seen[0], self.tables, self._keyed_groups())
         write_share(found, self._exchange.place, self._exchange.num_places)
         self._warn_of_missing_rows(found)
 
     def _warn_of_missing_rows(self, found: Sequence[SavedRows]) -> None:
         """Log for each table how many rows are in no file; a collective."""
         num_missing = self._group.sum(
-            count_missing(found, self._tables, self._exchange.place, self._exchange.num_places)
+            count_missing(found, self.tables, self._exchange.place, self._exchange.num_places)
         )
-        for table, number in zip(self._tables, num_missing):
+        for table, number in zip(self.tables, num_missing):
             if number:
                 logger.warning(
                     "the files hold %d of the %d rows of %r: the state of the others stays as it was",
@@ -648,7 +643,7 @@ class SavedState(DglAttributes, abc.ABC):
         to the same tensors.
         """
         content = self.local_state_dict()
-        return {**content, **to_torch(content, self._tables)}
+        return {**content, **to_torch(content, self.tables)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a state of :meth:`local_state_dict`, or one in the form of ``torch.optim``.
@@ -656,7 +651,7 @@ class SavedState(DglAttributes, abc.ABC):
         The latter may be that of a ``torch.optim.Adagrad`` or ``SparseAdam`` over whole tables.
         """
         if EMB_STATES not in state_dict and {"state", "param_groups"} <= set(state_dict):
-            state_dict = from_torch(state_dict, self._tables, self._keyed_groups())
+            state_dict = from_torch(state_dict, self.tables, self._keyed_groups())
         self.load_local_state_dict(state_dict)
 
 

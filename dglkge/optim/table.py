@@ -59,6 +59,8 @@ class Table:
         Name in files and messages: ``name``, or ``key`` where other tables of the optimizer have that name.
     state : dict of str to dgl.distributed.DistTensor
         Optimizer state; the tensors are named ``<name>_<key>``.
+    tensors : list of dgl.distributed.DistTensor
+        Rows and state in the kvstore.
     chains : GradientRows
         Gradients of the current step.
     num_steps : int
@@ -75,24 +77,18 @@ class Table:
         policy = policy_of(embedding)
         self.starts = range_starts(policy)
         self.part_id = policy.part_id
-        self._weight = embedding.weight
-        self.num_rows, self.dim = self._weight.shape
-        wide = self._weight.dtype == torch.float64
+        self.num_rows, self.dim = embedding.weight.shape
+        wide = embedding.weight.dtype == torch.float64
         self.compute_dtype = torch.float64 if wide else torch.float32
         self.state: dict[str, Any] = dict(
             make_state(embedding, rule.state_shapes(embedding.embedding_dim), self.compute_dtype)
         )
-        self._tensors = [self._weight, *self.state.values()]
+        self.tensors = [embedding.weight, *self.state.values()]
         self.chains: GradientRows = GRADIENTS[kernels](self.dim, np.dtype(np.float64 if wide else np.float32))
         self.trace = Trace(embedding)
         self.num_steps = 0
         self.max_norm = math.inf
         self._narrow = NarrowUpdate(embedding, kernels) if isinstance(embedding, NarrowEmbedding) else None
-
-    @property
-    def tensors(self) -> tuple[Any, ...]:
-        """Rows and state tensors in the kvstore."""
-        return tuple(self._tensors)
 
     def fence(self, finish: WeakMethod) -> None:
         """Let readers and writers of the rows and the state wait for a background step first."""
@@ -142,7 +138,7 @@ class Table:
         chains.add(np.zeros(2, np.int64), np.zeros((2, self.dim), chains.dtype))
         chains.choose_owners(chains.find(first), first, 0, 1, first.copy())
         chains.merge_into(first, torch.empty(1, self.dim, dtype=self.compute_dtype), first.copy(), Scratch())
-        arrays = [np.zeros((1, *tensor.shape[1:]), chains.dtype) for tensor in self._tensors]
+        arrays = [np.zeros((1, *tensor.shape[1:]), chains.dtype) for tensor in self.tensors]
         if self._narrow is not None:
             arrays[0] = arrays[0].astype(np.uint16)
         self._apply(chains, step, arrays, first, first, first)
@@ -166,7 +162,7 @@ class Table:
         if len(selected) == 0:
             return 0
         ids = gradients.keys[selected]
-        tensors = self._tensors
+        tensors = self.tensors
         found = [local_array(tensor) for tensor in tensors]
         arrays = [array for array in found if array is not None]
         start, end = self.starts[self.part_id], self.starts[self.part_id + 1]

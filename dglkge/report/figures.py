@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,7 @@ PERPLEXITY = 30
 """Of t-SNE, its usual value; smaller where there are fewer than 91 entities, of which it takes a third."""
 
 
-def chosen_entities(of_entities: Mapping[str, np.ndarray], most: int) -> dict[str, np.ndarray]:
+def frequent_entities(of_entities: Mapping[str, np.ndarray], most: int) -> dict[str, np.ndarray]:
     """Return the ids of the entities with the highest degrees over all types, by type, in descending order.
 
     Parameters
@@ -45,7 +46,7 @@ def chosen_entities(of_entities: Mapping[str, np.ndarray], most: int) -> dict[st
 
     Examples
     --------
-    >>> chosen_entities({"a": np.array([1, 9, 3]), "b": np.array([2])}, 3)
+    >>> frequent_entities({"a": np.array([1, 9, 3]), "b": np.array([2])}, 3)
     {'a': array([1, 2]), 'b': array([0])}
     """
     types = list(of_entities)
@@ -123,12 +124,12 @@ def entity_map(
         ``method``, ``explained``, ``num_entities`` and ``types``: by type, ``names``, ``degrees``, ``x``
         and ``y`` of the entities.
     """
-    chosen = chosen_entities(of_entities, most)
-    rows = [tables.gather(name, torch.from_numpy(ids)).float().numpy() for name, ids in chosen.items()]
+    ids_by_type = frequent_entities(of_entities, most)
+    rows = [tables.gather(name, torch.from_numpy(ids)).float().numpy() for name, ids in ids_by_type.items()]
     points, explained = project(np.concatenate(rows), method)
     types: dict[str, dict[str, Sequence[Any]]] = {}
     first = 0
-    for name, ids in chosen.items():
+    for name, ids in ids_by_type.items():
         of_type = points[first : first + len(ids)]
         first += len(ids)
         vocabulary = tables.vocabulary(name)
@@ -174,11 +175,6 @@ class Choices:
         Entities of the map; 0 for none.
     projection : str
         Of :data:`dglkge.report.figures.METHODS`.
-
-    Raises
-    ------
-    InputError
-        If a field is out of range.
     """
 
     split: str = TEST
@@ -187,12 +183,6 @@ class Choices:
     seed: int = 0
     points: int = 2000
     projection: str = METHODS[0]
-
-    def __post_init__(self) -> None:
-        for name in ("limit", "seed", "points"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise InputError(f"--{name} must be at least 0, got {value}")
 
 
 def default_limit(num_entities: int, dim: int) -> int:
@@ -252,7 +242,7 @@ def collect(
             degrees_of[key] = run.degrees
             datasets[key] = {**dataset_figures(run.dataset, degrees_of[key]), "runs": []}
         datasets[key]["runs"].append(label)
-    found = []
+    figures_of_runs = []
     for label, run in zip(labels, runs):
         report = progress or (lambda what, done, total: None)
         figures = run_figures(run, choices, label, report)
@@ -260,10 +250,10 @@ def collect(
             report(f"{label}: map", 0, 1)
             of_entities = degrees_of[run.dataset.fingerprint]
             figures["map"] = entity_map(run.tables, of_entities, choices.points, choices.projection)
-        found.append(figures)
+        figures_of_runs.append(figures)
     return finite(
         {
-            "runs": found,
+            "runs": figures_of_runs,
             "datasets": list(datasets.values()),
             "configuration": configuration([run.checkpoint.config for run in runs]),
         }
@@ -275,8 +265,8 @@ def run_labels(paths: Sequence[str]) -> list[str]:
 
     Examples
     --------
-    >>> run_labels(["runs/a", "old/runs/a", "runs/b/checkpoint/best"])
-    ['runs/a', 'old/runs/a', 'best']
+    >>> run_labels(["old/a", "new/a", "runs/b/checkpoint/best"])
+    ['old/a', 'new/a', 'best']
     """
     parts = [Path(path).resolve().parts for path in paths]
     if len(set(parts)) < len(parts):
@@ -337,11 +327,11 @@ def degree_histogram(of_entities: np.ndarray) -> list[list[int]]:
     >>> degree_histogram(np.array([0, 1, 1, 3, 5]))
     [[0, 0, 1], [1, 1, 2], [2, 3, 1], [4, 7, 1]]
     """
-    found, low, high = [], 0, 0
+    classes, low, high = [], 0, 0
     while low <= of_entities.max():
-        found.append([low, high, int(((of_entities >= low) & (of_entities <= high)).sum())])
+        classes.append([low, high, int(((of_entities >= low) & (of_entities <= high)).sum())])
         low, high = high + 1, 2 * high + 1
-    return found
+    return classes
 
 
 def run_figures(run: Run, choices: Choices, label: str, progress: Progress) -> dict[str, Any]:
@@ -351,6 +341,7 @@ def run_figures(run: Run, choices: Choices, label: str, progress: Progress) -> d
     described = run.inspect()
     curves = learning_curves(read_lines(records_folder(checkpoint.run_folder) / RUN_STATS_FILE))
     result, triples = ranking(run, choices, lambda done, total: progress(f"{label}: rank", done, total))
+    metrics = result.to_dict()
     progress(f"{label}: examples", 0, 1)
     return {
         "label": label,
@@ -368,11 +359,14 @@ def run_figures(run: Run, choices: Choices, label: str, progress: Progress) -> d
         "training": curves,
         "recorded": recorded(run),
         "ranking": {
-            "protocol": result.protocol.to_dict(),
+            "protocol": metrics["protocol"],
             "num_triples": len(triples),
             "num_triples_of_split": len(run.dataset.split(choices.split)),
             "seed": choices.seed,
-            **ranking_figures(result),
+            "sides": {side: metrics[side] for side in SIDES},
+            "categories": metrics["per_category"],
+            "relations": metrics["per_relation"],
+            "relation_categories": metrics["relation_categories"],
         },
         "examples": examples(run, result, triples),
     }
@@ -381,9 +375,9 @@ def run_figures(run: Run, choices: Choices, label: str, progress: Progress) -> d
 def recorded(run: Run) -> dict[str, dict[str, Any]]:
     """Return what the training job measured at its end, by split: protocol and metrics of both sides."""
     return {
-        split: {"protocol": found["protocol"], "both": found["both"]}
-        for split, found in run.metrics.items()
-        if isinstance(found, dict) and "protocol" in found and "both" in found
+        split: {"protocol": result["protocol"], "both": result["both"]}
+        for split, result in run.metrics.items()
+        if isinstance(result, dict) and "protocol" in result and "both" in result
     }
 
 
@@ -412,24 +406,6 @@ def ranking(
     return run.evaluate(protocol, triples, count), triples
 
 
-def ranking_figures(result: RankingResult) -> dict[str, Any]:
-    """Return the metrics by side, category and relation."""
-    categories = result.categories
-    return {
-        "sides": {sides: result.metrics(sides).to_dict() for sides in SIDES},
-        "categories": _groups(result.per_category()),
-        "relations": _groups(result.per_relation()),
-        "relation_categories": {} if categories is None else categories.to_dict(result.relation_labels),
-    }
-
-
-def _groups(groups: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, dict[str, float]]]:
-    return {
-        label: {sides: metrics.to_dict() for sides, metrics in by_side.items()}
-        for label, by_side in groups.items()
-    }
-
-
 def examples(run: Run, result: RankingResult, triples: np.ndarray) -> dict[str, list[dict[str, Any]]]:
     """Return the best and the worst relations by MRR, each with the answers to some of its queries.
 
@@ -439,41 +415,43 @@ def examples(run: Run, result: RankingResult, triples: np.ndarray) -> dict[str, 
         ``best`` and ``worst``: relations with ``relation``, ``mrr``, ``num_queries`` and ``queries``; a query
         has ``side``, ``given``, ``true``, ``rank`` and ``answers`` (name, score, split that has the triple).
     """
-    per_relation = {label: sides["both"] for label, sides in result.per_relation().items()}
-    enough = [label for label, found in per_relation.items() if found.num_queries >= 2 * FEWEST_FOR_EXAMPLES]
-    ordered = sorted(enough or per_relation, key=lambda label: -per_relation[label].mrr)
+    both = {label: sides["both"] for label, sides in result.per_relation().items()}
+    enough = [label for label, metrics in both.items() if metrics.num_queries >= 2 * FEWEST_FOR_EXAMPLES]
+    ordered = sorted(enough or both, key=lambda label: -both[label].mrr)
     # A relation is not both: with few of them, the better half is best.
     number = min(EXAMPLE_RELATIONS, max(1, len(ordered) // 2))
     groups = {"best": ordered[:number], "worst": ordered[len(ordered) - number :][::-1]}
     if len(ordered) == 1:
         groups["worst"] = []
-    chosen = [
+
+    asked = [
         (label, place, side)
-        for labels in groups.values()
-        for label in labels
+        for label in chain.from_iterable(groups.values())
         for place in np.flatnonzero(triples[:, 1] == run.dataset.relations.labels.id(label))[:EXAMPLE_TRIPLES]
         for side in Side
     ]
-    queries = [_query(run.dataset, triples[place], side) for _, place, side in chosen]
-    found: dict[str, list[dict[str, Any]]] = {}
-    for (label, place, side), query, answer in zip(chosen, queries, run.answer(queries, EXAMPLE_ANSWERS)):
+    # All at once: each call reads the rows of all candidates.
+    named = [_query(run.dataset, triples[place], side) for _, place, side in asked]
+    predictions = run.answer(named, EXAMPLE_ANSWERS)
+    queries: dict[str, list[dict[str, Any]]] = {label: [] for label in chain.from_iterable(groups.values())}
+    for (label, place, side), prediction in zip(asked, predictions):
         true_id = int(triples[place, side.column])
-        found.setdefault(label, []).append(
+        queries[label].append(
             {
                 "side": side.value,
-                "given": query.entity,
-                "true": run.dataset.vocabulary(answer.answer_type)[true_id],
+                "given": prediction.query.entity,
+                "true": run.dataset.vocabulary(prediction.answer_type)[true_id],
                 "rank": float(result.ranks[side][place]),
-                "answers": [dataclasses.asdict(one) for one in answer.answers],
+                "answers": [dataclasses.asdict(answer) for answer in prediction.answers],
             }
         )
     return {
         kind: [
             {
                 "relation": label,
-                "mrr": per_relation[label].mrr,
-                "num_queries": per_relation[label].num_queries,
-                "queries": found[label],
+                "mrr": both[label].mrr,
+                "num_queries": both[label].num_queries,
+                "queries": queries[label],
             }
             for label in labels
         ]
@@ -501,9 +479,8 @@ def configuration(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     rows = []
     for field, (key, _, default, text) in zip(fields(), field_table()):
         plain = list(default) if isinstance(default, tuple) else default
-        values = [
-            plain if found is None else found for found in (value_at(one, field.path) for one in configs)
-        ]
+        recorded_values = (value_at(config, field.path) for config in configs)
+        values = [plain if value is None else value for value in recorded_values]
         rows.append(
             {
                 "field": key,

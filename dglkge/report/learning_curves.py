@@ -36,15 +36,15 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the lines of ``stats.jsonl``; a torn line, which a crash leaves, is skipped."""
     if not path.is_file():
         return []
-    found = []
+    lines = []
     for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             record = json.loads(line)
         except ValueError:
             continue
         if isinstance(record, dict) and isinstance(record.get("epoch"), int):
-            found.append(record)
-    return found
+            lines.append(record)
+    return lines
 
 
 def learning_curves(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -116,6 +116,21 @@ def finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+def duration(seconds: float) -> str:
+    """Return a time in its two largest units.
+
+    Examples
+    --------
+    >>> duration(4.32), duration(75.0), duration(7325.0), duration(200_000.0)
+    ('4.32 s', '1 min 15 s', '2 h 2 min', '2 d 7 h')
+    """
+    left = round(seconds)
+    for size, large, unit, small in ((86400, "d", 3600, "h"), (3600, "h", 60, "min"), (60, "min", 1, "s")):
+        if left >= size:
+            return f"{left // size} {large} {left % size // unit} {small}"
+    return f"{seconds:.3g} s"
+
+
 def thinned(points: Sequence[float], values: Sequence[float]) -> list[list[float]]:
     """Return pairs of point and value, at most :data:`MOST_POINTS`: means of equally many neighbours.
 
@@ -127,9 +142,9 @@ def thinned(points: Sequence[float], values: Sequence[float]) -> list[list[float
     if not len(points):
         return []
     groups = min(MOST_POINTS, len(points))
-    x, y = (np.array_split(np.asarray(given, dtype=float), groups) for given in (points, values))
+    x, y = (np.array_split(np.asarray(numbers, dtype=float), groups) for numbers in (points, values))
     # The last point of a group: the mean covers what was trained up to it.
-    return [[float(one[-1]), float(other.mean())] for one, other in zip(x, y)]
+    return [[float(ends[-1]), float(group.mean())] for ends, group in zip(x, y)]
 
 
 def _lasting(lines: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:

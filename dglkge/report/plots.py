@@ -8,8 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
-import plotly.graph_objects as go
-
 from dglkge.data.dataset_files import VALID, Field
 from dglkge.evaluation.metrics import CATEGORIES, SIDES, UNSEEN
 
@@ -31,18 +29,16 @@ MOST_NAMES = 25
 
 HEIGHT, MAP_HEIGHT, ROW_HEIGHT = 300, 560, 20
 
+Figure = dict[str, Any]
+Runs = Sequence[Mapping[str, Any]]
+
 
 def shown(text: str) -> str:
     """Return a text as plotly shows it literally: plotly reads some HTML in texts."""
     return html.escape(text, quote=False)
 
 
-def colour(number: int) -> str:
-    """Return the colour of a run or of an entity type."""
-    return PALETTE[number % len(PALETTE)]
-
-
-def figure(traces: Sequence[Any], height: int = HEIGHT, **layout: Any) -> dict[str, Any]:
+def figure(traces: Sequence[Figure], height: int = HEIGHT, **layout: Any) -> Figure:
     """Return a figure as JSON has it: ``data`` and ``layout``."""
     common = {
         "height": height,
@@ -50,52 +46,83 @@ def figure(traces: Sequence[Any], height: int = HEIGHT, **layout: Any) -> dict[s
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
         "hovermode": "closest",
         "dragmode": False,
+        "showlegend": len(traces) > 1,
     }
-    made = go.Figure(data=list(traces), layout={**common, **layout})
-    # plotly's default template would set colours, and add 6 kB to each figure.
-    made.layout.template = None
-    plain: dict[str, Any] = made.to_plotly_json()
-    plain["layout"].pop("template", None)
-    return plain
+    return {"data": list(traces), "layout": {**common, **layout}}
 
 
-def curves(runs: Sequence[Mapping[str, Any]], what: str, title: str, is_log: bool = False) -> dict[str, Any]:
+def _colour(number: int) -> str:
+    """Return the colour of a run or of an entity type."""
+    return PALETTE[number % len(PALETTE)]
+
+
+def _symbol(number: int) -> str:
+    return SYMBOLS[number % len(SYMBOLS)]
+
+
+def _axis(title: str, **more: Any) -> Figure:
+    return {"title": {"text": title}, **more}
+
+
+def _bars(
+    x: Sequence[Any],
+    y: Sequence[Any],
+    hover: str,
+    number: int = 0,
+    name: str = "",
+    is_hatched: bool = False,
+    **more: Any,
+) -> Figure:
+    """Return the bars of a run, or of a part of it, which may be hatched."""
+    marker = {
+        "color": _colour(number),
+        "pattern": {"shape": "/" if is_hatched else "", "fillmode": "replace"},
+        "line": {"color": _colour(number), "width": 1},
+    }
+    return {
+        "type": "bar",
+        "x": x,
+        "y": y,
+        "name": shown(name),
+        "marker": marker,
+        "hovertemplate": hover,
+        **more,
+    }
+
+
+def _points(x: Sequence[Any], y: Sequence[Any], hover: str, name: str, **more: Any) -> Figure:
+    """Return the points of a run or of an entity type."""
+    common = {"type": "scatter", "mode": "markers", "name": shown(name), "hovertemplate": hover}
+    return {**common, "x": x, "y": y, **more}
+
+
+def curves(runs: Runs, what: str, title: str, is_log: bool = False) -> Figure:
     """Return the plot of a learning curve of all runs that have it; empty if none has."""
     traces = []
     for number, run in enumerate(runs):
         points = run["training"][VALID].get("mrr", []) if what == VALID else run["training"][what]
-        if not points:
-            continue
-        traces.append(
-            go.Scatter(
-                x=[point[0] for point in points],
-                y=[point[1] for point in points],
-                name=shown(run["label"]),
-                mode="lines+markers" if len(points) <= 60 else "lines",
-                line={"color": colour(number), "dash": DASHES[number % len(DASHES)], "width": 2},
-                marker={"size": 5, "symbol": SYMBOLS[number % len(SYMBOLS)]},
-                hovertemplate="epoch %{x:.2f}: %{y:.4~g}",
-            )
-        )
+        if points:
+            style = {
+                "mode": "lines+markers" if len(points) <= 60 else "lines",
+                "line": {"color": _colour(number), "dash": DASHES[number % len(DASHES)], "width": 2},
+                "marker": {"size": 5, "symbol": _symbol(number)},
+            }
+            x, y = map(list, zip(*points))
+            traces.append(_points(x, y, "epoch %{x:.2f}: %{y:.4~g}", run["label"], **style))
     if not traces:
         return {}
     # On a logarithmic axis there is no 0 to begin at.
     vertical = {"type": "log"} if is_log else {"rangemode": "tozero"}
-    return figure(
-        traces,
-        showlegend=len(traces) > 1,
-        xaxis={"title": {"text": "epochs"}, "rangemode": "tozero"},
-        yaxis={"title": {"text": title}, **vertical},
-    )
+    return figure(traces, xaxis=_axis("epochs", rangemode="tozero"), yaxis=_axis(title, **vertical))
 
 
-def is_log_better(runs: Sequence[Mapping[str, Any]], what: str) -> bool:
+def is_log_better(runs: Runs, what: str) -> bool:
     """Return whether a curve's positive values span more than a factor of 20."""
     values = [point[1] for run in runs for point in run["training"][what] if point[1] is not None]
     return bool(values) and min(values) > 0 and max(values) / min(values) > 20
 
 
-def by_category(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def by_category(runs: Runs) -> Figure:
     """Return the plot of MRR by category of relations and side: colours are runs, hatched bars are tails."""
     names = ["all relations"]
     names += [
@@ -105,27 +132,16 @@ def by_category(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     for number, run in enumerate(runs):
         groups = {names[0]: run["ranking"]["sides"], **run["ranking"]["categories"]}
         for side in SIDES[1:]:
-            found = [groups[name][side] if name in groups else None for name in names]
+            results = [groups[name][side] if name in groups else {} for name in names]
+            mrr, counts = ([result.get(key) for result in results] for key in ("mrr", "num_queries"))
             title = f"{run['label']}, {side}" if len(runs) > 1 else side
-            traces.append(
-                go.Bar(
-                    x=names,
-                    y=[None if one is None else one["mrr"] for one in found],
-                    customdata=[None if one is None else one["num_queries"] for one in found],
-                    name=shown(title),
-                    marker={
-                        "color": colour(number),
-                        "pattern": {"shape": "/" if side == "tail" else "", "fillmode": "replace"},
-                        "line": {"color": colour(number), "width": 1},
-                    },
-                    hovertemplate="%{x}: MRR %{y:.4f}, %{customdata:,} queries",
-                )
-            )
-    axis = {"title": {"text": "MRR"}, "range": [0, 1]}
+            hover = "%{x}: MRR %{y:.4f}, %{customdata:,} queries"
+            traces.append(_bars(names, mrr, hover, number, title, side == "tail", customdata=counts))
+    axis = _axis("MRR", range=[0, 1])
     return figure(traces, barmode="group", xaxis={"type": "category"}, yaxis=axis)
 
 
-def by_relation(runs: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> dict[str, Any]:
+def by_relation(runs: Runs, labels: Sequence[str]) -> Figure:
     """Return the plot of MRR by relation, the best at the top.
 
     Parameters
@@ -135,40 +151,34 @@ def by_relation(runs: Sequence[Mapping[str, Any]], labels: Sequence[str]) -> dic
     labels : sequence of str
         The relations to show.
     """
-    found = runs[0]["ranking"]["relations"]
-    ordered = sorted(labels, key=lambda label: found[label]["both"]["mrr"] if label in found else -1.0)
-    # Two long names may be cut to the same text, so places are numbers and the texts are their ticks.
-    ticks = [shown(_cut(label)) for label in ordered]
+    first = runs[0]["ranking"]["relations"]
+    ordered = sorted(labels, key=lambda label: first[label]["both"]["mrr"] if label in first else -1.0)
     traces = []
     for number, run in enumerate(runs):
         metrics = run["ranking"]["relations"]
         places = [place for place, label in enumerate(ordered) if label in metrics]
-        traces.append(
-            go.Scatter(
-                x=[metrics[ordered[place]]["both"]["mrr"] for place in places],
-                y=places,
-                text=[shown(ordered[place]) for place in places],
-                customdata=[metrics[ordered[place]]["both"]["num_queries"] for place in places],
-                mode="markers",
-                name=shown(run["label"]),
-                # Open after the first run's, which equal values would hide.
-                marker={
-                    "color": colour(number),
-                    "size": 9,
-                    "symbol": SYMBOLS[number % len(SYMBOLS)] + ("-open" if number else ""),
-                    "line": {"width": 2, "color": colour(number)},
-                },
-                hovertemplate="%{text}: MRR %{x:.4f}, %{customdata:,} queries",
-            )
-        )
+        results = [metrics[ordered[place]]["both"] for place in places]
+        # Open after the first run's, which equal values would hide.
+        marker = {
+            "color": _colour(number),
+            "size": 9,
+            "symbol": _symbol(number) + ("-open" if number else ""),
+            "line": {"width": 2, "color": _colour(number)},
+        }
+        texts = {
+            "text": [shown(ordered[place]) for place in places],
+            "customdata": [result["num_queries"] for result in results],
+        }
+        hover, mrr = "%{text}: MRR %{x:.4f}, %{customdata:,} queries", [result["mrr"] for result in results]
+        traces.append(_points(mrr, places, hover, run["label"], marker=marker, **texts))
     return figure(
         traces,
         height=110 + ROW_HEIGHT * len(ordered),
-        showlegend=len(runs) > 1,
-        xaxis={"title": {"text": "MRR"}, "range": [-0.02, 1.02]},
+        xaxis=_axis("MRR", range=[-0.02, 1.02]),
+        # Two long names may be cut to the same text, so places are numbers and the texts are their ticks.
         yaxis={
             "tickvals": list(range(len(ordered))),
-            "ticktext": ticks,
+            "ticktext": [shown(_cut(label)) for label in ordered],
             "automargin": True,
             "range": [-0.7, len(ordered) - 0.3],
         },
@@ -179,118 +189,64 @@ def _cut(text: str, most: int = 30) -> str:
     return text if len(text) <= most else text[: most - 1] + "…"
 
 
-def degree_bars(histogram: Sequence[Sequence[int]]) -> dict[str, Any]:
+def degree_bars(histogram: Sequence[Sequence[int]]) -> Figure:
     """Return the plot of the entities by degree."""
     names = [str(low) if low == high else f"{low:,}–{high:,}" for low, high, _ in histogram]
-    bars = go.Bar(
-        x=names,
-        y=[count for _, _, count in histogram],
-        marker={"color": colour(0)},
-        hovertemplate="degree %{x}: %{y:,} entities",
-    )
-    return figure(
-        [bars],
-        xaxis={
-            "type": "category",
-            "title": {"text": "training triples of an entity"},
-            "automargin": True,
-            "tickangle": -45,
-        },
-        yaxis={"title": {"text": "entities"}},
-    )
+    bars = _bars(names, [count for _, _, count in histogram], "degree %{x}: %{y:,} entities")
+    axis = _axis("training triples of an entity", type="category", automargin=True, tickangle=-45)
+    return figure([bars], xaxis=axis, yaxis=_axis("entities"))
 
 
-def part_bars(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def part_bars(parts: Sequence[Mapping[str, Any]]) -> Figure:
     """Return the plot of the edges of each partition: inside it, and cut."""
     names = [f"part {part['part']}" for part in parts]
     cut = [part[Field.CUT_EDGES] for part in parts]
     inside = [part["num_edges"] - number for part, number in zip(parts, cut)]
-    traces = [
-        go.Bar(
-            x=names,
-            y=values,
-            name=name,
-            marker={"color": colour(number), "pattern": {"shape": "/" if number else ""}},
-            hovertemplate="%{x}: %{y:,} edges",
-        )
-        for number, (name, values) in enumerate((("both ends inside", inside), ("cut", cut)))
-    ]
-    return figure(traces, barmode="stack", xaxis={"type": "category"}, yaxis={"title": {"text": "edges"}})
+    hover = "%{x}: %{y:,} edges"
+    traces = [_bars(names, inside, hover, 0, "both ends inside"), _bars(names, cut, hover, 1, "cut", True)]
+    return figure(traces, barmode="stack", xaxis={"type": "category"}, yaxis=_axis("edges"))
 
 
-def phase_bars(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def phase_bars(runs: Runs) -> Figure:
     """Return the plot of the share of each phase in the trainers' time; empty if none was measured."""
-    measured = [(number, run) for number, run in enumerate(runs) if run["training"]["phase_seconds"]]
     traces = []
-    for number, run in measured:
-        seconds = run["training"]["phase_seconds"]
-        total = sum(seconds.values()) or 1.0
-        traces.append(
-            go.Bar(
-                x=list(seconds),
-                y=[value / total for value in seconds.values()],
-                name=shown(run["label"]),
-                marker={"color": colour(number)},
-                hovertemplate="%{x}: %{y:.1%}",
-            )
-        )
-    if not traces:
-        return {}
-    axis = {"title": {"text": "share of trainers' time"}, "tickformat": ".0%"}
-    return figure(traces, barmode="group", showlegend=len(traces) > 1, yaxis=axis)
+    for number, run in enumerate(runs):
+        if seconds := run["training"]["phase_seconds"]:
+            total = sum(seconds.values()) or 1.0
+            shares = [value / total for value in seconds.values()]
+            traces.append(_bars(list(seconds), shares, "%{x}: %{y:.1%}", number, run["label"]))
+    axis = _axis("share of trainers' time", tickformat=".0%")
+    return figure(traces, barmode="group", yaxis=axis) if traces else {}
 
 
-def map_points(found: Mapping[str, Any]) -> dict[str, Any]:
+def map_points(entities: Mapping[str, Any]) -> Figure:
     """Return the plot of a map: a colour for each type, or for one type alone by degree."""
-    types = found["types"]
+    types = entities["types"]
     traces = []
     for number, (name, of_type) in enumerate(types.items()):
-        marker: dict[str, Any] = {"size": 6, "opacity": 0.75, "symbol": SYMBOLS[number % len(SYMBOLS)]}
-        if len(types) > 1:
-            marker["color"] = colour(number)
-        else:
+        marker: Figure = {"size": 6, "opacity": 0.75, "symbol": _symbol(number), "color": _colour(number)}
+        if len(types) == 1:
             logarithms = [math.log10(max(1, degree)) for degree in of_type["degrees"]]
             ticks = list(range(math.ceil(max(logarithms, default=0)) + 1))
-            marker |= {
-                "color": logarithms,
-                "colorscale": "Viridis",
-                "colorbar": {
-                    "title": {"text": "degree"},
-                    "tickvals": ticks,
-                    "ticktext": [f"{10**tick:,}" for tick in ticks],
-                    "thickness": 12,
-                },
-            }
-        traces.append(
-            go.Scatter(
-                x=of_type["x"],
-                y=of_type["y"],
-                text=[shown(entity) for entity in of_type["names"]],
-                customdata=of_type["degrees"],
-                mode="markers",
-                name=shown(name),
-                marker=marker,
-                hovertemplate="%{text}<br>degree %{customdata:,}",
-            )
-        )
-    titles = ["", ""]
-    if found["explained"]:
-        titles = [f"component {i + 1} ({share:.1%})" for i, share in enumerate(found["explained"])]
-    axes = {
-        f"{axis}axis": {"title": {"text": title}, "zeroline": False, "showticklabels": bool(title)}
-        for axis, title in zip("xy", titles)
-    }
+            texts = {"tickvals": ticks, "ticktext": [f"{10**tick:,}" for tick in ticks]}
+            bar = _axis("degree", thickness=12, **texts)
+            marker |= {"color": logarithms, "colorscale": "Viridis", "colorbar": bar}
+        texts = {"text": [shown(entity) for entity in of_type["names"]], "customdata": of_type["degrees"]}
+        hover = "%{text}<br>degree %{customdata:,}"
+        traces.append(_points(of_type["x"], of_type["y"], hover, name, marker=marker, **texts))
+    titles = [f"component {i + 1} ({share:.1%})" for i, share in enumerate(entities["explained"])] or ["", ""]
+    x, y = (_axis(title, zeroline=False, showticklabels=bool(title)) for title in titles)
     return figure(
         traces,
         height=MAP_HEIGHT,
         margin={"l": 56, "r": 12, "t": 40, "b": 48},  # room for the buttons above the plot
-        showlegend=len(types) > 1,
         annotations=_map_names(types.values()),
-        **axes,
+        xaxis=x,
+        yaxis=y,
     )
 
 
-def _map_names(types: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _map_names(types: Iterable[Mapping[str, Any]]) -> list[Figure]:
     """Return the names of the entities with the highest degrees, but for those that would lie on others."""
     columns = [zip(*(of_type[key] for key in ("degrees", "x", "y", "names"))) for of_type in types]
     points = sorted(chain.from_iterable(columns), key=lambda point: -point[0])
@@ -298,12 +254,12 @@ def _map_names(types: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         return []
     _, xs, ys, _ = zip(*points)
     width, height = (max(max(values) - min(values), 1e-9) for values in (xs, ys))
-    places: list[tuple[float, float]] = []
-    names = []
+    names: list[Figure] = []
     for _, x, y, name in points:
-        is_free = all(abs(x - a) > 0.15 * width or abs(y - b) > 0.05 * height for a, b in places)
-        if is_free and len(places) < MOST_NAMES:
-            places.append((x, y))
+        is_free = all(
+            abs(x - other["x"]) > 0.15 * width or abs(y - other["y"]) > 0.05 * height for other in names
+        )
+        if is_free and len(names) < MOST_NAMES:
             style = {"showarrow": False, "yshift": 10, "font": {"size": 11}}
             names.append({"x": x, "y": y, "text": shown(_cut(name)), **style})
     return names

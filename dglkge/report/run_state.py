@@ -122,13 +122,11 @@ def _progress(last: Mapping[str, Any], num_epochs: int | None) -> dict[str, Any]
 
 def _validations(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the last and the best ranking of the valid split."""
-    found = [
+    results = [
         {"epoch": line["epoch"] + 1, **line[VALID]} for line in lines if isinstance(line.get(VALID), dict)
     ]
-    return {
-        "last": found[-1] if found else None,
-        "best": max(found, key=lambda one: one.get("mrr", 0.0)) if found else None,
-    }
+    best = max(results, key=lambda result: result.get("mrr", 0.0), default=None)
+    return {"last": results[-1] if results else None, "best": best}
 
 
 def _seconds_left(batches: Sequence[Mapping[str, Any]], progress: Mapping[str, Any]) -> float | None:
@@ -174,32 +172,32 @@ def _newest_manifest(folder: Path) -> dict[str, Any]:
         version = layout.parse_version((checkpoint / layout.VERSION_FILE).read_text(encoding="utf-8").strip())
     except (OSError, ValueError):
         return {}
-    found = _read_json(checkpoint / layout.version_folder(version) / layout.MANIFEST_FILE) if version else {}
-    return {**found, "version": version}
+    path = checkpoint / layout.version_folder(version) / layout.MANIFEST_FILE if version else None
+    return {**(_read_json(path) if path else {}), "version": version}
 
 
 def _read_json(path: Path) -> dict[str, Any]:
     """Return a JSON object; empty if it is absent, half-written or no object."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
-def _find_logs(folder: Path, given: Path | None) -> Path | None:
+def _find_logs(folder: Path, own: Path | None) -> Path | None:
     """Return the folder of the newest attempt's logs; None if there is none here.
 
     Raises
     ------
     InputError
-        If the given folder does not exist.
+        If the folder that is named does not exist.
     """
-    if given is not None and not given.is_dir():
-        raise InputError(f"there is no folder of logs {given}")
+    if own is not None and not own.is_dir():
+        raise InputError(f"there is no folder of logs {own}")
     job = _read_json(folder / layout.RUN_JOB_FILE)
     places = [folder / str(job[name]) for name in ("log_dir_from_here", "log_dir") if job.get(name)]
-    for place in [given] if given is not None else [*places, folder / "logs"]:
+    for place in [own] if own is not None else [*places, folder / "logs"]:
         if place.is_dir():
             # --max_restarts makes a folder of each attempt.
             attempts = sorted(place.glob("attempt-*"), key=lambda path: path.stat().st_mtime)
@@ -209,11 +207,11 @@ def _find_logs(folder: Path, given: Path | None) -> Path | None:
 
 def _events(lines: Sequence[Mapping[str, Any]], logs: Path | None) -> list[dict[str, Any]]:
     """Return rankings, messages of the launcher and JSON lines of trainers, in the order of time."""
-    found = []
+    events = []
     for line in lines:
         if isinstance(line.get(VALID), dict) and isinstance(line.get("time"), str):
             message = f"epoch {line['epoch'] + 1}: valid MRR {line[VALID].get('mrr', 0.0):.4f}"
-            found.append({"time": line["time"], "process": "trainer 0", "level": "info", "message": message})
+            events.append({"time": line["time"], "process": "trainer 0", "level": "info", "message": message})
     for path in [] if logs is None else [logs / LAUNCHER_LOG, *sorted(logs.glob(_TRAINER_LOG))]:
         for text in _tail(path)[-MOST_EVENTS:]:
             record = parse_line(text)
@@ -222,9 +220,9 @@ def _events(lines: Sequence[Mapping[str, Any]], logs: Path | None) -> list[dict[
                 record = {"time": plain[1], "level": "info", "process": "launcher", "message": plain[2]}
             # Messages of DGL are of level debug.
             if record is not None and record["level"] != "debug":
-                found.append({name: record[name] for name in ("time", "process", "level", "message")})
+                events.append({name: record[name] for name in ("time", "process", "level", "message")})
     # Times are of one form, so their order is that of their texts; sorting is stable.
-    return sorted(found, key=lambda event: event["time"])[-MOST_EVENTS:]
+    return sorted(events, key=lambda event: event["time"])[-MOST_EVENTS:]
 
 
 def _log_tail(logs: Path, num_lines: int) -> list[str]:
@@ -247,6 +245,14 @@ def _tail(path: Path) -> list[str]:
     return lines[1:] if size > TAIL_BYTES else lines
 
 
+PROCESS_GAUGES = (
+    ("memory_bytes", "process_resident_memory_bytes", "resident memory of a process, shared parts included"),
+    ("shared_bytes", "process_shared_memory_bytes", "part of it that other processes may share"),
+    ("bytes_sent", "process_epoch_sent_bytes", "bytes sent to other machines in this epoch"),
+)
+"""Column of a process in the statistics, name of the gauge, and its help."""
+
+
 def prometheus_text(state: Mapping[str, Any], now: float | None = None) -> str:
     """Return a state in Prometheus' text format, for node_exporter's textfile collector or a web server.
 
@@ -259,55 +265,44 @@ def prometheus_text(state: Mapping[str, Any], now: float | None = None) -> str:
     """
     run = {"run": state["run"]}
     progress, valid = state["progress"], state[VALID]["last"] or {}
-    gauges: list[tuple[str, str, list[tuple[dict[str, str], Any]]]] = [
-        ("up", "1 while lines of statistics come, else 0", [(run, int(state["state"] == TRAINING))]),
-        ("finished", "1 if all epochs are done", [(run, int(state["state"] == FINISHED))]),
-        ("epochs_done", "epochs that are trained, with fractions", [(run, progress["epochs_done"])]),
-        ("epochs", "epochs that will be trained", [(run, progress["num_epochs"])]),
-        ("loss", "mean loss of a triple since the line before", [(run, state["loss"])]),
-        (Progress.EPOCH_LOSS, "mean loss of a triple in this epoch", [(run, state[Progress.EPOCH_LOSS])]),
-        ("edges_per_second", "triples trained per second", [(run, state["edges_per_second"])]),
-        ("epoch_sent_bytes", "bytes sent to other machines in this epoch", [(run, state["bytes_sent"])]),
-        ("quiet_seconds", "seconds since the last line of statistics", [(run, state["quiet_seconds"])]),
-        ("left_seconds", "estimate of the training time that is left", [(run, state["seconds_left"])]),
-        ("checkpoint_version", "number of the published version", [(run, state["version"])]),
-        (
-            "valid_metric",
-            "last ranking of the valid split",
-            [({**run, "metric": name}, value) for name, value in valid.items() if name != "epoch"],
-        ),
-        (
-            "test_metric",
-            "ranking of the test split at the end",
-            [({**run, "metric": name}, value) for name, value in (state[TEST] or {}).items()],
-        ),
-    ]
-    helps = {
-        "memory_bytes": (
-            "process_resident_memory_bytes",
-            "resident memory of a process, shared parts included",
-        ),
-        "shared_bytes": ("process_shared_memory_bytes", "part of it that other processes may share"),
-        "bytes_sent": ("process_epoch_sent_bytes", "bytes sent to other machines in this epoch"),
+    values = {
+        "up": (int(state["state"] == TRAINING), "1 while lines of statistics come, else 0"),
+        "finished": (int(state["state"] == FINISHED), "1 if all epochs are done"),
+        "epochs_done": (progress["epochs_done"], "epochs that are trained, with fractions"),
+        "epochs": (progress["num_epochs"], "epochs that will be trained"),
+        "loss": (state["loss"], "mean loss of a triple since the line before"),
+        Progress.EPOCH_LOSS: (state[Progress.EPOCH_LOSS], "mean loss of a triple in this epoch"),
+        "edges_per_second": (state["edges_per_second"], "triples trained per second"),
+        "epoch_sent_bytes": (state["bytes_sent"], "bytes sent to other machines in this epoch"),
+        "quiet_seconds": (state["quiet_seconds"], "seconds since the last line of statistics"),
+        "left_seconds": (state["seconds_left"], "estimate of the training time that is left"),
+        "checkpoint_version": (state["version"], "number of the published version"),
     }
-    for column, (name, words) in helps.items():
-        values = [
+    gauges = [(name, words, [(run, value)]) for name, (value, words) in values.items()]
+    for name, words, metrics in (
+        ("valid_metric", "last ranking of the valid split", valid),
+        ("test_metric", "ranking of the test split at the end", state[TEST] or {}),
+    ):
+        samples = [({**run, "metric": key}, value) for key, value in metrics.items() if key != "epoch"]
+        gauges.append((name, words, samples))
+    for column, name, words in PROCESS_GAUGES:
+        samples = [
             ({**run, "process": process, "machine": str(numbers.get("machine", 0))}, numbers[column])
             for process, numbers in state["processes"].items()
             if column in numbers
         ]
-        gauges.append((name, words, values))
+        gauges.append((name, words, samples))
     written = time.time() if now is None else now
     gauges.append(("written_timestamp_seconds", "time at which this was written", [(run, written)]))
     texts = []
-    for name, words, values in gauges:
-        samples = [
+    for name, words, samples in gauges:
+        lines = [
             f"dglkge_{name}{{{_labels(labels)}}} {_float(value)}\n"
-            for labels, value in values
+            for labels, value in samples
             if isinstance(value, (int, float))
         ]
-        if samples:
-            texts.append(f"# HELP dglkge_{name} {words}\n# TYPE dglkge_{name} gauge\n{''.join(samples)}")
+        if lines:
+            texts.append(f"# HELP dglkge_{name} {words}\n# TYPE dglkge_{name} gauge\n{''.join(lines)}")
     return "".join(texts)
 
 

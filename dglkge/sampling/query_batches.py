@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dglkge.data.known_triples import KnownTriples
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.sampling import triple_order
-from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, ignore_phase, trainer_share
+from dglkge.sampling.edge_batches import BatchOrder, EdgeBatch, EdgeBatches, ignore_phase, trainer_share
 from dglkge.typing import RELATION, Side
 
 Ids = npt.NDArray[np.int64]
@@ -234,7 +234,7 @@ class QueryBatch:
 
 
 @dataclass
-class QueryBatches:
+class QueryBatches(BatchOrder):
     """Selects this trainer's queries of each global batch: those with a given entity on its machine.
 
     Attributes
@@ -250,11 +250,7 @@ class QueryBatches:
     seed : int
     pairs : PairIndex, optional
         Queries (h, ?, t), which an epoch passes over as well, in the same order.
-    order_mark : int
-        0: see :attr:`dglkge.sampling.edge_batches.EdgeBatches.order_mark`.
     """
-
-    order_mark = 0
 
     index: QueryIndex
     layout: PartitionLayout
@@ -280,10 +276,8 @@ class QueryBatches:
         self._is_here = np.zeros(len(index), bool)
         for i, (_, anchor_type, _) in enumerate(self._kinds):
             of_kind = np.flatnonzero(self._kind == i)
-            nodes = np.asarray(layout.node_ids(anchor_type))[index.anchors[of_kind]]
-            first, end = layout.node_range(anchor_type, machine)
-            self._anchors[of_kind] = nodes
-            self._is_here[of_kind] = (nodes >= first) & (nodes < end)
+            self._anchors[of_kind] = nodes = np.asarray(layout.node_ids(anchor_type))[index.anchors[of_kind]]
+            self._is_here[of_kind] = _is_on(layout, machine, anchor_type, nodes)
         if pairs is not None:
             self._place_pairs(pairs, layout, machine)
 
@@ -295,9 +289,7 @@ class QueryBatches:
             of_kind = np.flatnonzero(pairs.kind_of == i)
             for side, (name, ids) in enumerate(zip(types, (pairs.heads, pairs.tails))):
                 self._pair_nodes[side, of_kind] = np.asarray(layout.node_ids(name))[ids[of_kind]]
-            first, end = layout.node_range(types[0], machine)
-            heads = self._pair_nodes[0, of_kind]
-            is_here[of_kind] = (heads >= first) & (heads < end)
+            is_here[of_kind] = _is_on(layout, machine, types[0], self._pair_nodes[0, of_kind])
         self._is_here = np.concatenate([self._is_here, is_here])
 
     def asks_for(self, entity_type: str) -> npt.NDArray[np.bool_]:
@@ -322,21 +314,9 @@ class QueryBatches:
         of_pairs = self._of_pairs(ids[ids >= len(self.index)] - len(self.index))
         ids = ids[ids < len(self.index)]
         ids = ids[np.argsort(self._kind[ids], kind="stable")]
-        bounds = np.searchsorted(self._kind[ids], np.arange(len(self._kinds) + 1)).tolist()
-        runs = tuple(
-            QueryRun(*kind, start, end)
-            for kind, start, end in zip(self._kinds, bounds, bounds[1:])
-            if end > start
-        )
+        runs = tuple(QueryRun(*run) for run in _runs(self._kinds, self._kind[ids]))
         anchors, relations = self._anchors[ids], self._relations[ids]
         return QueryBatch(epoch, index, len(positions), ids, anchors, relations, runs, *of_pairs)
-
-    def begin(self, epoch: int, index: int) -> None:
-        """Get to know that a batch will be trained next; it may have been made before."""
-
-    def place(self, epoch: int, batches_done: int) -> dict[str, Any]:
-        """Describe the place in the order after a number of batches, for ``stats.jsonl``: nothing here."""
-        return {}
 
     def _of_pairs(self, ids: Ids) -> tuple[Ids, Ids, Ids, tuple[PairRun, ...]]:
         """Sort pairs by kind; returns their numbers, heads, tails and runs."""
@@ -344,16 +324,27 @@ class QueryBatches:
             return ids, ids, ids, ()
         kind_of, kinds = self.pairs.kind_of, self.pairs.kinds
         ids = ids[np.argsort(kind_of[ids], kind="stable")]
-        bounds = np.searchsorted(kind_of[ids], np.arange(len(kinds) + 1)).tolist()
-        runs = tuple(
-            PairRun(*kind, start, end) for kind, start, end in zip(kinds, bounds, bounds[1:]) if end > start
-        )
+        runs = tuple(PairRun(*run) for run in _runs(kinds, kind_of[ids]))
         return ids, self._pair_nodes[0, ids], self._pair_nodes[1, ids], runs
 
 
 def _kind(side: int, lhs: str, rhs: str) -> tuple[Side, str, str]:
     """Return the missing side and the types of the given entity and of the answers."""
     return (Side.TAIL, lhs, rhs) if side == 0 else (Side.HEAD, rhs, lhs)
+
+
+def _is_on(layout: PartitionLayout, machine: int, entity_type: str, nodes: Ids) -> npt.NDArray[np.bool_]:
+    """Return whether a machine has each of some nodes."""
+    first, end = layout.node_range(entity_type, machine)
+    return (nodes >= first) & (nodes < end)
+
+
+def _runs(kinds: Sequence[tuple[Any, ...]], ascending: Ids) -> Iterator[tuple[Any, ...]]:
+    """Yield each kind that occurs among ascending numbers of kinds, with its run."""
+    bounds = np.searchsorted(ascending, np.arange(len(kinds) + 1)).tolist()
+    for kind, start, end in zip(kinds, bounds, bounds[1:]):
+        if end > start:
+            yield (*kind, start, end)
 
 
 AnswerIndex = QueryIndex | PairIndex
@@ -415,7 +406,7 @@ class EpochBatches(Protocol):
     Attributes
     ----------
     order_mark : int
-        See :attr:`dglkge.sampling.edge_batches.EdgeBatches.order_mark`.
+        See :attr:`dglkge.sampling.edge_batches.BatchOrder.order_mark`.
     """
 
     order_mark: int

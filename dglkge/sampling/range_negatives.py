@@ -40,25 +40,6 @@ def range_offset(num_ranges: int) -> float:
     return math.log(num_ranges - 1)
 
 
-@dataclass(frozen=True)
-class NodeRanges:
-    """Returns the ranges of nodes.
-
-    Parameters
-    ----------
-    bounds : mapping of str to (num_parts * P + 1,) int64
-        Of each entity type; see :func:`dglkge.data.range_walk.range_bounds`.
-    num_ranges : int
-    """
-
-    bounds: Mapping[str, npt.NDArray[np.int64]]
-    num_ranges: int
-
-    def __call__(self, entity_type: str, node_ids: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Return the range (n,) of each node on its own machine."""
-        return ranges_of(node_ids, self.bounds[entity_type], self.num_ranges)
-
-
 Ids = npt.NDArray[np.int64]
 
 # Domain separation: the kinds of negatives share the seed, not the key.
@@ -66,8 +47,8 @@ _GLOBAL_KEY, _LOCAL_KEY, _IN_BATCH_KEY = 0x6A4E, 0x10CA2, 0xBA7C5
 
 
 @dataclass(frozen=True)
-class DrawnRanges:
-    """Ranges of rows that negatives are drawn from.
+class NodeRanges:
+    """Ranges of the nodes of each entity type.
 
     Attributes
     ----------
@@ -82,6 +63,10 @@ class DrawnRanges:
     bounds: Mapping[str, Ids]
     num_ranges: int
     is_mixed: bool = False
+
+    def __call__(self, entity_type: str, node_ids: Ids) -> Ids:
+        """Return the range (n,) of each node on its own machine."""
+        return ranges_of(node_ids, self.bounds[entity_type], self.num_ranges)
 
 
 @dataclass
@@ -104,7 +89,7 @@ class RangeNegatives:
         Negatives of a chunk, of all kinds.
     shares : (float, float, float)
         Of global, local and in-batch negatives.
-    ranges : DrawnRanges
+    ranges : NodeRanges
     part : int
         The partition of this machine.
     pairs : sequence of (str, str)
@@ -123,7 +108,7 @@ class RangeNegatives:
     side: Side
     num_negatives: int
     shares: tuple[float, float, float]
-    ranges: DrawnRanges
+    ranges: NodeRanges
     part: int
     pairs: Sequence[tuple[str, str]]
     seed: int

@@ -20,8 +20,9 @@ from starlette.exceptions import HTTPException
 
 from dglkge import __version__
 from dglkge.errors import InputError
-from dglkge.serving.explorer import Explorer, UnknownEntityError
-from dglkge.serving.guard import MAX_BODY_BYTES, Application, Guard, HostNames
+from dglkge.inference.trained_model import UnknownEntityError
+from dglkge.serving.explorer import Explorer
+from dglkge.serving.guard import MAX_BODY_BYTES, Guard, HostNames
 
 logger = logging.getLogger(__name__)
 
@@ -92,16 +93,21 @@ class PredictRequest(Strict):
     ] = "all"
 
 
-class PredictedTriple(BaseModel):
-    """One answer."""
+class ScoredNames(BaseModel):
+    """A triple by names with its score."""
 
-    rank: int
     head: str
     relation: str
     tail: str
     score: float | None = Field(description="null if it is no finite number")
     probability: float | None = Field(description="null unless dglkge calibrate was run")
     known_from: Split = Field(description="first split that has the triple")
+
+
+class PredictedTriple(ScoredNames):
+    """One answer."""
+
+    rank: int
 
 
 class PredictResult(BaseModel):
@@ -136,15 +142,9 @@ class ScoreRequest(Strict):
     triples: Annotated[list[Triple], Field(min_length=1, max_length=MAX_TRIPLES)]
 
 
-class ScoredTriple(BaseModel):
+class ScoredTriple(ScoredNames):
     """A triple with its score, or with a problem."""
 
-    head: str
-    relation: str
-    tail: str
-    score: float | None
-    probability: float | None
-    known_from: Split
     problem: str | None
 
 
@@ -284,9 +284,7 @@ class ModelCalls:
         return self._running.locked()
 
 
-def create_app(
-    explorer: Explorer, calls: ModelCalls, hosts: HostNames, token: str | None = None
-) -> Application:
+def create_app(explorer: Explorer, calls: ModelCalls, hosts: HostNames, token: str | None = None) -> Guard:
     """Build the ASGI application.
 
     Routes of the model are coroutines that wait for ``calls``. Those that only look names and triples up are
@@ -322,7 +320,7 @@ def create_app(
     @app.get("/relations", response_model=RelationsResponse)
     def relations() -> Response:
         """List the relations."""
-        return JSONResponse({"relations": explorer.relations()})
+        return JSONResponse({"relations": explorer.relations})
 
     @app.get("/entities", response_model=EntitiesResponse)
     def entities(
@@ -389,13 +387,9 @@ def _add_error_handlers(app: FastAPI) -> None:
     def refuse(status: int, text: str) -> JSONResponse:
         return JSONResponse({"error": " ".join(text.split())}, status)
 
-    @app.exception_handler(UnknownEntityError)
-    def unknown(_request: Request, error: Exception) -> Response:
-        return refuse(404, str(error))
-
     @app.exception_handler(InputError)
     def bad_input(_request: Request, error: Exception) -> Response:
-        return refuse(400, str(error))
+        return refuse(404 if isinstance(error, UnknownEntityError) else 400, str(error))
 
     @app.exception_handler(BusyError)
     def busy(_request: Request, _error: Exception) -> Response:
@@ -406,12 +400,12 @@ def _add_error_handlers(app: FastAPI) -> None:
     @app.exception_handler(RequestValidationError)
     def invalid(_request: Request, error: RequestValidationError) -> Response:
         problems = []
-        for one in error.errors()[:3]:
-            if one["type"] == "json_invalid":
-                reason, place = one["ctx"]["error"], one["loc"][1]
+        for fault in error.errors()[:3]:
+            if fault["type"] == "json_invalid":
+                reason, place = fault["ctx"]["error"], fault["loc"][1]
                 return refuse(400, f"the body is not JSON: {reason} at character {place}")
-            field = ".".join(str(part) for part in one["loc"][1:]) or str(one["loc"][0])
-            problems.append(f"{field}: {one['msg']}, got {_shortened(one.get('input'))}")
+            field = ".".join(str(part) for part in fault["loc"][1:]) or str(fault["loc"][0])
+            problems.append(f"{field}: {fault['msg']}, got {_shortened(fault.get('input'))}")
         more = len(error.errors()) - len(problems)
         return refuse(422, "; ".join(problems) + (f"; and {more} more" if more else ""))
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain, islice, repeat
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,9 @@ from dglkge.data.known_triples import KnownTriples
 from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError
 from dglkge.inference.choices import ALL, Known
+from dglkge.inference.frames import by_query
 from dglkge.inference.run import Run
+from dglkge.inference.trained_model import UnknownEntityError
 from dglkge.serving.indexes import NameIndex, Neighbours
 from dglkge.typing import Side
 
@@ -24,10 +26,6 @@ MAX_FREQUENT = 1000
 
 MAX_OTHERS = 10_000
 """Entities in one answer of :meth:`Explorer.triples`; relations after that have counts only."""
-
-
-class UnknownEntityError(InputError):
-    """No entity has that name."""
 
 
 class Explorer:
@@ -51,6 +49,8 @@ class Explorer:
     run : Run
     no_triples : str or None
         Reason why known triples are not available.
+    relations : list of dict
+        Label, name, entity types and number of known triples of each relation, by id.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class Explorer:
                 type_: np.argsort(-counts, kind="stable")[:MAX_FREQUENT]
                 for type_, counts in run.degrees.items()
             }
-        self._relations = self._describe_relations()
-        if self._relations:
+        self.relations = self._describe_relations()
+        if self.relations:
             self._warm_up()
 
     def describe(self) -> dict[str, Any]:
@@ -110,10 +110,6 @@ class Explorer:
             "lists": index.num_lists,
             "lists_searched": index.num_searched,
         }
-
-    def relations(self) -> list[dict[str, Any]]:
-        """Return label, entity types and number of known triples of each relation, by id."""
-        return self._relations
 
     def _describe_relations(self) -> list[dict[str, Any]]:
         relations = self.run.tables.relations
@@ -160,15 +156,16 @@ class Explorer:
             entries.sort(key=lambda entry: -self.run.degrees[entry[0]][entry[1]])
             return [{"name": vocabulary(type_)[int(id_)], "type": type_} for type_, id_ in entries[:k]]
 
-        def folded(one: tuple[str, int]) -> str:
-            return vocabulary(one[0])[one[1]].casefold()
+        def named(type_: str, ids: Iterable[int]) -> Iterator[dict[str, str]]:
+            return ({"name": vocabulary(type_)[id_], "type": type_} for id_ in ids)
 
-        starting = [zip(repeat(type_), self._names[type_].starting(prefix)) for type_ in types]
-        found: Iterator[tuple[str, int]] = heapq.merge(*starting, key=folded)
+        starting = [named(type_, self._names[type_].starting(prefix)) for type_ in types]
+        matches: Iterator[dict[str, str]] = heapq.merge(*starting, key=lambda match: match["name"].casefold())
         if anywhere:
-            containing = [zip(repeat(type_), self._names[type_].containing(prefix)) for type_ in types]
-            found = chain(found, *containing)
-        return [{"name": vocabulary(type_)[id_], "type": type_} for type_, id_ in islice(found, k)]
+            matches = chain(
+                matches, *(named(type_, self._names[type_].containing(prefix)) for type_ in types)
+            )
+        return list(islice(matches, k))
 
     def find(self, entity: str, entity_type: str | None = None) -> tuple[str, int]:
         """Return type and id of an entity.
@@ -180,20 +177,9 @@ class Explorer:
         InputError
             If the type is unknown, or several types have the name and none was given.
         """
-        tables = self.run.tables
-        types = tables.entity_types if entity_type is None else [self.run.type_of(entity, entity_type)]
-        found = [type_ for type_ in types if entity in tables.vocabulary(type_)]
-        if len(found) > 1:
-            raise InputError(
-                f"{entity!r} is the name of entities of several types: {', '.join(found)}; "
-                "say which in 'type'"
-            )
-        if found:
-            return found[0], tables.vocabulary(found[0]).id(entity)
-        if len(types) > 1:
-            raise UnknownEntityError(f"no entity of any type is called {entity!r}: {', '.join(types)}")
+        type_ = self.run.type_of(entity, entity_type)
         try:
-            return types[0], tables.vocabulary(types[0]).id(entity)
+            return type_, self.run.tables.vocabulary(type_).id(entity)
         except InputError as error:  # its text has the nearest names
             raise UnknownEntityError(str(error)) from None
 
@@ -241,8 +227,8 @@ class Explorer:
         for side, own_role in ((Side.TAIL, "head"), (Side.HEAD, "tail")):
             if role not in (None, own_role):
                 continue
-            ids = np.array([one for one in asked if relations[one].anchor_type(side) == type_], np.int64)
-            for relation_id, others, splits in self._known_of(side, id_, ids):
+            fitting = [number for number in asked if relations[number].anchor_type(side) == type_]
+            for relation_id, others, splits in self._known_of(side, id_, np.array(fitting, np.int64)):
                 other_type = relations[relation_id].candidate_type(side)
                 names = self.run.tables.vocabulary(other_type)
                 page = slice(offset, offset + limit)
@@ -269,9 +255,9 @@ class Explorer:
         self, side: Side, entity_id: int, relation_ids: np.ndarray
     ) -> list[tuple[int, np.ndarray, list[str]]]:
         """Return (relation id, other entities, first split of each) for relations with known triples."""
-        given = np.full(len(relation_ids), entity_id)
-        runs = {split: known.runs(side, given, relation_ids) for split, known in self._known.items()}
-        found = []
+        anchors = np.full(len(relation_ids), entity_id)
+        runs = {split: known.runs(side, anchors, relation_ids) for split, known in self._known.items()}
+        relations = []
         for place in np.flatnonzero(sum(count for _, count, _ in runs.values())):
             parts = {
                 split: answers[first[place] : first[place] + count[place]].astype(np.int64)
@@ -280,8 +266,8 @@ class Explorer:
             names = [split for split, part in parts.items() for _ in part]
             # A triple of several splits counts once, for the first of them.
             others, places = np.unique(np.concatenate(list(parts.values())), return_index=True)
-            found.append((int(relation_ids[place]), others, [names[one] for one in places]))
-        return found
+            relations.append((int(relation_ids[place]), others, [names[first] for first in places]))
+        return relations
 
     def predict(
         self, queries: Sequence[Mapping[str, str | None]], k: int, known: str | None, candidates: str = ALL
@@ -303,26 +289,11 @@ class Explorer:
         if known is None and self.no_triples is not None:
             known = Known.KEEP.value  # else each request would log that it does not mark known answers
         answers = self.run.predict(frame.astype(object), k, known, candidates=candidates)
-        results: list[dict[str, Any]] = []
-        for query in queries:
-            given = {role: query[role] for role in ROLES}
-            missing = next((role for role in ROLES if given[role] is None), None)
-            results.append({**given, "missing": missing, "type": None, "answers": [], "problem": None})
-        columns = [
-            name
-            for name in ("query", "type", "problem", "rank", *ROLES, "score", "probability", "known_from")
-            if name in answers
-        ]
-        for place, type_, problem, *answer in zip(*(answers[name].tolist() for name in columns)):
-            result = results[place]
-            result["type"] = type_
-            if problem is not None:
-                result["problem"] = problem
-                continue
-            named = dict(zip(columns[3:], answer))
-            named["rank"] = int(named["rank"])
-            named["score"], named["probability"] = _number(named["score"]), _number(named.get("probability"))
-            result["answers"].append(named)
+        results = []
+        for query, group in zip(queries, by_query(frame, answers).values()):
+            for answer in group["answers"]:
+                answer |= {name: _number(answer[name]) for name in ("score", "probability")}
+            results.append({**query, **group})
         return results
 
     def score(self, triples: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
@@ -344,17 +315,17 @@ class Explorer:
         type_, id_ = self.find(entity, entity_type)
         index = self._neighbours.get(type_)
         if index is None:
-            found = [(answer.name, answer.score) for answer in self.run.nearest(entity, type_, k)]
+            neighbours = [(answer.name, answer.score) for answer in self.run.nearest(entity, type_, k)]
         else:
             names = self.run.tables.vocabulary(type_)
-            found = [(names[other], cosine) for other, cosine in index.search(id_, k)]
+            neighbours = [(names[other], cosine) for other, cosine in index.search(id_, k)]
         return {
             "entity": entity,
             "type": type_,
             "method": "exact" if index is None else "faiss",
             "similar": [
                 {"rank": rank, "name": name, "cosine": _number(cosine)}
-                for rank, (name, cosine) in enumerate(found, start=1)
+                for rank, (name, cosine) in enumerate(neighbours, start=1)
             ],
         }
 

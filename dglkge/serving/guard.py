@@ -6,19 +6,16 @@ import asyncio
 import contextlib
 import hmac
 import ipaddress
-import json
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from dglkge.errors import InputError
 from dglkge.launch.remote.handshake import read_private
-
-Message = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[Message]]
-Send = Callable[[Message], Awaitable[None]]
-Application = Callable[[Message, Receive, Send], Awaitable[None]]
 
 MAX_BODY_BYTES = 1 << 20
 
@@ -37,6 +34,14 @@ SECURITY_HEADERS = {
     "cross-origin-resource-policy": "same-origin",
     "cross-origin-opener-policy": "same-origin",
     "cache-control": "no-store",
+}
+
+
+REFUSAL_HEADERS = {
+    401: {"www-authenticate": "Bearer"},
+    # The rest of the body is not read.
+    408: {"connection": "close"},
+    413: {"connection": "close"},
 }
 
 
@@ -91,31 +96,30 @@ class Guard:
         Required from all requests of other paths, as ``Authorization: Bearer TOKEN``.
     """
 
-    def __init__(
-        self, app: Application, hosts: HostNames, public: set[str], token: str | None = None
-    ) -> None:
+    def __init__(self, app: ASGIApp, hosts: HostNames, public: set[str], token: str | None = None) -> None:
         self._app = app
         self._hosts = hosts
         self._public = public
         self._token = None if token is None else token.encode("ascii")
 
-    async def __call__(self, scope: Message, receive: Receive, send: Send) -> None:
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request."""
         if scope["type"] != "http":
             return
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                extra = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
-                message["headers"] = [*message.get("headers", []), *extra]
+                MutableHeaders(scope=message).update(SECURITY_HEADERS)
             await send(message)
 
-        status, problem = self._refusal(scope)
+        headers = Headers(scope=scope)
+        status, problem = self._refusal(scope["path"], headers)
         body = b""
         if not problem and scope["method"] not in ("GET", "HEAD"):
-            status, problem, body = await _read_body(scope, receive)
+            status, problem, body = await _read_body(headers, receive)
         if problem:
-            await _send_error(send_with_headers, status, problem)
+            refusal = JSONResponse({"error": problem}, status, REFUSAL_HEADERS.get(status))
+            await refusal(scope, receive, send_with_headers)
             return
         is_sent = False
 
@@ -145,22 +149,21 @@ class Guard:
             leaving.cancel()
             answer.cancel()
 
-    def _refusal(self, scope: Message) -> tuple[int, str]:
+    def _refusal(self, path: str, headers: Headers) -> tuple[int, str]:
         """Return status and text of the refusal of a request by its headers; an empty text for none."""
-        hosts = _values(scope, b"host")
+        hosts = headers.getlist("host")
         if len(hosts) != 1 or not self._hosts.allows(hosts[0]):
             got = repr(", ".join(hosts)[:200]) if hosts else "none"
             return 400, f"Host header: got {got}; allowed: {', '.join(sorted(self._hosts.names))}"
-        if scope["path"] in self._public:
+        if path in self._public:
             return 0, ""
         # Browsers send this header and scripts cannot change it. The answer would be hidden from another
         # site's page anyway, but it could keep the server busy.
-        site = _values(scope, b"sec-fetch-site")
-        if site and site[0] not in ("same-origin", "none"):
-            return 403, f"requests from pages of other sites are refused (Sec-Fetch-Site: {site[0][:40]})"
+        site = headers.get("sec-fetch-site", "none")
+        if site not in ("same-origin", "none"):
+            return 403, f"requests from pages of other sites are refused (Sec-Fetch-Site: {site[:40]})"
         if self._token is not None:
-            given = " ".join(_values(scope, b"authorization"))
-            scheme, _, value = given.partition(" ")
+            scheme, _, value = " ".join(headers.getlist("authorization")).partition(" ")
             if scheme.casefold() != "bearer":
                 return 401, "a token is needed: send the header 'Authorization: Bearer TOKEN'"
             # Takes the same time wherever the first difference is.
@@ -169,20 +172,15 @@ class Guard:
         return 0, ""
 
 
-def _values(scope: Message, name: bytes) -> list[str]:
-    """Return all values of a header."""
-    return [value.decode("latin-1") for key, value in scope["headers"] if key.lower() == name]
-
-
-async def _read_body(scope: Message, receive: Receive) -> tuple[int, str, bytes]:
+async def _read_body(headers: Headers, receive: Receive) -> tuple[int, str, bytes]:
     """Read the body; return status and text of a refusal, or an empty text and the body."""
-    kind = " ".join(_values(scope, b"content-type")).partition(";")[0].strip().casefold()
+    kind = " ".join(headers.getlist("content-type")).partition(";")[0].strip().casefold()
     if kind != "application/json":
         return 415, f"Content-Type: got {kind[:100]!r}; allowed: application/json", b""
     too_large = f"the body has more than {MAX_BODY_BYTES} bytes"
-    lengths = _values(scope, b"content-length")
-    if lengths and lengths[0].isdigit() and int(lengths[0]) > MAX_BODY_BYTES:
-        return 413, f"{too_large}: {lengths[0]}", b""
+    length = headers.get("content-length", "")
+    if length.isdigit() and int(length) > MAX_BODY_BYTES:
+        return 413, f"{too_large}: {length}", b""
     body = bytearray()
 
     async def read_all() -> bool:
@@ -199,17 +197,6 @@ async def _read_body(scope: Message, receive: Receive) -> tuple[int, str, bytes]
     except asyncio.TimeoutError:
         return 408, f"the body did not arrive within {BODY_SECONDS:g} s", b""
     return (0, "", bytes(body)) if is_whole else (413, too_large, b"")
-
-
-async def _send_error(send: Send, status: int, problem: str) -> None:
-    body = json.dumps({"error": problem}).encode()
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if status == 401:
-        headers.append((b"www-authenticate", b"Bearer"))
-    if status in (408, 413):
-        headers.append((b"connection", b"close"))  # the rest of the body is not read
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
 
 
 def valid_token(token: str, where: str) -> str:

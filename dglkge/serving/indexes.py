@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Iterator, Sequence
 
@@ -69,8 +70,8 @@ class Neighbours:
         self._index = faiss.IndexIVFScalarQuantizer(
             self._quantizer, width, self.num_lists, faiss.ScalarQuantizer.QT_8bit, faiss.METRIC_INNER_PRODUCT
         )
-        chosen = draws.choice(num_rows, min(num_rows, ROWS_PER_LIST * self.num_lists), replace=False)
-        self._index.train(self._normalized(np.sort(chosen)))
+        training = draws.choice(num_rows, min(num_rows, ROWS_PER_LIST * self.num_lists), replace=False)
+        self._index.train(self._normalized(np.sort(training)))
         bar = tqdm(total=num_rows, desc="faiss", unit="row", disable=None if show_progress else True)
         with bar:
             for shard in tables.shards(entity_type):
@@ -86,9 +87,9 @@ class Neighbours:
         # A setting of the calling thread, which is not the one that built the index.
         self._faiss.omp_set_num_threads(self._threads)
         query = self._normalized(np.array([entity_id]))
-        _, found = self._index.search(query, SPARE * k + 1)
+        _, (candidates,) = self._index.search(query, SPARE * k + 1)
         # -1 stands for candidates that the searched lists did not have.
-        ids = np.sort(found[0][(found[0] >= 0) & (found[0] != entity_id)])
+        ids = np.sort(candidates[(candidates >= 0) & (candidates != entity_id)])
         cosines = self._normalized(ids) @ query[0]
         # Equal cosines in the order of ids, as in exact search.
         best = np.argsort(-cosines, kind="stable")[:k]
@@ -101,15 +102,15 @@ class Neighbours:
         """Find the number of lists to search; return it and its recall on a sample of entities."""
         shards = self._tables.shards(self._type)
         exact = most_similar(self._tables, shards, self._type, torch.from_numpy(sample), RECALL_AT)
-        wanted = [{answer.entity_id for answer in answers} for answers in exact]
+        nearest = [{answer.entity_id for answer in answers} for answers in exact]
         searched = 1
         while True:
             self._index.nprobe = searched
             hits = sum(
                 len(right & {id_ for id_, _ in self.search(int(entity), RECALL_AT)})
-                for entity, right in zip(sample, wanted)
+                for entity, right in zip(sample, nearest)
             )
-            recall = hits / max(1, sum(map(len, wanted)))
+            recall = hits / max(1, sum(map(len, nearest)))
             if recall >= RECALL_WANTED or searched == self.num_lists:
                 return searched, recall
             searched = min(2 * searched, self.num_lists)
@@ -142,31 +143,24 @@ class NameIndex:
 
     def starting(self, prefix: str) -> Iterator[int]:
         """Yield the ids of the names that begin with a text, in alphabetical order."""
-        wanted = prefix.casefold()
-        low, high = 0, len(self._order)
-        while low < high:
-            middle = (low + high) // 2
-            if self._names[self._order[middle]].casefold() < wanted:
-                low = middle + 1
-            else:
-                high = middle
+        start = prefix.casefold()
+        first = bisect.bisect_left(self._order, start, key=lambda id_: self._names[id_].casefold())
         # Names that begin alike are neighbours in this order.
-        for place in range(low, len(self._order)):
-            id_ = int(self._order[place])
-            if not self._names[id_].casefold().startswith(wanted):
+        for id_ in map(int, self._order[first:]):
+            if not self._names[id_].casefold().startswith(start):
                 return
             yield id_
 
     def containing(self, text: str) -> Iterator[int]:
         """Yield the ids of the names that contain a text but do not begin with it, in the order of ids."""
-        wanted = text.casefold().encode("utf-8", "surrogatepass")
-        if not wanted or END in wanted:
+        part = text.casefold().encode("utf-8", "surrogatepass")
+        if not part or END in part:
             return
         # UTF-8 of a character is never found inside that of others, so bytes may be searched.
         # After each hit the search goes on at the next name.
-        place = self._text.find(wanted)
+        place = self._text.find(part)
         while place >= 0:
             id_ = int(np.searchsorted(self._starts, place, side="right")) - 1
             if place != self._starts[id_]:
                 yield id_
-            place = self._text.find(wanted, int(self._starts[id_ + 1]))
+            place = self._text.find(part, int(self._starts[id_ + 1]))

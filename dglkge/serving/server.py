@@ -13,7 +13,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dglkge.errors import InputError
 from dglkge.launch.stop_signals import signals_recorded
-from dglkge.serving.guard import Application
+from dglkge.serving.guard import Guard
 
 STOP_SECONDS = 5
 """Time for open requests to finish after a signal."""
@@ -76,17 +76,17 @@ def listening_socket(host: str, port: int) -> socket.socket:
     except (OSError, UnicodeError) as error:
         raise InputError(f"--host {host!r} has no address: {error}") from None
     # With the protocol named, asyncio sends small answers at once (TCP_NODELAY); else each waits 40 ms.
-    found = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    bound = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         # A port is free again as soon as its server has ended, while old connections are still closing.
-        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        found.bind(address)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
     except OSError as error:
-        found.close()
+        bound.close()
         raise InputError(
             f"cannot listen on {host} port {port}: {error.strerror}; --port 0 takes a free port"
         ) from None
-    return found
+    return bound
 
 
 def is_loopback(bound: socket.socket) -> bool:
@@ -107,7 +107,7 @@ def url_of(bound: socket.socket, host: str) -> str:
     return f"http://{name}:{bound.getsockname()[1]}/"
 
 
-def server_config(app: Application) -> uvicorn.Config:
+def server_config(app: Guard) -> uvicorn.Config:
     """Return the settings of uvicorn."""
     return uvicorn.Config(
         app,
@@ -123,7 +123,7 @@ def server_config(app: Application) -> uvicorn.Config:
     )
 
 
-def serve_until_signal(app: Application, bound: socket.socket, on_start: Callable[[], None]) -> int:
+def serve_until_signal(app: Guard, bound: socket.socket, on_start: Callable[[], None]) -> int:
     """Answer requests until Ctrl-C, SIGTERM or SIGHUP.
 
     Signals that are ignored stay ignored. Requests that were being answered are finished, within

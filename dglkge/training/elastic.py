@@ -72,8 +72,8 @@ def elastic(
         Objects with ``state_dict`` and ``load_state_dict`` (modules, torch optimizers, schedulers), equal on
         all trainers: rank 0's state is saved.
     every : mapping of str to number
-        When to commit: after so many ``epochs``, after so many ``batches`` of an epoch's loop, or at the first
-        batch so many ``minutes`` after the last commit. The last epoch is committed in any case.
+        When to commit: after so many ``epochs``, after so many ``batches`` of an epoch's loop, or at the
+        first batch so many ``minutes`` after the last commit. The last epoch is committed in any case.
     seed : int or None
         All random generators of Python, numpy, torch and DGL are seeded before each batch as a function of
         seed, epoch, batch and rank, so a restart goes on inside an epoch with the batches that are left.

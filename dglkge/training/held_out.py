@@ -6,6 +6,7 @@ The numbers are PyTorch-BigGraph's. Trainers take turns with batches; sums over 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -31,12 +32,13 @@ BLOCK_NUMBERS = 1 << 22
 """Queries times candidates times dimension that are compared at a time; ``planning/memory.py`` plans it."""
 
 
+@dataclass
 class HeldOutEvaluator:
     """Ranks the held-out triples of a pass.
 
     Its uniform negatives are the same in every evaluation, so that numbers before and after compare.
 
-    Parameters
+    Attributes
     ----------
     job : Job
         Its trainers take turns with batches.
@@ -47,20 +49,16 @@ class HeldOutEvaluator:
         Returns the rows (n, D) of the original ids (n,) of a table.
     """
 
-    def __init__(
-        self, job: Job, settings: HeldOutConfig, order: TripleOrder, gather: Callable[[str, Tensor], Tensor]
-    ) -> None:
-        config, dataset, world = job.config, job.dataset, job.cluster.world
-        self._order, self._num_chunks = order, config.training.edge_chunks
-        self._triples = dataset.split(TRAIN)
-        self._model, self._loss = job.model, configured_loss(config)
-        self._gather, self._reduce = gather, job.cluster.sum
-        pairs = [(relation.lhs, relation.rhs) for relation in dataset.relations.relations]
+    job: Job
+    settings: HeldOutConfig
+    order: TripleOrder
+    gather: Callable[[str, Tensor], Tensor]
+
+    def __post_init__(self) -> None:
+        pairs = [(relation.lhs, relation.rhs) for relation in self.job.dataset.relations.relations]
         self._pairs = list(dict.fromkeys(pairs))
         self._pair_of_relation = np.array([self._pairs.index(pair) for pair in pairs], np.int64)
-        self._num_entities = {name: dataset.num_entities(name) for name in dataset.entity_types}
-        self._turn, self._seed = (world.rank, world.world_size), config.seed
-        self._batch_size, self._num_uniform = settings.batch_negatives, settings.uniform_negatives
+        self._loss = configured_loss(self.job.config)
 
     @torch.no_grad()
     def evaluate(self, edge_set: int, chunk: int) -> dict[str, Any]:
@@ -71,23 +69,21 @@ class HeldOutEvaluator:
         dict
             ``count`` triples, and ``metrics`` of PyTorch-BigGraph's names.
         """
-        ids = np.sort(self._order.held_out(edge_set, chunk, self._num_chunks))
-        triples = np.asarray(self._triples[ids])
+        job, size = self.job, self.settings.batch_negatives
+        ids = np.sort(self.order.held_out(edge_set, chunk, job.config.training.edge_chunks))
+        triples = np.asarray(job.dataset.split(TRAIN)[ids])
         # Batches hold triples of one pair of types, and are the same for any number of trainers.
         batches = []
         for number in range(len(self._pairs)):
             of_pair = triples[self._pair_of_relation[triples[:, 1]] == number]
-            batches += [
-                (number, of_pair[start : start + self._batch_size])
-                for start in range(0, len(of_pair), self._batch_size)
-            ]
+            batches += [(number, of_pair[start : start + size]) for start in range(0, len(of_pair), size)]
         # Rows are in the host's memory, and a module perhaps on a device.
-        model = self._model.on_device(torch.device("cpu"))
+        model, world = job.model.on_device(torch.device("cpu")), job.cluster.world
         sums = np.zeros(len(_NAMES))
         for place, (number, batch) in enumerate(batches):
-            if place % self._turn[1] == self._turn[0]:
+            if place % world.world_size == world.rank:
                 sums += self._sums(model, self._pairs[number], batch, (edge_set, chunk, place))
-        sums = self._reduce(sums)
+        sums = job.cluster.sum(sums)
         count = len(triples)
         return {"count": count, "metrics": dict(zip(_NAMES, (sums / max(count, 1)).tolist()))}
 
@@ -96,13 +92,13 @@ class HeldOutEvaluator:
     ) -> np.ndarray:
         """Return the sums of the metrics over a batch of triples of one pair of entity types."""
         heads, relations, tails = (torch.from_numpy(np.ascontiguousarray(column)) for column in batch.T)
-        rows = {Side.HEAD: self._gather(pair[0], heads), Side.TAIL: self._gather(pair[1], tails)}
-        relation_rows = self._gather(RELATION, relations)
+        rows = {Side.HEAD: self.gather(pair[0], heads), Side.TAIL: self.gather(pair[1], tails)}
+        relation_rows = self.gather(RELATION, relations)
         found = dict.fromkeys(_NAMES, 0.0)
         for side, anchor_side, answers in ((Side.TAIL, Side.HEAD, tails), (Side.HEAD, Side.TAIL, heads)):
             entity_type = pair[side is Side.TAIL]
             drawn = self._uniform(entity_type, side, key)
-            candidates = torch.cat([rows[side], self._gather(entity_type, drawn)])
+            candidates = torch.cat([rows[side], self.gather(entity_type, drawn)])
             query = model.query(rows[anchor_side], relation_rows, side, relations)
             block = max(1, BLOCK_NUMBERS // max(1, len(candidates) * query.shape[1]))
             scores = torch.cat([model.compare_plainly(one, candidates) for one in query.split(block)])
@@ -130,6 +126,6 @@ class HeldOutEvaluator:
 
     def _uniform(self, entity_type: str, side: Side, key: tuple[int, int, int]) -> Tensor:
         """Draw original ids of a type, uniformly with replacement."""
-        stream = stream_key(self._seed, "held out", entity_type, side.name, *key)
-        bits = column_bits(stream, self._num_uniform)[0]
-        return torch.from_numpy(in_range(bits, self._num_entities[entity_type]))
+        stream = stream_key(self.job.config.seed, "held out", entity_type, side.name, *key)
+        bits = column_bits(stream, self.settings.uniform_negatives)[0]
+        return torch.from_numpy(in_range(bits, self.job.dataset.num_entities(entity_type)))

@@ -32,21 +32,6 @@ def loader(graph: Any, nodes: torch.Tensor, shuffle: bool) -> Any:
     return dgl.dataloading.DistNodeDataLoader(graph, nodes, sampler, batch_size=250, shuffle=shuffle)
 
 
-class Losses:
-    """The losses of the epochs, which go on after a restart."""
-
-    def __init__(self) -> None:
-        self.values: list[float] = []
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return what is saved."""
-        return {"values": self.values}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take what was saved."""
-        self.values = state["values"]
-
-
 def train_epoch(graph: Any, batches: Iterable[Any], model: Any, rows: Any, optimizers: list[Any]) -> float:
     """Train one epoch; return the mean loss of all trainers."""
     total = torch.zeros(2)

@@ -10,9 +10,7 @@ A server process runs in initialize() until all trainers have left, and then exi
 from __future__ import annotations
 
 import argparse
-import json
 import os
-from pathlib import Path
 
 import dglkge  # before dgl
 
@@ -21,13 +19,8 @@ import torch
 import torch.distributed as dist
 
 from dglkge.optim import SparseAdagrad
-from sage import EMBEDDING_DIM, GraphSage, Losses, accuracy, loader, train_epoch
-
-
-def initial_rows(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return the initial embeddings; servers call it inside ``initialize``, so it is defined before that."""
-    return torch.zeros(shape, dtype=dtype).normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
-
+from sage import EMBEDDING_DIM, GraphSage, accuracy, loader, train_epoch
+from state import Losses, initial_rows
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--optimizer", choices=("dglkge", "dgl"), default="dglkge")
@@ -51,19 +44,14 @@ rows = dgl.distributed.DistEmbedding(graph.num_nodes(), EMBEDDING_DIM, name="nod
 adagrad = dgl.distributed.optim.SparseAdagrad if arguments.optimizer == "dgl" else SparseAdagrad
 sparse, adam = adagrad([rows], lr=0.1), torch.optim.Adam(model.parameters(), lr=0.01)
 losses = Losses()
-job = dglkge.elastic(
-    arguments.output,
-    [rows],
-    sparse if arguments.optimizer == "dglkge" else None,
-    {"model": model, "adam": adam, "losses": losses},
-)
+ours = sparse if arguments.optimizer == "dglkge" else None
+objects = {"model": model, "adam": adam, "losses": losses}
+job = dglkge.elastic(arguments.output, [rows], ours, objects)
 for _ in dglkge.remaining_epochs_until(arguments.num_epochs):
     batches = job.batches(loader(graph, train_nodes, shuffle=True))
     losses.values.append(train_epoch(graph, batches, model, rows, [adam, sparse]))
 share = accuracy(graph, test_nodes, model.module, rows)
 if dist.get_rank() == 0:
-    print(f"{arguments.optimizer}: losses {losses.values}, test accuracy {share:.4f}", flush=True)
-    curve = {"losses": losses.values, "accuracy": share}
-    Path(arguments.output, "curve.json").write_text(json.dumps(curve), encoding="utf-8")
+    losses.write(arguments.output, share)
 # No trainer may leave while another one still pulls rows from its machine.
 dist.barrier()

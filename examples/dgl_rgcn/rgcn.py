@@ -28,6 +28,18 @@ class Rgcn(torch.nn.Module):
         return scores
 
 
+def initial_rows(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return the initial embeddings."""
+    return torch.zeros(shape, dtype=dtype).normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
+
+
+def loader(graph: Any, papers: torch.Tensor) -> Any:
+    """Return batches of papers; a new loader for each epoch: it shuffles what it has shuffled before."""
+    sampler = dgl.dataloading.NeighborSampler([5, 5])
+    nodes = {"paper": papers}
+    return dgl.dataloading.DistNodeDataLoader(graph, nodes, sampler, batch_size=100, shuffle=True)
+
+
 def count_right(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return how many classes are predicted right, and how many there are."""
     return torch.tensor([float((scores.argmax(1) == labels).sum()), float(len(labels))])

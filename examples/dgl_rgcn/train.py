@@ -15,16 +15,10 @@ import dglkge  # before dgl
 import dgl.distributed  # isort: skip
 import torch
 import torch.distributed as dist
-from rgcn import DIM, Rgcn, count_right
+from rgcn import DIM, Rgcn, count_right, initial_rows, loader
 from torch.nn.functional import cross_entropy
 
 from dglkge.optim import SparseAdam
-
-
-def initial_rows(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return the initial embeddings."""
-    return torch.zeros(shape, dtype=dtype).normal_(0, 0.1, generator=torch.Generator().manual_seed(0))
-
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--num-epochs", type=int, default=20)
@@ -49,14 +43,9 @@ job = dglkge.elastic(
     arguments.output, optimizer=sparse, objects={"model": model, "adam": adam},
     original_ids={kind: graph.nodes[kind].data["orig_id"] for kind in graph.ntypes},
 )  # fmt: skip
-sampler = dgl.dataloading.NeighborSampler([5, 5])
 for epoch in dglkge.remaining_epochs_until(arguments.num_epochs):
-    # A new one for each epoch: it shuffles what it has shuffled before.
-    loader = dgl.dataloading.DistNodeDataLoader(
-        graph, {"paper": papers}, sampler, batch_size=100, shuffle=True
-    )
     right = torch.zeros(2)
-    for input_nodes, seeds, blocks in job.batches(loader):
+    for input_nodes, seeds, blocks in job.batches(loader(graph, papers)):
         scores = model(blocks, {kind: rows[kind](nodes) for kind, nodes in input_nodes.items()})
         adam.zero_grad()
         cross_entropy(scores, labels[seeds["paper"]]).backward()

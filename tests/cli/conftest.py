@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -32,5 +33,35 @@ def call(capsys):
         status = main([str(argument) for argument in arguments])
         captured = capsys.readouterr()
         return status, captured.out, captured.err
+
+    return run_main
+
+
+@pytest.fixture
+def shown(call):
+    """Run a command that succeeds and return its stdout."""
+
+    def run_main(*arguments):
+        status, out, err = call(*arguments)
+        assert status == 0, err
+        return out
+
+    return run_main
+
+
+@pytest.fixture
+def report(shown):
+    """Run a command that succeeds and return its JSON."""
+    return lambda *arguments: json.loads(shown(*arguments, "--json"))
+
+
+@pytest.fixture
+def refusal(call):
+    """Run a command that is refused with status 2, and return its one line on stderr."""
+
+    def run_main(*arguments):
+        status, out, err = call(*arguments)
+        assert (status, out) == (2, "") and err.startswith("dglkge: error: ") and err.count("\n") == 1, err
+        return err.removeprefix("dglkge: error: ").rstrip("\n")
 
     return run_main

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -14,12 +13,12 @@ PIP = [sys.executable, "-m", "pip"]
 
 
 @pytest.mark.parametrize("version", [(3, 10), (3, 12)])
-def test_where_dgl_has_a_wheel_pip_takes_it(version: tuple[int, int]) -> None:
+def test_where_dgl_has_a_wheel_pip_takes_it(version):
     assert engine.plan(version, ["-q"], "/f") == [[*PIP, "install", "-q", "dgl==2.1.0"]]
 
 
-@pytest.mark.parametrize("version", [(3, 13), (3, 15), (4, 0)])
-def test_elsewhere_the_newest_wheel_gets_another_name(version: tuple[int, int]) -> None:
+@pytest.mark.parametrize("version", [(3, 13), (4, 0)])
+def test_elsewhere_the_newest_wheel_gets_another_name(version):
     download, tags, install = engine.plan(version, ["-q"], "/f")
     assert download[:5] == [*PIP, "download", "-q"] and download[-1] == "dgl==2.1.0"
     assert {"--no-deps", "--only-binary=:all:", "3.12", "cp312"} <= set(download)
@@ -27,7 +26,7 @@ def test_elsewhere_the_newest_wheel_gets_another_name(version: tuple[int, int]) 
     assert install == [*PIP, "install", "-q", "/f/*.whl"]
 
 
-def test_the_name_fits_every_python(tmp_path: Path) -> None:
+def test_the_name_fits_every_python(tmp_path):
     """The planned command, run on a wheel for Python 3.12."""
     wheelfile = pytest.importorskip("wheel.wheelfile")
     path = tmp_path / "toy-1.0-cp312-cp312-manylinux1_x86_64.whl"
@@ -42,15 +41,13 @@ def test_the_name_fits_every_python(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["toy-1.0-py3-none-manylinux1_x86_64.whl"]
 
 
-def test_nothing_is_done_where_dgl_works(capsys: pytest.CaptureFixture[str]) -> None:
+def test_nothing_is_done_where_dgl_works(capsys):
     pytest.importorskip("dgl")
     assert engine.main([]) == 0
     assert capsys.readouterr().out.startswith("dgl 2.1.0 works with torch ")
 
 
-def test_a_dry_run_prints_and_installs_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_prints_and_installs_nothing(monkeypatch, capsys):
     monkeypatch.setattr(engine, "works", lambda: "")
     monkeypatch.setattr(sys, "version_info", (3, 13))
     monkeypatch.setattr(engine.subprocess, "run", lambda *given, **more: pytest.fail("a command was run"))
@@ -59,9 +56,7 @@ def test_a_dry_run_prints_and_installs_nothing(
     assert len(lines) == 3 and " pip download --no-index " in lines[0] and " wheel tags " in lines[1]
 
 
-def test_other_machines_are_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_other_machines_are_refused(monkeypatch, capsys):
     monkeypatch.setattr(engine.platform, "machine", lambda: "sparc")
     assert engine.main([]) == 2
     words = "dgl 2.1.0 has wheels for linux on x86_64 and aarch64; this is linux on sparc"

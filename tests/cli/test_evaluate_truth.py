@@ -1,4 +1,4 @@
-"""``dglkge evaluate --classify`` and ``--calibrate``, and ``dglkge predict --probability``."""
+"""``dglkge evaluate --classify``, ``dglkge calibrate`` and ``dglkge predict --probability``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dglkge.evaluation.classification import ClassificationMetrics, fit_threshol
 from dglkge.inference.run import open_run
 from dglkge.inference.truth import calibrate, labelled_scores
 from dglkge.typing import RELATION, Side
-from tests.cli.test_evaluate_triples import write_triples
+from tests.cli.test_evaluate import write_triples
 
 
 def plain_scores(run, triples):
@@ -30,7 +30,7 @@ def plain_scores(run, triples):
     return np.array(found)
 
 
-def test_given_negatives(call, run, dataset, tmp_path):
+def test_given_negatives(shown, report, run, dataset, tmp_path):
     """Thresholds and figures from scores computed one at a time."""
     random = np.random.default_rng(0)
     false = {}
@@ -42,9 +42,8 @@ def test_given_negatives(call, run, dataset, tmp_path):
         false[split] = triples
         write_triples(dataset, triples, tmp_path / f"{split}.tsv")
     files = tmp_path / "valid.tsv", tmp_path / "test.tsv"
-    status, out, err = call("evaluate", run, "--classify", "--negatives", *files, "--json")
-    assert status == 0, err
-    report = json.loads(out)["classification"]
+    words = ["evaluate", run, "--classify", "--negatives", *files]
+    classification = report(*words)["classification"]
     found = {}
     for split in ("valid", "test"):
         both = np.concatenate([dataset.split(split), false[split]])
@@ -52,56 +51,44 @@ def test_given_negatives(call, run, dataset, tmp_path):
     thresholds = fit_thresholds(*found["valid"])
     relation_ids, scores, labels = found["test"]
     expected = ClassificationMetrics.of(thresholds.margins(relation_ids, scores), labels).to_dict()
-    assert {name: report[name] for name in expected} == pytest.approx(expected)
-    assert report["negatives"] == "given" and report["num_false"] == len(false["test"])
-    status, out, _ = call("evaluate", run, "--classify", "--negatives", *files, "--by", "relation")
-    assert status == 0
+    assert {name: classification[name] for name in expected} == pytest.approx(expected)
+    assert classification["negatives"] == "given" and classification["num_false"] == len(false["test"])
+    out = shown(*words, "--by", "relation")
     assert "classification: one for each relation, fitted on the valid split; negatives given" in out
     assert f"{expected['accuracy']:.4f}  {expected['f1']:.4f}" in out
 
 
-def test_drawn_negatives_are_repeatable_and_not_known(call, run, dataset):
-    reports = []
-    for seed in (0, 0, 1):
-        status, out, _ = call("evaluate", run, "--classify", "--seed", seed, "--json", "--limit", "9")
-        assert status == 0
-        reports.append(json.loads(out)["classification"])
-    assert reports[0] == reports[1] and reports[2]["negatives"] == "drawn, seed 1"
-    assert 0 < reports[0]["num_false"] <= reports[0]["num_true"] == 9
-    status, out, _ = call("evaluate", run, "--classify")
-    assert status == 0 and "negatives drawn, seed 0" in out and "\nall  " in out
+def test_drawn_negatives_are_repeatable_and_not_known(shown, report, run):
+    words = ["evaluate", run, "--classify"]
+    drawn = [report(*words, "--seed", seed, "--limit", "9")["classification"] for seed in (0, 0, 1)]
+    assert drawn[0] == drawn[1] and drawn[2]["negatives"] == "drawn, seed 1"
+    assert 0 < drawn[0]["num_false"] <= drawn[0]["num_true"] == 9
+    out = shown(*words)
+    assert "negatives drawn, seed 0" in out and "\nall  " in out
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_probabilities_of_predictions(call, run, dataset, method):
-    status, _, err = call("predict", run, "--head", "person1", "--relation", "knows", "--probability")
-    assert status == 2 and f"{run}/calibration.json does not exist: fit probabilities first" in err
-    status, out, err = call(
-        "evaluate", run, "--calibrate", method, "--corruptions", "3", "--positive-rate", "0.25"
-    )
-    assert status == 0, err
+def test_probabilities_of_predictions(shown, report, refusal, run, dataset, method):
+    asked = ["predict", run, "--head", "person1", "--relation", "knows"]
+    line = refusal(*asked, "--probability")
+    assert f"{run}/calibration.json does not exist: fit probabilities first" in line
+    words = ["calibrate", run, "--method", method, "--corruptions", "3", "--positive-rate", "0.25"]
+    out = shown(*words)
     assert f"calibration: {method}, 25 % true triples assumed, fitted on 28 true and " in out
-    report = json.loads((run / "metrics-test.json").read_text())["calibration"]
-    assert report["path"] == str(run / RUN_CALIBRATION_FILE) and report["num_true"] == 28
-    assert 0 <= report["brier_score"] <= 1 and report["log_loss"] > 0
-    options = ("--method", method, "--corruptions", "3", "--positive-rate", "0.25")
-    status, out, _ = call("calibrate", run, *options)
-    assert status == 0 and f"calibration: {method}, 25 % true triples assumed" in out
-    assert json.loads(call("calibrate", run, *options, "--json")[1]) == report
+    quality = report(*words)
+    assert quality["path"] == str(run / RUN_CALIBRATION_FILE) and quality["num_true"] == 28
+    assert 0 <= quality["brier_score"] <= 1 and quality["log_loss"] > 0
     opened = open_run(run)
     scores, labels = labelled_scores(opened, dataset.split("valid"), opened.known_triples(), 3, (0, "valid"))
     curve = METHODS[method].fit(scores, labels, balanced_weights(labels, 0.25))
-    asked = ["predict", run, "--head", "person1", "--relation", "knows"]
-    status, out, _ = call(*asked, "--probability", "--json")
-    answers = json.loads(out)["answers"]
-    assert status == 0 and len(answers) == 10
+    answers = report(*asked, "--probability")["answers"]
+    assert len(answers) == 10
     for answer in answers:
         assert answer["probability"] == pytest.approx(float(curve(answer["score"])), abs=1e-6)
-    status, out, _ = call(*asked, "--probability")
-    assert out.splitlines()[1].split() == ["rank", "score", "probability", "tail"]
-    assert out.splitlines()[2].split()[2] == f"{answers[0]['probability']:.4f}"
-    status, out, _ = call(*asked, "--json")
-    assert json.loads(out)["answers"] == answers  # shown since it was fitted
+    lines = shown(*asked, "--probability").splitlines()
+    assert lines[1].split() == ["rank", "score", "probability", "tail"]
+    assert lines[2].split()[2] == f"{answers[0]['probability']:.4f}"
+    assert report(*asked)["answers"] == answers  # shown since it was fitted
 
 
 def test_true_scores_are_those_of_each_side(run, dataset):
@@ -119,28 +106,25 @@ def test_true_scores_are_those_of_each_side(run, dataset):
     assert scores[labels].tolist() == pytest.approx(expected)
 
 
-def test_probabilities_of_another_version_are_refused(call, run):
+def test_probabilities_of_another_version_are_refused(shown, refusal, run):
     opened = open_run(run)
     fitted = calibrate(opened, opened.known_triples(), "platt")
     path = run / layout.RUN_CALIBRATION_FILE
     asked = ["predict", run, "--head", "person1", "--relation", "knows", "--probability"]
     path.write_text(json.dumps({**fitted.to_dict(), "version": 7}))
-    status, _, err = call(*asked)
-    assert status == 2 and "is of version 7 of its run, the checkpoint has version 1: fit" in err
+    assert "is of version 7 of its run, the checkpoint has version 1: fit" in refusal(*asked)
     path.write_text(json.dumps(fitted.to_dict())[:-9])
-    status, _, err = call(*asked)
-    assert status == 2 and f"{path} is damaged" in err and err.count("\n") == 1
+    assert f"{path} is damaged" in refusal(*asked)
     path.write_text(json.dumps(fitted.to_dict()))
-    assert Calibration.load(path) == fitted and call(*asked)[0] == 0
+    assert Calibration.load(path) == fitted and shown(*asked)
 
 
-def test_a_bad_line_of_negatives_is_found_before_the_ranking(call, run, tmp_path):
+def test_a_bad_line_of_negatives_is_found_before_the_ranking(refusal, run, tmp_path):
     good, bad = tmp_path / "good.tsv", tmp_path / "bad.tsv"
     good.write_text("person1\tknows\tperson2\n")
     bad.write_text("person1\tknows\tperson2\n\nperson1\tknow\tperson2\n")
-    status, out, err = call("evaluate", run, "--classify", "--negatives", good, bad)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert f"{bad}:3: unknown relation 'know'" in err
+    line = refusal("evaluate", run, "--classify", "--negatives", good, bad)
+    assert f"{bad}:3: unknown relation 'know'" in line
 
 
 @pytest.mark.parametrize(
@@ -152,18 +136,17 @@ def test_a_bad_line_of_negatives_is_found_before_the_ranking(call, run, tmp_path
             ["--classify", "--split", "valid"],
             "--classify fits on the valid split, so it cannot be judged by it",
         ),
-        (["--calibrate", "platt", "--split", "valid"], "--calibrate fits on the valid split"),
-        (["--corruptions", "3"], "--corruptions goes with --calibrate"),
-        (["--calibrate", "platt", "--corruptions", "0"], "--corruptions must be at least 1, got 0"),
-        (["--positive-rate", "0.1"], "--positive-rate goes with --calibrate"),
-        (
-            ["--calibrate", "platt", "--positive-rate", "1"],
-            "--positive-rate must be between 0 and 1, got 1.0",
-        ),
     ],
 )
-def test_mistakes(call, run, arguments, words):
-    status, out, err = call("evaluate", run, *arguments)
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert words in err
-    assert not list(run.glob("metrics*")) and not (run / RUN_CALIBRATION_FILE).exists()
+def test_mistakes(refusal, run, arguments, words):
+    assert words in refusal("evaluate", run, *arguments)
+    assert not list(run.glob("metrics*"))
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [("--corruptions=0", "at least 1, got 0"), ("--positive-rate=1", "between 0 and 1, got 1.0")],
+)
+def test_calibrations_that_cannot_be(refusal, run, option, words):
+    assert f"{option.partition('=')[0]} must be {words}" in refusal("calibrate", run, option)
+    assert not (run / RUN_CALIBRATION_FILE).exists()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -13,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.cli.main import main
 from dglkge.distributed.jobs import JobEntry, Registration
 from dglkge.distributed.lease import new_nonce
 from dglkge.distributed.process_memory import process_start
@@ -55,45 +53,37 @@ def launcher(tmp_path: Path) -> Iterator:
         process.communicate()
 
 
-def test_list(launcher, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_list(launcher, tmp_path, shown, report):
     job = launcher(1)
-    assert main(["jobs"]) == 0
-    (line,) = [line for line in capsys.readouterr().out.splitlines() if job in line.split()]
+    (line,) = [line for line in shown("jobs").splitlines() if job in line.split()]
     assert " ann " in line and line.endswith(str(tmp_path / job))
-    assert main(["jobs", "--json"]) == 0
-    (found,) = [entry for entry in json.loads(capsys.readouterr().out) if entry["job"] == job]
-    assert found["run"] == str(tmp_path / job) and found["is_launched_here"]
-    assert found["allocated_shared_memory_bytes"] == 0
+    (entry,) = [entry for entry in report("jobs") if entry["job"] == job]
+    assert entry["run"] == str(tmp_path / job) and entry["is_launched_here"]
+    assert entry["allocated_shared_memory_bytes"] == 0
 
 
 @pytest.mark.parametrize("by", ["run", "job", "beginning"])
-def test_stop(launcher, tmp_path: Path, by: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop(launcher, tmp_path, by, shown, refusal):
     job = launcher(1)
     name = {"run": str(tmp_path / job), "job": job, "beginning": job[:12]}[by]
-    assert main(["stop", name, "--seconds", "30"]) == 0
-    assert capsys.readouterr().out.startswith(f"stopped job {job} of user ann, launcher pid ")
-    assert main(["stop", name]) == 2
-    assert f"no job of this machine matches {name!r}; running: " in capsys.readouterr().err
+    line = shown("stop", name, "--seconds", "30")
+    assert line.startswith(f"stopped job {job} of user ann, launcher pid ")
+    assert f"no job of this machine matches {name!r}; running: " in refusal("stop", name)
 
 
-def test_stop_now_is_a_second_signal(launcher, capsys: pytest.CaptureFixture[str]) -> None:
+def test_stop_now_is_a_second_signal(launcher, call, shown):
     """One signal lets the trainers commit; the limit of the wait is kept."""
-    job = launcher(2)
-    assert main(["stop", job, "--seconds", "0.3"]) == 1
-    assert "still runs after 0.3 s; --now ends it without a commit" in capsys.readouterr().err
-    job = launcher(2)
-    assert main(["stop", job, "--now", "--seconds", "30"]) == 0
+    status, _, err = call("stop", launcher(2), "--seconds", "0.3")
+    assert status == 1 and "still runs after 0.3 s; --now ends it without a commit" in err
+    shown("stop", launcher(2), "--now", "--seconds", "30")
 
 
-@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "1e9"])
-def test_limits(seconds: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["stop", "x", "--seconds", seconds]) == 2
-    assert "--seconds must be 0.1 to 86400, got" in capsys.readouterr().err
+@pytest.mark.parametrize("seconds", ["0", "nan", "1e9"])
+def test_limits(seconds, refusal):
+    assert "--seconds must be 0.1 to 86400, got" in refusal("stop", "x", "--seconds", seconds)
 
 
-def test_who_cannot_be_stopped_from_here(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_who_cannot_be_stopped_from_here(monkeypatch, refusal):
     """A job whose launcher is on another machine, and another user's: one line each, and no signal sent."""
     sent: list[tuple[int, int]] = []
 
@@ -108,11 +98,9 @@ def test_who_cannot_be_stopped_from_here(
         for host in (socket.gethostname(), "far")
     )
     try:
-        assert main(["stop", away.entry.job]) == 2
-        assert "was launched from another machine: stop it there" in capsys.readouterr().err
+        assert "was launched from another machine: stop it there" in refusal("stop", away.entry.job)
         assert sent == []
-        assert main(["stop", here.entry.job]) == 2
-        assert "is not yours to stop" in capsys.readouterr().err
+        assert "is not yours to stop" in refusal("stop", here.entry.job)
         assert sent == [(os.getpid(), signal.SIGTERM)]
     finally:
         here.release()

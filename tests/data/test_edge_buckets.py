@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dglkge.data import dataset_files, edge_buckets
-from dglkge.data.edge_buckets import EdgeBuckets, TrainedSets, make_buckets, open_buckets
+from dglkge.data.edge_buckets import BucketFiles, EdgeBuckets, TrainedSets
 from dglkge.data.partition_layout import EdgeTable, PartitionLayout
 from dglkge.errors import CheckpointError, InputError, StorageError
 
@@ -36,7 +36,7 @@ def toy_layout(folder: Path, weighted: bool = True, seed: int = 0) -> PartitionL
 
 def make(layout: PartitionLayout, num_ranges: int, spare: Path) -> EdgeBuckets:
     """Make the buckets of part 1."""
-    return make_buckets(layout, 1, num_ranges, PAIRS, PAIR_OF_RELATION, spare)
+    return BucketFiles(layout, 1, num_ranges, PAIRS, spare).make(PAIR_OF_RELATION)
 
 
 def range_by_hand(kind: str, node: int, num_ranges: int) -> int:
@@ -86,12 +86,12 @@ def test_some_triples_in_sets_have_files_of_their_own(
     whole = make(layout, 3, tmp_path / "spare")
     rows = [range(100, 300), np.arange(301, NUM_TRIPLES, 3, dtype=np.int32)]
     sets = TrainedSets(("some", ["of", 2]), lambda ids: rows, 2)
-    arguments = layout, 1, 3, PAIRS, PAIR_OF_RELATION, tmp_path / "spare", sets
+    files = BucketFiles(layout, 1, 3, PAIRS, tmp_path / "spare", sets)
     with pytest.raises(InputError, match="buckets3-"):
-        open_buckets(layout, 1, 3, PAIRS, tmp_path / "spare", sets)
-    found = make_buckets(*arguments)
+        files.open()
+    found = files.make(PAIR_OF_RELATION)
     assert found.path != whole.path and found.path.name.startswith("buckets3-")
-    assert make_buckets(*arguments).path == found.path
+    assert files.make(PAIR_OF_RELATION).path == found.path
     assert found.triples_of_sets.tolist() == list(map(len, rows)) and len(found.starts) == 2 * 9 + 1
     given = layout.edge_table(1)
     # The triples of each set by bucket, found among those of all triples.
@@ -119,7 +119,7 @@ def test_files_are_made_once_and_again_when_the_edges_change(tmp_path: Path) -> 
     os.utime(tmp_path / "part1" / "edges.npy", ns=(1, 1))
     changed = PartitionLayout(tmp_path, dict(STARTS))
     with pytest.raises(InputError, match="buckets3 was made of other files"):
-        open_buckets(changed, 1, 3, PAIRS, tmp_path / "spare")
+        BucketFiles(changed, 1, 3, PAIRS, tmp_path / "spare").open()
     again = make(changed, 3, tmp_path / "spare")
     assert sorted(again.table.triple_ids) == changed.edge_table(1).triple_ids.tolist()
     assert again.checksum() != found.checksum()
@@ -136,7 +136,7 @@ def test_a_read_only_data_set_has_them_in_the_spare_folder(
     monkeypatch.setattr(edge_buckets.os, "access", lambda path, mode: False)  # root may write anywhere
     found = make(layout, 2, tmp_path / "run")
     assert found.path == tmp_path / "run" / dataset_files.buckets_folder(2)
-    assert open_buckets(layout, 1, 2, PAIRS, tmp_path / "run").path == found.path
+    assert BucketFiles(layout, 1, 2, PAIRS, tmp_path / "run").open().path == found.path
     (tmp_path / "file").write_text("")
     with pytest.raises(
         (CheckpointError, StorageError), match="cannot write the buckets of part 1 to .*file/buckets4"

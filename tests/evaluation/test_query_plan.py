@@ -44,12 +44,3 @@ def test_every_triple_is_asked_once_from_each_side(triples, batch_size):
         # Only a query whose answers do not fit in one batch is asked again, in the next.
         repeated = [pair for pair, again in zip(queries[side], queries[side][1:]) if pair == again]
         assert len(queries[side]) - len(repeated) == len(set(queries[side]))
-
-
-def test_is_the_same_on_every_process():
-    triples = np.random.default_rng(0).integers(4, size=(50, 3))
-    first, second = (
-        [(batch.side, batch.places.tolist()) for batch in plan_queries(triples, RELATIONS, 8)]
-        for _ in range(2)
-    )
-    assert first == second

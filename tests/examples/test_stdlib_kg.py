@@ -146,46 +146,25 @@ def test_builtins_are_known_without_source(stdlib_kg, tmp_path):
     assert not [triple for triple in triples if triple[0] == triple[2]]
 
 
-def test_every_triple_fits_the_schema(stdlib_kg, written):
-    output, _ = written
-    types = dict(rows(output / "entity_types.tsv"))
-    pairs = set()
-    for split in ("train", "valid", "test"):
-        for head, relation, tail in rows(output / f"{split}.tsv"):
-            assert (types[head], types[tail]) in stdlib_kg.SCHEMA[relation]
-            pairs.add((relation, types[head], types[tail]))
-    assert pairs == {(name, *pair) for name, all_pairs in stdlib_kg.SCHEMA.items() for pair in all_pairs}
-    assert len(pairs) < 20
-
-
-def test_nothing_is_asked_that_was_not_learned(written):
-    output, _ = written
-    types = dict(rows(output / "entity_types.tsv"))
-    train = rows(output / "train.tsv")
-    entities = {end for head, _, tail in train for end in (head, tail)}
-    relations = {(relation, types[head], types[tail]) for head, relation, tail in train}
-    assert entities == set(types)
-    held_out = rows(output / "valid.tsv") + rows(output / "test.tsv")
-    assert all({head, tail} <= entities for head, _, tail in held_out)
-    assert {(relation, types[head], types[tail]) for head, relation, tail in held_out} <= relations
-    assert len({*train, *held_out}) == len(train) + len(held_out)
-
-
-def test_shares_of_the_splits(written):
-    output, _ = written
-    sizes = {split: len(rows(output / f"{split}.tsv")) for split in ("train", "valid", "test")}
-    for split in ("valid", "test"):
-        assert 0.03 < sizes[split] / sum(sizes.values()) < 0.06
-
-
-def test_summary_counts_what_was_written(written):
+def test_the_running_interpreters_library(stdlib_kg, written):
+    """Triples fit the schema, nothing is asked that was not learned, and the summary counts what is there."""
     output, printed = written
-    summary = json.loads((output / "summary.json").read_text(encoding="utf-8"))
     types = dict(rows(output / "entity_types.tsv"))
+    splits = {split: rows(output / f"{split}.tsv") for split in ("train", "valid", "test")}
+    everything = [triple for triples in splits.values() for triple in triples]
+    pairs = {(relation, types[head], types[tail]) for head, relation, tail in everything}
+    assert pairs == {(name, *pair) for name, all_pairs in stdlib_kg.SCHEMA.items() for pair in all_pairs}
+    assert len(pairs) < 20 and len(set(everything)) == len(set(splits["train"])) + sum(
+        len(splits[split]) for split in ("valid", "test")
+    )
+    assert {end for head, _, tail in splits["train"] for end in (head, tail)} == set(types)
+    assert {(relation, types[head], types[tail]) for head, relation, tail in splits["train"]} == pairs
+    for split in ("valid", "test"):
+        assert 0.03 < len(splits[split]) / len(everything) < 0.06
+    summary = json.loads((output / "summary.json").read_text(encoding="utf-8"))
     assert summary["entities"] == Counter(types.values())
-    for split, count in summary["splits"].items():
-        assert count == len(rows(output / f"{split}.tsv"))
-    assert sum(summary["relations"].values()) == sum(summary["splits"].values())
+    assert summary["splits"] == {split: len(triples) for split, triples in splits.items()}
+    assert sum(summary["relations"].values()) == len(everything)
     assert f"{sum(summary['entities'].values()):,}" in printed
     assert "inherits_from (class → class)" in printed and summary["python"] in printed
 

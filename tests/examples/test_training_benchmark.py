@@ -110,13 +110,8 @@ def test_table_shows_medians_and_ratios(benchmark_module):
     assert cells[8:10] == ["3.5", "1.00"] and cells[10:13] == ["2000.0", "1.50×", "0.5000"]
     cells = [cell.strip() for cell in peer.split("|")]
     assert cells[1:4] == ["pbg", "20,000", ""] and cells[6:8] == ["", ""] and cells[9] == "2.00"
-
-
-def test_table_with_columns(benchmark_module):
-    table = benchmark_module("measuring.tables").columns_table(
-        "phase", {"a": {"gather": 0.001, "score": 0.0025}, "b": {"gather": 0.002, "update": 1.5}}, 1e3, 1
-    )
-    assert table.splitlines() == [
+    columns = {"a": {"gather": 0.001, "score": 0.0025}, "b": {"gather": 0.002, "update": 1.5}}
+    assert tables.columns_table("phase", columns, 1e3, 1).splitlines() == [
         "| phase | a | b |",
         "|---|--:|--:|",
         "| gather | 1.0 | 2.0 |",
@@ -147,7 +142,8 @@ def test_product_limit_is_a_rate(benchmark_module):
         limit.measure_product_limit(1, 1, 40, 30, 20, "no_type", 0.05)
 
 
-def test_peer_takes_our_settings(benchmark_module, tmp_path):
+def test_peers_take_our_settings(benchmark_module, tmp_path):
+    """PyKEEN counts complex numbers as one."""
     pbg = benchmark_module("measuring.pbg_peer")
     sets = ["dataset=d", "model.dimension=24", "negatives.num_uniform=77", "training.num_epochs=4"]
     described = pbg.describe(
@@ -162,6 +158,15 @@ def test_peer_takes_our_settings(benchmark_module, tmp_path):
         pbg.describe(load_config(None, [*sets, "model.score_function=rotate"]), tmp_path, 1, 1, [])
     with pytest.raises(InputError, match="'lr' is no key=value"):
         pbg.describe(load_config(None, sets), tmp_path, 1, 1, ["lr"])
+    pykeen = benchmark_module("measuring.pykeen_peer")
+    sets += ["training.batch_size=250"]
+    described = pykeen.describe(load_config(None, sets), tmp_path, 2)
+    assert described["model"] == "ComplEx" and described["dimension"] == 12
+    assert described["num_negatives"] == 77 and described["batch_size"] == 250
+    distmult = pykeen.describe(load_config(None, [*sets, "model.score_function=distmult"]), tmp_path, 2)
+    assert distmult["dimension"] == 24
+    with pytest.raises(InputError, match="got complex with logistic"):
+        pykeen.describe(load_config(None, [*sets, "loss.name=logistic"]), tmp_path, 2)
 
 
 @pytest.mark.parametrize("num_parts", [1, 3])
@@ -225,16 +230,3 @@ def test_a_small_job_from_end_to_end(tmp_path):
     assert marks == sorted(marks) and 0 < marks[0] and run["first_batch_seconds"] == marks[-1]
     assert 0 < run["mrr"] <= 1 and run["peak_bytes"] > 10**8 and run["processor_seconds"] > 0
     assert "| ours, float32 |" in done.stdout and f"{run['mrr']:.4f}" in done.stdout
-
-
-def test_the_other_peer_takes_our_settings(benchmark_module, tmp_path):
-    """PyKEEN counts complex numbers as one."""
-    pykeen = benchmark_module("measuring.pykeen_peer")
-    sets = ["dataset=d", "model.dimension=24", "negatives.num_uniform=77", "training.batch_size=250"]
-    described = pykeen.describe(load_config(None, sets), tmp_path, 2)
-    assert described["model"] == "ComplEx" and described["dimension"] == 12
-    assert described["num_negatives"] == 77 and described["batch_size"] == 250
-    distmult = pykeen.describe(load_config(None, [*sets, "model.score_function=distmult"]), tmp_path, 2)
-    assert distmult["dimension"] == 24
-    with pytest.raises(InputError, match="got complex with logistic"):
-        pykeen.describe(load_config(None, [*sets, "loss.name=logistic"]), tmp_path, 2)

@@ -10,6 +10,7 @@ import pytest
 from dglkge.checkpoint import open_checkpoint
 from dglkge.cli.main import main
 from dglkge.data.dataset import Dataset
+from dglkge.inference.run import open_run
 from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset
 
@@ -127,76 +128,67 @@ def dataset():
     return Dataset.open(toy_dataset())
 
 
-def convert(capsys, folder, dataset, output, *more):
-    arguments = ["checkpoint", "convert", folder, "--from", "dglke", "--to", "run"]
-    arguments += ["--dataset", dataset.path, "--output", output, *more]
-    status = main([str(one) for one in arguments])
-    return status, capsys.readouterr().err
+@pytest.fixture
+def call(capsys):
+    """Run a command and return its status, stdout and stderr."""
+
+    def run_main(*arguments):
+        status = main([str(argument) for argument in arguments])
+        printed = capsys.readouterr()
+        return status, printed.out, printed.err
+
+    return run_main
 
 
-def evaluate(capsys, run, dataset):
-    status = main(["evaluate", str(run), "--dataset", str(dataset.path), "--json"])
-    printed = capsys.readouterr()
-    assert status == 0, printed.err
-    return json.loads(printed.out)["both"]["mrr"]
+@pytest.fixture
+def convert(call, dataset):
+    """Make a run of DGL-KE's files, and return its folder."""
+
+    def make(folder):
+        words = ["--from", "dglke", "--to", "run", "--dataset", dataset.path]
+        output = folder.with_name(f"run of {folder.name}")
+        status, _, err = call("checkpoint", "convert", folder, *words, "--output", output)
+        assert status == 0, err
+        return output
+
+    return make
 
 
-def tails(capsys, run, dataset, head, relation):
-    """Return name to score for every tail."""
-    names = dataset.vocabulary("entity")
-    words = ["predict", str(run), "--head", names[head], "--relation", dataset.relations.labels[relation]]
-    status = main([*words, "--topk", str(len(names)), "--known", "keep", "--json"])
-    printed = capsys.readouterr()
-    assert status == 0, printed.err
-    return {one["name"]: one["score"] for one in json.loads(printed.out)["answers"]}
+def mrr_of(run, dataset):
+    return open_run(run, str(dataset.path)).evaluate("test").both.mrr
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_scores_and_mrr_are_those_of_dglke(model, dataset, tmp_path, capsys):
-    """The model is read from the files, the phases are scaled, and rows go by the id maps."""
+def test_there_and_back(model, dataset, tmp_path, convert, call):
+    """Rows go by the id maps, phases are scaled; DGL-KE scores the exported files as it scored its own."""
     theirs = Ours(tmp_path / "theirs", dataset, model)
-    status, err = convert(capsys, tmp_path / "theirs", dataset, tmp_path / "run")
-    assert status == 0, err
-    assert open_checkpoint(tmp_path / "run").meta.score_function == MODELS[model]
-    assert evaluate(capsys, tmp_path / "run", dataset) == pytest.approx(theirs.mrr(), abs=1e-6)
-    for head, relation in ((3, 0), (41, 2)):
-        got = tails(capsys, tmp_path / "run", dataset, head, relation)
-        wanted = theirs.tail_scores(head, relation)
-        names = dataset.vocabulary("entity")
-        assert [got[name] for name in names.names] == pytest.approx(wanted.tolist(), rel=2e-5, abs=2e-5)
-
-
-@pytest.mark.parametrize("model", [name for name in MODELS if name != "TransE"])
-def test_export_inverts_the_import(model, dataset, tmp_path, capsys):
-    """DGL-KE scores the exported files as it scored its own."""
-    theirs = Ours(tmp_path / "theirs", dataset, model)
-    assert convert(capsys, tmp_path / "theirs", dataset, tmp_path / "run")[0] == 0
-    words = ["export", str(tmp_path / "run"), "--format", "dglke", "--output", str(tmp_path / "out")]
-    assert main(words) == 0
-    capsys.readouterr()
+    run = convert(tmp_path / "theirs")
+    opened, names = open_run(run, str(dataset.path)), dataset.vocabulary("entity")
+    assert opened.tables.meta.score_function == MODELS[model]
+    assert mrr_of(run, dataset) == pytest.approx(theirs.mrr(), abs=1e-6)
+    assert call("export", run, "--format", "dglke", "--output", tmp_path / "out")[0] == 0
     config = json.loads((tmp_path / "out" / "config.json").read_text())
-    assert config["model_name"] == model
-    assert config["hidden_dim"] == HIDDEN
+    assert MODELS[config["model_name"]] == MODELS[model] and config["hidden_dim"] == HIDDEN
     assert (config["double_ent"], config["double_rel"]) == (model == "RotatE", False)
-    stem = f"{config['dataset']}_{model}_"
-    entities = np.load(tmp_path / "out" / f"{stem}entity.npy").astype(np.float64)
-    relations = np.load(tmp_path / "out" / f"{stem}relation.npy").astype(np.float64)
+    assert config["gamma"] == GAMMA
+    stem = f"{config['dataset']}_{config['model_name']}_"
+    entities, relations = (
+        np.load(tmp_path / "out" / f"{stem}{table}.npy").astype(np.float64)
+        for table in ("entity", "relation")
+    )
     if model == "TransR":
         matrices = np.load(tmp_path / "out" / f"{stem}projection.npy").astype(np.float64)
         relations = np.concatenate([relations, matrices], axis=1)
-    assert config["gamma"] == GAMMA
-    for file, names in (
-        (config["emp_file"], dataset.vocabulary("entity").names),
-        (config["rmap_file"], dataset.relations.labels.names),
-    ):
-        lines = (tmp_path / "out" / file).read_text(encoding="utf-8").splitlines()
-        assert lines == [f"{id_}\t{name}" for id_, name in enumerate(names)]
+    for file, own in (("emp_file", names.names), ("rmap_file", dataset.relations.labels.names)):
+        lines = (tmp_path / "out" / config[file]).read_text(encoding="utf-8").splitlines()
+        assert lines == [f"{id_}\t{name}" for id_, name in enumerate(own)]
     for head, relation in ((3, 0), (41, 2)):
-        again = scores(model, entities[head], relations[relation], entities)
-        assert again == pytest.approx(theirs.tail_scores(head, relation), rel=2e-5, abs=2e-5)
-    status, err = convert(capsys, tmp_path / "out", dataset, tmp_path / "back")
-    assert status == 0, err
-    first, second = open_checkpoint(tmp_path / "run"), open_checkpoint(tmp_path / "back")
+        expected = pytest.approx(theirs.tail_scores(head, relation), rel=2e-5, abs=2e-5)
+        label = dataset.relations.labels[relation]
+        answers = opened.predict_tails(names[head], label, k=len(names), known="keep").set_index("entity")
+        assert answers["score"].loc[names.names].to_numpy() == expected
+        assert scores(model, entities[head], relations[relation], entities) == expected
+    first, second = open_checkpoint(run), open_checkpoint(convert(tmp_path / "out"))
     for table in ("entity", RELATION):
         np.testing.assert_allclose(second[table][:].numpy(), first[table][:].numpy(), rtol=3e-7)
 
@@ -209,7 +201,7 @@ def test_export_inverts_the_import(model, dataset, tmp_path, capsys):
         (("my_nodes.csv", "my_edges.csv"), ",", True),
     ],
 )
-def test_id_maps_of_other_forms(maps, delimiter, swapped, dataset, tmp_path, capsys):
+def test_id_maps_of_other_forms(maps, delimiter, swapped, dataset, tmp_path, convert):
     """Built-in data sets' names, another delimiter, and the two columns in the other order."""
     folder = tmp_path / "theirs"
     theirs = Ours(folder, dataset, "DistMult", maps=maps)
@@ -219,12 +211,10 @@ def test_id_maps_of_other_forms(maps, delimiter, swapped, dataset, tmp_path, cap
         rows = [line.split("\t") for line in (folder / file).read_text().splitlines()]
         lines = [delimiter.join(row[::-1] if swapped else row) for row in rows]
         (folder / file).write_text("\n".join(lines) + "\n")
-    status, err = convert(capsys, folder, dataset, tmp_path / "run")
-    assert status == 0, err
-    assert evaluate(capsys, tmp_path / "run", dataset) == pytest.approx(theirs.mrr(), abs=1e-6)
+    assert mrr_of(convert(folder), dataset) == pytest.approx(theirs.mrr(), abs=1e-6)
 
 
-def test_id_maps_are_found_where_the_data_lies(dataset, tmp_path, capsys):
+def test_id_maps_are_found_where_the_data_lies(dataset, tmp_path, convert):
     """DGL-KE writes them into ``data_path``, not beside the embeddings."""
     theirs = Ours(tmp_path / "theirs", dataset, "ComplEx")
     data = tmp_path / "data"
@@ -233,115 +223,88 @@ def test_id_maps_are_found_where_the_data_lies(dataset, tmp_path, capsys):
         (tmp_path / "theirs" / file).rename(data / file)
     config = tmp_path / "theirs" / "config.json"
     config.write_text(json.dumps({**json.loads(config.read_text()), "data_path": str(data)}))
-    status, err = convert(capsys, tmp_path / "theirs", dataset, tmp_path / "run")
-    assert status == 0, err
-    assert evaluate(capsys, tmp_path / "run", dataset) == pytest.approx(theirs.mrr(), abs=1e-6)
+    assert mrr_of(convert(tmp_path / "theirs"), dataset) == pytest.approx(theirs.mrr(), abs=1e-6)
 
 
-def test_without_config_the_files_name_gives_the_model(dataset, tmp_path, capsys):
+def test_without_config_the_files_name_gives_the_model(dataset, tmp_path, convert):
     theirs = Ours(tmp_path / "theirs", dataset, "TransE_l1", config=False)
-    status, err = convert(capsys, tmp_path / "theirs", dataset, tmp_path / "run")
-    assert status == 0, err
-    assert open_checkpoint(tmp_path / "run").meta.score_function == "transe_l1"
-    assert evaluate(capsys, tmp_path / "run", dataset) == pytest.approx(theirs.mrr(), abs=1e-6)
+    run = convert(tmp_path / "theirs")
+    assert open_checkpoint(run).meta.score_function == "transe_l1"
+    assert mrr_of(run, dataset) == pytest.approx(theirs.mrr(), abs=1e-6)
 
 
-def edit_config(folder, **values):
-    path = folder / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+def edit_config(**values):
+    def edit(folder):
+        path = folder / "config.json"
+        path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+    return edit
 
 
-def cut_map(folder, dataset):
+def remove(name):
+    return lambda folder: (folder / name).unlink()
+
+
+def cut_map(folder):
     path = folder / "entities.tsv"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:-1]))
 
 
-def rename_model(folder, dataset):
+def rename_model(folder):
     for table in ("entity", "relation"):
         (folder / f"my_ring_RotatE_{table}.npy").rename(folder / f"my_ring_ConvE_{table}.npy")
-    edit_config(folder, model_name="ConvE")
+    edit_config(model_name="ConvE")(folder)
+
+
+def narrow(folder):
+    np.save(folder / "my_ring_RotatE_entity.npy", np.zeros((60, HIDDEN), np.float32))
 
 
 @pytest.mark.parametrize(
     ("damage", "more", "words"),
     [
+        (remove("config.json"), [], "config.json is missing: RotatE's phases are scaled by its gamma"),
+        (edit_config(gamma="twelve"), [], "config.json: gamma is 'twelve'; allowed: a number"),
+        (edit_config(gamma=-2), [], "config.json: gamma is -2; allowed: a number above -2"),
+        (edit_config(hidden_dim=9), [], "hidden_dim is 9, but the rows of relations have 8 numbers"),
         (
-            lambda folder, dataset: (folder / "config.json").unlink(),
-            [],
-            "config.json is missing: RotatE's phases are scaled by its gamma",
-        ),
-        (
-            lambda folder, dataset: edit_config(folder, gamma="twelve"),
-            [],
-            "config.json: gamma is 'twelve'; allowed: a number",
-        ),
-        (
-            lambda folder, dataset: edit_config(folder, gamma=-2),
-            [],
-            "config.json: gamma is -2; allowed: a number above -2",
-        ),
-        (
-            lambda folder, dataset: edit_config(folder, hidden_dim=9),
-            [],
-            "config.json: hidden_dim is 9, but the rows of relations have 8 numbers",
-        ),
-        (
-            lambda folder, dataset: edit_config(folder, model_name="ComplEx"),
+            edit_config(model_name="ComplEx"),
             [],
             "config.json says ComplEx, the file my_ring_RotatE_entity.npy says RotatE",
         ),
-        (
-            lambda folder, dataset: (folder / "entities.tsv").unlink(),
-            [],
-            "config.json names the id map entities.tsv, which is neither in",
-        ),
+        (remove("entities.tsv"), [], "config.json names the id map entities.tsv, which is neither in"),
         (cut_map, [], "entities.tsv: got ids of 59 rows, expected each of 0 to 59 once"),
+        (rename_model, [], "dglkge has no DGL-KE model 'ConvE'; known: TransE, TransE_l1, TransE_l2, Dist"),
+        (narrow, [], "rows of relations have 8 numbers, rotate with entities of 8 needs 4"),
         (
-            rename_model,
-            [],
-            "dglkge has no DGL-KE model 'ConvE'; known: TransE, TransE_l1, TransE_l2, DistMult",
-        ),
-        (
-            lambda folder, dataset: None,
+            lambda folder: None,
             ["--score-function", "complex"],
             "the files are DGL-KE's RotatE, --score-function says complex",
         ),
         (
-            lambda folder, dataset: None,
+            lambda folder: None,
             ["--reciprocal"],
             "DGL-KE has no reciprocal relations; leave --reciprocal out",
         ),
         (
-            lambda folder, dataset: np.save(
-                folder / "my_ring_RotatE_entity.npy", np.zeros((60, HIDDEN), np.float32)
-            ),
-            [],
-            "rows of relations have 8 numbers, rotate with entities of 8 needs 4",
+            lambda folder: None,
+            ["--dataset", "TYPED"],
+            "DGL-KE's files have one entity type, the data set has country, person, town",
         ),
     ],
 )
-def test_what_does_not_fit_is_refused(damage, more, words, dataset, tmp_path, capsys):
+def test_what_does_not_fit_is_refused(damage, more, words, dataset, tmp_path, call):
     Ours(tmp_path / "theirs", dataset, "RotatE")
-    damage(tmp_path / "theirs", dataset)
-    status, err = convert(capsys, tmp_path / "theirs", dataset, tmp_path / "run", *more)
+    damage(tmp_path / "theirs")
+    arguments = ["--from", "dglke", "--to", "run", "--dataset", dataset.path, "--output", tmp_path / "run"]
+    more = [toy_dataset(typed=True) if word == "TYPED" else word for word in more]
+    status, _, err = call("checkpoint", "convert", tmp_path / "theirs", *arguments, *more)
     assert status == 2 and words in err and err.count("\n") == 1
     assert not (tmp_path / "run").exists()
 
 
-def test_several_entity_types_are_refused(tmp_path, capsys):
-    Ours(tmp_path / "theirs", Dataset.open(toy_dataset()), "DistMult")
-    typed = Dataset.open(toy_dataset(typed=True))
-    status, err = convert(capsys, tmp_path / "theirs", typed, tmp_path / "run")
-    assert status == 2
-    assert "DGL-KE's files have one entity type, the data set has country, person, town" in err
-
-
-def test_without_any_map_the_order_is_that_of_the_data_set_and_is_said(dataset, tmp_path, capsys, caplog):
+def test_without_any_map_the_order_is_that_of_the_data_set_and_is_said(dataset, tmp_path, convert, caplog):
     theirs = Ours(tmp_path / "theirs", dataset, "DistMult", config=False, maps=())
-    names = dataset.vocabulary("entity").names
-    status, err = convert(capsys, tmp_path / "theirs", dataset, tmp_path / "run")
-    assert status == 0, err
+    rows = open_checkpoint(convert(tmp_path / "theirs"))["entity"][:].numpy()
     assert "no id map of the table entity" in caplog.text
-    rows = open_checkpoint(tmp_path / "run")["entity"][:].numpy()
-    assert len(names) == len(rows)
     assert np.array_equal(rows, theirs.entities[theirs.order])

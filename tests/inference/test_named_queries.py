@@ -55,8 +55,3 @@ def test_unknown_names():
         lookup(Side.TAIL, "Ann", "mad")
     with pytest.raises(InputError, match="unknown entity 'Kes'"):
         lookup(Side.TAIL, "Kes", "made")
-
-
-def test_a_query_reads_like_a_triple():
-    assert str(NamedQuery(Side.TAIL, "Ann", "made")) == "(Ann, made, ?)"
-    assert str(NamedQuery(Side.HEAD, "Kes", "made")) == "(?, made, Kes)"

@@ -1,4 +1,4 @@
-"""Predictions against scoring every triple one by one."""
+"""Predictions and similar entities against scoring every candidate by itself."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
 from dglkge.inference import search
 from dglkge.inference.choices import ALL, CANDIDATES, SEEN, Known
-from dglkge.inference.search import LinkPredictor, LinkQuery, TopAnswers
+from dglkge.inference.search import LinkPredictor, LinkQuery, TopAnswers, most_similar
 from dglkge.model.kge_model import build_model
 from dglkge.typing import RELATION, Side
 from tests.checkpoint.toy_checkpoint import RELATION_WIDTH, TWO_PAIRS, save_toy, toy_meta, toy_tables
@@ -104,8 +104,10 @@ def test_against_brute_force(tmp_path, score_function, reciprocal, known, candid
         )
 
 
-@pytest.mark.parametrize(("num_parts", "block_bytes"), [(1, 1), (2, 200), (5, 1), (5, 1 << 20)])
-@pytest.mark.parametrize("candidates", CANDIDATES)
+@pytest.mark.parametrize(
+    ("num_parts", "block_bytes", "candidates"),
+    [(1, 1, ALL), (2, 200, SEEN), (5, 1, SEEN), (5, 1 << 20, ALL), (5, 1, ALL)],
+)
 def test_shards_and_blocks_change_nothing(tmp_path, monkeypatch, num_parts, block_bytes, candidates):
     predictor, model, meta, tables = make(tmp_path, num_parts=num_parts)
     monkeypatch.setattr(search, "BLOCK_BYTES", block_bytes)
@@ -122,6 +124,7 @@ def test_more_answers_than_candidates(tmp_path):
     (films,) = predictor.predict([LinkQuery(Side.TAIL, 4, 1)], k=100, known=Known.MARK)
     assert {answer.entity_id for answer in films if answer.known} == {0, 3}
     assert len(films) == 5
+    assert predictor.predict([], k=3) == []
 
 
 def test_equal_scores_stand_in_the_order_of_ids(tmp_path):
@@ -135,11 +138,6 @@ def test_equal_scores_stand_in_the_order_of_ids(tmp_path):
     predictor = LinkPredictor(build_model("distmult", 6, True), meta.relations, checkpoint, shards)
     (answers,) = predictor.predict([LinkQuery(Side.TAIL, 0, 0)], k=23)
     assert [answer.entity_id for answer in answers] == list(range(23))
-
-
-def test_no_queries(tmp_path):
-    predictor, _, _, _ = make(tmp_path)
-    assert predictor.predict([], k=3) == []
 
 
 def test_bad_wishes(tmp_path):
@@ -167,3 +165,34 @@ def test_top_answers_over_blocks():
         order = sorted(range(50), key=lambda place: (-scores[row, place].item(), ids[place].item()))[:7]
         assert got_ids[row].tolist() == ids[order].tolist()
         assert got_scores[row].tolist() == scores[row, order].tolist()
+
+
+@pytest.mark.parametrize(("num_parts", "block_bytes"), [(1, 1), (3, 1 << 20)])
+def test_similar_entities_against_cosines_one_by_one(tmp_path, monkeypatch, num_parts, block_bytes):
+    meta = toy_meta()
+    tables = toy_tables(meta)
+    tables["person"].rows.nan_to_num_(posinf=1.0)
+    save_toy(tmp_path, meta, tables, num_parts)
+    monkeypatch.setattr(search, "BLOCK_BYTES", block_bytes)
+    checkpoint = open_checkpoint(tmp_path)
+    ids = torch.tensor([3, 22, 3])
+    got = most_similar(checkpoint, checkpoint.shards("person"), "person", ids, k=5)
+    rows = tables["person"].rows.double().numpy()
+    for id_, answers in zip(ids.tolist(), got):
+        cosines = rows @ rows[id_] / np.linalg.norm(rows, axis=1) / np.linalg.norm(rows[id_])
+        cosines[id_] = -2
+        expected = np.argsort(-cosines)[:5]
+        assert [answer.entity_id for answer in answers] == expected.tolist()
+        np.testing.assert_allclose([answer.score for answer in answers], cosines[expected], atol=1e-5)
+
+
+def test_similar_entities_among_few_and_rows_of_zeros(tmp_path):
+    meta = toy_meta(num_people=3)
+    tables = toy_tables(meta)
+    tables["person"].rows.zero_()
+    save_toy(tmp_path, meta, tables)
+    checkpoint = open_checkpoint(tmp_path)
+    (answers,) = most_similar(checkpoint, checkpoint.shards("person"), "person", torch.tensor([1]), k=9)
+    assert [(answer.entity_id, answer.score) for answer in answers] == [(0, 0.0), (2, 0.0)]
+    with pytest.raises(InputError, match="at least 1, got -1"):
+        most_similar(checkpoint, checkpoint.shards("person"), "person", torch.tensor([1]), k=-1)

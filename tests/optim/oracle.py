@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+
+from dglkge import optim
 
 #: A hub is in every batch several times.
 NUM_HUB_READS = 6
@@ -13,13 +16,22 @@ NUM_HUB_READS = 6
 
 @dataclass
 class Case:
-    """An optimizer with its arguments; ``options`` are those that the oracle understands too."""
+    """An optimizer with its arguments; the oracle understands ``options`` and ``max_norm`` too."""
 
     label: str
     optimizer: str
     lr: float = 0.1
     options: dict[str, Any] = field(default_factory=dict)
     transport: dict[str, Any] = field(default_factory=dict)
+    max_norm: float = math.inf
+
+    def optimizer_of(self, tables: list[Any], **more: Any) -> Any:
+        """Make the optimizer of some embeddings."""
+        make = getattr(optim, self.optimizer)
+        optimizer = make(tables, lr=self.lr, timeout_seconds=60, **self.options, **self.transport, **more)
+        for table in tables:
+            optimizer.limit_norms(table, self.max_norm)
+        return optimizer
 
 
 #: Every option of every optimizer at least once.
@@ -37,6 +49,7 @@ CASES = [
         options={"max_row_norm": 1.5, "weight_decay": 0.02, "eps": 1e-3},
         transport={"overlap": True},
     ),
+    Case("adagrad_limited", "SparseAdagrad", lr=0.3, max_norm=0.75),
     Case("row_adagrad", "RowAdagrad"),
     Case("row_adagrad_float16", "RowAdagrad", transport={"wire_dtype": torch.float16}),
     Case("adam", "SparseAdam", lr=0.01),
@@ -110,6 +123,8 @@ class Oracle:
         else:
             merged = merged + self.options.get("weight_decay", 0.0) * self.rows[touched]
         getattr(self, self.case.optimizer)(touched, merged)
+        lengths = self.rows[touched].norm(dim=1, keepdim=True).clamp(min=1e-30)
+        self.rows[touched] *= (self.case.max_norm / lengths).clamp(max=1)
 
     def SparseAdagrad(self, touched: torch.Tensor, gradient: torch.Tensor) -> None:
         """Adagrad."""

@@ -109,50 +109,38 @@ def test_state_of_torch_goes_on(make_table, kind: str) -> None:
 @pytest.mark.parametrize("keys", [("state", "param_groups"), ("params", "emb_states")])
 def test_state_dict_is_of_both_forms(make_table, tmp_path, keys: tuple[str, str]) -> None:
     """Either pair of keys alone restores rows, steps, rates and the learning rate of each group."""
-    tables, twins = [make_table(), make_table(2)], [make_table(), make_table(2)]
-    optimizers = [
-        SparseAdam([{"params": [first], "lr": 0.2}, {"params": [second]}], lr=0.1, bias_correction="global")
-        for first, second in (tables, twins)
-    ]
-    gradients = [torch.ones(2, 4), torch.full((2, 2), 3.0)]
+    tables = [make_table(), make_table(2)]
+    gradients = [(tables[0], IDS, torch.ones(2, 4)), (tables[1], IDS, torch.full((2, 2), 3.0))]
+
+    def adam() -> SparseAdam:
+        groups = [{"params": tables[:1], "lr": 0.2}, {"params": tables[1:]}]
+        return SparseAdam(groups, lr=0.1, bias_correction="global")
+
+    first = adam()
     for _ in range(3):
-        optimizers[0].step_rows([(table, IDS, rows) for table, rows in zip(tables, gradients)])
-    optimizers[0].param_groups[0]["betas"] = (0.5, 0.9)
-    saved = optimizers[0].state_dict()
+        first.step_rows(gradients)
+    first.param_groups[0]["betas"] = (0.5, 0.9)
+    saved, rows = first.state_dict(), [table.weight[EVERYTHING] for table in tables]
     assert set(saved) == {"state", "param_groups", "params", "emb_states"}
     assert [group["params"] for group in saved["param_groups"]] == [[0], [1]]
     assert set(saved["state"][0]) == {"ids", "step", "exp_avg", "exp_avg_sq"}
     torch.save({key: saved[key] for key in keys}, tmp_path / "saved")
-    loaded = torch.load(tmp_path / "saved", weights_only=True)
-    if "emb_states" in keys:  # rename the tables, which DGL's form has by name
-        text = {table.name: twin.name for table, twin in zip(tables, twins)}
-        loaded = renamed(loaded, text)
-    optimizers[1].load_state_dict(loaded)
-    for table, twin in zip(tables, twins):
-        twin.weight[EVERYTHING] = table.weight[EVERYTHING]
-    for optimizer, each in zip(optimizers, (tables, twins)):
-        optimizer.step_rows([(table, IDS, rows) for table, rows in zip(each, gradients)])
-        assert [group["lr"] for group in optimizer.param_groups] == [0.2, 0.1]
-        assert optimizer.param_groups[0]["betas"] == (0.5, 0.9)
-    for table, twin in zip(tables, twins):
-        torch.testing.assert_close(table.weight[EVERYTHING], twin.weight[EVERYTHING], rtol=0, atol=0)
+    first.step_rows(gradients)
+    expected = [table.weight[EVERYTHING] for table in tables]
+    del first  # and its state with it
+    second = adam()
+    second.load_state_dict(torch.load(tmp_path / "saved", weights_only=True))
+    for table, before in zip(tables, rows):
+        table.weight[EVERYTHING] = before
+    second.step_rows(gradients)
+    assert [group["lr"] for group in second.param_groups] == [0.2, 0.1]
+    assert second.param_groups[0]["betas"] == (0.5, 0.9)
+    assert all(torch.equal(table.weight[EVERYTHING], after) for table, after in zip(tables, expected))
     with pytest.raises(ValueError, match=r"the saved state has groups of .2. parameters, this optimizer of"):
-        optimizers[1].load_state_dict({"state": {}, "param_groups": [{"params": [0, 1]}]})
+        second.load_state_dict({"state": {}, "param_groups": [{"params": [0, 1]}]})
     with pytest.raises(ValueError, match="'step' is missing, the file has ."):
         groups = [{"params": [0]}, {"params": [1]}]
-        optimizers[1].load_state_dict({"state": {0: {"sum": torch.ones(50, 4)}}, "param_groups": groups})
-
-
-def renamed(value, names: dict[str, str]):
-    """Replace names in the keys and texts of nested dictionaries and lists."""
-    if isinstance(value, dict):
-        return {renamed(key, names): renamed(each, names) for key, each in value.items()}
-    if isinstance(value, list):
-        return [renamed(each, names) for each in value]
-    if isinstance(value, str):
-        for old, new in names.items():
-            value = value.replace(old, new)
-    return value
+        second.load_state_dict({"state": {0: {"sum": torch.ones(50, 4)}}, "param_groups": groups})
 
 
 @pytest.mark.parametrize("unscales", [False, True])
@@ -266,16 +254,11 @@ def test_what_one_trainer_cannot_load_or_save_is_told_to_all(tmp_path: Path) -> 
     assert save == f"OSError: trainer 1 cannot save the optimizer state: {own_save}"
 
 
-def test_state_of_one_trainer_alone(tmp_path: Path) -> None:
-    """state_dict before the first step, on trainer 0 only, waits for no other trainer."""
-    results = run_cluster("tests.optim.workers:lone_state_dict", 2, num_nodes=NUM_NODES, timeout_seconds=60)
-    assert results == [list(range(0, 60, 2)), None]
-
-
-def test_trainers_that_are_not_synchronous_share_the_rows_out(tmp_path: Path) -> None:
-    """Hogwild: every row is saved once, by one trainer."""
-    saved = run_cluster("tests.optim.workers:hogwild_state", 3, num_nodes=NUM_NODES)
-    assert sorted(sum(saved, [])) == list(range(60))
+def test_trainers_share_the_rows_out() -> None:
+    """Each row is saved once; trainer 0 alone waits for no other; also where steps are not synchronous."""
+    results = run_cluster("tests.optim.workers:saved_ids", 3, num_nodes=NUM_NODES)
+    assert [alone for alone, _ in results] == [list(range(0, 60, 3)), None, None]
+    assert [ids for _, ids in results] == [list(range(rank, 60, 3)) for rank in range(3)]
 
 
 def test_an_overflow_of_one_trainer_holds_all_of_them(tmp_path: Path) -> None:

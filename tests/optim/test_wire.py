@@ -13,7 +13,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.network_exchange import WireFormat
 from dglkge.optim.shared_exchange import NeighbourOutbox, Outbox, is_alive, usable
 
@@ -46,15 +45,6 @@ def test_sections_hold_what_is_written(tables, with_counts, id_type) -> None:
             assert (wire.rows(message, table, section) == table + 1).all()
         if with_counts:
             assert (wire.counts(message, section) == 5 + table).all()
-
-
-def test_bfloat16_halves_the_rows() -> None:
-    """Rows of 128 numbers with 32-bit ids."""
-    sizes = {
-        dtype: WireFormat((dtype,), (128,), np.dtype(np.int32), False).plan([1000])[1] for dtype in TYPES
-    }
-    assert sizes[torch.float32] == 1000 * (4 + 512)
-    assert sizes[torch.bfloat16] == sizes[torch.float16] == 1000 * (4 + 256)
 
 
 @pytest.mark.skipif(not usable(), reason="no memory files, or a processor that reorders writes")
@@ -105,15 +95,3 @@ def test_liveness() -> None:
     assert not is_alive(child.pid)
     child.wait()
     assert not is_alive(child.pid)
-
-
-def test_one_process_needs_no_group() -> None:
-    """Every collective is the identity."""
-    alone = Alltoall(1.0)
-    assert (alone.rank, alone.size) == (0, 1)
-    assert alone.gather("x") == ["x"]
-    assert alone.sum(np.array([3])).tolist() == [3]
-    assert alone.counts(np.array([[4, 5]])).tolist() == [[4, 5]]
-    received = np.zeros(3, np.uint8)
-    alone.messages(np.arange(3, dtype=np.uint8), [3], received, [3])
-    assert received.tolist() == [0, 1, 2]

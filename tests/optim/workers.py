@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from dglkge import optim
 from dglkge.optim import step_exchange
+from dglkge.optim.rules import Adagrad
 from tests.optim.oracle import CASES, batch, share, start_rows
 
 
@@ -101,14 +102,7 @@ def all_cases(graph: Any, arguments: dict[str, Any]) -> dict[str, Any]:
         step_exchange.usable = lambda: False
     for case in CASES[: arguments.get("num_cases")]:
         tables = [make_table(graph, kind, dim, f"{case.label}_{kind}") for kind, dim in arguments["tables"]]
-        optimizer = getattr(optim, case.optimizer)(
-            tables,
-            lr=case.lr,
-            timeout_seconds=60,
-            kernels=kernels[rank % len(kernels)],
-            **case.options,
-            **case.transport,
-        )
+        optimizer = case.optimizer_of(tables, kernels=kernels[rank % len(kernels)])
         for step in range(arguments["num_steps"]):
             if step % 3 == 0:
                 train_by_trace(optimizer, tables, step, zero_first=step % 2 == 0)
@@ -121,20 +115,6 @@ def all_cases(graph: Any, arguments: dict[str, Any]) -> dict[str, Any]:
         barrier()
     results["sent_bytes"] = optimizer.sent_bytes
     return results
-
-
-def limited_rows(graph: Any, arguments: dict[str, Any]) -> torch.Tensor:
-    """Train some steps with limited lengths of rows; returns the rows."""
-    table = make_table(graph, "user", arguments["dim"], "limited")
-    kernels = arguments["kernels"][rank_and_size()[0]]
-    optimizer = optim.SparseAdagrad([table], lr=arguments["lr"], timeout_seconds=60, kernels=kernels)
-    optimizer.limit_norms(table, arguments["max_norm"])
-    for step in range(arguments["num_steps"]):
-        train_by_rows(optimizer, [table], step)
-    barrier()
-    rows = read(table)
-    barrier()
-    return rows
 
 
 def save_state(graph: Any, arguments: dict[str, Any]) -> Any:
@@ -202,22 +182,17 @@ def fail_alone(graph: Any, arguments: dict[str, Any]) -> list[str]:
     return errors
 
 
-def lone_state_dict(graph: Any, arguments: Any) -> Any:
-    """Trainer 0 alone asks for its state before the first step; returns the ids."""
-    rank, _ = rank_and_size()
-    table = make_table(graph, "user", 2, "lone")
+def saved_ids(graph: Any, arguments: Any) -> Any:
+    """Ids of the rows that this trainer saves: trainer 0 alone, then all, where steps are not synchronous."""
+    table, other = make_table(graph, "user", 2, "lone"), make_table(graph, "user", 2, "hogwild")
     optimizer = optim.SparseAdagrad([table], lr=0.1)
-    ids = optimizer.state_dict()["emb_states"]["lone"]["ids"].tolist() if rank == 0 else None
+    alone = None
+    if rank_and_size()[0] == 0:
+        alone = optimizer.state_dict()["emb_states"]["lone"]["ids"].tolist()
     barrier()
-    return ids
-
-
-def hogwild_state(graph: Any, arguments: Any) -> Any:
-    """Ids of the rows that this trainer saves, where steps are not synchronous."""
-    table = make_table(graph, "user", 2, "hogwild")
-    optimizer = optim.SparseAdagrad([table], lr=0.1, synchronous=False)
+    hogwild = optim.SparseAdagrad([other], lr=0.1, synchronous=False)
     barrier()
-    return optimizer.local_state_dict()["emb_states"]["hogwild"]["ids"].tolist()
+    return alone, hogwild.local_state_dict()["emb_states"]["hogwild"]["ids"].tolist()
 
 
 def overflow(graph: Any, arguments: Any) -> Any:
@@ -338,3 +313,18 @@ def leave(result: Any, together: bool = False) -> None:
             break
         time.sleep(0.02)
     os._exit(0)
+
+
+def clipped(graph: Any, arguments: dict[str, Any]) -> list[Any]:
+    """Train two tables, the second with a rule of its own, with both limits; returns the rows."""
+    rank, _ = rank_and_size()
+    tables = [make_table(graph, ntype, dim, f"clipped_{ntype}") for ntype, dim in arguments["tables"]]
+    groups = [{"params": tables[:1]}, {"params": tables[1:], "rule": Adagrad(), "lr": 0.05}]
+    optimizer = optim.RowAdagrad(groups, lr=0.1, timeout_seconds=60, kernels=["auto", "reference"][rank % 2])
+    optimizer.clip_gradients(arguments["norm"], arguments["value"])
+    for step in range(arguments["num_steps"]):
+        train_by_rows(optimizer, tables, step)
+    barrier()
+    rows = [read(table) for table in tables]
+    barrier()
+    return rows

@@ -11,10 +11,10 @@ import pandas as pd
 import pytest
 
 from dglkge.partition import dataset_writer
-from dglkge.partition.entity_types import take_types
+from dglkge.partition.ingest import IdTriples, Reading
 from dglkge.partition.options import Options, ReadingOptions
-from dglkge.partition.readers.files import read_input
-from dglkge.partition.readers.find import find_input
+from dglkge.partition.readers.files import read_files
+from dglkge.partition.readers.find import Source, find_input
 from dglkge.partition.run_build import GraphJob
 from tests.toy_kg import ring_triples, typed_triples
 
@@ -34,20 +34,17 @@ def build_here(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dataset_writer, "run_build", build_in_this_process)
 
 
-def read(path: Path | list[Path], **options: Any) -> tuple[Any, Any]:
-    """Read an input that is no table, as partition_files does before it writes anything."""
+def read(path: Path | list[Path], **options: Any) -> tuple[Source, Reading]:
+    """Find and read an input, as partition_files does before it writes anything."""
     inputs = path if isinstance(path, list) else [path]
     general = {name: options.pop(name) for name in ("split", "num_parts") if name in options}
     chosen = Options(reading=ReadingOptions(**options), **general)
-    source = find_input(inputs, chosen)
-    reading = read_input(source, chosen, lambda path: lambda position: None, inputs[0].parent)
-    take_types(reading, chosen, source.family)
-    return source, reading
+    return find_input(inputs, chosen), read_files(inputs, inputs[0].parent, chosen, None)
 
 
-def names(reading: Any, split: str = "train") -> list[tuple[str, str, str]]:
+def names(source: Reading | IdTriples, split: str = "train") -> list[tuple[str, str, str]]:
     """The triples of a split by name, in their order."""
-    triples = reading.triples
+    triples = source.triples if isinstance(source, Reading) else source
     rows = triples.splits[split].tolist()
     return [(triples.entities[h], triples.relations[r], triples.entities[t]) for h, r, t in rows]
 

@@ -53,15 +53,6 @@ def test_public_graphs(shared_datasets, name, kind):
         assert found.endswith(f"give --columns {right}" if right else "tail,relation,head")
 
 
-def test_message():
-    frame = ring_triples(60)
-    found = advice(frame, "htr")
-    assert found == (
-        "the columns look as if they were in another order: 60 heads, 60 relations, 4 tails; if what was "
-        "read as tail is the relation, give --columns head,relation,tail"
-    )
-
-
 def graph(heads, relations, tails, num_triples: int = 2000) -> pd.DataFrame:
     rng = np.random.default_rng(0)
     columns = {"head": heads, "relation": relations, "tail": tails}
@@ -72,14 +63,9 @@ USERS, ITEMS = [f"user{i}" for i in range(300)], [f"item{i}" for i in range(300)
 ACTIONS = [f"action{i}" for i in range(12)]
 
 
-def test_two_kinds_of_entities_share_no_name():
-    frame = graph(USERS, ACTIONS, ITEMS)
-    assert advice(frame, "hrt") is None
-    assert advice(frame, "htr") is not None and advice(frame, "rht") is not None
-
-
 def test_unusual_graphs_in_the_right_order():
     graphs = {
+        "two kinds of entities": graph(USERS, ACTIONS, ITEMS),
         "attributes": graph(USERS, ACTIONS, ["yes", "no"]),
         "few heads": graph(["Rome", "Paris"], [f"property{i}" for i in range(40)], ITEMS),
         # Relations that are described, as in RDF.
@@ -88,6 +74,7 @@ def test_unusual_graphs_in_the_right_order():
         "tiny": graph(["a", "b"], ACTIONS[:9], ["a", "b"]),
     }
     assert {name: advice(frame, "hrt") for name, frame in graphs.items()} == dict.fromkeys(graphs)
+    assert advice(graphs["two kinds of entities"], "htr") and advice(graphs["two kinds of entities"], "rht")
 
 
 def write(path, frame: pd.DataFrame, order: str):
@@ -96,57 +83,64 @@ def write(path, frame: pd.DataFrame, order: str):
     return path
 
 
-def test_command_warns_in_one_line(tmp_path, build_here, capsys, caplog):
+@pytest.fixture
+def call(tmp_path, capsys):
+    """Run partition.py; returns the exit status, stdout and stderr."""
+
+    def run(path, *words):
+        status = partition.main(["--input", str(path), "--output", str(tmp_path / "out"), *map(str, words)])
+        return status, *capsys.readouterr()
+
+    return run
+
+
+SWAPPED = (
+    "the columns look as if they were in another order: 60 heads, 60 relations, 4 tails; if what was read as "
+    "tail is the relation, give --columns head,tail,relation"
+)
+
+
+def test_command_warns_in_one_line(tmp_path, build_here, call, caplog):
     path = write(tmp_path / "train.tsv.gz", as_integers(ring_triples()), "htr")
-    assert partition.main(["--input", str(path), "--output", str(tmp_path / "out"), "--json"]) == 0
-    figures = json.loads(capsys.readouterr().out)
+    status, out, _ = call(path, "--json")
     (record,) = caplog.records
-    assert figures["warnings"] == [record.getMessage()]
-    assert record.getMessage().endswith(
-        "if what was read as tail is the relation, give --columns head,tail,relation"
-    )
+    assert status == 0 and json.loads(out)["warnings"] == [record.getMessage()] == [SWAPPED]
     caplog.clear()
-    mended = ["--output", str(tmp_path / "mended"), "--columns", "head,tail,relation"]
-    assert partition.main(["--input", str(path), *mended]) == 0 and not caplog.records
-
-
-def test_columns_with_names_are_mended_by_name(tmp_path, build_here, capsys):
-    frame = ring_triples().set_axis(["s", "p", "o"], axis=1)
-    frame.to_parquet(tmp_path / "train.parquet")
-    arguments = ["--input", str(tmp_path / "train.parquet"), "--output", str(tmp_path / "out"), "--json"]
-    assert partition.main([*arguments, "--columns", "head=p,relation=s,tail=o"]) == 0
-    (warning,) = json.loads(capsys.readouterr().out)["warnings"]
+    assert call(path, "--columns", "head,tail,relation", "--overwrite")[0] == 0 and not caplog.records
+    # Columns with names are mended by name.
+    ring_triples().set_axis(["s", "p", "o"], axis=1).to_parquet(tmp_path / "train.parquet")
+    words = ["--columns", "head=p,relation=s,tail=o", "--json", "--overwrite"]
+    (warning,) = json.loads(call(tmp_path / "train.parquet", *words)[1])["warnings"]
     assert warning.endswith("give --columns relation=p,head=s,tail=o")
 
 
-def test_gaps_in_integer_ids_are_explained(tmp_path, capsys):
+def test_gaps_in_integer_ids_are_explained(tmp_path, call):
     """Tails read as relations leave gaps: the advice goes with the error."""
     rows = [(i, (7 * i) % 40 * 2, i % 3) for i in range(80)]
     frame = pd.DataFrame(rows, columns=["head", "tail", "relation"])
     path = write(tmp_path / "train.tsv.gz", frame, "htr")
-    arguments = ["--input", str(path), "--output", str(tmp_path / "out"), "--ids", "integers"]
-    assert partition.main(arguments) == 2
-    err = capsys.readouterr().err
-    assert err == (
+    assert call(path, "--ids", "integers") == (
+        2,
+        "",
         "partition.py: error: 39 of the relation ids 0 to 78 never occur, the first is 1: give "
         "--relation-map if there are more than occur, or --ids names if these are names; the columns look "
         "as if they were in another order: 80 heads, 40 relations, 3 tails; if what was read as tail is "
-        "the relation, give --columns head,tail,relation\n"
+        "the relation, give --columns head,tail,relation\n",
     )
-    gaps = as_integers(ring_triples()).replace({"relation": {"1": "9"}})
-    write(tmp_path / "train.tsv.gz", gaps, "hrt")
-    assert partition.main(arguments) == 2
-    assert capsys.readouterr().err.endswith("or --ids names if these are names\n")
+    write(path, as_integers(ring_triples()).replace({"relation": {"1": "9"}}), "hrt")
+    status, _, err = call(path, "--ids", "integers")
+    assert status == 2 and err.endswith("or --ids names if these are names\n")
 
 
-def test_ids_of_a_map_are_explained(tmp_path, capsys):
+def test_ids_of_a_map_are_explained(tmp_path, call):
     """With maps, an entity's id is too large for a relation."""
     path = write(tmp_path / "train.tsv.gz", as_integers(ring_triples()), "htr")
     for name, count in (("entities", 60), ("relations", 4)):
         (tmp_path / f"{name}.tsv").write_text("".join(f"{i}\t{name}{i}\n" for i in range(count)))
-    maps = ["--entity-map", str(tmp_path / "entities.tsv"), "--relation-map", str(tmp_path / "relations.tsv")]
-    assert partition.main(["--input", str(path), "--output", str(tmp_path / "out"), *maps]) == 2
-    assert capsys.readouterr().err == (
+    maps = ["--entity-map", tmp_path / "entities.tsv", "--relation-map", tmp_path / "relations.tsv"]
+    assert call(path, *maps) == (
+        2,
+        "",
         f"partition.py: error: {path}:4: the relation id is 4, allowed is 0 to 3; "
-        "it could be an entity's: see --columns for the order of the columns\n"
+        "it could be an entity's: see --columns for the order of the columns\n",
     )

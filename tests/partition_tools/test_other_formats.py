@@ -13,7 +13,7 @@ from dglkge.partition.make_dataset import partition_files
 from dglkge.partition.options import Options, ReadingOptions
 from dglkge.partition.readers.find import find_input
 from tests.partition_tools.conftest import names, read
-from tests.partition_tools.reading_back import lines, named_triples
+from tests.partition_tools.reading_back import named_triples
 
 ENTITIES = ["Rome", "New York", "Italy"]
 RELATIONS = ["near", "in"]
@@ -89,13 +89,6 @@ def test_folders_keep_their_ids(tmp_path, make, layout):
     assert names(reading) == TRAIN and names(reading, "test") == TEST
 
 
-def test_dataset_of_a_folder(tmp_path, build_here):
-    figures = partition_files([openke(tmp_path / "theirs")], tmp_path / "out")
-    assert lines(tmp_path / "out" / "entities" / "entity.txt") == ENTITIES
-    assert named_triples(tmp_path / "out", "train") == TRAIN
-    assert figures["input"]["format"] == "OpenKE's files" and figures["splits"]["test"] == 1
-
-
 def test_names_win_where_they_are_numbers(tmp_path):
     """1, 0 and 2 are names with other ids here."""
     folder = tmp_path / "d"
@@ -114,9 +107,6 @@ def test_pykeen_factories_one_by_one(tmp_path):
     assert names(reading) == TRAIN and set(reading.triples.splits) == {"train"}
     _, reading = read([train, pykeen(tmp_path / "v", TEST), test])
     assert names(reading, "test") == TEST and set(reading.triples.splits) == {"train", "valid", "test"}
-
-
-def test_pykeen_quotes(tmp_path):
     _, reading = read(pykeen(tmp_path / "q", TRAIN, ["Ro\tme", "New York", "Italy"]))
     assert reading.triples.entities[0] == "Ro\tme"
 
@@ -213,8 +203,9 @@ def test_graphml(tmp_path, name, pack):
     source, reading = read(tmp_path / name)
     assert source.title.startswith("GraphML") and source.how == ("name" if "." in name else "content")
     assert names(reading) == [("n0", "lives in", "n1"), ("n1", "home of", "n0")]
-    assert reading.figures == {"nodes": 3, "edges": 2, "relation_attribute": "label"}
+    assert {"nodes": 3, "edges": 2, "relation_attribute": "label"}.items() <= reading.figures.items()
     assert reading.notes == [
+        source.line,
         "the relation is the edges' attribute 'label'",
         "1 undirected edges: one triple each, from source to target",
     ]
@@ -268,27 +259,6 @@ def test_errors_of_graphml(tmp_path, old, new, options, message):
     edit(path, old, new)
     with pytest.raises(InputError, match=message):
         read(path, **options)
-
-
-def test_edge_list_with_a_header(tmp_path, build_here):
-    path = tmp_path / "edges.csv.bz2"
-    rows = 'ann,"Rome, Italy",Directed,lives in,1\nbob,ann,Directed,knows,2\n'
-    path.write_bytes(bz2.compress(f"Source,Target,Type,Label,Weight\n{rows}".encode()))
-    figures = partition_files([path], tmp_path / "out")
-    assert figures["input"]["notes"] == [
-        "input: edges.csv.bz2: CSV, bzip2 (by name)",
-        "header: head is 'Source', relation is 'Label', tail is 'Target'",
-    ]
-    triples = [("ann", "lives in", "Rome, Italy"), ("bob", "knows", "ann")]
-    assert named_triples(tmp_path / "out", "train") == triples
-
-
-def test_table_of_another_name(tmp_path, build_here):
-    (tmp_path / "t.dat").write_text("a b c\nb b a\n")
-    options = Options(reading=ReadingOptions(format="tsv"))
-    figures = partition_files([tmp_path / "t.dat"], tmp_path / "out", options, delimiter=" ")
-    assert figures["input"]["notes"] == ["input: t.dat: tab-separated text (as --format says)"]
-    assert named_triples(tmp_path / "out", "train") == [("a", "b", "c"), ("b", "b", "a")]
 
 
 def test_types_from_a_table(tmp_path, build_here):

@@ -12,7 +12,7 @@ import pytest
 
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
-from dglkge.partition.make_dataset import partition_dataframe, partition_files
+from dglkge.partition.make_dataset import partition_dataframe
 from dglkge.partition.options import Options
 from partition_tools import partition
 from tests.partition_tools.reading_back import named_triples, owned_triples
@@ -149,13 +149,40 @@ def test_integer_ids_keep_their_numbers(tmp_path):
     assert dataset.description["ids"] == "integers"
 
 
-def test_one_file_is_split(tmp_path, ring):
-    ring.to_csv(tmp_path / "all.csv", index=False)
-    options = Options(split=(0.6, 0.2, 0.2), num_parts=2)
-    partition_files([tmp_path / "all.csv"], tmp_path / "out", options)
-    found = [row for split in ("train", "valid", "test") for row in named_triples(tmp_path / "out", split)]
-    assert Counter(found) == Counter(rows(ring))
-    assert all(len(Dataset.open(tmp_path / "out").split(split)) > 10 for split in ("train", "valid", "test"))
+SAID = "one set of triples, split 90/5/5 by a hash; --split 1 keeps all of them for training"
+FEW = "19 triples are too few to split: all are for training"
+
+
+@pytest.mark.parametrize(
+    ("num", "words", "note", "sizes"),
+    [
+        (240, [], SAID, (216, 12, 12)),
+        (240, ["--split", "0.6,0.2,0.2"], None, (144, 48, 48)),
+        (240, ["--split", "1"], None, (240, 0, 0)),
+        (19, [], FEW, (19, 0, 0)),
+    ],
+)
+def test_one_set_of_triples_is_split(tmp_path, ring, capsys, num, words, note, sizes):
+    ring[:num].to_csv(tmp_path / "all.csv", index=False)
+    arguments = ["--input", str(tmp_path / "all.csv"), "--output", str(tmp_path / "out"), *words]
+    assert partition.main([*arguments, "--method", "random"]) == 0
+    notes = capsys.readouterr().out.splitlines()
+    assert [line for line in notes if line in (SAID, FEW)] == ([note] if note else [])
+    assert "header: head is 'head', relation is 'relation', tail is 'tail'" in notes
+    splits = [named_triples(tmp_path / "out", split) for split in ("train", "valid", "test")]
+    assert sum(map(Counter, splits), Counter()) == Counter(rows(ring[:num]))
+    # Five standard deviations of a binomial.
+    assert [len(split) for split in splits] == pytest.approx(sizes, abs=5 * (num * 0.9 * 0.1) ** 0.5)
+    assert all(bool(split) == bool(size) for split, size in zip(splits, sizes))
+
+
+def test_splits_of_the_user_stay(tmp_path, ring):
+    options = Options(split="auto")
+    figures = partition_dataframe(ring[1:], tmp_path / "two", ring[:1], options=options)
+    assert figures["splits"] == {"train": 239, "valid": 1, "test": 0}
+    with pytest.raises(InputError, match="--split needs one set of triples, got train, test"):
+        partition_dataframe(ring, tmp_path / "out", test=ring, options=Options(split=(0.8, 0.1, 0.1)))
+    assert not (tmp_path / "out").exists()
 
 
 def test_edges_are_balanced_in_a_skewed_graph(tmp_path):
@@ -168,12 +195,6 @@ def test_edges_are_balanced_in_a_skewed_graph(tmp_path):
         options = Options(num_parts=2, method=method, overwrite=True)
         figures = partition_dataframe(frame, tmp_path / "out", options=options)
         assert figures["balance"]["edges"] < 1.15
-
-
-def test_several_sets_and_fractions_are_refused(tmp_path, ring):
-    with pytest.raises(InputError, match="--split needs one set of triples, got train, test"):
-        partition_dataframe(ring, tmp_path / "out", test=ring, options=Options(split=(0.8, 0.1, 0.1)))
-    assert not (tmp_path / "out").exists()
 
 
 COUNTS = {

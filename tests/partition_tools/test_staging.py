@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 
@@ -42,54 +43,51 @@ def test_nothing_stays_after_an_exception(tmp_path, error):
     assert names(tmp_path) == []
 
 
-def test_existing_output_stays(tmp_path):
+@pytest.mark.parametrize("error", [None, RuntimeError])
+def test_overwrite_replaces_a_dataset_if_the_block_succeeds(tmp_path, error):
     output = write_toy_folder(tmp_path / "out")
     before = names(output)
-    with (
-        pytest.raises(InputError, match="exists; choose another, or give --overwrite"),
-        staged(output, False),
-    ):
-        pytest.fail("the block must not run")
-    assert names(output) == before
-
-
-def test_overwrite_replaces_a_dataset(tmp_path):
-    output = write_toy_folder(tmp_path / "out")
-    with staged(output, overwrite=True) as folder:
+    with contextlib.suppress(RuntimeError), staged(output, overwrite=True) as folder:
         fill(folder, "new")
         assert (output / "train.npy").exists()
-    assert names(output) == ["dataset.json", "new"] and names(tmp_path) == ["out"]
+        if error:
+            raise error
+    assert names(output) == (before if error else ["dataset.json", "new"]) and names(tmp_path) == ["out"]
 
 
-def test_overwrite_that_fails_keeps_the_old_dataset(tmp_path):
-    output = write_toy_folder(tmp_path / "out")
-    before = names(output)
-    with pytest.raises(RuntimeError), staged(output, overwrite=True):
-        raise RuntimeError
-    assert names(output) == before and names(tmp_path) == ["out"]
+def dataset(output):
+    write_toy_folder(output)
 
 
-@pytest.mark.parametrize("content", [None, {"name": "somebody else's"}, {"format_version": 99}])
-def test_overwrite_replaces_nothing_else(tmp_path, content):
-    output = tmp_path / "out"
+def of_somebody_else(output, content=None):
     output.mkdir()
     (output / "precious.txt").write_text("x")
     if content:
         (output / "dataset.json").write_text(json.dumps(content))
-    with (
-        pytest.raises(InputError, match="--overwrite replaces only a dataset"),
-        staged(output, overwrite=True),
-    ):
-        pytest.fail("the block must not run")
-    assert (output / "precious.txt").read_text() == "x"
 
 
-def test_output_that_is_a_file(tmp_path):
-    (tmp_path / "out").write_text("x")
-    with pytest.raises(InputError, match="exists and is no folder"), staged(tmp_path / "out", overwrite=True):
+@pytest.mark.parametrize(
+    ("prepare", "place", "overwrite", "message"),
+    [
+        (dataset, "out", False, "exists; choose another, or give --overwrite"),
+        (of_somebody_else, "out", True, "--overwrite replaces only a dataset"),
+        (
+            lambda out: of_somebody_else(out, {"name": "x"}),
+            "out",
+            True,
+            "--overwrite replaces only a dataset",
+        ),
+        (lambda out: of_somebody_else(out, {"format_version": 99}), "out", True, "--overwrite replaces only"),
+        (lambda out: out.write_text("x"), "out", True, "exists and is no folder"),
+        (lambda out: out.write_text("x"), "out/in", True, "cannot be made"),
+    ],
+)
+def test_what_is_there_stays(tmp_path, prepare, place, overwrite, message):
+    prepare(tmp_path / "out")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    with pytest.raises(InputError, match=message), staged(tmp_path / place, overwrite):
         pytest.fail("the block must not run")
-    with pytest.raises(InputError, match="cannot be made"), staged(tmp_path / "out" / "in", overwrite=True):
-        pytest.fail("the block must not run")
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_output_that_appeared_meanwhile_stays(tmp_path):

@@ -29,24 +29,22 @@ def test_pairs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content, message",
+    ("name", "content", "message"),
     [
-        (b"", "m.tsv: the file is empty"),
-        (b"a\tx\nb\n", "m.tsv:2: got 1 columns, expected entity and type"),
-        (b"a\tx\nb\t\n", "m.tsv:2: the type is empty"),
-        (b"a\tx\nb\t\xff\n", "m.tsv:2: byte 3 of the line is not UTF-8"),
+        ("m.tsv", b"", "m.tsv: the file is empty"),
+        ("m.tsv", b"a\tx\nb\n", "m.tsv:2: got 1 columns, expected entity and type"),
+        ("m.tsv", b"a\tx\nb\t\n", "m.tsv:2: the type is empty"),
+        ("m.tsv", b"a\tx\nb\t\xff\n", "m.tsv:2: byte 3 of the line is not UTF-8"),
+        ("m.csv", b'"a,x\n', "m.csv:1: bad quotes"),
+        ("m.tsv.gz", None, "m.tsv.gz: cannot be read"),
     ],
 )
-def test_bad_pairs(tmp_path, content, message):
+def test_bad_pairs(tmp_path, name, content, message):
+    (tmp_path / name).write_bytes(b"plain" if content is None else content)
     with pytest.raises(InputError, match=message):
-        list(read_pairs(write_map(tmp_path / "m.tsv", content), ("entity", "type")))
-
-
-def test_unreadable_pairs(tmp_path):
-    (tmp_path / "m.tsv.gz").write_bytes(b"plain")
-    for name in ("nothing.tsv", "m.tsv.gz"):
-        with pytest.raises(InputError, match="cannot be read"):
-            list(read_pairs(tmp_path / name, ("entity", "type")))
+        list(read_pairs(tmp_path / name, ("entity", "type")))
+    with pytest.raises(InputError, match="nothing.tsv: cannot be read"):
+        list(read_pairs(tmp_path / "nothing.tsv", ("entity", "type")))
 
 
 def test_id_map_in_any_order(tmp_path):
@@ -76,20 +74,16 @@ def write_types(folder, text):
     return path
 
 
-def test_without_a_file_there_is_one_type():
-    types, type_of = types_of_entities(None, ["a", "b"], integer_ids=False)
-    assert types == ["entity"] and type_of.tolist() == [0, 0]
-
-
 def test_types_are_sorted_and_unused_ones_left_out(tmp_path):
-    path = write_types(tmp_path, "a\tz\tlabel\nb\ty\nnobody\tx\nb\ty\n")
-    types, type_of = types_of_entities(path, ["a", "b"], integer_ids=False)
-    assert types == ["y", "z"] and type_of.tolist() == [1, 0]
-
-
-def test_integer_ids_are_typed_by_id_whatever_their_names(tmp_path):
-    types, type_of = types_of_entities(write_types(tmp_path, "0\tp\n1\tq\n"), ["A", "R"], integer_ids=True)
-    assert types == ["p", "q"] and type_of.tolist() == [0, 1]
+    """Integer ids are typed by id, whatever their names; without a file there is one type."""
+    for text, names, integer_ids, expected in (
+        (None, ["a", "b"], False, (["entity"], [0, 0])),
+        ("a\tz\tlabel\nb\ty\nnobody\tx\nb\ty\n", ["a", "b"], False, (["y", "z"], [1, 0])),
+        ("0\tp\n1\tq\n", ["A", "R"], True, (["p", "q"], [0, 1])),
+    ):
+        path = None if text is None else write_types(tmp_path, text)
+        types, type_of = types_of_entities(path, names, integer_ids)
+        assert (types, type_of.tolist()) == expected
 
 
 def test_entities_without_a_type_or_with_two(tmp_path):

@@ -52,10 +52,14 @@ def test_names_are_text(page):
     assert reader.elements[start][1]["type"] == "application/json"
 
 
-def test_plots_have_every_name_as_plotly_shows_it_literally(page):
-    html = page.read_text(encoding="utf-8")
-    text = html.split('id="plots">', 1)[1].split("</script>", 1)[0]
-    plots = json.loads(text)
+@pytest.fixture
+def plots(page):
+    """The figures of the page."""
+    text = page.read_text(encoding="utf-8").split('id="plots">', 1)[1].split("</script>", 1)[0]
+    return json.loads(text)
+
+
+def test_plots_have_every_name_as_plotly_shows_it_literally(plots):
     types = {trace["name"]: trace["text"] for trace in plots["plot-map-0"]["data"]}
     assert set(types) == {"country", "person", "town"}
     assert "&lt;script&gt;window.broken = 1&lt;/script&gt;" in types["person"]
@@ -74,9 +78,8 @@ def test_a_page_of_one_run_shows_its_mrr_once(call, runs, tmp_path):
     assert "<b>5</b><span>relations</span>" in html and "<b>53</b><span>entities</span>" in html
 
 
-def test_names_on_the_map_do_not_lie_on_each_other(page):
-    text = page.read_text(encoding="utf-8").split('id="plots">', 1)[1].split("</script>", 1)[0]
-    plot = json.loads(text)["plot-map-0"]
+def test_names_on_the_map_do_not_lie_on_each_other(plots):
+    plot = plots["plot-map-0"]
     points = [point for trace in plot["data"] for point in zip(trace["customdata"], trace["x"], trace["y"])]
     names = plot["layout"]["annotations"]
     assert 5 < len(names) <= 25 and max(points)[1:] in [(name["x"], name["y"]) for name in names]

@@ -10,7 +10,7 @@ import pytest
 
 import dglkge
 from dglkge.errors import InputError
-from dglkge.report.figures import Choices, chosen_entities, collect, configuration, project, run_labels
+from dglkge.report.figures import Choices, collect, configuration, frequent_entities, project, run_labels
 from tests.report.toy_report import HOSTILE
 
 pytest.importorskip("sklearn", reason="scikit-learn is not installed")
@@ -87,7 +87,7 @@ def test_the_map_shows_the_entities_of_the_highest_degrees(runs):
     assert 12 <= found["num_entities"] <= 14 and set(found["types"]) == set(runs.dataset.entity_types)
     assert HOSTILE["town0"] in found["types"]["town"]["names"]
     of_entities = dglkge.open_run(str(runs.first)).degrees
-    chosen = chosen_entities(of_entities, 12)
+    chosen = frequent_entities(of_entities, 12)
     for name, ids in chosen.items():
         rest = np.delete(of_entities[name], ids)
         assert not len(rest) or of_entities[name][ids].min() >= rest.max()

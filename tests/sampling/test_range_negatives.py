@@ -9,7 +9,7 @@ from scipy.stats import chisquare
 from dglkge.data.range_walk import range_bounds
 from dglkge.errors import InputError
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeGroup
-from dglkge.sampling.range_negatives import DrawnRanges, RangeNegatives
+from dglkge.sampling.range_negatives import NodeRanges, RangeNegatives
 from dglkge.typing import Side
 
 STARTS = {"person": np.array([0, 60, 100]), "place": np.array([0, 3, 8])}
@@ -29,7 +29,7 @@ def sampler(
     side: Side, shares=(1.0, 0.0, 0.0), part: int = 0, number: int = 1000, weights=None, is_mixed=False
 ) -> RangeNegatives:
     """Return the sampler of a side."""
-    ranges = DrawnRanges(BOUNDS, NUM_RANGES, is_mixed)
+    ranges = NodeRanges(BOUNDS, NUM_RANGES, is_mixed)
     return RangeNegatives(side, number, shares, ranges, part, PAIRS, 3, weights)
 
 

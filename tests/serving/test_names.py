@@ -8,21 +8,8 @@ import pytest
 
 from dglkge.serving.indexes import NameIndex
 
-NAMES = [
-    "Straße",
-    "strasse 2",
-    "Ada",
-    "adamant",
-    "ADA",
-    "a",
-    "ä",
-    "Madam",
-    "🦊 fox",
-    "x\ty",
-    "日本",
-    "本",
-    "",
-]
+NAMES = "Straße|strasse 2|Ada|adamant|ADA|a|ä|Madam|🦊 fox|x\ty|日本|本|".split("|")
+TEXTS = "|a|A|ad|ss|ß|STRASSE|🦊|本|ab|b a|zzz|\n|a\nb|ä|\t".split("|")
 
 
 def draw_names(count: int) -> list[str]:
@@ -33,24 +20,7 @@ def draw_names(count: int) -> list[str]:
 @pytest.mark.parametrize("names", [NAMES, draw_names(300), []], ids=["chosen", "drawn", "none"])
 def test_as_a_loop_over_all_names(names):
     index = NameIndex(names)
-    for text in [
-        "",
-        "a",
-        "A",
-        "ad",
-        "ss",
-        "ß",
-        "STRASSE",
-        "🦊",
-        "本",
-        "ab",
-        "b a",
-        "zzz",
-        "\n",
-        "a\nb",
-        "ä",
-        "\t",
-    ]:
+    for text in TEXTS:
         folded = text.casefold()
         starting = [id_ for id_, name in enumerate(names) if name.casefold().startswith(folded)]
         found = list(index.starting(text))

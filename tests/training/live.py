@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch.nn import functional
 
 import dglkge
 from dglkge.data.dataset import Dataset
+from dglkge.evaluation.metrics import Protocol
 from dglkge.training.epochs import JOB
 from dglkge.training.trainer import Trainer
 from dglkge.typing import RELATION, Side
 
 Rows = dict[str, torch.Tensor]
+
+
+def settings(dataset: Path, run: Path, *more: str) -> list[str]:
+    """Return the settings of a small run; those that come later win."""
+    uniform = [] if "negatives.name=all_entities" in more else ["negatives.num_uniform=12"]
+    return [
+        *(f"dataset={dataset}", f"output={run}", "model.dimension=8", "model.init_scale=0.3"),
+        *("regularizer.name=none", *uniform, "negatives.chunk_size=20", "training.batch_size=50"),
+        *("training.num_epochs=3", "training.matmul_dtype=float32", "checkpoint.every_epochs=0", *more),
+    ]
 
 
 @contextmanager
@@ -65,6 +78,57 @@ def asked(trainer: Trainer, batch: Any) -> list[tuple[Side, int, int]]:
         relations = original[RELATION][batch.relations[part]].tolist()
         queries += [(run.side, *pair) for pair in zip(relations, entities)]
     return queries
+
+
+def assert_resumes(
+    opened: Callable[..., AbstractContextManager[Trainer]],
+    folder: Path,
+    state: Callable[[Trainer], Rows],
+    *more: str,
+    after_one: Callable[[Rows], None] = lambda half_way: None,
+) -> Rows:
+    """Hold that a restart after the first of two epochs changes no bit, and that files rank as live rows do.
+
+    ``after_one`` gets the state after the first epoch, when its version is the newest. Returns the last one.
+    """
+    with opened(folder, *more) as trainer:
+        train(trainer, 1)
+        half_way = {**rows_by_node(trainer), **state(trainer)}
+    after_one(half_way)
+    with opened(folder, *more) as trainer:
+        train(trainer, 2)
+        resumed = {**rows_by_node(trainer), **state(trainer)}
+        metrics = trainer.evaluate("test").to_dict()
+    with opened(folder.with_name(f"{folder.name}_at_once"), *more) as trainer:
+        train(trainer, 2)
+        at_once = {**rows_by_node(trainer), **state(trainer)}
+    assert at_once.keys() == resumed.keys() and half_way.keys() <= resumed.keys()
+    assert not [name for name, one in at_once.items() if not torch.equal(one, resumed[name])]
+    assert any(not torch.equal(one, resumed[name]) for name, one in half_way.items())
+    ranked = dglkge.open_run(folder).evaluate(Protocol(split="test")).to_dict()
+    assert {key: ranked[key] for key in metrics} == metrics
+    return resumed
+
+
+def loss_against_all(
+    trainer: Trainer, batch: Any, rows: Rows, query: Callable[..., torch.Tensor]
+) -> torch.Tensor:
+    """Return the summed softmax loss of a batch of triples among all entities, by node id.
+
+    ``query(given, relations, side)`` is what the inner product compares with the candidates.
+    """
+    total = torch.zeros((), dtype=torch.float64)
+    for group in trainer._train_step.objective.plan(batch).groups:
+        heads, tails = rows[group.lhs], rows[group.rhs]
+        relations = rows[RELATION][torch.from_numpy(group.relation_ids)]
+        h, t = torch.from_numpy(group.head_ids), torch.from_numpy(group.tail_ids)
+        for side, given, candidates, answers in (
+            (Side.TAIL, heads[h], tails, t),
+            (Side.HEAD, tails[t], heads, h),
+        ):
+            scores = query(given, relations, side) @ candidates.T
+            total = total + functional.cross_entropy(scores, answers, reduction="sum")
+    return total
 
 
 def assert_epochs_equal(

@@ -9,37 +9,23 @@ import numpy as np
 import pytest
 
 import dglkge
-from dglkge.config import load_config
-from dglkge.distributed.world import World
-from dglkge.errors import InputError
 from dglkge.evaluation.metrics import Protocol
 from dglkge.inference.import_tables import import_tables
 from dglkge.inference.search import NamedQuery
-from dglkge.training.building.checks import check_config
-from dglkge.training.epochs import JOB
 from dglkge.typing import Side
-from tests.toy_kg import toy_dataset
 from tests.training.test_reference import momentum, trained  # noqa: F401
 
 DYNAMIC, STATIC = "model.reciprocal_relations=true", "model.reciprocal_relations=false"
 ALL = ("training.objective=one_vs_all", "training.matmul_dtype=float32")
 CASES = [
     ("none_cos", STATIC),
-    ("rescal", STATIC),
     ("rescal", DYNAMIC, *ALL),
     ("affine_cos_bias", STATIC),
     ("affine_l2", DYNAMIC),
     ("diagonal_squared_l2", STATIC, *ALL, "training.relation_prediction=1"),
     ("complex_diagonal_cos", STATIC, "training.objective=k_vs_all"),
-    ("translation_squared_l2_bias", STATIC),
     ("translation_dot", STATIC, "model.max_norm=0.7"),
     ("diagonal_dot_bias", STATIC, *ALL, "loss.name=logistic"),
-    (
-        "affine_dot_bias",
-        DYNAMIC,
-        "training.objective=k_vs_all",
-        "regularizer.name=n3 regularizer.weight=0.01",
-    ),
 ]
 
 
@@ -81,26 +67,3 @@ def _question(run: dglkge.Run) -> NamedQuery:
     return NamedQuery(
         Side.TAIL, run.tables.vocabulary(known.lhs)[head], run.tables.relations.labels[relation]
     )
-
-
-def test_relation_prediction_without_parameters_is_refused(tmp_path: Path) -> None:
-    config = load_config(
-        None,
-        [f"dataset={toy_dataset()}", f"output={tmp_path}", "model.score_function=none_l2", *ALL]
-        + ["training.relation_prediction=1"],
-    )
-    with pytest.raises(
-        InputError,
-        match="training.relation_prediction is 1 and model.score_function is none_l2, of which a relation",
-    ):
-        check_config(config, World())
-    JOB.restore(0)
-
-
-def test_dura_takes_products_only(tmp_path: Path) -> None:
-    """A translated or affine product has other terms than those of its definition."""
-    settings = [f"dataset={toy_dataset()}", f"output={tmp_path}", "regularizer.name=dura"]
-    check_config(load_config(None, [*settings, "model.score_function=rescal"]), World())
-    for name in ("translation_dot", "affine_dot", "none_dot_bias", "diagonal_cos"):
-        with pytest.raises(InputError, match=f"regularizer.name dura takes .* got {name}"):
-            check_config(load_config(None, [*settings, f"model.score_function={name}"]), World())

@@ -10,11 +10,8 @@ from pathlib import Path
 import pytest
 
 from dglkge.checkpoint import open_checkpoint
-from dglkge.config import load_config
 from dglkge.config.schema import EarlyStoppingConfig
 from dglkge.distributed.preemption import Preempted
-from dglkge.errors import InputError
-from dglkge.training.building.checks import check_config
 from dglkge.training.cadence import EarlyStopping
 from tests.training.toy_trainer import NUM_BATCHES, NUM_TRIPLES, ToyRun
 
@@ -55,27 +52,6 @@ def ended_after(patience: int, min_gain: float, scores: list[float]) -> int | No
 )
 def test_patience(patience: int, min_gain: float, scores: list[float], wanted: int | None) -> None:
     assert ended_after(patience, min_gain, scores) == wanted
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (
-            ["training.early_stopping.patience=2"],
-            "training.early_stopping.patience is 2 and evaluation.valid_every_epochs is 0, and it "
-            "counts rankings",
-        ),
-        (["training.early_stopping.min_gain=0.1"], "training.early_stopping.patience is not given"),
-        (
-            ["training.early_stopping.patience=-1"],
-            "training.early_stopping.patience is -1; allowed: at least",
-        ),
-    ],
-)
-def test_refusals(settings: list[str], message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        check_config(load_config(None, ["dataset=toy", *settings]))
-    assert message in str(caught.value)
 
 
 def life(folder: Path, scores: list[float], *settings: str) -> ToyRun:
@@ -155,7 +131,7 @@ def test_an_epoch_that_is_left_by_break_may_end_the_training(tmp_path: Path) -> 
     assert run.committed() == (1, 0) and run.num_trained == NUM_TRIPLES
 
 
-@pytest.mark.parametrize("stop", range(1, 4 * NUM_BATCHES, 3))
+@pytest.mark.parametrize("stop", [1, 7, 10, 4 * NUM_BATCHES - 1])
 def test_a_stop_at_any_batch_changes_nothing(tmp_path: Path, stop: int) -> None:
     """The patience, the best version and the learning rates of all lives together are those of one."""
     scores = [0.1, 0.3, 0.2, 0.25]

@@ -18,7 +18,6 @@ from dglkge.embeddings.embedding_table import TableShard
 from dglkge.errors import InputError
 from dglkge.model.initializers import normal_rows
 from dglkge.training.building import given_vectors
-from dglkge.training.building.checks import check_config
 from dglkge.training.building.given_vectors import fill_from_vectors, principal_axes
 from tests.toy_kg import toy_dataset
 
@@ -167,12 +166,3 @@ def test_axes_do_not_depend_on_blocks() -> None:
 def test_wrong_vectors(tmp_path: Path, vectors: np.ndarray, names: list[str], message: str) -> None:
     with pytest.raises(InputError, match=message):
         fill(save(tmp_path / "v.npy", vectors, names))
-
-
-def test_settings_that_contradict_one_another(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"model.init_from.path is not given"):
-        check_config(configured(Path(), "model.init_from=", "model.init_from.frozen=true"))
-    with pytest.raises(
-        InputError, match=r"checkpoint.init_path is runs/a and model.init_from.path is v.npy, and rows"
-    ):
-        check_config(configured(Path("v.npy"), "checkpoint.init_path=runs/a"))

@@ -15,14 +15,9 @@ import torch
 import dglkge
 from dglkge.checkpoint import hdf5_format, open_checkpoint
 from dglkge.config import load_config
-from dglkge.distributed.world import World
-from dglkge.errors import InputError
-from dglkge.evaluation.metrics import Protocol
 from dglkge.step.row_transforms import GlobalVectors
 from dglkge.step.train_step import TrainStep
-from dglkge.training.building.checks import check_config
 from dglkge.training.trainer import Trainer
-from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset
 from tests.training import live
 from tests.training.live import rows_by_node, train
@@ -33,16 +28,9 @@ LR = 0.05
 
 def opened(folder: Path, *more: str) -> AbstractContextManager[Trainer]:
     """Open a trainer in this process, on entities of several types."""
-    config = load_config(
-        None,
-        [
-            *(f"dataset={toy_dataset(typed=True)}", f"output={folder}", f"model.dimension={DIM}"),
-            *("model.reciprocal_relations=false", "model.global_vectors=true", "model.init_scale=0.3"),
-            "regularizer.name=none",
-            *("training.batch_size=20", f"optimizer.lr={LR}", "training.matmul_dtype=float32", *more),
-        ],
-    )
-    return live.opened(config)
+    usual = ("model.reciprocal_relations=false", "model.global_vectors=true", "training.batch_size=20")
+    usual += (f"optimizer.lr={LR}", "checkpoint.every_epochs=1")
+    return live.opened(load_config(None, live.settings(toy_dataset(typed=True), folder, *usual, *more)))
 
 
 @pytest.mark.parametrize(
@@ -75,13 +63,8 @@ def test_several_steps_against_all_entities_equal_float64(
                     name: table.double().requires_grad_() for name, table in rows_by_node(trainer).items()
                 }
                 leaves = {name: one.double().requires_grad_() for name, one in vectors.items()}
-                loss = torch.zeros((), dtype=torch.float64)
-                for group in trainer._train_step.objective.plan(batch).groups:
-                    heads, tails = (rows[name] + leaves[name] for name in (group.lhs, group.rhs))
-                    for h, r, t in zip(group.head_ids, group.relations.ids, group.tail_ids):
-                        relation = rows[RELATION][r]
-                        loss = loss - ((tails * heads[h] * relation).sum(1)).log_softmax(0)[t]
-                        loss = loss - ((heads * tails[t] * relation).sum(1)).log_softmax(0)[h]
+                moved = {name: one + leaves[name] if name in leaves else one for name, one in rows.items()}
+                loss = live.loss_against_all(trainer, batch, moved, lambda given, r, side: given * r)
                 (loss / batch.global_size).backward()
                 every = [one for one in (*rows.values(), *leaves.values()) if one.grad is not None]
                 if clip_value is not None:
@@ -115,7 +98,7 @@ def loss_of(step: TrainStep, plan: Any) -> tuple[float, dict[str, torch.Tensor]]
 
 @pytest.mark.parametrize("score_function", ["diagonal_cos", "affine_l2_bias"])
 def test_gradients_against_sampled_negatives_equal_differences(tmp_path: Path, score_function: str) -> None:
-    more = ("negatives.num_uniform=12", "negatives.chunk_size=20", "regularizer.name=n3")
+    more = ("regularizer.name=n3",)
     with opened(
         tmp_path / "run", f"model.score_function={score_function}", *more, "regularizer.weight=0.1"
     ) as trainer:
@@ -138,44 +121,42 @@ def test_gradients_against_sampled_negatives_equal_differences(tmp_path: Path, s
             break
 
 
+def vectors_of(trainer: Trainer) -> dict[str, torch.Tensor]:
+    """Return copies of the vectors."""
+    return {f"vector {name}": one.clone() for name, one in trainer._job.global_vectors.vectors.items()}
+
+
 def test_files_resume_and_ranking(tmp_path: Path) -> None:
-    """Vectors under PyTorch-BigGraph's names; resumed training goes on exactly; files rank as live rows."""
-    more = ("model.score_function=diagonal_cos", "negatives.num_uniform=12", "training.num_epochs=2")
+    """Vectors under PyTorch-BigGraph's names; files have rows with the vectors added."""
+    more = ("model.score_function=diagonal_cos", "training.num_epochs=2")
     folder = tmp_path / "run"
+
+    def look_at_files(half_way: dict[str, torch.Tensor]) -> None:
+        vectors = {name.removeprefix("vector "): half_way[name] for name in half_way if " " in name}
+        with h5py.File(folder / "checkpoint" / "v1" / "model.v1.h5") as file:
+            num_relations = len(file["model/relations"])
+            state = hdf5_format.read_blob(file["optimizer/state_dict"])["state"]
+            # The sums of the vectors are behind those of the operators.
+            assert len(state) == num_relations + len(vectors)
+            for number, (name, one) in enumerate(vectors.items()):
+                found = file[f"model/entities/{name}/global_embedding"]
+                assert found.attrs["state_dict_key"] == f"global_embs.emb_{name}" and one.any()
+                assert found.dtype == np.float32 and np.array_equal(found[...], one.numpy())
+                assert np.array_equal(state[num_relations + number]["sum"], file[f"global_sums/{name}"][...])
+        assert (
+            json.loads((folder / "checkpoint" / "latest" / "config.json").read_text())["global_emb"] is True
+        )
+
+    state = live.assert_resumes(opened, folder, vectors_of, *more, after_one=look_at_files)
     with opened(folder, *more) as trainer:
-        train(trainer, 1)
-        half_way = {name: one.clone() for name, one in trainer._job.global_vectors.vectors.items()}
-    with h5py.File(folder / "checkpoint" / "v1" / "model.v1.h5") as file:
-        for name, one in half_way.items():
-            found = file[f"model/entities/{name}/global_embedding"]
-            assert found.attrs["state_dict_key"] == f"global_embs.emb_{name}" and one.any()
-            assert found.dtype == np.float32 and np.array_equal(found[...], one.numpy())
-        num_relations = len(file["model/relations"])
-        state = hdf5_format.read_blob(file["optimizer/state_dict"])["state"]
-        # The sums of the vectors are behind those of the operators.
-        assert len(state) == num_relations + len(half_way)
-        for number, name in enumerate(half_way):
-            assert np.array_equal(state[num_relations + number]["sum"], file[f"global_sums/{name}"][...])
-    assert json.loads((folder / "checkpoint" / "latest" / "config.json").read_text())["global_emb"] is True
-    with opened(folder, *more) as trainer:
-        train(trainer, 2)
-        rows, vectors = rows_by_node(trainer), trainer._job.global_vectors.vectors
-        metrics = trainer.evaluate("test").to_dict()
         original = {name: table.original_ids for name, table in trainer.tables.items()}
-    with opened(tmp_path / "at_once", *more) as trainer:
-        train(trainer, 2)
-        for name, one in trainer._job.global_vectors.vectors.items():
-            assert torch.equal(one, vectors[name]) and not torch.equal(one, half_way[name])
-            assert torch.equal(trainer.tables[name].local_rows, rows[name])
-    ranked = dglkge.open_run(folder).evaluate(Protocol(split="test")).to_dict()
-    assert {key: ranked[key] for key in metrics} == metrics
-    for name, one in vectors.items():
+    for name in [one.removeprefix("vector ") for one in state if " " in one]:
         found = open_checkpoint(folder).gather(name, original[name])
-        assert torch.equal(found, rows[name] + one)
+        assert torch.equal(found, state[name] + state[f"vector {name}"])
 
 
 def test_another_run_starts_with_the_rows_as_they_are_scored(tmp_path: Path) -> None:
-    more = ("model.score_function=none_l2", "negatives.num_uniform=12", "training.num_epochs=1")
+    more = ("model.score_function=none_l2", "training.num_epochs=1")
     with opened(tmp_path / "run", *more) as trainer:
         train(trainer, 1)
         metrics = trainer.evaluate("test").to_dict()
@@ -194,20 +175,3 @@ def test_a_gradient_that_is_not_finite_is_not_applied() -> None:
     assert squares == 2 * 3**2
     assert vectors.vectors["a"].tolist() == [0, 0]
     torch.testing.assert_close(vectors.vectors["b"], torch.full((2,), -0.5))
-
-
-@pytest.mark.parametrize(
-    ("setting", "words"),
-    [
-        (
-            "model.reciprocal_relations=true",
-            "model.reciprocal_relations is true and model.global_vectors is true",
-        ),
-        ("training.synchronous=false", "training.synchronous is false and model.global_vectors is true"),
-    ],
-)
-def test_refusals(tmp_path: Path, setting: str, words: str) -> None:
-    sets = ["model.global_vectors=true", "model.reciprocal_relations=false", setting]
-    config = load_config(None, [f"dataset={toy_dataset()}", f"output={tmp_path}", *sets])
-    with pytest.raises(InputError, match=words):
-        check_config(config, World())

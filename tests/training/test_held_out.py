@@ -9,10 +9,8 @@ import pytest
 import torch
 
 from dglkge.config import load_config
-from dglkge.config.refusals import refuse
 from dglkge.data.partition_layout import EdgeTable
 from dglkge.distributed.world import World
-from dglkge.errors import InputError
 from dglkge.model.kge_model import build_model
 from dglkge.planning import memory
 from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
@@ -91,7 +89,7 @@ def logistic_adversarial(positive, negatives):
 
 def by_loops(one, tables, triples, loss=softmax):
     """The same means, one negative after another."""
-    held = triples[np.sort(one._order.held_out(0))]
+    held = triples[np.sort(one.order.held_out(0))]
     batches = []
     for relation_id in (0, 1):
         of_pair = held[held[:, 1] == relation_id].tolist()
@@ -169,13 +167,13 @@ def test_queries_are_compared_block_by_block(tables, triples, limit, monkeypatch
     whole = evaluator(tables, triples).evaluate(0, 0)["metrics"]
     monkeypatch.setattr(held_out, "BLOCK_NUMBERS", limit)
     one, sizes = evaluator(tables, triples), []
-    compare = one._model.compare_plainly
+    compare = one.job.model.compare_plainly
 
     def noted(query, candidates):
         sizes.append(len(query) * len(candidates) * query.shape[1])
         return compare(query, candidates)
 
-    monkeypatch.setattr(one._model, "compare_plainly", noted)
+    monkeypatch.setattr(one.job.model, "compare_plainly", noted)
     found = one.evaluate(0, 0)["metrics"]
     # One query is compared with all candidates in any case.
     assert max(sizes) <= max(limit, DIM * (BATCH + UNIFORM))
@@ -211,16 +209,3 @@ def test_equal_scores_count_against_the_truth(triples):
     assert found["auc"] == pytest.approx(0.5)
     assert found["violators_lhs"] == found["violators_rhs"] == 0
     assert found["pos_rank"] > 1
-
-
-def test_fields_that_queries_have_not():
-    with pytest.raises(
-        InputError, match="evaluation.held_out.fraction is 0.1 and training.objective is k_vs_all"
-    ):
-        refuse(
-            load_config(
-                None, ["dataset=x", "training.objective=k_vs_all", "evaluation.held_out.fraction=0.1"]
-            )
-        )
-    with pytest.raises(InputError, match="training.edge_sets is .*; allowed: each name once"):
-        load_config(None, ["dataset=x", "training.edge_sets=[a, a]"])

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 import torch
 
 from dglkge.config import load_config
-from dglkge.config.refusals import refuse
-from dglkge.errors import InputError
 from dglkge.training.building.tables import choose_lookup
 
 
@@ -40,14 +37,3 @@ def test_several_machines_exchange_unless_told_otherwise() -> None:
     _, *others = choose(2, "training.staleness=1", "training.wire=bfloat16")
     assert others == [torch.bfloat16, 1]
     assert choose(2, "training.lookup=kvstore") is None
-
-
-def test_rows_of_the_kvstore_are_never_stale() -> None:
-    with pytest.raises(InputError, match="training.staleness is 1 and training.lookup is kvstore"):
-        refuse(load_config(None, ["dataset=toy", "training.lookup=kvstore", "training.staleness=1"]))
-
-
-@pytest.mark.parametrize("setting", ["training.lookup=rpc", "training.staleness=2", "training.wire=float16"])
-def test_other_values_are_refused(setting: str) -> None:
-    with pytest.raises(InputError, match=setting.split("=")[0]):
-        choose(1, setting)

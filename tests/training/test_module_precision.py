@@ -15,19 +15,15 @@ import torch
 
 import dglkge
 from dglkge.config import load_config
-from dglkge.distributed.world import World
 from dglkge.errors import InputError
-from dglkge.model import precision as precisions
 from dglkge.model.functions.dense import DenseScore
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.precision import LossScale, ModulePrecision, autocast_problem, compiler_problem
 from dglkge.step.contracts import RowGradients
 from dglkge.step.dense_parameters import DenseParameters
-from dglkge.training.building import checks, computing
-from dglkge.training.building.checks import check_config
+from dglkge.training.building import computing
 from dglkge.training.trainer import Trainer
 from dglkge.typing import Side
-from tests.functional import job as commands
 from tests.toy_kg import toy_dataset
 from tests.training.live import rows_by_node, train
 from tests.training.test_dense_parameters import dense_of, opened
@@ -56,14 +52,14 @@ def gradients(
     return query, list(torch.autograd.grad((query * weights).sum() * factor, leaves))
 
 
-@pytest.mark.parametrize(("name", "dim"), [("tucker", 16), ("conve", 17), ("conex", 16), ("transformer", 16)])
 @pytest.mark.parametrize(
-    ("dtype", "factor"),
+    ("name", "dim", "dtype", "factor"),
     [
-        (torch.bfloat16, 1.0),
-        pytest.param(torch.float16, 1.0, marks=needs_float16),
+        ("tucker", 16, torch.bfloat16, 1.0),
+        ("transformer", 16, torch.bfloat16, 1.0),
+        pytest.param("conve", 17, torch.float16, 1.0, marks=needs_float16),
         # Below float16's smallest number without a loss scale.
-        pytest.param(torch.float16, 1e-9, marks=needs_float16),
+        pytest.param("conex", 16, torch.float16, 1e-9, marks=needs_float16),
     ],
 )
 def test_gradients_are_near_those_of_float32(name: str, dim: int, dtype: torch.dtype, factor: float) -> None:
@@ -309,34 +305,6 @@ def test_compiled_gradients_are_those_of_the_module(tmp_path: Path, monkeypatch:
     assert any((tmp_path / "cache").rglob("*.cpp"))
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        (["dense.autocast=half"], "dense.autocast is 'half'; allowed: one of none, bfloat16, float16"),
-        (
-            ["dense.autocast=bfloat16"],
-            "dense.autocast is bfloat16 and model.score_function is complex, which has no dense parameters",
-        ),
-        (
-            ["dense.autocast=bfloat16", "features.files=[x.npy]"],
-            "dense.autocast is bfloat16 and model.score_function is complex, which has no module; proj",
-        ),
-        (
-            ["dense.compile=true", "features.files=[x.npy]"],
-            "dense.compile is true and model.score_function is complex, which has no module; projections",
-        ),
-        (
-            ["dense.compile=true", "model.score_function=tucker"],
-            "dense.compile is true and the module of model.score_function tucker has no forward to compile",
-        ),
-    ],
-)
-def test_refused_settings(tmp_path: Path, settings: list[str], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        config = load_config(None, [f"dataset={toy_dataset()}", f"output={tmp_path}", *settings])
-        check_config(config, World())
-
-
 class Beside(OneLayer):
     """Uses a parameter beside its module's forward."""
 
@@ -354,30 +322,3 @@ def test_float16_takes_parameters_in_the_module_only(tmp_path: Path) -> None:
     computing._require_scaled(config, KgeModel(OneLayer(), 8, True), cpu)
     with pytest.raises(InputError, match="uses parameters of its module beside run_module and run_precisely"):
         computing._require_scaled(config, KgeModel(Beside(), 8, True), cpu)
-
-
-def test_a_type_that_torch_lacks_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def problem(device_type: str, dtype: torch.dtype) -> str | None:
-        return "torch 1 has no float16 autocast on cpu" if dtype == torch.float16 else None
-
-    monkeypatch.setattr(checks, "autocast_problem", problem)
-    settings = ["model.score_function=conve", "dense.autocast=float16"]
-    config = load_config(None, [f"dataset={toy_dataset()}", f"output={tmp_path}", *settings])
-    words = "dense.autocast is float16 and torch 1 has no float16 .* cpu; allowed here: none or bfloat16"
-    with pytest.raises(InputError, match=words):
-        check_config(config, World())
-    assert "has no int8 autocast on cpu" in str(precisions.autocast_problem("cpu", torch.int8))
-
-
-def test_without_a_compiler_training_ends_before_it_begins(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("CXX", "no-such-compiler -O2")
-    settings = ("model.score_function=conve", "dense.compile=true", f"output={tmp_path / 'run'}")
-    done = commands.train_alone(f"dataset={toy_dataset()}", *settings, status=2)
-    expected = (
-        "dense.compile is true, which takes a C++ compiler, and no-such-compiler is not in PATH (the "
-        "environment variable CXX names another one); allowed here: false"
-    )
-    assert done.stderr.splitlines()[-1].endswith(expected)
-    assert not (tmp_path / "run").exists()

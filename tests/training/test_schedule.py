@@ -164,38 +164,6 @@ def test_without_schedule_and_warm_up_learning_rates_are_the_scripts() -> None:
     assert again[0]["lr"] == groups[0]["lr"] == 0.05 and again[0]["betas"] == (0.9, 0.99)
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["schedule=CosineAnealingLR"], "CosineAnnealingLR"),
-        (["schedule=LambdaLR"], "LambdaLR"),
-        (["schedule={name: StepLR, stepsize: 3}"], "step_size"),
-        (["schedule=StepLR"], "optimizer.schedule StepLR with no options: torch refuses it: "),
-        (["schedule={name: StepLR, step_size: 0}"], "StepLR with step_size=0: torch refuses it"),
-        (["schedule={step_size: 1}"], "optimizer.schedule.name is not given"),
-        (["schedule.every=batch"], "optimizer.schedule.name is not given"),
-        (["schedule=ReduceLROnPlateau"], "evaluation.valid_every_epochs is 0, and it follows the valid MRR"),
-        (
-            ["schedule=ReduceLROnPlateau", "schedule.every=batch"],
-            "which follows the valid MRR; allowed: epoch",
-        ),
-        (
-            ["schedule={name: CyclicLR, base_lr: 0.1, max_lr: 1, cycle_momentum: true}"],
-            "cycle_momentum is true: only learning rates are scheduled",
-        ),
-        (["schedule={name: OneCycleLR, max_lr: 1, total_steps: 3}"], "OneCycleLR"),
-        (["schedule={name: StepLR, every: step}"], "schedule.every is 'step'; allowed: one of epoch, batch"),
-        (["warmup_batches=-1"], "optimizer.warmup_batches is -1; allowed: at least 0"),
-        (["clip_norm=1"], "training.synchronous is false and optimizer.clip_norm is 1"),
-    ],
-)
-def test_refusals(settings: list[str], message: str) -> None:
-    extra = ["training.synchronous=false"] if "clip_norm=1" in settings else []
-    with pytest.raises(InputError) as caught:
-        check_config(config(*(f"optimizer.{setting}" for setting in settings), *extra))
-    assert message in str(caught.value) and "\n" not in str(caught.value)
-
-
 def test_a_schedule_that_is_shorter_than_the_run_is_refused() -> None:
     options = ["optimizer.schedule={name: OneCycleLR, max_lr: 1, total_steps: 99}"]
     chosen = config(*options, "optimizer.schedule.every=batch", "training.num_epochs=10")
@@ -246,26 +214,3 @@ def test_relations_of_their_own_are_a_group(monkeypatch: pytest.MonkeyPatch) -> 
 def test_state_of_relations_counts_in_the_plan() -> None:
     config = load_config(None, ["dataset=toy", "optimizer.relations.name=row_adagrad"])
     assert (state_widths(8, config, RELATION), state_widths(8, config, "person")) == ((1,), (8,))
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (["optimizer.relations.name=adagrad"], "sparse_adagrad"),
-        (["optimizer.relations.lr=-1"], "optimizer.relations.lr is -1.0; allowed: at least 0"),
-        (
-            ["optimizer.betas=[0.8, 0.9]"],
-            "optimizer.betas has no effect here; it is an option of sparse_adam",
-        ),
-        (
-            ["optimizer.name=sparse_adam", "optimizer.decoupled_weight_decay=true"],
-            "optimizer.decoupled_weight_decay is true and optimizer.weight_decay is 0, so nothing decays",
-        ),
-        (["optimizer.name=adam"], "adam"),
-        (["optimizer={name: sparse_adam, betas: [0.9, 1]}"], "betas must be two numbers in [0, 1), got "),
-    ],
-)
-def test_settings_without_effect_are_refused(settings: list[str], message: str) -> None:
-    with pytest.raises(InputError) as caught:
-        check_config(load_config(None, ["dataset=toy", *settings]))
-    assert message in str(caught.value)

@@ -15,10 +15,7 @@ import pytest
 from dglkge.config import load_config
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
-from dglkge.errors import InputError
 from dglkge.training import trackers
-from dglkge.training.building import checks
-from dglkge.training.building.checks import check_config
 from dglkge.training.building.run_folder import open_trackers
 from dglkge.training.trackers import LOGGERS, TrackedRun, Tracker, Trackers
 from tests.training.toy_trainer import NUM_BATCHES, ToyRun
@@ -167,24 +164,6 @@ def test_an_exception_marks_the_run_as_incomplete(kept: type[Kept]) -> None:
         finally:
             made.finish()
     assert kept.lives[0].end is False
-
-
-def test_names_and_packages_are_checked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"unknown logger 'wandbb'; did you mean 'wandb'\?"):
-        check_config(load_config(None, ["dataset=x", "training.loggers=[wandbb]"]))
-    monkeypatch.setattr(checks, "is_installed", lambda package: False)
-    with pytest.raises(InputError) as caught:
-        check_config(load_config(None, ["dataset=x", "training.loggers=[mlflow]"]))
-    assert (
-        str(caught.value)
-        == "training.loggers has mlflow, and mlflow is not installed: pip install 'dglkge[mlflow]'"
-    )
-    monkeypatch.undo()
-    with pytest.raises(InputError, match="training.loggers is .*; allowed: each name once"):
-        load_config(None, ["dataset=x", "training.loggers=[tensorboard, tensorboard]"])
-    (tmp_path / "runs_of_a_tracker").mkdir()
-    monkeypatch.syspath_prepend(str(tmp_path))
-    assert not checks.is_installed("runs_of_a_tracker") and checks.is_installed("json")
 
 
 def test_tensorboard_reads_what_was_written(tmp_path: Path) -> None:

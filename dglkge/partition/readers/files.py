@@ -45,38 +45,18 @@ def read_files(inputs: Sequence[Path], temporary: Path, options: Options, delimi
             reading = _read_tables(source, temporary, options, delimiter, watch)
         elif delimiter is not None:
             raise InputError(f"--delimiter is for tables, and the input is {source.title}")
+        elif source.folder is not None:
+            reading = source.folder.read(watch, options)
+        elif source.family == DGL:
+            reading = read_graphs(source.files, options, watch)
+        elif source.family == GRAPHML:
+            reading = read_graphml(source.files, options.reading, watch)
         else:
-            reading = read_input(source, options, watch, temporary)
+            reading = read_rdf(source.files, options.reading, watch, temporary)
     take_types(reading, options, source.family)
     reading.figures = {**source.figures(), **reading.figures}
     reading.notes.insert(0, source.line)
     return reading
-
-
-def read_input(source: Source, options: Options, watch: Watch, temporary: Path) -> Reading:
-    """Read an input that is no table.
-
-    Parameters
-    ----------
-    source : Source
-    options : Options
-    watch : callable
-        Progress.
-    temporary : Path
-        Folder for temporary files.
-
-    Raises
-    ------
-    InputError
-        If a file is wrong; the message names file and line.
-    """
-    if source.folder is not None:
-        return source.folder.read(watch, options)
-    if source.family == DGL:
-        return read_graphs(source.files, options, watch)
-    if source.family == GRAPHML:
-        return read_graphml(source.files, options.reading, watch)
-    return read_rdf(source.files, options.reading, watch, temporary)
 
 
 def _read_tables(

@@ -11,7 +11,7 @@ from torch import Tensor
 from dglkge.config.schema import MIXED
 from dglkge.data import dataset_files
 from dglkge.data.dataset_files import TRAIN
-from dglkge.data.edge_buckets import ALL_TRIPLES, TrainedSets, make_buckets, open_buckets
+from dglkge.data.edge_buckets import ALL_TRIPLES, BucketFiles, TrainedSets
 from dglkge.embeddings.mapped_rows import MappedRows
 from dglkge.errors import InputError, unknown_name
 from dglkge.kernels.hashing import combine
@@ -165,17 +165,18 @@ def build_bucket_batches(job: Job, order: TripleOrder, options: EdgeOptions) -> 
     sets = ALL_TRIPLES
     if config.training.edge_sets or config.evaluation.held_out:
         sets = TrainedSets(order.made_of(), partial(rows_of_sets, order), len(order.sets))
+    files = BucketFiles(layout, part, num_ranges, pairs, spare, sets)
 
     def make_files() -> None:
         """Make the files of this machine, on one of its trainers."""
         if world.is_machine_leader:
-            make_buckets(layout, part, num_ranges, pairs, options.pair_of_relation, spare, sets)
+            files.make(options.pair_of_relation)
 
     # The others wait for the disk: the files are read once and written once.
     edges = layout.edge_table(part)
     num_bytes = int(np.asarray(edges.edges).nbytes + np.asarray(edges.triple_ids).nbytes)
     job.cluster.agree(make_files, 2 * num_bytes)
-    buckets = open_buckets(layout, part, num_ranges, pairs, spare, sets)
+    buckets = files.open()
     walk, is_mixed = config.sampling.bucket_order, config.sampling.buckets == MIXED
     checksum = buckets.checksum() if world.is_machine_leader else 0
     counts, mark = _of_all_parts(job, buckets.triples_of_sets.tolist(), checksum, int(is_mixed))

@@ -15,7 +15,7 @@ from dglkge.model.losses import Loss
 from dglkge.sampling.draws import count_degrees, degree_weights
 from dglkge.sampling.known_answers import KnownAnswers
 from dglkge.sampling.negatives import NegativeSampler
-from dglkge.sampling.range_negatives import DrawnRanges, NodeRanges, RangeNegatives, range_offset
+from dglkge.sampling.range_negatives import NodeRanges, RangeNegatives, range_offset
 from dglkge.training.job import Job
 from dglkge.typing import RELATION, Side
 
@@ -44,7 +44,7 @@ def build_negatives(job: Job) -> dict[Side, NegativeSampler]:
     num_ranges = config.sampling.num_ranges
     if num_ranges > 1:
         is_mixed = config.sampling.buckets == MIXED
-        ranges = DrawnRanges(_bounds(job, num_ranges), num_ranges, is_mixed)
+        ranges = NodeRanges(_bounds(job, num_ranges), num_ranges, is_mixed)
         if weights is not None:
             weights = {name: found[layout.original_ids(name)] for name, found in weights.items()}
         part = tables[RELATION].part

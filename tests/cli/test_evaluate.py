@@ -1,0 +1,224 @@
+"""``dglkge evaluate``: protocols, files of triples and of candidates, tables, and files of metrics."""
+
+from __future__ import annotations
+
+import errno
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import dglkge
+from dglkge.checkpoint import open_checkpoint
+from dglkge.data.dataset import Dataset
+from dglkge.data.known_triples import KnownTriples
+from dglkge.errors import InputError
+from dglkge.evaluation.evaluator import RankingEvaluator
+from dglkge.evaluation.metrics import Protocol, relation_categories
+from dglkge.model.kge_model import build_model
+from tests.checkpoint.toy_checkpoint import save_toy_run
+
+
+def write_triples(dataset, triples, path):
+    lines = []
+    for head, relation_id, tail in triples.tolist():
+        relation = dataset.relations[relation_id]
+        names = dataset.vocabulary(relation.lhs)[head], dataset.vocabulary(relation.rhs)[tail]
+        lines.append(f"{names[0]}\t{relation.name}\t{names[1]}\n")
+    path.write_text("".join(lines), encoding="utf-8")
+    return path
+
+
+def test_a_split(shown, run, dataset):
+    out = shown("evaluate", run, "--split", "valid", "--per-relation", "--batch-size", "5")
+    assert out.startswith("valid split, filtered, all candidates, realistic ties")
+    assert "near (town → town)" in out
+    written = json.loads((run / "metrics-valid.json").read_text())
+    checkpoint = open_checkpoint(run)
+    protocol = Protocol(split="valid")
+    evaluator = RankingEvaluator(build_model("complex", 6, True), dataset.relations.relations, protocol)
+    known = KnownTriples([dataset.split(split) for split in ("train", "valid", "test")], 5)
+    shards = {name: checkpoint.shards(name) for name in dataset.entity_types}
+    expected = evaluator.evaluate(dataset.split("valid"), known, checkpoint, shards).to_dict()
+    assert {name: written[name] for name in expected} == json.loads(json.dumps(expected))
+    assert written["num_triples"] == 14 and written["version"] == 1 and written["dataset"] == dataset.name
+
+
+def test_another_protocol(report, run, tmp_path):
+    target = tmp_path / "mine.json"
+    options = ["--raw", "--candidates", "4", "--ties", "pessimistic", "--limit", "3", "--output", target]
+    found = report("evaluate", run, *options)
+    assert found == json.loads(target.read_text()) and found["num_triples"] == 3
+    assert found["protocol"] == {
+        "split": "test",
+        "filtering": "raw",
+        "candidates": "sampled 4",
+        "ties": "pessimistic",
+        "seed": 0,
+    }
+    assert not (run / "metrics-test.json").exists()
+
+
+def test_by_category_and_side(shown, run, dataset):
+    out = shown("evaluate", run, "--split", "valid", "--by", "category", "--by", "side")
+    categories = relation_categories(dataset.split("train"), dataset.num_relations)
+    used = {categories.names[id_] for id_ in np.unique(dataset.split("valid")[:, 1])}
+    written = json.loads((run / "metrics-valid.json").read_text())
+    assert set(written["per_category"]) == used and len(used) > 1
+    for name in used:
+        assert f"\n  {name}, head  " in out and f"\n{name}  " in out
+    assert "\nboth, pessimistic ties  " in out
+    assert written["ties"]["realistic"]["both"] == written["both"]
+    labels = list(dglkge.open_run(run).tables.relations.labels.names)
+    assert written["relation_categories"] == categories.to_dict(labels)
+
+
+def test_a_file_of_a_split_has_the_metrics_of_the_split(shown, report, run, dataset, tmp_path):
+    path = write_triples(dataset, dataset.split("valid"), tmp_path / "mine.tsv")
+    out = shown("evaluate", run, "--triples", path)
+    assert out.startswith(f"triples of {path}, filtered, all candidates, realistic ties")
+    assert f"written to {run}/metrics-triples-mine.json" in out
+    written = json.loads((run / "metrics-triples-mine.json").read_text())
+    expected = report("evaluate", run, "--split", "valid")
+    splits = [metrics.pop("protocol")["split"] for metrics in (written, expected)]
+    assert splits == [str(path), "valid"] and written == expected
+
+
+def test_triples_of_a_file_are_known(report, run, tmp_path):
+    """Answers that only the file has are left out of the candidates of its other queries."""
+    path = tmp_path / "mine.tsv"
+    path.write_text("".join(f"town{j}\tlies_in\tcountry{i}\n" for j in range(10) for i in range(3)))
+    found = report("evaluate", run, "--triples", path, "--limit", "3")
+    assert found["num_triples"] == 3
+    assert found["tail"]["mr"] == 1.0 and found["tail"]["num_queries"] == 3
+
+
+@pytest.fixture
+def with_candidates(tmp_path, dataset):
+    """A run on a copy of the data set with two candidates for each test triple: the true one and another."""
+    shutil.copytree(dataset.path, tmp_path / "data")
+    test = dataset.split("test")
+    # Country has three entities, the fewest of a type.
+    candidates = np.stack([np.stack([test[:, side], (test[:, side] + 1) % 3], axis=1) for side in (0, 2)])
+    np.save(tmp_path / "data" / "candidates_test.npy", candidates.astype(np.int32))
+    return save_toy_run(tmp_path / "run", Dataset.open(tmp_path / "data"))
+
+
+def test_candidates_that_came_with_the_data_set(report, with_candidates, dataset):
+    words = ["evaluate", with_candidates, "--candidates", "given"]
+    found = report(*words)
+    assert found["protocol"]["candidates"] == "given" and found["protocol"]["filtering"] == "raw"
+    assert (with_candidates / "metrics-test-given.json").is_file()
+    opened, protocol = dglkge.open_run(with_candidates), Protocol(filtered=False, given=True)
+    result = opened.evaluate(protocol)
+    assert result.both.mrr == found["both"]["mrr"]
+    # Each is ranked against one other; where that is itself, against none.
+    for side, negatives in result.num_negatives.items():
+        test = dataset.split("test")[:, side.column]
+        assert negatives.tolist() == [int(true != (true + 1) % 3) for true in test]
+    assert report(*words, "--limit", "3")["num_triples"] == 3
+    with pytest.raises(InputError, match="given candidates belong to the triples of a split, in their order"):
+        opened.evaluate(protocol, dataset.split("test")[::-1])
+
+
+def test_data_sets_without_candidates(refusal, with_candidates, run):
+    words = "came without candidates, which OGB's have"
+    assert words in refusal("evaluate", run, "--candidates", "given")
+    line = refusal("evaluate", with_candidates, "--candidates", "given", "--split", "valid")
+    assert "the valid triples of " in line and "came without candidates" in line
+
+
+@pytest.mark.parametrize("candidates", ["all", "5"])
+def test_ranks_on_a_device_are_those_of_the_cpu(report, run, candidates):
+    words = ["evaluate", run, "--candidates", candidates, "--device"]
+    assert report(*words, "cpu") == report(*words, "cpu_staged")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
+def test_cuda_without_a_gpu_is_refused(refusal, run):
+    line = refusal("evaluate", run, "--device", "cuda")
+    assert line.startswith("--device is cuda and torch ")
+    assert line.endswith("; allowed here: cpu, auto or cpu_staged")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--candidates", "many"], "--candidates must be all or a number of at least 1, got 'many'"),
+        (["--candidates", "0"], "--candidates must be all or a number of at least 1, got '0'"),
+        (["--limit", "0"], "--limit must be at least 1, got 0"),
+        (["--dataset", "/nowhere"], "/nowhere is no dataset folder: there is no such folder"),
+        (["--triples", "BAD"], "bad.tsv:2: unknown entity 'person99'; did you mean"),
+        (["--triples", "/nowhere.tsv"], "/nowhere.tsv: there is no such file"),
+        (["--triples", "BAD", "--split", "valid"], "give either --split or --triples, not both"),
+        (["--columns", "htr"], "--columns goes with --triples"),
+        (["--delimiter", "tab"], "--delimiter goes with --triples"),
+        (["--triples", "BAD", "--columns", "hht"], "does not give head, relation and tail once each"),
+    ],
+)
+def test_mistakes(refusal, run, tmp_path, arguments, words):
+    bad = tmp_path / "bad.tsv"
+    bad.write_text("person1\tknows\tperson2\nperson1\tknows\tperson99\n")
+    assert words in refusal("evaluate", run, *[bad if word == "BAD" else word for word in arguments])
+    assert not list(run.glob("metrics*"))
+
+
+def test_another_data_set_is_refused(refusal, run, dataset, tmp_path):
+    other = tmp_path / "other"
+    other.mkdir()
+    for path in dataset.path.iterdir():
+        (other / path.name).symlink_to(path)
+    (other / "dataset.json").unlink()
+    description = {**dataset.description, "fingerprint": "0123456789abcdef"}
+    (other / "dataset.json").write_text(json.dumps(description))
+    line = refusal("evaluate", run, "--dataset", other)
+    words = f"is not the dataset of this run ({dataset.name}): its fingerprint is 0123456789ab, expected "
+    assert words in line
+
+
+def test_metrics_that_cannot_be_written(call, report, refusal, run, caplog, monkeypatch):
+    """In the run's folder they cost a warning; --output is an order, and a full disk an error."""
+    (run / "metrics-test.json").mkdir()  # as a read-only disk, also for root: the rename fails
+    assert report("evaluate", run)["both"]["num_queries"] > 0 and len(caplog.records) == 1
+    line = refusal("evaluate", run, "--output", run / "metrics-test.json")
+    assert line.startswith("cannot write")
+    assert "No such file or directory" in refusal("evaluate", run, "--output", "/nowhere/metrics.json")
+
+    def full(path, *arguments, **options):
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    status, out, err = call("evaluate", run, "--json", "--limit", "1")
+    assert (status, out) == (1, "")
+    assert err == f"dglkge: error: cannot write {run}/metrics-test-first1.json: No space left on device\n"
+    assert not list(run.glob("metrics-test-first*"))
+
+
+def test_results_of_other_protocols_have_files_of_their_own(report, run):
+    """None of them replaces another; those of a training job, in the older layout too, stand beside them."""
+    old = {"test": {"protocol": {"split": "test"}, "both": {"mrr": 0.5}}}
+    (run / "metrics.json").write_text(json.dumps(old))
+    files = {
+        "metrics-test.json": [],
+        "metrics-test-raw.json": ["--raw"],
+        "metrics-test-first5.json": ["--limit", "5"],
+        "metrics-test-sampled4-seed0.json": ["--candidates", "4"],
+        "metrics-test-raw-sampled4-seed3.json": ["--candidates", "4", "--seed", "3", "--raw"],
+        "metrics-valid-pessimistic.json": ["--ties", "pessimistic", "--split", "valid"],
+    }
+    reports = {name: report("evaluate", run, *options) for name, options in files.items()}
+    assert {path.name for path in run.glob("metrics*")} == {*files, "metrics.json"}
+    opened = dglkge.open_run(run)
+    assert opened.results == {**reports, "metrics.json: test": old["test"]} and opened.metrics == old
+    assert [metrics["num_triples"] for metrics in reports.values()] == [14, 14, 5, 14, 14, 14]
+
+
+@pytest.mark.parametrize("content", ["{", "[1]"])
+def test_a_damaged_metrics_file_is_named(run, content):
+    (run / "metrics-test.json").write_text(content)
+    with pytest.raises(InputError, match="metrics-test.json (is cut off|holds list)"):
+        assert dglkge.open_run(run).results

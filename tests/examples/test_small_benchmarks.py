@@ -1,0 +1,160 @@
+"""Small benchmarks: their cases and rows, refusals, and formulas in plain torch that are the library's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from dglkge.config import load_config
+from dglkge.errors import InputError
+from dglkge.model.kge_model import build_model
+from dglkge.model.score_functions import SCORE_FUNCTIONS
+from dglkge.training.building.checks import check_config
+from dglkge.training.building.components import configured_loss, configured_model, configured_regularizer
+from dglkge.typing import Side
+from tests.model.dense_oracle import DENSE
+from tests.toy_kg import REPOSITORY
+
+DIM = 8
+SIDES = {"mrr": 0.35678, "hits@1": 0.25, "hits@3": 0.4, "hits@10": 0.5}
+
+
+def test_one_range_comes_first(benchmark_module):
+    bucket_order = benchmark_module("bucket_order")
+    assert bucket_order.kinds("4,1,8", "inside_out,random") == [
+        (1, ""), (4, "inside_out"), (4, "random"), (8, "inside_out"), (8, "random"),
+    ]  # fmt: skip
+    with pytest.raises(InputError, match="unknown order 'inside'; did you mean 'inside_out'"):
+        bucket_order.kinds("4", "inside")
+
+
+def test_row_of_a_bucket_order(benchmark_module):
+    bucket_order = benchmark_module("bucket_order")
+    figures = {"edges_per_second": 12345.6, "wall_seconds": 61.23}
+    one = {"num_ranges": 1, "order": "", "metrics": {"mrr": 0.35, "hits@10": 0.5}, **figures}
+    four = {"num_ranges": 4, "order": "random", "metrics": {"mrr": 0.342, "hits@10": 0.5}, **figures}
+    cells = [cell.strip() for cell in bucket_order.row(four, one).strip("|").split("|")]
+    assert cells == ["4", "random", cells[2], "0.3420", "+0.0080", "0.5000", "12,346", "61.2"]
+    assert int(cells[2]) >= 4
+    assert len(cells) == len(bucket_order.HEADER.splitlines()[0].strip("|").split("|"))
+
+
+@pytest.mark.parametrize("machines", [2, 4])
+def test_no_schedule_saves_traffic(benchmark_module, capsys, machines):
+    words = ["--entities", "4000", "--edges", "20000", "--ranges", "8", "--batch", "50"]
+    assert benchmark_module("bucket_schedules").main([*words, "--machines", str(machines)]) == 0
+    lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+    assert [line[0] for line in lines] == ["same", "rotated heads", "shifted"]
+    same, *others = [(float(line[1]), int(line[3])) for line in lines]
+    for rows, reads in others:
+        # Batches cut the same buckets at other places.
+        assert rows == pytest.approx(same[0], rel=0.02)
+        assert reads > same[1]
+
+
+def test_all_rows_are_own_where_both_ends_are(benchmark_module):
+    module = benchmark_module("bucket_schedules")
+    args = module.build_parser().parse_args(
+        ["--edges", "2000", "--entities", "100", "--local", "1", "--negatives", "0"]
+    )
+    graph = module.make_graph(args)
+    assert module.count_rows(args, graph, module.walks(args, "same")) == 0
+
+
+def test_cases_of_devices_can_be_trained(benchmark_module):
+    device = benchmark_module("device")
+    args = device.build_parser().parse_args([])
+    for settings, _ in device.cases(args).values():
+        check_config(load_config(None, ["dataset=x", "training.profile=true", *settings]))
+    found = [load_config(None, ["dataset=x", *sets]) for sets, _ in device.cases(args).values()]
+    objectives = [config.training.objective.name for config in found]
+    assert objectives == ["negative_sampling", "negative_sampling", "one_vs_all"]
+    args = device.build_parser().parse_args(["--compile"])
+    compiled = [load_config(None, ["dataset=x", *sets]) for sets, _ in device.cases(args).values()]
+    assert [config.training.compile for config in compiled] == [False, False, True, True, False]
+
+
+def test_report_of_devices(benchmark_module):
+    trained = {"edges_per_second": 1e6, "first_edges_per_second": 5e5, "wall_seconds": 2.0}
+    trained["phase_seconds"] = {"score": 0.001}
+    found = {"case": {"cpu": trained}, "ranking": {"cpu": {"seconds": 3.0, "mrr": 0.25}}}
+    text = benchmark_module("device").report(found)
+    assert "| case | cpu | 1,000,000 | 500,000 | 2.0 |" in text
+    assert "| ranking, MRR 0.2500 | cpu | | | 3.0 |" in text
+    assert "1.00" in text
+
+
+def test_unknown_device_is_status_2():
+    path = REPOSITORY / "benchmarks" / "device.py"
+    done = subprocess.run([sys.executable, str(path), "--device", "gpu"], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == "device.py: 'gpu' is no device; known: auto, cpu, cuda, cpu_staged\n"
+
+
+def test_every_recipe_is_a_valid_configuration(benchmark_module):
+    quality = benchmark_module("quality")
+    paths = quality.recipes("")
+    assert len(paths) >= 2
+    for path in paths:
+        config = load_config(str(path), [])
+        model = configured_model(config)
+        assert model.dim == config.model.dimension
+        configured_loss(config)
+        configured_regularizer(config, model)
+        # One folder for the data set, shared by its recipes, and an own one for the run.
+        assert config.dataset == f"data/{path.parent.name}", path
+    runs = [load_config(str(path), []).output for path in paths]
+    assert len(set(runs)) == len(runs)
+
+
+def test_recipes_are_found_by_name(benchmark_module):
+    quality = benchmark_module("quality")
+    (path,) = quality.recipes("fb15k237/complex")
+    assert path.parts[-3:] == ("recipes", "fb15k237", "complex.yaml")
+    with pytest.raises(
+        InputError, match=r"unknown recipe 'fb15k237/complx'; did you mean 'fb15k237/complex'"
+    ):
+        quality.recipes("fb15k237/complx")
+
+
+def test_row_of_a_recipe(benchmark_module):
+    quality = benchmark_module("quality")
+    (path,) = quality.recipes("fb15k237/complex")
+    run = SimpleNamespace(wall_seconds=123.4, peak_bytes=1.26e9)
+    metrics = {"both": SIDES, "ties": {"pessimistic": {"both": {**SIDES, "mrr": 0.3}}}}
+    row = quality.recipe_row("FB15k-237", path, run, metrics)
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[:2] == ["FB15k-237", "`fb15k237/complex.yaml`"]
+    assert cells[3:10] == [".357", ".250", ".400", ".500", ".300", "123", "1.3"]
+    assert len(cells) == len(quality.TABLE_HEADER.splitlines()[0].strip("|").split("|"))
+    assert ".388" in cells[-1]
+
+
+def test_every_score_function_has_a_peer(benchmark_module):
+    peer = benchmark_module("measuring.plain_torch_scores")
+    assert set(peer.KINDS) == {
+        name
+        for name in SCORE_FUNCTIONS
+        if SCORE_FUNCTIONS.get(name).__module__.startswith("dglkge") and name not in DENSE
+    }
+
+
+@pytest.mark.parametrize("side", list(Side))
+@pytest.mark.parametrize("name", [name for name in SCORE_FUNCTIONS if name not in DENSE])
+def test_scores_are_equal(benchmark_module, name, side):
+    peer = benchmark_module("measuring.plain_torch_scores")
+    score_function = build_model(name, DIM, True).score_function
+    draw = torch.Generator().manual_seed(0)
+    shape = {"generator": draw, "dtype": torch.float64}
+    given, candidates = torch.randn(5, DIM, **shape), torch.randn(5, DIM, **shape)
+    relation = torch.randn(5, peer.relation_dim(name, DIM), **shape)
+    tails = side is Side.TAIL
+    expected = score_function.compare_plainly(score_function.query(given, relation, side), candidates)
+    query = peer.queries(name, given, relation, tails)
+    torch.testing.assert_close(peer.compare(name, query, relation, candidates, tails), expected)
+    pairs = peer.compare(name, query, relation, candidates.unsqueeze(1), tails)
+    torch.testing.assert_close(pairs.squeeze(1), expected.diagonal())

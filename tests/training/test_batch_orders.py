@@ -1,0 +1,139 @@
+"""The orders of machines and of buckets as they are built: the triples of an epoch, and the orders' marks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from dglkge.config import load_config
+from dglkge.data.dataset import Dataset
+from dglkge.planning.memory import batch_rows, order_bytes
+from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
+from dglkge.sampling.machine_batches import MachineBatches
+from dglkge.training.building.batches import build_bucket_batches, build_edge_batches, configured_order
+from tests.toy_kg import toy_dataset
+
+NUM_PARTS = 2
+
+
+def build(
+    folder: Path, output: Path, place: tuple[int, int, int], total: Callable[[Any], Any], *settings: str
+) -> EdgeBatches:
+    """Build the batches of a trainer; its place is machine, number there, and trainers of a machine."""
+    dataset, (part, trainer, num_trainers) = Dataset.open(folder), place
+    sets = [f"dataset={folder}", f"output={output}", "training.batch_size=20", *settings]
+    config = load_config(None, sets)
+    world = SimpleNamespace(
+        machine=part, num_machines=dataset.num_parts, is_machine_leader=trainer == 0, local_rank=trainer,
+        trainers_per_machine=num_trainers,
+    )  # fmt: skip
+    cluster: Any = SimpleNamespace(world=world, sum=total, agree=lambda work, num_bytes: work())
+    pairs = [(lhs, rhs) for lhs, rhs, *_ in dataset.edge_types]
+    job: Any = SimpleNamespace(
+        config=config, dataset=dataset, layout=dataset.layout(), cluster=cluster, pairs=pairs, output=output
+    )
+    order, pair_of_relation = configured_order(job), np.zeros(dataset.num_relations, np.int64)
+    sizes = (len(dataset.split("train")), config.training.batch_size, 7)
+    options = EdgeOptions(pair_of_relation, *sizes, trainer, num_trainers, config.seed, order=order)
+    make: Any = build_bucket_batches if config.sampling.num_ranges > 1 else build_edge_batches
+    made: EdgeBatches = make(job, order, options)
+    return made
+
+
+def build_all(folder: Path, output: Path, num_trainers: int, *settings: str) -> list[EdgeBatches]:
+    """Build those of all trainers of two machines, which add what each of them gives."""
+    given: list[np.ndarray] = []
+    places = [(part, trainer, num_trainers) for part in range(NUM_PARTS) for trainer in range(num_trainers)]
+    for place in places:
+        build(folder, output, place, lambda values: given.append(values.copy()) or values, *settings)
+    total = np.sum(given, axis=0)
+    return [build(folder, output, place, lambda _: total.copy(), *settings) for place in places]
+
+
+def mark_of(trainers: Sequence[EdgeBatches]) -> int:
+    """Return the mark of the order, the same on all trainers."""
+    (mark,) = {one.order_mark for one in trainers}
+    assert 0 < mark < 1 << 63
+    return mark
+
+
+def assert_each_once(trainers: Sequence[EdgeBatches], epoch: int) -> None:
+    """Hold that an epoch has each triple once that is not held out."""
+    seen = [
+        id_
+        for one in trainers
+        for index in range(len(one))
+        for id_ in one.batch(epoch, index).triple_ids.tolist()
+    ]
+    num_triples = len(Dataset.open(toy_dataset(NUM_PARTS)).split("train"))
+    expected = set(range(num_triples)) - set(trainers[0].order.held_out(0).tolist())
+    assert len(seen) == len(set(seen)) and set(seen) == expected
+
+
+def refuse(_: Any) -> None:
+    """Fail where nothing has to be summed."""
+    raise AssertionError
+
+
+@pytest.mark.parametrize("settings", [(), ("evaluation.held_out.fraction=0.1",)], ids=["all", "held out"])
+def test_order_of_machines(settings: tuple[str, ...], tmp_path: Path) -> None:
+    trainers = build_all(toy_dataset(2), tmp_path, 2, *settings)
+    assert all(type(one) is MachineBatches for one in trainers)
+    assert_each_once(trainers, 1)
+    other = build_all(toy_dataset(2, method="metis"), tmp_path, 2, *settings)
+    assert mark_of(other) != mark_of(trainers)
+
+
+@pytest.mark.parametrize(
+    ("num_parts", "settings"),
+    [
+        (1, ("sampling.order=machine",)),
+        (2, ("sampling.order=global",)),
+        (2, ("training.objective=one_vs_all",)),
+    ],
+)
+def test_elsewhere_the_order_is_that_of_the_whole_graph(
+    num_parts: int, settings: tuple[str, ...], tmp_path: Path
+) -> None:
+    batches = build(toy_dataset(num_parts), tmp_path, (0, 0, 2), refuse, *settings)
+    assert type(batches) is EdgeBatches and batches.order_mark == 0
+
+
+def test_one_vs_all_takes_the_order_of_the_machines_if_asked(tmp_path: Path) -> None:
+    settings = ("training.objective=one_vs_all", "sampling.order=machine")
+    assert type(build_all(toy_dataset(2), tmp_path, 2, *settings)[0]) is MachineBatches
+
+
+@pytest.mark.parametrize(("buckets", "share"), [("mixed", 0.1), ("directed", 0.0)])
+def test_order_of_buckets(tmp_path: Path, buckets: str, share: float) -> None:
+    settings = ("sampling.num_ranges=3", f"sampling.buckets={buckets}")
+    settings += (f"evaluation.held_out.fraction={share}",) if share else ()
+    folder = toy_dataset(NUM_PARTS)
+    trainers = build_all(folder, tmp_path, 1, *settings)
+    num_triples = len(Dataset.open(folder).split("train"))
+    assert len(trainers[0].order.held_out(0)) == round(share * num_triples + 0.49)
+    for epoch in (0, 1):
+        assert_each_once(trainers, epoch)
+    other = "mixed" if buckets == "directed" else "directed"
+    for changed in (f"sampling.buckets={other}", f"evaluation.held_out.fraction={share + 0.1:.1f}", "seed=5"):
+        is_same = mark_of(build_all(folder, tmp_path, 1, *settings, changed)) == mark_of(trainers)
+        assert is_same == (changed == "seed=5" and not share), changed
+
+
+def test_the_plan_counts_negatives_of_a_machines_chunks() -> None:
+    size: Any = SimpleNamespace(parts=[None] * 4)
+    sets = ["training.batch_size=4000", "negatives.chunk_size=1000", "negatives.num_uniform=100"]
+    found = [
+        batch_rows(load_config(None, ["dataset=x", *sets, f"sampling.order={order}"]), 4, size)[0]
+        for order in ("machine", "global")
+    ]
+    assert found == [2 * 1000 + 100, 2 * 1000 + 400]
+    part: Any = SimpleNamespace(num_edges=50)
+    held = load_config(None, ["dataset=x", "evaluation.held_out.fraction=0.1"])
+    assert order_bytes(held, part, 4) == 200 and order_bytes(held, part, 1) == 0
+    assert order_bytes(load_config(None, ["dataset=x"]), part, 4) == 0
