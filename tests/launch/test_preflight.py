@@ -51,7 +51,7 @@ def test_other_versions() -> None:
     ]
 
 
-def test_partition_files() -> None:
+def test_partition_triples() -> None:
     """A machine with a file of another partitioning is named; one without a file is told of elsewhere."""
     assert compare_fingerprints({"a": "1", "b": "1", "c": None}) == []
     ((address, text),) = compare_fingerprints({"a": None, "b": "1", "c": "2"})
