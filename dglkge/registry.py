@@ -30,6 +30,7 @@ HOMES = {
     "objective": "dglkge.model.choices:OBJECTIVES",
     "row transform": "dglkge.model.choices:ROW_TRANSFORMS",
     "logger": "dglkge.training.trackers:LOGGERS",
+    "callback": "dglkge.training.callbacks:CALLBACKS",
 }
 """Noun to the module and name of its registry. Texts and no imports: the configuration and the launcher read
 this file and import no component. These modules import neither torch nor numba before they compute."""

@@ -66,6 +66,7 @@ API: dict[str, dict[str, list[str]]] = {
             "training.epochs.current_epoch",
             "training.epochs.finished_epochs",
         ],
+        "Callbacks": ["training.callbacks.Callback"],
         "Trackers": ["training.trackers.Tracker", "training.trackers.TrackedRun"],
     },
     "components": {

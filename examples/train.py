@@ -12,11 +12,12 @@ from __future__ import annotations
 import argparse
 import logging
 import sys
+from collections.abc import Sequence
 
 import dglkge
 
 
-def main() -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Train, evaluate, and print where the results are."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -26,7 +27,7 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="the same without --set")
     parser.add_argument("--import", dest="imports", action="append", default=[], metavar="MODULE",
                         help="a module or .py file of yours that registers components")  # fmt: skip
-    arguments = parser.parse_intermixed_args()
+    arguments = parser.parse_intermixed_args(argv)
     logging.basicConfig(format="%(message)s")
     logging.getLogger("dglkge").setLevel(logging.INFO)
     config = dglkge.load_config(arguments.config, [*arguments.set, *arguments.overrides], arguments.imports)

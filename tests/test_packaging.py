@@ -115,7 +115,10 @@ def test_commands_resolve(wheel):
 def test_the_packaged_script_is_the_one_to_copy():
     """``dglkge train`` runs what examples/train.py shows; only the names of imports differ."""
     ours, shown = (
-        (ROOT / name).read_text(encoding="utf-8").partition("def main() -> int:")[2].partition("\n\n\n")[0]
+        (ROOT / name)
+        .read_text(encoding="utf-8")
+        .partition("def main(argv: Sequence[str] | None = None) -> int:")[2]
+        .partition("\n\n\n")[0]
         for name in ("dglkge/cli/training_script.py", "examples/train.py")
     )
     assert len(ours) > 500 and ours == shown.replace("dglkge.", "")

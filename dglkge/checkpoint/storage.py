@@ -34,7 +34,8 @@ def file_crc32(file: Path | BinaryIO) -> int:
         with open(file, "rb", buffering=0) as opened:
             return file_crc32(opened)
     checksum = place = 0
-    buffer = memoryview(bytearray(1 << 20))
+    # Large blocks: a thread that copies rows meanwhile holds Python's lock most of the time.
+    buffer = memoryview(bytearray(8 << 20))
     # preadv leaves the position of the descriptor alone: h5py or another thread may read from the same one.
     while count := os.preadv(file.fileno(), [buffer], place):
         checksum = zlib.crc32(buffer[:count], checksum)

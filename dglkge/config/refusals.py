@@ -31,6 +31,8 @@ def _words(value: Any) -> str:
         return ", ".join(map(str, value)) or "empty"
     if isinstance(value, float):
         return f"{value:g}"
+    if value is None:
+        return "null"
     return "empty" if value == "" else str(value).lower() if isinstance(value, bool) else str(value)
 
 

@@ -364,6 +364,11 @@ class TrainingConfig(Settings):
         "a list of trackers of experiments, which get loss, learning rate, speed and metrics; known",
         component="logger",
     )
+    callbacks: Annotated[tuple[str, ...], AfterValidator(_distinct)] = free(
+        (),
+        "a list of callbacks of yours, which training calls at epochs, batches and commits",
+        component="callback",
+    )
     progress: Literal["auto", "always", "never"] = free(
         "auto", "progress bar: auto (on a terminal), always or never"
     )

@@ -185,8 +185,7 @@ class TripleFile:
         InputError
             If the file cannot be read.
         """
-        is_text = self._suffix != ".parquet"
-        return self._text.names if is_text and self._text.has_header and not self._skip_first else {}
+        return self._text.names if self._suffix != ".parquet" and self._text.has_header else {}
 
     def places(self, rows: Collection[int]) -> dict[int, str]:
         """Return where triples are, for messages: ``file:line``, or ``file: row n`` of Parquet.

@@ -293,10 +293,8 @@ class DeviceTables:
     def _clip(self, sums: Sequence[Tensor], other_squares: float) -> float:
         """Clip the merged gradients of all tables in place; returns the factor."""
         clipping = self.optimizer.clipping
-        squares = np.array([sum(clipped_squares(rows, clipping.value) for rows in sums)], np.float64)
-        if clipping.norm is not None:
-            squares = self._host.sum(squares)
-        factor: float = clipping.factor(float(squares[0]) + other_squares)
+        squares = sum(clipped_squares(rows, clipping.value) for rows in sums)
+        factor: float = clipping.factor(squares, other_squares, self._host.sum)
         if factor != 1:
             for rows in sums:
                 rows *= factor

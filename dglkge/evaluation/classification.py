@@ -13,6 +13,7 @@ import numpy as np
 
 from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
+from dglkge.evaluation.metrics import places_by_id
 from dglkge.kernels.hashing import column_bits, in_range, row_keys, stream_key
 from dglkge.typing import Relation, Side
 
@@ -86,9 +87,7 @@ def fit_thresholds(relation_ids: np.ndarray, scores: np.ndarray, labels: np.ndar
         raise InputError(
             f"thresholds need true and false triples of the valid split; there are no {missing} ones"
         )
-    order = np.argsort(relation_ids, kind="stable")
-    ids, first = np.unique(relation_ids[order], return_index=True)
-    groups = zip(ids.tolist(), np.split(order, first[1:]))
+    groups = places_by_id(relation_ids).items()
     of_relation = {id_: best_threshold(scores[places], labels[places]) for id_, places in groups}
     return Thresholds(of_relation, best_threshold(scores, labels))
 
@@ -200,14 +199,10 @@ class ClassificationResult:
 
     def per_relation(self) -> dict[str, ClassificationMetrics]:
         """Compute the metrics of each relation that occurs, the most frequent first."""
-        order = np.argsort(self.relation_ids, kind="stable")
-        ids, first, count = np.unique(self.relation_ids[order], return_index=True, return_counts=True)
-        groups = np.split(order, first[1:])
+        groups = sorted(places_by_id(self.relation_ids).items(), key=lambda group: -len(group[1]))
         return {
-            self.relation_labels[int(ids[i])]: ClassificationMetrics.of(
-                self.margins[groups[i]], self.labels[groups[i]]
-            )
-            for i in np.argsort(-count, kind="stable").tolist()
+            self.relation_labels[id_]: ClassificationMetrics.of(self.margins[places], self.labels[places])
+            for id_, places in groups
         }
 
     def to_dict(self) -> dict[str, Any]:
@@ -261,9 +256,8 @@ def seen_entities(triples: np.ndarray) -> Pools:
     pools = {}
     for side in Side:
         pairs = np.unique(triples[:, [1, side.column]], axis=0)
-        relation_ids, first = np.unique(pairs[:, 0], return_index=True)
-        for id_, group in zip(relation_ids.tolist(), np.split(pairs[:, 1], first[1:])):
-            pools[id_, side] = group
+        for id_, places in places_by_id(pairs[:, 0]).items():
+            pools[id_, side] = pairs[places, 1]
     return pools
 
 

@@ -144,12 +144,10 @@ class RankingEvaluator:
             for first in range(0, len(batches), turn[1]):
                 together = batches[first : first + turn[1]]
                 for batch in together[turn[0] : turn[0] + 1]:
-                    shards_here, num_here = (
-                        ranked.get(batch.candidate_type, ()),
-                        num_entities[batch.candidate_type],
-                    )
-                    drawn = self._candidates(batch, num_here, candidates)
-                    found = self._rank(model, batch, known, rows, shards_here, num_here, drawn)
+                    kind = batch.candidate_type
+                    drawn = self._candidates(batch, num_entities[kind], candidates)
+                    of_kind = (ranked.get(kind, ()), num_entities[kind])
+                    found = self._rank(model, batch, known, rows, *of_kind, drawn)
                     counts[:, SIDES.index(batch.side), batch.places] = found
                 if progress is not None:
                     progress(sum(len(batch.places) for batch in together))

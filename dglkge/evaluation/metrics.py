@@ -315,7 +315,7 @@ class RankingResult:
 
     def per_relation(self) -> dict[str, dict[str, RankingMetrics]]:
         """Compute the metrics of each relation that occurs: label -> both, head, tail -> metrics."""
-        groups = self._groups(self.relation_ids)
+        groups = places_by_id(self.relation_ids)
         return {
             self.relation_labels[id_]: {sides: self.metrics(sides, places) for sides in SIDES}
             for id_, places in groups.items()
@@ -330,7 +330,7 @@ class RankingResult:
             return {}
         names = (*CATEGORIES, UNSEEN)
         category_ids = np.array([names.index(name) for name in self.categories.names])
-        groups = self._groups(category_ids[self.relation_ids])
+        groups = places_by_id(category_ids[self.relation_ids])
         return {
             names[id_]: {sides: self.metrics(sides, places) for sides in SIDES}
             for id_, places in groups.items()
@@ -394,27 +394,27 @@ class RankingResult:
             "protocol": self.protocol.to_dict(),
             "num_triples": len(self.relation_ids),
             **self._sides(),
-            "per_relation": _as_dicts(self.per_relation()),
+            "per_relation": as_dicts(self.per_relation()),
         }
         if self.num_greater is not None:
             found["ties"] = {ties: result._sides() for ties, result in self.by_ties().items()}
         if self.categories is not None:
-            found["per_category"] = _as_dicts(self.per_category())
+            found["per_category"] = as_dicts(self.per_category())
             found["relation_categories"] = self.categories.to_dict(self.relation_labels)
         return found
 
     def _sides(self) -> dict[str, dict[str, float]]:
         return {sides: self.metrics(sides).to_dict() for sides in SIDES}
 
-    @staticmethod
-    def _groups(group_ids: np.ndarray) -> dict[int, np.ndarray]:
-        """Return the places of each group's triples by group, in ascending order."""
-        order = np.argsort(group_ids, kind="stable")
-        ids, first = np.unique(group_ids[order], return_index=True)
-        return dict(zip(ids.tolist(), np.split(order, first[1:])))
+
+def places_by_id(ids: np.ndarray) -> dict[int, np.ndarray]:
+    """Return the places of each id in an array (n,), ids ascending."""
+    order = np.argsort(ids, kind="stable")
+    distinct, first = np.unique(ids[order], return_index=True)
+    return dict(zip(distinct.tolist(), np.split(order, first[1:])))
 
 
-def _as_dicts(groups: Mapping[str, Mapping[str, RankingMetrics]]) -> dict[str, dict[str, dict[str, float]]]:
+def as_dicts(groups: Mapping[str, Mapping[str, RankingMetrics]]) -> dict[str, dict[str, dict[str, float]]]:
     """Return the metrics of groups, ready for JSON."""
     return {
         label: {sides: metrics.to_dict() for sides, metrics in by_side.items()}

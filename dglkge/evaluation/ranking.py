@@ -40,8 +40,6 @@ def count_greater(scores: Tensor, row_of: Tensor, low: Tensor, high: Tensor) -> 
     close, column : (m,) int64 tensor
         The scores in [low, high]: index of the true answer, and column.
     """
-    if scores.device.type != "cpu":
-        return count_greater_plainly(scores, row_of, low, high)
     # Two passes, so that the list of close scores is allocated once at its exact size.
     arrays = (scores.contiguous().numpy(), row_of.numpy(), low.numpy(), high.numpy())
     num_greater, num_close = np.empty((2, len(row_of)), np.int64)

@@ -96,6 +96,8 @@ class Regularizer(ABC):
         penalty and its gradient. A subclass may compute another one, so it does not inherit the fact.
     Settings : type of RegularizerSettings
         Its options. Without a weight it is no penalty.
+    power : int
+        Of the moduli, where ``compiled``.
     needs_answer : bool
         Whether a term multiplies the answer's row with another one: then the penalty needs all rows of a
         query in one place, where ``training.objective: k_vs_all`` does not have them.
@@ -105,6 +107,7 @@ class Regularizer(ABC):
     compiled: ClassVar[bool] = False
     Settings: ClassVar[type[RegularizerSettings]] = RowSettings
     needs_answer: ClassVar[bool] = False
+    power: ClassVar[int] = 2
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
@@ -120,7 +123,9 @@ class Regularizer(ABC):
     @property
     def loop_weights(self) -> LoopWeights:
         """Weights of the compiled loops; counts only where ``compiled``."""
-        raise NotImplementedError(f"{type(self).__name__} has no compiled loops")
+        # An entity is in both queries of its triple.
+        entity, relation = 2 * self.weight * self.entity_ratio, self.weight * self.relation_ratio
+        return LoopWeights(self.power, entity, relation, 0)
 
     @classmethod
     def fits(cls, score_function: type[ScoreFunction]) -> bool:
@@ -253,6 +258,7 @@ class N3(Regularizer):
 
     help = "sum of |x|^3, complex moduli where rows are complex (Lacroix et al. 2018)"
     compiled = True
+    power = 3
 
     def penalty(self, rows: Tensor) -> Tensor:
         """Return the sum of the third powers of each row's moduli."""
@@ -261,11 +267,6 @@ class N3(Regularizer):
             return rows.abs().pow(3).sum(-1)
         # Complex rows: autograd through the square root of a modulus is NaN at 0.
         return autograd_functions.CubedModuli.apply(rows)
-
-    @property
-    def loop_weights(self) -> LoopWeights:
-        """An entity is in both queries of its triple."""
-        return LoopWeights(3, 2 * self.weight * self.entity_ratio, self.weight * self.relation_ratio, 0)
 
 
 @REGULARIZERS.register("lp")
@@ -290,11 +291,6 @@ class F2(Regularizer):
     def penalty(self, rows: Tensor) -> Tensor:
         """Return the sum of squares of each row."""
         return rows.square().sum(-1)
-
-    @property
-    def loop_weights(self) -> LoopWeights:
-        """An entity is in both queries of its triple."""
-        return LoopWeights(2, 2 * self.weight * self.entity_ratio, self.weight * self.relation_ratio, 0)
 
 
 @REGULARIZERS.register("dura")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -308,9 +308,22 @@ class Clipping:
             for of_table, keys, scratch in zip(chains, selected, self._scratch)
         ]
 
-    def factor(self, squares: float) -> float:
-        """Factor on the whole gradient, given the sum of its squares over all trainers; at most 1."""
-        return 1.0 if self.norm is None else min(1.0, self.norm / (math.sqrt(squares) + NORM_EPS))
+    def factor(self, squares: float, other_squares: float, total: Callable[[ndarray], ndarray]) -> float:
+        """Factor on the whole gradient, at most 1; a collective if the norm is limited.
+
+        Parameters
+        ----------
+        squares : float
+            Sum of the squares of the rows that this trainer updates.
+        other_squares : float
+            Those of parameters that are no rows, the same on every trainer.
+        total : callable
+            Sums numbers (1,) over all trainers.
+        """
+        if self.norm is None:
+            return 1.0
+        length = math.sqrt(float(total(np.array([squares], np.float64))[0]) + other_squares)
+        return min(1.0, self.norm / (length + NORM_EPS))
 
 
 def clipped_squares(rows: Tensor, value: float | None) -> float:

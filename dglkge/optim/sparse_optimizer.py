@@ -429,11 +429,8 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         self._enter("merge")
         selected = [np.concatenate(of_table) for of_table in zip(*(keys for keys, _ in turns))]
         merged = clipping.merge([table.chains for table in self.tables], selected)
-        squares = np.array([sum(rows.squares for rows in merged)])
-        if clipping.norm is not None:
-            self._enter("exchange")
-            squares = self._group.sum(squares)
-        factor = clipping.factor(float(squares[0]) + other_squares)
+        self._enter("exchange")
+        factor = clipping.factor(sum(rows.squares for rows in merged), other_squares, self._group.sum)
         every = [np.arange(len(rows.ids)) for rows in merged]
         return [rows.scaled(factor) for rows in merged], [(every, turns[0][1])], factor
 

@@ -210,10 +210,8 @@ def plan_memory(
     list of PlannedHost
         Entry k holds part k.
     """
-    return [
-        _plan_host(config, size, machine, num_trainers, num_servers, base)
-        for machine in range(len(size.parts))
-    ]
+    places = range(len(size.parts))
+    return [_plan_host(config, size, place, num_trainers, num_servers, base) for place in places]
 
 
 def _plan_host(
@@ -328,6 +326,13 @@ def relation_rows(config: Config, world_size: int, size: DatasetSize) -> int:
     return min(share, num_groups * size.num_rows[RELATION])
 
 
+def batch_row_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
+    """Return the bytes of the rows that a trainer reads for one batch, as float32."""
+    num_entities, _ = batch_rows(config, world_size, size)
+    num_relations, width = relation_rows(config, world_size, size), shared.row_width(RELATION, config)
+    return shared.FLOAT_BYTES * (num_entities * config.model.dimension + num_relations * width)
+
+
 def negatives_per_side(config: Config, size: DatasetSize | None = None) -> list[int]:
     """Return the number of negatives of a query for each side that is trained."""
     counts = [count for count in config.negatives.per_side.values() if count]
@@ -389,11 +394,9 @@ def candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
 
 def device_bytes(config: Config, size: DatasetSize, machine: int, world_size: int) -> int:
     """Return the memory of a GPU that a trainer of a machine takes, without that of CUDA itself."""
-    dim, relation_dim = config.model.dimension, shared.row_width(RELATION, config)
-    num_entities, num_relations = batch_rows(config, world_size, size)
+    dim, num_relations = config.model.dimension, batch_rows(config, world_size, size)[1]
     # Distinct rows, rows by place, and the gradients of both.
-    num_shared = relation_rows(config, world_size, size)
-    rows = 4 * shared.FLOAT_BYTES * (num_entities * dim + num_shared * relation_dim)
+    rows = 4 * batch_row_bytes(config, size, world_size)
     counts = negatives_per_side(config, size) if is_sampled(config) else [0]
     scores = AUTOGRAD_SCORES * num_relations * sum(counts) * shared.FLOAT_BYTES
     # Queries of both sides and their gradients.
@@ -483,10 +486,8 @@ def known_bytes(config: Config, size: DatasetSize) -> int:
 
 def batch_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     """Return the working memory of one trainer: rows, their gradients, queries and scores."""
-    dim, relation_dim = config.model.dimension, shared.row_width(RELATION, config)
-    num_entities, num_relations = batch_rows(config, world_size, size)
-    num_shared = relation_rows(config, world_size, size)
-    rows = 2 * shared.FLOAT_BYTES * (num_entities * dim + num_shared * relation_dim)
+    dim, num_relations = config.model.dimension, batch_rows(config, world_size, size)[1]
+    rows = 2 * batch_row_bytes(config, size, world_size)
     # Of the side with more of them, and of both sides together.
     counts = negatives_per_side(config, size) if is_sampled(config) else [0]
     num_negatives, num_scored = max(counts), sum(counts)
@@ -527,12 +528,7 @@ def is_compiled(config: Config) -> bool:
 
 def exchange_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     """Return the memory in which one trainer sends gradients to the others and merges received ones."""
-    if world_size == 1:
-        return 0
-    num_entities, _ = batch_rows(config, world_size, size)
-    num_relations = relation_rows(config, world_size, size)
-    dim, relation_dim = config.model.dimension, shared.row_width(RELATION, config)
-    return 2 * shared.FLOAT_BYTES * (num_entities * dim + num_relations * relation_dim)
+    return 0 if world_size == 1 else 2 * batch_row_bytes(config, size, world_size)
 
 
 def ranking_bytes(config: Config, size: DatasetSize) -> int:

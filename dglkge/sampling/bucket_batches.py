@@ -281,7 +281,7 @@ class BucketBatches(EdgeBatches):
     types : sequence of (str, str)
         Entity types of the heads and tails of each edge type.
     order_mark : int
-        A number that is equal only where the order is: see :attr:`EdgeBatches.order_mark`.
+        A number that is equal only where the order is: see :attr:`BatchOrder.order_mark`.
     options : EdgeOptions
     is_mixed : bool
         Of :class:`BucketOrder`.

@@ -162,14 +162,8 @@ class EdgeOptions:
     order: TripleOrder | None = None
 
 
-class EdgeBatches:
-    """Selects this trainer's triples of each global batch.
-
-    Parameters
-    ----------
-    edges : EdgeTable
-        The edges of the partition on this machine.
-    options : EdgeOptions
+class BatchOrder:
+    """What batches without buckets say of their order.
 
     Attributes
     ----------
@@ -179,6 +173,25 @@ class EdgeBatches:
     """
 
     order_mark = 0
+
+    def begin(self, epoch: int, index: int) -> None:
+        """Get to know that a batch will be trained next; it may have been made before."""
+
+    def place(self, epoch: int, batches_done: int) -> dict[str, Any]:
+        """Describe the place in the order after a number of batches, for ``stats.jsonl``: nothing here."""
+        return {}
+
+
+class EdgeBatches(BatchOrder):
+    """Selects this trainer's triples of each global batch.
+
+    Parameters
+    ----------
+    edges : EdgeTable
+        The edges of the partition on this machine.
+    options : EdgeOptions
+    """
+
     _searches_triples = True
 
     def __init__(self, edges: EdgeTable, options: EdgeOptions) -> None:
@@ -222,13 +235,6 @@ class EdgeBatches:
         # negatives.
         chunks = places // self._options.chunk_size
         return self._gather(epoch, index, len(positions), rows, triple_ids, chunks, enter)
-
-    def begin(self, epoch: int, index: int) -> None:
-        """Get to know that a batch will be trained next; it may have been made before."""
-
-    def place(self, epoch: int, batches_done: int) -> dict[str, Any]:
-        """Describe the place in the order after a number of batches, for ``stats.jsonl``: nothing here."""
-        return {}
 
     def _gather(
         self,

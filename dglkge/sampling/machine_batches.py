@@ -166,7 +166,7 @@ class MachineBatches(EdgeBatches):
     part : int
         The partition of this machine.
     order_mark : int
-        A number that is equal only where the partitions are: see :attr:`EdgeBatches.order_mark`.
+        A number that is equal only where the partitions are: see :attr:`BatchOrder.order_mark`.
     options : EdgeOptions
     """
 

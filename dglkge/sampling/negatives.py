@@ -196,22 +196,14 @@ def present_entities(entity_type: str, batch: EdgeBatch, chunk: int, pairs: Sequ
     return np.concatenate(found)
 
 
-@dataclass
-class AllNegatives:
+class AllNegatives(MixedNegatives):
     """Every entity of the type, in the order of original ids; PyTorch-BigGraph's ``all_negs``.
 
-    Attributes
-    ----------
-    num_negatives, shares, node_ids, local_ranges, pairs, seed
-        As for :class:`MixedNegatives`, of which only ``node_ids`` matters.
+    Of the arguments of :class:`MixedNegatives` only ``node_ids`` matters.
     """
 
-    num_negatives: int
-    shares: tuple[float, float, float]
-    node_ids: Mapping[str, Ids]
-    local_ranges: Mapping[str, tuple[int, int]]
-    pairs: Sequence[tuple[str, str]]
-    seed: int
+    def __post_init__(self) -> None:
+        """Nothing is drawn."""
 
     def sample(self, entity_type: str, batch: EdgeBatch, chunk: int) -> Ids:
         """Return the node ids (N,) of all entities of a type."""

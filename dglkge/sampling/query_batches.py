@@ -18,7 +18,7 @@ import numpy.typing as npt
 from dglkge.data.known_triples import KnownTriples
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.sampling import triple_order
-from dglkge.sampling.edge_batches import EdgeBatch, EdgeBatches, ignore_phase, trainer_share
+from dglkge.sampling.edge_batches import BatchOrder, EdgeBatch, EdgeBatches, ignore_phase, trainer_share
 from dglkge.typing import RELATION, Side
 
 Ids = npt.NDArray[np.int64]
@@ -234,7 +234,7 @@ class QueryBatch:
 
 
 @dataclass
-class QueryBatches:
+class QueryBatches(BatchOrder):
     """Selects this trainer's queries of each global batch: those with a given entity on its machine.
 
     Attributes
@@ -250,11 +250,7 @@ class QueryBatches:
     seed : int
     pairs : PairIndex, optional
         Queries (h, ?, t), which an epoch passes over as well, in the same order.
-    order_mark : int
-        0: see :attr:`dglkge.sampling.edge_batches.EdgeBatches.order_mark`.
     """
-
-    order_mark = 0
 
     index: QueryIndex
     layout: PartitionLayout
@@ -321,13 +317,6 @@ class QueryBatches:
         runs = tuple(QueryRun(*run) for run in _runs(self._kinds, self._kind[ids]))
         anchors, relations = self._anchors[ids], self._relations[ids]
         return QueryBatch(epoch, index, len(positions), ids, anchors, relations, runs, *of_pairs)
-
-    def begin(self, epoch: int, index: int) -> None:
-        """Get to know that a batch will be trained next; it may have been made before."""
-
-    def place(self, epoch: int, batches_done: int) -> dict[str, Any]:
-        """Describe the place in the order after a number of batches, for ``stats.jsonl``: nothing here."""
-        return {}
 
     def _of_pairs(self, ids: Ids) -> tuple[Ids, Ids, Ids, tuple[PairRun, ...]]:
         """Sort pairs by kind; returns their numbers, heads, tails and runs."""
@@ -417,7 +406,7 @@ class EpochBatches(Protocol):
     Attributes
     ----------
     order_mark : int
-        See :attr:`dglkge.sampling.edge_batches.EdgeBatches.order_mark`.
+        See :attr:`dglkge.sampling.edge_batches.BatchOrder.order_mark`.
     """
 
     order_mark: int

@@ -88,11 +88,6 @@ class DenseParameters(Parameters):
         """Parameter groups of the optimizer, whose learning rates a schedule changes."""
         return self.optimizer.param_groups
 
-    @property
-    def is_sharded(self) -> bool:
-        """Whether each trainer has a slice of the parameters only, but during batches and rankings."""
-        return self._shards is not None
-
     def whole(self) -> contextlib.AbstractContextManager[None]:
         """Let the module have its parameters in a block of code; a collective where they are sharded."""
         return contextlib.nullcontext() if self._shards is None else self._shards.whole()
@@ -247,7 +242,7 @@ class DenseParameters(Parameters):
 
     @property
     def is_collective(self) -> bool:
-        return self.is_sharded
+        return self._shards is not None
 
     def load_state_dict(self, state: h5py.File) -> None:
         """Take the parameters and the optimizer's state of a model file.

@@ -6,6 +6,7 @@ import math
 import os
 import sys
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,14 @@ COLUMNS = ("memory_bytes", "shared_bytes", "bytes_sent")
 """Resident memory, the part of it that other processes may share, bytes sent to other machines."""
 
 
+@dataclass
 class ProcessUsage:
     """Measures this process and, on the first trainer of a machine, the machine's servers.
 
     Each trainer fills its rows of one array for all processes. Reports sum over the trainers anyway, and that
     sum is the exchange.
 
-    Parameters
+    Attributes
     ----------
     world : World
     num_servers : int
@@ -35,12 +37,14 @@ class ProcessUsage:
         Folder of the processes; for tests.
     """
 
-    def __init__(self, world: World, num_servers: int, proc: Path = PROC) -> None:
-        self._world = world
-        self._num_servers = num_servers
-        self._proc = proc
+    world: World
+    num_servers: int
+    proc: Path = PROC
+
+    def __post_init__(self) -> None:
         # Looked up once: a server that ends is not replaced within a job.
-        self._servers = find_servers(world.job, proc) if num_servers and world.is_machine_leader else {}
+        has_servers = self.num_servers and self.world.is_machine_leader
+        self._servers = find_servers(self.world.job, self.proc) if has_servers else {}
 
     def measure(self, bytes_sent: int) -> npt.NDArray[np.float64]:
         """Return an array (processes, 3) with the rows of this trainer filled: trainers first, then servers.
@@ -50,24 +54,24 @@ class ProcessUsage:
         bytes_sent : int
             By this trainer.
         """
-        world = self._world
-        found = np.zeros((world.world_size + self._num_servers * world.num_machines, len(COLUMNS)))
-        found[world.rank] = (*memory_of(os.getpid(), self._proc), bytes_sent)
+        world = self.world
+        found = np.zeros((world.world_size + self.num_servers * world.num_machines, len(COLUMNS)))
+        found[world.rank] = (*memory_of(os.getpid(), self.proc), bytes_sent)
         for number, pid in self._servers.items():
             row = world.world_size + number
             if row < len(found):
-                found[row, :2] = memory_of(pid, self._proc)
+                found[row, :2] = memory_of(pid, self.proc)
         return found
 
     def describe(self, total: npt.NDArray[np.float64]) -> dict[str, dict[str, Any]]:
         """Return the sum over all trainers as a mapping of process name to its numbers and its machine."""
-        world = self._world
+        world = self.world
         described: dict[str, dict[str, Any]] = {}
         for row, values in enumerate(total.tolist()):
             server = row - world.world_size
             is_trainer = server < 0
             name = f"trainer {row}" if is_trainer else f"server {server}"
-            machine = row // world.trainers_per_machine if is_trainer else server // self._num_servers
+            machine = row // world.trainers_per_machine if is_trainer else server // self.num_servers
             # Servers answer inside of DGL, which does not count bytes.
             numbers = zip(COLUMNS if is_trainer else COLUMNS[:2], map(int, values))
             described[name] = {"machine": machine, **dict(numbers)}

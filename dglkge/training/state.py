@@ -163,8 +163,10 @@ class Versions:
         if self._in_background:
             self._checkpoints.reserve(self._job.parts())
 
-    def write(self, meta: CheckpointMeta, kept_as: Mapping[str, Mapping[str, Any]]) -> None:
+    def write(self, meta: CheckpointMeta, kept_as: Mapping[str, Mapping[str, Any]]) -> int:
         """Write a version, in the background unless the configuration says otherwise; a collective.
+
+        Returns its number.
 
         Raises
         ------
@@ -174,7 +176,7 @@ class Versions:
         # After it all rows are final.
         self._job.settle()
         save = self._checkpoints.start if self._in_background else self._checkpoints.save
-        save(self._job.parts(), self._relations(), meta, kept_as, self._state.to_bytes())
+        return save(self._job.parts(), self._relations(), meta, kept_as, self._state.to_bytes())
 
     def _relations(self) -> TablePart | None:
         """Return the whole relation table on rank 0, which writes it, and what is beside it; a collective."""

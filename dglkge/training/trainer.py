@@ -24,6 +24,7 @@ from dglkge.training.building.given_vectors import fill_from_vectors
 from dglkge.training.building.run_folder import open_trackers
 from dglkge.training.building.warm_start import warm_start
 from dglkge.training.cadence import Cadence, EarlyStopping
+from dglkge.training.callbacks import CALLBACKS, Callback
 from dglkge.training.epochs import ElasticEpochs
 from dglkge.training.job import Job
 from dglkge.training.learning_rates import LearningRates
@@ -92,6 +93,9 @@ class Trainer:
             checkpoints.records.write_json(RUN_JOB_FILE, describe_job(job.output))
         self._versions.reserve()
         epochs.when_finished(self._end_epoch)
+        self._callbacks: list[Callback] = []
+        for name in config.training.callbacks:
+            self.add_callback(CALLBACKS.get(name)(), name)
         trackers.start(self._position.steps_done, self._position.committed is not None)
 
     def batches(self) -> Iterator[TrainingBatch]:
@@ -117,6 +121,7 @@ class Trainer:
         num_batches, clock = len(self._edge_batches), self._job.clock
         done = self._position.batches_done
         self._statistics.begin(epoch)
+        self._call("on_epoch_start", epoch)
         try:
             self.stop_if_asked()
             self._begin_pass(done)
@@ -186,7 +191,26 @@ class Trainer:
         reported = self._statistics.count(batch.index + 1, result, len(batch), flags)
         # An asynchronous step exchanges nothing: the flags are summed by the reports alone.
         self._cadence.flag_sum = result.flag_sum if self.config.training.synchronous else reported
+        self._call("on_batch_end", batch, result.loss)
         return result.loss
+
+    def add_callback(self, callback: Callback, name: str = "") -> None:
+        """Call a callback of yours from now on; every trainer adds it, before the loop over epochs.
+
+        Parameters
+        ----------
+        callback : Callback
+        name : str
+            Under which its state is saved, if it has ``state_dict``; by default that of its class.
+        """
+        if hasattr(callback, "state_dict"):
+            self.register(f"callback {name or type(callback).__name__}", callback)
+        self._callbacks.append(callback)
+        callback.on_fit_start(self)
+
+    def _call(self, event: str, *arguments: Any) -> None:
+        for callback in self._callbacks:
+            getattr(callback, event)(self, *arguments)
 
     def register(self, name: str, item: Any) -> None:
         """Save the state of an object of yours with each version, and load it where a version has it.
@@ -223,8 +247,10 @@ class Trainer:
             meta = dataclasses.replace(self._meta, progress=progress)
             # Only the commit at an epoch's end is kept under its name, not one inside the next epoch.
             is_end = self._position.ended < finished
-            self._versions.write(meta, self._cadence.pointers_after_epoch(finished) if is_end else {})
+            pointers = self._cadence.pointers_after_epoch(finished) if is_end else {}
+            version = self._versions.write(meta, pointers)
             self._position.committed = position
+            self._call("on_commit", version)
         self._cadence.committed()
 
     def stop_if_asked(self) -> None:
@@ -279,6 +305,7 @@ class Trainer:
         if self._cadence.validates_after_epoch(done):
             self._validate(done)
         self._position.ended = done
+        self._call("on_epoch_end", done - 1)
         if self._patience.is_on and (self._patience.is_over or done >= self.config.training.num_epochs):
             self._restore_best(done)
 
@@ -340,6 +367,7 @@ class Trainer:
             self._end_epoch()
         self._checkpoints.finish_together()
         self._checkpoints.push_records()
+        self._call("on_fit_end")
 
     def _resume(self) -> None:
         """Fill the tables from the newest version, if there is one."""

@@ -175,6 +175,7 @@ def test_values_of_another_type_are_refused(tmp_path: Path) -> None:
 DOCUMENTED = {
     settings.FREE: """dataset output imports training.num_epochs training.batch_statistics training.profile
         training.device training.lookup training.check_memory training.loggers training.progress
+        training.callbacks
         training.early_stopping.patience training.early_stopping.min_gain dense.sharding""".split(),
     settings.UNTIL_FINISHED: """model.init_from.frozen sampling.order tables.dtype tables.rounding
         dense.autocast
@@ -316,6 +317,7 @@ def test_help_lists_the_components_that_a_field_names() -> None:
         "optimizer.name": "optimizer",
         "optimizer.relations": "optimizer",
         "training.loggers": "logger",
+        "training.callbacks": "callback",
     }
     for noun in nouns.values():
         assert all(registry_of(noun).get(name).help for name in registry_of(noun))

@@ -43,7 +43,7 @@ def test_every_member_has_a_case():
     words: dict[str, set[str]] = {}
     for name, (module, registry) in found.items():
         members = {member: registry.get(member) for member in registry}
-        assert members, f"{module}.{name} is empty"
+        assert members or name == "CALLBACKS", f"{module}.{name} is empty"  # those are users' own
         homes = {module, *(getattr(member, "__module__", module) for member in members.values())}
         rooms = {home.split(".")[1] for home in homes}
         words |= {room: words_of_tests(room) for room in rooms - set(words)}

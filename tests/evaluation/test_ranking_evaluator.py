@@ -19,7 +19,7 @@ from dglkge.model.device import ComputeDevice
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION, Side
-from tests.evaluation.toy_world import RELATIONS, World, toy_world
+from tests.evaluation.toy_world import RELATIONS, World, assert_same, toy_world
 from tests.model.dense_oracle import FORWARD_ONLY
 from tests.model.score_oracle import NOT_ON_A_GRID, ORACLES
 
@@ -154,9 +154,7 @@ def test_ranks_on_a_device_are_those_of_the_cpu(num_candidates, options, monkeyp
     # Compiled loops are the CPU's own way.
     with mock.patch.object(full_ranking, "count_scores", side_effect=AssertionError):
         found = world.evaluate(protocol, 3, known_of(world))
-    for side in Side:
-        assert found.ranks[side].tolist() == expected.ranks[side].tolist()
-        assert found.num_negatives[side].tolist() == expected.num_negatives[side].tolist()
+    assert_same(found, expected)
 
 
 @pytest.mark.parametrize("num_candidates", [None, 5])
@@ -187,8 +185,7 @@ def test_the_module_of_a_model_computes_where_the_rows_are(num_candidates, monke
         found = world.evaluate(protocol, 2, known_of(world))
         assert used and all(module is world.model.module for module in used)  # the stand-in is a CPU too
         used.clear()
-        for side in Side:
-            assert found.ranks[side].tolist() == expected.ranks[side].tolist()
+        assert_same(found, expected)
     moved = world.model.on_device(torch.device("meta"))
     assert {one.device.type for one in moved.module.parameters()} == {"meta"}
     assert {one.device.type for one in world.model.module.parameters()} == {"cpu"}
@@ -220,9 +217,7 @@ def test_sampled_ranks_do_not_depend_on_shards_and_batches():
     other = world.evaluate(replace(protocol, seed=12), 1, known_of(world))
     full = world.evaluate(Protocol(), 1, known_of(world))
     visits = world.triples[:, 1] == 1
-    for side in Side:
-        assert one.ranks[side].tolist() == many.ranks[side].tolist()
-        assert one.num_negatives[side].tolist() == many.num_negatives[side].tolist()
+    assert_same(many, one)
     assert one.ranks[Side.HEAD].tolist() != other.ranks[Side.HEAD].tolist()
     # Towns are fewer than the draws, so that all of them compete.
     assert one.ranks[Side.TAIL][visits].tolist() == full.ranks[Side.TAIL][visits].tolist()

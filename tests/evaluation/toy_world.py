@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import torch
 
 from dglkge.evaluation.evaluator import RankingEvaluator
-from dglkge.evaluation.metrics import Protocol
+from dglkge.evaluation.metrics import Protocol, RankingResult
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.typing import RELATION, Relation, Side
 from tests.evaluation.memory_rows import MemoryRows, split_rows
@@ -38,13 +39,15 @@ class World:
         evaluator = RankingEvaluator(self.model, RELATIONS, protocol, **self.options)
         return evaluator.evaluate(self.triples, known, MemoryRows(self.tables), shards, **more)
 
-    def brute_force(self, side: Side, triple: np.ndarray, filtered: bool) -> tuple[int, int, int]:
+    def brute_force(
+        self, side: Side, triple: np.ndarray, filtered: bool, candidates: Iterable[int] | None = None
+    ) -> tuple[int, int, int]:
         """Count greater, equal and all competing candidates of one query, one Python float at a time."""
         candidate_type = RELATIONS[triple[1]].candidate_type(side)
         known = {tuple(row) for row in self.known.tolist()} if filtered else set()
         true_score = self.score(triple, side)
         greater = equal = negatives = 0
-        for candidate in range(len(self.tables[candidate_type])):
+        for candidate in range(len(self.tables[candidate_type])) if candidates is None else candidates:
             corrupted = triple.copy()
             corrupted[side.column] = candidate
             if candidate == triple[side.column] or tuple(corrupted.tolist()) in known:
@@ -64,6 +67,13 @@ class World:
             row = row.chunk(2)[0 if side is Side.TAIL else 1]
             head, tail = (head, tail) if side is Side.TAIL else (tail, head)
         return float64_score(self.name, head.tolist(), row.tolist(), tail.tolist())
+
+
+def assert_same(found: RankingResult, expected: RankingResult) -> None:
+    """Hold that two rankings have the same ranks among as many candidates."""
+    for side in Side:
+        assert found.ranks[side].tolist() == expected.ranks[side].tolist()
+        assert found.num_negatives[side].tolist() == expected.num_negatives[side].tolist()
 
 
 def toy_world(

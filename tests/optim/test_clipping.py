@@ -12,7 +12,7 @@ import torch
 from dglkge.kernels.rules import limit_norms
 from dglkge.optim import RowAdagrad, SparseAdagrad, SparseAdam
 from dglkge.optim.links import limit_norms_plain
-from dglkge.optim.rules import Adagrad, Adam
+from dglkge.optim.rules import Adagrad, RowWiseAdagrad
 from tests.optim.cluster import run_cluster
 from tests.optim.oracle import Case, Oracle, batch, start_rows
 
@@ -93,58 +93,35 @@ def test_limits_are_checked_and_can_be_removed(make_table) -> None:
     alone.clip_gradients(value=1.0)
 
 
-def test_a_group_has_a_rule_of_its_own(make_table) -> None:
-    """Beside another rule, with state, learning rate and weight decay as if it were alone."""
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+def test_groups_have_rules_of_their_own(make_table, kernels) -> None:
+    """A group inherits learning rate and links, which work around every rule; epsilon is the rule's own."""
     tables = [make_table(6), make_table(3), make_table(5)]
-    cases = [
-        Case("row", "RowAdagrad", lr=0.1, options={"weight_decay": 0.02}),
-        Case("wide", "SparseAdagrad", lr=0.05, options={"weight_decay": 0.02, "eps": 1e-3}),
-        Case("adam", "SparseAdam", lr=0.01, options={"weight_decay": 0.3, "decoupled_weight_decay": True}),
-    ]
+    decay = {"weight_decay": 0.3, "decoupled_weight_decay": True}
+    own = {"weight_decay": 0.02, "decoupled_weight_decay": False}
     groups: list[dict[str, Any]] = [
         {"params": tables[:1]},
-        {"params": tables[1:2], "rule": Adagrad(1e-3), "lr": 0.05},
-        {
-            "params": tables[2:],
-            "rule": Adam(),
-            "lr": 0.01,
-            "weight_decay": 0.3,
-            "decoupled_weight_decay": True,
-        },
+        {"params": tables[1:2], "rule": Adagrad()},
+        {"params": tables[2:], "rule": RowWiseAdagrad(1e-2), "lr": 0.05, **own},
     ]
-    optimizer = RowAdagrad(groups, lr=0.1, weight_decay=0.02)
+    optimizer = SparseAdam(groups, lr=0.1, eps=1e-3, kernels=kernels, **decay)
+    cases = [
+        Case("", "SparseAdam", options={"eps": 1e-3, **decay}),
+        Case("", "SparseAdagrad", options=decay),
+        Case("", "RowAdagrad", lr=0.05, options={"eps": 1e-2, **own}),
+    ]
     oracles = [Oracle(case, 50, table.embedding_dim) for case, table in zip(cases, tables)]
     for step in range(40):
-        sparse = []
-        for table, oracle in zip(tables, oracles):
-            ids, gradients = batch(step, 50, table.embedding_dim)
-            sparse.append((table, ids, gradients))
-            oracle.step(ids, gradients)
-        optimizer.step_rows(sparse)
+        batches = [batch(step, 50, table.embedding_dim) for table in tables]
+        optimizer.step_rows([(table, *pair) for table, pair in zip(tables, batches)])
+        for oracle, pair in zip(oracles, batches):
+            oracle.step(*pair)
     for table, oracle in zip(tables, oracles):
-        torch.testing.assert_close(table.weight[EVERYTHING].double(), oracle.rows, rtol=1e-5, atol=1e-5)
-        state = optimizer.state_tensors(table)
-        assert set(state) == set(oracle.state)
-        for key, values in oracle.state.items():
-            torch.testing.assert_close(state[key][EVERYTHING].double(), values, rtol=1e-5, atol=1e-5)
-
-
-@pytest.mark.parametrize("kernels", ["auto", "reference"])
-def test_a_group_inherits_links_but_no_hyper_parameters_of_the_rule(make_table, kernels) -> None:
-    """The decoupled decay works around every rule, epsilon is the rule's own."""
-    tables = [make_table(), make_table()]
-    groups = [{"params": tables[:1]}, {"params": tables[1:], "rule": Adagrad()}]
-    decay = {"weight_decay": 0.5, "decoupled_weight_decay": True}
-    optimizer = SparseAdam(groups, lr=0.1, eps=1e-3, kernels=kernels, **decay)
-    oracles = [Oracle(Case("", "SparseAdam", options={"eps": 1e-3, **decay}), 50, 4)]
-    oracles.append(Oracle(Case("", "SparseAdagrad", options=decay), 50, 4))
-    for step in range(5):
-        ids, gradients = batch(step, 50, 4)
-        optimizer.step_rows([(table, ids, gradients) for table in tables])
-        for oracle in oracles:
-            oracle.step(ids, gradients)
-    for table, oracle in zip(tables, oracles):
-        torch.testing.assert_close(table.weight[EVERYTHING].double(), oracle.rows, rtol=1e-5, atol=1e-5)
+        found = {"rows": table.weight, **optimizer.state_tensors(table)}
+        expected = {"rows": oracle.rows, **oracle.state}
+        assert set(found) == set(expected)
+        for key, values in expected.items():
+            torch.testing.assert_close(found[key][EVERYTHING].double(), values, rtol=1e-5, atol=1e-5)
 
 
 def test_state_of_rules_of_groups_is_saved_and_loaded(make_table, tmp_path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import defaultdict
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,6 +22,13 @@ from dglkge.optim.step_exchange import StepExchange
 
 DIMS = (3, 5)
 NUM_STEPS = 6
+
+
+def in_threads(size: int, run: Callable[[int], Any]) -> list[Any]:
+    """Run a function of the rank in as many threads; returns what each returned."""
+    with ThreadPoolExecutor(size) as pool:
+        futures = [pool.submit(run, rank) for rank in range(size)]
+        return [future.result(timeout=100) for future in futures]
 
 
 class Threads:
@@ -135,9 +143,7 @@ def test_every_row_reaches_one_trainer_of_its_machine(
         monkeypatch.setattr(step_exchange, "Outbox", Elsewhere)
     size, threads = len(layout), Threads(len(layout))
     wire = WireFormat((wire_dtype,) * 2, DIMS, np.dtype(np.int32), True)
-    with ThreadPoolExecutor(size) as pool:
-        futures = [pool.submit(trainer, threads, layout, rank, wire) for rank in range(size)]
-        results = [future.result(timeout=100) for future in futures]
+    results = in_threads(size, lambda rank: trainer(threads, layout, rank, wire))
     starts = starts_of(max(layout) + 1)
     for step in range(NUM_STEPS):
         sums: dict[Any, Any] = defaultdict(float)
@@ -197,8 +203,7 @@ def test_rows_of_one_trainer_alone_do_not_travel() -> None:
         exchange.finish(np.zeros(1, np.int64))
         return exchange.sent_bytes, updated
 
-    with ThreadPoolExecutor(2) as pool:
-        results = [future.result(timeout=60) for future in [pool.submit(run, rank) for rank in range(2)]]
+    results = in_threads(2, run)
     assert results == [(400, [100, 0])] * 2
 
 
@@ -213,8 +218,7 @@ def test_asynchronous_trainers_do_not_wait() -> None:
     def start(rank: int) -> StepExchange:
         return StepExchange(groups[rank], 0, [np.array([0, 9])], chains_of[rank], wire, synchronous=False)
 
-    with ThreadPoolExecutor(2) as pool:
-        exchanges = list(pool.map(start, range(2)))
+    exchanges = in_threads(2, start)
     for rank, (exchange, chains) in enumerate(zip(exchanges, chains_of)):
         assert (exchange.place, exchange.num_places) == (rank, 2)
         chains[0].add(np.array([4, 5, 4]), np.ones((3, 3), np.float32))
@@ -240,7 +244,6 @@ def test_many_tables() -> None:
         num_updated = sum(len(keys) for selected, _ in exchange.run() for keys in selected)
         return num_updated, exchange.finish(np.arange(num_tables))[0].tolist()
 
-    with ThreadPoolExecutor(2) as pool:
-        results = [future.result(timeout=60) for future in [pool.submit(run, rank) for rank in range(2)]]
+    results = in_threads(2, run)
     assert sum(num_updated for num_updated, _ in results) == num_tables
     assert all(sums == [2 * table for table in range(num_tables)] for _, sums in results)

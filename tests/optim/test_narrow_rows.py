@@ -17,6 +17,7 @@ from dglkge.optim import NarrowEmbedding, SparseAdagrad
 from dglkge.optim.dgl_tables import fetch, write_back
 from dglkge.optim.narrow_rows import widen
 from tests.optim.conftest import NUM_ROWS
+from tests.optim.oracle import Case, Oracle
 from tests.optim.test_row_storage import LateTensor
 
 _NUMBERS = itertools.count()
@@ -43,29 +44,6 @@ def everything(table: NarrowEmbedding) -> torch.Tensor:
     return table.read(torch.arange(NUM_ROWS))
 
 
-def adagrad(row: np.ndarray, gradient: np.ndarray, state: dict[str, np.ndarray], _: int) -> np.ndarray:
-    """Adagrad, with lr 0.1."""
-    state["sum"] = state.get("sum", 0) + gradient**2
-    return row - 0.1 * gradient / (np.sqrt(state["sum"]) + 1e-10)
-
-
-def row_adagrad(row: np.ndarray, gradient: np.ndarray, state: dict[str, np.ndarray], _: int) -> np.ndarray:
-    """Adagrad with one sum a row."""
-    state["sum"] = state.get("sum", 0) + (gradient**2).mean()
-    return row - 0.1 * gradient / (np.sqrt(state["sum"]) + 1e-10)
-
-
-def adam(row: np.ndarray, gradient: np.ndarray, state: dict[str, np.ndarray], time: int) -> np.ndarray:
-    """Adam, bias corrected by the updates of the row."""
-    state["mem"] = 0.9 * state.get("mem", 0) + 0.1 * gradient
-    state["power"] = 0.999 * state.get("power", 0) + 0.001 * gradient**2
-    mean, square = state["mem"] / (1 - 0.9**time), state["power"] / (1 - 0.999**time)
-    return row - 0.1 * mean / (np.sqrt(square) + 1e-8)
-
-
-RULES = {"SparseAdagrad": adagrad, "RowAdagrad": row_adagrad, "SparseAdam": adam}
-
-
 @pytest.mark.parametrize(
     ("name", "dtype", "kernels"),
     [
@@ -82,8 +60,7 @@ def test_steps_are_those_of_float64_rounded_by_the_same_bits(
 ) -> None:
     table = make_narrow(7, dtype, seed=3)
     optimizer = getattr(dglkge.optim, name)([table], lr=0.1, kernels=kernels)
-    states: list[dict[str, np.ndarray]] = [{} for _ in range(NUM_ROWS)]
-    times = np.zeros(NUM_ROWS, int)
+    oracle = Oracle(Case("", name, lr=0.1), NUM_ROWS, 7)
     rng = np.random.default_rng(1)
     is_half, num_same, num_all = dtype == torch.float16, 0, 0
     for number in range(100, 112):
@@ -91,14 +68,11 @@ def test_steps_are_those_of_float64_rounded_by_the_same_bits(
         ids = rng.integers(0, NUM_ROWS, 60)
         gradients = rng.standard_normal((60, 7)).astype(np.float32)
         optimizer.step_rows([(table, torch.from_numpy(ids), torch.from_numpy(gradients))], number=number)
-        exact = before.double().numpy()
-        for id_ in np.unique(ids):
-            times[id_] += 1
-            gradient = gradients[ids == id_].astype(np.float64).sum(axis=0)
-            exact[id_] = RULES[name](exact[id_], gradient, states[id_], times[id_])
+        oracle.rows = before.double()
+        oracle.step(torch.from_numpy(ids), torch.from_numpy(gradients))
         words = np.zeros((NUM_ROWS, 7), np.uint16)
         key = combine(int(stream_key(3, "rounding", table.name)[0]), number)
-        round_rows_plain(exact.astype(np.float32), words, np.arange(NUM_ROWS), ROW_IDS, key, is_half)
+        round_rows_plain(oracle.rows.float().numpy(), words, np.arange(NUM_ROWS), ROW_IDS, key, is_half)
         expected = torch.from_numpy(words.view(np.int16)).view(dtype).float()
         found = everything(table)
         # Float32 differs from float64 in the last digits, and may so cross a random limit: never by more than

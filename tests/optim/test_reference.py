@@ -100,20 +100,19 @@ def test_tables_of_other_types(make_table, dtype: torch.dtype, tolerance: float,
     torch.testing.assert_close(total[EVERYTHING].double(), oracle.state["sum"], rtol=exact, atol=exact)
 
 
-def test_nonfinite_rows_are_left_alone(make_table) -> None:
-    """NaN, infinity, and sums that overflow; the other rows move, and the number is that of the loops."""
-    moved, skipped = [], []
-    for kernels in ("auto", "reference"):
-        table = make_table()
-        optimizer = RowAdagrad([table], lr=0.1, nonfinite="skip", kernels=kernels)
-        before = table.weight[EVERYTHING]
-        rows = torch.ones(5, 4)
-        rows[0, 3], rows[1, 0], rows[2, 0], rows[3, 1] = float("nan"), 3e38, 3e38, float("-inf")
-        optimizer.step_rows([(table, torch.tensor([1, 2, 2, 4, 3]), rows)])
-        moved.append(torch.nonzero((table.weight[EVERYTHING] != before).any(1)).flatten().tolist())
-        skipped.append(optimizer.num_skipped_rows)
-    assert moved == [[3], [3]]
-    assert skipped == [3, 3]
+@pytest.mark.parametrize("kernels", ["auto", "reference"])
+def test_nonfinite_rows_are_left_alone(make_table, caplog, kernels: str) -> None:
+    """NaN, infinity, and sums that overflow; the other rows move."""
+    table = make_table()
+    optimizer = RowAdagrad([table], lr=0.1, nonfinite="skip", kernels=kernels)
+    before = table.weight[EVERYTHING]
+    rows = torch.ones(5, 4)
+    rows[0, 3], rows[1, 0], rows[2, 0], rows[3, 1] = float("nan"), 3e38, 3e38, float("-inf")
+    optimizer.step_rows([(table, torch.tensor([1, 2, 2, 4, 3]), rows)])
+    assert torch.nonzero((table.weight[EVERYTHING] != before).any(1)).flatten().tolist() == [3]
+    assert optimizer.state_tensors(table)["sum"][EVERYTHING].count_nonzero() == 1
+    assert optimizer.num_skipped_rows == 3
+    assert f"the gradient is not finite for 3 rows of '{table.name}'" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -254,16 +254,11 @@ def test_what_one_trainer_cannot_load_or_save_is_told_to_all(tmp_path: Path) -> 
     assert save == f"OSError: trainer 1 cannot save the optimizer state: {own_save}"
 
 
-def test_state_of_one_trainer_alone(tmp_path: Path) -> None:
-    """state_dict before the first step, on trainer 0 only, waits for no other trainer."""
-    results = run_cluster("tests.optim.workers:lone_state_dict", 2, num_nodes=NUM_NODES, timeout_seconds=60)
-    assert results == [list(range(0, 60, 2)), None]
-
-
-def test_trainers_that_are_not_synchronous_share_the_rows_out(tmp_path: Path) -> None:
-    """Hogwild: every row is saved once, by one trainer."""
-    saved = run_cluster("tests.optim.workers:hogwild_state", 3, num_nodes=NUM_NODES)
-    assert sorted(sum(saved, [])) == list(range(60))
+def test_trainers_share_the_rows_out() -> None:
+    """Each row is saved once; trainer 0 alone waits for no other; also where steps are not synchronous."""
+    results = run_cluster("tests.optim.workers:saved_ids", 3, num_nodes=NUM_NODES)
+    assert [alone for alone, _ in results] == [list(range(0, 60, 3)), None, None]
+    assert [ids for _, ids in results] == [list(range(rank, 60, 3)) for rank in range(3)]
 
 
 def test_an_overflow_of_one_trainer_holds_all_of_them(tmp_path: Path) -> None:

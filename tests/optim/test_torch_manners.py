@@ -4,9 +4,6 @@ messages."""
 from __future__ import annotations
 
 import gc
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
@@ -205,19 +202,6 @@ def test_wrong_objects_are_named(make_table) -> None:
         optimizer.state_tensors(other)
 
 
-def test_nonfinite_rows_are_left_alone(make_table, caplog) -> None:
-    """Infinity and NaN, in sums too; the other rows move."""
-    table = make_table()
-    optimizer = SparseAdam([table], lr=0.1, nonfinite="skip")
-    before = table.weight[EVERYTHING]
-    rows = torch.ones(4, 4)
-    rows[0, 3], rows[1, 0], rows[2, 0] = float("nan"), 3e38, 3e38
-    optimizer.step_rows([(table, torch.tensor([1, 2, 2, 3]), rows)])
-    assert moved(table, before) == [3]
-    assert optimizer.num_skipped_rows == 2
-    assert f"the gradient is not finite for 2 rows of '{table.name}'" in caplog.text
-
-
 def test_state_dict_round_trip(make_table, tmp_path, caplog) -> None:
     """Saved with a path object, loaded into another optimizer; files of DGL's make too."""
     table, other = make_table(), make_table()
@@ -241,23 +225,6 @@ def test_state_dict_round_trip(make_table, tmp_path, caplog) -> None:
     content["emb_states"][other.name] = content["emb_states"][table.name]
     with pytest.raises(ValueError, match="the file has .* this optimizer"):
         stranger.load_state_dict(content)
-
-
-def test_optim_stands_alone() -> None:
-    """Importing it needs nothing else of dglkge but the compiled loops."""
-    script = (
-        "import sys, dglkge.optim.optimizers; "
-        "print(sorted({name.split('.')[1] for name in sys.modules if name.startswith('dglkge.')}))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=Path(__file__).resolve().parents[2],
-        timeout=120,
-    )
-    assert done.stdout.strip().splitlines()[-1] == "['distributed', 'kernels', 'optim']"
 
 
 def test_steps_are_recovered_from_state_that_was_written_directly(make_table) -> None:

@@ -182,22 +182,17 @@ def fail_alone(graph: Any, arguments: dict[str, Any]) -> list[str]:
     return errors
 
 
-def lone_state_dict(graph: Any, arguments: Any) -> Any:
-    """Trainer 0 alone asks for its state before the first step; returns the ids."""
-    rank, _ = rank_and_size()
-    table = make_table(graph, "user", 2, "lone")
+def saved_ids(graph: Any, arguments: Any) -> Any:
+    """Ids of the rows that this trainer saves: trainer 0 alone, then all, where steps are not synchronous."""
+    table, other = make_table(graph, "user", 2, "lone"), make_table(graph, "user", 2, "hogwild")
     optimizer = optim.SparseAdagrad([table], lr=0.1)
-    ids = optimizer.state_dict()["emb_states"]["lone"]["ids"].tolist() if rank == 0 else None
+    alone = None
+    if rank_and_size()[0] == 0:
+        alone = optimizer.state_dict()["emb_states"]["lone"]["ids"].tolist()
     barrier()
-    return ids
-
-
-def hogwild_state(graph: Any, arguments: Any) -> Any:
-    """Ids of the rows that this trainer saves, where steps are not synchronous."""
-    table = make_table(graph, "user", 2, "hogwild")
-    optimizer = optim.SparseAdagrad([table], lr=0.1, synchronous=False)
+    hogwild = optim.SparseAdagrad([other], lr=0.1, synchronous=False)
     barrier()
-    return optimizer.local_state_dict()["emb_states"]["hogwild"]["ids"].tolist()
+    return alone, hogwild.local_state_dict()["emb_states"]["hogwild"]["ids"].tolist()
 
 
 def overflow(graph: Any, arguments: Any) -> Any:

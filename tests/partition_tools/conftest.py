@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from dglkge.partition import dataset_writer
-from dglkge.partition.ingest import Reading
+from dglkge.partition.ingest import IdTriples, Reading
 from dglkge.partition.options import Options, ReadingOptions
 from dglkge.partition.readers.files import read_files
 from dglkge.partition.readers.find import Source, find_input
@@ -42,9 +42,9 @@ def read(path: Path | list[Path], **options: Any) -> tuple[Source, Reading]:
     return find_input(inputs, chosen), read_files(inputs, inputs[0].parent, chosen, None)
 
 
-def names(reading: Any, split: str = "train") -> list[tuple[str, str, str]]:
+def names(source: Reading | IdTriples, split: str = "train") -> list[tuple[str, str, str]]:
     """The triples of a split by name, in their order."""
-    triples = reading.triples
+    triples = source.triples if isinstance(source, Reading) else source
     rows = triples.splits[split].tolist()
     return [(triples.entities[h], triples.relations[r], triples.entities[t]) for h, r, t in rows]
 

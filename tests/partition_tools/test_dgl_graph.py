@@ -302,10 +302,24 @@ def test_training_from_a_partitioned_graph(graph, tmp_path):
     assert len(answers["answers"]) == 2
 
 
-def test_a_file_is_refused_before_processes_start(graph, tmp_path):
-    source = save(graph, tmp_path / "g.bin")
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("g.bin", "g.bin is a file and no dataset folder; dglkge data build makes one of it"),
+        (
+            "parts",
+            "parts is no dataset folder: it has no dataset.json (dglkge data build makes dataset folders)",
+        ),
+        ("made", "partitions/made.json has 2 partitions and ip_config has 1 machines"),
+    ],
+)
+def test_what_is_refused_before_processes_start(tmp_path, source, message):
+    if source == "g.bin":
+        save(relational(), tmp_path / "g.bin")
+    else:
+        partition(relational(), tmp_path / "parts", 2)
+        make(tmp_path / "parts", tmp_path / "made")
     (tmp_path / "ip_config.txt").write_text("127.0.0.1 30050\n")
-    script = ["-m", "dglkge.cli.training_script", f"dataset={source}", f"output={tmp_path}/run"]
+    script = ["-m", "dglkge.cli.training_script", f"dataset={tmp_path / source}", f"output={tmp_path}/run"]
     done = dglkge("launch", "--ip_config", str(tmp_path / "ip_config.txt"), *script, status=2)
-    assert f"{source} is a file and no dataset folder; dglkge data build makes one of it" in done.stderr
-    assert not (tmp_path / "run").exists()
+    assert message in done.stderr and not (tmp_path / "run").exists()

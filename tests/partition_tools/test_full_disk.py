@@ -60,7 +60,7 @@ def run(*arguments, stdout=subprocess.PIPE):
     )
 
 
-@pytest.mark.parametrize("kib", [40, SPLIT_KIB * 3 // 4, SPLIT_KIB + 200, 850, 1100])
+@pytest.mark.parametrize("kib", [40, SPLIT_KIB * 3 // 4, 850, 1100])
 def test_full_disk(kib, source, small_disk):
     """Temporary ids, vocabularies, splits, DGL's files and the edge tables: wherever it happens."""
     disk = small_disk(kib)

@@ -20,6 +20,7 @@ from dglkge.errors import InputError
 from dglkge.partition.ingest import IdMaps, IdTriples, bytes_at_a_time, ingest, table_chunks
 from dglkge.partition.options import parse_fractions
 from dglkge.partition.splits import hash_triples, split_by_hash
+from tests.partition_tools.conftest import names
 
 ROW = st.tuples(st.sampled_from("abcde"), st.sampled_from(["r", "s"]), st.sampled_from("cdefg"))
 NUM_FILES = 7
@@ -33,12 +34,6 @@ def chunks(rows: list[tuple], size: int = 1000, rules: RowRules | None = None) -
     return found
 
 
-def named(triples: IdTriples, split: str) -> list[tuple]:
-    return [
-        (triples.entities[h], triples.relations[r], triples.entities[t]) for h, r, t in triples.splits[split]
-    ]
-
-
 @settings(max_examples=50)
 @given(
     train=st.lists(ROW, min_size=1, max_size=30),
@@ -48,7 +43,7 @@ def named(triples: IdTriples, split: str) -> list[tuple]:
 def test_ids_lead_back_to_the_names_and_do_not_depend_on_chunks(train, test, size):
     whole = ingest({"train": chunks(train), "test": chunks(test)})
     pieces = ingest({"train": chunks(train, size), "test": chunks(test, size)})
-    assert named(whole, "train") == train and named(whole, "test") == test
+    assert names(whole, "train") == train and names(whole, "test") == test
     assert whole.entities == pieces.entities == sorted({x for h, _, t in train + test for x in (h, t)})
     assert whole.relations == sorted({r for _, r, _ in train + test})
     assert all(np.array_equal(whole.splits[split], pieces.splits[split]) for split in whole.splits)
@@ -76,7 +71,7 @@ def test_integers_are_their_own_ids_and_maps_of_any_length_name_them():
     assert triples.splits["train"].tolist() == [[2, 1, 0], [1, 0, 2]]
     assert triples.entities == ["0", "1", "2"] and triples.relations == ["0", "1"]
     triples = ingest({"train": chunks([(0, 0, 2)], rules=IDS)}, IdMaps(["a", "b", "c", "d"], ["r"]))
-    assert triples.entities == ["a", "b", "c", "d"] and named(triples, "train") == [("a", "r", "c")]
+    assert triples.entities == ["a", "b", "c", "d"] and names(triples, "train") == [("a", "r", "c")]
 
 
 @pytest.mark.parametrize(
@@ -134,7 +129,7 @@ def test_rows_stay_in_the_order_of_the_files(num_workers, read_bytes, in_files, 
     triples = read(paths, num_workers, read_bytes, tmp_path / "here" if in_files else None)
     rows = [row for number in range(NUM_FILES) for row in rows_of(number)]
     assert triples.entities == sorted({name for head, _, tail in rows for name in (head, tail)})
-    assert named(triples, "train") == rows and named(triples, "test") == rows_of(1)
+    assert names(triples, "train") == rows and names(triples, "test") == rows_of(1)
     assert not triples.weights and not list((tmp_path / "here").iterdir())
 
 

@@ -19,6 +19,7 @@ from dglkge.errors import InputError
 from dglkge.partition.ingest import Reading
 from dglkge.partition.options import Options, ReadingOptions
 from dglkge.partition.sources import read_source
+from tests.partition_tools.conftest import names
 
 ROWS = [("Alice", "likes", "Bob"), ("Bob", "knows", "Carol"), ("Carol", "likes", "Alice")]
 FRAME = pd.DataFrame(ROWS, columns=["head", "relation", "tail"])
@@ -27,14 +28,6 @@ ID_ROWS = [(2, 0, 1), (0, 1, 2), (3, 0, 0)]
 
 def read(source, options: Options | None = None, **splits) -> Reading:
     return read_source(source, Path("nowhere"), options or Options(), **splits)
-
-
-def named(reading: Reading, split: str = "train") -> list[tuple[str, str, str]]:
-    triples = reading.triples
-    return [
-        (triples.entities[head], triples.relations[relation], triples.entities[tail])
-        for head, relation, tail in triples.splits[split].tolist()
-    ]
 
 
 class HuggingFace:
@@ -93,20 +86,20 @@ def attributed_graph() -> networkx.DiGraph:
     ids=lambda source: type(source).__name__,
 )
 def test_names(source):
-    assert named(read(source)) == ROWS
+    assert names(read(source)) == ROWS
 
 
 def test_the_order_of_a_set_does_not_matter():
-    assert named(read(set(ROWS))) == sorted(ROWS, key=str)
+    assert names(read(set(ROWS))) == sorted(ROWS, key=str)
 
 
 def test_columns_by_name_and_by_order():
     frame = FRAME.assign(score=[0.5, 1, 2])
     options = Options(columns=parse_columns("head=tail,relation=relation,tail=head,weight=score"))
     reading = read(frame, options)
-    assert named(reading) == [row[::-1] for row in ROWS]
+    assert names(reading) == [row[::-1] for row in ROWS]
     assert reading.triples.weights["train"].tolist() == [0.5, 1, 2]
-    assert named(read([(h, t, r) for h, r, t in ROWS], Options(columns=parse_columns("htr")))) == ROWS
+    assert names(read([(h, t, r) for h, r, t in ROWS], Options(columns=parse_columns("htr")))) == ROWS
 
 
 def ids(reading: Reading, split: str = "train") -> list[tuple[int, ...]]:
@@ -158,7 +151,7 @@ def test_pykeen_itself():
 
 def test_hugging_face_itself():
     datasets = pytest.importorskip("datasets", reason="the package datasets is not installed")
-    assert named(read(datasets.Dataset.from_pandas(FRAME))) == ROWS
+    assert names(read(datasets.Dataset.from_pandas(FRAME))) == ROWS
 
 
 EDGES = {("person", "likes", "film"): [[0, 2], [1, 0]], ("film", "likes", "film"): [[1], [0]]}
@@ -176,16 +169,9 @@ class Hetero(dict):
         self.edge_index_dict = {}
 
 
-def heterograph():
-    dgl = pytest.importorskip("dgl", reason="DGL is not installed")
-    edges = {key: tuple(map(torch.tensor, ends)) for key, ends in EDGES.items()}
-    return dgl.heterograph(edges, {"person": 3, "film": 2})
-
-
-@pytest.mark.parametrize("make", [Hetero, heterograph])
-def test_graphs_with_types(make):
-    """Entities of each type have the numbers that they have in the graph."""
-    reading = read(make())
+def test_graphs_with_types():
+    """Entities of each type have the numbers that they have in the graph; of DGL's see test_dgl_graph.py."""
+    reading = read(Hetero())
     types, type_of = reading.types
     assert types == ["film", "person"] and type_of.tolist() == [0, 0, 1, 1, 1]
     assert list(reading.triples.entities) == ["0", "1", "0", "1", "2"]
@@ -203,18 +189,9 @@ def test_pytorch_geometric_itself():
     assert sorted(ids(read(data))) == [(1, 0, 0), (2, 0, 1), (4, 0, 0)]
 
 
-def test_a_graph_of_dgl_with_relations_in_its_edge_data():
-    dgl = pytest.importorskip("dgl", reason="DGL is not installed")
-    made = dgl.graph(([2, 0, 3], [1, 2, 0]))
-    made.edata["etype"] = torch.tensor([0, 1, 0])
-    assert ids(read(made)) == ID_ROWS
-    with pytest.raises(InputError, match="train: the graph's edges have no data 'kind'; they have etype"):
-        read(made, Options(reading=ReadingOptions(relation_attribute="kind")))
-
-
 def test_edges_without_a_relation():
     made = networkx.Graph([("a", "b")])
-    assert named(read(made)) == [("a", "edge", "b")]
+    assert names(read(made)) == [("a", "edge", "b")]
     with pytest.raises(InputError, match="the edge from 'a' to 'b' has no attribute 'kind'"):
         read(made, Options(reading=ReadingOptions(relation_attribute="kind")))
 

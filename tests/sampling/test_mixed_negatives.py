@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from dglkge.errors import InputError
 from dglkge.sampling.edge_batches import EdgeBatch, EdgeGroup
-from dglkge.sampling.negatives import AllNegatives, MixedNegatives, UniformNegatives, split_count
+from dglkge.sampling.negatives import AllNegatives, MixedNegatives, UniformNegatives, find_equal, split_count
 
 random = np.random.default_rng(1)
 NODE_IDS = {"person": random.permutation(500), "place": random.permutation(30), "day": np.arange(7)}
@@ -64,10 +64,12 @@ def test_a_type_without_entities_here_has_global_negatives_instead() -> None:
 
 
 def test_all_that_is_here_is_drawn_equally_often() -> None:
-    local, in_batch = sampler((0, 1, 0), number=1000), sampler((0, 0, 1), number=1000)
-    drawn = [local.sample("place", a_batch(0, 0, index), 0) for index in range(60)]
-    counts = np.bincount(np.concatenate(drawn), minlength=20)[10:]
-    assert ((counts - 6000) ** 2 / 6000).sum() < 9 + 5 * np.sqrt(2 * 9)
+    for shares, first, end in (((1, 0, 0), 0, 30), ((0, 1, 0), 10, 20)):
+        uniform, num, freedom = sampler(shares, number=1000), 60_000 // (end - first), end - first - 1
+        drawn = [uniform.sample("place", a_batch(0, 0, index), 0) for index in range(60)]
+        counts = np.bincount(np.concatenate(drawn), minlength=end)[first:]
+        assert ((counts - num) ** 2 / num).sum() < freedom + 5 * np.sqrt(2 * freedom)
+    in_batch = sampler((0, 0, 1), number=1000)
     batch = a_batch()
     present = np.concatenate([batch.heads[:30], batch.tails[:20]])
     drawn = [in_batch.sample("person", a_batch(0, 0, index), 0) for index in range(50)]
@@ -82,6 +84,12 @@ def test_draws_depend_on_their_whole_key_and_on_nothing_else() -> None:
     mixed = sampler((0, 0.5, 0.5))
     batches = [a_batch(0, *key) for key in ((0, 0), (1, 0), (0, 1))]
     drawn = {tuple(mixed.sample("person", batch, 0)) for batch in batches}
+    uniform = [
+        UniformNegatives(64, NODE_IDS, seed).sample("person", 0, 0, chunk)
+        for seed in (3, 4)
+        for chunk in (0, 1)
+    ]
+    assert len(set(map(tuple, uniform))) == 4
     assert len(drawn) == 3 and tuple(sampler((0, 0.5, 0.5)).sample("person", batches[0], 0)) in drawn
     elsewhere = sampler((0, 0.5, 0.5), {**RANGES, "person": (300, 500)}).sample("person", batches[0], 0)
     assert ((elsewhere[:50] >= 300) & (elsewhere[:50] < 500)).all()
@@ -107,3 +115,14 @@ def test_all_negatives_are_every_entity_of_the_type() -> None:
     for name, chunk in (("person", 0), ("day", 1)):
         drawn = every.sample(name, a_batch(), chunk)
         assert sorted(drawn) == list(range(len(NODE_IDS[name])))
+
+
+@given(
+    ids=st.lists(st.integers(0, 12), max_size=20),
+    negatives=st.lists(st.integers(0, 12), min_size=1, max_size=20),
+)
+def test_find_equal_finds_what_looking_at_every_pair_finds(ids: list[int], negatives: list[int]) -> None:
+    rows, columns = find_equal(np.array(ids, np.int64), np.array(negatives, np.int64))
+    expected = {(i, j) for i, a in enumerate(ids) for j, b in enumerate(negatives) if a == b}
+    assert len(rows) == len(expected)
+    assert set(zip(rows.tolist(), columns.tolist())) == expected

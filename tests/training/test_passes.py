@@ -74,12 +74,7 @@ def test_a_record_of_each_pass(tmp_path):
 def test_a_version_has_the_passes_that_ended_in_its_epoch(tmp_path, batches, passes):
     settings = (CHUNKS, "training.num_epochs=2", "checkpoint.every_batches=1", "checkpoint.background=false")
     run = ToyRun(tmp_path / "run", *settings)
-    epochs = run.epochs.remaining_until(2)
-    next(epochs)
-    for batch in run.trainer.batches():
-        if batch.index == batches:
-            break
-        run.trainer.step(batch)
+    run.break_off(batches)
     assert run.checkpoints.latest().progress.get("passes_done", 0) == passes
 
 
@@ -110,12 +105,7 @@ def test_batch_statistics_are_means_over_the_triples_of_a_pass(tmp_path):
 def test_batch_statistics_that_begin_inside_an_epoch(tmp_path):
     settings = ("training.num_epochs=1", "checkpoint.every_batches=1", "checkpoint.background=false")
     first = ToyRun(tmp_path / "run", *settings)
-    epochs = first.epochs.remaining_until(1)
-    next(epochs)
-    for batch in first.trainer.batches():
-        if batch.index == FIRST_PASS:
-            break
-        first.trainer.step(batch)
+    first.break_off(FIRST_PASS)
     second = ToyRun(tmp_path / "run", *settings, has_measures=True)
     second.train(1)
     second.checkpoints.finish()
@@ -134,12 +124,7 @@ def test_records_of_a_job_that_was_killed_are_those_of_one_that_was_not(tmp_path
     whole.checkpoints.finish()
     settings = (CHUNKS, "training.num_epochs=2", "checkpoint.every_batches=1", "checkpoint.background=false")
     first = ToyRun(tmp_path / "run", *settings, has_measures=measured)
-    epochs = first.epochs.remaining_until(2)
-    next(epochs)
-    for batch in first.trainer.batches():
-        if batch.index == stop_at:
-            break  # killed: nothing of it is committed
-        first.trainer.step(batch)
+    first.break_off(stop_at)
     second, replayed = ToyRun(tmp_path / "run", *settings, has_measures=measured), Collected()
     second.trainer.add_stats_handler(replayed)
     second.train(2)
@@ -167,12 +152,7 @@ def test_a_pass_that_was_interrupted_has_no_numbers_from_before(tmp_path):
     settings = ("training.num_epochs=1", "checkpoint.every_batches=1", "checkpoint.background=false")
     first = ToyRun(tmp_path / "run", *settings, held_out=HeldOut(runs))
     runs.append(first)
-    epochs = first.epochs.remaining_until(1)
-    next(epochs)
-    for batch in first.trainer.batches():
-        if batch.index == 3:
-            break
-        first.trainer.step(batch)
+    first.break_off(3)
     second = ToyRun(tmp_path / "run", *settings, held_out=HeldOut(runs))
     runs[0] = second
     second.train(1)

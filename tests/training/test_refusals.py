@@ -15,6 +15,7 @@ import torch
 from dglkge.cli import plan
 from dglkge.cli.main import main
 from dglkge.config import load_config
+from dglkge.config.refusals import MACHINES, ROWS
 from dglkge.distributed.world import World
 from dglkge.errors import InputError, InputErrors
 from dglkge.model.precision import autocast_problem
@@ -54,6 +55,15 @@ negatives.num_for_heads=0 negatives.num_for_tails=0
 negatives.mask_known=true training.objective=one_vs_all
     negatives.mask_known is true and training.objective is one_vs_all, which has no sampled negatives;
     allowed: false,
+negatives.num_for_heads=3 training.objective=one_vs_all
+    negatives.num_for_heads is 3 and training.objective is one_vs_all, which has no sampled negatives
+negatives.num_for_tails=3 training.objective=one_vs_all
+    negatives.num_for_tails is 3 and training.objective is one_vs_all, which has no sampled negatives
+negatives.degree_power=1 training.objective=one_vs_all
+    negatives.degree_power is 1 and training.objective is one_vs_all, which has no sampled negatives
+negatives.name=all_entities training.objective=one_vs_all
+    negatives.name is all_entities and training.objective is one_vs_all, which has all entities as candidates
+    already; allowed: mixed,
 negatives.degree_power=1 negatives.global_share=0 negatives.in_batch_share=1
     negatives.degree_power is 1 and negatives.in_batch_share is 1, and negatives of the batch are drawn in
 negatives.name=all_entities negatives.num_for_heads=7
@@ -106,6 +116,9 @@ features.files=[person=x.npy] training.synchronous=false
     training.synchronous is false and features.files is
 features.files=[person=x.npy] model.global_vectors=true model.reciprocal_relations=false
     model.global_vectors is true and features.files is
+features.files=[person=x.npy] features.use=alone model.init_from.path=v.npy
+    model.init_from.path is v.npy and features.use is alone, where entities with features have no rows of
+    their own; allowed: null for model.init_from,
 features= features.use=alone
     override 'features.use=alone': features.files is not given
 features.files=[]
@@ -154,6 +167,9 @@ loss.name=softmx
     unknown loss 'softmx'; did you mean 'softmax'? known:
 loss.reduction=sum
     loss.reduction has no effect here; it is an option of bce, hinge, logistic, margin_ranking, squared
+loss.name=bce loss.reduction=sum training.objective=one_vs_all
+    loss.reduction is sum and training.objective is one_vs_all, which adds the terms of all candidates;
+    allowed: mean,
 loss.name=self_adversarial loss.adversarial_weights=true
     loss.adversarial_weights has no effect here; it is an option of softmax, bce, hinge, logistic,
 loss.name=hinge loss.adversarial_weights=true loss.reduction=sum
@@ -225,6 +241,17 @@ optimizer.schedule=ReduceLROnPlateau optimizer.schedule.every=batch
     "dense parameters": """
 dense.lr=0.1
     dense.lr is 0.1 and model.score_function is complex, which has no dense parameters
+dense.optimizer=SGD
+    dense.optimizer is SGD with no options and model.score_function is complex, which has no dense parameters,
+'dense.schedule={name: StepLR, step_size: 1}'
+    dense.schedule is StepLR with step_size=1 and model.score_function is complex, which has no dense
+    parameters, nor are there features; allowed: null, or another value of model.score_function
+dense.compile=true
+    dense.compile is true and model.score_function is complex, which has no dense parameters
+model.score_function=tucker dense.schedule=ReduceLROnPlateau
+    evaluation.valid_every_epochs is 0, and it follows the valid MRR
+model.score_function=tucker dense.schedule=ReduceLROnPlateau dense.schedule.every=batch
+    dense.schedule.every is batch and dense.schedule.name is ReduceLROnPlateau, which follows the valid MRR
 model.score_function=tucker training.synchronous=false
     training.synchronous is false and model.score_function is tucker, whose parameters
 model.score_function=conex training.relation_prediction=1
@@ -269,6 +296,17 @@ training.objective=k_vs_all evaluation.held_out.fraction=0.1
     evaluation.held_out.fraction is 0.1 and training.objective is k_vs_all
 training.edge_sets=[a,a]
     training.edge_sets is ...; allowed: each name once
+training.edge_sets=[a] training.objective=k_vs_all
+    training.edge_sets is a and training.objective is k_vs_all, whose batches are queries
+training.rows=touched training.objective=k_vs_all
+    training.rows is touched and training.objective is k_vs_all, whose batches are queries
+training.batch_statistics=true training.objective=one_vs_all
+    training.batch_statistics is true and training.objective is one_vs_all, which has no sampled negatives to
+    count
+training.objective=one_vs_all model.score_function=transr
+    training.objective is one_vs_all and model.score_function is transr, whose queries hold a matrix
+checkpoint.local=false
+    checkpoint.local is false and checkpoint.storage is empty, so the folder is the only copy; allowed: true
 training.kernels=reference training.matmul_dtype=bfloat16
     training.matmul_dtype is bfloat16 and training.kernels is reference, which computes in float32; allowed:
     float32, auto,
@@ -356,6 +394,14 @@ def test_each_row_is_refused_by_its_message(section: str) -> None:
         if not any(re.search(pattern, problem) and "\n" not in problem for problem in problems):
             wrong.append((settings, message, problems))
     assert not wrong
+
+
+def test_every_row_of_the_table_has_a_case() -> None:
+    sections = [rows_of(text) for text in REFUSED.values()]
+    problems = [one for rows in sections for settings, _ in rows for one in refusal(settings, World())]
+    for row in ROWS:
+        if row.conditions[0].key != MACHINES:
+            assert [one for one in problems if one.startswith(f"{row.field} is ") and row.reason in one], row
 
 
 def test_neighbours_of_refused_settings_are_taken() -> None:

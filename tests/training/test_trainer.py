@@ -216,16 +216,6 @@ def validated(folder: Path) -> list[int]:
     return found
 
 
-def test_every_ranking_of_the_valid_split_is_kept(tmp_path: Path) -> None:
-    life = ToyRun(tmp_path, "evaluation.valid_every_epochs=2")
-    life.evaluator.mrr = iter([0.1, 0.2])
-    life.train(5)
-    life.cluster.leave()
-    lines = [json.loads(line) for line in (tmp_path / "stats.jsonl").read_text().splitlines()]
-    kept = [(line["epoch"], line["valid"]) for line in lines if "valid" in line]
-    assert kept == [(1, {"mrr": 0.1}), (3, {"mrr": 0.2})]
-
-
 @pytest.mark.parametrize("ending", ["leave", "evaluate", "train"])
 def test_an_epoch_that_is_left_by_break_is_committed_and_validated(tmp_path: Path, ending: str) -> None:
     """At the next place where all trainers are together; nothing has to follow but the end of the script."""
@@ -395,12 +385,7 @@ def test_an_epoch_in_an_order_of_machines_continues_on_their_partitions_only(
         return ToyRun(tmp_path, *settings)
 
     first = life(7, "checkpoint.every_batches=2", "checkpoint.background=false")
-    for _ in first.epochs.remaining_until(2):
-        for batch in first.trainer.batches():
-            first.trainer.step(batch)
-            if batch.index == 2:
-                break
-        break
+    first.break_off(3)
     assert [epoch for epoch, _ in first.trained] == [0] * 3, first.epochs.finished()
     first.checkpoints.finish()
     progress = open_checkpoint(tmp_path).meta.progress
@@ -422,12 +407,7 @@ def test_an_epoch_in_the_global_order_continues_in_it(
 ) -> None:
     """Begun on one machine, or by a version that had no other order."""
     first = ToyRun(tmp_path, "checkpoint.every_batches=2", "checkpoint.background=false")
-    for _ in first.epochs.remaining_until(1):
-        for batch in first.trainer.batches():
-            first.trainer.step(batch)
-            if batch.index == 2:
-                break
-        break
+    first.break_off(3)
     first.checkpoints.finish()
     monkeypatch.setattr(EdgeBatches, "order_mark", 5)
     with pytest.raises(InputError) as caught:

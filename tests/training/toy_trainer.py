@@ -159,6 +159,16 @@ class ToyRun:
             for batch in self.trainer.batches():
                 self.trainer.step(batch)
 
+    def break_off(self, num_batches: int) -> None:
+        """Train some batches of an epoch, and leave it open as a killed job does."""
+        # Kept: the epoch counts as finished when its loop is collected.
+        self._open_loop = self.epochs.remaining_until(9)
+        next(self._open_loop)
+        for batch in self.trainer.batches():
+            if batch.index == num_batches:
+                break
+            self.trainer.step(batch)
+
     @property
     def num_trained(self) -> int:
         """What the tables say."""

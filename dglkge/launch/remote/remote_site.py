@@ -247,8 +247,7 @@ class RemoteSite:
                 "num_servers": settings.num_servers,
                 "folder": self._folder,
                 "script": script,
-                # A script on this machine alone looks at its data set itself.
-                "part_config": settings.part_config if self._is_alone else partition_file,
+                "part_config": partition_file,
                 "part_id": None if self._is_alone else self._order.index(host.address),
                 "num_parts": len(self._order),
                 "num_processes": len(hosts) * (settings.num_servers + settings.num_trainers),

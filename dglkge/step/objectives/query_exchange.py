@@ -83,22 +83,15 @@ class QueryExchange:
         self._ends = np.cumsum(self._counts, axis=0)
         if size == 1:
             return list(blocks)
-        message = self._pack(blocks)
+        # For each block keys, factors and queries.
+        arrays = [array for block in blocks for array in (block.keys, block.factors, block.queries)]
+        message = np.concatenate([np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in arrays])
         # Of a query: key 8 bytes, factor 4, and 4 for each number.
         row_bytes = np.array([8 + _FLOAT_BYTES * (1 + dim) for dim in self._dims])
         in_bytes = (self._counts * row_bytes).sum(1).tolist()
         received = self._scratch.bytes("received", sum(in_bytes))
         self._send(message, [len(message)] * size, received, in_bytes)
         return self._unpack(received)
-
-    def _pack(self, blocks: Sequence[QueryBlock]) -> npt.NDArray[np.uint8]:
-        """Write this trainer's message: for each block keys, factors and queries."""
-        pieces = [
-            np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-            for block in blocks
-            for array in (block.keys, block.factors, block.queries)
-        ]
-        return np.concatenate(pieces)
 
     def _unpack(self, received: npt.NDArray[np.uint8]) -> list[QueryBlock]:
         """Sort the messages of all ranks by block."""

@@ -32,6 +32,7 @@ from dglkge.training.building.components import (
     dense_problems,
     relation_weights,
 )
+from dglkge.training.callbacks import CALLBACKS
 from dglkge.training.learning_rates import schedule_problems
 from dglkge.training.trackers import LOGGERS
 from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE, STAGED_CPU_DEVICE
@@ -109,7 +110,9 @@ def _raised(check: Callable[[], object]) -> Iterator[str]:
 
 
 def _loggers(config: Config) -> Iterator[str]:
-    """Yield unknown trackers, and those without their package."""
+    """Yield unknown callbacks and trackers, and trackers without their package."""
+    for name in config.training.callbacks:
+        yield from _raised(lambda name=name: CALLBACKS.get(name))  # type: ignore[misc]
     for name in config.training.loggers:
         yield from _raised(lambda name=name: LOGGERS.get(name))  # type: ignore[misc]
         member = LOGGERS.get(name) if name in LOGGERS else None

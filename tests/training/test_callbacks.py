@@ -1,0 +1,108 @@
+"""Callbacks of users: what is called when, in one life and after a stop, and what they save."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dglkge.config import load_config
+from dglkge.distributed.preemption import Preempted
+from dglkge.errors import InputError
+from dglkge.training.building.checks import check_config
+from dglkge.training.callbacks import CALLBACKS, Callback
+from tests.training.toy_trainer import ToyRun
+
+EVENTS = ("on_fit_start", "on_epoch_start", "on_batch_end", "on_commit", "on_epoch_end", "on_fit_end")
+
+
+class Recorder(Callback):
+    """Writes down every call; its state is the number of them."""
+
+    help = "written down"
+    calls: list[tuple[Any, ...]] = []
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the count."""
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Take the count."""
+        self.count = state["count"]
+
+
+for event in EVENTS:
+
+    def follow(self: Recorder, trainer: Any, *arguments: Any, event: str = event) -> None:
+        self.count += 1
+        numbers = [getattr(argument, "index", argument) for argument in arguments]
+        self.calls.append((event.removeprefix("on_"), *numbers))
+
+    setattr(Recorder, event, follow)
+
+
+@pytest.fixture
+def recorder(monkeypatch: pytest.MonkeyPatch) -> type[Recorder]:
+    """Register it."""
+    monkeypatch.setitem(CALLBACKS._members, "recorder", Recorder)
+    monkeypatch.setattr(Recorder, "calls", [])
+    return Recorder
+
+
+def of_epoch(epoch: int, version: int) -> list[tuple[Any, ...]]:
+    """Return the calls of a whole epoch: a batch's loss is its number for each triple."""
+    sizes = [5, 5, 5, 5, 3]
+    batches = [("batch_end", index, float(index * size)) for index, size in enumerate(sizes)]
+    return [("epoch_start", epoch), *batches, ("commit", version), ("epoch_end", epoch)]
+
+
+def test_calls_come_in_order(tmp_path: Path, recorder: type[Recorder]) -> None:
+    run = ToyRun(tmp_path, "training.callbacks=[recorder]", "training.num_epochs=2")
+    run.train(2)
+    run.cluster.leave()
+    assert recorder.calls == [("fit_start",), *of_epoch(0, 1), *of_epoch(1, 2), ("fit_end",)]
+
+
+def test_after_a_stop_the_epoch_and_the_state_go_on(tmp_path: Path, recorder: type[Recorder]) -> None:
+    settings = ("training.callbacks=[recorder]", "training.num_epochs=1")
+    first = ToyRun(tmp_path, *settings)
+    with first.cluster.stop.listening(), pytest.raises(Preempted):
+        for _ in first.epochs.remaining_until(1):
+            for batch in first.trainer.batches():
+                first.trainer.step(batch)
+                if batch.index == 2:
+                    signal.raise_signal(signal.SIGTERM)
+    stopped = [("fit_start",), *of_epoch(0, 1)[:4], ("commit", 1)]
+    assert recorder.calls == stopped
+    recorder.calls.clear()
+    second = ToyRun(tmp_path, *settings)
+    second.train(1)
+    assert recorder.calls == [("fit_start",), ("epoch_start", 0), *of_epoch(0, 2)[4:]]
+    # The state is that of the commit, before which 5 calls were counted; 6 follow.
+    assert second.trainer._callbacks[0].count == len(stopped) - 1 + len(recorder.calls)
+
+
+def test_a_callback_may_stop_the_training_and_rank(tmp_path: Path) -> None:
+    class Stop(Callback):
+        def on_epoch_end(self, trainer: Any, epoch: int) -> None:
+            trainer.evaluate("test")
+            if epoch == 1:
+                signal.raise_signal(signal.SIGTERM)
+                trainer.stop_if_asked()
+
+    run = ToyRun(tmp_path, "training.num_epochs=5")
+    run.trainer.add_callback(Stop())
+    with run.cluster.stop.listening(), pytest.raises(Preempted):
+        run.train(5)
+    assert run.evaluator.ranked == ["test", "test"] and run.committed() == (2, 0)
+
+
+def test_an_unknown_name_is_refused() -> None:
+    config = load_config(None, ["dataset=x", "training.callbacks=[recordr]"])
+    with pytest.raises(InputError, match="unknown callback 'recordr'"):
+        check_config(config)
