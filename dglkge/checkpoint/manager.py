@@ -401,7 +401,9 @@ class CheckpointManager:
             if self._writing is not None:
                 wait([self._writing], PROGRESS_SECONDS)
             is_late = time.monotonic() - last_news > self.group.limit_seconds
-            progress = self._new.progress() if self.is_writing and self._new is not None else ""
+            progress = ""
+            if self.is_writing:
+                progress = "reserves memory" if self._new is None else self._new.progress()
             found = self.group.gather(progress)
             # Rank 0's clock decides for all, so that none waits in a collective that another has left.
             stalled = self.group.gather("stalled" if is_late and found == before else "")[0]

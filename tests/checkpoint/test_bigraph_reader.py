@@ -27,6 +27,7 @@ from tests.checkpoint.toy_checkpoint import (
     cut,
     save_toy,
     save_toy_named,
+    save_toy_run,
     toy_meta,
     toy_names,
     toy_tables,
@@ -166,6 +167,14 @@ def test_added_rows_stay_as_they_are(tmp_path):
     ):
         with pytest.raises(CheckpointError, match=words):
             check_same_model(checkpoint.meta, toy_meta(**change), "it")
+
+
+def test_a_converted_run_starts_with_a_whole_epoch(tmp_path):
+    """Progress within an epoch is a position in the order of triples that another data set does not have."""
+    dataset = Dataset.open(toy_dataset())
+    convert_to_run(open_checkpoint(save_toy_run(tmp_path / "ours", dataset)), dataset, tmp_path / "run")
+    progress = open_checkpoint(tmp_path / "run").progress
+    assert (progress["finished_epochs"], progress["batches_done"]) == (2, 0)
 
 
 def theirs_of_type(folder, dataset, name="all", reciprocal=True, num_parts=2):

@@ -247,6 +247,22 @@ def test_a_job_that_was_replaced_publishes_nothing(tmp_path, url):
     assert "checkpoint/v2/manifest.json" not in names_at(url)
 
 
+def test_a_job_that_is_replaced_during_an_upload_does_not_publish(tmp_path, url, monkeypatch):
+    mirror = pushed(tmp_path / "a", url)
+    rows, real = rows_of(url), FileStore.upload
+    saved(tmp_path / "a", seed=1)
+
+    def upload(self, path, name):
+        real(self, path, name)
+        if name.endswith("model.v2.h5"):
+            Mirror(open_store(url), tmp_path / "b").take(same_run)
+
+    monkeypatch.setattr(FileStore, "upload", upload)
+    with pytest.raises(CheckpointError, match="was taken over by job"):
+        push(mirror)
+    assert same(rows_of(url), rows)
+
+
 def test_versions_that_a_fallback_gave_up_are_not_overwritten(tmp_path, url):
     mirror = pushed(tmp_path / "a", url)
     storage = CheckpointStorage(tmp_path / "a" / "checkpoint")

@@ -41,6 +41,7 @@ def test_a_version_with_a_pointer_stays(tmp_path):
     assert kept.version == 2 and kept.vocabulary("person")[3] == "person-3"
     assert kept.versions() == [2, 4] and kept.path == tmp_path / "b" / "epoch_2"
     assert holds(tmp_path / "b", 4).version == holds(tmp_path / "b" / "latest", 4).version == 4
+    assert open_checkpoint(tmp_path / "b" / "latest").root == tmp_path / "b"
     assert holds(tmp_path / "b" / "v2", 2).version == open_checkpoint(tmp_path / "b", 2).version == 2
     shutil.copytree(tmp_path / "b" / "v2", tmp_path / "alone")
     assert holds(tmp_path / "alone", 2).run_folder == tmp_path / "alone"

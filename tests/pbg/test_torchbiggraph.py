@@ -279,7 +279,7 @@ def test_it_resumes_at_the_epoch_whatever_the_cadence_of_commits_was(
     done = commands.train_alone(*settings(dataset.path, run, *more, *cadence))
     assert open_checkpoint(run).version > 2
     done = commands.dglkge("checkpoint", "convert", str(run), "--to", "bigraph", "--output", str(copy))
-    assert f"version 2, the number of finished passes, is in {copy}" in done.stdout
+    assert f"version 2 (the number of finished passes) is in {copy}" in done.stdout
     check_written(copy, 2)
     edges = write_edges(tmp_path / "train", dataset.split("train"))
     config = write_config(tmp_path / "c.py", described(copy), edge_paths=[str(edges)], num_epochs=4)
