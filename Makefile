@@ -16,12 +16,12 @@ DGL_TESTS := $(addprefix tests/,distributed embeddings evaluation inference mode
     functional/test_training_job.py functional/test_repeated_training.py \
     launch/test_launch_dgl_job.py partition_tools/test_partition_command.py partition_tools/test_build_graph.py)
 # About 90 CPU seconds, in which no job starts.
-FAST_TESTS := $(addprefix tests/,config contract data inference report sampling step tuning test_errors.py \
+FAST_TESTS := $(addprefix tests/,config contract data inference planning report sampling step tuning test_errors.py \
     test_file_lock.py test_makefile.py test_registry.py)
 # The launcher's tests that run once more as an ordinary user and in the background: each a minute or two.
-LAUNCHER_TESTS := $(addprefix tests/launch/test_,any_machine.py background_stream.py console.py control_groups.py \
-    host_memory.py launch_command.py local_hosts.py log_format.py ports.py restarts.py shared_memory.py \
-    supervisor.py table_files.py node_program.py launch_dgl_job.py::test_runs_to_its_end)
+LAUNCHER_TESTS := $(addprefix tests/launch/test_,any_machine.py console.py launch_command.py \
+    local_hosts.py log_format.py ports.py restarts.py supervisor.py table_files.py node_program.py \
+    launch_dgl_job.py::test_runs_to_its_end) $(addprefix tests/planning/test_,control_groups.py host_memory.py)
 VENV_LOWEST := .venv-lowest
 VENV_PBG := .venv-pbg
 VENV_DOCS := .venv-docs

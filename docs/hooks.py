@@ -35,7 +35,7 @@ API: dict[str, dict[str, list[str]]] = {
         ],
         "Data sets": [
             "data.dataset.Dataset",
-            "partition.make_dataset.partition_files",
+            "partition.make_dataset.partition_triples",
             "partition.make_dataset.partition_dataframe",
             "partition.options.Options",
             "partition.options.ReadingOptions",

@@ -52,7 +52,7 @@ def build(args: argparse.Namespace) -> int:
     require_dgl("dglkge data build")
     # Imported late, so that --help is quick.
     from dglkge.data.dataset_files import Field
-    from dglkge.partition.make_dataset import partition_files
+    from dglkge.partition.make_dataset import partition_triples
     from dglkge.partition.report import print_figures
 
     sources = [*args.sources, *(args.input or [])]
@@ -76,7 +76,7 @@ def build(args: argparse.Namespace) -> int:
     values["reading"] = ReadingOptions(**{field.name: values[field.name] for field in fields(ReadingOptions)})
     options = Options(**{field.name: values[field.name] for field in fields(Options)})
     with sigterm_raises():
-        figures = partition_files(sources, output, options, delimiter)
+        figures = partition_triples(sources, output, options, delimiter)
     try:
         if args.json:
             print_json(figures)

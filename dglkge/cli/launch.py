@@ -20,7 +20,7 @@ from pathlib import Path
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.config import Config
 from dglkge.distributed.dgl_import import require_dgl
-from dglkge.distributed.ip_config import Machine, read_ip_config, write_ip_config
+from dglkge.distributed.ip_config import Machine, read_ip_config
 from dglkge.distributed.jobs import JobEntry
 from dglkge.distributed.lease import new_nonce
 from dglkge.distributed.log_format import TEXT
@@ -48,7 +48,7 @@ from dglkge.launch.remote.node import place_of_this_node, run_node
 from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.remote.rendezvous import Rendezvous, nodes_of_job
 from dglkge.launch.remote.synced_site import SyncedSite
-from dglkge.launch.script_config import MachineNeeds, dataset_needs, planned_hosts, script_config
+from dglkge.launch.script_config import machine_needs, partition_file, script_config
 from dglkge.launch.ssh import SshSettings
 from dglkge.launch.stop_signals import describe_stop, stop_signals_raised
 from dglkge.launch.supervisor import Supervisor
@@ -207,7 +207,10 @@ class _Job:
         for warning in site.warnings():
             console.message(f"warning: {warning}")
         # After all checks: a refused job leaves no folder.
-        _write_job_files(log_dir, hosts)
+        try:
+            log_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise NotReadyError(f"cannot write logs to {log_dir}: {error.strerror}") from None
         console.log_to(log_dir / LAUNCHER_LOG)
         site.write_job_files(Path(settings.log_dir), hosts)
         console.message(_announce(settings, hosts, log_dir))
@@ -280,42 +283,13 @@ class _Job:
 
     def _check(self, hosts: Sequence[Host], settings: JobSettings, config: Config | None) -> None:
         """Check that all machines can take the job, as far as its needs are known."""
-        here = self.places.here
-        partition_file, shared_memory = dataset_needs(config, here)
         graph = settings.part_config
-        if graph is None and partition_file is not None:
-            graph = str(self.places.on_machines(partition_file))
-        plan = planned_hosts(config, here, settings.num_trainers, settings.num_servers)
-        planned = {host.machine: host for host in plan}
-
-        def needs(machine: int) -> MachineNeeds:
-            if config is None:
-                return MachineNeeds()
-            host, folder = planned.get(machine), config.tables.folder
-            return MachineNeeds(
-                shared_memory.get(machine, 0),
-                0 if host is None else host.needed_bytes(in_files=False) - host.base_bytes,
-                0 if host is None else host.structure_bytes,
-                config.tables.storage,
-                (str(self.places.on_machines(Path(folder))),) if folder else (),
-            )
-
+        found = partition_file(config, self.places.here)
+        if graph is None and found is not None:
+            graph = str(self.places.on_machines(found))
+        num_machines = len(self.site.addresses)
+        needs = machine_needs(config, self.places, num_machines, settings.num_trainers, settings.num_servers)
         self.site.check(hosts, settings, graph, needs)
-
-
-def _write_job_files(log_dir: Path, hosts: Sequence[Host]) -> None:
-    """Create the log folder with an ip_config.txt in the form that DGL's own parser reads.
-
-    Raises
-    ------
-    NotReadyError
-        If the folder cannot be written.
-    """
-    try:
-        log_dir.mkdir(parents=True, exist_ok=True)
-        write_ip_config(log_dir / "ip_config.txt", [Machine(host.address, host.port) for host in hosts])
-    except OSError as error:
-        raise NotReadyError(f"cannot write logs to {log_dir}: {error.strerror}") from None
 
 
 def _user_name() -> str:

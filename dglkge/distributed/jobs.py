@@ -23,6 +23,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import psutil
+
 from dglkge.errors import NotReadyError
 from dglkge.file_lock import wait_for_lock
 
@@ -343,34 +345,21 @@ def claims_of_others(job: str = "", folder: str = SHARED_MEMORY_FOLDER) -> Claim
 
 
 def _resident_bytes(root: int) -> int:
-    """Return the resident bytes of a process and its descendants, without shared memory."""
-    parents = {}
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as file:
-                # The second field is the name in parentheses, which may contain spaces and parentheses.
-                parents[int(name)] = int(file.read().rpartition(b")")[2].split()[1])
-    members, pending = set(), [root]
-    while pending:
-        pid = pending.pop()
-        members.add(pid)
-        pending += [child for child, parent in parents.items() if parent == pid and child not in members]
+    """Return the resident bytes of a process and its descendants, without shared memory and mapped files."""
     total = 0
-    for pid in members:
-        with contextlib.suppress(OSError, ValueError):
-            with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as status:
-                for line in status:
-                    if line.startswith(("RssAnon:", "RssFile:")):
-                        total += int(line.split()[1]) * 1024
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(root)
+        for member in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                memory = member.memory_info()
+                total += memory.rss - memory.shared
     return total
 
 
 def process_owner(pid: int) -> int:
     """Return the effective user id of a process; -1 if it cannot be seen."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/status", "rb") as status:
-        for line in status:
-            if line.startswith(b"Uid:"):  # real, effective, saved, file system
-                return int(line.split()[2])
+    with contextlib.suppress(psutil.Error):
+        return int(psutil.Process(pid).uids().effective)
     return -1
 
 

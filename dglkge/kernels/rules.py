@@ -17,31 +17,37 @@ from dglkge.kernels.jit import compiled, compiled_inline
 @compiled_inline
 def adagrad(row: ndarray, gradient: ndarray, state: tuple, numbers: tuple) -> None:
     r"""Adagrad:
-    :math:`G \leftarrow G + g^2,\; w \leftarrow w - \eta\, g / (\sqrt{G + \epsilon_i} + \epsilon)`.
+    :math:`G \leftarrow G + g^2,\; w \leftarrow w - \eta\, g / (\sqrt{G} + \epsilon)`,
+    or :math:`\sqrt{G + \epsilon}`.
 
     Source: Duchi, Hazan and Singer, "Adaptive Subgradient Methods for Online Learning and Stochastic
     Optimization", JMLR 12 (2011), diagonal form. ``torch.optim.Adagrad`` has epsilon outside the root,
-    ``dgl.optim.SparseAdagrad`` inside. The numbers are lr, :math:`\epsilon_i` and :math:`\epsilon`.
+    ``dgl.optim.SparseAdagrad`` inside. The numbers are lr, epsilon, and whether it is inside.
 
     Examples
     --------
     >>> row, total = np.zeros(1, np.float32), np.zeros(1, np.float32)
-    >>> adagrad(row, np.full(1, 2, np.float32), (total,), tuple(np.array([0.5, 0, 0], np.float32)))
+    >>> adagrad(row, np.full(1, 2, np.float32), (total,), (np.float32(0.5), np.float32(0), False))
     >>> row.tolist(), total.tolist()
     ([-0.5], [4.0])
     """
     (total,) = state
-    lr, inner_eps, eps = numbers
+    lr, eps, is_inside = numbers
+    if is_inside:
+        for j in range(row.shape[0]):
+            total[j] += gradient[j] * gradient[j]
+            row[j] -= lr * gradient[j] / np.sqrt(total[j] + eps)
+        return
     for j in range(row.shape[0]):
         total[j] += gradient[j] * gradient[j]
-        row[j] -= lr * gradient[j] / (np.sqrt(total[j] + inner_eps) + eps)
+        row[j] -= lr * gradient[j] / (np.sqrt(total[j]) + eps)
 
 
 @compiled_inline
 def row_adagrad(row: ndarray, gradient: ndarray, state: tuple, numbers: tuple) -> None:
     r"""Adagrad with one accumulator a row:
-    :math:`G \leftarrow G + \frac{1}{D}\sum_j g_j^2,\; w \leftarrow w - \eta\, g / (\sqrt{G + \epsilon_i} +
-    \epsilon)`.
+    :math:`G \leftarrow G + \frac{1}{D}\sum_j g_j^2,\; w \leftarrow w - \eta\, g / (\sqrt{G} + \epsilon)`,
+    or :math:`\sqrt{G + \epsilon}`.
 
     Source: PyTorch-BigGraph (Lerer et al., MLSys 2019, section 3.1) and DGL-KE (Zheng et al., SIGIR 2020).
     The numbers are those of :func:`adagrad`.
@@ -49,19 +55,19 @@ def row_adagrad(row: ndarray, gradient: ndarray, state: tuple, numbers: tuple) -
     Examples
     --------
     >>> row, total = np.zeros(2, np.float32), np.zeros(1, np.float32)
-    >>> row_adagrad(row, np.array([1, 7], np.float32), (total,), tuple(np.array([0.5, 0, 0], np.float32)))
+    >>> row_adagrad(row, np.array([1, 7], np.float32), (total,), (np.float32(0.5), np.float32(0), False))
     >>> row.round(3).tolist(), total.tolist()
     ([-0.10000000149011612, -0.699999988079071], [25.0])
     """
     (total,) = state
-    lr, inner_eps, eps = numbers
+    lr, eps, is_inside = numbers
     dim = row.shape[0]
     # Typed zero: a Python float would make numba accumulate in float64 and convert every number.
     squares = row.dtype.type(0)
     for j in range(dim):
         squares += gradient[j] * gradient[j]
     total[0] += squares / row.dtype.type(dim)
-    step_size = lr / (np.sqrt(total[0] + inner_eps) + eps)
+    step_size = lr / (np.sqrt(total[0] + eps) if is_inside else np.sqrt(total[0]) + eps)
     for j in range(dim):
         row[j] -= step_size * gradient[j]
 

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import itertools
 import json
 import os
 import queue
-import select
 import signal
 import socket
 import subprocess
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch import protocol
+from dglkge.launch.background import in_thread, wait
 from dglkge.launch.job_result import describe_process
 from dglkge.launch.process_plan import TRAINER, PlannedProcess
-from dglkge.launch.protocol import HEARTBEAT_SECONDS, HEARTBEAT_TIMEOUT_SECONDS, LOST_STATUS, Message, Reply
+from dglkge.launch.protocol import HEARTBEAT_TIMEOUT_SECONDS, LOST_STATUS, Message, Reply, Stream
 from dglkge.launch.ssh import STARTER, SshSettings, ssh_command
 
 NEVER_STARTED_STATUS = 127
@@ -31,7 +31,7 @@ START_SECONDS = 30.0
 
 REPLY_SECONDS = 30.0
 LEAVE_SECONDS = 2.0
-CANCELLED = "the transfer was cancelled"
+POLL_SECONDS = 0.02
 MOST_EVENTS = 1024
 """Messages of processes that wait to be processed; then processes that print more are blocked."""
 
@@ -43,12 +43,13 @@ class Events:
         self._queue: queue.Queue[tuple[RunningProcess, Message]] = queue.Queue(MOST_EVENTS)
         self._is_closed = False
 
-    def put(self, process: RunningProcess, message: Message) -> None:
-        """Add a message; blocks while the queue is full."""
+    async def put(self, process: RunningProcess, message: Message) -> None:
+        """Add a message; waits while the queue is full."""
         while not self._is_closed:
             with contextlib.suppress(queue.Full):
-                self._queue.put((process, message), timeout=HEARTBEAT_SECONDS)
+                self._queue.put_nowait((process, message))
                 return
+            await asyncio.sleep(POLL_SECONDS)
 
     def take(self, seconds: float) -> list[tuple[RunningProcess, Message]]:
         """Return what is there; wait for `seconds` if there is nothing."""
@@ -160,7 +161,7 @@ class ChildProgram:
     Attributes
     ----------
     socket : socket.socket
-        This end of the stream.
+        This end of the stream, whose other end is its stdin and stdout.
     """
 
     def __init__(
@@ -177,7 +178,7 @@ class ChildProgram:
             # heartbeats: a socket pair on one machine always reaches its end.
             folder = str(Path(__file__).resolve().parents[2])
             program = f"import sys; sys.path = [*filter(None, sys.path), {folder!r}]; "
-            program += "import dglkge.launch.node_program as node; node.main(0)"
+            program += "import dglkge.launch.node_program as node; node.main(None)"
             command, variables = [python, "-c", program], {**os.environ, **environment}
         else:
             command = ssh_command(ssh, address, [python, "-I", "-S", "-c", STARTER])
@@ -197,30 +198,32 @@ class ChildProgram:
         except OSError as error:
             self._errors.close()
             self.socket.close()
-            raise NotReadyError(_describe_missing(address, command[0], ssh, error)) from None
+            if ssh is None:
+                words = f"{address}, the launcher's machine: cannot start {python}: {error.strerror}; "
+                words += "give the path of another interpreter with --python"
+            else:
+                words = f"the launcher's machine cannot start {command[0]!r}, which reaches {address}: "
+                words += f"{error.strerror}; install OpenSSH's client"
+            raise NotReadyError(words) from None
         finally:
             theirs.close()
         with contextlib.suppress(OSError):
             self.socket.sendall(first)
 
-    def close(self) -> None:
-        """Close its stdin; kill it after LEAVE_SECONDS, which it has to clean up."""
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_WR)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(LEAVE_SECONDS)
-        self.kill()
-        self._process.wait()
+    async def await_end(self) -> None:
+        """Wait for its end, for LEAVE_SECONDS at most, which it has to clean up."""
+        deadline = time.monotonic() + LEAVE_SECONDS
+        while self._process.poll() is None and time.monotonic() < deadline:
+            await asyncio.sleep(POLL_SECONDS)
 
     def kill(self) -> None:
         """Kill it and its children."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self._process.pid, signal.SIGKILL)
 
-    def describe_end(self) -> str:
+    async def describe_end(self) -> str:
         """Describe why there is no node program, by the last line of ssh, the shell or Python."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(LEAVE_SECONDS)
+        await self.await_end()
         status = self._process.returncode or 0
         if self.ssh is not None and status < 0:
             return f"its ssh client was killed by {signal.Signals(-status).name}"
@@ -235,19 +238,6 @@ class ChildProgram:
         return f"{self._python} could not run there: {words}"
 
 
-def _describe_missing(address: str, program: str, ssh: SshSettings | None, error: OSError) -> str:
-    """Describe a program that could not be started on the launcher's machine, with a remedy."""
-    if ssh is None:
-        return (
-            f"{address}, the launcher's machine: cannot start {program}: {error.strerror}; "
-            "give the path of another interpreter with --python"
-        )
-    return (
-        f"the launcher's machine cannot start {program!r}, which reaches {address}: "
-        f"{error.strerror}; install OpenSSH's client"
-    )
-
-
 def open_node(
     address: str,
     ssh: SshSettings | None,
@@ -256,91 +246,78 @@ def open_node(
     on_stop: Callable[[int], None] = lambda number: None,
 ) -> NodeConnection:
     """Start a node program, and connect to it; see :class:`ChildProgram` and :class:`NodeConnection`."""
+    # Here and not on the loop: a child inherits the cores of the thread that starts it.
     child = ChildProgram(address, ssh, python, environment)
-    return NodeConnection(address, child.socket, child, on_stop=on_stop)
+
+    async def connect() -> NodeConnection:
+        stream = Stream(*await asyncio.open_connection(sock=child.socket))
+        return NodeConnection(address, stream, child, on_stop=on_stop)
+
+    return wait(connect())
 
 
 class NodeConnection:
-    """Connection to a node program.
-
-    A thread reads what arrives; another sends heartbeats if the stream may be lost without an end of file.
+    """Connection to a node program; its coroutines run on the launcher's loop.
 
     Parameters
     ----------
     address : str
         As in ip_config.txt.
-    connection : socket.socket
+    stream : Stream
     child : ChildProgram, optional
         At the other end; None: a node program that has connected by itself.
     environment : mapping of str to str, optional
         Added to the environment of processes there.
     on_stop : callable, optional
-        Called with the number of a stop signal that the node program has received; in the thread.
+        Called with the number of a stop signal that the node program has received.
     on_lost : callable, optional
-        Called with the reason when the stream has ended; in the thread.
-    received : bytes, optional
-        Bytes that were read from the stream before.
+        Called with the reason when the stream has ended.
 
     Attributes
     ----------
     store : callable
         Answers requests that trainers there send to the launcher's store; see
         :class:`dglkge.launch.remote.run_store.RunFolder`.
+    is_alive : bool
+        Whether the stream has not ended.
     """
 
     def __init__(
         self,
         address: str,
-        connection: socket.socket,
+        stream: Stream,
         child: ChildProgram | None = None,
         *,
         environment: Mapping[str, str] | None = None,
         on_stop: Callable[[int], None] = lambda number: None,
         on_lost: Callable[[str], None] = lambda why: None,
-        received: bytes = b"",
     ) -> None:
         self.address = address
-        self.socket = connection
+        self.stream = stream
         self.is_here = child is not None and child.ssh is None
         self.is_borrowed = child is None
-        self.is_cut = False
+        self.is_alive = True
+        self.store: Callable[[protocol.Call], Reply] = _answer_without_store
         self._child = child
         self._environment = dict(environment or {})
         self._on_stop = on_stop
-        self.store: Callable[[protocol.Call], Reply] = _answer_without_store
         self._on_lost = on_lost
         self._num_stops = 0
-        self._replies: dict[int, queue.SimpleQueue[Reply | None]] = {}
+        self._replies: dict[int, asyncio.Future[Reply | None]] = {}
         self._processes: dict[int, RunningProcess] = {}
         self._numbers = itertools.count()
         self._why: str | None = None
-        self._has_ended = threading.Event()
-        # Messages come from different threads; a frame must not be split.
-        self._writing = threading.Lock()
-        name = f"dglkge-node-{address}"
-        self._reader = threading.Thread(target=self._read, args=(received,), daemon=True, name=name)
-        self._reader.start()
-        if not self.is_here:
-            threading.Thread(target=self._send_heartbeats, daemon=True, name=name).start()
+        self._loop = asyncio.get_running_loop()
+        self._answers: set[asyncio.Task[None]] = set()
+        self._reader = self._loop.create_task(self._read())
 
-    @property
-    def is_alive(self) -> bool:
-        """Whether the stream has not ended."""
-        return not self._has_ended.is_set()
-
-    def call(
-        self,
-        task: str,
-        seconds: float = REPLY_SECONDS,
-        /,
-        **arguments: Any,
-    ) -> Any:
+    async def call(self, task: str, seconds: float = REPLY_SECONDS, /, **arguments: Any) -> Any:
         """Call a task of the node program and return its result.
 
         Parameters
         ----------
         task : str
-            One of :func:`dglkge.launch.node_tasks.node_tasks`.
+            One of :func:`dglkge.launch.machine.node_tasks`.
         seconds : float
             Timeout.
         **arguments
@@ -352,107 +329,109 @@ class NodeConnection:
             Error of the task; a NotReadyError if it is none of the user's input, the node program has ended,
             or does not reply in time.
         """
-        return self.call_for_data(task, seconds, **arguments)[0]
+        return (await self.call_for_data(task, seconds, **arguments))[0]
 
-    def call_for_data(self, task: str, seconds: float, /, **arguments: Any) -> tuple[Any, bytes]:
+    async def call_for_data(self, task: str, seconds: float, /, **arguments: Any) -> tuple[Any, bytes]:
         """As :meth:`call`; return the bytes that belong to the result as well."""
-        number = next(self._numbers)
-        replies = self._replies[number] = queue.SimpleQueue()
-        deadline = time.monotonic() + seconds
-        reply = None
+        number, reply = next(self._numbers), None
+        answer = self._replies[number] = self._loop.create_future()
         try:
             if self.is_alive:
                 data = arguments.pop("data", b"")
-                self.send(protocol.Call(number, task, arguments, data))
-                reply = replies.get(timeout=max(0.0, deadline - time.monotonic()))
-        except queue.Empty:
+                self.stream.send(protocol.Call(number, task, arguments, data))
+                reply = await asyncio.wait_for(answer, seconds)
+        except asyncio.TimeoutError:
             raise NotReadyError(f"did not answer within {seconds:g} s") from None
         finally:
             del self._replies[number]
         if reply is None:
-            raise InputError(CANCELLED) if self.is_cut else NotReadyError(self.describe_end())
+            raise NotReadyError(await self.describe_end())
         if reply.error is not None:
-            raise (InputError if reply.is_input else NotReadyError)(reply.error)
+            # An errno is that of a defect: tasks catch the errors that they expect.
+            words = reply.error if reply.value is None else f"{task} failed: {reply.error}"
+            raise (InputError if reply.is_input else NotReadyError)(words)
         return reply.value, reply.data
 
-    def start(self, planned: PlannedProcess, folder: str, events: Events) -> RunningProcess:
+    async def start(self, planned: PlannedProcess, folder: str, events: Events) -> RunningProcess:
         """Start a process there; `events` gets its messages."""
         process = RunningProcess(planned, self, next(self._numbers), events)
         self._processes[process.number] = process
         if self.is_alive:
             environment = {**self._environment, **planned.environment}
-            self.send(protocol.Start(process.number, list(planned.command), environment, folder))
+            self.stream.send(protocol.Start(process.number, list(planned.command), environment, folder))
         else:
-            self._tell_gone(process.number, self.describe_end())
+            await self._tell_gone(process.number, await self.describe_end())
         return process
 
     def send(self, message: Message) -> None:
-        """Send a message; a closed stream is ignored here, as the thread finds its end."""
-        with self._writing, contextlib.suppress(OSError, ValueError):
-            self.socket.sendall(protocol.encode(message))
+        """Send a message, from any thread."""
+        self._loop.call_soon_threadsafe(self.stream.send, message)
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Close the stream: a node program that was not told the job's end counts the launcher as lost."""
         if self._child is not None:
-            self._child.close()
+            with contextlib.suppress(OSError):
+                self.stream.writer.write_eof()
+            await self._child.await_end()
         self._end_stream()
-        self._reader.join()
+        await self._reader
+        if self._child is not None:
+            await self._child.await_end()
 
     def _end_stream(self) -> None:
-        """End the stream at once, also under a thread that reads from it."""
-        with contextlib.suppress(OSError):
-            self.socket.shutdown(socket.SHUT_RDWR)
+        """End the stream at once."""
+        self.stream.writer.transport.abort()
         if self._child is not None:
             self._child.kill()
-
-    def cut(self) -> None:
-        """Cancel calls and transfers, from any thread. A node program on another machine goes on."""
-        self.is_cut = True
-        for replies in list(self._replies.values()):
-            replies.put(None)
 
     @property
     def is_silent(self) -> bool:
         """Whether the connection was given up without an answer: the machine may be off."""
         return self._why is not None
 
-    def describe_end(self) -> str:
+    async def describe_end(self) -> str:
         """Describe why there is no node program."""
-        return self._why or ("the connection ended" if self._child is None else self._child.describe_end())
+        return self._why or (
+            "the connection ended" if self._child is None else await self._child.describe_end()
+        )
 
-    def _read(self, received: bytes) -> None:
-        """Process messages to the end of the stream; the body of the thread."""
-        decoder = protocol.Decoder(protocol.MARK)
-        seconds = None if self.is_here else START_SECONDS
-        with contextlib.suppress(OSError, ValueError):
-            data = received
-            while True:
-                for message in decoder.feed(data):
-                    seconds = None if self.is_here else HEARTBEAT_TIMEOUT_SECONDS
-                    self._dispatch(message)
-                if not select.select([self.socket], [], [], seconds)[0]:
-                    self._why = f"no heartbeat for {seconds:g} s"
-                    break
-                data = self.socket.recv(protocol.BLOCK_BYTES)
-                if not data:
-                    break
+    async def _read(self) -> None:
+        """Process messages to the end of the stream, then tell all who wait that it has ended."""
+        heartbeats = None
+        if not self.is_here:
+            self.stream.heartbeat_timeout = START_SECONDS
+            heartbeats = self._loop.create_task(self.stream.send_heartbeats())
+        try:
+            async for message in self.stream.receive(protocol.MARK):
+                if not self.is_here:
+                    self.stream.heartbeat_timeout = HEARTBEAT_TIMEOUT_SECONDS
+                await self._dispatch(message)
+        except asyncio.TimeoutError:
+            self._why = f"no heartbeat for {self.stream.heartbeat_timeout:g} s"
+        except OSError:  # broken, or what arrives is no message
+            pass
+        if heartbeats is not None:
+            heartbeats.cancel()
         self._end_stream()
-        self._lose()
+        self.is_alive = False
+        for answer in self._replies.values():
+            if not answer.done():
+                answer.set_result(None)
+        why = self._why or ("its node program was killed" if self.is_here else "the connection ended")
+        self._on_lost(why)
+        for number in list(self._processes):
+            await self._tell_gone(number, why)
 
-    def _send_heartbeats(self) -> None:
-        """Send heartbeats to the end of the stream; the body of a thread."""
-        while not self._has_ended.wait(HEARTBEAT_SECONDS):
-            self.send(protocol.Heartbeat())
-
-    def _dispatch(self, message: Message) -> None:
+    async def _dispatch(self, message: Message) -> None:
         """Pass a message on to who waits for it."""
         if isinstance(message, Reply):
-            replies = self._replies.get(message.id)
-            if replies is not None:  # else the call has timed out
-                replies.put(message)
+            answer = self._replies.get(message.id)
+            if answer is not None and not answer.done():  # else the call has timed out
+                answer.set_result(message)
         elif isinstance(message, protocol.Call):
-            # In a thread: a disk may be slow. A daemon: a blocked one must not keep the launcher.
-            threading.Thread(target=self._answer, args=(message,), daemon=True).start()
+            task = self._loop.create_task(self._answer(message))
+            self._answers.add(task)
+            task.add_done_callback(self._answers.discard)
         elif isinstance(message, protocol.StopRequest):
             self._num_stops += 1
             if self._num_stops > 1:
@@ -463,28 +442,17 @@ class NodeConnection:
             if isinstance(message, protocol.Gone):
                 self._processes.pop(message.process, None)
             if process is not None:
-                process.events.put(process, message)
+                await process.events.put(process, message)
 
-    def _answer(self, request: protocol.Call) -> None:
-        """Answer a trainer's request; the body of a thread."""
-        self.send(self.store(request))
+    async def _answer(self, request: protocol.Call) -> None:
+        """Answer a trainer's request; a disk may be slow."""
+        self.stream.send(await in_thread(self.store, request))
 
-    def _lose(self) -> None:
-        """Tell all who wait that the stream has ended."""
-        # First: who registers from here on sees that it has ended, and who has registered is told.
-        self._has_ended.set()
-        for replies in list(self._replies.values()):
-            replies.put(None)
-        why = self._why or ("its node program was killed" if self.is_here else "the connection ended")
-        self._on_lost(why)
-        for number in list(self._processes):
-            self._tell_gone(number, why)
-
-    def _tell_gone(self, number: int, why: str) -> None:
+    async def _tell_gone(self, number: int, why: str) -> None:
         """Report a process as gone, once."""
         process = self._processes.pop(number, None)
         if process is not None:
-            process.events.put(process, protocol.Gone(number, why))
+            await process.events.put(process, protocol.Gone(number, why))
 
 
 def _answer_without_store(request: protocol.Call) -> Reply:
@@ -492,10 +460,6 @@ def _answer_without_store(request: protocol.Call) -> Reply:
     return Reply(request.id, error="this job's launcher holds no store")
 
 
-def close_all(connections: Sequence[NodeConnection]) -> None:
+async def close_all(connections: Iterable[NodeConnection]) -> None:
     """Close connections in parallel."""
-    threads = [threading.Thread(target=connection.close) for connection in connections]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    await asyncio.gather(*(connection.close() for connection in connections))

@@ -27,7 +27,7 @@ _NOISE = re.compile(
     r"|start graph service on server \d+ for part \d+$"
     r"|Client \[\d+\] waits on [\d.:]+$"
     r"|Machine \(\d+\) group \(\d+\) client \(\d+\) connect to server successfuly!$"
-    r"|Warning! Interface: \w+ ?$"
+    r"|Warning! Interface: \S+ ?$"
     r"|IP address not available for interface\.$"
     r"|Server is waiting for connections (non-blockingly )?on \[.*\]\.\.\.$"
     r"|Client ?\[\d+\] in group ?\[\d+\] is exiting\.\.\.$"
@@ -142,26 +142,22 @@ class _Writer:
             with self._changed:
                 self._changed.wait_for(lambda: self._waiting)
                 block = bytes(self._waiting[:BLOCK_BYTES])
+            num_written = len(block)  # also on a closed pipe or a full disk
             # Written outside of the lock, so that put() never waits for the terminal.
-            num_written = _write_some(self.descriptor, block)
+            try:
+                num_written = os.write(self.descriptor, block)
+            except BlockingIOError:
+                num_written = 0
+                with contextlib.suppress(OSError, ValueError):
+                    # A terminal that is shared with other programs may be non-blocking: the thread waits for
+                    # room, without a busy loop.
+                    select.select([], [self.descriptor], [])
+            except OSError:
+                pass
             with self._changed:
                 self._last_progress = time.monotonic()
                 del self._waiting[:num_written]
                 self._changed.notify_all()
-
-
-def _write_some(descriptor: int, data: bytes) -> int:
-    """Write as much as a descriptor accepts; returns the full length on a closed pipe or a full disk."""
-    try:
-        return os.write(descriptor, data)
-    except BlockingIOError:
-        with contextlib.suppress(OSError, ValueError):
-            # A terminal that is shared with other programs may be non-blocking: the thread waits for room,
-            # without a busy loop.
-            select.select([], [descriptor], [])
-        return 0
-    except OSError:
-        return len(data)
 
 
 class BackgroundStream:
@@ -178,14 +174,14 @@ class BackgroundStream:
     def __init__(self, stream: TextIO, shared: BackgroundStream | None = None) -> None:
         self._stream = stream
         self._writer: _Writer | None = None
-        descriptor = _descriptor_of(stream)
-        if descriptor is None:
-            return
-        # One queue keeps the order of lines of stdout and stderr. With two threads they would mix.
-        if shared is not None and shared._writer is not None:
-            if os.path.sameopenfile(descriptor, shared._writer.descriptor):
-                self._writer = shared._writer
-        self._writer = self._writer or _Writer(descriptor)
+        with contextlib.suppress(OSError, ValueError, AttributeError):  # no descriptor, or closed
+            # Python's buffer is emptied first: later text bypasses it and must not overtake.
+            stream.flush()
+            descriptor = stream.fileno()
+            other = None if shared is None else shared._writer
+            # One queue keeps the order of lines of stdout and stderr. With two threads they would mix.
+            is_same = other is not None and os.path.sameopenfile(descriptor, other.descriptor)
+            self._writer = other if is_same else _Writer(descriptor)
 
     def isatty(self) -> bool:
         """Whether the stream is a terminal."""
@@ -206,15 +202,6 @@ class BackgroundStream:
     def finish(self, seconds: float = FLUSH_SECONDS) -> bool:
         """Wait until all is written, or `seconds` pass without progress; return whether all is written."""
         return self._writer is None or self._writer.flush(seconds)
-
-
-def _descriptor_of(stream: TextIO) -> int | None:
-    """Return the file descriptor of a stream; None if it has none or is closed."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        # Python's buffer is emptied first: later text bypasses it and must not overtake.
-        stream.flush()
-        return stream.fileno()
-    return None
 
 
 TAIL_LINES = 20

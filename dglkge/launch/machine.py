@@ -1,30 +1,40 @@
-"""This machine, and a job's place on it: its registration, ports, tables and shared memory."""
+"""This machine and a job's place on it: facts, checks, registration, ports, tables, shared memory.
+
+:func:`node_tasks` are what the launcher calls by name in a node program.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib.metadata
 import ipaddress
 import os
 import resource
 import shutil
 import socket
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from dglkge.distributed.ip_config import Machine
+from dglkge import __version__
+from dglkge.distributed.ip_config import Machine, write_ip_config
 from dglkge.distributed.jobs import JobEntry, Registration, job_of_segment, live_jobs, register_lock
 from dglkge.distributed.world import JOB_VARIABLE
 from dglkge.errors import InputError, NotReadyError
-from dglkge.launch.ports import find_server_ports
-from dglkge.launch.script_config import MachineNeeds
+from dglkge.launch import script_runner
+from dglkge.launch.gpus import usable_gpus
+from dglkge.launch.ports import check_server_ports, find_master_port, find_server_ports
+from dglkge.launch.remote import host_files
+from dglkge.launch.script_config import MachineNeeds, check_partition
 from dglkge.launch.table_storage import (
     TableFolder,
     check_shared_memory,
-    remove_job_segments,
-    remove_stale_segments,
+    remove_segments,
     roomy_folder,
     usual_folders,
 )
@@ -215,7 +225,7 @@ def clean_up(job: str, table_folder: str = "") -> list[str]:
     wait_while(kill_processes, KILL_SECONDS)
     if job_of_segment(Path(table_folder).name) == job:
         shutil.rmtree(table_folder, ignore_errors=True)
-    return remove_job_segments(job) + remove_stale_segments()
+    return remove_segments(job)
 
 
 class MachineJob:
@@ -336,3 +346,148 @@ class MachineJob:
             clean_up(self.job)
             self._registration.release()
             self._registration = None
+
+
+COMPARED_PACKAGES = ("dgl", "torch")
+
+
+def describe_machine(python: str = sys.executable) -> dict[str, Any]:
+    """Return facts for the plan (cores, GPUs, interfaces, runner), and versions to compare."""
+    # From the packages' metadata: importing dgl and torch would take seconds on each machine.
+    versions = {name: _installed_version(name) for name in COMPARED_PACKAGES}
+    return {
+        "versions": {"python": ".".join(map(str, sys.version_info[:2])), "dglkge": __version__, **versions},
+        "interfaces": local_interfaces(),
+        "num_cores": usable_cores(),
+        "gpus": usable_gpus(),
+        "runner": [python, str(Path(script_runner.__file__).resolve())],
+    }
+
+
+def check_machine(
+    held: MachineJob,
+    *,
+    servers: tuple[str, int, int],
+    num_processes: int,
+    folder: str,
+    script: str | None,
+    partition: tuple[str, int | None, int] | None,
+    needs: Mapping[str, Any],
+) -> dict[str, Any]:
+    """Check for all problems that would keep a job from running on this machine.
+
+    Parameters
+    ----------
+    held : MachineJob
+    servers : tuple
+        Address of the machine's servers, port of the first, and their number.
+    num_processes : int
+        Of the job.
+    folder : str
+        Working folder of the processes.
+    script : str or None
+        A file that must exist; relative to the folder.
+    partition : tuple or None
+        DGL's partition file, relative to the folder; the machine's own part (None: not to be checked); and
+        how many parts there must be.
+    needs : mapping
+        Fields of :class:`MachineNeeds`.
+
+    Returns
+    -------
+    dict
+        ``problems``, a list of sentences, each with whether it is bad input; ``fingerprint`` of the partition
+        file or None; ``table_folder`` of the tables if they are files, else empty, and ``note`` about it.
+    """
+    problems: list[tuple[str, bool]] = []
+
+    def attempt(check: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return check(*arguments)
+        # A check that fails does not keep the others from running.
+        except InputError as error:
+            problems.append((str(error), not isinstance(error, NotReadyError)))
+            return None
+
+    # All checks run, so that the user gets all problems of a machine at once.
+    attempt(_check_address, servers[0])
+    attempt(_check_folder, folder, script)
+    attempt(check_server_ports, *servers)
+    attempt(allow_open_files, num_processes)
+    table_folder = attempt(held.claim, MachineNeeds(**needs))
+    fingerprint = None
+    if partition is not None:
+        path, part_id, num_parts = partition
+        fingerprint = attempt(check_partition, Path(folder, path), part_id, num_parts)
+    return {
+        "problems": problems,
+        "fingerprint": fingerprint,
+        "table_folder": table_folder or "",
+        "note": held.note,
+    }
+
+
+def write_job_files(log_dir: str, machines: Sequence[Sequence[Any]]) -> None:
+    """Create the log folder with the job's ip_config.txt; several machines may share it.
+
+    Raises
+    ------
+    InputError
+        If it cannot be written.
+    """
+    folder = Path(log_dir)
+    # Renamed into its place: machines with a shared disk write the same file at the same time.
+    temporary = folder / f"ip_config.txt.{os.uname().nodename}.{os.getpid()}.tmp"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_ip_config(temporary, [Machine(address, port) for address, port in machines])
+        os.replace(temporary, folder / "ip_config.txt")
+    except OSError as error:
+        raise InputError(f"cannot write logs to {log_dir}: {error.strerror}") from None
+
+
+def _installed_version(package: str) -> str | None:
+    """Return the public part of a package's version (not ``+cpu``), without importing it."""
+    try:
+        return importlib.metadata.version(package).partition("+")[0]
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _check_address(address: str) -> None:
+    """Raise InputError for an address of another machine.
+
+    DGL (``rpc_client.get_local_machine_id``) would silently take this machine for machine 0.
+    """
+    interfaces = local_interfaces()
+    if not is_local(address, interfaces):
+        raise InputError(
+            f"none of its interfaces has the address {address} that ip_config gives it "
+            f"(it has {', '.join(sorted(interfaces))})"
+        )
+
+
+def _check_folder(folder: str, script: str | None) -> None:
+    """Check that the working folder and the script exist."""
+    if not os.path.isdir(folder):
+        raise InputError(f"has no folder {folder}; give another --workspace, or --sync to have it made")
+    if script is not None and not os.path.isfile(os.path.join(folder, script)):
+        raise InputError(f"has no script {os.path.join(folder, script)}; --sync brings it there")
+
+
+def node_tasks(job: MachineJob, python: str) -> dict[str, Callable[..., Any]]:
+    """Return the tasks of a node program by name, given its job and the interpreter of its processes."""
+    return {
+        "describe": functools.partial(describe_machine, python),
+        "release": job.release,
+        "choose_server_ports": job.choose_server_ports,
+        "choose_master_port": find_master_port,
+        "check": functools.partial(check_machine, job),
+        "write_job_files": write_job_files,
+        "clean_up": clean_up,
+        "list_files": host_files.list_files,
+        "stale_files": host_files.stale_files,
+        "read_block": host_files.read_block,
+        "write_block": host_files.write_block,
+        "place_folder": host_files.place_folder,
+    }

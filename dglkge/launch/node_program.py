@@ -21,7 +21,6 @@ import stat
 import struct
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -31,10 +30,10 @@ import psutil
 from dglkge.distributed.jobs import JobEntry
 from dglkge.distributed.lease import new_nonce
 from dglkge.distributed.world import OWN_DISKS_VARIABLE
-from dglkge.errors import DglkgeError, NotReadyError
+from dglkge.errors import NotReadyError
 from dglkge.launch import protocol
-from dglkge.launch.machine import MachineJob, has_variable, wait_while
-from dglkge.launch.node_tasks import node_tasks
+from dglkge.launch.background import in_thread
+from dglkge.launch.machine import MachineJob, has_variable, node_tasks, wait_while
 from dglkge.launch.protocol import (
     HEARTBEAT_SECONDS,
     HEARTBEAT_TIMEOUT_SECONDS,
@@ -82,15 +81,10 @@ class NodeProgram:
 
     Parameters
     ----------
-    requests, replies : int
-        File descriptors of the stream, which may be equal.
-    heartbeat_timeout : float
-        Seconds without a message after which the launcher counts as lost; 0: never, since the stream always
-        reaches its end.
+    stream : protocol.Stream
+        To the launcher.
     python : str
         Interpreter of servers and trainers.
-    received : bytes
-        What was read from the stream before.
     report : callable
         Takes messages for the user of a node program that has connected by itself.
     greeting : str
@@ -99,18 +93,12 @@ class NodeProgram:
 
     def __init__(
         self,
-        requests: int,
-        replies: int,
-        heartbeat_timeout: float,
+        stream: protocol.Stream,
         python: str = sys.executable,
-        received: bytes = b"",
         report: Callable[[str], None] = lambda text: None,
         greeting: str = "",
     ) -> None:
-        self._requests = requests
-        self._replies = replies
-        self._heartbeat_timeout = heartbeat_timeout
-        self._received = received
+        self._stream = stream
         self._report = report
         self._greeting = greeting
         self._end: protocol.JobEnd | None = None
@@ -142,17 +130,20 @@ class NodeProgram:
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._take_stop_signal, number)
         self._report(self._greeting)
-        reader = await self._open_stream(loop)
-        self._writer.write(protocol.MARK)
+        self._stream.writer.write(protocol.MARK)
         status, reason = LOST_STATUS, "the connection ended"
         try:
-            if self._heartbeat_timeout:
-                self._spawn(self._send_heartbeats())
-            await self._receive(reader)
+            if self._stream.heartbeat_timeout:
+                self._spawn(self._stream.send_heartbeats(HEARTBEAT_SECONDS))
+            async for message in self._stream.receive():
+                if isinstance(message, protocol.JobEnd):
+                    self._end = message
+                    break
+                self._process(message)
             if self._end is not None:
                 status, reason = self._end.status, self._end.reason
         except asyncio.TimeoutError:
-            reason = f"no heartbeat for {self._heartbeat_timeout:g} s"
+            reason = f"no heartbeat for {self._stream.heartbeat_timeout:g} s"
         except OSError as error:
             reason = error.strerror or str(error)
         except asyncio.CancelledError:
@@ -162,43 +153,10 @@ class NodeProgram:
             self._job.release()
         return status, reason
 
-    async def _open_stream(self, loop: asyncio.AbstractEventLoop) -> asyncio.StreamReader:
-        """Open both ends of the stream; return the reader."""
-        is_socket = stat.S_ISSOCK(os.fstat(self._requests).st_mode)
-        if is_socket and os.path.sameopenfile(self._requests, self._replies):
-            connection = socket.socket(fileno=self._requests)
-            reader, self._writer = await asyncio.open_connection(sock=connection)
-            return reader
-        reader = asyncio.StreamReader()
-        await loop.connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(self._requests, "rb", 0)
-        )
-        transport, protocol = await loop.connect_write_pipe(
-            asyncio.streams.FlowControlMixin, os.fdopen(self._replies, "wb", 0)
-        )
-        self._writer = asyncio.StreamWriter(transport, protocol, None, loop)
-        return reader
-
-    async def _receive(self, reader: asyncio.StreamReader) -> None:
-        """Process messages until the end of the job or of the stream."""
-        decoder = protocol.Decoder()
-        data = self._received
-        while True:
-            for message in decoder.feed(data):
-                if isinstance(message, protocol.JobEnd):
-                    self._end = message
-                    return
-                self._process(message)
-            data = await asyncio.wait_for(reader.read(protocol.BLOCK_BYTES), self._heartbeat_timeout or None)
-            if not data:
-                return
-
     def _process(self, message: Message) -> None:
         """Do what a message asks for."""
         if isinstance(message, protocol.Call):
-            # In a thread: heartbeats and output go on. A daemon: a blocked disk must not keep it.
-            arguments = (message, asyncio.get_running_loop())
-            threading.Thread(target=self._answer, args=arguments, daemon=True).start()
+            self._spawn(self._answer(message))
         elif isinstance(message, protocol.Start):
             self._start(message)
         elif isinstance(message, protocol.Reply):
@@ -220,37 +178,14 @@ class NodeProgram:
         self._background.add(task)
         task.add_done_callback(self._background.discard)
 
-    def _send(self, message: Message) -> None:
-        """Queue a message; the loop that reads finds the end of the stream."""
-        if not self._writer.transport.is_closing():
-            self._writer.write(protocol.encode(message))
-
-    async def _send_heartbeats(self) -> None:
-        while True:
-            await asyncio.sleep(HEARTBEAT_SECONDS)
-            self._send(protocol.Heartbeat())
-
-    def _answer(self, call: protocol.Call, loop: asyncio.AbstractEventLoop) -> None:
-        """Run one task and send its reply; the body of a thread."""
-        try:
-            more = {"data": call.data} if call.data else {}
-            value = self._tasks[call.task](**call.arguments, **more)
-            data = b""
-            if isinstance(value, tuple):
-                value, data = value
-            reply = protocol.Reply(call.id, value, data=data)
-        except DglkgeError as error:
-            reply = protocol.Reply(call.id, error=str(error), is_input=not isinstance(error, NotReadyError))
-        # A defect in one task must not end the program.
-        except Exception as error:
-            reply = protocol.Reply(call.id, error=f"{call.task} failed: {error!r}")
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(self._send, reply)
+    async def _answer(self, call: protocol.Call) -> None:
+        """Run one task and send its reply; heartbeats and output go on meanwhile."""
+        self._stream.send(await in_thread(protocol.answer, call, self._tasks))
 
     def _take_stop_signal(self, number: int) -> None:
         """Ask the launcher to stop the job; a second signal ends this program and its processes."""
         self._signals.append(number)
-        self._send(protocol.StopRequest(number))
+        self._stream.send(protocol.StopRequest(number))
         name = signal.Signals(number).name
         if len(self._signals) == 1:
             self._report(f"received {name}: the launcher stops the job; a second signal ends this node")
@@ -285,11 +220,11 @@ class NodeProgram:
                 bufsize=0,
             )
         except (OSError, ValueError) as error:
-            self._send(protocol.Gone(request.process, str(error)))
+            self._stream.send(protocol.Gone(request.process, str(error)))
             return
         popen.returncode = 0  # _reap() waits for it together with the orphans
         process = self._processes[request.process] = _Process(request.process, popen)
-        self._send(protocol.Started(request.process, popen.pid))
+        self._stream.send(protocol.Started(request.process, popen.pid))
         process.output = asyncio.get_running_loop().create_task(self._forward_output(process))
 
     def _listen_for_requests(self) -> str:
@@ -309,17 +244,14 @@ class NodeProgram:
         if struct.unpack("3i", credentials)[1] != os.getuid():
             writer.close()  # a process of another user
             return
-        decoder = protocol.Decoder()
         try:
-            while data := await reader.read(protocol.BLOCK_BYTES):
-                for message in decoder.feed(data):
-                    if not isinstance(message, protocol.Call):
-                        raise protocol.ProtocolError(f"no request of a trainer: {message}")
-                    number = next(self._numbers)
-                    self._requests_of_trainers[number] = (message.id, writer)
-                    self._send(dataclasses.replace(message, id=number))
-                    with contextlib.suppress(OSError):
-                        await self._writer.drain()
+            async for message in protocol.Stream(reader, writer).receive():
+                if not isinstance(message, protocol.Call):
+                    raise protocol.ProtocolError(f"no request of a trainer: {message}")
+                number = next(self._numbers)
+                self._requests_of_trainers[number] = (message.id, writer)
+                self._stream.send(dataclasses.replace(message, id=number))
+                await self._stream.drain()
         except OSError:
             return  # the trainer has ended, or sends what is no message
         finally:
@@ -333,9 +265,8 @@ class NodeProgram:
         )
         try:
             while data := await reader.read(protocol.BLOCK_BYTES):
-                self._send(protocol.Output(process.number, data))
-                with contextlib.suppress(OSError):
-                    await self._writer.drain()
+                self._stream.send(protocol.Output(process.number, data))
+                await self._stream.drain()
         finally:
             transport.close()
 
@@ -349,7 +280,7 @@ class NodeProgram:
                 for process in self._processes.values():
                     if process.pid == pid and not process.is_ended:
                         process.is_ended = True
-                        self._send(
+                        self._stream.send(
                             protocol.Ended(process.number, os.waitstatus_to_exitcode(status), time.time())
                         )
                         self._spawn(self._conclude(process))
@@ -369,7 +300,7 @@ class NodeProgram:
             # One that is blocked in the kernel may hold the pipe.
             await asyncio.wait([process.output], timeout=None if not members else POLL_SECONDS)
         process.gone.set()
-        self._send(protocol.Gone(process.number))
+        self._stream.send(protocol.Gone(process.number))
 
     def _members(self, process: _Process) -> list[psutil.Process]:
         """Return a process, if it has not ended, with all its descendants, orphans included."""
@@ -433,13 +364,33 @@ def _send_signal(processes: Iterable[psutil.Process], number: int) -> None:
             process.send_signal(number)
 
 
-def main(heartbeat_timeout: float = HEARTBEAT_TIMEOUT_SECONDS) -> None:
+async def open_stream(requests: int, replies: int, heartbeat_timeout: float | None) -> protocol.Stream:
+    """Open the stream of two file descriptors, which may be of one socket."""
+    loop = asyncio.get_running_loop()
+    if stat.S_ISSOCK(os.fstat(requests).st_mode) and os.path.sameopenfile(requests, replies):
+        reader, writer = await asyncio.open_connection(sock=socket.socket(fileno=requests))
+        return protocol.Stream(reader, writer, heartbeat_timeout)
+    reader = asyncio.StreamReader()
+    await loop.connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(requests, "rb", 0))
+    transport, flow_control = await loop.connect_write_pipe(
+        asyncio.streams.FlowControlMixin, os.fdopen(replies, "wb", 0)
+    )
+    writer = asyncio.StreamWriter(transport, flow_control, None, loop)
+    return protocol.Stream(reader, writer, heartbeat_timeout)
+
+
+def main(heartbeat_timeout: float | None = HEARTBEAT_TIMEOUT_SECONDS) -> None:
     """Serve the launcher over stdin and stdout; prints of other code go to stderr."""
     requests, replies = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.dup2(2, 1)
-    status, _ = asyncio.run(NodeProgram(requests, replies, heartbeat_timeout).run())
+
+    async def run() -> int:
+        stream = await open_stream(requests, replies, heartbeat_timeout)
+        return (await NodeProgram(stream).run())[0]
+
+    status = asyncio.run(run())
     sys.stderr.flush()
     os._exit(0 if status == LOST_STATUS else status)  # a thread may be blocked by a disk
 

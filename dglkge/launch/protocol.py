@@ -6,12 +6,16 @@ node program sends :data:`MARK` first: what comes before it is output of a login
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import dataclasses
 import json
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from dglkge.errors import DglkgeError, NotReadyError
 
 MARK = b"\0dglkge node program 1\n"
 
@@ -50,7 +54,10 @@ class Call:
 
 @dataclass(frozen=True)
 class Reply:
-    """Result of a call, or the text of its error. `is_input`: whether the error is of what the user gave."""
+    """Result of a call, or the text of its error; the value is then an operating system's errno or None.
+
+    `is_input`: whether the error is of what the user gave.
+    """
 
     id: int
     value: Any = None
@@ -196,3 +203,79 @@ class Decoder:
             return _KINDS[name](**fields)
         except (ValueError, KeyError, TypeError) as error:
             raise ProtocolError(f"no message of this version: {error!r}") from None
+
+
+def answer(call: Call, tasks: Mapping[str, Callable[..., Any]]) -> Reply:
+    """Run the task of a call; its error, a defect too, is a reply.
+
+    Parameters
+    ----------
+    call : Call
+    tasks : mapping of str to callable
+        By name. One whose reply has data returns a tuple of the value and the data.
+    """
+    try:
+        more = {"data": call.data} if call.data else {}
+        result = tasks[call.task](**call.arguments, **more)
+        value, data = result if isinstance(result, tuple) else (result, b"")
+        return Reply(call.id, value, data=data)
+    except DglkgeError as error:
+        return Reply(call.id, error=str(error), is_input=not isinstance(error, NotReadyError))
+    except OSError as error:
+        return Reply(call.id, error.errno, error=error.strerror or str(error))
+    except Exception as error:
+        return Reply(call.id, error=f"{call.task} failed: {error!r}")
+
+
+class Stream:
+    """Messages in both directions of a connection.
+
+    Parameters
+    ----------
+    reader, writer
+        Of the connection.
+    heartbeat_timeout : float, optional
+        Seconds without a message after which the other end counts as lost; None: never, since the stream
+        always reaches its end. May be changed.
+    """
+
+    def __init__(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        heartbeat_timeout: float | None = None,
+    ) -> None:
+        self.writer = writer
+        self.heartbeat_timeout = heartbeat_timeout
+        self._reader = reader
+
+    async def receive(self, mark: bytes = b"") -> AsyncIterator[Message]:
+        """Yield the messages after a mark, to the end of the stream.
+
+        Raises
+        ------
+        asyncio.TimeoutError
+            After the heartbeat's timeout.
+        OSError
+            If the stream is broken.
+        """
+        decoder = Decoder(mark)
+        while data := await asyncio.wait_for(self._reader.read(BLOCK_BYTES), self.heartbeat_timeout):
+            for message in decoder.feed(data):
+                yield message
+
+    def send(self, message: Message) -> None:
+        """Queue a message; whoever receives finds the end of the stream."""
+        if not self.writer.is_closing():
+            self.writer.write(encode(message))
+
+    async def drain(self) -> None:
+        """Wait while too much is queued; ignores a lost stream."""
+        with contextlib.suppress(OSError):
+            await self.writer.drain()
+
+    async def send_heartbeats(self, interval: float = HEARTBEAT_SECONDS) -> None:
+        """Send heartbeats until cancelled."""
+        while True:
+            await asyncio.sleep(interval)
+            self.send(Heartbeat())

@@ -3,36 +3,50 @@
 from __future__ import annotations
 
 import argparse
-import json
+import dataclasses
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dglkge.config import Config, load_config
 from dglkge.data.dataset_files import (
     Field,
-    dataset_size,
     load_json,
     locate_partitions,
     read_dataset_size,
     require_dataset,
 )
 from dglkge.errors import InputError
-from dglkge.planning.memory import PlannedHost, plan_memory
-from dglkge.planning.shared_memory import shared_memory_bytes
+from dglkge.launch.process_plan import Places
+from dglkge.planning.memory import plan_memory
 
 
-def check_part_config(path: Path, num_machines: int) -> None:
-    """Check that a partition file fits the cluster: one partition for each machine.
+def check_partition(path: Path, part_id: int | None, num_machines: int) -> str:
+    """Check that DGL's partition file fits the cluster, and that the files of one partition exist.
+
+    Parameters
+    ----------
+    path : Path
+        DGL's partition file, which names the others relative to its own folder.
+    part_id : int or None
+        None: the files of partitions are not checked.
+    num_machines : int
+        Each holds one partition.
+
+    Returns
+    -------
+    str
+        Fingerprint of the partition file: partitions of two runs of the partitioner do not fit each other.
 
     Raises
     ------
     InputError
-        If the file cannot be read, is not DGL's, or has another number of partitions.
+        If the file cannot be read, is not DGL's, or has another number of partitions, or a file
+        of the partition is missing, which the message names.
     """
-    content = _read(path)
-    num_parts = content.get(Field.NUM_PARTS) if isinstance(content, dict) else None
+    content = load_json(path)
+    num_parts = content.get(Field.NUM_PARTS)
     if not isinstance(num_parts, int):
         raise InputError(
             f"partition file {path} has no {Field.NUM_PARTS!r}; "
@@ -43,38 +57,14 @@ def check_part_config(path: Path, num_machines: int) -> None:
             f"partition file {path} has {num_parts} partitions and ip_config has {num_machines} machines; "
             "each machine holds one partition"
         )
-
-
-def check_part(path: Path, part_id: int) -> None:
-    """Check that the files of one partition exist.
-
-    Parameters
-    ----------
-    path : Path
-        DGL's partition file, which names them relative to its own folder.
-    part_id : int
-
-    Raises
-    ------
-    InputError
-        Naming the first file that is missing.
-    """
-    files = _read(path).get(Field.part_files(part_id))
-    if not isinstance(files, dict):
-        raise InputError(f"{path} names no files of partition {part_id}")
-    for name in files.values():
-        if not (path.parent / str(name)).is_file():
-            raise InputError(f"partition {part_id} is not whole: {path.parent / str(name)} is missing")
-
-
-def _read(path: Path) -> Any:
-    """Read the partition file."""
-    try:
-        return json.loads(path.read_bytes())
-    except OSError as error:
-        raise InputError(f"cannot read partition file {path}: {error.strerror}") from None
-    except ValueError as error:
-        raise InputError(f"partition file {path} is no JSON file: {error}") from None
+    if part_id is not None:
+        files = content.get(Field.part_files(part_id))
+        if not isinstance(files, dict):
+            raise InputError(f"{path} names no files of partition {part_id}")
+        for name in files.values():
+            if not (path.parent / str(name)).is_file():
+                raise InputError(f"partition {part_id} is not whole: {path.parent / str(name)} is missing")
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -136,22 +126,10 @@ def script_config(command: Sequence[str], folder: Path) -> Config | None:
         return None
 
 
-def dataset_needs(config: Config | None, folder: Path) -> tuple[Path | None, dict[int, int]]:
-    """Return what a configuration's data set needs on the machines, as far as its descriptions are here.
+def partition_file(config: Config | None, folder: Path) -> Path | None:
+    """Return DGL's partition file of a configuration's data set; None if it is not here.
 
-    Parameters
-    ----------
-    config : Config or None
-        None: nothing is known.
-    folder : Path
-        Base of relative paths.
-
-    Returns
-    -------
-    partition_file : Path or None
-        DGL's partition file.
-    shared_memory_bytes : dict of int to int
-        Bytes of ``/dev/shm`` by number of the machine; empty if unknown.
+    It may be on the machines only, and the script reports a damaged one.
 
     Raises
     ------
@@ -159,41 +137,49 @@ def dataset_needs(config: Config | None, folder: Path) -> tuple[Path | None, dic
         If a file is there, or a folder with something else in it.
     """
     if config is None:
-        return None, {}
+        return None
     dataset = folder / config.dataset
     # An empty folder may be where the machines have mounted a disk.
     if dataset.is_file() or (dataset.is_dir() and any(dataset.iterdir())):
         require_dataset(dataset)
-    # What is missing here is unknown, not an error: the data set may be on the machines only, and the script
-    # reports a damaged one.
     try:
-        description, found = locate_partitions(dataset)
+        return locate_partitions(dataset)[1]
     except InputError:
-        return None, {}
-    try:
-        parts = dataset_size(dataset, description, load_json(found)).parts
-        return found, {machine: shared_memory_bytes(part, config) for machine, part in enumerate(parts)}
-    except InputError:
-        return found, {}
+        return None
 
 
-def planned_hosts(
-    config: Config | None, folder: Path, num_trainers: int, num_servers: int
-) -> list[PlannedHost]:
-    """Return the plan of a job's machines; empty if unknown.
+def machine_needs(
+    config: Config | None, places: Places, num_machines: int, num_trainers: int, num_servers: int
+) -> list[MachineNeeds]:
+    """Return what a job needs on each machine, as far as the descriptions of its data set are here.
 
     Parameters
     ----------
     config : Config or None
         None: nothing is known.
-    folder : Path
-        Base of relative paths.
+    places : Places
+    num_machines : int
     num_trainers, num_servers : int
         On each machine.
     """
     if config is None:
-        return []
+        return [MachineNeeds()] * num_machines
+    folder = config.tables.folder
+    folders = (str(places.on_machines(Path(folder))),) if folder else ()
+    unknown = MachineNeeds(storage=config.tables.storage, table_folders=folders)
     try:
-        return plan_memory(config, read_dataset_size(folder / config.dataset), num_trainers, num_servers)
+        size = read_dataset_size(places.here / config.dataset)
+        hosts = {host.machine: host for host in plan_memory(config, size, num_trainers, num_servers)}
     except InputError:
-        return []
+        hosts = {}
+    return [
+        dataclasses.replace(
+            unknown,
+            shared_memory_bytes=hosts[machine].shared_memory_bytes,
+            memory_bytes=hosts[machine].needed_bytes(in_files=False) - hosts[machine].base_bytes,
+            structure_bytes=hosts[machine].structure_bytes,
+        )
+        if machine in hosts
+        else unknown
+        for machine in range(num_machines)
+    ]

@@ -246,7 +246,8 @@ class Supervisor:
         died = [each for each in trainers if each.status not in (None, 0, RESTART_STATUS)]
         words = ""
         if lingering:
-            words += f"; {', '.join(lingering)} had not committed by then and had to be killed"
+            when = "when a second signal came" if len(self._signals) > 1 else "by then"
+            words += f"; {', '.join(lingering)} had not committed {when} and had to be killed"
         for process in died:
             words += f"; {process.name} {describe_status(process.status or 0)} without a commit"
         return words
@@ -258,7 +259,8 @@ class Supervisor:
         """
         with contextlib.ExitStack() as last:
             # Callbacks run in reverse order: shared memory last, when no process maps it.
-            last.callback(self._clean_up)
+            machines = {process.planned.address for process in self._processes}
+            last.callback(self._site.clean_up, machines)
             last.callback(self._events.close)
             self._send(self._processes, signal.SIGKILL)
             deadline = time.monotonic() + KILL_SECONDS
@@ -268,10 +270,6 @@ class Supervisor:
                 if not process.is_gone:
                     self._console.message(f"warning: {process.describe()} could not be ended")
                 self._show(process, self._outputs[process.name].finish())
-
-    def _clean_up(self) -> None:
-        """Remove the job's shared memory on every machine."""
-        self._site.clean_up({process.planned.address for process in self._processes})
 
     def _await_exits(
         self, processes: Iterable[RunningProcess], seconds: float, num_signals: int | None = None

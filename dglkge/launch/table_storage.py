@@ -39,26 +39,28 @@ def segment_names(folder: str = SHARED_MEMORY_FOLDER) -> set[str]:
         return {entry.name for entry in entries if entry.is_file(follow_symlinks=False)}
 
 
-def remove_segments(names: Iterable[str], folder: str = SHARED_MEMORY_FOLDER) -> list[str]:
-    """Remove segments; ignores absent ones and those of other users.
+def remove_segments(job: str = "", folder: str = SHARED_MEMORY_FOLDER) -> list[str]:
+    """Remove shared memory of this user: that of ended jobs, and of one job that has no processes now.
 
     Returns
     -------
     list of str
         The names that were removed, sorted.
     """
+    # Names first: a job is registered before it makes any, so those of a job that registers meanwhile are not
+    # in the list.
+    names = segment_names(folder)
+    running = {entry.job for entry in live_jobs(folder)} - {job}
     removed = []
     for name in sorted(names):
-        with contextlib.suppress(OSError):
-            os.unlink(os.path.join(folder, name))
-            removed.append(name)
+        path = os.path.join(folder, name)
+        if job_of_segment(name) and job_of_segment(name) not in running:
+            with contextlib.suppress(OSError):
+                if os.stat(path).st_uid == os.getuid():
+                    os.unlink(path)
+                    removed.append(name)
+    remove_stale_entries(folder)
     return removed
-
-
-def remove_job_segments(job: str, folder: str = SHARED_MEMORY_FOLDER) -> list[str]:
-    """Remove the segments whose names begin with the id of a job; return the names that were removed."""
-    names = segment_names(folder)
-    return remove_segments({name for name in names if job and name.startswith(job_prefix(job))}, folder)
 
 
 def check_shared_memory(needed_bytes: int, job: str = "", folder: str = SHARED_MEMORY_FOLDER) -> None:
@@ -86,39 +88,6 @@ def check_shared_memory(needed_bytes: int, job: str = "", folder: str = SHARED_M
             f"the tables need {needed_bytes / 1e9:.2f} GB of shared memory, "
             f"{folder} has {free_bytes / 1e9:.2f} GB free{others}"
         )
-
-
-def stale_segments(folder: str = SHARED_MEMORY_FOLDER) -> set[str]:
-    """Return the shared memory that :func:`remove_stale_segments` would remove."""
-    # Names first: a job is registered before it makes any, so those of a job that registers meanwhile are not
-    # in the list.
-    names = segment_names(folder)
-    running = {entry.job for entry in live_jobs(folder)}
-    return {
-        name
-        for name in names
-        if job_of_segment(name) and job_of_segment(name) not in running and _is_own(folder, name)
-    }
-
-
-def remove_stale_segments(folder: str = SHARED_MEMORY_FOLDER) -> list[str]:
-    """Remove shared memory of jobs that have ended without removing it, and their entries.
-
-    Returns
-    -------
-    list of str
-        Names of the segments, sorted.
-    """
-    removed = remove_segments(stale_segments(folder), folder)
-    remove_stale_entries(folder)
-    return removed
-
-
-def _is_own(folder: str, name: str) -> bool:
-    """Whether a segment belongs to this user."""
-    with contextlib.suppress(OSError):
-        return os.stat(os.path.join(folder, name)).st_uid == os.getuid()
-    return False
 
 
 class TableFolder:

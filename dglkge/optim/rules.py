@@ -133,8 +133,7 @@ class Adagrad(UpdateRule):
         return adagrad
 
     def numbers(self, lr: float, num_steps: int, kind: Callable) -> tuple:
-        inner, outer = (self.eps, 0) if self.eps_inside_root else (0, self.eps)
-        return kind(lr), kind(inner), kind(outer)
+        return kind(lr), kind(self.eps), self.eps_inside_root
 
     def update_rows(
         self, rows: Tensor, state: Sequence[Tensor], gradient: Tensor, lr: float, num_steps: int

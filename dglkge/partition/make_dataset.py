@@ -6,7 +6,6 @@ import logging
 import re
 import shutil
 import tempfile
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -136,13 +135,6 @@ def dataset_of_run(
                 f"{run} has a run of other triples or splits; give overwrite=True or another output"
             )
     return made, figures[Field.INPUT]["notes"]
-
-
-def partition_files(
-    inputs: Sequence[Path], output: Path, options: Options | None = None, delimiter: str | None = None
-) -> dict[str, Any]:
-    """Partition the triples of files; see :func:`partition_triples`."""
-    return partition_triples(inputs, output, options, delimiter)
 
 
 def partition_dataframe(

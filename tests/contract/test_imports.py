@@ -12,6 +12,8 @@ import pytest
 from tests.contract.source_tree import ROOT
 
 DISTRIBUTIONS = {"faiss": "faiss-cpu", "mlflow": "mlflow-skinny", "sklearn": "scikit-learn", "yaml": "pyyaml"}
+BRIDGES = {"pykeen", "torch_geometric"}
+"""Programs that take a run as a model of theirs: who calls for that has them."""
 DOOR = {"dglkge.distributed", "dglkge.distributed.dgl_import"}
 """What ``import dglkge`` imports of its own, so that DGL loads with any torch."""
 
@@ -34,7 +36,7 @@ def test_outside_packages_are_required_by_pyproject(graph):
     required = set(re.findall(r'"([A-Za-z0-9_-]+)[^"]*"', text)) | set(sys.stdlib_module_names)
     outside = {name.partition(".")[0] for name in graph.modules if graph.is_module_squashed(name)}
     assert "torch" in outside
-    assert {DISTRIBUTIONS.get(name, name) for name in outside} - required <= {"pydantic_core"}
+    assert {DISTRIBUTIONS.get(name, name) for name in outside} - required <= {"pydantic_core", *BRIDGES}
 
 
 def test_nothing_is_imported_through_the_front_door():

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from dglkge.data.dataset import Dataset
-from dglkge.partition.make_dataset import Options, partition_files
+from dglkge.partition.make_dataset import Options, partition_triples
 from tests.toy_kg import REPOSITORY
 
 SCRIPT = REPOSITORY / "benchmarks" / "synthetic_graph.py"
@@ -80,7 +80,7 @@ def test_the_partition_tool_reads_it(kind, tmp_path):
     words = ["--entities", "300", "--relations", "7", "--edges", "2000", "--held-out", "50", "--format", kind]
     done = run(*words)
     assert done.returncode == 0, done.stderr
-    partition_files([tmp_path / "triples"], tmp_path / "dataset", Options(), None)
+    partition_triples([tmp_path / "triples"], tmp_path / "dataset", Options(), None)
     dataset = Dataset.open(tmp_path / "dataset")
     assert [len(dataset.split(split)) for split in ("train", "valid", "test")] == [1900, 50, 50]
     assert dataset.num_entities("entity") == 300 and len(dataset.relations) == 7

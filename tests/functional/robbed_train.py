@@ -2,7 +2,7 @@
 
 Before the job listens on the port for the first time another socket does: on a server's (``server``), on that
 of torch's rendezvous (``rendezvous``), or on that of a trainer, which DGL chooses while it connects
-(``trainer``). A file in the folder records it. With ``always`` every attempt finds its server's port taken.
+(``trainer``). A file in the folder records it.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ stolen: list[socket.socket] = []
 
 
 def steal(address: str, port: int) -> None:
-    """Listen on a port, once in the life of the job, or always."""
+    """Listen on a port, once in the life of the job."""
     note = Path(folder, "stolen")
-    if what == "always" or not note.exists():
+    if not note.exists():
         note.write_text(f"{address}:{port}", encoding="utf-8")
         thief = socket.socket()
         thief.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -32,7 +32,7 @@ def steal(address: str, port: int) -> None:
 
 
 role, rank = os.environ["DGL_ROLE"], os.environ.get("RANK")
-if what in ("server", "always") and role == "server":
+if what == "server" and role == "server":
     address, port = Path(os.environ["DGL_IP_CONFIG"]).read_text(encoding="utf-8").split()
     steal(address, int(port))
 if what == "rendezvous" and rank == "0":

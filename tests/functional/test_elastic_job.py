@@ -208,34 +208,30 @@ def test_two_then_three_then_one_trainers_train_each_triple_once(
     assert_same_training(tmp_path / "run", undisturbed)
 
 
-@pytest.mark.usefixtures("in_foreground")
+@pytest.mark.parametrize(
+    ("start", "name"),
+    [
+        pytest.param("in_foreground", "SIGINT", id="Ctrl-C"),
+        pytest.param("in_background", "SIGTERM", id="SIGTERM, where Ctrl-C is ignored"),
+    ],
+)
 def test_a_launcher_that_is_told_to_stop_commits_and_restarts_nothing(
-    ring: Path, undisturbed: Path, tmp_path: Path
+    ring: Path, tmp_path: Path, request: pytest.FixtureRequest, start: str, name: str
 ) -> None:
+    request.getfixturevalue(start)
     hold(tmp_path, "0 2 1 stop", cores=2)
     with Job(tmp_path, "2", script(ring, tmp_path), "--max_restarts", "3") as job:
         job.wait_until_held()
         job.launcher.send_signal(signal.SIGINT)
-        status, said = job.finish()
-    assert status == 143, said
-    assert "stopped by SIGINT; all trainers have committed and left" in said
-    assert "stopped as asked: 0 epochs and 3 batches done, committed" in (
-        (tmp_path / "logs" / "attempt-1" / "trainer-0.log").read_text()
-    )
+        if name == "SIGTERM":
+            job.launcher.send_signal(signal.SIGTERM)
+        status, output = job.finish()
+    assert status == 143, output
+    assert f"stopped by {name}; all trainers have committed and left" in output
+    assert name == "SIGINT" or "SIGINT" not in output
+    log = (tmp_path / "logs" / "attempt-1" / "trainer-0.log").read_text()
+    assert "stopped as asked: 0 epochs and 3 batches done, committed" in log
     assert not (tmp_path / "logs" / "attempt-2").exists()
-    assert progress(tmp_path / "run") == (0, 3)
-
-
-@pytest.mark.usefixtures("in_background")
-def test_a_job_in_the_background_commits_at_sigterm_and_ignores_ctrl_c(ring: Path, tmp_path: Path) -> None:
-    hold(tmp_path, "0 2 1 stop", cores=2)
-    with Job(tmp_path, "2", script(ring, tmp_path), "--max_restarts", "3") as job:
-        job.wait_until_held()
-        job.launcher.send_signal(signal.SIGINT)
-        job.launcher.send_signal(signal.SIGTERM)
-        status, said = job.finish()
-    assert status == 143, said
-    assert "stopped by SIGTERM; all trainers have committed and left" in said and "SIGINT" not in said
     assert progress(tmp_path / "run") == (0, 3)
 
 

@@ -16,8 +16,8 @@ from tests import warm
 from tests.toy_kg import toy_dataset
 
 NUM_DAMAGES = 60
-FAULTS = ("trainer", "all", "int")
-DISK_FAULTS = ("disk", "logs")
+FAULTS = ("trainer", "all")
+DISK_FAULTS = ("disk",)
 
 
 @pytest.mark.timeout(600)

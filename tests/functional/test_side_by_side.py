@@ -17,7 +17,7 @@ from tests.functional.job import PLAIN, TIME_LIMIT_SECONDS, dglkge, environment,
 from tests.functional.results import assert_near, tables
 from tests.toy_kg import toy_dataset
 
-NUM_JOBS = 3
+NUM_JOBS = 2
 
 
 def start(

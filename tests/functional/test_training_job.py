@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 
-import psutil
 import pytest
 
-from dglkge.checkpoint.reader import open_checkpoint
 from tests.functional import job as commands
 from tests.functional.results import assert_near, losses, metrics, progress, records, tables
 from tests.toy_kg import toy_dataset
@@ -59,12 +56,6 @@ def test_a_job_trains_evaluates_and_commits(launched: Path) -> None:
         assert from_files[side] == pytest.approx(live[side], abs=1e-6)
 
 
-def test_one_process_alone_trains_the_same_tables(ring: Path, launched: Path, tmp_path: Path) -> None:
-    commands.train_alone(*settings(ring, tmp_path / "run"))
-    assert_same(tmp_path / "run", launched)
-    assert losses(tmp_path / "run") == pytest.approx(losses(launched), rel=1e-4)
-
-
 def test_two_servers_and_three_trainers_train_the_same_tables(
     ring: Path, launched: Path, tmp_path: Path
 ) -> None:
@@ -81,41 +72,6 @@ def test_trainers_that_do_not_wait_for_one_another_learn_and_resume(ring: Path, 
     assert "resumed: 4 epochs and 0 batches done" in done.stderr
     counts = [record["stats"]["count"] for record in records(tmp_path / "run")]
     assert len(counts) == 6 and len(set(counts)) == 1  # every triple in every epoch, whoever trained it
-
-
-def kill_one(ring: Path, folder: Path, role: str, index: int) -> None:
-    """Kill one process of a job in mid-training, and hold that the job ends, says so, and leaves nothing."""
-    endless = ("training.num_epochs=100000", "checkpoint.every_batches=1", "evaluation.split=none")
-    with commands.training_job(folder, 2, *settings(ring, folder / "run", *endless)) as job:
-        commands.wait_for_line(folder / "run" / "stats.jsonl", job, num_lines=8)
-        everyone = commands.processes_of(job, "client") + commands.processes_of(job, "server")
-        assert len(everyone) == 3
-        victim = commands.processes_of(job, role)[index]
-        victim.send_signal(signal.SIGKILL)
-        output, _ = job.communicate(timeout=60)
-        assert job.returncode not in (0, None)
-        name = f"trainer {index}" if role == "client" else f"server {index}"
-        assert name in output and "SIGKILL" in output
-        assert not any(
-            process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in everyone
-        )
-
-
-def test_a_killed_trainer_ends_the_job(ring: Path, tmp_path: Path) -> None:
-    kill_one(ring, tmp_path, "client", 1)
-    assert open_checkpoint(tmp_path / "run").meta.progress["global_batch_size"] == 48
-
-
-def test_a_killed_server_ends_the_job_and_the_same_command_resumes(ring: Path, tmp_path: Path) -> None:
-    kill_one(ring, tmp_path, "server", 0)
-    reached = open_checkpoint(tmp_path / "run").meta.progress
-    until = reached["finished_epochs"] + 2
-    more = (f"training.num_epochs={until}", "evaluation.split=none")
-    done = commands.train(tmp_path, 2, *settings(ring, tmp_path / "run", *more))
-    assert f"resumed: {reached['finished_epochs']} epochs and {reached['batches_done']} batches done" in (
-        done.stdout + done.stderr
-    )
-    assert open_checkpoint(tmp_path / "run").meta.progress["finished_epochs"] == until
 
 
 def test_a_mistake_under_the_launcher_ends_every_process(ring: Path, tmp_path: Path) -> None:

@@ -140,12 +140,6 @@ def test_names_lead_out_of_no_folder(hub, tmp_path):
     assert not (tmp_path / "evil_entity.npy").exists()
 
 
-def test_a_part_of_a_model_is_refused(folder, tmp_path):
-    with pytest.raises(InputError, match="huggingface holds whole models: the table 'relation' is left out"):
-        open_run(folder).export("huggingface", tmp_path / "out", ["person", "town", "country"])
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize(
     ("name", "change", "words"),
     [

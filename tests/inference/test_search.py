@@ -11,7 +11,7 @@ from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
 from dglkge.inference import search
 from dglkge.inference.choices import ALL, CANDIDATES, SEEN, Known
-from dglkge.inference.search import LinkPredictor, LinkQuery, TopAnswers, most_similar
+from dglkge.inference.search import LinkPredictor, LinkQuery, most_similar
 from dglkge.model.kge_model import build_model
 from dglkge.typing import RELATION, Side
 from tests.checkpoint.toy_checkpoint import RELATION_WIDTH, TWO_PAIRS, save_toy, toy_meta, toy_tables
@@ -150,21 +150,6 @@ def test_bad_wishes(tmp_path):
             bare.predict(QUERIES, **wish)
     with pytest.raises(InputError, match="unknown choice of candidates 'sen'; did you mean 'seen'"):
         predictor.predict(QUERIES, candidates="sen")
-
-
-def test_top_answers_over_blocks():
-    generator = torch.Generator().manual_seed(0)
-    scores = torch.randint(0, 9, (4, 50), generator=generator).float() + torch.arange(50) / 1000
-    ids = torch.randperm(50, generator=generator)
-    best = TopAnswers(4, 7)
-    for start in (0, 3, 20, 21):
-        stop = {0: 3, 3: 20, 20: 21, 21: 50}[start]
-        best.add(scores[:, start:stop], ids[start:stop])
-    got_scores, got_ids = best.result()
-    for row in range(4):
-        order = sorted(range(50), key=lambda place: (-scores[row, place].item(), ids[place].item()))[:7]
-        assert got_ids[row].tolist() == ids[order].tolist()
-        assert got_scores[row].tolist() == scores[row, order].tolist()
 
 
 @pytest.mark.parametrize(("num_parts", "block_bytes"), [(1, 1), (3, 1 << 20)])

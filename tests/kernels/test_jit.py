@@ -43,7 +43,7 @@ one, zero = np.float32(1), np.float32(0)
 first = np.zeros(1, np.int64)
 links = (False, np.float32(np.inf), zero, one, np.inf)
 update = update_loop(adagrad)
-update(rows, (total,), first, first, chain, links, (one, zero, zero))
+update(rows, (total,), first, first, chain, links, (one, zero, False))
 print(rows[0].tolist(), len(update.stats.cache_hits))
 """
 

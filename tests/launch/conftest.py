@@ -16,6 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dglkge.launch.background import wait
+from dglkge.launch.connection import NodeConnection, open_node
 from tests.surroundings import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -98,6 +100,30 @@ def _lives_in(process: psutil.Process, folder: Path) -> bool:
 def free_port() -> int:
     """A port on which nothing listens, with a few free ones after it."""
     return free_ports(4)
+
+
+@contextlib.contextmanager
+def node_program(python: str = sys.executable, **environment: str) -> Iterator[NodeConnection]:
+    """A node program on this machine."""
+    opened = open_node("here", None, python, {"PYTHONPATH": str(ROOT), **environment})
+    try:
+        yield opened
+    finally:
+        wait(opened.close())
+
+
+@pytest.fixture
+def session() -> Iterator[NodeConnection]:
+    """A node program of the test's own."""
+    with node_program() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def shared_session() -> Iterator[NodeConnection]:
+    """A node program for all tests of a file."""
+    with node_program() as opened:
+        yield opened
 
 
 @pytest.fixture

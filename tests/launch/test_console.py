@@ -1,12 +1,29 @@
-"""Lines, the moving bar and the launcher's words on a terminal and on a pipe."""
+"""The console: lines and bar, what is hidden, logs of processes, and streams that block nobody."""
 
 from __future__ import annotations
 
 import io
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
-from dglkge.launch.console import CLEAR_LINE, Console
+from dglkge.launch import console as console_module
+from dglkge.launch.console import (
+    CLEAR_LINE,
+    LONGEST_LINE_BYTES,
+    TAIL_LINES,
+    BackgroundStream,
+    Console,
+    ProcessOutput,
+    is_noise,
+    without_noise,
+)
+from tests.launch.conftest import ROOT
 
 
 def screen(text: str) -> list[str]:
@@ -87,21 +104,14 @@ def test_colours() -> None:
     assert out.getvalue() == "\x1b[36m[a]\x1b[0m x\n\x1b[36m[g]\x1b[0m x\n\x1b[33m[b]\x1b[0m x\n"
 
 
-class _Terminal(io.StringIO):
-    """A stream that says it is a terminal."""
-
-    def isatty(self) -> bool:
-        """Say so."""
-        return True
-
-
-@pytest.mark.parametrize(("no_color", "is_coloured"), [("", True), ("1", False)])
-def test_no_color(monkeypatch: pytest.MonkeyPatch, no_color: str, is_coloured: bool) -> None:
+def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
     """NO_COLOR is heeded."""
-    monkeypatch.setenv("NO_COLOR", no_color)
-    out = _Terminal()
-    Console.of(out, io.StringIO()).line("a", 0, "x")
-    assert ("\x1b[36m" in out.getvalue()) is is_coloured
+    for no_color, is_coloured in (("", True), ("1", False)):
+        monkeypatch.setenv("NO_COLOR", no_color)
+        out = io.StringIO()
+        monkeypatch.setattr(out, "isatty", lambda: True, raising=False)
+        Console.of(out, io.StringIO()).line("a", 0, "x")
+        assert ("\x1b[36m" in out.getvalue()) is is_coloured
 
 
 def test_reader_gone() -> None:
@@ -112,3 +122,311 @@ def test_reader_gone() -> None:
     console.line("a", 0, "x")
     console.message("still here")
     assert err.getvalue() == "[launcher] still here\n"
+
+
+NOISE = """
+[00:11:44] /opt/dgl/src/rpc/rpc.cc:141: Sender with NetType~socket is created.
+[00:11:44] /opt/dgl/src/rpc/rpc.cc:161: Receiver with NetType~socket is created.
+[W1121 socket.cpp:207] [c10d] The hostname of the client socket cannot be retrieved. err=-3
+start graph service on server 0 for part 0
+Server is waiting for connections on [127.0.0.1:30050]...
+Server is waiting for connections non-blockingly on [127.0.0.1:30050]...
+Warning! Interface: ifb0\x20
+Warning! Interface: br-1f2e.5@if7\x20
+IP address not available for interface.
+Client [7961] waits on 127.0.0.1:58971
+Machine (0) group (0) client (1) connect to server successfuly!
+Client[1] in group[0] is exiting...
+Server (0) shutdown.
+Initialize the distributed services with graphbolt: False
+Start to load partition from /d/graph.dgl which is 11744 bytes. It may take non-trivial time for large partition.
+Finished loading node data.
+[03:22:42] /opt/dgl/src/rpc/rpc.cc:390:\x20
+User pressed Ctrl+C, Exiting
+LIBXSMM_VERSION: main-1.17-3659 (25693771)
+LIBXSMM_TARGET: spr [Intel(R) Xeon(R) Processor]
+Registry and code: 13 MB
+Command: /venv/bin/python /venv/lib/dglkge/launch/script_runner.py train.py --set output=run\x20
+Uptime: 3.867570 s"""  # noqa: E501
+
+SHOWN = """
+Traceback (most recent call last):
+load my data from disk
+Server is on fire
+Warning! Interface: down and out
+[00:11:44] /opt/dgl/src/rpc/rpc.cc:390: cannot reach 10.0.0.1
+  Server (0) shutdown. Check failed
+terminate called without an active exception
+terminate called after throwing an instance of 'std::bad_alloc'
+Command: make train
+Uptime: 3 s
+Finished loading my data.
+[W1121 socket.cpp:207] [c10d] The client socket has timed out"""
+
+
+def test_what_dgl_always_writes_is_noise_and_nothing_else() -> None:
+    assert [line for line in NOISE.split("\n") if not is_noise(line)] == [""]
+    assert [line for line in SHOWN.split("\n") if is_noise(line)] == []
+
+
+STOPPED_SERVER = """[03:22:42] /opt/dgl/src/rpc/rpc.cc:390:\x20
+User pressed Ctrl+C, Exiting
+terminate called without an active exception
+
+LIBXSMM_VERSION: main-1.17-3659 (25693771)
+LIBXSMM_TARGET: spr [Intel(R) Xeon(R) Processor]
+Registry and code: 13 MB
+Command: /venv/bin/python /venv/lib/dglkge/launch/script_runner.py train.py --set output=run\x20
+Uptime: 3.867570 s""".split("\n")
+
+
+def test_nothing_is_shown_of_a_server_that_the_launcher_stops() -> None:
+    assert without_noise(STOPPED_SERVER) == []
+    assert without_noise(["last words", *STOPPED_SERVER]) == ["last words"]
+    # Whatever the pipe has cut it into.
+    for cut in range(len(STOPPED_SERVER)):
+        first, second = STOPPED_SERVER[:cut], STOPPED_SERVER[cut:]
+        shown = without_noise(first) + without_noise(second, first[-1] if first else "")
+        assert [line for line in shown if line] == []
+
+
+def test_an_abort_by_itself_is_shown_and_libxsmm_does_not_bury_it() -> None:
+    lines = ["ValueError: too small", "", "terminate called without an active exception", *STOPPED_SERVER[3:]]
+    assert without_noise(lines) == lines[:3]
+
+
+def lines_of(path: Path, chunks: list[bytes]) -> list[str]:
+    """Feed chunks; return all lines."""
+    output = ProcessOutput(path / "log")
+    lines = [line for chunk in chunks for line in output.feed(chunk)]
+    return lines + output.finish()
+
+
+CASES = [
+    (b"", []),
+    (b"a\nb\n", ["a", "b"]),
+    (b"a\nb", ["a", "b"]),
+    (b"a\r\nb\r\n", ["a", "b"]),
+    (b"\n\na\n", ["", "", "a"]),
+    (b"\r 10%\r 50%\r100%\n", ["100%"]),
+    (b"start\n\r 10%\r 50%\r100%\nend\n", ["start", "100%", "end"]),
+    (b"epoch 1\r 10%\r      \repoch 1 done\n", ["epoch 1 done"]),
+    ("h\u00e9llo \u2588\n".encode(), ["h\u00e9llo \u2588"]),
+    (b"bad \xff byte\n", ["bad \ufffd byte"]),
+    (b"\r 10%\r 20%", [" 20%"]),
+]
+
+
+def test_lines_at_any_boundary(tmp_path: Path) -> None:
+    """One read, reads of one byte, and every cut in two give the same lines and the same log."""
+    for data, expected in CASES:
+        cuts = [[data], [data[i : i + 1] for i in range(len(data))]]
+        cuts += [[data[:i], data[i:]] for i in range(len(data))]
+        for chunks in cuts:
+            assert lines_of(tmp_path, chunks) == expected
+            assert (tmp_path / "log").read_text().splitlines() == expected
+
+
+def test_progress(tmp_path: Path) -> None:
+    """An unfinished line that has returned to its start is progress; a plain unfinished line is not."""
+    output = ProcessOutput(tmp_path / "log")
+    states = []
+    for chunk in (
+        b"plain",
+        b" text\n",
+        b"\r 10%",
+        b"\r 20",
+        b"%",
+        b"\r",
+        b" 30%",
+        b"\r      \r",
+        b"40%",
+        b"\n",
+    ):
+        output.feed(chunk)
+        states.append(output.progress)
+    assert states == ["", "", " 10%", " 20", " 20%", " 20%", " 30%", "      ", "40%", ""]
+    assert list(output.tail) == ["plain text", "40%"]
+    output.finish()
+
+
+def test_progress_needs_little_memory(tmp_path: Path) -> None:
+    """However long a bar moves, only its present state is kept."""
+    output = ProcessOutput(tmp_path / "log")
+    for step in range(20000):
+        assert output.feed(b"\r%6d of 20000 steps" % step) == []
+        assert len(output._partial) < 100
+    assert output.finish() == [" 19999 of 20000 steps"]
+
+
+def test_endless_line_is_cut(tmp_path: Path) -> None:
+    """A line without end does not fill the launcher's memory."""
+    output = ProcessOutput(tmp_path / "log")
+    lines = [line for _ in range(4) for line in output.feed(b"x" * LONGEST_LINE_BYTES)]
+    lines += output.finish()
+    assert "".join(lines) == "x" * (4 * LONGEST_LINE_BYTES)
+    assert len(lines) > 1
+
+
+def test_tail_and_log_are_there_while_it_runs(tmp_path: Path) -> None:
+    """The log can be read during the job; the tail holds the last lines."""
+    output = ProcessOutput(tmp_path / "log")
+    output.feed(b"".join(b"%d\n" % i for i in range(100)))
+    assert (tmp_path / "log").read_text().splitlines() == [str(i) for i in range(100)]
+    assert list(output.tail) == [str(i) for i in range(100 - TAIL_LINES, 100)]
+    output.finish()
+
+
+def test_a_log_that_cannot_be_written_does_not_disturb(tmp_path: Path) -> None:
+    """Lines come through and are counted; once the log can be written it says how many are missing."""
+    path = tmp_path / "gone" / "log"
+    output = ProcessOutput(path)
+    assert output.feed(b"one\ntwo\nthree") == ["one", "two"]
+    assert output.problem == "No such file or directory"
+    path.parent.mkdir()
+    assert output.feed(b"\nfour\n") == ["three", "four"]
+    assert list(output.tail) == ["one", "two", "three", "four"]
+    assert output.finish() == []
+    text = "(2 lines are missing here: No such file or directory)\nthree\nfour\n"
+    assert path.read_text() == text
+
+
+FULL = """
+import resource, sys
+from pathlib import Path
+from dglkge.launch.console import ProcessOutput
+output = ProcessOutput(Path(sys.argv[1]))
+soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (14, hard))
+shown = output.feed(b"12345\\nabcde\\nlost in the middle\\nlost\\n")
+resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+shown += output.feed(b"again\\n") + output.finish()
+print(shown, output.problem)
+"""
+
+
+def test_a_full_disk_is_borne_by_any_user(tmp_path: Path) -> None:
+    """A file may not grow beyond 14 bytes, as on a full disk; then it may."""
+    log = tmp_path / "log"
+    command = [sys.executable, "-c", FULL, str(log)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=ROOT)
+    shown = ["12345", "abcde", "lost in the middle", "lost", "again"]
+    assert (done.returncode, done.stdout) == (0, f"{shown} File too large\n"), done.stderr
+    assert log.read_text() == "12345\nabcde\nlo\n(2 lines are missing here: File too large)\nagain\n"
+
+
+@pytest.fixture
+def pipe() -> Iterator[tuple[int, io.TextIOWrapper]]:
+    """A pipe: where to read, and a text stream to write to."""
+    reader, writer = os.pipe()
+    stream = os.fdopen(writer, "w")
+    yield reader, stream
+    os.close(reader)
+    stream.close()
+
+
+def read_until(reader: int, end: str) -> str:
+    """Read until a text has come."""
+    data = b""
+    while end.encode() not in data:
+        data += os.read(reader, 65536)
+    return data.decode()
+
+
+def test_text_arrives_in_order(pipe) -> None:
+    """Two streams of one pipe keep the order of their text; what stood in the buffer comes first."""
+    reader, stream = pipe
+    stream.write("before\n")
+    out = BackgroundStream(stream)
+    err = BackgroundStream(stream, out)
+    for i in range(100):
+        (out, err)[i % 2].write(f"{i}\n")
+    assert out.finish() and err.finish()
+    assert read_until(reader, "99\n") == "before\n" + "".join(f"{i}\n" for i in range(100))
+
+
+def test_a_blocked_reader_blocks_nobody(pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What does not fit into the queue is dropped line by line, counted, and told once there is room."""
+    monkeypatch.setattr(console_module, "MOST_WAITING_BYTES", 200_000)
+    reader, stream = pipe
+    out = BackgroundStream(stream)
+    lines = [f"{i:08d} {'x' * 90}\n" for i in range(10_000)]  # 100 bytes each; the pipe takes 64 KB
+    for line in lines:
+        out.write(line)
+    assert not out.finish(0.2)
+    text = read_until(reader, lines[1999])  # the queue holds as many, and some have fitted into the pipe
+    out.write("the end\n")
+    shown = (text + read_until(reader, "the end\n")).splitlines(keepends=True)
+    position = num_missing = 0
+    for line in shown[:-1]:
+        if line.startswith("[launcher] "):
+            number = int(line.split()[1])
+            assert line == f"[launcher] {number} lines are missing here: this console was blocked\n"
+            position += number
+            num_missing += number
+        else:
+            assert line == lines[position]
+            position += 1
+    assert (position, shown[-1]) == (10_000, "the end\n")
+    assert 2000 <= 10_000 - num_missing < 4000
+    assert out.finish()
+
+
+def test_a_reader_that_is_slow_gets_everything(pipe) -> None:
+    """The end waits as long as anything moves."""
+    reader, stream = pipe
+    out = BackgroundStream(stream)
+    out.write("x" * 300_000 + "\nend\n")
+    found = []
+    thread = threading.Thread(target=lambda: found.append(read_until(reader, "end\n")))
+    thread.start()
+    assert out.finish()
+    thread.join()
+    assert len(found[0]) == 300_005
+
+
+def test_a_summary_is_not_dropped(pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reads slowly may miss lines of processes, is told so, and gets the line for programs."""
+    monkeypatch.setattr(console_module, "MOST_WAITING_BYTES", 200_000)
+    reader, stream = pipe
+    console = Console.in_background(stream, io.StringIO())
+    for i in range(10_000):
+        console.line("trainer 0", 0, f"{i:08d} {'x' * 90}")
+    found = []
+    thread = threading.Timer(0.3, lambda: found.append(read_until(reader, "end\n")))
+    thread.start()
+    words = "{" + "x" * 5000 + "}"
+    console.summary(words)
+    console.finish()
+    stream.write("end\n")
+    stream.flush()
+    thread.join()
+    *lines, summary, _ = found[0].splitlines()
+    notices = [line for line in lines if line.startswith("[launcher] ")]
+    num_missing = sum(int(line.split()[1]) for line in notices)
+    assert num_missing == 10_000 - (len(lines) - len(notices)) > 0
+    assert summary == words
+
+
+def test_the_end_says_that_the_last_lines_are_missing(pipe, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where nothing is written after them."""
+    monkeypatch.setattr(console_module, "MOST_WAITING_BYTES", 1000)
+    reader, stream = pipe
+    out = BackgroundStream(stream)
+    out.write("x" * 900 + "\n")
+    out.write("y" * 2000 + "\nz\n")
+    assert out.finish()
+    stream.write("end\n")
+    stream.flush()
+    notice = "[launcher] 2 lines are missing here: this console was blocked\n"
+    assert read_until(reader, "end\n") == "x" * 900 + "\n" + notice + "end\n"
+
+
+def test_a_reader_that_has_gone() -> None:
+    """Text for nobody is no failure, and nothing waits for it."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as gone:
+        out = BackgroundStream(gone)
+        out.write("x\n" * 100_000)
+        assert out.finish()

@@ -33,38 +33,21 @@ def test_hyphens_and_underscores() -> None:
     for name in ("--num_trainers", "--num-trainers"):
         for spelling in ([name, "3"], [f"{name}=3"]):
             assert parse_arguments([*spelling, "train.py"])[0].num_trainers == (3, 3)
+    assert parse_arguments(["--num_trainers", "2:5", "train.py"])[0].num_trainers == (2, 5)
     assert parse_arguments(["--ip-config=my-file.txt", "train.py"])[0].ip_config == "my-file.txt"
+    options, _ = parse_arguments(["--extra-envs", "A=b=c", "D=", "E=f g", "train.py"])
+    assert options.extra_envs == {"A": "b=c", "D": "", "E": "f g"}
 
 
 def test_defaults() -> None:
     """What is not asked for is left to the machine."""
     options, _ = parse_arguments(["train.py"])
     assert (options.ip_config, options.num_samplers, options.num_server_threads) == ("ip_config.txt", 0, 1)
-    assert (
-        options.num_trainers is options.num_servers is options.num_omp_threads is options.part_config is None
-    )
+    unset = ("num_trainers", "num_servers", "num_omp_threads", "part_config")
+    assert [getattr(options, name) for name in unset] == [None] * 4
     assert (options.graph_format, options.extra_envs, options.workspace) == ("csc", {}, ".")
-    assert (options.stop_seconds, options.exit_seconds, options.json, options.dry_run) == (
-        120,
-        30,
-        False,
-        False,
-    )
-    assert options.max_restarts == 0
-
-
-def test_range_of_trainers() -> None:
-    """A lowest and a highest number; one number is both."""
-    for text, expected in (("2:5", (2, 5)), ("4:4", (4, 4)), ("3", (3, 3))):
-        assert parse_arguments(["--num_trainers", text, "train.py"])[0].num_trainers == expected
-
-
-def test_extra_variables() -> None:
-    """Values keep their '=', blanks and emptiness."""
-    options, _ = parse_arguments(["--extra-envs", "A=b=c", "D=", "E=f g", "train.py"])
-    assert options.extra_envs == {"A": "b=c", "D": "", "E": "f g"}
-    options, _ = parse_arguments(["--extra_envs=A=b=c", "train.py"])
-    assert options.extra_envs == {"A": "b=c"}
+    assert (options.stop_seconds, options.exit_seconds, options.max_restarts) == (120, 30, 0)
+    assert not options.json and not options.dry_run
 
 
 def test_values_of_variables_that_are_named_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -78,21 +61,14 @@ def test_values_of_variables_that_are_named_alone(monkeypatch: pytest.MonkeyPatc
     ("arguments", "message"),
     [
         ([], "no script was given; expected: dglkge-launch [options] script.py args..."),
-        (["--num_trainers", "2"], "no script was given"),
-        (["--num_trainer", "2", "train.py"], "unknown option '--num_trainer'; did you mean '--num_trainers'"),
         (["--num-tainers=2", "train.py"], "unknown option '--num_tainers'; did you mean '--num_trainers'"),
         (["-x", "train.py"], "unknown option '-x'"),
         (["--num_trainers"], "--num_trainers: expected one argument"),
         (["--num_trainers", "0", "train.py"], "--num_trainers: '0' is no whole number of 1 to 4096"),
-        (["--num_trainers", "two", "train.py"], "'two' is no whole number"),
-        (["--num_trainers", "99999", "train.py"], "'99999' is no whole number"),
+        (["--num_servers", "99999", "train.py"], "--num_servers: '99999' is no whole number"),
         (["--num_trainers", "3:2", "train.py"], "'3:2': the first number is above the second"),
-        (["--num_trainers", "0:2", "train.py"], "'0' is no whole number of 1 to 4096"),
         (["--num_trainers", "2:", "train.py"], "'' is no whole number of 1 to 4096"),
-        (["--max_restarts", "-1", "train.py"], "--max_restarts: '-1' is no whole number of 0 to 4096"),
-        (["--num_samplers", "-1", "train.py"], "--num_samplers"),
         (["--stop_seconds", "nan", "train.py"], "'nan' is no number of seconds from 0 to 86400"),
-        (["--stop_seconds", "soon", "train.py"], "'soon' is no number of seconds"),
         (["--extra_envs=oops", "train.py"], "--extra_envs: oops has no value here; expected NAME=VALUE or"),
         (["--extra_envs=o.o=a", "train.py"], "--extra_envs: 'o.o' is no name of a variable"),
         (["--json=1", "train.py"], "--json"),
@@ -107,20 +83,13 @@ def test_refused(arguments: list[str], message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
-def test_help_teaches() -> None:
+def test_help_teaches(capsys: pytest.CaptureFixture) -> None:
     """Every option has a text with its default, and the page has examples and the exit statuses."""
-    parser = build_parser()
-    page = parser.format_help()
+    with pytest.raises(SystemExit) as caught:
+        parse_arguments(["-h"])
+    page = capsys.readouterr().out
+    assert caught.value.code == 0 and page == build_parser().format_help()
     assert page.startswith("usage: dglkge-launch [options] script.py args...\n")
     assert "examples:" in page and "exit status:" in page
-    assert all(action.help for action in parser._actions)
+    assert all(action.help for action in build_parser()._actions)
     assert max(len(line) for line in page.splitlines()) <= 120
-
-
-def test_help_exits_with_0(capsys: pytest.CaptureFixture) -> None:
-    """--help and -h print and end."""
-    for option in ("--help", "-h"):
-        with pytest.raises(SystemExit) as caught:
-            parse_arguments([option])
-        assert caught.value.code == 0
-        assert "usage: dglkge-launch" in capsys.readouterr().out

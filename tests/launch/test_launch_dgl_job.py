@@ -79,8 +79,12 @@ def test_sampler_processes(start, ip_config: Path) -> None:
     assert job.left() == []
 
 
-def test_all_segments_have_the_jobs_name(start) -> None:
-    """None that another job could meet: graph, partition book, feature and embedding."""
+@pytest.mark.parametrize("victim", ["server 0", "trainer 1", "launcher"])
+def test_kill_9_in_mid_run(start, victim: str) -> None:
+    """The job ends, names who was killed, and leaves no process and no shared memory.
+
+    All names in shared memory are the job's: of graph, partition book, feature and embedding.
+    """
     job = start([], "--steps", ENDLESS, **warm.runners({"PYTHONPATH": str(REPOSITORY)}))
     job.wait_for(*BEGUN)
     (entry,) = [entry for entry in live_jobs() if entry.launcher_pid == job.launcher.pid]
@@ -88,22 +92,17 @@ def test_all_segments_have_the_jobs_name(start) -> None:
     for part in ("ring_node_meta", "ring_edge_edge_map", "feature", "emb", "_csc_"):
         assert [name for name in names if part in name], (part, names)
     assert not foreign_segments()
-    job.launcher.send_signal(signal.SIGKILL)
+    if victim == "launcher":
+        job.launcher.send_signal(signal.SIGKILL)
+    else:
+        role, number = victim.split()
+        process = job.process(role, int(number))
+        process.kill()
+        output = job.finish()
+        assert job.launcher.returncode == 137
+        assert f"{victim} (pid {process.pid}) on 127.0.0.1 was killed by signal 9 (SIGKILL)" in output
     job.await_none_left()
     assert not [name for name in segment_names() if name.startswith(job_prefix(entry.job))]
-
-
-@pytest.mark.parametrize(("role", "number"), [("server", 0), ("trainer", 1)])
-def test_kill_9_in_mid_run(start, role: str, number: int) -> None:
-    """The job ends, names who was killed, and leaves no process and no shared memory."""
-    job = start([], "--steps", ENDLESS, **warm.runners({"PYTHONPATH": str(REPOSITORY)}))
-    job.wait_for(*BEGUN)
-    victim = job.process(role, number)
-    victim.kill()
-    output = job.finish()
-    assert job.launcher.returncode == 137
-    assert f"{role} {number} (pid {victim.pid}) on 127.0.0.1 was killed by signal 9 (SIGKILL)" in output
-    assert job.left() == []
 
 
 def test_trainer_that_raises(start) -> None:

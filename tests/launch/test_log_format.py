@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dglkge.cli.launch import main
 from dglkge.distributed.log_format import JsonFormatter, json_line, parse_line, timestamp
 from dglkge.errors import InputError
 from dglkge.launch.console import as_json, plain_text
@@ -67,22 +68,16 @@ def test_a_failure_is_one_object_of_level_error(launch, tmp_path: Path) -> None:
     assert "ValueError: broken" in errors[0]["message"] and errors[1]["message"].startswith("failed after ")
 
 
-def test_text_logs_of_the_launcher_have_times(launch, tmp_path: Path) -> None:
-    job = launch(["--num_trainers", "1", "--log_dir", "logs"], "print('x')")
-    job.finish()
-    lines = (tmp_path / "logs" / "launcher.log").read_text().splitlines()
-    assert len(lines) == 2 and all(TIME.fullmatch(line.split(" ", 1)[0]) for line in lines)
-    assert lines[1].split(" ", 1)[1].startswith("all processes ended well")
-    assert (tmp_path / "logs" / "trainer-0.log").read_text() == "x\n"
-
-
-def test_refusals(launch) -> None:
-    job = launch([], "", DGLKGE_LOG_FORMAT="xml")
-    assert job.finish() == "dglkge-launch: error: DGLKGE_LOG_FORMAT is 'xml'; allowed are text, json"
-    assert job.launcher.returncode == 2
-    job = launch(["--log_format", "json", "--ip_config", "absent"], "")
-    (error,) = records(job.finish())
-    assert job.launcher.returncode == 2 and (error["level"], error["process"]) == ("error", "launcher")
+def test_refusals(capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("train.py").touch()
+    assert main(["--log_format", "json", "--ip_config", "absent", "train.py"]) == 2
+    (error,) = records(capsys.readouterr().err)
+    assert (error["level"], error["process"]) == ("error", "launcher")
+    monkeypatch.setenv("DGLKGE_LOG_FORMAT", "xml")
+    assert main(["train.py"]) == 2
+    words = "dglkge-launch: error: DGLKGE_LOG_FORMAT is 'xml'; allowed are text, json\n"
+    assert capsys.readouterr().err == words
 
 
 def test_a_formatter_keeps_tracebacks_in_one_line() -> None:
@@ -97,14 +92,12 @@ def test_a_formatter_keeps_tracebacks_in_one_line() -> None:
     assert found["message"].startswith("failed: x\nTraceback") and found["message"].endswith('é\n"quoted"')
 
 
-@pytest.mark.parametrize(
-    "text", ["", "{", "[1]", "{}", '{"time": 1, "level": "a", "process": "b", "message": "c"}']
-)
-def test_what_is_no_such_object_becomes_a_message(text: str) -> None:
-    assert parse_line(text) is None and plain_text(text) == text
-    wrapped = as_json("server 1", text)
-    assert json.loads(wrapped)["message"] == text and plain_text(wrapped) == text
-    assert as_json("server 2", wrapped) == wrapped
+def test_what_is_no_such_object_becomes_a_message() -> None:
+    for text in ("", "{", "[1]", "{}", '{"time": 1, "level": "a", "process": "b", "message": "c"}'):
+        assert parse_line(text) is None and plain_text(text) == text
+        wrapped = as_json("server 1", text)
+        assert json.loads(wrapped)["message"] == text and plain_text(wrapped) == text
+        assert as_json("server 2", wrapped) == wrapped
 
 
 def test_training_from_python_finds_the_error_in_it() -> None:

@@ -8,14 +8,23 @@ import pytest
 
 from dglkge.distributed.ip_config import Machine
 from dglkge.errors import InputError
-from dglkge.launch.node_place import DEFAULT_PORT, NodePlace, host_and_port, node_place
+from dglkge.launch.node_place import (
+    DEFAULT_PORT,
+    NodePlace,
+    SchedulerPlace,
+    first_host,
+    host_and_port,
+    node_place,
+    scheduler_place,
+)
 
-SLURM = {
-    "SLURM_NODEID": "1",
-    "SLURM_STEP_ID": "0",
-    "SLURM_STEP_NUM_NODES": "2",
-    "SLURM_STEP_NODELIST": "cn[07-08]",
-}
+
+def variables(text: str) -> dict[str, str]:
+    """Read ``NAME=value`` words."""
+    return dict(word.split("=", 1) for word in text.split())
+
+
+SLURM = variables("SLURM_NODEID=1 SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=2 SLURM_STEP_NODELIST=cn[07-08]")
 INTERFACES = {"127.0.0.1": "lo", "10.0.0.9": "ib0", "10.1.0.9": "eth0", "10.1.0.10": "eth0"}
 GIVEN = {"node_rank": "0", "num_nodes": 2, "rendezvous": "a"}
 LISTED = {"node_rank": "0", "has_ip_config": True}
@@ -32,39 +41,34 @@ def place(environment: dict[str, str] | None = None, **options: Any) -> NodePlac
 
 
 @pytest.mark.parametrize(
-    ("options", "environment", "wanted"),
+    ("options", "environment", "expected"),
     [
         ({}, SLURM, None),  # an ordinary start inside a job of SLURM
         ({"node_rank": "2"}, {}, NodePlace(2, 3, "10.0.0.1", DEFAULT_PORT, None, True)),
         ({"node_rank": "2", "rendezvous": "other:5"}, {}, NodePlace(2, 3, "other", 5, None, True)),
         (
-            {"node_rank": "1", "num_nodes": 2, "rendezvous": "[fd00::1]:7", "address": "10.0.0.9"},
+            {**GIVEN, "rendezvous": "[fd00::1]:7", "address": "ib0"},
             {},
-            NodePlace(1, 2, "fd00::1", 7, "10.0.0.9"),
+            NodePlace(0, 2, "fd00::1", 7, "10.0.0.9"),
         ),
         ({"node_rank": "auto"}, SLURM, NodePlace(1, 2, "cn07", DEFAULT_PORT)),
-        ({"node_rank": "auto", "rendezvous": "svc"}, SLURM, NodePlace(1, 2, "svc", DEFAULT_PORT)),
-        ({"node_rank": "auto", "num_nodes": 3}, SLURM, NodePlace(1, 3, "cn07", DEFAULT_PORT)),
         (
-            {"node_rank": "auto", "has_ip_config": True},
+            {"node_rank": "auto", "num_nodes": 3, "rendezvous": "svc"},
             SLURM,
-            NodePlace(1, 3, "10.0.0.1", DEFAULT_PORT, None, True),
+            NodePlace(1, 3, "svc", DEFAULT_PORT),
         ),
+        ({**LISTED, "node_rank": "auto"}, SLURM, NodePlace(1, 3, "10.0.0.1", DEFAULT_PORT, None, True)),
         (
-            {"node_rank": "auto", "num_nodes": 2, "rendezvous": "kge-0.kge"},
+            {**GIVEN, "node_rank": "auto"},
             {"JOB_COMPLETION_INDEX": "1"},
-            NodePlace(1, 2, "kge-0.kge", DEFAULT_PORT),
+            NodePlace(1, 2, "a", DEFAULT_PORT),
         ),
-        (
-            {"node_rank": "1", "num_nodes": 2, "rendezvous": "a", "address": "ib0"},
-            {},
-            NodePlace(1, 2, "a", DEFAULT_PORT, "10.0.0.9"),
-        ),
+        ({**GIVEN, "address": "10.0.0.9"}, {}, NodePlace(0, 2, "a", DEFAULT_PORT, "10.0.0.9")),
         ({"node_rank": "0", "num_nodes": 1}, {}, NodePlace(0, 1, "127.0.0.1", DEFAULT_PORT)),
     ],
 )
-def test_place(options: dict[str, Any], environment: dict[str, str], wanted: NodePlace | None) -> None:
-    assert place(environment, **options) == wanted
+def test_place(options: dict[str, Any], environment: dict[str, str], expected: NodePlace | None) -> None:
+    assert place(environment, **options) == expected
 
 
 @pytest.mark.parametrize(
@@ -89,7 +93,74 @@ def test_what_makes_no_sense(options: dict[str, Any], message: str) -> None:
         place(**options)
 
 
-@pytest.mark.parametrize("text", ["", ":5", "a:", "a:0", "a:65536", "[fd00::1]x", "[fd00::1]:"])
-def test_hosts_and_ports_that_are_none(text: str) -> None:
-    with pytest.raises(InputError, match="is no host"):
-        host_and_port(text, 1)
+def test_hosts_and_ports_that_are_none() -> None:
+    for text in ("", ":5", "a:", "a:0", "a:65536", "[fd00::1]x", "[fd00::1]:"):
+        with pytest.raises(InputError, match="is no host"):
+            host_and_port(text, 1)
+
+
+SRUN = variables("SLURM_NODEID=1 SLURM_LOCALID=0 SLURM_STEP_ID=0 SLURM_NNODES=4 SLURM_JOB_NODELIST=cn[07-10]")
+TORCHRUN = variables("GROUP_RANK=2 RANK=2 LOCAL_RANK=0 GROUP_WORLD_SIZE=3 MASTER_ADDR=10.0.0.1")
+MPIRUN = variables("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=0")
+
+
+@pytest.mark.parametrize(
+    ("environment", "place"),
+    [
+        (SRUN, SchedulerPlace(1, 4, "cn07")),
+        # srun --nodes=2 in a job of four: the step's nodes count
+        (
+            {**SRUN, "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "cn09,cn10"},
+            SchedulerPlace(1, 2, "cn09"),
+        ),
+        ({"JOB_COMPLETION_INDEX": "3", "HOSTNAME": "kge-workers-0-3"}, SchedulerPlace(3)),
+        (TORCHRUN, SchedulerPlace(2, 3, "10.0.0.1")),
+        (MPIRUN, SchedulerPlace(0, 2)),
+        ({**SRUN, **TORCHRUN}, SchedulerPlace(2, 3, "10.0.0.1")),
+        ({**SRUN, **MPIRUN}, SchedulerPlace(0, 2)),
+    ],
+)
+def test_place_by_a_scheduler(environment: dict[str, str], place: SchedulerPlace) -> None:
+    assert scheduler_place({"PATH": "/bin", **environment}) == place
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        (
+            {},
+            r"no scheduler has set this node's rank; expected one of SLURM_NODEID \(SLURM\), JOB_COMPLETION",
+        ),
+        (
+            {**SRUN, "SLURM_LOCALID": "1"},
+            "SLURM_LOCALID is 1: SLURM has started several processes .*tasks-per",
+        ),
+        ({**TORCHRUN, "LOCAL_RANK": "1"}, "torchrun --nproc-per-node=1"),
+        ({**SRUN, "SLURM_NODEID": "x"}, "the variable SLURM_NODEID is 'x'; expected a whole number"),
+        (
+            {**SRUN, "SLURM_NNODES": "0"},
+            "the variable SLURM_NNODES is '0'; expected a whole number of at least",
+        ),
+        (
+            {**SRUN, "SLURM_STEP_ID": ""},
+            "on one of 4 nodes only; .* with srun --ntasks-per-node=1",
+        ),
+        ({**SRUN, "SLURM_NODEID": "4"}, "SLURM_NODEID is 4 and SLURM_NNODES is 4; ranks count from 0"),
+    ],
+)
+def test_variables_that_make_no_sense(environment: dict[str, str], message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        scheduler_place(environment)
+
+
+def test_first_host_of_a_list_of_slurm() -> None:
+    hosts = {
+        "cn1": "cn1",
+        "cn1,cn2": "cn1",
+        "cn[1-3]": "cn1",
+        "cn[007,009-012]": "cn007",
+        "gpu-a[01-02],cn[1-3]": "gpu-a01",
+        "rack[1-2]n[3,5].site": "rack1n3.site",
+        "10.0.0.7": "10.0.0.7",
+    }
+    assert {node_list: first_host(node_list) for node_list in hosts} == hosts

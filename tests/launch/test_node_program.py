@@ -43,7 +43,7 @@ PROGRAM = """
 import sys
 from dglkge.launch import node_program
 node_program.HEARTBEAT_SECONDS, node_program.GRACE_SECONDS = 0.1, float(sys.argv[2])
-node_program.main(float(sys.argv[1]))
+node_program.main(float(sys.argv[1]) or None)
 """
 
 
@@ -121,47 +121,34 @@ def program(tmp_path: Path) -> Iterator[RunningProgram]:
     running.program.stdout.close()
 
 
-@pytest.mark.parametrize(
-    "message",
-    [
+def test_messages() -> None:
+    """They survive any cut of the stream; a login shell's greeting before them does no harm."""
+    messages = [
         Heartbeat(),
         Call(3, "send", {"names": ["a\nb"]}, b"\0" * 100_000),
         Reply(3, error="é"),
         Start(1, ["a b"], {"X": "$y"}, "/"),
         Ended(1, -9, 1.5),
         Output(1, b"\xff\n"),
-    ],
-)
-def test_messages(message: Message) -> None:
-    """They survive any cut of the stream; a login shell's greeting before them does no harm."""
-    stream = b"Welcome\n" + MARK + 2 * encode(message)
+    ]
+    stream = b"Welcome\n" + MARK + b"".join(map(encode, messages))
     decoder, found = Decoder(MARK), []
     for i in range(0, len(stream), 7):
         found += decoder.feed(stream[i : i + 7])
-    assert found == [message, message]
+    assert found == messages
+    for stream in (b"GET / HTTP/1.0\r\n\r\n", b"\0\0\0\2\0\0\0\0{}", b'\0\0\0\3\0\0\0\0"x"'):
+        with pytest.raises(ProtocolError):
+            Decoder().feed(stream)
 
 
-@pytest.mark.parametrize("stream", [b"GET / HTTP/1.0\r\n\r\n", b"\0\0\0\2\0\0\0\0{}", b'\0\0\0\3\0\0\0\0"x"'])
-def test_what_is_no_message(stream: bytes) -> None:
-    with pytest.raises(ProtocolError):
-        Decoder().feed(stream)
-
-
-@pytest.mark.parametrize(
-    ("code", "status"),
-    [
-        ("pass", 0),
-        ("raise SystemExit(3)", 3),
-        ("raise SystemExit(255)", 255),
-        ("import os; os.kill(os.getpid(), 9)", -9),
-    ],
-)
-def test_status(program: RunningProgram, code: str, status: int) -> None:
+def test_status(program: RunningProgram) -> None:
     """The status is that of the process, the signal's number negated; the program itself ends with 0."""
-    program.start(code)
-    (started, ended, gone), _ = program.until(Gone)
-    assert (ended.status, gone.error) == (status, None)
-    assert not psutil.pid_exists(started.pid)
+    ends = {"pass": 0, "raise SystemExit(255)": 255, "import os; os.kill(os.getpid(), 9)": -9}
+    for number, (code, status) in enumerate(ends.items()):
+        program.start(code, number)
+        (started, ended, gone), _ = program.until(Gone)
+        assert (ended.process, ended.status, gone.error) == (number, status, None)
+        assert not psutil.pid_exists(started.pid)
     program.lose()
     assert program.program.returncode == 0
 
@@ -179,12 +166,12 @@ def test_process_gets_what_was_asked(program: RunningProgram, tmp_path: Path) ->
     assert output.decode() == f"{odd} $x {tmp_path}\nerr\n"
 
 
-@pytest.mark.parametrize("request_", [{"command": ["/no/such/program"]}, {"folder": "/no/such/folder"}])
-def test_cannot_start(program: RunningProgram, request_: dict) -> None:
+def test_cannot_start(program: RunningProgram) -> None:
     """A program or folder that is missing is reported as an error, not as a status."""
-    program.start("", **request_)
-    ((gone,), _) = program.until(Gone)
-    assert "No such file or directory: '/no/such/" in gone.error
+    for request in ({"command": ["/no/such/program"]}, {"folder": "/no/such/folder"}):
+        program.start("", **request)
+        ((gone,), _) = program.until(Gone)
+        assert "No such file or directory: '/no/such/" in gone.error
 
 
 def test_signals_reach_the_process_alone(program: RunningProgram) -> None:
@@ -227,13 +214,14 @@ def test_orphans_are_ended(program: RunningProgram) -> None:
     assert len(other.children()) == 1
 
 
-@pytest.mark.parametrize("code", [WAIT_FOR_EVER, STUBBORN])
-def test_launcher_gone(program: RunningProgram, code: str) -> None:
-    """At the end of the stream the process ends, deaf to SIGTERM or not."""
-    program.start(code)
-    process = program.wait_ready()
+def test_launcher_gone(program: RunningProgram) -> None:
+    """At the end of the stream the processes end, deaf to SIGTERM or not."""
+    processes = []
+    for number, code in enumerate((WAIT_FOR_EVER, STUBBORN)):
+        program.start(code, number)
+        processes.append(program.wait_ready())
     program.lose()
-    assert not process.is_running()
+    assert not any(process.is_running() for process in processes)
 
 
 def test_processes_die_with_their_program(program: RunningProgram) -> None:
@@ -323,12 +311,11 @@ def test_the_next_job_waits_for_one_that_ends(tmp_path: Path) -> None:
     program.program.stdout.close()
 
 
-@pytest.mark.parametrize("code", [WAIT_FOR_EVER, STUBBORN])
-def test_silent_launcher(tmp_path: Path, code: str) -> None:
+def test_silent_launcher(tmp_path: Path) -> None:
     """Over a stream that may go silent, silence is the launcher's end; until then both send heartbeats."""
     program = RunningProgram(tmp_path, heartbeat_timeout=1.0, grace=0.2)
     try:
-        program.start(code)
+        program.start(STUBBORN)
         messages, _ = program.until(Started)
         process = psutil.Process(messages[-1].pid)
         for _ in range(15):  # longer than the silence that it would bear

@@ -13,7 +13,6 @@ from dglkge.errors import InputError, NotReadyError
 from dglkge.launch import ports
 from dglkge.launch.job_result import JobResult, ProcessResult
 from dglkge.launch.ports import (
-    bind_error,
     check_server_ports,
     describe_pid,
     find_master_port,
@@ -22,23 +21,19 @@ from dglkge.launch.ports import (
 )
 
 
-def test_free_ports(free_port: int) -> None:
-    """Free ports pass, and are free again after the test."""
-    check_server_ports("127.0.0.1", free_port, 3)
-    check_server_ports("127.0.0.1", free_port, 3)
-
-
-@pytest.mark.parametrize("busy", [0, 1, 2])
-def test_busy_port_names_its_holder(free_port: int, busy: int) -> None:
+def test_busy_port_names_its_holder(free_port: int) -> None:
     """Each of the servers' ports is tried; the error names the port and this process, which has it."""
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", free_port + busy))
-        holder.listen()
-        with pytest.raises(InputError) as caught:
-            check_server_ports("127.0.0.1", free_port, 3)
-    message = str(caught.value)
-    assert message.startswith(f"port {free_port + busy} on 127.0.0.1 is in use by pid {os.getpid()}: ")
-    assert message.endswith("give another port in ip_config.txt")
+    check_server_ports("127.0.0.1", free_port, 3)
+    for port in range(free_port, free_port + 3):
+        with socket.socket() as holder:
+            holder.bind(("127.0.0.1", port))
+            holder.listen()
+            with pytest.raises(InputError) as caught:
+                check_server_ports("127.0.0.1", free_port, 3)
+        message = str(caught.value)
+        assert message.startswith(f"port {port} on 127.0.0.1 is in use by pid {os.getpid()}: ")
+        assert message.endswith("give another port in ip_config.txt")
+    check_server_ports("127.0.0.1", free_port, 3)
 
 
 def test_holder_that_may_not_be_seen(free_port: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,24 +71,17 @@ def test_highest_port() -> None:
         check_server_ports("127.0.0.1", 65534, 3)
 
 
-@pytest.mark.parametrize(
-    ("number", "message"),
-    [
-        (errno.EACCES, "port 80 on 127.0.0.1 may only be used by root; give a port above 1023"),
-        (errno.EADDRNOTAVAIL, f"cannot listen on 127.0.0.1:80: {os.strerror(errno.EADDRNOTAVAIL)}"),
-    ],
-)
-def test_forbidden_port(number: int, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forbidden_port(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel's reason is passed on."""
-    monkeypatch.setattr(ports, "bind_error", lambda _address, _port: number)
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(
+        InputError, match=r"cannot listen on 192\.0\.2\.1:80: Cannot assign requested address"
+    ):
+        check_server_ports("192.0.2.1", 80, 1)
+    monkeypatch.setattr(ports, "bind_error", lambda _address, _port: errno.EACCES)
+    with pytest.raises(
+        InputError, match="port 80 on 127.0.0.1 may only be used by root; give a port above 1023"
+    ):
         check_server_ports("127.0.0.1", 80, 1)
-    assert str(caught.value) == message
-
-
-def test_bind_error_of_a_foreign_address() -> None:
-    """An address that is not ours cannot be bound."""
-    assert bind_error("192.0.2.1", 0) == errno.EADDRNOTAVAIL
 
 
 def test_master_port_is_free_and_avoids_the_servers() -> None:
@@ -112,12 +100,6 @@ def test_master_port_is_free_and_avoids_the_servers() -> None:
 def test_jobs_that_start_together_choose_different_master_ports() -> None:
     """No port is bound between the choice and torch's start, so the choices themselves must differ."""
     assert len({find_master_port("127.0.0.1", ()) for _ in range(20)}) > 10
-
-
-def test_no_master_port() -> None:
-    """Where no port is free, that is said."""
-    with pytest.raises(InputError, match="no free port from 29500 to 29999"):
-        find_master_port("127.0.0.1", range(29000, 31000))
 
 
 def test_describe_pid() -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import queue
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,9 +16,14 @@ import pytest
 from dglkge.distributed.ip_config import Machine
 from dglkge.distributed.jobs import JobEntry
 from dglkge.distributed.lease import new_nonce
-from dglkge.errors import NotReadyError
+from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.process_plan import JobSettings
-from dglkge.launch.remote.remote_site import RemoteSite
+from dglkge.launch.remote.remote_site import (
+    RemoteSite,
+    compare_fingerprints,
+    compare_versions,
+    describe_problems,
+)
 from dglkge.launch.ssh import SshSettings
 from tests.launch.conftest import ROOT
 
@@ -74,8 +79,8 @@ def test_a_signal_that_another_thread_receives(cluster: RemoteSite) -> None:
         has_run.set()
         raise KeyboardInterrupt
 
-    def work(_address: str) -> None:
-        time.sleep(1)  # the main thread waits by now
+    async def work(_address: str) -> None:
+        await asyncio.sleep(1)  # the main thread waits by now
         signal.pthread_kill(threading.get_ident(), signal.SIGINT)
         seen.put(has_run.wait(10))
 
@@ -86,3 +91,38 @@ def test_a_signal_that_another_thread_receives(cluster: RemoteSite) -> None:
     finally:
         signal.signal(signal.SIGINT, before)
     assert seen.get(timeout=20)
+
+
+def test_every_problem_has_a_line() -> None:
+    """All problems of all machines at once, in columns, each on one line."""
+    problems = [("10.0.0.2", "port 30050\nis in use"), ("10.0.0.13", "has no dgl"), ("10.0.0.2", "no room")]
+    text = describe_problems([(address, InputError(words)) for address, words in problems], 4, "stopped")
+    assert text.splitlines() == [
+        "3 problems on 2 of 4 hosts; stopped",
+        "  10.0.0.2   port 30050 is in use",
+        "  10.0.0.13  has no dgl",
+        "  10.0.0.2   no room",
+    ]
+
+
+def described(**versions: str | None) -> dict:
+    """What a node program tells."""
+    return {"versions": {"python": "3.11", "dglkge": "1.0", "dgl": "1.1.3", "torch": "2.13.0", **versions}}
+
+
+def test_other_versions() -> None:
+    """dglkge is compared with the launcher's, all else with the first machine's; what is missing is named."""
+    machines = {"a": described(dglkge="0.9"), "b": described(torch="2.2.1", dgl=None), "c": described()}
+    assert compare_versions(machines, "1.0") == [
+        ("a", "has dglkge 0.9, the launcher has 1.0"),
+        ("b", "has no dgl"),
+        ("b", "has torch 2.2.1, a has 2.13.0"),
+    ]
+    assert compare_versions({"a": described(), "b": described()}, "1.0") == compare_versions({}, "1.0") == []
+
+
+def test_partition_files() -> None:
+    """A machine with a file of another partitioning is named; one without a file is told of elsewhere."""
+    assert compare_fingerprints({"a": "1", "b": "1", "c": None}) == []
+    ((address, text),) = compare_fingerprints({"a": None, "b": "1", "c": "2"})
+    assert (address, "differs from that of b" in text) == ("c", True)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -19,12 +19,13 @@ import pytest
 
 from dglkge import __version__
 from dglkge.errors import InputError, NotReadyError
+from dglkge.launch.background import wait
 from dglkge.launch.connection import Events, RunningProcess
 from dglkge.launch.node_place import NodePlace
 from dglkge.launch.process_plan import PlannedProcess
 from dglkge.launch.protocol import Output
 from dglkge.launch.remote.file_transfer import Tree, fetch, send
-from dglkge.launch.remote.handshake import Peer, RefusedError, introduce_node, read_secret
+from dglkge.launch.remote.handshake import GREETING, RefusedError, authenticate_launcher, read_secret
 from dglkge.launch.remote.node import connect
 from dglkge.launch.remote.rendezvous import Rendezvous, listen
 from dglkge.launch.ssh import forwarded_environment
@@ -62,7 +63,17 @@ class _Hub:
         """Start a process on node 1."""
         events = Events()
         planned = PlannedProcess("trainer", 0, "127.0.0.1", ("sh", "-c", code), {})
-        return self.nodes.connection(1).start(planned, "/", events), events
+        return wait(self.nodes.connection(1).start(planned, "/", events)), events
+
+    def call(self, task: str, **arguments: Any) -> Any:
+        """Call a task of node 1."""
+        return wait(self.nodes.connection(1).call(task, **arguments))
+
+    def start_and_await_node(self) -> subprocess.Popen[str]:
+        """Start node 1, and wait for it."""
+        node = self.start_node()
+        wait(self.nodes.await_nodes())
+        return node
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
         """Wait for something."""
@@ -99,18 +110,22 @@ def outcome(process: RunningProcess, events: Events) -> bytes:
 
 
 def test_a_job_of_two_nodes(hub: _Hub, tmp_path: Path) -> None:
-    """Calls are answered, files go there and back, and at the end the node has the status of the job."""
-    node = hub.start_node()
-    hub.nodes.await_nodes()
+    """Calls are answered, files go there and back, and at the end the node has the status of the job.
+
+    Its processes have its environment, without the secret.
+    """
+    node = hub.start_and_await_node()
     session = hub.nodes.connection(1)
-    assert session.call("describe")["versions"]["dglkge"] == __version__
+    assert hub.call("describe")["versions"]["dglkge"] == __version__
     here, there, back = (tmp_path / name for name in ("here", "there", "back"))
     here.mkdir()
     content = os.urandom(9 << 20)
     (here / "a b").write_bytes(content)
-    assert send(session, Tree(str(here), str(there), ("a b",))) == 1
-    assert fetch(session, str(there), str(back), lambda name: True) == 1
+    assert wait(send(session, Tree(str(here), str(there), ("a b",)))) == 1
+    assert wait(fetch(session, str(there), str(back), lambda name: True)) == 1
     assert (back / "a b").read_bytes() == content
+    process, events = hub.start("echo $ODD$DGLKGE_SECRET$TORCHELASTIC_USE_AGENT_STORE; exit 5")
+    assert (outcome(process, events), process.status) == (b"it's\n", 5)
     hub.nodes.end(7, "trainer 0 ended with status 7")
     output = node.communicate(timeout=TIMEOUT_SECONDS)[0]
     # Told the end, a node leaves, maybe before the launcher closes: it is not lost.
@@ -121,23 +136,13 @@ def test_a_job_of_two_nodes(hub: _Hub, tmp_path: Path) -> None:
     assert "[launcher] the job has ended: trainer 0 ended with status 7\n" in output
 
 
-def test_processes(hub: _Hub) -> None:
-    """Status and environment are those of the node's processes; the secret is not in it."""
-    hub.start_node()
-    hub.nodes.await_nodes()
-    process, events = hub.start("echo $ODD$DGLKGE_SECRET$TORCHELASTIC_USE_AGENT_STORE; exit 5")
-    assert outcome(process, events) == b"it's\n"
-    assert process.status == 5
-
-
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_node_that_is_lost(hub: _Hub, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its processes count as lost, calls fail with the reason, and the rank is free."""
     monkeypatch.setattr("dglkge.launch.connection.HEARTBEAT_TIMEOUT_SECONDS", 3.0)
-    node = hub.start_node()
-    hub.nodes.await_nodes()
+    node = hub.start_and_await_node()
     session = hub.nodes.connection(1)
-    session.call("describe")
+    hub.call("describe")
     process, events = hub.start("exec sleep 600")
     hub.wait_for(lambda: any(process.apply(message) or True for _, message in events.take(0.1)))
     os.kill(node.pid, number)
@@ -149,21 +154,19 @@ def test_a_node_that_is_lost(hub: _Hub, number: int, monkeypatch: pytest.MonkeyP
     with pytest.raises(NotReadyError, match=f"cannot be reached by its node's dglkge-launch: {why}"):
         hub.nodes.connection(1)
     with pytest.raises(NotReadyError, match=why):
-        session.call("describe")
+        wait(session.call("describe"))
     if number == signal.SIGKILL:
         with contextlib.suppress(psutil.NoSuchProcess):
             psutil.Process(process.pid).wait(TIMEOUT_SECONDS)
         # A scheduler may start it again.
-        hub.start_node()
-        hub.nodes.await_nodes()
-        assert hub.nodes.connection(1).call("describe")
+        hub.start_and_await_node()
+        assert hub.call("describe")
     os.kill(node.pid, signal.SIGCONT)
 
 
 def test_a_launcher_that_is_lost(hub: _Hub) -> None:
     """The node ends its processes and exits with status 255."""
-    node = hub.start_node()
-    hub.nodes.await_nodes()
+    node = hub.start_and_await_node()
     hub.start("exec sleep 600")
     hub.wait_for(lambda: bool(psutil.Process(node.pid).children()))
     (child,) = psutil.Process(node.pid).children()
@@ -177,7 +180,7 @@ def test_a_launcher_that_is_lost(hub: _Hub) -> None:
 
 def test_dripping_connections(hub: _Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who sends a byte now and then holds no place for longer than a handshake may take."""
-    monkeypatch.setattr("dglkge.launch.remote.handshake.HANDSHAKE_SECONDS", 1.0)
+    monkeypatch.setattr("dglkge.launch.remote.rendezvous.HANDSHAKE_SECONDS", 1.0)
     with socket.create_connection(("127.0.0.1", hub.port), TIMEOUT_SECONDS) as connection:
         start = time.monotonic()
         with pytest.raises(OSError):
@@ -197,7 +200,7 @@ def test_a_wrong_secret(hub: _Hub) -> None:
     assert hub.reports == [f"warning: refused a connection from 127.0.0.1: {words}"]
     hub.nodes._seconds = 0.0
     with pytest.raises(NotReadyError) as caught:
-        hub.nodes.await_nodes()
+        wait(hub.nodes.await_nodes())
     assert str(caught.value) == (
         f"node 1 of 2 did not connect to 127.0.0.1:{hub.port} within 0 s (--rendezvous_seconds); connected: "
         f"0; refused 127.0.0.1: {words}"
@@ -206,46 +209,37 @@ def test_a_wrong_secret(hub: _Hub) -> None:
 
 def test_a_launcher_that_does_not_know_the_secret() -> None:
     """A node runs nothing for a launcher that cannot prove that it knows the secret."""
-    ours, theirs = socket.socketpair()
 
-    def pretend() -> None:
-        peer = Peer(theirs)
-        peer.send({"dglkge": 1, "challenge": "00"})
-        peer.receive()
-        peer.send({"proof": "00"})
+    async def authenticate(sent: bytes) -> None:
+        ours, theirs = socket.socketpair()
+        with theirs:
+            theirs.sendall(sent)
+            reader, writer = await asyncio.open_connection(sock=ours)
+            try:
+                await authenticate_launcher(reader, writer, SECRET)
+            finally:
+                writer.close()
 
-    thread = threading.Thread(target=pretend)
-    thread.start()
-    with ours, theirs, pytest.raises(RefusedError, match="wrong secret"):
-        introduce_node(Peer(ours), SECRET, {})
-    thread.join()
+    with pytest.raises(RefusedError, match="wrong secret"):
+        asyncio.run(authenticate(GREETING + bytes(64)))
+    with pytest.raises(RefusedError, match="it is no dglkge-launch of this version .greeting b'HTTP/1.1"):
+        asyncio.run(authenticate(b"HTTP/1.1 400 Bad Request"))
 
 
-@pytest.mark.parametrize(
-    "sent",
-    [
-        b"",
-        b"GET / HTTP/1.0\r\n\r\n",
-        b"{}\n",
-        b"[1]\n",
-        b'{"challenge": 1, "hello": 2, "proof": []}\n',
-        b"x" * 100_000,
-    ],
-)
+@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.0\r\n\r\n", b"x" * 100_000])
 def test_foreign_connections(hub: _Hub, sent: bytes) -> None:
-    """Whatever connects, it gets a challenge and no more; nodes are served after it."""
+    """Whatever connects, it gets a random number and no proof; nodes are served after it."""
     with socket.create_connection(("127.0.0.1", hub.port), TIMEOUT_SECONDS) as connection:
         received = b""
-        # The hub may hang up before it has read all of too long a line.
+        # The hub may hang up before it has read all.
         with contextlib.suppress(OSError):
             connection.sendall(sent)
             connection.shutdown(socket.SHUT_WR)
         with contextlib.suppress(ConnectionResetError):
             while data := connection.recv(4096):
                 received += data
-    assert b"proof" not in received
-    hub.start_node()
-    hub.nodes.await_nodes()
+    assert received.startswith(GREETING) and received[len(GREETING) + 32 :] in (b"", bytes(32))
+    hub.start_and_await_node()
 
 
 @pytest.mark.parametrize(
@@ -259,25 +253,18 @@ def test_nodes_of_another_job(hub: _Hub, rank: int, nodes: int, message: str) ->
     """One line that names the difference."""
     place = NodePlace(rank, nodes, "127.0.0.1", hub.port)
     with pytest.raises(RefusedError, match=message):
-        connect(place, SECRET, 5.0, hub.reports.append)
+        asyncio.run(connect(place, SECRET, 5.0, hub.reports.append))
 
 
-def test_two_nodes_of_one_rank(hub: _Hub) -> None:
-    """The second waits for the first to be lost, within its limit."""
-    hub.start_node()
-    hub.nodes.await_nodes()
-    place = NodePlace(1, 2, "127.0.0.1", hub.port)
-    with pytest.raises(NotReadyError, match=r"within 0 s .*: node 1 is connected already, from 127\.0\.0\.1"):
-        connect(place, SECRET, 0.0, hub.reports.append)
-
-
-def test_a_launcher_that_does_not_come(free_port: int) -> None:
-    """The wait has a limit."""
-    reports: list[str] = []
-    place = NodePlace(1, 2, "127.0.0.1", free_port)
-    message = f"no launcher of node 0 at 127.0.0.1:{free_port} within 0 s .*: Connection refused"
-    with pytest.raises(NotReadyError, match=message):
-        connect(place, SECRET, 0.0, reports.append)
+def test_nodes_that_wait_in_vain(hub: _Hub, free_port: int) -> None:
+    """For a launcher, or for an earlier node of the same rank to be lost: within a limit."""
+    hub.start_and_await_node()
+    for port, words in (
+        (hub.port, r"no launcher .* within 0 s .*: node 1 is connected already, from 127\.0\.0\.1"),
+        (free_port + 1, f"no launcher of node 0 at 127.0.0.1:{free_port + 1} within 0 s .*: Conn.* refused"),
+    ):
+        with pytest.raises(NotReadyError, match=words):
+            asyncio.run(connect(NodePlace(1, 2, "127.0.0.1", port), SECRET, 0.0, hub.reports.append))
 
 
 def test_stop_signals_of_a_node(hub: _Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -324,7 +311,7 @@ def test_ipv6(free_port: int) -> None:
     try:
         place = NodePlace(1, 2, "::1", free_port)
         with pytest.raises(RefusedError, match="sockets are IPv4 only: give this machine's IPv4 address"):
-            connect(place, SECRET, 5.0, lambda _: None)
+            asyncio.run(connect(place, SECRET, 5.0, lambda _: None))
     finally:
         nodes.close()
 

@@ -1,11 +1,11 @@
-"""When a job is started again: the rule, the pauses, and the launcher with small scripts."""
+"""Results of jobs, and when one is started again: the rule, the pauses, the launcher with small scripts."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -13,7 +13,10 @@ import pytest
 
 from dglkge.launch.job_result import (
     JobResult,
-    attempt_log_dir,
+    ProcessResult,
+    describe_process,
+    describe_status,
+    exit_status,
     is_restartable,
     pause_seconds,
     run_with_restarts,
@@ -27,34 +30,28 @@ def result(status: int, is_interrupted: bool = False) -> JobResult:
 
 
 @pytest.mark.parametrize(
-    ("statuses", "max_restarts", "num_attempts", "status"),
+    ("statuses", "pauses"),
     [
-        ([0], 5, 1, 0),
-        ([1], 0, 1, 1),
-        ([1, 0], 1, 2, 0),
-        ([143, 137, 143, 0], 3, 4, 0),
-        ([1, 143, 9], 2, 3, 9),
-        ([143, 2, 0], 5, 2, 2),
-        ([2, 0], 5, 1, 2),
+        ([0], []),
+        ([2], []),
+        ([1, 0], [1]),
+        # A stop that was asked for starts anew with the pauses, which double after failures in a row.
+        ([1, 1, 1, 143, 1, 137, 2], [1, 2, 4, 1, 1, 2]),
+        ([1, 143, 9], [1, 1]),
     ],
 )
-def test_who_is_started_again(statuses: list[int], max_restarts: int, num_attempts: int, status: int) -> None:
+def test_who_is_started_again(statuses: list[int], pauses: list[float]) -> None:
     """After 143 and failures, not after success and bad input; the status is that of the last attempt."""
-    attempts: list[int] = []
-    said: list[str] = []
-
-    def run(attempt: int) -> JobResult:
-        attempts.append(attempt)
-        return result(statuses[attempt])
-
-    pauses: list[float] = []
-    last = run_with_restarts(run, max_restarts, said.append, pauses.append)
-    assert (last.status, attempts) == (status, list(range(num_attempts)))
-    assert len(pauses) == num_attempts - 1
-    assert [line for line in said if line.startswith("restart")] == [
-        f"restart {number} of {max_restarts} in {pause:g} s" for number, pause in enumerate(pauses, start=1)
+    most = 2 if statuses[-1] == 9 else 9
+    reports: list[str] = []
+    slept: list[float] = []
+    last = run_with_restarts(lambda attempt: result(statuses[attempt]), most, reports.append, slept.append)
+    assert (last.status, slept) == (statuses[-1], pauses)
+    assert [line for line in reports if line.startswith("restart")] == [
+        f"restart {number} of {most} in {pause:g} s" for number, pause in enumerate(pauses, start=1)
     ]
-    assert sum("because; logs in /logs" in line for line in said) == num_attempts - 1
+    assert sum("because; logs in /logs" in line for line in reports) == len(pauses)
+    assert [pause_seconds(count) for count in (0, 1, 4, 5, 6, 99)] == [1, 1, 8, 16, 30, 30]
 
 
 def test_a_launcher_that_was_told_to_stop_restarts_nothing() -> None:
@@ -62,18 +59,33 @@ def test_a_launcher_that_was_told_to_stop_restarts_nothing() -> None:
     assert not is_restartable(result(143, is_interrupted=True))
 
 
-def test_pauses_are_small_and_bounded() -> None:
-    """Failures in a row double them; a stop that was asked for starts anew."""
-    assert [pause_seconds(count) for count in (0, 1, 2, 3, 4, 5, 6, 99)] == [1, 1, 2, 4, 8, 16, 30, 30]
-    pauses: list[float] = []
-    statuses = [1, 1, 1, 143, 1, 1]
-    run_with_restarts(lambda attempt: result(statuses[attempt]), 5, lambda text: None, pauses.append)
-    assert pauses == [1, 2, 4, 1, 1]
+def test_statuses() -> None:
+    """A process's own status is passed on; signals become what a shell makes of them."""
+    statuses = {0: 0, 1: 1, 125: 125, 143: 143, -9: 137, -15: 143, -2: 130}
+    assert {status: exit_status(status) for status in statuses} == statuses
 
 
-def test_logs_of_attempts_are_kept_apart() -> None:
-    assert attempt_log_dir(Path("logs"), 0, max_restarts=0) == Path("logs")
-    assert [attempt_log_dir(Path("logs"), n, 2).name for n in range(2)] == ["attempt-1", "attempt-2"]
+def test_words() -> None:
+    """Signals have their names, and the usual cause where there is one."""
+    words = {
+        3: "ended with status 3",
+        -15: "was killed by signal 15 (SIGTERM)",
+        -9: "was killed by signal 9 (SIGKILL) [kill -9, or the kernel was out of memory: see dmesg]",
+        -7: "was killed by signal 7 (SIGBUS) [often /dev/shm is full: see df -h /dev/shm]",
+        143: "ended with status 143, which says: stopped on request, start me again",
+        -40: "was killed by signal 40",
+    }
+    assert {status: describe_status(status) for status in words} == words
+    assert describe_process("trainer 1", 12, "10.0.0.1") == "trainer 1 (pid 12) on 10.0.0.1"
+    assert describe_process("trainer 1", None, "10.0.0.1") == "trainer 1 on 10.0.0.1"
+
+
+def test_summary_is_json() -> None:
+    """The summary survives JSON."""
+    process = {"name": "trainer 0", "address": "127.0.0.1", "pid": 12, "status": 0, "log": "/logs/a.log"}
+    summary = {"status": 0, "reason": None, "seconds": 1.5, "log_dir": "/logs", "is_interrupted": False}
+    result = JobResult(**summary, processes=(ProcessResult(**process),))
+    assert json.loads(json.dumps(asdict(result))) == {**summary, "processes": [process]}
 
 
 BEGIN = """
@@ -146,15 +158,6 @@ def test_a_name_that_has_no_address_for_a_while(launch, tmp_path: Path, ip_confi
     assert "[launcher] failed after 0.0 s: no IPv4 address for host 'host.invalid' of ip_config: " in output
 
 
-def test_restarts_are_used_up(launch) -> None:
-    """The status of the last attempt is the launcher's."""
-    job = launch(["--num_trainers", "1", "--max_restarts", "1"], BEGIN + "sys.exit(142 + attempt)", "9")
-    output = job.finish()
-    assert job.launcher.returncode == 144
-    assert "ended with status 143, which says: stopped on request, start me again" in output
-    assert "[launcher] failed after " in output and "attempt 3" not in output
-
-
 def test_bad_input_is_not_tried_again(launch, ip_config: Path) -> None:
     """Status 2 of a trainer, and an ip_config that became wrong, end the job with status 2."""
     job = launch(["--num_trainers", "1", "--max_restarts", "3"], BEGIN + "sys.exit(2)", "9")
@@ -165,19 +168,3 @@ def test_bad_input_is_not_tried_again(launch, ip_config: Path) -> None:
     output = job.finish()
     assert job.launcher.returncode == 2
     assert "restart 1 of 3" in output and "ip_config.txt:1: 'x' is no port" in output
-
-
-@pytest.mark.usefixtures("in_foreground")
-def test_a_signal_to_the_launcher_is_no_reason_to_restart(launch) -> None:
-    """Trainers commit, the launcher passes 143 on, and that is all; also for SIGINT."""
-    script = BEGIN + (
-        "signal.signal(signal.SIGINT, lambda *_: sys.exit(143)); print('ready', flush=True)\n"
-        "while True: signal.pause()"
-    )
-    job = launch(["--num_trainers", "1", "--max_restarts", "3"], script, "9")
-    job.wait_for("ready")
-    job.launcher.send_signal(signal.SIGINT)
-    output = job.finish()
-    assert job.launcher.returncode == 143 and "restart" not in output
-    assert "[launcher] stopped after " in output and "all trainers have committed and left" in output
-    assert job.left() == []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -14,7 +15,8 @@ import pytest
 from dglkge.config import Config, load_config
 from dglkge.data.dataset_files import PartSize, read_dataset_size
 from dglkge.errors import InputError
-from dglkge.launch.script_config import dataset_needs
+from dglkge.launch.process_plan import Places
+from dglkge.launch.script_config import machine_needs
 from dglkge.model.choices import OPTIMIZERS
 from dglkge.model.kge_model import build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS
@@ -65,24 +67,25 @@ def test_part_sizes_are_those_of_the_files() -> None:
     assert sum(part.num_edges for part in sizes.parts) == 192
 
 
-@pytest.mark.parametrize("score_function", list(SCORE_FUNCTIONS))
-@pytest.mark.parametrize("reciprocal", [True, False])
-def test_row_widths_are_the_models(score_function: str, reciprocal: bool) -> None:
-    dim, reciprocal = fitting_dim(score_function, 6), reciprocal or score_function in FORWARD_ONLY
-    chosen = config(
-        f"model.score_function={score_function}",
-        f"model.dimension={dim}",
-        f"model.reciprocal_relations={reciprocal}",
-    )
-    model = build_model(score_function, dim, reciprocal)
-    for table in ("entity", RELATION):
-        assert shared_memory_need.row_width(table, chosen) == model.table_width(table)
+def test_row_widths_are_the_models() -> None:
+    for score_function, reciprocal in itertools.product(SCORE_FUNCTIONS, (True, False)):
+        dim, reciprocal = fitting_dim(score_function, 6), reciprocal or score_function in FORWARD_ONLY
+        chosen = config(
+            f"model.score_function={score_function}",
+            f"model.dimension={dim}",
+            f"model.reciprocal_relations={reciprocal}",
+        )
+        model = build_model(score_function, dim, reciprocal)
+        for table in ("entity", RELATION):
+            width = shared_memory_need.row_width(table, chosen)
+            assert width == model.table_width(table), (score_function, reciprocal, table)
 
 
-@pytest.mark.parametrize("name", list(OPTIMIZERS))
-def test_state_widths_are_the_optimizers(name: str) -> None:
-    widths = {"sparse_adagrad": (7,), "row_adagrad": (1,), "sparse_adam": (1, 7, 7)}[name]
-    assert shared_memory_need.state_widths(7, config(f"optimizer.name={name}")) == widths
+def test_state_widths_are_the_optimizers() -> None:
+    widths = {"sparse_adagrad": (7,), "row_adagrad": (1,), "sparse_adam": (1, 7, 7)}
+    assert widths == {
+        name: shared_memory_need.state_widths(7, config(f"optimizer.name={name}")) for name in OPTIMIZERS
+    }
 
 
 def test_bytes_by_hand() -> None:
@@ -101,11 +104,11 @@ def test_bytes_by_hand() -> None:
 def test_each_machine_has_its_own_figure() -> None:
     dataset = toy_dataset(2)
     chosen = load_config(None, ["model.dimension=4096", f"dataset={dataset}"])
-    _, figures = dataset_needs(chosen, Path("/"))
+    needs = machine_needs(chosen, Places(Path("/"), Path("/")), 2, 1, 1)
     rows = [sum(part.num_rows.values()) for part in read_dataset_size(dataset).parts]
-    assert list(figures) == [0, 1]
-    for figure, num_rows in zip(figures.values(), rows):
-        assert figure == pytest.approx(2 * 4 * 4096 * (num_rows + 2), rel=0.1)  # a relation's row is two
+    for need, num_rows in zip(needs, rows, strict=True):
+        # A relation's row is two.
+        assert need.shared_memory_bytes == pytest.approx(2 * 4 * 4096 * (num_rows + 2), rel=0.1)
 
 
 def test_damaged_descriptions_are_named(tmp_path: Path) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import subprocess
 import sys
 
-import pytest
-
-from dglkge.launch.ssh import STARTER, SshSettings, ssh_client, ssh_command
+from dglkge.launch.ssh import STARTER, SshSettings, forwarded_environment, ssh_client, ssh_command
 
 HOSTILE = ["a b", "it's", '"', "$HOME", "`id`", "; touch injected", "\\", "a\nb", "*", "&& false", "-o", "é"]
 
@@ -38,25 +37,21 @@ def test_only_what_was_said_is_passed() -> None:
     assert command[-6:] == ["-i", "my key", "-l", "me", "-p", "2222"]
 
 
-@pytest.mark.parametrize("word", HOSTILE)
-def test_words_survive_the_shell(word: str, tmp_path) -> None:
+def test_words_survive_the_shell(tmp_path) -> None:
     """What the remote shell makes of the last word is the command as it was."""
-    wanted = [sys.executable, "-c", "import sys; print(ascii(sys.argv[1:]))", word, "end"]
-    command = ssh_command(SshSettings(), "host", wanted)
+    words = [sys.executable, "-c", "import sys; print(ascii(sys.argv[1:]))", *HOSTILE]
+    command = ssh_command(SshSettings(), "host", words)
     assert command[-3:-1] == ["--", "host"]
-    assert shlex.split(command[-1]) == wanted
+    assert shlex.split(command[-1]) == words
     done = subprocess.run(["sh", "-c", command[-1]], capture_output=True, text=True, check=True, cwd=tmp_path)
-    assert done.stdout == f"{ascii([word, 'end'])}\n"
+    assert done.stdout == f"{ascii(HOSTILE)}\n"
     assert not list(tmp_path.iterdir())
 
 
 def test_starter() -> None:
     """One line of stdin names the program and its variables, and not a byte more is read."""
-    program = [
-        sys.executable,
-        "-c",
-        "import os, sys; print(os.environ['ODD'], os.getcwd(), sys.stdin.read())",
-    ]
+    code = "import os, sys; print(os.environ['ODD'], os.getcwd(), sys.stdin.read())"
+    program = [sys.executable, "-c", code]
     line = json.dumps([program, {"ODD": "it's é", "PYTHONUTF8": "1"}]).encode() + b"\n"
     command = [sys.executable, "-I", "-S", "-c", STARTER]
     done = subprocess.run(command, input=line + b"rest", capture_output=True, check=True)
@@ -68,3 +63,14 @@ def test_program_that_never_comes() -> None:
     """Where the launcher goes before it has sent the program, the interpreter goes too."""
     command = [sys.executable, "-I", "-S", "-c", STARTER]
     assert subprocess.run(command, input=b"[", capture_output=True, timeout=30).returncode == 1
+
+
+def test_forwarded_variables() -> None:
+    """What changes how Python, DGL and torch compute; not what belongs to this session, and no secrets."""
+    forwarded = "PATH PYTHONHASHSEED LD_PRELOAD OMP_NUM_THREADS DGLBACKEND GLOO_SOCKET_IFNAME".split()
+    others = "HOME USER SSH_AUTH_SOCK AWS_SECRET_ACCESS_KEY RANK DISPLAY DGLKGE_SECRET".split()
+    found = forwarded_environment(dict.fromkeys([*forwarded, *others], "/x'y $z"))
+    assert found == dict.fromkeys(forwarded, "/x'y $z")
+    # Processes elsewhere start in other folders; an empty entry stays what it was.
+    found = forwarded_environment({"PYTHONPATH": f".{os.pathsep}{os.pathsep}/a", "PYTHONWARNINGS": "."})
+    assert found == {"PYTHONPATH": f"{os.getcwd()}{os.pathsep}{os.pathsep}/a", "PYTHONWARNINGS": "."}

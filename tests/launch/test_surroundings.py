@@ -15,7 +15,6 @@ import pytest
 from tests import surroundings
 
 ROOT = Path(__file__).resolve().parents[2]
-PRIVATE = "shared memory: the tests' own"
 SIGNALS = "tests/launch/test_launch_command.py::test_signals_leave_nothing[2-130]"
 IN_PROCESS = "tests/partition_tools/test_run_build.py::test_interrupt_ends_the_child"
 
@@ -38,26 +37,17 @@ def private_memory() -> None:
         pytest.skip(done.stderr.strip())
 
 
-@pytest.mark.parametrize(
-    "shell",
-    [
-        "trap '' INT HUP; exec \"$@\"",
-        "trap '' INT HUP TERM CHLD PIPE; exec \"$@\" <&-",
-        'umask 077; unset TERM HOME; export LANG=C LC_ALL=C; exec setsid -w "$@"',
-    ],
-    ids=["nohup", "signals ignored and no input", "bare environment"],
-)
-def test_tests_of_signals_pass_however_they_are_started(shell: str) -> None:
-    done = run_tests(["sh", "-c", shell, "sh"], SIGNALS, IN_PROCESS)
-    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
-
-
-def test_blocked_signals_are_unblocked() -> None:
+def test_tests_of_signals_pass_however_they_are_started() -> None:
+    """All signals ignored and blocked, no standard input, a bare environment."""
+    shell = (
+        "umask 077; unset TERM HOME; export LANG=C LC_ALL=C; trap '' INT HUP TERM CHLD PIPE; "
+        'exec setsid -w "$@" <&-'
+    )
     code = (
         "import os, signal, sys; signal.pthread_sigmask(signal.SIG_BLOCK, [1, 2, 15]);"
         "os.execv(sys.argv[1], sys.argv[1:])"
     )
-    done = run_tests([sys.executable, "-c", code], SIGNALS, IN_PROCESS)
+    done = run_tests(["sh", "-c", shell, "sh", sys.executable, "-c", code], SIGNALS, IN_PROCESS)
     assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
 
 
@@ -73,15 +63,9 @@ sys.exit(status)
 """
 
 
-def test_beside_another_job_the_tests_have_shared_memory_of_their_own(private_memory: None) -> None:
-    done = run_tests([sys.executable, "-c", HOLDER], SIGNALS)
-    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
-    assert PRIVATE in done.stdout
-
-
 def test_beside_another_job_in_the_same_shared_memory_they_pass(private_memory: None) -> None:
-    done = run_tests([sys.executable, "-c", HOLDER], SIGNALS, IN_PROCESS, **{surroundings.SWITCH: "shared"})
-    assert done.returncode == 0 and "2 passed" in done.stdout, done.stdout + done.stderr
+    done = run_tests([sys.executable, "-c", HOLDER], SIGNALS, **{surroundings.SWITCH: "shared"})
+    assert done.returncode == 0 and "1 passed" in done.stdout, done.stdout + done.stderr
 
 
 MEETING = """

@@ -11,8 +11,8 @@ from dglkge.config import load_config
 from dglkge.errors import InputError
 from dglkge.launch.process_plan import Places
 from dglkge.launch.remote.file_transfer import Tree
-from dglkge.launch.remote.sync import plan_sync
-from dglkge.launch.script_config import dataset_needs, script_config
+from dglkge.launch.remote.synced_site import plan_sync
+from dglkge.launch.script_config import MachineNeeds, machine_needs, partition_file, script_config
 
 DATASET = (
     "dataset.json", "relations.tsv", "train.npy", "entities/part0.txt", "partitions/kg.json",
@@ -98,14 +98,18 @@ def test_configuration_of_a_script(here: Path) -> None:
     (here / "my.yaml").write_text("model: {dimension: 8}\n")
     config = script_config(["train.py", "--config", "my.yaml", "--other", "--set", "dataset=data"], here)
     assert (config.model.dimension, config.dataset) == (8, "data")
-    assert dataset_needs(config, here) == (here / "data" / "partitions" / "kg.json", {})
+    assert partition_file(config, here) == here / "data" / "partitions" / "kg.json"
     assert script_config(["train.py", "--epochs", "3"], here) is None
     assert script_config(["train.py", "--set", "no_such_field=3"], here) is None
     assert script_config(["train.py", "--config"], here) is None
 
 
 def test_needs_that_are_not_known_here(here: Path) -> None:
-    """Where the data set is not here, or is damaged, the launcher does not guess."""
-    assert dataset_needs(None, here) == (None, {})
-    config = load_config(None, ["dataset=absent"])
-    assert dataset_needs(config, here) == (None, {})
+    """Where the data set is not here, the launcher does not guess; where tables shall be it knows."""
+    places = Places(here, Path("/work"))
+    assert partition_file(None, here) is None
+    assert machine_needs(None, places, 2, 1, 1) == [MachineNeeds()] * 2
+    config = load_config(None, ["dataset=absent", "tables.storage=disk", "tables.folder=here"])
+    assert partition_file(config, here) is None
+    needs = MachineNeeds(storage="disk", table_folders=("/work/here",))
+    assert machine_needs(config, places, 2, 1, 1) == [needs] * 2

@@ -1,17 +1,28 @@
-"""Folders of tables that are files: where they are put, and that what killed jobs leave is removed."""
+"""Tables of a job on a machine: room, their place, and removal of what killed jobs leave."""
 
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
 
+from dglkge.distributed.jobs import JobEntry, Registration
 from dglkge.distributed.lease import new_nonce
 from dglkge.errors import InputError
 from dglkge.launch.machine import MachineJob
 from dglkge.launch.script_config import MachineNeeds
-from dglkge.launch.table_storage import TableFolder, file_system, free_bytes, roomy_folder, usual_folders
+from dglkge.launch.table_storage import (
+    TableFolder,
+    check_shared_memory,
+    file_system,
+    free_bytes,
+    remove_segments,
+    roomy_folder,
+    segment_names,
+    usual_folders,
+)
 
 
 def test_stale_folders_go_and_held_ones_stay(tmp_path: Path) -> None:
@@ -78,3 +89,33 @@ def test_claims(tmp_path: Path) -> None:
         InputError, match=rf"GB free; files take \S+ GB, and none of {tmp_path} has that room: give another"
     ):
         job.claim(MachineNeeds(2**60, structure_bytes=1, table_folders=folders))
+
+
+def test_room_beside_other_jobs(tmp_path: Path) -> None:
+    """What another job has planned and not yet allocated is not free; the job's own plan is."""
+    job, free = new_nonce(), shutil.disk_usage(tmp_path).free
+    other = Registration(JobEntry(job, shared_memory_bytes=free // 2 + 2**30), str(tmp_path))
+    try:
+        with pytest.raises(InputError, match=r"GB free, of which other jobs will take \d+\.\d\d GB"):
+            check_shared_memory(free // 2, folder=str(tmp_path))
+        check_shared_memory(free // 2, job, str(tmp_path))
+    finally:
+        other.release()
+    check_shared_memory(free // 2, folder=str(tmp_path))
+
+
+def test_segments_that_are_removed(tmp_path: Path) -> None:
+    """Those of ended jobs, and of the job that is named; those of live jobs and of other programs stay."""
+    job, ended, live = new_nonce(), new_nonce(), new_nonce()
+    names = [f"dglkge-{each}-0~x-kvdata-" for each in (job, ended, live)]
+    for name in (*names, "ring_node_meta"):
+        (tmp_path / name).touch()
+    (tmp_path / "link").symlink_to(names[0])
+    entries = [Registration(JobEntry(each), str(tmp_path)) for each in (job, live)]
+    try:
+        assert remove_segments(folder=str(tmp_path)) == [names[1]]
+        assert remove_segments(job, str(tmp_path)) == [names[0]]
+    finally:
+        for entry in entries:
+            entry.release()
+    assert segment_names(str(tmp_path)) == {names[2], "ring_node_meta"}

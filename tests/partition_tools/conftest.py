@@ -35,7 +35,7 @@ def build_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def read(path: Path | list[Path], **options: Any) -> tuple[Source, Reading]:
-    """Find and read an input, as partition_files does before it writes anything."""
+    """Find and read an input, as partition_triples does before it writes anything."""
     inputs = path if isinstance(path, list) else [path]
     general = {name: options.pop(name) for name in ("split", "num_parts") if name in options}
     chosen = Options(reading=ReadingOptions(**options), **general)

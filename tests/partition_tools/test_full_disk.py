@@ -162,5 +162,5 @@ def test_the_split_is_not_written_through_a_map(source, tmp_path, build_here, mo
         return open_memmap(*arguments, mode=mode, **options)
 
     monkeypatch.setattr(np.lib.format, "open_memmap", reading_only)
-    make_dataset.partition_files([source], tmp_path / "out", make_dataset.Options(method="random"))
+    make_dataset.partition_triples([source], tmp_path / "out", make_dataset.Options(method="random"))
     assert len(Dataset.open(tmp_path / "out").split("train")) == NUM_TRIPLES

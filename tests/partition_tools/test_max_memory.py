@@ -12,7 +12,7 @@ import pytest
 from dglkge.data.text_format import Columns
 from dglkge.errors import InputError
 from dglkge.partition import rows
-from dglkge.partition.make_dataset import METIS_TRIPLE_BYTES, metis_memory, partition_files
+from dglkge.partition.make_dataset import METIS_TRIPLE_BYTES, metis_memory, partition_triples
 from dglkge.partition.options import Options, parse_memory
 from dglkge.partition.readers import files
 from dglkge.partition.rows import CollectedRows, distinct_below, pieces
@@ -81,7 +81,7 @@ def test_any_limit_and_number_of_workers_give_the_same_data_set(
             monkeypatch.setattr(files, "bytes_at_a_time", lambda *_: 512)
             monkeypatch.setattr("dglkge.partition.build_graph.PIECE_ROWS", 50)
             monkeypatch.setattr("dglkge.data.quality.INDEXED_BYTES", 64 * 10**6 // 100)
-        partition_files([tmp_path / "all.tsv"], tmp_path / str(number), options)
+        partition_triples([tmp_path / "all.tsv"], tmp_path / str(number), options)
         found.append(content(tmp_path / str(number)))
     assert sorted(found[0]) == sorted(found[1])
     for name, expected in found[0].items():

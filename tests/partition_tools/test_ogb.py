@@ -14,7 +14,7 @@ from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from dglkge.partition.extend import extend_dataset
 from dglkge.partition.ingest import Reading
-from dglkge.partition.make_dataset import partition_files
+from dglkge.partition.make_dataset import partition_triples
 from dglkge.partition.options import Options
 from dglkge.partition.readers.ogb import find_ogb
 from tests.partition_tools.reading_back import named_triples
@@ -76,7 +76,7 @@ def read(folder: Path) -> Reading:
 
 
 def test_wikikg2(tmp_path):
-    figures = partition_files([wikikg2(tmp_path / "ogbl_wikikg2")], tmp_path / "out", OPTIONS)
+    figures = partition_triples([wikikg2(tmp_path / "ogbl_wikikg2")], tmp_path / "out", OPTIONS)
     dataset = Dataset.open(tmp_path / "out")
     # Row i of a table is OGB's entity i.
     assert list(dataset.vocabulary("entity").names) == ["Q9", "Q5", "Q7", "Q1"]
@@ -135,19 +135,19 @@ def test_no_code_of_a_file_runs(is_plain, tmp_path):
     else:
         torch.save({"head": Harmful(mark)}, path)
     with pytest.raises(InputError, match="train.pt: cannot be read: it names .*, which is no array"):
-        partition_files([folder], tmp_path / "out", OPTIONS)
+        partition_triples([folder], tmp_path / "out", OPTIONS)
     assert not mark.exists() and not (tmp_path / "out").exists()
 
 
 def test_what_is_missing_is_named(tmp_path):
     folder = wikikg2(tmp_path / "data")
     with pytest.raises(InputError, match="the input has candidates for each triple to rank: its splits stay"):
-        partition_files([folder], tmp_path / "out", Options(drop_leaks="exact"))
+        partition_triples([folder], tmp_path / "out", Options(drop_leaks="exact"))
     (folder / "mapping" / "reltype2relid.csv.gz").unlink()
     with pytest.raises(InputError, match="there is neither mapping/reltype2relid.csv.gz nor mapping/relidx"):
-        partition_files([folder], tmp_path / "out", OPTIONS)
+        partition_triples([folder], tmp_path / "out", OPTIONS)
     table(folder / "mapping" / "reltype2relid.csv.gz", "reltype,rel id", ["P2", "P1"])
     save(folder / "again", {"train": {"edge": np.zeros((2, 2))}}, 2)
     (folder / "again" / "train.pt").rename(folder / "split" / "time" / "train.pt")
     with pytest.raises(InputError, match="train.pt has no head and relation and tail: it is no graph"):
-        partition_files([folder], tmp_path / "out", OPTIONS)
+        partition_triples([folder], tmp_path / "out", OPTIONS)

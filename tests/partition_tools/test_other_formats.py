@@ -9,7 +9,7 @@ import pytest
 
 from dglkge.data.text_format import parse_columns
 from dglkge.errors import InputError
-from dglkge.partition.make_dataset import partition_files
+from dglkge.partition.make_dataset import partition_triples
 from dglkge.partition.options import Options, ReadingOptions
 from dglkge.partition.readers.find import find_input
 from tests.partition_tools.conftest import names, read
@@ -264,6 +264,6 @@ def test_errors_of_graphml(tmp_path, old, new, options, message):
 def test_types_from_a_table(tmp_path, build_here):
     (tmp_path / "t.tsv").write_text("ann\tis_a\tPerson\nrome\tis_a\tCity\nann\tlives\trome\n")
     options = Options(reading=ReadingOptions(types_from="is_a"))
-    figures = partition_files([tmp_path / "t.tsv"], tmp_path / "out", options)
+    figures = partition_triples([tmp_path / "t.tsv"], tmp_path / "out", options)
     assert figures["entity_types"] == {"City": 1, "Person": 1} and figures["num_relations"] == 1
     assert named_triples(tmp_path / "out", "train") == [("ann", "lives", "rome")]

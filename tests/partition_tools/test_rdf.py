@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from dglkge.data.dataset_files import NUMERIC_LITERALS
 from dglkge.errors import InputError
 from dglkge.partition.entity_types import type_names
-from dglkge.partition.make_dataset import partition_files
+from dglkge.partition.make_dataset import partition_triples
 from dglkge.partition.options import Options, ReadingOptions, parse_prefixes
 from dglkge.partition.readers.rdf import WELL_KNOWN, PrefixTable
 from tests.partition_tools.conftest import names, read
@@ -137,7 +137,7 @@ def test_literals_dropped_or_entities(tmp_path):
 
 def test_numbers_go_to_a_file_in_the_dataset(tmp_path, build_here):
     path = write(tmp_path / "t.ttl", TURTLE + "ex:nobody ex:age 3 .\n")
-    figures = partition_files([path], tmp_path / "out", Options(reading=ReadingOptions(literals="numeric")))
+    figures = partition_triples([path], tmp_path / "out", Options(reading=ReadingOptions(literals="numeric")))
     rows = (tmp_path / "out" / NUMERIC_LITERALS).read_text().splitlines()
     assert rows == ["ex:rome\tex:population\t2873000", "ex:italy\tex:area\t301230.5"]
     # NaN is no number, and ex:nobody is in no triple with another entity.
@@ -247,7 +247,7 @@ ERRORS = [
 def test_errors(tmp_path, name, text, options, message):
     path = write(tmp_path / name, text)
     with pytest.raises(InputError, match=message):
-        partition_files([path], tmp_path / "out", Options(reading=ReadingOptions(**options)))
+        partition_triples([path], tmp_path / "out", Options(reading=ReadingOptions(**options)))
     assert [entry.name for entry in tmp_path.iterdir()] == [name]
 
 

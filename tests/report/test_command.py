@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from html.parser import HTMLParser
 
 import pytest
 
 from dglkge.cli.main import main
+from dglkge.report.figures import Choices, collect
+from dglkge.report.page import render
 from tests.report.toy_report import HOSTILE
 
 
@@ -88,6 +91,16 @@ def test_names_on_the_map_do_not_lie_on_each_other(plots):
     for number, name in enumerate(names):
         for other in names[:number]:
             assert abs(name["x"] - other["x"]) > 0.15 * width or abs(name["y"] - other["y"]) > 0.05 * height
+
+
+def test_the_best_run_of_a_row_is_bold(runs):
+    """The lowest mean rank, and the highest of all others."""
+    pytest.importorskip("plotly", reason="plotly is not installed")
+    figures = collect([str(runs.first), str(runs.second)], Choices(limit=5, points=0))
+    figures["runs"][1]["ranking"]["sides"]["both"] |= {"mr": 1.0, "mrr": 0.001}
+    row = re.compile(r'<th scope="row">(MRR|MR)</th><td(.*?)>.*?</td><td(.*?)>')
+    marked = {name: ["best" in cell for cell in cells] for name, *cells in row.findall(render(figures))}
+    assert marked == {"MRR": [True, False], "MR": [False, True]}
 
 
 def test_json_has_the_figures(call, runs):

@@ -256,6 +256,7 @@ def test_bodies_of_other_sizes_and_types(client):
     # without a length, in pieces
     pieces = client.post("/score", content=(large[:100_000] for _ in range(11)), headers=json_type)
     assert "more than 1048576 bytes" in error_of(pieces, 413)
+    assert pieces.headers["connection"] == "close"  # the rest is not read
     assert "not JSON" in error_of(client.post("/score", content=b'{"triples": [}', headers=json_type), 400)
     for body in (b'{"triples": "\xff"}', b"[" * 200_000, b'{"triples": ' + b"1" * 5000 + b"}"):
         assert "parsing the body" in error_of(client.post("/score", content=body, headers=json_type), 400)
@@ -290,6 +291,11 @@ def test_host_header(client, host, is_allowed):
             assert answer.status_code == 200
         else:
             assert error_of(answer, 400).startswith("Host header: got ")
+
+
+def test_a_second_host_header_is_refused(client):
+    answer = client.get("/model", headers=[("host", "127.0.0.1"), ("host", "localhost")])
+    assert error_of(answer, 400).startswith("Host header: got '127.0.0.1, localhost'; allowed: ")
 
 
 def test_addresses_are_allowed_where_others_may_ask():

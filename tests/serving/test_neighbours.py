@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 import torch
 
 import dglkge
-from dglkge.errors import InputError
 from dglkge.serving.explorer import Explorer
 from dglkge.serving.indexes import Neighbours
 from tests.checkpoint.toy_checkpoint import ToyTable, save_toy, toy_meta, toy_tables
@@ -54,9 +51,3 @@ def test_only_large_types_are_searched_so(run):
     assert found["similar"][0]["name"] == run.nearest("person-7", "person", 1)[0].name
     described = explorer.describe()["similarity"]["person"]
     assert described["recall_at_10"] >= 0.95 and described["lists_searched"] < described["lists"]
-
-
-def test_without_faiss(run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "faiss", None)
-    with pytest.raises(InputError, match=r"^--faiss needs faiss-cpu: pip install 'dglkge\[faiss\]' \("):
-        Neighbours(run.tables, "person")

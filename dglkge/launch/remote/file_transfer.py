@@ -1,40 +1,34 @@
-"""Copies files to a machine and back, in blocks over its stream; a staging folder keeps unfinished ones."""
+"""Copies files to a machine and back, in blocks over its stream; each is replaced in one step."""
 
 from __future__ import annotations
 
-import functools
-import queue
-import shutil
-import threading
-from collections.abc import Callable, Sequence
+import asyncio
+import os
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dglkge.checkpoint.layout import is_transient
+from dglkge.distributed.lease import new_nonce
 from dglkge.errors import InputError
-from dglkge.launch.connection import CANCELLED, NodeConnection
+from dglkge.launch.background import in_thread
+from dglkge.launch.connection import NodeConnection
 from dglkge.launch.remote.host_files import (
     FileState,
-    Piece,
+    abandon_copy,
     file_state,
-    list_files,
-    make_staging,
-    place_files,
     read_block,
     stale_files,
     write_block,
 )
 
 COMPARE_SECONDS = 300.0
-PLACE_SECONDS = 600.0
 SLOWEST_DISK_BYTES_PER_SECOND = 10e6
-"""Write rate that timeouts of renaming and fsync allow for; heartbeats detect a lost connection sooner."""
+"""Write rate that timeouts of fsync allow for; heartbeats detect a lost connection sooner."""
 
 STALL_SECONDS = 300.0
 """Timeout of one block: a blocked disk never fails by itself."""
-
-NAMES_OF_CALL = 1000
 
 
 @dataclass(frozen=True)
@@ -53,8 +47,8 @@ class Tree:
     names: tuple[str, ...]
 
 
-def send(session: NodeConnection, tree: Tree) -> int:
-    """Copy files to a machine, except those that it has already.
+async def send(session: NodeConnection, tree: Tree) -> int:
+    """Copy files to a machine, except those that it has already; of a link, the file that it leads to.
 
     Parameters
     ----------
@@ -71,29 +65,35 @@ def send(session: NodeConnection, tree: Tree) -> int:
     InputError
         If the machine cannot be reached or cannot take them.
     """
-    # On this machine both may be the same folder: its files would be replaced by themselves.
-    if session.is_here and Path(tree.here).resolve() == Path(tree.there).resolve():
+    if _is_same_folder(session, tree.here, tree.there):
         return 0
-    wanted = _states(tree)
-    stale = session.call("stale_files", COMPARE_SECONDS, folder=tree.there, wanted=wanted)
-    if stale:
-        # Written beside the target and renamed: an interrupted copy never leaves a half-written file.
-        staging = session.call("make_staging", folder=tree.there)
-        read = functools.partial(_in_time, session, read_block, tree.here)
+    expected = await _in_time(session, _states, tree)
+    stale = await session.call("stale_files", COMPARE_SECONDS, folder=tree.there, expected=expected)
+    copy = new_nonce()
 
-        def write(pieces: Sequence[Piece], data: bytes) -> None:
-            session.call("write_block", STALL_SECONDS, folder=staging, pieces=pieces, data=data)
+    async def read(name: str, start: int) -> tuple[Any, bytes]:
+        return await _in_time(session, read_block, tree.here, name, start)
 
-        _copy(read, write, stale, lambda: session.is_cut)
-        question = {"folder": tree.there, "staging": staging}
-        missing = set(stale)
-        num_bytes = sum(size for name, size, *_ in wanted if name in missing)
-        # The timeout grows with the size: the machine flushes each file to its disk before it replies.
-        session.call("place_files", PLACE_SECONDS + num_bytes / SLOWEST_DISK_BYTES_PER_SECOND, **question)
+    async def write(name: str, start: int, attributes: Sequence[int] | None, data: bytes) -> None:
+        # The machine flushes the whole file to its disk before it answers the last block.
+        seconds = STALL_SECONDS + start / SLOWEST_DISK_BYTES_PER_SECOND
+        block = {"name": name, "copy": copy, "start": start, "attributes": attributes, "data": data}
+        await session.call("write_block", seconds, folder=tree.there, **block)
+
+    await _copy(stale, read, write)
     return len(stale)
 
 
-def fetch(
+def _states(tree: Tree) -> list[FileState]:
+    """Return the states of the local files."""
+    states = [(name, file_state(tree.here, name)) for name in tree.names]
+    for name, state in states:
+        if state is None:
+            raise InputError(f"cannot send {Path(tree.here, name)}: there is no such file")
+    return [state for _, state in states if state is not None]
+
+
+async def fetch(
     session: NodeConnection,
     there: str,
     here: str,
@@ -110,7 +110,7 @@ def fetch(
     is_wanted : callable
         Whether a file is copied, given its name.
     check : callable
-        Called when all files are in the staging folder; an exception keeps them from their places.
+        Called before each file gets its name; an exception prevents it.
 
     Returns
     -------
@@ -122,90 +122,55 @@ def fetch(
     InputError
         If the machine cannot be reached, or there is no room here.
     """
-    if session.is_here and Path(there).resolve() == Path(here).resolve():
+    if _is_same_folder(session, here, there):
         return 0
     # An unfinished file would be gone by the time at which it is read.
-    wanted: list[FileState] = [
-        tuple(state)
-        for state in session.call("list_files", COMPARE_SECONDS, folder=there)
+    expected = [
+        state
+        for state in await session.call("list_files", COMPARE_SECONDS, folder=there)
         if is_wanted(state[0]) and not is_transient(Path(state[0]).name)
     ]
-    stale = stale_files(here, wanted)
+    stale = await _in_time(session, stale_files, here, expected)
+    copy = new_nonce()
 
-    def must_stop() -> bool:
-        return session.is_cut
+    async def read(name: str, start: int) -> tuple[Any, bytes]:
+        return await session.call_for_data("read_block", STALL_SECONDS, folder=there, name=name, start=start)
 
-    def read(names: Sequence[str], start: int) -> tuple[list[Piece], bytes]:
-        question = {"folder": there, "names": names, "start": start}
-        pieces, data = session.call_for_data("read_block", STALL_SECONDS, **question)
-        return [Piece(*piece) for piece in pieces], data
+    async def write(name: str, start: int, attributes: Sequence[int] | None, data: bytes) -> None:
+        await _in_time(session, write_block, here, name, copy, start, attributes, data, check)
 
-    if stale:
-        if must_stop():
-            raise InputError(CANCELLED)
-        staging = make_staging(here)
-        try:
-            _copy(read, functools.partial(_in_time, session, write_block, staging), stale, must_stop)
-            # The last moment at which nothing has changed here.
-            check()
-            place_files(here, staging, is_confined=True)
-        except OSError as error:
-            raise InputError(f"files from {session.address} cannot be placed in {here}: {error}") from None
-        finally:
-            shutil.rmtree(staging, ignore_errors=True)
+    try:
+        await _copy(stale, read, write)
+    finally:
+        abandon_copy(here, copy)
     return len(stale)
 
 
-def _copy(
-    read: Callable[[Sequence[str], int], tuple[list[Piece], bytes]],
-    write: Callable[[Sequence[Piece], bytes], object],
+def _is_same_folder(session: NodeConnection, here: str, there: str) -> bool:
+    """Whether both are one folder of this machine, whose files would be replaced by themselves."""
+    return session.is_here and os.path.realpath(here) == os.path.realpath(there)
+
+
+async def _copy(
     names: Sequence[str],
-    is_cancelled: Callable[[], bool],
+    read: Callable[[str, int], Awaitable[tuple[Any, bytes]]],
+    write: Callable[[str, int, Sequence[int] | None, bytes], Awaitable[None]],
 ) -> None:
-    """Copy files block by block; raises InputError if the copy is cancelled."""
-    position, start = 0, 0
-    while position < len(names):
-        if is_cancelled():
-            raise InputError(CANCELLED)
-        pieces, data = read(names[position : position + NAMES_OF_CALL], start)
-        write(pieces, data)
-        last = pieces[-1]
-        position += len(pieces) - (not last.is_last)
-        start = 0 if last.is_last else last.offset + last.size
+    """Copy files block by block."""
+    for name in names:
+        start, is_last = 0, False
+        while not is_last:
+            (is_last, attributes), data = await read(name, start)
+            await write(name, start, attributes if is_last else None, data)
+            start += len(data)
 
 
-def _in_time(session: NodeConnection, function: Callable[..., Any], *arguments: Any) -> Any:
+async def _in_time(session: NodeConnection, function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function that uses a disk of this machine, which may be blocked, for at most STALL_SECONDS."""
-    outcome: queue.SimpleQueue[tuple[Any, BaseException | None]] = queue.SimpleQueue()
-
-    def run() -> None:
-        try:
-            outcome.put((function(*arguments), None))
-        except BaseException as error:
-            outcome.put((None, error))
-
-    threading.Thread(target=run, daemon=True).start()
     try:
-        value, error = outcome.get(timeout=STALL_SECONDS)
-    except queue.Empty:
+        return await asyncio.wait_for(in_thread(function, *arguments), STALL_SECONDS)
+    except asyncio.TimeoutError:
         raise InputError(
             f"files could not be copied from or to {session.address}: nothing moved for {STALL_SECONDS:g} s; "
             "is a disk blocked?"
         ) from None
-    if error is not None:
-        raise error
-    return value
-
-
-def files_below(folder: Path) -> tuple[str, ...]:
-    """Return the names of all files below a folder."""
-    return tuple(name for name, *_ in list_files(str(folder)))
-
-
-def _states(tree: Tree) -> list[FileState]:
-    """Return the states of the local files."""
-    found = [(name, file_state(tree.here, name)) for name in tree.names]
-    missing = [name for name, state in found if state is None]
-    if missing:
-        raise InputError(f"cannot send {Path(tree.here, missing[0])}: there is no such file")
-    return [state for _, state in found if state is not None]

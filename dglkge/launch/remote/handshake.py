@@ -1,30 +1,29 @@
-"""Mutual authentication of launcher and nodes over TCP by a shared secret, and lines of JSON after it.
+"""Mutual authentication of launcher and nodes over TCP by a shared secret.
 
 Each side proves that it knows the secret by an HMAC of two random numbers, one of each side, so a recorded
-proof is of no use later and the secret itself is never sent. Nothing is interpreted before, and no line is
-longer than LONGEST_LINE_BYTES. What follows is neither encrypted nor signed, like all traffic of a job.
+proof is of no use later and the secret itself is never sent. All parts have fixed lengths, and nothing else
+is read before. What follows is neither encrypted nor signed, like all traffic of a job.
+
+1. The launcher sends :data:`GREETING` and its random number.
+2. The node sends its random number and its proof.
+3. The launcher sends its proof, or zeros if the node's is wrong.
 """
 
 from __future__ import annotations
 
-import contextlib
-import hashlib
+import asyncio
 import hmac
-import json
 import os
 import secrets
-import socket
-import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from dglkge.errors import InputError
 from dglkge.launch.ssh import SECRET_VARIABLE
 
-PROTOCOL = 1
+GREETING = b"dglkge-launch 2\n"
+RANDOM_BYTES = PROOF_BYTES = 32
 HANDSHAKE_SECONDS = 10.0
-LONGEST_LINE_BYTES = 1 << 16
 SHORTEST_SECRET = 16
 
 WRONG_SECRET = f"wrong secret: --secret_file or {SECRET_VARIABLE} must be the same on all nodes"
@@ -92,133 +91,45 @@ def read_private(path: Path, option: str) -> bytes:
         return file.read()
 
 
-class Peer:
-    """An open connection that carries lines of JSON, for HANDSHAKE_SECONDS in all.
-
-    Parameters
-    ----------
-    connection : socket.socket
-
-    Attributes
-    ----------
-    received : bytes
-        What has arrived after the last line.
-    """
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
-        self.received = b""
-        self._deadline = time.monotonic() + HANDSHAKE_SECONDS
-        with contextlib.suppress(OSError):  # a socket pair, in a test
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def send(self, message: Mapping[str, Any]) -> None:
-        """Send one message.
-
-        Raises
-        ------
-        OSError
-            If the connection is lost.
-        """
-        self.connection.sendall(json.dumps(message).encode() + b"\n")
-
-    def receive(self) -> dict[str, Any] | None:
-        """Return the next message; None at the end of the connection.
-
-        Raises
-        ------
-        OSError
-            If the connection is lost, the time is over, or what arrives is no message.
-        """
-        while b"\n" not in self.received:
-            # One limit for all lines: who drips single bytes must not hold a place for ever.
-            self.connection.settimeout(max(0.001, self._deadline - time.monotonic()))
-            data = self.connection.recv(4096)
-            if not data:
-                return None
-            self.received += data
-            if len(self.received) > LONGEST_LINE_BYTES:
-                raise OSError("a line is too long")
-        line, _, self.received = self.received.partition(b"\n")
-        try:
-            message = json.loads(line)
-        except ValueError:
-            message = None
-        if not isinstance(message, dict):
-            raise OSError("a line is no message")
-        return message
-
-
-def _proof(secret: bytes, role: str, challenges: tuple[str, str], hello: str) -> str:
+def _proof(secret: bytes, role: bytes, random_numbers: bytes) -> bytes:
     """Return the HMAC by which one side proves that it knows the secret."""
     # The role keeps a proof of one side from being sent back as that of the other.
-    text = json.dumps(["dglkge", PROTOCOL, role, *challenges, hello])
-    return hmac.new(secret, text.encode(), hashlib.sha256).hexdigest()
+    return hmac.digest(secret, GREETING + role + random_numbers, "sha256")
 
 
-def _field(message: Mapping[str, Any] | None, name: str) -> str:
-    """Return a text of a message, empty if it is absent or no text."""
-    value = (message or {}).get(name)
-    return value if isinstance(value, str) else ""
-
-
-def authenticate_node(peer: Peer, secret: bytes) -> tuple[dict[str, Any], str]:
-    """Check a node that has connected; the caller sends the proof, with which the launcher is checked.
-
-    Returns
-    -------
-    hello : dict
-        First message of the node.
-    proof : str
-        Of the launcher.
+async def authenticate_node(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
+) -> None:
+    """Check a node that has connected, and prove to it that this is the launcher.
 
     Raises
     ------
     RefusedError
         If the other side does not know the secret; it has been told.
-    OSError
-        If the connection is lost or no dglkge-launch is at its other end.
+    EOFError, OSError
+        If the connection is lost.
     """
-    ours = secrets.token_hex(32)
-    peer.send({"dglkge": PROTOCOL, "challenge": ours})
-    answer = peer.receive()
-    challenges, hello = (ours, _field(answer, "challenge")), _field(answer, "hello")
-    wanted = _proof(secret, "node", challenges, hello)
-    if not hmac.compare_digest(wanted.encode(), _field(answer, "proof").encode()):
-        peer.send({"error": WRONG_SECRET})
+    ours = secrets.token_bytes(RANDOM_BYTES)
+    writer.write(GREETING + ours)
+    random_numbers = ours + await reader.readexactly(RANDOM_BYTES)
+    proof = await reader.readexactly(PROOF_BYTES)
+    is_right = hmac.compare_digest(proof, _proof(secret, b"node", random_numbers))
+    writer.write(_proof(secret, b"launcher", random_numbers) if is_right else bytes(PROOF_BYTES))
+    await writer.drain()
+    if not is_right:
         raise RefusedError(WRONG_SECRET)
-    message = json.loads(hello)
-    if not isinstance(message, dict):
-        raise OSError("no dglkge-launch")
-    return message, _proof(secret, "launcher", challenges, hello)
 
 
-def introduce_node(peer: Peer, secret: bytes, hello: Mapping[str, Any]) -> dict[str, Any]:
-    """Authenticate this node to the launcher, and the launcher to this node; return its reply.
-
-    Raises
-    ------
-    RefusedError
-        If one side does not know the secret, or the launcher refuses the node.
-    OSError
-        If the connection is lost, or the launcher cannot take the node yet.
-    """
-    text, ours = json.dumps(hello), secrets.token_hex(32)
-    greeting = peer.receive()
-    if greeting is None:
-        raise OSError("the connection ended")
-    if greeting.get("dglkge") != PROTOCOL:
-        raise RefusedError(f"it is no dglkge-launch of this version (greeting {str(greeting)[:60]!r})")
-    challenges = (_field(greeting, "challenge"), ours)
-    peer.send({"challenge": ours, "hello": text, "proof": _proof(secret, "node", challenges, text)})
-    answer = peer.receive()
-    if answer is None:
-        raise OSError("the connection ended")
-    wanted = _proof(secret, "launcher", challenges, text)
-    if "proof" in answer and not hmac.compare_digest(wanted.encode(), _field(answer, "proof").encode()):
+async def authenticate_launcher(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, secret: bytes
+) -> None:
+    """Prove to the launcher that this is a node, and check the launcher; raises as the other side does."""
+    greeting = await reader.readexactly(len(GREETING))
+    if greeting != GREETING:
+        raise RefusedError(f"it is no dglkge-launch of this version (greeting {greeting!r})")
+    ours = secrets.token_bytes(RANDOM_BYTES)
+    random_numbers = await reader.readexactly(RANDOM_BYTES) + ours
+    writer.write(ours + _proof(secret, b"node", random_numbers))
+    proof = await reader.readexactly(PROOF_BYTES)
+    if not hmac.compare_digest(proof, _proof(secret, b"launcher", random_numbers)):
         raise RefusedError(WRONG_SECRET)
-    if "retry" in answer:
-        raise OSError(_field(answer, "error"))
-    if "error" in answer or "proof" not in answer:
-        raise RefusedError(_field(answer, "error") or "it sends no proof")
-    return answer

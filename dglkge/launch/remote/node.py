@@ -9,18 +9,23 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from dglkge.distributed.ip_config import read_ip_config
 from dglkge.errors import NotReadyError
+from dglkge.launch import protocol
 from dglkge.launch.machine import local_interfaces
 from dglkge.launch.node_place import NodePlace, node_place
 from dglkge.launch.node_program import NodeProgram
 from dglkge.launch.protocol import HEARTBEAT_TIMEOUT_SECONDS, LOST_STATUS
-from dglkge.launch.remote.handshake import HANDSHAKE_SECONDS, Peer, RefusedError, introduce_node, read_secret
+from dglkge.launch.remote.handshake import (
+    HANDSHAKE_SECONDS,
+    RefusedError,
+    authenticate_launcher,
+    read_secret,
+)
 from dglkge.launch.ssh import NOT_INHERITED, forwarded_environment
 
 RETRY_SECONDS = 1.0
@@ -78,24 +83,27 @@ def run_node(
         os.environ.pop(name, None)
     # Processes run in another folder: relative search paths become absolute.
     os.environ.update(forwarded_environment(os.environ))
-    connection, received = connect(place, secret, seconds, report)
-    where = f"{place.host}:{place.port}"
-    greeting = f"node {place.rank} of {place.num_nodes}: connected to {where}"
-    requests, replies = os.dup(connection.fileno()), os.dup(connection.fileno())
-    program = NodeProgram(requests, replies, HEARTBEAT_TIMEOUT_SECONDS, python, received, report, greeting)
-    status, reason = asyncio.run(program.run())
-    if program.was_told_the_end:
-        if reason:
-            report(f"the job has ended: {reason}")
-    elif status == LOST_STATUS:
-        report(f"the launcher at {where} is lost: {reason}; this node's part ends")
-    return status
+
+    async def run() -> int:
+        stream = await connect(place, secret, seconds, report)
+        where = f"{place.host}:{place.port}"
+        greeting = f"node {place.rank} of {place.num_nodes}: connected to {where}"
+        program = NodeProgram(stream, python, report, greeting)
+        status, reason = await program.run()
+        if program.was_told_the_end:
+            if reason:
+                report(f"the job has ended: {reason}")
+        elif status == LOST_STATUS:
+            report(f"the launcher at {where} is lost: {reason}; this node's part ends")
+        return status
+
+    return asyncio.run(run())
 
 
-def connect(
+async def connect(
     place: NodePlace, secret: bytes, seconds: float, report: Callable[[str], None]
-) -> tuple[socket.socket, bytes]:
-    """Connect to the launcher, which may start later than this node.
+) -> protocol.Stream:
+    """Connect to the launcher, which may start later than this node, and be admitted.
 
     Parameters
     ----------
@@ -106,17 +114,10 @@ def connect(
     report : callable
         Takes messages for the user.
 
-    Returns
-    -------
-    connection : socket.socket
-        Authenticated.
-    received : bytes
-        What was read from it after the handshake.
-
     Raises
     ------
     NotReadyError
-        If the launcher does not listen in time.
+        If the launcher does not listen in time, or cannot take this node yet.
     RefusedError
         If it refuses this node.
     """
@@ -125,43 +126,54 @@ def connect(
     has_told = False
     while True:
         try:
-            return _connect_once(place, secret)
-        except OSError as error:
-            if time.monotonic() + RETRY_SECONDS > deadline:
-                raise NotReadyError(
-                    f"no launcher of node 0 at {where} within {seconds:g} s (--rendezvous_seconds)"
-                    f": {error.strerror or error}"
-                ) from None
-            if not has_told:
-                report(f"waiting for node 0 at {where}: {error.strerror or error}")
-                has_told = True
-        time.sleep(RETRY_SECONDS)
+            return await asyncio.wait_for(_connect_once(place, secret), HANDSHAKE_SECONDS)
+        except RefusedError as error:
+            raise RefusedError(f"node 0 at {where} refuses node {place.rank}: {error}") from None
+        except (OSError, EOFError, NotReadyError, asyncio.TimeoutError) as error:
+            reason = _describe_failure(error)
+        if time.monotonic() + RETRY_SECONDS > deadline:
+            words = f"no launcher of node 0 at {where} within {seconds:g} s (--rendezvous_seconds)"
+            raise NotReadyError(f"{words}: {reason}")
+        if not has_told:
+            report(f"waiting for node 0 at {where}: {reason}")
+            has_told = True
+        await asyncio.sleep(RETRY_SECONDS)
 
 
-def _connect_once(place: NodePlace, secret: bytes) -> tuple[socket.socket, bytes]:
-    """Connect to the launcher once and authenticate; raises OSError if it cannot be reached."""
-    connection = socket.create_connection((place.host, place.port), HANDSHAKE_SECONDS)
+async def _connect_once(place: NodePlace, secret: bytes) -> protocol.Stream:
+    """Connect to the launcher once; raises OSError, EOFError or NotReadyError if it may succeed later."""
+    reader, writer = await asyncio.open_connection(place.host, place.port)
     try:
-        address = place.address or str(connection.getsockname()[0])
+        address = place.address or str(writer.get_extra_info("sockname")[0])
         if ":" in address:
             raise RefusedError(
                 f"this node reaches it from the IPv6 address {address}, and DGL's sockets are IPv4 only: "
                 "give this machine's IPv4 address with --address"
             )
-        hello = {
-            "rank": place.rank,
-            "nodes": place.num_nodes,
-            "address": address,
-            "variables": sorted(os.environ),
-        }
-        peer = Peer(connection)
-        introduce_node(peer, secret, hello)
-        connection.settimeout(None)
-        return connection, peer.received
-    except RefusedError as error:
-        connection.close()
-        where = f"{place.host}:{place.port}"
-        raise RefusedError(f"node 0 at {where} refuses node {place.rank}: {error}") from None
+        await authenticate_launcher(reader, writer, secret)
+        stream = protocol.Stream(reader, writer)
+        hello = {"rank": place.rank, "num_nodes": place.num_nodes, "address": address}
+        stream.send(protocol.Call(0, "join", {**hello, "variables": sorted(os.environ)}))
+        reply = await anext(stream.receive(), None)
+        if not isinstance(reply, protocol.Reply):
+            raise protocol.ProtocolError("the connection ended" if reply is None else f"no reply: {reply}")
+        if reply.error is not None:
+            raise (RefusedError if reply.is_input else NotReadyError)(reply.error)
+        stream.heartbeat_timeout = HEARTBEAT_TIMEOUT_SECONDS
+        return stream
     except BaseException:
-        connection.close()
+        writer.close()
         raise
+
+
+def _describe_failure(error: Exception) -> str:
+    """Describe why a connection was not made."""
+    if isinstance(error, EOFError):
+        return "the connection ended"
+    if isinstance(error, asyncio.TimeoutError):
+        return f"no answer within {HANDSHAKE_SECONDS:g} s"
+    if (
+        isinstance(error, OSError) and error.errno and error.errno > 0
+    ):  # asyncio's words name the call instead
+        return os.strerror(error.errno)
+    return str(getattr(error, "strerror", None) or error)

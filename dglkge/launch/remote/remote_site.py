@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import dataclasses
 import os
-import queue
 import sys
-import threading
-import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +16,7 @@ from dglkge.config import Config
 from dglkge.distributed.ip_config import Machine
 from dglkge.distributed.jobs import JobEntry
 from dglkge.errors import InputError, NotReadyError
+from dglkge.launch.background import wait
 from dglkge.launch.connection import Events, NodeConnection, RunningProcess, close_all, open_node
 from dglkge.launch.machine import is_local, local_interfaces, machine_addresses
 from dglkge.launch.process_plan import Host, JobSettings, Places, PlannedProcess, plan_processes
@@ -31,30 +30,13 @@ class PreflightError(NotReadyError):
     """Machines are not ready; the message has a line for each problem."""
 
 
-def raise_problems(
-    problems: Sequence[tuple[str, str]], num_hosts: int, outcome: str = "nothing was started"
-) -> None:
-    """Raise all problems in one error, if there are any.
-
-    Parameters
-    ----------
-    problems : sequence of (address, sentence)
-    num_hosts : int
-        Machines of the job.
-    outcome : str
-        Consequence, for the first line of the message.
-
-    Raises
-    ------
-    PreflightError
-    """
-    if not problems:
-        return
+def describe_problems(problems: Sequence[tuple[str, InputError]], num_hosts: int, outcome: str) -> str:
+    """Return a line for each problem, with the address of its machine, after one that counts them."""
     width = max(len(address) for address, _ in problems)
     hosts = len({address for address, _ in problems})
     count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
-    lines = [f"  {address:{width}}  {' '.join(text.split())}" for address, text in problems]
-    raise PreflightError("\n".join([f"{count} on {hosts} of {num_hosts} hosts; {outcome}", *lines]))
+    lines = [f"  {address:{width}}  {' '.join(str(error).split())}" for address, error in problems]
+    return "\n".join([f"{count} on {hosts} of {num_hosts} hosts; {outcome}", *lines])
 
 
 def compare_versions(described: Mapping[str, Mapping[str, Any]], own_version: str) -> list[tuple[str, str]]:
@@ -63,7 +45,7 @@ def compare_versions(described: Mapping[str, Mapping[str, Any]], own_version: st
     Parameters
     ----------
     described : mapping of str to mapping
-        Replies of ``node_tasks.describe_machine`` by address.
+        Replies of ``machine.describe_machine`` by address.
     own_version : str
         dglkge's version of the launcher.
     """
@@ -95,13 +77,6 @@ def compare_fingerprints(fingerprints: Mapping[str, str | None]) -> list[tuple[s
 
 CLEAN_UP_SECONDS = 5.0
 
-STOP_SECONDS = 10.0
-"""Time for transfers to end once the launcher has a stop signal."""
-
-SIGNAL_POLL_SECONDS = 0.5
-"""Time after which a signal is noticed that another thread received."""
-
-
 Problems = list[tuple[str, InputError]]
 
 
@@ -123,6 +98,11 @@ class RemoteSite:
         Connections of the nodes of a job without SSH: line k of ip_config is node k, line 0 is this machine.
     report : callable, optional
         Takes messages for the user.
+
+    Attributes
+    ----------
+    addresses : list of str
+        Of the machines, in the order of ip_config.txt.
     """
 
     has_shared_disk = True
@@ -146,7 +126,7 @@ class RemoteSite:
         self._described: dict[str, dict[str, Any]] = {}
         self._checked: dict[str, dict[str, Any]] = {}
         self._problems: Problems = []
-        self._order: list[str] = []
+        self.addresses: list[str] = []
 
     def connect(self, machines: Sequence[Machine], entry: JobEntry | None) -> list[Host]:
         """Start missing node programs, and get the facts that the plan depends on.
@@ -170,7 +150,7 @@ class RemoteSite:
             If a name has no address or two have the same, or a loopback address is among several.
         """
         interfaces = local_interfaces()
-        addresses = self._order = machine_addresses(machines, interfaces)
+        addresses = self.addresses = machine_addresses(machines, interfaces)
         can_be_alone = self.has_shared_disk and self._nodes is None and len(addresses) == 1
         self._is_alone = can_be_alone and is_local(addresses[0], interfaces)
         self._problems = []
@@ -204,7 +184,7 @@ class RemoteSite:
 
     def with_ports(self, hosts: Sequence[Host], machines: Sequence[Machine], num_servers: int) -> list[Host]:
         """Choose free ports for the servers of machines to which ip_config gives none."""
-        wanted = {address for address, machine in zip(self._order, machines) if not machine.has_port}
+        wanted = {address for address, machine in zip(self.addresses, machines) if not machine.has_port}
         found = self._call_all(
             {
                 host.address: {"address": host.address, "num_servers": num_servers}
@@ -220,7 +200,7 @@ class RemoteSite:
         hosts: Sequence[Host],
         settings: JobSettings,
         partition_file: str | None,
-        needs: Callable[[int], MachineNeeds],
+        needs: Sequence[MachineNeeds],
     ) -> None:
         """Check all machines for all problems that would keep the job from running.
 
@@ -231,8 +211,8 @@ class RemoteSite:
         settings : JobSettings
         partition_file : str or None
             DGL's partition file, as a path on the machines; None: unknown.
-        needs : callable
-            Returns the needs on a machine, given its number.
+        needs : sequence of MachineNeeds
+            By the number of the machine.
 
         Raises
         ------
@@ -242,16 +222,12 @@ class RemoteSite:
         script = None if settings.command[0] == "-m" else settings.command[0]
         questions = {
             host.address: {
-                "address": host.address,
-                "port": host.port,
-                "num_servers": settings.num_servers,
+                "servers": (host.address, host.port, settings.num_servers),
                 "folder": self._folder,
                 "script": script,
-                "part_config": partition_file,
-                "part_id": None if self._is_alone else self._order.index(host.address),
-                "num_parts": len(self._order),
+                "partition": self._partition_of(host, partition_file),
                 "num_processes": len(hosts) * (settings.num_servers + settings.num_trainers),
-                "needs": dataclasses.asdict(needs(self._order.index(host.address))),
+                "needs": dataclasses.asdict(needs[self.addresses.index(host.address)]),
             }
             for host in hosts
         }
@@ -267,8 +243,16 @@ class RemoteSite:
         differences += compare_fingerprints(prints)
         self._problems += [(address, NotReadyError(text)) for address, text in differences]
         # Stable: the order of ip_config, and of the checks on each machine.
-        self._problems.sort(key=lambda problem: self._order.index(problem[0]))
+        self._problems.sort(key=lambda problem: self.addresses.index(problem[0]))
         self._raise_problems()
+
+    def _partition_of(self, host: Host, path: str | None) -> tuple[str, int | None, int] | None:
+        """Return what a machine checks of its partition; see ``machine.check_machine``."""
+        if path is None:
+            return None
+        # A script on this machine alone looks at its own part itself.
+        part_id = None if self._is_alone else self.addresses.index(host.address)
+        return path, part_id, len(self.addresses)
 
     def plan(self, hosts: Sequence[Host], settings: JobSettings) -> list[PlannedProcess]:
         """Plan the job, with a rendezvous port that is free on the first machine now.
@@ -320,7 +304,7 @@ class RemoteSite:
 
     def start(self, planned: PlannedProcess, events: Events) -> RunningProcess:
         """Start one process on its machine."""
-        return self._sessions[planned.address].start(planned, self._folder, events)
+        return wait(self._sessions[planned.address].start(planned, self._folder, events))
 
     def clean_up(self, addresses: Collection[str]) -> list[str]:
         """Remove what the job's processes have left on some machines; node programs of lost ones do so."""
@@ -335,7 +319,7 @@ class RemoteSite:
                 if not session.is_alive:  # it was killed: another one cleans up
                     question["table_folder"] = self._checked.get(address, {}).get("table_folder", "")
                     session = self._sessions[address] = self._reopen(address)
-                removed += session.call("clean_up", CLEAN_UP_SECONDS, **question)
+                removed += wait(session.call("clean_up", CLEAN_UP_SECONDS, **question))
         return removed
 
     def close(self) -> None:
@@ -349,24 +333,23 @@ class RemoteSite:
             self._forwarder.forward(f"the node program on {address}", number)
 
         if self._is_node(address) and self._nodes is not None:
-            return self._nodes.connection(self._order.index(address))
+            return self._nodes.connection(self.addresses.index(address))
         # Without SSH the machine of the launcher needs no SSH server and no key.
         is_here = self._nodes is not None or is_local(address, local_interfaces())
         python = sys.executable if self._is_alone else self._python
-        return open_node(
-            name, None if is_here else self._ssh, python, forwarded_environment(os.environ), forward
-        )
+        ssh = None if is_here else self._ssh
+        return open_node(name, ssh, python, forwarded_environment(os.environ), forward)
 
     def _reopen(self, address: str) -> NodeConnection:
         """Connect anew to a machine whose node program has ended."""
         session = self._sessions[address]
         if not session.is_borrowed:
-            session.close()
+            wait(session.close())
         return self._open(address, session.address)
 
     def _is_node(self, address: str) -> bool:
         """Whether a machine's node program has connected by itself."""
-        return self._nodes is not None and self._order.index(address) > 0
+        return self._nodes is not None and self.addresses.index(address) > 0
 
     def _close(self, addresses: Sequence[str]) -> None:
         """End the job's entries, and node programs but those that have connected by themselves."""
@@ -375,10 +358,10 @@ class RemoteSite:
             session = self._sessions.pop(address)
             if session.is_borrowed:
                 with contextlib.suppress(InputError):
-                    session.call("release", CLEAN_UP_SECONDS)
+                    wait(session.call("release", CLEAN_UP_SECONDS))
             else:
                 children.append(session)
-        close_all(children)
+        wait(close_all(children))
 
     def _raise_problems(self, outcome: str = "nothing was started") -> None:
         """Raise all problems in one error, if there are any.
@@ -390,64 +373,37 @@ class RemoteSite:
         NotReadyError
             If machines are not ready.
         """
-        if self._is_alone and self._problems:
+        if not self._problems:
+            return
+        if self._is_alone:
             errors = [error for _, error in self._problems]
             raise next((error for error in errors if not isinstance(error, NotReadyError)), errors[0])
-        raise_problems(
-            [(address, str(error)) for address, error in self._problems], len(self._order), outcome
-        )
+        raise PreflightError(describe_problems(self._problems, len(self.addresses), outcome))
 
     def _call_all(self, questions: Mapping[str, dict[str, Any]], task: str) -> dict[str, Any]:
         """Call a task on machines in parallel; record the problems, return the replies."""
+        return self._run_all(
+            lambda address: self._sessions[address].call(task, **questions[address]), list(questions)
+        )
 
-        def call(address: str) -> Any:
-            return self._sessions[address].call(task, **questions[address])
+    def _run_all(
+        self, work: Callable[[str], Awaitable[Any]], addresses: Sequence[str] | None = None
+    ) -> dict[str, Any]:
+        """Run a coroutine for each machine in parallel; record the problems, return the results in order."""
+        addresses = self.addresses if addresses is None else addresses
 
-        return self._run_all(call, list(questions))
+        async def run() -> list[Any]:
+            return await asyncio.gather(*map(work, addresses), return_exceptions=True)
 
-    def _run_all(self, work: Callable[[str], Any], addresses: Sequence[str] | None = None) -> dict[str, Any]:
-        """Run a function for machines in parallel; record the problems, return the results in order.
-
-        If a signal raises an exception here, all connections are cut, which ends calls and transfers, and the
-        threads have STOP_SECONDS to end. A thread that a disk blocks cannot be ended; as a daemon thread it
-        does not keep the launcher from exiting.
-        """
-        addresses = self._order if addresses is None else addresses
-        outcomes: dict[str, Any] = {}
-        # A queue, not Thread.join: a join that an exception interrupts takes a thread for ended that runs on.
-        finished: queue.SimpleQueue[tuple[str, Any]] = queue.SimpleQueue()
-
-        def attempt(address: str) -> None:
-            try:
-                finished.put((address, work(address)))
-            except BaseException as error:
-                finished.put((address, error))
-
-        num_working = len(addresses)
-        for address in addresses:
-            threading.Thread(target=attempt, args=(address,), name=f"dglkge-{address}", daemon=True).start()
-        try:
-            while num_working:
-                # A timeout: the kernel may give a signal to another thread, which does not wake this one, and
-                # only this one runs Python's handlers.
-                with contextlib.suppress(queue.Empty):
-                    address, outcomes[address] = finished.get(timeout=SIGNAL_POLL_SECONDS)
-                    num_working -= 1
-        except BaseException:
-            for session in self._sessions.values():
-                session.cut()
-            deadline = time.monotonic() + STOP_SECONDS
-            with contextlib.suppress(queue.Empty):
-                while num_working:
-                    finished.get(timeout=max(0.0, deadline - time.monotonic()))
-                    num_working -= 1
-            raise
-        for address in addresses:
-            if isinstance(outcomes[address], InputError):
-                self._problems.append((address, outcomes.pop(address)))
-            elif isinstance(outcomes[address], BaseException):
-                raise outcomes[address]
-        return {address: outcomes[address] for address in addresses if address in outcomes}
+        results = {}
+        for address, outcome in zip(addresses, wait(run())):
+            if isinstance(outcome, InputError):
+                self._problems.append((address, outcome))
+            elif isinstance(outcome, BaseException):
+                raise outcome
+            else:
+                results[address] = outcome
+        return results
 
 
 def planned_host(address: str, machine: Machine, described: Mapping[str, Any]) -> Host:

@@ -7,23 +7,30 @@ holds for a job over SSH holds here.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import errno
+import functools
 import ipaddress
 import os
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from dglkge.distributed.ip_config import Machine, read_ip_config
 from dglkge.errors import DglkgeError, InputError, NotReadyError, exit_status_of
+from dglkge.launch import protocol
+from dglkge.launch.background import wait
 from dglkge.launch.connection import NodeConnection, close_all
 from dglkge.launch.node_place import NodePlace
-from dglkge.launch.protocol import JobEnd
-from dglkge.launch.remote.handshake import Peer, RefusedError, authenticate_node, read_secret
+from dglkge.launch.remote.handshake import (
+    HANDSHAKE_SECONDS,
+    RefusedError,
+    authenticate_node,
+    read_secret,
+)
 from dglkge.launch.ssh import NOT_INHERITED, forwarded_environment
 from dglkge.launch.stop_signals import StopForwarder, describe_stop
 
@@ -117,52 +124,11 @@ class Rendezvous:
         self._came: set[int] = set()
         self._left: dict[int, str] = {}
         self._refused: dict[str, str] = {}
-        self._changed = threading.Condition()
-        self._handshakes = threading.BoundedSemaphore(MOST_HANDSHAKES)
-        self._is_closing = threading.Event()
-        self._has_ended = threading.Event()
+        self._num_handshakes = 0
+        self._has_ended = False
         self._forwarder = StopForwarder(report)
         self._listener = listen(host, port)
-        threading.Thread(target=self._accept_nodes, daemon=True, name="dglkge-rendezvous").start()
-
-    def await_nodes(self) -> None:
-        """Wait until all nodes are connected.
-
-        Raises
-        ------
-        NotReadyError
-            If some have not come in time; the message names them, those that came, and refused ones.
-        """
-        deadline = time.monotonic() + self._seconds
-        has_told = False
-        with self._changed:
-            while missing := [rank for rank in range(1, self.num_nodes) if rank not in self._nodes]:
-                left = deadline - time.monotonic()
-                if left <= 0:
-                    raise NotReadyError(self._describe_missing(missing))
-                if not has_told:
-                    names = ", ".join(map(str, missing))
-                    self._report(f"waiting at {self._where} for node {names} of {self.num_nodes}")
-                    has_told = True
-                # A short timeout: Python runs handlers of signals in this thread between two waits only.
-                self._changed.wait(min(left, POLL_SECONDS))
-
-    def addresses(self) -> list[str]:
-        """Return the addresses of nodes 1 to N - 1, in the order of their ranks."""
-        with self._changed:
-            return [self._nodes[rank].address for rank in range(1, self.num_nodes) if rank in self._nodes]
-
-    def own_address(self) -> str | None:
-        """Return the IPv4 address of this machine that the nodes reach; None if it is not known."""
-        with self._changed:
-            sockets = [self._listener, *(node.socket for node in self._nodes.values())]
-        for each in sockets:
-            with contextlib.suppress(OSError, ValueError):
-                address = ipaddress.ip_address(each.getsockname()[0])
-                mapped = getattr(address, "ipv4_mapped", None) or address
-                if mapped.version == 4 and not mapped.is_unspecified and not mapped.is_loopback:
-                    return str(mapped)
-        return None
+        self._server = wait(asyncio.start_server(self._welcome, sock=self._listener))
 
     def machines(self, ip_config: Path | None, address: str | None) -> list[Machine]:
         """Wait for all nodes; return the machines of the job.
@@ -185,15 +151,32 @@ class Rendezvous:
             raise InputError(
                 f"{ip_config} names {len(machines)} machines, the job was started for {self.num_nodes}"
             )
-        self.await_nodes()
+        wait(self.await_nodes())
         if machines:
             return machines
-        own = address or self.own_address()
-        if own is None:
-            raise InputError(
-                "the IPv4 address of this node is not known, which DGL needs: give it with --address"
-            )
-        return [Machine(address, has_port=False) for address in (own, *self.addresses())]
+        nodes = [node for _, node in sorted(self._nodes.items())]
+        sockets = [self._listener, *(node.stream.writer.get_extra_info("socket") for node in nodes)]
+        own = address or own_address(sockets)
+        return [Machine(each, has_port=False) for each in (own, *(node.address for node in nodes))]
+
+    async def await_nodes(self) -> None:
+        """Wait until all nodes are connected.
+
+        Raises
+        ------
+        NotReadyError
+            If some have not come in time; the message names them, those that came, and refused ones.
+        """
+        deadline = time.monotonic() + self._seconds
+        has_told = False
+        while missing := [rank for rank in range(1, self.num_nodes) if rank not in self._nodes]:
+            if time.monotonic() >= deadline:
+                raise NotReadyError(self._describe_missing(missing))
+            if not has_told:
+                names = ", ".join(map(str, missing))
+                self._report(f"waiting at {self._where} for node {names} of {self.num_nodes}")
+                has_told = True
+            await asyncio.sleep(POLL_SECONDS)
 
     def connection(self, rank: int) -> NodeConnection:
         """Return the connection of a node.
@@ -203,10 +186,9 @@ class Rendezvous:
         NotReadyError
             If it is not connected at present.
         """
-        with self._changed:
-            node = self._nodes.get(rank)
-            why = self._left.get(rank, "it has not connected")
+        node = self._nodes.get(rank)
         if node is None:
+            why = self._left.get(rank, "it has not connected")
             raise NotReadyError(f"cannot be reached by its node's dglkge-launch: {why}")
         return node
 
@@ -215,27 +197,30 @@ class Rendezvous:
 
         Nodes that have not come yet are waited for END_SECONDS: else they would wait for a launcher in vain.
         """
-        deadline = time.monotonic() + END_SECONDS
-        with self._changed:
+
+        async def tell() -> None:
+            deadline = time.monotonic() + END_SECONDS
             while len(self._came) < self.num_nodes - 1 and time.monotonic() < deadline:
-                self._changed.wait(POLL_SECONDS)
-            nodes = list(self._nodes.values())
-        self._has_ended.set()  # before a node is told and leaves
-        for node in nodes:
-            node.send(JobEnd(status, reason))
+                await asyncio.sleep(POLL_SECONDS)
+            self._has_ended = True  # before a node is told and leaves
+            for node in self._nodes.values():
+                node.stream.send(protocol.JobEnd(status, reason))
+                await node.stream.drain()
+
+        wait(tell())
 
     def close(self) -> None:
         """Close all connections. Nodes that were not told the end count the launcher as lost."""
-        self._is_closing.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # ends a blocked accept()
-        self._listener.close()
-        with self._changed:
-            nodes = list(self._nodes.values())
-        close_all(nodes)
+
+        async def close() -> None:
+            self._server.close()
+            self._has_ended = True
+            await close_all(list(self._nodes.values()))
+
+        wait(close())
 
     def _describe_missing(self, missing: Sequence[int]) -> str:
-        """Describe which nodes have not come; called under the lock."""
+        """Describe which nodes have not come."""
         words = f"node {', '.join(map(str, missing))} of {self.num_nodes} did not connect to {self._where}"
         words += f" within {self._seconds:g} s (--rendezvous_seconds)"
         came = ", ".join(f"{rank} ({node.address})" for rank, node in sorted(self._nodes.items()))
@@ -247,96 +232,95 @@ class Rendezvous:
             words += f"; refused {address}: {why}"
         return words
 
-    def _accept_nodes(self) -> None:
-        """Accept connections until closed; the body of a thread."""
-        while not self._is_closing.is_set():
-            try:
-                connection, address = self._listener.accept()
-            except OSError:  # closed, or out of file descriptors: others may be closed meanwhile
-                self._is_closing.wait(POLL_SECONDS)
-                continue
-            if not self._handshakes.acquire(blocking=False):
-                connection.close()
-                continue
-            threading.Thread(
-                target=self._welcome, args=(connection, str(address[0])), daemon=True, name="dglkge-node"
-            ).start()
-
-    def _welcome(self, connection: socket.socket, address: str) -> None:
-        """Authenticate a connection, and use it for what it asks; the body of a thread."""
-        address = address[len("::ffff:") :] if address.startswith("::ffff:") else address
+    async def _welcome(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Authenticate a connection and admit its node."""
+        if self._num_handshakes >= MOST_HANDSHAKES:
+            writer.close()
+            return
+        address = str(writer.get_extra_info("peername")[0]).removeprefix("::ffff:")
+        self._num_handshakes += 1
         try:
-            peer = Peer(connection)
-            hello, proof = authenticate_node(peer, self._secret)
-            self._admit(peer, hello, proof, address)
-        except RefusedError as error:
-            self._refuse(address, str(error))
-            connection.close()
-            return
-        except (OSError, ValueError, KeyError, TypeError):  # a port scan, or a connection that was lost
-            connection.close()
-            return
+            await asyncio.wait_for(self._admit(reader, writer), HANDSHAKE_SECONDS)
+            self._refused.pop(address, None)
+        except (RefusedError, NotReadyError) as error:
+            writer.close()
+            # Reported once for each address and reason.
+            if self._refused.get(address) != str(error) and len(self._refused) < MOST_HANDSHAKES:
+                self._refused[address] = str(error)
+                self._report(f"warning: refused a connection from {address}: {error}")
+        # A port scan, or a connection that was lost.
+        except (OSError, EOFError, asyncio.TimeoutError, TypeError, ValueError):
+            writer.close()
         finally:
-            self._handshakes.release()
+            self._num_handshakes -= 1
 
-    def _refuse(self, address: str, why: str) -> None:
-        """Record a refused connection; report it once for each address and reason."""
-        with self._changed:
-            is_new = self._refused.get(address) != why and len(self._refused) < MOST_HANDSHAKES
-            if is_new:
-                self._refused[address] = why
-        if is_new:
-            self._report(f"warning: refused a connection from {address}: {why}")
-
-    def _admit(self, peer: Peer, hello: Mapping[str, Any], proof: str, address: str) -> None:
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Add a node to those of the job.
 
         Raises
         ------
         RefusedError
-            If its rank is taken or not of this job; it has been told.
+            If it is none of this job; it has been told.
+        NotReadyError
+            If its rank is taken at present; it has been told.
         """
-        rank, num_nodes, own_address = int(hello["rank"]), int(hello["nodes"]), str(hello["address"])
-        variables = set(map(str, hello["variables"]))
-        problem, retry = None, {}
-        with self._changed:
-            if num_nodes != self.num_nodes:
-                problem = f"it is started for {num_nodes} nodes, node 0 for {self.num_nodes}"
-            elif not 1 <= rank < self.num_nodes:
-                problem = f"it has rank {rank}; allowed are 1 to {self.num_nodes - 1}, node 0 is the launcher"
-            elif rank in self._nodes:
-                # An earlier process of a node that was started again may not count as lost yet.
-                problem = f"node {rank} is connected already, from {self._nodes[rank].address}"
-                retry = {"retry": True}
-            if problem is None:
-                # Sent under the lock: the node is told of its admission before anything else.
-                peer.send({"proof": proof})
-                peer.connection.settimeout(None)
-                # The node's own variables win: a scheduler sets some of them for each node.
-                environment = forwarded_environment(os.environ)
-                self._nodes[rank] = NodeConnection(
-                    own_address,
-                    peer.connection,
-                    environment={name: value for name, value in environment.items() if name not in variables},
-                    on_stop=lambda number: self._forwarder.forward(f"node {rank} ({own_address})", number),
-                    on_lost=lambda why: self._lose(rank, own_address, why),
-                    received=peer.received,
-                )
-                self._came.add(rank)
-                self._refused.pop(address, None)
-                self._changed.notify_all()
-        if problem is not None:
-            peer.send({"proof": proof, "error": problem, **retry})
-            raise RefusedError(problem)
+        await authenticate_node(reader, writer, self._secret)
+        stream = protocol.Stream(reader, writer)
+        hello = await anext(stream.receive(), None)
+        if not isinstance(hello, protocol.Call):
+            raise protocol.ProtocolError(f"no message of a node: {hello}")
+        reply = protocol.answer(hello, {"join": functools.partial(self._join, stream)})
+        stream.send(reply)
+        await stream.drain()
+        if reply.error is not None:
+            raise (RefusedError if reply.is_input else NotReadyError)(reply.error)
+
+    def _join(
+        self, stream: protocol.Stream, rank: int, num_nodes: int, address: str, variables: Sequence[str]
+    ) -> None:
+        """Add a node to those of the job; raises as :meth:`_admit` does."""
+        if num_nodes != self.num_nodes:
+            raise RefusedError(f"it is started for {num_nodes} nodes, node 0 for {self.num_nodes}")
+        if not 1 <= rank < self.num_nodes:
+            raise RefusedError(
+                f"it has rank {rank}; allowed are 1 to {self.num_nodes - 1}, node 0 is the launcher"
+            )
+        if rank in self._nodes:
+            # An earlier process of a node that was started again may not count as lost yet.
+            raise NotReadyError(f"node {rank} is connected already, from {self._nodes[rank].address}")
+        # The node's own variables win: a scheduler sets some of them for each node.
+        environment = forwarded_environment(os.environ)
+        self._nodes[rank] = NodeConnection(
+            address,
+            stream,
+            environment={name: environment[name] for name in set(environment) - set(variables)},
+            on_stop=lambda number: self._forwarder.forward(f"node {rank} ({address})", number),
+            on_lost=lambda why: self._lose(rank, address, why),
+        )
+        self._came.add(rank)
 
     def _lose(self, rank: int, address: str, why: str) -> None:
-        """Remove a node whose connection has ended; called in the thread of its connection."""
-        with self._changed:
-            self._left[rank] = why
-            del self._nodes[rank]
-            self._changed.notify_all()
-        if not self._has_ended.is_set() and not self._is_closing.is_set():
+        """Remove a node whose connection has ended."""
+        self._left[rank] = why
+        del self._nodes[rank]
+        if not self._has_ended:
             self._report(f"node {rank} ({address}) is lost: {why}")
+
+
+def own_address(sockets: Sequence[socket.socket]) -> str:
+    """Return the IPv4 address of this machine at one end of a socket, which other nodes reach.
+
+    Raises
+    ------
+    InputError
+        If none has one.
+    """
+    for each in sockets:
+        with contextlib.suppress(OSError, ValueError):
+            address = ipaddress.ip_address(each.getsockname()[0].removeprefix("::ffff:"))
+            if address.version == 4 and not address.is_unspecified and not address.is_loopback:
+                return str(address)
+    raise InputError("the IPv4 address of this node is not known, which DGL needs: give it with --address")
 
 
 def listen(host: str, port: int) -> socket.socket:

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import io
 import itertools
 import os
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from dglkge.checkpoint.layout import (
     CHECKPOINT_FOLDER,
@@ -29,12 +30,11 @@ from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.distributed.lease import Lease, new_nonce
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.world import OWN_DISKS_VARIABLE
-from dglkge.errors import CheckpointError, DglkgeError, InputError, NotReadyError, StorageError
-from dglkge.launch.protocol import BLOCK_BYTES, STORE_VARIABLE, Call, Decoder, Reply, encode
-from dglkge.launch.remote.host_files import inner_path
+from dglkge.errors import CheckpointError, InputError, NotReadyError, StorageError
+from dglkge.launch import protocol
+from dglkge.launch.protocol import STORE_VARIABLE, Call, Reply, answer
+from dglkge.launch.remote.host_files import BLOCK_BYTES, inner_path
 
-FILE_BLOCK_BYTES = 1 << 20
-"""Small enough that heartbeats on the same stream are not late on a slow network."""
 ANSWER_SECONDS = 60.0
 
 _POINTER = f"{CHECKPOINT_FOLDER}/{VERSION_FILE}"
@@ -70,20 +70,11 @@ class RunFolder:
 
     def answer(self, call: Call) -> Reply:
         """Answer a request; the number of an operating system's error is the value of its reply."""
-        try:
-            more = {"data": call.data} if call.task == "put" else {}
-            value, data = self._tasks[call.task](**call.arguments, **more)
-            return Reply(call.id, value, data=data)
-        except DglkgeError as error:
-            return Reply(call.id, error=str(error), is_input=not isinstance(error, NotReadyError))
-        except OSError as error:
-            return Reply(call.id, error.errno, error=error.strerror or str(error))
-        except (KeyError, TypeError, ValueError) as error:
-            return Reply(call.id, error=f"no request of this version: {error!r}")
+        return answer(call, self._tasks)
 
-    def _identity(self) -> tuple[dict[str, Any], bytes]:
+    def _identity(self) -> dict[str, Any]:
         """Return where the folder is, and what tells whether a path is the same folder."""
-        return {"place": f"{socket.gethostname()}:{self._run.resolve()}", "same": identity(self._run)}, b""
+        return {"place": f"{socket.gethostname()}:{self._run.resolve()}", "same": identity(self._run)}
 
     def _path(self, name: str) -> Path:
         return Path(inner_path(str(self._run), name))
@@ -92,10 +83,10 @@ class RunFolder:
         """Return some bytes of a file, and whether they are its last."""
         with open(self._path(name), "rb") as file:
             file.seek(start)
-            data = file.read(FILE_BLOCK_BYTES)
+            data = file.read(BLOCK_BYTES)
             return not file.read(1), data
 
-    def _put(self, name: str, token: str, start: int, is_last: bool, data: bytes) -> tuple[None, bytes]:
+    def _put(self, name: str, token: str, start: int, is_last: bool, data: bytes = b"") -> None:
         """Write some bytes of a file, which gets its name with the last of them."""
         if name == LEASE_FILE or not token.isalnum():
             raise InputError(f"{name!r} is no file of a run")
@@ -103,10 +94,10 @@ class RunFolder:
         path.parent.mkdir(parents=True, exist_ok=True)
         folder = LeasedFolder(path.parent, self._lease)
         folder.check_lease()
-        part = path.with_name(temporary_file(path.name, token))
         if start == 0 and is_last and name == _POINTER:
             CheckpointStorage(path.parent, self._lease).publish(int(data))
-            return None, b""
+            return
+        part = path.with_name(temporary_file(path.name, token))
         with open(part, "r+b" if start else "wb") as file:
             file.seek(start)
             file.write(data)
@@ -114,35 +105,31 @@ class RunFolder:
             with folder.new_file(path.name) as temporary:
                 os.replace(part, temporary)
             self.was_taken |= name == WRITER_FILE
-        return None, b""
 
-    def _copy(self, name: str, target: str) -> tuple[None, bytes]:
+    def _copy(self, name: str, target: str) -> None:
         """Give a file that never changes one more name."""
         source, path = self._path(name), self._path(target)
         if not source.is_file():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         path.parent.mkdir(parents=True, exist_ok=True)
         LeasedFolder(path.parent, self._lease).link_or_copy(source, path.name)
-        return None, b""
 
-    def _sizes(self, folder: str) -> tuple[dict[str, int], bytes]:
+    def _sizes(self, folder: str) -> dict[str, int]:
         """Return the bytes of the finished files in a folder and below it."""
-        sizes = {}
-        for parent, _, names in os.walk(self._path(folder) if folder else self._run):
-            for name in names:
-                path = Path(parent, name)
-                if not name.endswith(TEMPORARY_SUFFIX) and path.is_file():
-                    sizes[path.relative_to(self._run).as_posix()] = path.stat().st_size
-        return sizes, b""
+        paths = (self._path(folder) if folder else self._run).rglob("*")
+        return {
+            path.relative_to(self._run).as_posix(): path.stat().st_size
+            for path in paths
+            if not path.name.endswith(TEMPORARY_SUFFIX) and path.is_file()
+        }
 
-    def _remove(self, name: str) -> tuple[None, bytes]:
+    def _remove(self, name: str) -> None:
         """Remove a file, and its folder if that is empty then."""
         self._lease.check()
         path = self._path(name)
         path.unlink()
         with contextlib.suppress(OSError):
             path.parent.rmdir()
-        return None, b""
 
 
 class LauncherStore:
@@ -165,7 +152,7 @@ class LauncherStore:
         self.num_bytes = 0
         self._connection = connection
         self._numbers = itertools.count()
-        self._decoder = Decoder()
+        self._decoder = protocol.Decoder()
         self._one_at_a_time = threading.Lock()
         try:
             facts, _ = self._ask("identity")
@@ -203,18 +190,14 @@ class LauncherStore:
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file."""
-        blocks = range(0, max(1, len(content)), FILE_BLOCK_BYTES)
-        self._put(name, (content[start : start + FILE_BLOCK_BYTES] for start in blocks))
+        self._put(name, io.BytesIO(content))
 
     def upload(self, path: Path, name: str) -> None:
         """Copy a file to the launcher's folder."""
         if self._is_same:
             return
         with open(path, "rb") as file:
-            # An empty file has one block.
-            first = file.read(FILE_BLOCK_BYTES)
-            rest = iter(lambda: file.read(FILE_BLOCK_BYTES), b"")
-            self._put(name, itertools.chain([first], rest))
+            self._put(name, file)
 
     def download(self, name: str, path: Path) -> None:
         """Copy a file from the launcher's folder."""
@@ -242,13 +225,16 @@ class LauncherStore:
             start += len(block)
             yield block
 
-    def _put(self, name: str, blocks: Iterator[bytes]) -> None:
-        token, start, block = new_nonce(), 0, next(blocks)
-        for following in itertools.chain(blocks, [None]):
-            self._ask("put", block, name=name, token=token, start=start, is_last=following is None)
+    def _put(self, name: str, file: BinaryIO) -> None:
+        token, start, block = new_nonce(), 0, file.read(BLOCK_BYTES)
+        is_last = False
+        while not is_last:  # an empty file has one block
+            following = file.read(BLOCK_BYTES)
+            is_last = not following
+            self._ask("put", block, name=name, token=token, start=start, is_last=is_last)
             self.num_bytes += len(block)
             start += len(block)
-            block = following or b""
+            block = following
 
     def _ask(self, task: str, data: bytes = b"", **arguments: Any) -> tuple[Any, bytes]:
         """Send a request and return the answer.
@@ -266,7 +252,7 @@ class LauncherStore:
             number = next(self._numbers)
             # No limit: half a request would make the next ones unreadable. A lost launcher ends this process.
             self._connection.settimeout(None)
-            self._connection.sendall(encode(Call(number, task, arguments, data)))
+            self._connection.sendall(protocol.encode(Call(number, task, arguments, data)))
             self._connection.settimeout(ANSWER_SECONDS)
             reply = self._receive(number)
         if reply.error is None:
@@ -277,13 +263,11 @@ class LauncherStore:
 
     def _receive(self, number: int) -> Reply:
         """Return the reply to a request; one to an earlier request came too late."""
-        while True:
-            received = self._connection.recv(BLOCK_BYTES)
-            if not received:
-                raise ConnectionError(errno.ECONNRESET, "the node program has ended")
+        while received := self._connection.recv(protocol.BLOCK_BYTES):
             for message in self._decoder.feed(received):
                 if isinstance(message, Reply) and message.id == number:
                     return message
+        raise ConnectionError(errno.ECONNRESET, "the node program has ended")
 
 
 def identity(folder: Path) -> list[Any]:

@@ -1,26 +1,131 @@
-"""Site of machines that share no disk: sends files before a job, holds its run, fetches logs after it."""
+"""Site of machines that share no disk: sends files before a job, holds its run, fetches logs after it.
+
+The run itself is in the launcher's folder while the job runs: :mod:`dglkge.launch.remote.run_store`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from dglkge.checkpoint.layout import CHECKPOINT_FOLDER
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, FEATURES_FOLDER, LEASE_FILE, WRITER_FILE
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.config import Config
+from dglkge.data.dataset_files import PARTITIONS, Field, part_of_folder
 from dglkge.distributed.lease import LAUNCHER, Lease, LeaseTaker, new_nonce
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import InputError
+from dglkge.launch.background import in_thread
 from dglkge.launch.process_plan import Places
+from dglkge.launch.remote.file_transfer import Tree, fetch, send
+from dglkge.launch.remote.host_files import file_names
 from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.remote.rendezvous import Rendezvous
 from dglkge.launch.remote.run_store import RunFolder
-from dglkge.launch.remote.sync import fetch_logs, fetch_records, send_inputs
 from dglkge.launch.ssh import SshSettings
+
+NOT_RECORDS = (CHECKPOINT_FOLDER, FEATURES_FOLDER, LEASE_FILE, WRITER_FILE)
+"""Of a run's folder: what the store has, or belongs to one machine."""
+
+JOB_FILE = "ip_config.txt"
+
+
+def plan_sync(
+    command: Sequence[str], config: Config | None, part_config: str | None, places: Places, part_id: int
+) -> list[Tree]:
+    """Return the files that one machine needs before a job can run there.
+
+    Parameters
+    ----------
+    command : sequence of str
+        The script and its arguments, or ``-m``, a module and its arguments.
+    config : Config or None
+        The script's configuration, which names the data set; None for other scripts.
+    part_config : str or None
+        DGL's partition file of other scripts.
+    places : Places
+    part_id : int
+        The machine's own partition.
+
+    Returns
+    -------
+    list of Tree
+
+    Raises
+    ------
+    InputError
+        If a relative path leads out of the folder.
+    """
+    files = [*_program(command, places.here), *_named_files(command, places.here)]
+    if config is not None:
+        folder = places.here / config.dataset
+        files += [folder / name for name in dataset_files(folder, part_id)]
+    if part_config is not None:
+        files += _graph_files(places.here / part_config, part_id)
+    return _trees(files, places)
+
+
+def dataset_files(folder: Path, part_id: int) -> list[str]:
+    """Return the files of a data set without the partitions of other machines."""
+    names = []
+    for name in file_names(str(folder), follow_links=True):
+        parts = Path(name).parts
+        of_part = part_of_folder(parts[1]) if len(parts) > 2 and parts[0] == PARTITIONS else None
+        if of_part in (None, part_id):
+            names.append(name)
+    return names
+
+
+def _program(command: Sequence[str], here: Path) -> Iterator[Path]:
+    """Yield the script and the modules beside it, or the whole package of a module."""
+    if command[0] == "-m":
+        package = here / command[1].partition(".")[0]
+        # Only Python files: data beside a script is named in arguments or in the configuration.
+        yield from sorted(package.rglob("*.py"))
+        yield from (path for path in [package.with_suffix(".py")] if path.is_file())
+    else:
+        yield from sorted((here / command[0]).parent.glob("*.py"))
+
+
+def _named_files(command: Sequence[str], here: Path) -> Iterator[Path]:
+    """Yield the files that arguments name, whole or after ``=``."""
+    for word in command:
+        for text in (word, word.partition("=")[2]):
+            if text and "\0" not in text and (here / text).is_file():
+                yield here / text
+
+
+def _graph_files(part_config: Path, part_id: int) -> Iterator[Path]:
+    """Yield DGL's partition file and the files of one partition."""
+    yield part_config
+    try:
+        content = json.loads(part_config.read_bytes())
+        yield from (part_config.parent / name for name in content[Field.part_files(part_id)].values())
+    except (OSError, ValueError, KeyError, AttributeError, TypeError):
+        return  # the check on the machine reports the problem
+
+
+def _trees(files: Sequence[Path], places: Places) -> list[Tree]:
+    """Group files by target: those of the launcher's folder go to the workspace, others to the same path."""
+    inside: list[str] = []
+    outside: dict[Path, list[str]] = {}
+    for path in dict.fromkeys(files):
+        # is_relative_to compares names only, so a path with ".." could lead out of the folder.
+        if ".." in path.parts:
+            raise InputError(f"{path} lies outside of {places.here}, so --sync has no place for it: {path}")
+        if path.is_relative_to(places.here):
+            inside.append(str(path.relative_to(places.here)))
+        else:
+            outside.setdefault(path.parent, []).append(path.name)
+    trees = [Tree(str(folder), str(folder), tuple(names)) for folder, names in outside.items()]
+    if inside:
+        trees.append(Tree(str(places.here), str(places.workspace), tuple(inside)))
+    return trees
 
 
 class SyncedSite(RemoteSite):
-    """Several machines, each with a disk of its own; see :mod:`dglkge.launch.remote.sync`.
+    """Several machines, each with a disk of its own.
 
     The launcher holds the lease of the run's folder on its own disk from before the first attempt on, and
     releases it in :meth:`close`.
@@ -66,7 +171,14 @@ class SyncedSite(RemoteSite):
             If the run is damaged, or another job writes to its folder.
         """
         self._raise_problems()
-        self._run_all(send_inputs(self._sessions, self._order, command, config, part_config, places))
+
+        async def work(address: str) -> None:
+            session, part_id = self._sessions[address], self.addresses.index(address)
+            await session.call("place_folder", folder=str(places.workspace))
+            for tree in await in_thread(plan_sync, command, config, part_config, places, part_id):
+                await send(session, tree)
+
+        self._run_all(work)
         self._raise_problems()
         # A run at a URL has its store there.
         if config is not None and not config.checkpoint.storage:
@@ -103,19 +215,32 @@ class SyncedSite(RemoteSite):
             # Results are fetched even if the node program has ended, for instance after a lost connection.
             if not session.is_alive:
                 self._sessions[address] = self._reopen(address)
-        self._run_all(lambda address: fetch_logs(self._sessions[address], log_dir, places))
 
-        def fetch_run(address: str) -> None:
-            there = places.on_machines(output or Path())
+        async def fetch_logs(address: str) -> None:
+            there = str(places.on_machines(log_dir))
+            # The launcher itself writes the processes' logs here.
+            await fetch(self._sessions[address], there, str(log_dir), lambda name: name != JOB_FILE)
+
+        async def fetch_records(address: str) -> None:
+            there, here = str(places.on_machines(output or Path())), str(output)
+            session = self._sessions[address]
             try:
-                fetch_records(self._sessions[address], output or Path(), places, self._check_lease)
+                # Before a file gets its name: another job may write here now.
+                await fetch(
+                    session,
+                    there,
+                    here,
+                    lambda name: name.split("/")[0] not in NOT_RECORDS,
+                    self._check_lease,
+                )
             except InputError as error:
                 raise InputError(f"the run's folder is still {there} there: {error}") from None
 
+        self._run_all(fetch_logs)
         # A job that was refused has left nothing there, or the folder belongs to another run.
         if output is not None and self._run is not None and self._run.was_taken:
             # Rank 0, which writes records, is on the first machine.
-            self._run_all(fetch_run, self._order[:1])
+            self._run_all(fetch_records, self.addresses[:1])
         self._raise_problems("their files are still there")
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ def read_files(inputs: Sequence[Path], temporary: Path, options: Options, delimi
     Parameters
     ----------
     inputs : sequence of Path
-        As of :func:`dglkge.partition.make_dataset.partition_files`.
+        As of :func:`dglkge.partition.make_dataset.partition_triples`.
     temporary : Path
         Folder for temporary files.
     options : Options

@@ -26,7 +26,7 @@ def test_one_range_where_everything_fits() -> None:
     assert propose_ranges(config(), PART, TWO_TYPES, 1000 * ROW_BYTES) != 1
 
 
-@pytest.mark.parametrize("budget_rows", [999, 750, 400, 100, 15])
+@pytest.mark.parametrize("budget_rows", [999, 400, 15])
 def test_four_ranges_fit_at_once(budget_rows: int) -> None:
     """Those of the pair, the one that comes and the one that goes; one range fewer would not fit."""
     number = propose_ranges(config(), PART, ONE_TYPE, budget_rows * ROW_BYTES)
@@ -41,7 +41,7 @@ def test_too_little_memory_has_no_number() -> None:
     assert propose_ranges(config(), PART, ONE_TYPE, 11 * ROW_BYTES) is None
 
 
-@pytest.mark.parametrize("num_ranges", [2, 4, 5, 10])
+@pytest.mark.parametrize("num_ranges", [2, 5, 10])
 def test_an_epoch_reads_the_ranges_of_its_loads(num_ranges: int) -> None:
     """Memory for two ranges: 1 + P (P - 1) / 2 loads of a P-th of the table each."""
     budget = 2 * 1000 // num_ranges * ROW_BYTES
@@ -74,15 +74,9 @@ def test_the_budget_is_what_other_items_leave() -> None:
     assert range_budget(host, 50) == 0
 
 
-@pytest.mark.parametrize(
-    ("text", "num_bytes"),
-    [("4G", 4 << 30), ("512MiB", 512 << 20), ("1.5 kb", 1536), ("77", 77), ("2T", 2 << 40)],
-)
-def test_sizes(text: str, num_bytes: int) -> None:
-    assert parse_bytes(text) == num_bytes
-
-
-@pytest.mark.parametrize("text", ["", "G", "0", "-1G", "4X", "1e3"])
-def test_bad_sizes(text: str) -> None:
-    with pytest.raises(InputError, match="is no size; allowed: a number above 0 with K, M, G or T"):
-        parse_bytes(text)
+def test_sizes() -> None:
+    sizes = {"4G": 4 << 30, "512MiB": 512 << 20, "1.5 kb": 1536, "77": 77, "2T": 2 << 40}
+    assert {text: parse_bytes(text) for text in sizes} == sizes
+    for text in ("", "G", "0", "-1G", "4X", "1e3"):
+        with pytest.raises(InputError, match="is no size; allowed: a number above 0 with K, M, G or T"):
+            parse_bytes(text)

@@ -1,0 +1,82 @@
+"""Event loop of the launcher in a thread of its own, and threads for what may block."""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import contextlib
+import functools
+import threading
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+SIGNAL_POLL_SECONDS = 0.5
+"""Time after which a signal is noticed that another thread received."""
+
+STOP_SECONDS = 10.0
+"""Time for work to end that a signal has cancelled."""
+
+Result = TypeVar("Result")
+
+
+@functools.cache
+def launcher_loop() -> asyncio.AbstractEventLoop:
+    """Return the loop, which runs to the end of the process, whatever the main thread waits for."""
+    loop = asyncio.new_event_loop()
+    threading.Thread(target=loop.run_forever, name="dglkge-launcher", daemon=True).start()
+    return loop
+
+
+def wait(work: Coroutine[Any, Any, Result]) -> Result:
+    """Run a coroutine on the launcher's loop; return its result.
+
+    If a signal raises an exception here, the coroutine is cancelled and has STOP_SECONDS to end.
+    """
+    has_ended = threading.Event()
+
+    async def run() -> Result:
+        try:
+            return await work
+        finally:
+            has_ended.set()
+
+    future = asyncio.run_coroutine_threadsafe(run(), launcher_loop())
+    try:
+        # A timeout: the kernel may give a signal to another thread, which does not wake this one, and only
+        # this one runs Python's handlers.
+        while not concurrent.futures.wait([future], SIGNAL_POLL_SECONDS).done:
+            pass
+        return future.result()
+    except BaseException:
+        future.cancel()
+        has_ended.wait(STOP_SECONDS)
+        raise
+
+
+async def in_thread(function: Callable[..., Result], *arguments: Any) -> Result:
+    """Call a function that may block, in a daemon thread: a dead disk must not keep the process from exiting.
+
+    ``asyncio.to_thread`` would keep it.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Result] = loop.create_future()
+
+    def settle(result: Any, error: BaseException | None) -> None:
+        if future.done():  # cancelled
+            return
+        if error is None:
+            future.set_result(result)
+        else:
+            future.set_exception(error)
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = function(*arguments)
+        except BaseException as caught:
+            error = caught
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await future
