@@ -112,7 +112,8 @@ def operator_of(score_function: str) -> Operator:
 def score_function_of(operator: str, comparator: str, bias: bool) -> str | None:
     """Return the score function of an operator and a comparator; None where none has them."""
     for name, declared in OPERATORS.items():
-        if (operator, comparator, bias) == (declared.name, declared.comparator, declared.bias):
+        # What tables without a model are written as is the model none_dot to everybody else.
+        if name and (operator, comparator, bias) == (declared.name, declared.comparator, declared.bias):
             return name
     pair = pair_name(operator, comparator, bias)
     return pair if pair in SCORE_FUNCTIONS else None
