@@ -153,12 +153,13 @@ def _product_seconds(dtype: Any, dim: int) -> float:
 def _seconds_of(work: Callable[[], Any]) -> float:
     """Return the shortest time of some repetitions: other work on the machine only adds to it."""
     work()  # the first call allocates and starts threads
-    best, end = float("inf"), time.perf_counter() + MEASURED_SECONDS
-    while time.perf_counter() < end:
+    times: list[float] = []
+    end = time.perf_counter() + MEASURED_SECONDS
+    while not times or time.perf_counter() < end:
         start = time.perf_counter()
         work()
-        best = min(best, time.perf_counter() - start)
-    return best
+        times.append(time.perf_counter() - start)
+    return min(times)
 
 
 def _report(hosts: list[PlannedHost], there: HostMemory, in_files: bool) -> dict[str, Any]:

@@ -120,6 +120,7 @@ def test_a_compiler_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.Monke
 @needs_compiler
 def test_a_run_with_compiled_losses_trains_the_tables_of_the_cpu(tmp_path: Path) -> None:
     """Whole and last batches of an epoch; violators are counted in the compiled function too."""
+    torch._dynamo.reset()  # it keeps at most 8 forms of a function a process, those of other tests among them
     common = ("training.batch_statistics=true", "model.score_function=rotate", "model.init_scale=0.5")
     _, expected, _ = trained(tmp_path, "reference", *common)
     losses, found, of_groups = trained(tmp_path, "auto", STAGED, "training.compile=true", *common)
