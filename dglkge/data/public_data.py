@@ -237,6 +237,15 @@ def _check(path: Path, checksum: str | None, source: str) -> None:
         )
 
 
+def _check_members(archive: Path, folder: Path) -> None:
+    """Refuse a tar with links, devices or paths outside of a folder: Python before 3.11.4 has no filter."""
+    with tarfile.open(archive) as members:
+        for member in members:
+            is_inside = (folder / member.name).resolve().is_relative_to(folder)
+            if not (is_inside and (member.isfile() or member.isdir())):
+                raise ValueError(f"{member.name!r} is no plain file, or outside the destination")
+
+
 def _unpack(archive: Path, folder: Path) -> None:
     """Unpack an archive.
 
@@ -246,9 +255,12 @@ def _unpack(archive: Path, folder: Path) -> None:
         If it is damaged.
     """
     # A member of a tar may be outside of the folder, or a device; zip's reader never goes there.
-    is_filtered = archive.suffix != ".zip" and hasattr(tarfile, "data_filter")
-    unpack: Any = partial(shutil.unpack_archive, filter="data") if is_filtered else shutil.unpack_archive
+    has_filter, is_tar = hasattr(tarfile, "data_filter"), archive.suffix != ".zip"
+    filtered: Any = partial(shutil.unpack_archive, filter="data")
+    unpack = filtered if is_tar and has_filter else shutil.unpack_archive
     try:
+        if is_tar and not has_filter:
+            _check_members(archive, folder.resolve())
         unpack(archive, folder)
     except Exception as error:  # of tarfile, zipfile, zlib, gzip: each has errors of its own
         raise InputError(f"{archive.name} cannot be unpacked: {error}") from error

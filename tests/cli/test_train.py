@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+
 import pytest
 
 from dglkge.cli import launch
 from dglkge.launch.script_config import script_config
 from tests.toy_kg import partition, ring_triples
+
+
+@pytest.fixture(autouse=True)
+def log_level():
+    """Restore what the training script sets."""
+    yield
+    logging.getLogger("dglkge").setLevel(logging.NOTSET)
 
 
 @pytest.fixture
