@@ -37,7 +37,8 @@ NEXT = "next: dglkge predict {0} --head NAME --relation NAME; dglkge serve {0}; 
 MOST_ALONE = 200_000
 """Triples of all epochs that one process trains sooner than several have started."""
 
-JOB_OPTIONS = ("ip_config", "num_trainers", "num_servers", "log_dir", "max_restarts")
+JOB_OPTIONS = ("ip_config", "num_trainers", "num_servers", "log_dir", "max_restarts", "no_verify", "json")
+"""With one of them it is a job, however small."""
 
 THIS_MACHINE = "127.0.0.1"
 """Its address in an ip_config.txt of one machine, without SSH."""
@@ -72,9 +73,7 @@ def train(args: argparse.Namespace) -> int:
     script = [word for setting in overrides for word in ("--set", setting)]
     script += [word for module in args.imports for word in ("--import", module)]
     script += [] if file is None else ["--config", file]
-    if is_small(config, Path(config.dataset)) and not (
-        args.json or any(getattr(args, name) for name in JOB_OPTIONS)
-    ):
+    if is_small(config, dataset) and not any(getattr(args, name) for name in JOB_OPTIONS):
         from dglkge.cli import training_script
 
         status = training_script.main(script)

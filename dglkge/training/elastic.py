@@ -77,7 +77,7 @@ def elastic(
     seed : int or None
         All random generators of Python, numpy, torch and DGL are seeded before each batch as a function of
         seed, epoch, batch and rank, so a restart goes on inside an epoch with the batches that are left.
-        None: they are left alone, and a restart begins the open epoch anew.
+        None: they are left alone, and a restart begins the open epoch anew, from the rows of the commit.
     original_ids : mapping of str to (N,) tensor or DistTensor, optional
         Original id of each node or edge by the name of its embedding, for instance ``graph.ndata["orig_id"]``
         if the graph had that before it was partitioned. With it the job may go on after the graph was
@@ -109,6 +109,8 @@ def elastic(
     optimizers = [] if optimizer is None else [optimizer]
     if isinstance(optimizer, (list, tuple)):
         optimizers = list(optimizer)
+    if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
+        raise InputError(f"elastic: seed is {seed!r}; expected a whole number of at least 0, or None")
     tables = ElasticTables(embeddings, optimizers, original_ids or {})
     cadence = Cadence.of(every)
     world = World.detect()
@@ -287,6 +289,8 @@ class Elastic:
         _, loops_done, batches_done = self._place
         if number < loops_done:
             return
+        if number > loops_done:  # the loop before was left by `break`
+            self._place, batches_done = (epoch, number, 0), 0
         self._seed_for(epoch, number, -1)
         for each in (loader, getattr(loader, "sampler", None)):
             if callable(getattr(each, "set_epoch", None)):
@@ -361,7 +365,10 @@ class Elastic:
         self.stop_if_asked()
 
     def commit(self) -> None:
-        """Write a version, unless one holds this state; a collective. It is published on return."""
+        """Write a version, unless one was written at this place; a collective. It is published on return.
+
+        Places are epochs, and batches of :meth:`batches`.
+        """
         if self._place == self._committed:
             return
         self._tables.finish()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 from dglkge import __version__
@@ -14,7 +13,7 @@ from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.distributed.dgl_compat import dgl
 from dglkge.errors import InputError, unknown_name
 from dglkge.optim import SparseOptimizer
-from dglkge.optim.dgl_tables import key_of, local_array, policy_of, range_starts
+from dglkge.optim.dgl_tables import key_of, policy_of, range_starts
 from dglkge.optim.narrow_rows import NarrowEmbedding
 from dglkge.typing import RELATION, TablePart
 
@@ -84,11 +83,8 @@ class ElasticTables:
     @property
     def num_parts(self) -> int:
         """Partitions of the graph."""
-        return int(policy_of(self._first).partition_book.num_partitions())
-
-    @property
-    def _first(self) -> Any:
-        return next(iter(self._embeddings.values()))
+        first = next(iter(self._embeddings.values()))
+        return int(policy_of(first).partition_book.num_partitions())
 
     def finish(self) -> None:
         """Wait for the updates of this trainer."""
@@ -132,36 +128,22 @@ class ElasticTables:
 
     def _part(self, name: str, embedding: Any) -> TablePart:
         policy = policy_of(embedding)
-        rows = _local_rows(embedding)
+        # Views on the memory of this machine's servers.
+        rows = embedding.weight.local_partition
+        if isinstance(embedding, NarrowEmbedding):
+            rows = rows.view(embedding.row_dtype)
         if name not in self._own_ids:
             start = int(range_starts(policy)[policy.part_id])
             own = torch.arange(start, start + len(rows))
             every = self._original_ids.get(name)
             self._own_ids[name] = own if every is None else torch.as_tensor(every[own], dtype=torch.int64)
         state = {
-            key: _local_tensor(tensor)
+            key: tensor.local_partition
             for optimizer in self.optimizers
             if any(table.embedding is embedding for table in optimizer.tables)
             for key, tensor in optimizer.state_tensors(embedding).items()
         }
         return TablePart(name, int(policy.part_id), self._own_ids[name], rows, state)
-
-
-def _local_rows(embedding: Any) -> torch.Tensor:
-    """Return this machine's rows as they are stored, in its shared memory."""
-    rows = _local_tensor(embedding.weight)
-    if isinstance(embedding, NarrowEmbedding):
-        return rows.view(embedding.dtype)
-    return rows
-
-
-def _local_tensor(tensor: Any) -> torch.Tensor:
-    array = local_array(tensor)
-    if array is None:
-        raise InputError(f"elastic: the rows of {tensor.name!r} are not in this machine's shared memory")
-    if array.dtype == np.uint16:
-        array = array.view(np.int16)
-    return torch.from_numpy(array)
 
 
 class OptimizerState:

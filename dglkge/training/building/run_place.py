@@ -14,6 +14,7 @@ from dglkge.checkpoint.manifest import CheckpointMeta, StoredVersion
 from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.stores import open_store
 from dglkge.config import Config
+from dglkge.config.schema import CheckpointConfig
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.lease import Lease, LeaseTaker, new_nonce
 from dglkge.distributed.runtime import Cluster
@@ -78,7 +79,7 @@ class RunPlace:
 
     output: Path
     url: str = ""
-    store_seconds: float = 3600.0
+    store_seconds: float = CheckpointConfig().store_seconds
     keeps_files: bool = True
 
     @classmethod
