@@ -17,11 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from pykeen.datasets import Nations
-from pykeen.evaluation import RankBasedEvaluator
-from pykeen.models import ComplEx
-from pykeen.nn.init import PretrainedInitializer
-from pykeen.triples import TriplesFactory
 
 import dglkge
 
@@ -46,6 +41,12 @@ def with_inverses(rows: torch.Tensor) -> torch.Tensor:
 
 def in_pykeen(run: Any, has_inverses: bool, arrange: Callable[[torch.Tensor], torch.Tensor]) -> list[float]:
     """Return the MRR of each side by PyKEEN; ``arrange`` returns rows as its complex numbers."""
+    from pykeen.datasets import Nations
+    from pykeen.evaluation import RankBasedEvaluator
+    from pykeen.models import ComplEx
+    from pykeen.nn.init import PretrainedInitializer
+    from pykeen.triples import TriplesFactory
+
     nations = Nations()
     training, testing = (
         TriplesFactory(
@@ -77,6 +78,8 @@ def main() -> None:
     )
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table as JSON too")
     options = parser.parse_args()
+    from pykeen.datasets import Nations  # here: --help does without
+
     with tempfile.TemporaryDirectory(prefix="dglkge-pykeen-") as folder:
         run = dglkge.train(Nations(), "complex", output=Path(folder) / "run", settings=SETTINGS)
         ours = run.evaluate("test")
