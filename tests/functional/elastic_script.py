@@ -7,6 +7,7 @@ It writes a line for each batch of rank 0, and does what a file ``order`` says: 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -82,28 +83,29 @@ def main() -> None:
     print(f"epochs before: {dglkge.finished_epochs()} {dglkge.current_epoch()}", flush=True)
     if arguments.without:
         return
-    for epoch in dglkge.remaining_epochs_until(NUM_EPOCHS):
-        assert dglkge.current_epoch() == dglkge.finished_epochs() == epoch
-        if epoch == arguments.leave_in:
-            job.commit()
-            sys.exit(5)
-        for loop in range(2):
-            for index, (ids, head, tail) in enumerate(job.batches(loader)):
-                obey(folder, epoch, loop, index)
-                hidden = torch.nn.functional.dropout(model(nodes(head) - nodes(tail)), 0.2)
-                loss = (hidden - edges(ids)).square().sum()
-                adam.zero_grad()
-                loss.backward()
-                for each in model.parameters() if size > 1 else ():
-                    dist.all_reduce(each.grad)
-                for optimizer in (adam, *sparse):
-                    optimizer.step()
-                if rank == 0:
-                    with (folder / "batches.txt").open("a") as lines:
-                        lines.write(f"{epoch} {loop} {ids.tolist()}\n")
-                if (epoch, loop, index) == (1, 0, 3):
-                    break  # the second loop is a whole one
-        decay.step()
+    with job if arguments.alone else contextlib.nullcontext():
+        for epoch in dglkge.remaining_epochs_until(NUM_EPOCHS):
+            assert dglkge.current_epoch() == dglkge.finished_epochs() == epoch
+            if epoch == arguments.leave_in:
+                job.commit()
+                sys.exit(5)
+            for loop in range(2):
+                for index, (ids, head, tail) in enumerate(job.batches(loader)):
+                    obey(folder, epoch, loop, index)
+                    hidden = torch.nn.functional.dropout(model(nodes(head) - nodes(tail)), 0.2)
+                    loss = (hidden - edges(ids)).square().sum()
+                    adam.zero_grad()
+                    loss.backward()
+                    for each in model.parameters() if size > 1 else ():
+                        dist.all_reduce(each.grad)
+                    for optimizer in (adam, *sparse):
+                        optimizer.step()
+                    if rank == 0:
+                        with (folder / "batches.txt").open("a") as lines:
+                            lines.write(f"{epoch} {loop} {ids.tolist()}\n")
+                    if (epoch, loop, index) == (1, 0, 3):
+                        break  # the second loop is a whole one
+            decay.step()
     if not arguments.alone:
         dist.barrier()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
@@ -134,15 +135,20 @@ def test_an_open_epoch_begins_anew_with_other_batches(graph: Path) -> None:
     assert epochs == [0] * 10 + [1] * 3 + [1] * 9 + [2] * 10 + [3] * 10
 
 
-def test_alone_it_is_elastic_too(graph: Path) -> None:
+def test_alone_it_is_elastic_too_with_a_store(graph: Path) -> None:
+    """The second run starts with an empty folder each time: what it goes on from is in its store."""
     script = [*warm.python(), SCRIPT]
     folders = [graph / "alone", graph / "alone-killed"]
     for folder in folders:
         folder.mkdir()
-    (folders[1] / "order").write_text("3 1 1 kill")
     commands.run([*script, str(folders[0]), "--alone"])
-    commands.run([*script, str(folders[1]), "--alone"], -signal.SIGKILL)
-    commands.run([*script, str(folders[1]), "--alone"])
+    options = ["--options", json.dumps({"storage": f"file://{folders[1]}/store"})]
+    for order, status in (("1 0 1 kill", -signal.SIGKILL), ("3 1 1 kill", -signal.SIGKILL), ("", 0)):
+        if order:
+            (folders[1] / "order").write_text(order)
+        commands.run([*script, str(folders[1]), "--alone", *options], status)
+        if order:
+            shutil.rmtree(folders[1] / "run")
     assert_equal(folders[1] / "run", folders[0] / "run")
 
 
