@@ -12,6 +12,7 @@ from dglkge.config.schema import MIXED
 from dglkge.data import dataset_files
 from dglkge.data.dataset_files import TRAIN
 from dglkge.data.edge_buckets import ALL_TRIPLES, BucketFiles, TrainedSets
+from dglkge.data.known_triples import KnownTriples
 from dglkge.embeddings.mapped_rows import MappedRows
 from dglkge.errors import InputError, unknown_name
 from dglkge.kernels.hashing import combine
@@ -78,14 +79,19 @@ def _query_batches(job: Job) -> QueryBatches:
             "allowed: negative_sampling, one_vs_all"
         )
     types = [(relation.lhs, relation.rhs) for relation in dataset.relations.relations]
+    triples, known = dataset.split(TRAIN), dataset.known_triples([TRAIN])
+    if config.evaluation.held_out is not None:
+        # The index in the data set's folder is that of all triples.
+        triples = triples[configured_order(job).is_trained(0, np.arange(len(triples), dtype=np.int64))]
+        known = KnownTriples([triples], dataset.num_relations)
     return QueryBatches(
-        QueryIndex(dataset.known_triples([TRAIN])),
+        QueryIndex(known),
         dataset.layout(),
         types,
         config.training.batch_size,
         (world.machine, world.local_rank, world.trainers_per_machine),
         config.seed,
-        PairIndex(dataset.split(TRAIN), types) if config.training.relation_prediction > 0 else None,
+        PairIndex(triples, types) if config.training.relation_prediction > 0 else None,
     )
 
 
@@ -228,15 +234,15 @@ def build_passes(job: Job, batches: TrainingBatches, gather: Callable[[str, Tens
     """
     config, size = job.config, job.config.training.batch_size
     num_chunks, settings = config.training.edge_chunks, config.evaluation.held_out
-    if not isinstance(batches, EdgeBatches):
-        return Passes(plan_passes([(0, len(batches) * size)], num_chunks, size))
-    order = batches.order
+    order = batches.order if isinstance(batches, EdgeBatches) else configured_order(job)
     if not order.num_positions:
         raise InputError(
             f"evaluation.held_out.fraction is {config.evaluation.held_out_fraction:g}, and no triple is left "
             "to train; expected a smaller share, or larger edge sets"
         )
-    ranges = [order.range_of(number) for number in range(len(order.sets))]
+    ranges = [(0, len(batches) * size)]  # of queries
+    if isinstance(batches, EdgeBatches):
+        ranges = [order.range_of(number) for number in range(len(order.sets))]
     held_out = None if settings is None else HeldOutEvaluator(job, settings, order, gather)
     return Passes(plan_passes(ranges, num_chunks, size), held_out)
 
