@@ -11,6 +11,7 @@ import torch
 from dglkge.checkpoint import open_checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.partition.extend import extend_dataset
+from dglkge.training.bucket_stats import USAGE
 from tests.functional.job import dglkge, train, train_alone
 from tests.functional.results import records
 from tests.functional.simulated_hosts import train_on_hosts
@@ -131,14 +132,26 @@ def test_sets_are_walked_in_bucket_order(tmp_path):
     one, other = (open_checkpoint(tmp_path / name) for name in ("whole", "resumed"))
     for table in ("entity", "relation"):
         assert torch.equal(one[table][:], other[table][:])
-    found = records(tmp_path / "whole")
-    assert found == records(tmp_path / "resumed")
-    assert [tuple(record[name] for name in PLACE) for record in found] == [
+    found, usage = records(tmp_path / "whole"), ("seconds", "mb_per_second", *USAGE)
+    for record in found:
+        assert ("stats" in record) == (record.keys() >= set(usage))
+    without = [
+        [{k: v for k, v in one.items() if k not in usage} for one in records(tmp_path / name)]
+        for name in ("whole", "resumed")
+    ]
+    assert without[0] == without[1]
+    averages = [record for record in found if "eval_stats_chunk_avg" in record]
+    assert [tuple(record[name] for name in PLACE) for record in averages] == [
         (epoch, edge_set, chunk) for epoch in (0, 1) for edge_set in (0, 1) for chunk in (0, 1)
+    ]
+    numbers = [record["index"] for record in found]
+    # The last record of a pass has the number of its last bucket, as PyTorch-BigGraph's.
+    assert numbers == sorted(numbers) and [one["index"] for one in averages] == [
+        3 * n - 1 for n in range(1, 9)
     ]
     num_triples = len(Dataset.open(data).split("train"))
     for epoch in (0, 1):
-        passes = [record for record in found if record["epoch_idx"] == epoch]
+        passes = [one for one in found if one["epoch_idx"] == epoch and "stats" in one]
         held_out = sum(record["eval_stats_after"]["count"] for record in passes)
         assert held_out == 3 + -(-(num_triples - 30) // 10)
         assert held_out + sum(record["stats"]["count"] for record in passes) == num_triples
@@ -147,6 +160,9 @@ def test_sets_are_walked_in_bucket_order(tmp_path):
         words = (*settings, f"training.edge_sets={sets}", "evaluation.held_out=")
         train_alone(*words, f"output={tmp_path / name}", "training.num_epochs=1")
         assert sum(record["stats"]["count"] for record in records(tmp_path / name)) == expected
+    with (tmp_path / "all" / "stats.jsonl").open() as lines:
+        shown = [one["bucket_record"] for one in map(json.loads, lines) if "bucket_record" in one]
+    assert shown == records(tmp_path / "all")
 
 
 @pytest.mark.parametrize(

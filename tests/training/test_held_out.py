@@ -106,7 +106,7 @@ def by_loops(one, tables, triples, loss=softmax):
         relation = RELATIONS[batch[0][1]]
         for side in (Side.TAIL, Side.HEAD):
             column = 2 if side is Side.TAIL else 0
-            drawn = one._uniform(relation.candidate_type(side), side, (0, 0, place)).tolist()
+            drawn = one.uniform(relation.candidate_type(side), side, (0, 0, place)).tolist()
             assert len(drawn) == UNIFORM
 
             def score(triple, relation=relation):

@@ -23,8 +23,9 @@ from dglkge.sampling.machine_batches import MachineBatches, partition_mark, rows
 from dglkge.sampling.prefetch import Prefetcher, TripleReader
 from dglkge.sampling.query_batches import PairIndex, QueryBatches, QueryIndex, TrainingBatches
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder, plan_passes
+from dglkge.training.bucket_stats import BucketStatistics
 from dglkge.training.building.components import relation_weights
-from dglkge.training.held_out import HeldOutEvaluator
+from dglkge.training.held_out import HeldOutBuckets, HeldOutEvaluator
 from dglkge.training.job import Job
 from dglkge.training.passes import Passes
 from dglkge.typing import RELATION
@@ -243,8 +244,12 @@ def build_passes(job: Job, batches: TrainingBatches, gather: Callable[[str, Tens
     ranges = [(0, len(batches) * size)]  # of queries
     if isinstance(batches, EdgeBatches):
         ranges = [order.range_of(number) for number in range(len(order.sets))]
+    passes = plan_passes(ranges, num_chunks, size)
     held_out = None if settings is None else HeldOutEvaluator(job, settings, order, gather)
-    return Passes(plan_passes(ranges, num_chunks, size), held_out)
+    if not isinstance(batches, BucketBatches):
+        return Passes(passes, held_out)
+    of_buckets = None if held_out is None else HeldOutBuckets(held_out, batches.walk)
+    return Passes(passes, buckets=BucketStatistics(job, batches, of_buckets))
 
 
 def touched_rows(job: Job, batches: TrainingBatches) -> dict[str, np.ndarray] | None:
