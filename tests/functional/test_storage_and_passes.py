@@ -165,6 +165,23 @@ def test_sets_are_walked_in_bucket_order(tmp_path):
     assert shown == records(tmp_path / "all")
 
 
+def test_two_machines_have_buckets_of_their_own(tmp_path):
+    """Each walks over its own: all trained and all held-out triples are in one of them, once an epoch."""
+    settings = (*SETTINGS, "training.edge_chunks=1", "training.batch_size=30", "training.num_epochs=2")
+    settings += ("sampling.num_ranges=3", "sampling.buckets=directed", "checkpoint.every_batches=5")
+    train_on_hosts(tmp_path / "job", toy_dataset(2), 2, *settings, f"output={tmp_path / 'run'}")
+    found, num_triples = records(tmp_path / "run"), len(Dataset.open(toy_dataset(2)).split("train"))
+    for epoch in (0, 1):
+        *buckets, average = (one for one in found if one["epoch_idx"] == epoch)
+        assert average["index"] == 18 * (epoch + 1) - 1
+        places = [(one["machine"], one["lhs_partition"], one["rhs_partition"]) for one in buckets]
+        assert len(set(places)) == len(places) and {machine for machine, *_ in places} == {0, 1}
+        held_out = sum(one["eval_stats_after"]["count"] for one in buckets)
+        assert held_out == average["eval_stats_chunk_avg"]["count"] == -(-num_triples // 10)
+        assert held_out + sum(one["stats"]["count"] for one in buckets) == num_triples
+        assert all(one["seconds"] > 0 for one in buckets)
+
+
 @pytest.mark.parametrize(
     "setting, text",
     [
