@@ -182,9 +182,9 @@ class BucketStatistics:
                 self._total[machine, turn] = values
 
     def records(self, ended: Sequence[Pass], num_sets: int, num_chunks: int) -> list[dict[str, Any]]:
-        """Return the records of the buckets that ended in passes, and of each pass's held-out triples.
+        """Return the records of the buckets that ended in passes; a collective.
 
-        A collective.
+        The last one of a pass has the mean over its held-out triples before their buckets were trained.
 
         Parameters
         ----------
@@ -207,19 +207,15 @@ class BucketStatistics:
                     continue
                 sums = self._total[machine, turn]
                 record = {**_record(sums, ranges, number), **place}
-                if self._held_out is not None:
-                    before += sums[_BEFORE]
-                    record["eval_stats_before"] = described(sums[_BEFORE])
-                    record["eval_stats_after"] = described(sums[_AFTER])
                 if num_machines > 1:
                     record["machine"] = machine
                 found.append(record)
+                before += sums[_BEFORE]
                 sums[:] = 0
                 number += 1
-            if self._held_out is not None:
-                found.append(
-                    {**place, "index": first + num_buckets - 1, "eval_stats_chunk_avg": described(before)}
-                )
+            # In the last of them: PyTorch-BigGraph 1.0.0 reads no record without ``stats``.
+            if before[0]:
+                found[-1]["eval_stats_chunk_avg"] = described(before)
         return found
 
 
@@ -229,11 +225,13 @@ def _record(sums: Usage, ranges: tuple[int, int], index: int) -> dict[str, Any]:
     seconds = usage.pop("seconds")
     moved = usage["bytes_read"] + usage["bytes_written"]
     metrics = {"loss": float(sums[0] / max(count, 1)), **means_of(sums[_TRAINED])}
+    ranked = {"eval_stats_before": sums[_BEFORE], "eval_stats_after": sums[_AFTER]}
     return {
         "lhs_partition": ranges[0],
         "rhs_partition": ranges[1],
         "index": index,
         "stats": {"count": count, "metrics": metrics},
+        **{name: described(own) for name, own in ranked.items() if own[0]},
         "seconds": seconds,
         **{name: int(value) for name, value in usage.items()},
         "mb_per_second": moved / 1e6 / seconds if seconds else 0.0,

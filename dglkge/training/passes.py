@@ -27,7 +27,7 @@ class StatsHandler(Protocol):
         record : mapping
             A line of ``training_stats.json``: ``epoch_idx``, ``edge_path_idx``, ``edge_chunk_idx``,
             ``index``, ``stats`` and, with ``evaluation.held_out``, ``eval_stats_before`` and
-            ``eval_stats_after``. With ranges of a bucket, and then of a pass with ``eval_stats_chunk_avg``.
+            ``eval_stats_after``. With ranges it is of a bucket.
         is_replayed : bool
             Whether the pass was trained before the job was resumed.
         """

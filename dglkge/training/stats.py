@@ -232,14 +232,13 @@ class Statistics:
     def add_buckets(self, epoch: int, records: Sequence[Mapping[str, Any]]) -> None:
         """Append the records of buckets that ended; on rank 0."""
         for record in records if self._is_leader else ():
-            if "stats" in record:
-                self._append({"time": timestamp(), "epoch": epoch, BUCKET_RECORD: record})
+            self._append({"time": timestamp(), "epoch": epoch, BUCKET_RECORD: record})
 
     def add_ranking(self, split: str, result: RankingResult) -> None:
         """Write the result of a ranking to ``metrics.json``, and give it to the trackers; on rank 0."""
         if self._is_leader:
             self.write_metrics(split, result.to_dict())
-            self.trackers.log_result(split, result.both.to_dict(), self._position.steps_done)
+            self.trackers.log_result(split, result.figures(), self._position.steps_done)
 
     def write_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
         """Write what ``metrics.json`` has of a split."""

@@ -347,7 +347,7 @@ class Trainer:
                 # Its metrics are written again where it is restored.
                 metrics = {VALID: result.to_dict()} if self._patience.is_on else {}
                 self._checkpoints.keep_best(mrr, {Progress.FINISHED_EPOCHS: done, **metrics})
-            self._statistics.add_validation(done, result.both.to_dict(), mrr)
+            self._statistics.add_validation(done, result.figures(), mrr)
 
     def _count_ranking(self, mrr: float) -> None:
         self._patience.add(mrr)

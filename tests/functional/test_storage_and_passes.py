@@ -133,8 +133,7 @@ def test_sets_are_walked_in_bucket_order(tmp_path):
     for table in ("entity", "relation"):
         assert torch.equal(one[table][:], other[table][:])
     found, usage = records(tmp_path / "whole"), ("seconds", "mb_per_second", *USAGE)
-    for record in found:
-        assert ("stats" in record) == (record.keys() >= set(usage))
+    assert all(record.keys() >= {"stats", *usage} for record in found)
     without = [
         [{k: v for k, v in one.items() if k not in usage} for one in records(tmp_path / name)]
         for name in ("whole", "resumed")
@@ -151,8 +150,10 @@ def test_sets_are_walked_in_bucket_order(tmp_path):
     ]
     num_triples = len(Dataset.open(data).split("train"))
     for epoch in (0, 1):
-        passes = [one for one in found if one["epoch_idx"] == epoch and "stats" in one]
-        held_out = sum(record["eval_stats_after"]["count"] for record in passes)
+        passes = [one for one in found if one["epoch_idx"] == epoch]
+        held_out = sum(
+            record["eval_stats_after"]["count"] for record in passes if "eval_stats_after" in record
+        )
         assert held_out == 3 + -(-(num_triples - 30) // 10)
         assert held_out + sum(record["stats"]["count"] for record in passes) == num_triples
     # One of the sets, and all triples: each has buckets of its own.
@@ -172,12 +173,11 @@ def test_two_machines_have_buckets_of_their_own(tmp_path):
     train_on_hosts(tmp_path / "job", toy_dataset(2), 2, *settings, f"output={tmp_path / 'run'}")
     found, num_triples = records(tmp_path / "run"), len(Dataset.open(toy_dataset(2)).split("train"))
     for epoch in (0, 1):
-        *buckets, average = (one for one in found if one["epoch_idx"] == epoch)
-        assert average["index"] == 18 * (epoch + 1) - 1
+        buckets = [one for one in found if one["epoch_idx"] == epoch]
         places = [(one["machine"], one["lhs_partition"], one["rhs_partition"]) for one in buckets]
         assert len(set(places)) == len(places) and {machine for machine, *_ in places} == {0, 1}
-        held_out = sum(one["eval_stats_after"]["count"] for one in buckets)
-        assert held_out == average["eval_stats_chunk_avg"]["count"] == -(-num_triples // 10)
+        held_out = sum(one["eval_stats_after"]["count"] for one in buckets if "eval_stats_after" in one)
+        assert held_out == buckets[-1]["eval_stats_chunk_avg"]["count"] == -(-num_triples // 10)
         assert held_out + sum(one["stats"]["count"] for one in buckets) == num_triples
         assert all(one["seconds"] > 0 for one in buckets)
 
