@@ -2,10 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import contextlib
+from collections.abc import Hashable, Iterator
 
 import numpy as np
 import torch
+
+Pieces = dict[Hashable, torch.Tensor]
+
+_shared: Iterator[Pieces] | None = None
+
+
+@contextlib.contextmanager
+def sharing(pieces: list[Pieces]) -> Iterator[None]:
+    """Let what is made in a block share its memory with what was made in an earlier block over the same list.
+
+    The i-th :class:`Scratch` of a block has the pieces of the i-th of the others, so that two of the same
+    objects, which never compute at the same time, take the memory of one.
+    """
+
+    def each() -> Iterator[Pieces]:
+        yield from pieces
+        while True:
+            pieces.append({})
+            yield pieces[-1]
+
+    global _shared
+    _shared = each()
+    try:
+        yield
+    finally:
+        _shared = None
 
 
 class Scratch:
@@ -28,7 +55,8 @@ class Scratch:
     """
 
     def __init__(self, device: torch.device | None = None, pinned: bool = False) -> None:
-        self._pieces: dict[Hashable, torch.Tensor] = {}
+        is_plain = device is None and not pinned
+        self._pieces: Pieces = next(_shared) if _shared is not None and is_plain else {}
         self._device = device
         self._pinned = pinned
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from dglkge.embeddings.table_set import TableSet
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.precision import LossScale
 from dglkge.model.projections import JoinedModules
+from dglkge.optim.scratch import Pieces
 from dglkge.step.computation import Computation, PhaseClock
 from dglkge.step.dense_parameters import DenseParameters
 from dglkge.step.row_transforms import GlobalVectors
@@ -66,6 +67,8 @@ class Job:
     global_vectors : GlobalVectors or None
     dense : DenseParameters or None
         Parameters of the score function's module, and of the projections of features.
+    step_memory : list
+        Memory that objectives of the same kind share, see :func:`dglkge.optim.scratch.sharing`.
     """
 
     config: Config
@@ -82,6 +85,7 @@ class Job:
     features: RunFeatures | None = None
     global_vectors: GlobalVectors | None = None
     dense: DenseParameters | None = None
+    step_memory: list[Pieces] = field(default_factory=list)
 
     @property
     def world(self) -> World:

@@ -22,7 +22,7 @@ from dglkge.sampling.query_batches import TrainingBatches
 from dglkge.step.contracts import Objective, RowStore
 from dglkge.step.rows import Transforms
 from dglkge.training.building.batches import edge_options, query_batches
-from dglkge.training.building.step import build_objective, build_store, build_transforms
+from dglkge.training.building.step import build_objective, build_transforms
 from dglkge.training.job import Job
 from dglkge.typing import RELATION
 
@@ -97,5 +97,4 @@ class SplitLoss:
             table = EdgeTable(np.arange(len(triples), dtype=np.int64), nodes, None)
             batches = EdgeBatches(table, edge_options(job, len(triples), turn))
         transforms = build_transforms(job)
-        objective = build_objective(job, batches, transforms)
-        return batches, objective, build_store(job, transforms, objective), transforms
+        return batches, *build_objective(job, batches, transforms), transforms

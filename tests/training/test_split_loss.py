@@ -47,9 +47,12 @@ def test_it_is_the_formula_without_regularizer_and_dropout(words, tmp_path):
     with opened(configured(tmp_path / "run", *words)) as trainer:
         dataset = trainer._job.dataset
         relations, valid = dataset.relations.relations, dataset.split("valid")
+        num_pieces = len(trainer._job.step_memory)
         train(trainer, 2)
         result = trainer.evaluate("valid")
         expected = cross_entropy(dense_rows(trainer), relations, valid)
+        # It computes in the memory of the training's objective.
+        assert len(trainer._job.step_memory) == num_pieces > 0
     assert result.loss == pytest.approx(expected, rel=1e-5)
     lines = [json.loads(line) for line in (tmp_path / "run" / "stats.jsonl").read_text().splitlines()]
     losses = [line["valid"]["loss"] for line in lines if "valid" in line]
@@ -88,6 +91,7 @@ def test_of_the_training_triples_it_is_the_loss_of_an_epoch_that_changes_nothing
     "words",
     [
         ["model.score_function={name: conve, channels: 2}", "model.reciprocal_relations=true", *K_VS_ALL],
+        [*ONE_VS_ALL, "regularizer.name=n3", "regularizer.weight=0.1"],
         ["model.entity_dropout=0.2", "training.relation_prediction=0.5", *PLAIN, "model.global_vectors=true"],
         ["sampling.num_ranges=3", "negatives.mask_known=true", "loss.name=logistic", "optimizer.clip_norm=1"],
     ],

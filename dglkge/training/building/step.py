@@ -7,6 +7,7 @@ import time
 
 from dglkge.errors import InputError, one_line
 from dglkge.model.choices import NO_TRANSFORM, ROW_TRANSFORMS
+from dglkge.optim.scratch import sharing
 from dglkge.sampling.query_batches import TrainingBatches
 from dglkge.step.contracts import Objective, RowStore, RowTransform, TableTransform
 from dglkge.step.objectives import dot_softmax
@@ -32,8 +33,7 @@ def build_step(job: Job, batches: TrainingBatches) -> tuple[TrainStep, LookAhead
     """Return the step, and the batches with those that it makes ahead; a collective."""
     tables, clock = job.tables, job.clock
     transforms = build_transforms(job)
-    objective = build_objective(job, batches, transforms)
-    store = build_store(job, transforms, objective)
+    objective, store = build_objective(job, batches, transforms)
     optimizer = job.optimizer if job.device_tables is None else job.device_tables
     optimizer.when_phase(clock.enter)
     touched = touched_rows(job, batches)
@@ -43,14 +43,15 @@ def build_step(job: Job, batches: TrainingBatches) -> tuple[TrainStep, LookAhead
     return TrainStep(objective, store, transforms, parameters, updates, ahead, clock), ahead
 
 
-def build_objective(job: Job, batches: TrainingBatches, transforms: Transforms) -> Objective:
-    """Make the objective; a collective."""
-    if job.config.training.objective.over_all:
-        return build_candidate_loss(job, batches, transforms)
-    return _build_sampled(job, batches, transforms)
+def build_objective(job: Job, batches: TrainingBatches, transforms: Transforms) -> tuple[Objective, RowStore]:
+    """Make the objective, and the store of its rows; a collective."""
+    over_all = job.config.training.objective.over_all
+    with sharing(job.step_memory):
+        objective = (build_candidate_loss if over_all else _build_sampled)(job, batches, transforms)
+        return objective, _build_store(job, transforms, objective)
 
 
-def build_store(job: Job, transforms: Transforms, objective: Objective) -> RowStore:
+def _build_store(job: Job, transforms: Transforms, objective: Objective) -> RowStore:
     """Make the store of the rows."""
     tables, device = job.tables, job.computation.device
     if job.device_tables is not None:
