@@ -401,8 +401,8 @@ class RankingResult:
         found: dict[str, Any] = {
             "protocol": self.protocol.to_dict(),
             "num_triples": len(self.relation_ids),
-            **({} if self.loss is None else {"loss": self.loss}),
             **self._sides(),
+            BOTH: self.figures(),
             "per_relation": as_dicts(self.per_relation()),
         }
         if self.num_greater is not None:

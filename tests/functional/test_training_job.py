@@ -53,7 +53,10 @@ def test_a_job_trains_evaluates_and_commits(launched: Path) -> None:
     )
     assert 0 < live["both"]["mrr"] <= 1
     for side in ("both", "head", "tail"):
-        assert from_files[side] == pytest.approx(live[side], abs=1e-6)
+        # The job has the loss as well.
+        of_side = {name: live[side][name] for name in from_files[side]}
+        assert from_files[side] == pytest.approx(of_side, abs=1e-6)
+    assert live["both"].keys() - from_files["both"].keys() == {"loss"}
 
 
 def test_two_servers_and_three_trainers_train_the_same_tables(

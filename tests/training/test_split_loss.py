@@ -57,7 +57,7 @@ def test_it_is_the_formula_without_regularizer_and_dropout(words, tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "run" / "stats.jsonl").read_text().splitlines()]
     losses = [line["valid"]["loss"] for line in lines if "valid" in line]
     assert len(losses) == 2 and losses[1] == pytest.approx(expected, rel=1e-5)
-    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["valid"]["loss"] == losses[1]
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["valid"]["both"]["loss"] == losses[1]
 
 
 @pytest.mark.parametrize(
