@@ -85,6 +85,9 @@ DEGREE_BYTES = 48
 ORDER_ROW_BYTES = 4
 """Bytes of a machine's order per triple, where edge sets or held-out triples leave some of them out."""
 
+TRIPLE_IN_MEMORY_BYTES = 72
+"""Bytes of a held-out triple of buckets on each trainer: three ids of 64 bits, and copies to sort them."""
+
 CHAIN_BYTES_PER_ROW = 128
 """Bytes of the optimizer's ids, hash table and chains, per row with a gradient in every batch."""
 
@@ -631,9 +634,15 @@ def _num_chunks(config: Config, num_machines: int) -> int:
 
 
 def order_bytes(config: Config, part: PartSize, num_machines: int) -> int:
-    """Return the memory in which one trainer lists the rows that it trains, where they are not a range."""
-    is_listed = bool(config.training.edge_sets) or config.evaluation.held_out is not None
-    return ORDER_ROW_BYTES * part.num_edges * (is_listed and config.is_ordered_by_machine(num_machines))
+    """Return the memory in which one trainer lists the rows that it trains, where they are not a range.
+
+    With the held-out triples of buckets.
+    """
+    fraction = config.evaluation.held_out_fraction
+    is_listed = bool(config.training.edge_sets) or fraction > 0
+    listed = ORDER_ROW_BYTES * part.num_edges * (is_listed and config.is_ordered_by_machine(num_machines))
+    in_buckets = config.sampling.num_ranges > 1
+    return listed + int(TRIPLE_IN_MEMORY_BYTES * fraction * part.num_edges * in_buckets)
 
 
 def _kept_versions(config: Config) -> int:
