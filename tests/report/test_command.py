@@ -93,6 +93,18 @@ def test_names_on_the_map_do_not_lie_on_each_other(plots):
             assert abs(name["x"] - other["x"]) > 0.15 * width or abs(name["y"] - other["y"]) > 0.05 * height
 
 
+def test_buckets_of_a_run_with_ranges(runs):
+    pytest.importorskip("plotly", reason="plotly is not installed")
+    figures = collect([str(runs.first)], Choices(limit=5, points=0))
+    assert "table-buckets" not in render(figures)
+    record = {"lhs_partition": 2, "rhs_partition": 1, "stats": {"count": 12345, "metrics": {"loss": 0.25}}}
+    record |= {"seconds": 2.0, "bytes_read": 3_000_000, "bytes_written": 500_000, "mb_per_second": 1.75}
+    figures["runs"][0]["training"]["buckets"] = [{**record, "major_faults": 7}]
+    (table,) = re.findall('<table id="table-buckets-0".*?</table>', render(figures), re.DOTALL)
+    cells = re.findall("<t[dh][^>]*>([^<]*)</t[dh]>", table.partition("<tbody>")[2])
+    assert cells == ["0", "2", "1", "12,345", "0.2500", "–", "2.00", "3.0", "0.5", "1.8", "7"]
+
+
 def test_the_best_run_of_a_row_is_bold(runs):
     """The lowest mean rank, and the highest of all others."""
     pytest.importorskip("plotly", reason="plotly is not installed")

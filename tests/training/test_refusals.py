@@ -292,8 +292,6 @@ training.relation_prediction=2 training.synchronous=false
     training.synchronous is false and training.relation_prediction is 2, ...; allowed: true
 training.relation_prediction=1 model.score_function=none_l2 training.objective=one_vs_all
     training.relation_prediction is 1 and model.score_function is none_l2, of which a relation
-training.objective=k_vs_all evaluation.held_out.fraction=0.1
-    evaluation.held_out.fraction is 0.1 and training.objective is k_vs_all
 training.edge_sets=[a,a]
     training.edge_sets is ...; allowed: each name once
 training.edge_sets=[a] training.objective=k_vs_all
