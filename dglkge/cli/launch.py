@@ -31,7 +31,6 @@ from dglkge.launch.arguments import build_parser, parse_arguments
 from dglkge.launch.console import LAUNCHER_LOG, Console
 from dglkge.launch.job_result import JobResult, attempt_log_dir, run_with_restarts
 from dglkge.launch.machine import allow_open_files
-from dglkge.launch.node_place import NodePlace
 from dglkge.launch.ports import with_ports_chosen_again
 from dglkge.launch.process_plan import (
     Host,
@@ -45,11 +44,12 @@ from dglkge.launch.process_plan import (
     plan_to_dict,
 )
 from dglkge.launch.remote.node import place_of_this_node, run_node
+from dglkge.launch.remote.node_place import NodePlace
 from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.remote.rendezvous import Rendezvous, nodes_of_job
+from dglkge.launch.remote.ssh import SshSettings
 from dglkge.launch.remote.synced_site import SyncedSite
 from dglkge.launch.script_config import machine_needs, partition_file, script_config
-from dglkge.launch.ssh import SshSettings
 from dglkge.launch.stop_signals import describe_stop, stop_signals_raised
 from dglkge.launch.supervisor import Supervisor
 from dglkge.typing import CUDA_DEVICE

@@ -12,7 +12,7 @@ from typing import NoReturn
 from dglkge.distributed.log_format import LOG_FORMATS, TEXT
 from dglkge.distributed.log_format import VARIABLE as VARIABLE_OF_FORMAT
 from dglkge.errors import InputError, unknown_name
-from dglkge.launch.node_place import AUTO
+from dglkge.launch.remote.node_place import AUTO
 
 VARIABLE = re.compile(r"([A-Za-z_]\w*)(=|\Z)")
 

@@ -23,7 +23,7 @@ from dglkge.launch.background import in_thread, wait
 from dglkge.launch.job_result import describe_process
 from dglkge.launch.process_plan import TRAINER, PlannedProcess
 from dglkge.launch.protocol import HEARTBEAT_TIMEOUT_SECONDS, LOST_STATUS, Message, Reply, Stream
-from dglkge.launch.ssh import STARTER, SshSettings, ssh_command
+from dglkge.launch.remote.ssh import STARTER, SshSettings, ssh_command
 
 NEVER_STARTED_STATUS = 127
 START_SECONDS = 30.0

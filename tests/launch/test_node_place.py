@@ -8,7 +8,7 @@ import pytest
 
 from dglkge.distributed.ip_config import Machine
 from dglkge.errors import InputError
-from dglkge.launch.node_place import (
+from dglkge.launch.remote.node_place import (
     DEFAULT_PORT,
     NodePlace,
     SchedulerPlace,

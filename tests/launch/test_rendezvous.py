@@ -21,14 +21,14 @@ from dglkge import __version__
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.background import wait
 from dglkge.launch.connection import Events, RunningProcess
-from dglkge.launch.node_place import NodePlace
 from dglkge.launch.process_plan import PlannedProcess
 from dglkge.launch.protocol import Output
 from dglkge.launch.remote.file_transfer import Tree, fetch, send
 from dglkge.launch.remote.handshake import GREETING, RefusedError, authenticate_launcher, read_secret
 from dglkge.launch.remote.node import connect
+from dglkge.launch.remote.node_place import NodePlace
 from dglkge.launch.remote.rendezvous import Rendezvous, listen
-from dglkge.launch.ssh import forwarded_environment
+from dglkge.launch.remote.ssh import forwarded_environment
 from tests.launch.conftest import ROOT, TIMEOUT_SECONDS
 
 SECRET = b"a secret of more than sixteen bytes"

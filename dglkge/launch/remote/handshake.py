@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from dglkge.errors import InputError
-from dglkge.launch.ssh import SECRET_VARIABLE
+from dglkge.launch.remote.ssh import SECRET_VARIABLE
 
 GREETING = b"dglkge-launch 2\n"
 RANDOM_BYTES = PROOF_BYTES = 32

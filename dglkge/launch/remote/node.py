@@ -17,7 +17,6 @@ from dglkge.distributed.ip_config import read_ip_config
 from dglkge.errors import NotReadyError
 from dglkge.launch import protocol
 from dglkge.launch.machine import local_interfaces
-from dglkge.launch.node_place import NodePlace, node_place
 from dglkge.launch.node_program import NodeProgram
 from dglkge.launch.protocol import HEARTBEAT_TIMEOUT_SECONDS, LOST_STATUS
 from dglkge.launch.remote.handshake import (
@@ -26,7 +25,8 @@ from dglkge.launch.remote.handshake import (
     authenticate_launcher,
     read_secret,
 )
-from dglkge.launch.ssh import NOT_INHERITED, forwarded_environment
+from dglkge.launch.remote.node_place import NodePlace, node_place
+from dglkge.launch.remote.ssh import NOT_INHERITED, forwarded_environment
 
 RETRY_SECONDS = 1.0
 

@@ -24,14 +24,14 @@ from dglkge.errors import DglkgeError, InputError, NotReadyError, exit_status_of
 from dglkge.launch import protocol
 from dglkge.launch.background import wait
 from dglkge.launch.connection import NodeConnection, close_all
-from dglkge.launch.node_place import NodePlace
 from dglkge.launch.remote.handshake import (
     HANDSHAKE_SECONDS,
     RefusedError,
     authenticate_node,
     read_secret,
 )
-from dglkge.launch.ssh import NOT_INHERITED, forwarded_environment
+from dglkge.launch.remote.node_place import NodePlace
+from dglkge.launch.remote.ssh import NOT_INHERITED, forwarded_environment
 from dglkge.launch.stop_signals import StopForwarder, describe_stop
 
 MOST_HANDSHAKES = 64

@@ -23,7 +23,7 @@ from dglkge.launch.remote.host_files import file_names
 from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.remote.rendezvous import Rendezvous
 from dglkge.launch.remote.run_store import RunFolder
-from dglkge.launch.ssh import SshSettings
+from dglkge.launch.remote.ssh import SshSettings
 
 NOT_RECORDS = (CHECKPOINT_FOLDER, FEATURES_FOLDER, LEASE_FILE, WRITER_FILE)
 """Of a run's folder: what the store has, or belongs to one machine."""
