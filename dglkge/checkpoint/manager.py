@@ -82,11 +82,11 @@ def fall_back(storage: CheckpointStorage, names: Mapping[str, Vocabulary] | None
         If the disk is full or fails.
     """
     try:
-        manifest = storage.published()
-        if manifest is not None:
-            folder = storage.folder(manifest.version).path
-            check_rows(folder, manifest, checksums=True)
-            check_texts(folder, manifest)
+        stored = storage.published()
+        if stored is not None:
+            folder = storage.folder(stored.version).path
+            check_rows(folder, stored.manifest, checksums=True)
+            check_texts(folder, stored.manifest)
         return None
     except CheckpointError as error:
         good = storage.newest_good()
@@ -106,7 +106,7 @@ def fall_back(storage: CheckpointStorage, names: Mapping[str, Vocabulary] | None
                 os.replace(storage.path / name, target / name)
             moved = f"; newer files were moved to {target}"
         storage.publish(good)
-        if written := write_anew(storage, storage.manifest(good), names or {}):
+        if written := write_anew(storage, storage.stored(good).manifest, names or {}):
             anew = f"; written anew: {', '.join(written)}"
     logger.warning("checkpoint.fallback: going on from version %d%s%s", good, moved, anew)
     return good
@@ -221,7 +221,7 @@ class CheckpointManager:
     def num_bytes(self) -> int:
         """Return the size of the newest version's files; 0 where there is none."""
         version = self.storage.named_version()
-        return self.storage.manifest(version).num_bytes if version else 0
+        return self.storage.stored(version).manifest.num_bytes if version else 0
 
     def fall_back(self, wait: Callable[[int], object] = lambda num_bytes: None) -> None:
         """Publish the newest undamaged version, if the newest is damaged; a collective.
@@ -446,8 +446,8 @@ class CheckpointManager:
         CheckpointError
             If anything is missing or damaged.
         """
-        manifest = self.storage.kept(pointer) if pointer else self.storage.published()
-        return None if manifest is None else (self.storage.folder(manifest.version).path, manifest)
+        stored = self.storage.kept(pointer) if pointer else self.storage.published()
+        return None if stored is None else (self.storage.folder(stored.version).path, stored.manifest)
 
     def bring(self, pointer: str) -> None:
         """Bring the version that a pointer names to this machine's cache, on its owner."""
@@ -476,10 +476,6 @@ class CheckpointManager:
             raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
         check_crc32(folder, manifest.state, zlib.crc32(state))
         return state
-
-    def read_pointer(self, pointer: str) -> dict[str, Any]:
-        """Return version and note of a pointer; empty if there is none."""
-        return self.storage.read_pointer(pointer)
 
     def restore(
         self, parts: Sequence[TablePart], relations: TablePart | None = None, pointer: str = ""
@@ -541,13 +537,12 @@ class CheckpointManager:
         deadline = time.monotonic() + AGREEMENT_SECONDS
         mine = {"where": f"{self.storage.path} on {socket.gethostname()}"}
         while True:
-            manifest = None
+            stored = None
             mine |= {"problem": "", "what": "none"}
             try:
-                manifest = self.storage.published(texts=texts)
-                if manifest is not None:
-                    checksum = self.storage.checksum_of(manifest.version)
-                    mine["what"] = f"version {manifest.version} (manifest {checksum})"
+                stored = self.storage.published(texts=texts)
+                if stored is not None:
+                    mine["what"] = f"version {stored.version} (manifest {stored.checksum})"
             except CheckpointError as error:
                 mine["problem"] = str(error)
             found = [json.loads(text) for text in self.group.gather(json.dumps(mine))]
@@ -556,7 +551,7 @@ class CheckpointManager:
                     raise CheckpointError(text if rank == 0 else f"rank {rank}, {one['where']}: {text}")
             others = [rank for rank, one in enumerate(found) if one["what"] != found[0]["what"]]
             if not others:
-                return manifest
+                return None if stored is None else stored.manifest
             # Rank 0's clock decides for all: else one rank could raise while another polls on.
             if self.group.gather("late" if time.monotonic() >= deadline else "")[0]:
                 here, there = (f"{one['what']} in {one['where']}" for one in (found[0], found[others[0]]))

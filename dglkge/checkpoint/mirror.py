@@ -190,10 +190,9 @@ class Mirror:
         problem, local = "", None
         try:
             if version := self._storage.named_version():
-                if not self.is_cache:
-                    # Sizes only: checksums would read the whole checkpoint on each machine at each start.
-                    self._storage.checked(version, texts=False)
-                local = self._storage.stored(version)
+                # Sizes only: checksums would read the whole checkpoint on each machine at each start.
+                read = self._storage.stored if self.is_cache else self._storage.checked
+                local = read(version)
         except CheckpointError as error:
             problem = str(error)
         if self.is_cache:
@@ -517,7 +516,7 @@ class Mirror:
             if note and note != self._note(name):
                 # A cache has published the version at the store before it was kept.
                 if not self.is_cache:
-                    self._push_version(self._storage.stored(self._storage.kept(name).version))
+                    self._push_version(self._storage.kept(name))
                 self._push_file(f"{layout.CHECKPOINT_FOLDER}/{name}")
 
     def _push_features(self) -> None:

@@ -20,7 +20,7 @@ import torch
 
 from dglkge.checkpoint import bigraph, hdf5_format, layout
 from dglkge.checkpoint.features import RECORD, open_features, record_path
-from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry
+from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, StoredVersion, TextEntry
 from dglkge.checkpoint.mirror import local_path
 from dglkge.checkpoint.part_files import read_relations, read_state
 from dglkge.checkpoint.relation_layout import DENSE_GROUP, dense_parameters, global_vector_path
@@ -186,11 +186,10 @@ def open_checkpoint(
 
 
 def _open(storage: CheckpointStorage, place: Path, version: int | None, verify: bool) -> Checkpoint:
-    manifest: Manifest | None
     if version is not None:
-        manifest = storage.manifest(version)
+        stored: StoredVersion | None = storage.stored(version)
     elif place.is_file():
-        manifest = storage.kept(place.name)
+        stored = storage.kept(place.name)
     elif (theirs := bigraph.find_bigraph(place)) is not None:
         return Checkpoint(theirs[0], bigraph.read_manifest(*theirs))
     elif (place / layout.MANIFEST_FILE).is_file():
@@ -198,10 +197,10 @@ def _open(storage: CheckpointStorage, place: Path, version: int | None, verify: 
         number = layout.parse_version(storage.version_text() or "")
         return Checkpoint(place, read_version(place, number or 0).manifest, verify)
     else:
-        manifest = storage.published()
-    if manifest is None:
+        stored = storage.published()
+    if stored is None:
         raise CheckpointError(f"{storage.path} holds no checkpoint: no version of it was ever completed")
-    return Checkpoint(storage.folder(manifest.version).path, manifest, verify, place)
+    return Checkpoint(storage.folder(stored.version).path, stored.manifest, verify, place)
 
 
 def checkpoint_place(path: str | os.PathLike[str]) -> Path:

@@ -301,8 +301,8 @@ class CheckpointStorage(LeasedFolder):
                 f"cannot read {self.path / layout.VERSION_FILE}: {error.strerror}"
             ) from None
 
-    def published(self, texts: bool = True) -> Manifest | None:
-        """Return the manifest of the published version; checks the sizes of its files.
+    def published(self, texts: bool = True) -> StoredVersion | None:
+        """Return the published version; checks the sizes of its files.
 
         Parameters
         ----------
@@ -324,8 +324,8 @@ class CheckpointStorage(LeasedFolder):
                 raise  # a newer version was published during the check
             raise CheckpointError(f"{error}; {self._advice()}") from None
 
-    def kept(self, pointer: str) -> Manifest:
-        """Return the manifest of the version that a pointer names; checks the sizes of its files.
+    def kept(self, pointer: str) -> StoredVersion:
+        """Return the version that a pointer names; checks the sizes of its files.
 
         Raises
         ------
@@ -335,25 +335,17 @@ class CheckpointStorage(LeasedFolder):
         note, path = self.read_pointer(pointer), self.path / pointer
         if not note:
             raise CheckpointError(f"{path} is missing or damaged; expected the pointer to a version")
-        manifest = self.checked(note["version"], texts=True)
-        if self.checksum_of(manifest.version) != note["checksum"]:
+        stored = self.checked(note["version"], texts=True)
+        if stored.checksum != note["checksum"]:
             raise CheckpointError(
-                f"{path} names version {manifest.version} with the checksum {note['checksum']}, and "
-                f"{self.folder(manifest.version).path} has another one"
+                f"{path} names version {stored.version} with the checksum {note['checksum']}, and "
+                f"{self.folder(stored.version).path} has another one"
             )
-        return manifest
+        return stored
 
     def stored(self, version: int) -> StoredVersion:
         """Read the manifest of a version; see :func:`read_version`."""
         return read_version(self.folder(version).path, version)
-
-    def manifest(self, version: int) -> Manifest:
-        """Read the manifest of a version; see :func:`read_version`."""
-        return self.stored(version).manifest
-
-    def checksum_of(self, version: int) -> str:
-        """Return the checksum of a version's manifest, which identifies its content."""
-        return self.stored(version).checksum
 
     def newest_good(self) -> int | None:
         """Return the newest version whose rows are complete and undamaged; None if there is none.
@@ -362,7 +354,7 @@ class CheckpointStorage(LeasedFolder):
         """
         for version in reversed(self.versions()):
             with contextlib.suppress(CheckpointError):
-                check_rows(self.folder(version).path, self.manifest(version), checksums=True)
+                check_rows(self.folder(version).path, self.stored(version).manifest, checksums=True)
                 return version
         return None
 
@@ -406,11 +398,11 @@ class CheckpointStorage(LeasedFolder):
         note : mapping
             The reason; :meth:`read_pointer` returns it.
         """
-        self.write_json(pointer, {"version": version, "checksum": self.checksum_of(version), **note})
+        self.write_json(pointer, {"version": version, "checksum": self.stored(version).checksum, **note})
 
     def keep_all(self, manifest: Manifest) -> None:
         """Write the pointers that a version was published with; those that are right stay as they are."""
-        checksum = self.checksum_of(manifest.version)
+        checksum = self.stored(manifest.version).checksum
         for pointer, note in manifest.kept_as.items():
             if self.read_pointer(pointer).get("checksum") != checksum:
                 self.keep(manifest.version, pointer, note)
@@ -474,14 +466,13 @@ class CheckpointStorage(LeasedFolder):
                 total += sum(path.stat().st_size for path in self.folder(version).path.iterdir())
         return total
 
-    def checked(self, version: int, texts: bool) -> Manifest:
-        """Read the manifest of a version and check the sizes of its files, with or without its texts."""
-        folder = self.folder(version).path
-        manifest = self.manifest(version)
-        check_rows(folder, manifest)
+    def checked(self, version: int, texts: bool = False) -> StoredVersion:
+        """Read a version and check the sizes of its files, with or without its texts."""
+        folder, stored = self.folder(version).path, self.stored(version)
+        check_rows(folder, stored.manifest)
         if texts:
-            check_texts(folder, manifest, checksums=False)
-        return manifest
+            check_texts(folder, stored.manifest, checksums=False)
+        return stored
 
     def _remove(self, version: int) -> None:
         """Remove the folder of a version; without its manifest the version is incomplete from the start."""

@@ -13,7 +13,7 @@ import json
 import struct
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from dglkge.errors import DglkgeError, NotReadyError
 
@@ -27,7 +27,7 @@ LOST_STATUS = 255
 """Exit status of what is lost with its connection; ssh's own."""
 
 STORE_VARIABLE = "DGLKGE_STORE_SOCKET"
-"""In a trainer's environment: abstract name of a socket of its node program, for the launcher's store."""
+"""In a trainer's environment: number of an open socket to its node program, for the launcher's store."""
 
 LONGEST_PART_BYTES = 1 << 26
 BLOCK_BYTES = 1 << 16
@@ -133,10 +133,7 @@ class JobEnd:
 
 
 Message = Heartbeat | Call | Reply | Start | Signal | Started | Output | Ended | Gone | StopRequest | JobEnd
-_KINDS: dict[str, Callable[..., Message]] = {
-    kind.__name__: kind
-    for kind in (Heartbeat, Call, Reply, Start, Signal, Started, Output, Ended, Gone, StopRequest, JobEnd)
-}
+_KINDS: dict[str, Callable[..., Message]] = {kind.__name__: kind for kind in get_args(Message)}
 
 
 class ProtocolError(OSError):

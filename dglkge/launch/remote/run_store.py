@@ -172,17 +172,12 @@ class LauncherStore:
         NotReadyError
             If the launcher does not answer.
         """
-        name = os.environ.get(STORE_VARIABLE, "")
-        if not name:
+        number = os.environ.get(STORE_VARIABLE)
+        if number is None:
             raise InputError(
                 f"{OWN_DISKS_VARIABLE} is set, but dglkge-launch --sync did not start this process"
             )
-        connection = socket.socket(socket.AF_UNIX)
-        try:
-            connection.connect("\0" + name)
-        except OSError as error:
-            raise NotReadyError(f"the node program of this machine does not answer: {error}") from None
-        return cls(connection, output)
+        return cls(socket.fromfd(int(number), socket.AF_UNIX, socket.SOCK_STREAM), output)
 
     def read(self, name: str) -> bytes:
         """Return the content of a file."""
