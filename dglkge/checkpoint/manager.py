@@ -20,14 +20,14 @@ import torch
 from dglkge.checkpoint import layout, part_files
 from dglkge.checkpoint.manifest import CheckpointMeta, JobVersions, Manifest, check_same_run
 from dglkge.checkpoint.mirror import Mirror
-from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_rows, check_texts
+from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_files
 from dglkge.checkpoint.version_writer import NewVersion, write_anew
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.agreement import agree
 from dglkge.distributed.lease import Lease, new_nonce
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.world import DEFAULT_TIMEOUT_SECONDS
-from dglkge.errors import CheckpointError, JobError
+from dglkge.errors import CheckpointError, JobError, os_errors
 from dglkge.optim.scratch import Scratch
 from dglkge.typing import TablePart
 
@@ -84,9 +84,7 @@ def fall_back(storage: CheckpointStorage, names: Mapping[str, Vocabulary] | None
     try:
         stored = storage.published()
         if stored is not None:
-            folder = storage.folder(stored.version).path
-            check_rows(folder, stored.manifest, checksums=True)
-            check_texts(folder, stored.manifest)
+            check_files(storage.folder(stored.version).path, stored.manifest.all_files)
         return None
     except CheckpointError as error:
         good = storage.newest_good()
@@ -470,10 +468,8 @@ class CheckpointManager:
         if manifest is None or manifest.state is None:
             return b""
         path = folder / manifest.state.name
-        try:
+        with os_errors(CheckpointError, f"cannot read {path}"):
             state = path.read_bytes()
-        except OSError as error:
-            raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
         check_crc32(folder, manifest.state, zlib.crc32(state))
         return state
 
@@ -507,7 +503,7 @@ class CheckpointManager:
         for part in [*parts, *([relations] if relations is not None else [])]:
             part_files.fill_part(folder, manifest, part)
         if self.group.rank == 0:
-            check_texts(folder, manifest)
+            check_files(folder, manifest.all_texts.values())
         return manifest.meta
 
     def _previous(self, meta: CheckpointMeta) -> tuple[Manifest | None, int]:

@@ -49,7 +49,7 @@ from dglkge.checkpoint.manifest import (
 from dglkge.checkpoint.storage import (
     CheckpointStorage,
     check_file,
-    check_rows,
+    check_files,
     file_crc32,
     parse_pointer,
     parse_receipt,
@@ -215,7 +215,7 @@ class Mirror:
             logger.info("version %d of %s is in %s", stored.version, self.url, self._run)
         elif writes and local is not None and (stored is None or local.content != stored.content):
             # Damage of this disk must not take the place of the store's version.
-            check_rows(self._storage.folder(local.version).path, local.manifest, checksums=True)
+            check_files(self._storage.folder(local.version).path, local.manifest.binary_files)
             self.push(local.version)
 
     def _fill_cache(self, problem: str, local: StoredVersion | None, stored: StoredVersion | None) -> None:
@@ -543,7 +543,7 @@ class Mirror:
     def _pull_version(self, stored: StoredVersion) -> None:
         """Download the files of a version that are not in the folder with their checksums."""
         manifest, version = stored.manifest, stored.version
-        for entry in [*manifest.binary_files, *manifest.all_texts.values()]:
+        for entry in manifest.all_files:
             name = _object(version, entry.name)
             try:
                 check_file((self._run / name).parent, entry, checksum=True)

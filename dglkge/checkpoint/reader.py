@@ -24,9 +24,9 @@ from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, Stor
 from dglkge.checkpoint.mirror import local_path
 from dglkge.checkpoint.part_files import read_relations, read_state
 from dglkge.checkpoint.relation_layout import DENSE_GROUP, dense_parameters, global_vector_path
-from dglkge.checkpoint.storage import CheckpointStorage, check_file, check_texts, read_version
+from dglkge.checkpoint.storage import CheckpointStorage, check_file, check_files, read_version
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
-from dglkge.errors import CheckpointError, InputError, unknown_name
+from dglkge.errors import CheckpointError, InputError, os_errors, unknown_name
 from dglkge.model.projections import PREFIX, ProjectedFeatures, projections_of
 from dglkge.typing import RELATION, RowShard
 
@@ -295,16 +295,14 @@ class Checkpoint(TablesByName):
         self._files: dict[str, BinaryIO] = {}
         with contextlib.ExitStack() as stack:
             for entry in manifest.binary_files:
-                try:
-                    file = open(folder / entry.name, "rb", buffering=0)
-                except OSError as error:
-                    raise CheckpointError(f"cannot read {folder / entry.name}: {error.strerror}") from None
-                self._files[entry.name] = stack.enter_context(file)
+                with os_errors(CheckpointError, f"cannot read {folder / entry.name}"):
+                    file = stack.enter_context(open(folder / entry.name, "rb", buffering=0))
+                self._files[entry.name] = file
             # finalize and not __del__: it also runs at exit, and holds the files but not the checkpoint.
             # Mapped pages stay valid.
             weakref.finalize(self, stack.pop_all().close)
         if verify:
-            check_texts(folder, manifest)
+            check_files(folder, manifest.all_texts.values())
 
     @property
     def root(self) -> Path:
@@ -612,7 +610,7 @@ class Checkpoint(TablesByName):
             Naming the first damaged file.
         """
         self._check(self.manifest.binary_files)
-        check_texts(self.folder, self.manifest)
+        check_files(self.folder, self.manifest.all_texts.values())
         if not self._verify and self.feature_parameters():
             checked = copy.copy(self)
             checked._verify = True

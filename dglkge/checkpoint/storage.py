@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,7 +23,7 @@ from dglkge.checkpoint.manifest import (
     parse,
 )
 from dglkge.distributed.leased_folder import LeasedFolder
-from dglkge.errors import CheckpointError
+from dglkge.errors import CheckpointError, os_errors
 
 logger = logging.getLogger(__name__)
 
@@ -90,16 +90,10 @@ def check_crc32(folder: Path, entry: FileEntry | TextEntry, crc32: int) -> None:
         )
 
 
-def check_rows(folder: Path, manifest: Manifest, checksums: bool = False) -> None:
-    """Check the files of rows and of the state of training of a version; see :func:`check_file`."""
-    for entry in manifest.binary_files:
+def check_files(folder: Path, entries: Iterable[FileEntry | TextEntry], checksums: bool = True) -> None:
+    """Check files of a version; see :func:`check_file`."""
+    for entry in entries:
         check_file(folder, entry, checksums)
-
-
-def check_texts(folder: Path, manifest: Manifest, checksums: bool = True) -> None:
-    """Check the text files of a version, which takes little time compared with its rows."""
-    for text in manifest.all_texts.values():
-        check_file(folder, text, checksums)
 
 
 def read_version(folder: Path, version: int) -> StoredVersion:
@@ -111,12 +105,10 @@ def read_version(folder: Path, version: int) -> StoredVersion:
         If it is missing, damaged or not ours.
     """
     path = folder / layout.MANIFEST_FILE
-    try:
+    with os_errors(CheckpointError, f"cannot read {path}"):
+        if not path.exists():
+            raise CheckpointError(f"{path} is missing: half-written, or not written by dglkge")
         stored = StoredVersion.parse(path.read_bytes(), str(path))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing: half-written, or not written by dglkge") from None
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from None
     if stored.version != version:
         raise CheckpointError(f"{path} is damaged: it describes version {stored.version}")
     return stored
@@ -277,7 +269,8 @@ class CheckpointStorage(LeasedFolder):
         CheckpointError
             If it is damaged, or missing beside versions.
         """
-        path, text = self.path / layout.VERSION_FILE, self.version_text()
+        path = self.path / layout.VERSION_FILE
+        text = self.version_text()
         if text is None:
             if self.versions():
                 raise CheckpointError(f"{path} is missing, but files of a checkpoint lie beside it")
@@ -292,14 +285,11 @@ class CheckpointStorage(LeasedFolder):
 
     def version_text(self) -> str | None:
         """Return the content of the version file; None if there is none."""
-        try:
-            return (self.path / layout.VERSION_FILE).read_text(encoding="utf-8", errors="replace").strip()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot read {self.path / layout.VERSION_FILE}: {error.strerror}"
-            ) from None
+        path = self.path / layout.VERSION_FILE
+        with os_errors(CheckpointError, f"cannot read {path}"):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                return path.read_text(encoding="utf-8", errors="replace").strip()
+        return None
 
     def published(self, texts: bool = True) -> StoredVersion | None:
         """Return the published version; checks the sizes of its files.
@@ -354,7 +344,7 @@ class CheckpointStorage(LeasedFolder):
         """
         for version in reversed(self.versions()):
             with contextlib.suppress(CheckpointError):
-                check_rows(self.folder(version).path, self.stored(version).manifest, checksums=True)
+                check_files(self.folder(version).path, self.stored(version).manifest.binary_files)
                 return version
         return None
 
@@ -468,10 +458,10 @@ class CheckpointStorage(LeasedFolder):
 
     def checked(self, version: int, texts: bool = False) -> StoredVersion:
         """Read a version and check the sizes of its files, with or without its texts."""
-        folder, stored = self.folder(version).path, self.stored(version)
-        check_rows(folder, stored.manifest)
-        if texts:
-            check_texts(folder, stored.manifest, checksums=False)
+        stored = self.stored(version)
+        manifest = stored.manifest
+        entries = manifest.all_files if texts else manifest.binary_files
+        check_files(self.folder(version).path, entries, checksums=False)
         return stored
 
     def _remove(self, version: int) -> None:

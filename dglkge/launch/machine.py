@@ -25,7 +25,7 @@ from dglkge import __version__
 from dglkge.distributed.ip_config import Machine, write_ip_config
 from dglkge.distributed.jobs import JobEntry, Registration, job_of_segment, live_jobs, register_lock
 from dglkge.distributed.world import JOB_VARIABLE
-from dglkge.errors import InputError, NotReadyError
+from dglkge.errors import InputError, NotReadyError, os_errors
 from dglkge.launch import script_runner
 from dglkge.launch.gpus import usable_gpus
 from dglkge.launch.ports import check_server_ports, find_master_port, find_server_ports
@@ -135,11 +135,8 @@ def resolve(address: str) -> str:
     NotReadyError
         If the name has no IPv4 address.
     """
-    try:
-        found = socket.getaddrinfo(address, None, socket.AF_INET, socket.SOCK_STREAM)
-    except OSError as error:
-        raise NotReadyError(f"no IPv4 address for host {address!r} of ip_config: {error.strerror}") from None
-    return str(found[0][4][0])
+    with os_errors(NotReadyError, f"no IPv4 address for host {address!r} of ip_config"):
+        return str(socket.getaddrinfo(address, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
 
 
 def has_variable(process: psutil.Process, name: str, value: str) -> bool:
@@ -438,12 +435,10 @@ def write_job_files(log_dir: str, machines: Sequence[Sequence[Any]]) -> None:
     folder = Path(log_dir)
     # Renamed into its place: machines with a shared disk write the same file at the same time.
     temporary = folder / f"ip_config.txt.{os.uname().nodename}.{os.getpid()}.tmp"
-    try:
+    with os_errors(InputError, f"cannot write logs to {log_dir}"):
         folder.mkdir(parents=True, exist_ok=True)
         write_ip_config(temporary, [Machine(address, port) for address, port in machines])
         os.replace(temporary, folder / "ip_config.txt")
-    except OSError as error:
-        raise InputError(f"cannot write logs to {log_dir}: {error.strerror}") from None
 
 
 def _installed_version(package: str) -> str | None:

@@ -24,7 +24,7 @@ from dglkge.distributed.jobs import (
     live_jobs,
     remove_stale_entries,
 )
-from dglkge.errors import NotReadyError
+from dglkge.errors import NotReadyError, os_errors
 from dglkge.file_lock import try_lock
 
 LOCK_FILE = "lock"
@@ -112,7 +112,7 @@ class TableFolder:
 
     def __init__(self, base: Path, job: str) -> None:
         remove_stale_folders(base)
-        try:
+        with os_errors(NotReadyError, f"cannot make a folder for tables in {base}"):
             base.mkdir(parents=True, exist_ok=True)
             hidden = Path(tempfile.mkdtemp(prefix=f".{job_prefix(job)}{_host_digits()}-", dir=base))
             self._lock = os.open(hidden / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -120,8 +120,6 @@ class TableFolder:
             # After the lock: a folder that nobody holds counts as that of an ended job.
             self.path = hidden.with_name(hidden.name[1:])
             hidden.rename(self.path)
-        except OSError as error:
-            raise NotReadyError(f"cannot make a folder for tables in {base}: {error.strerror}") from None
 
     def remove(self) -> None:
         """Remove the folder and all that is in it."""
@@ -134,16 +132,15 @@ def remove_stale_folders(base: Path) -> None:
 
     Those of other machines that share the disk stay: their locks may not be seen here.
     """
-    with contextlib.suppress(OSError):
-        for folder in list(base.iterdir()):
-            job = job_of_segment(folder.name.removeprefix("."))
-            if job and folder.name.removeprefix(".").startswith(f"{job_prefix(job)}{_host_digits()}-"):
-                with contextlib.suppress(OSError):
-                    status = folder.lstat()
-                    is_young = folder.name.startswith(".") and time.time() - status.st_mtime < YOUNG_SECONDS
-                    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-                    if is_ours and not is_young and not _is_held(folder):
-                        shutil.rmtree(folder, ignore_errors=True)
+    for folder in base.glob(f"*-{_host_digits()}-*"):
+        name = folder.name.removeprefix(".")
+        if name.startswith(f"{job_prefix(job_of_segment(name))}{_host_digits()}-"):
+            with contextlib.suppress(OSError):
+                status = folder.lstat()
+                is_young = folder.name.startswith(".") and time.time() - status.st_mtime < YOUNG_SECONDS
+                is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+                if is_ours and not is_young and not _is_held(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_held(folder: Path) -> bool:
@@ -187,12 +184,7 @@ def usual_folders(on_disk: bool = False) -> list[Path]:
 
 def file_system(folder: Path) -> str:
     """Return the type of the file system of a folder."""
-    real = os.path.realpath(folder)
-    mounts = [mount for mount in psutil.disk_partitions(all=True) if _is_below(real, mount.mountpoint)]
     # The last mount on a place hides those before it.
-    return max(reversed(mounts), key=lambda mount: len(mount.mountpoint)).fstype if mounts else ""
-
-
-def _is_below(path: str, folder: str) -> bool:
-    """Whether an absolute path is a folder or below it."""
-    return os.path.commonpath([path, folder]) == folder
+    mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+    real = Path(os.path.realpath(folder))
+    return next((mounts[place] for place in (real, *real.parents) if place in mounts), "")

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import psutil
 
-from dglkge.errors import InputError
+from dglkge.errors import InputError, os_errors
 
 BLOCK_BYTES = 1 << 20
 """Small enough that heartbeats on the same stream are not late on a slow network."""
@@ -30,13 +30,6 @@ class FileState(NamedTuple):
     num_bytes: int
     changed: int
     crc32: int
-
-
-class Attributes(NamedTuple):
-    """Permissions of a file, and the time of its last change."""
-
-    mode: int
-    changed_ns: int
 
 
 def file_names(folder: str, follow_links: bool = False) -> Iterator[str]:
@@ -75,8 +68,8 @@ def stale_files(folder: str, expected: Sequence[Sequence[Any]]) -> list[str]:
     return [state.name for state in states if file_state(folder, state.name) != state]
 
 
-def read_block(folder: str, name: str, start: int) -> tuple[tuple[bool, Attributes], bytes]:
-    """Return a block of a file, whether it is the last one, and the file's attributes.
+def read_block(folder: str, name: str, start: int) -> tuple[tuple[bool, tuple[int, int]], bytes]:
+    """Return a block of a file, whether it is the last one, and the file's mode and time of its last change.
 
     Raises
     ------
@@ -84,15 +77,12 @@ def read_block(folder: str, name: str, start: int) -> tuple[tuple[bool, Attribut
         If it cannot be read.
     """
     path = os.path.join(folder, name)
-    try:
-        with open(path, "rb") as file:
-            file.seek(start)
-            data = file.read(BLOCK_BYTES)
-            status = os.fstat(file.fileno())
-            # A file that grows meanwhile, such as a log, ends where it ends now.
-            return (not file.read(1), Attributes(stat.S_IMODE(status.st_mode), status.st_mtime_ns)), data
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}") from None
+    with os_errors(InputError, f"cannot read {path}"), open(path, "rb") as file:
+        file.seek(start)
+        data = file.read(BLOCK_BYTES)
+        status = os.fstat(file.fileno())
+        # A file that grows meanwhile, such as a log, ends where it ends now.
+        return (not file.read(1), (stat.S_IMODE(status.st_mode), status.st_mtime_ns)), data
 
 
 def write_block(
@@ -117,7 +107,7 @@ def write_block(
     start : int
         Place of the block in the file.
     attributes : sequence of int or None
-        Fields of :class:`Attributes`, with the last block.
+        Mode, and time of the last change in nanoseconds, with the last block.
     data : bytes
     check : callable, optional
         For files of another machine, which may not lead out of the folder: called before the file gets its
@@ -201,7 +191,5 @@ def place_folder(folder: str) -> None:
     InputError
         If that is not possible.
     """
-    try:
+    with os_errors(InputError, f"cannot make the folder {folder}"):
         os.makedirs(folder, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"cannot make the folder {folder}: {error.strerror}") from None
