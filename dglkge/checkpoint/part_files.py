@@ -157,11 +157,7 @@ def _pass_over(raw: io.FileIO, start: int, stop: int, checksum: int) -> int:
 
 
 def write_part(
-    folder: LeasedFolder,
-    version: int,
-    part: TablePart,
-    meta: CheckpointMeta,
-    attributes: Mapping[str, Any],
+    folder: LeasedFolder, version: int, part: TablePart, meta: CheckpointMeta, attributes: Mapping[str, Any]
 ) -> FileEntry:
     """Write the rows and the state of one part of an entity type.
 
@@ -212,11 +208,7 @@ def write_part(
 
 
 def write_relations(
-    folder: LeasedFolder,
-    version: int,
-    part: TablePart,
-    meta: CheckpointMeta,
-    attributes: Mapping[str, Any],
+    folder: LeasedFolder, version: int, part: TablePart, meta: CheckpointMeta, attributes: Mapping[str, Any]
 ) -> FileEntry:
     """Write all relations, as PyTorch-BigGraph's operators, and their state.
 
