@@ -23,7 +23,7 @@ from dglkge.checkpoint.features import RECORD, open_features, record_path
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, StoredVersion, TextEntry
 from dglkge.checkpoint.mirror import local_path
 from dglkge.checkpoint.part_files import read_relations, read_state
-from dglkge.checkpoint.relation_layout import DENSE_GROUP, dense_parameters, global_vector_path
+from dglkge.checkpoint.relation_layout import DENSE_GROUP, dense_parameters, dense_path, global_vector_path
 from dglkge.checkpoint.storage import CheckpointStorage, check_file, check_files, read_version
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import CheckpointError, InputError, os_errors, unknown_name
@@ -431,15 +431,15 @@ class Checkpoint(TablesByName):
             entries = self.manifest.of_table(table)
             if self._verify:
                 self._check(entries)
-            self._tables[table] = self._relation_table() if table == RELATION else self._entity_table(table)
+            if table != RELATION:
+                self._tables[table] = self._entity_table(table)
+            else:
+                # Rows are put together from operator parameters.
+                with self._open_model() as file:
+                    rows = torch.from_numpy(read_relations(self.folder / entries[0].name, file, self.meta))
+                shard = FileShard(torch.arange(len(rows)), rows)
+                self._tables[table] = CheckpointTable(RELATION, [shard], self.relations.id)
         return self._tables[table]
-
-    def _relation_table(self) -> CheckpointTable:
-        """Read the relations' rows, which are put together from operator parameters."""
-        path = self.folder / self.manifest.of_table(RELATION)[0].name
-        with self._open_model() as file:
-            rows = torch.from_numpy(read_relations(path, file, self.meta))
-        return CheckpointTable(RELATION, [FileShard(torch.arange(len(rows)), rows)], self.relations.id)
 
     def _entity_table(self, table: str) -> CheckpointTable:
         """Map the rows of an entity type.
@@ -473,17 +473,16 @@ class Checkpoint(TablesByName):
 
     def dense_parameters(self) -> dict[str, torch.Tensor]:
         """Return the dense parameters of the score function's module by name; none where it has none."""
-        found = self._all_dense_parameters()
-        return {name: values for name, values in found.items() if not name.startswith(PREFIX)}
+        return self._parameters(are_of_features=False)
 
     def feature_parameters(self) -> dict[str, torch.Tensor]:
         """Return the parameters of the projections of features by name; none without features."""
-        found = self._all_dense_parameters()
-        return {name: values for name, values in found.items() if name.startswith(PREFIX)}
+        return self._parameters(are_of_features=True)
 
-    def _all_dense_parameters(self) -> dict[str, torch.Tensor]:
+    def _parameters(self, are_of_features: bool) -> dict[str, torch.Tensor]:
         with self._open_model() as file:
-            return dense_parameters(file)
+            found = dense_parameters(file)
+        return {name: found[name] for name in found if name.startswith(PREFIX) == are_of_features}
 
     @cached_property
     def features(self) -> ProjectedFeatures | None:
@@ -584,17 +583,13 @@ class Checkpoint(TablesByName):
 
         Without those of features: the tables of this class have the projections in their rows.
         """
-        found: dict[str, torch.Tensor] = {}
         with self._open_model() as file:
-
-            def visit(path: str, item: Any) -> None:
-                is_of_features = path.startswith(f"{RECORD}/") or f"/{PREFIX}" in path
-                if hasattr(item, "shape") and not is_of_features:
-                    found[f"{DENSE_GROUP}/{path}"] = torch.from_numpy(np.asarray(item[()]))
-
-            if DENSE_GROUP in file:
-                file[DENSE_GROUP].visititems(visit)
-        return found
+            paths = [path for path in hdf5_format.shapes(file) if path.startswith(f"{DENSE_GROUP}/")]
+            return {
+                path: torch.from_numpy(np.asarray(file[path][()]))
+                for path in paths
+                if not path.startswith(dense_path(RECORD)) and f"/{PREFIX}" not in path
+            }
 
     def state_shapes(self, table: str) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor of optimizer state in a table's first file, by name."""

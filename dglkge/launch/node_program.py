@@ -32,13 +32,6 @@ from dglkge.errors import NotReadyError
 from dglkge.launch import protocol
 from dglkge.launch.background import in_thread
 from dglkge.launch.machine import MachineJob, has_variable, node_tasks, wait_while
-from dglkge.launch.protocol import (
-    HEARTBEAT_SECONDS,
-    HEARTBEAT_TIMEOUT_SECONDS,
-    LOST_STATUS,
-    STORE_VARIABLE,
-    Message,
-)
 from dglkge.launch.stop_signals import STOP_SIGNALS, status_of_stop
 
 POLL_SECONDS = 0.05
@@ -129,10 +122,10 @@ class NodeProgram:
             loop.add_signal_handler(number, self._take_stop_signal, number)
         self._report(self._greeting)
         self._stream.writer.write(protocol.MARK)
-        status, reason = LOST_STATUS, "the connection ended"
+        status, reason = protocol.LOST_STATUS, "the connection ended"
         try:
             if self._stream.heartbeat_timeout:
-                self._spawn(self._stream.send_heartbeats(HEARTBEAT_SECONDS))
+                self._spawn(self._stream.send_heartbeats())
             async for message in self._stream.receive():
                 if isinstance(message, protocol.JobEnd):
                     self._end = message
@@ -151,7 +144,7 @@ class NodeProgram:
             self._job.release()
         return status, reason
 
-    def _process(self, message: Message) -> None:
+    def _process(self, message: protocol.Message) -> None:
         """Do what a message asks for."""
         if isinstance(message, protocol.Call):
             self._spawn(self._answer(message))
@@ -205,7 +198,7 @@ class NodeProgram:
         variables, store = request.environment, None
         if variables.get(OWN_DISKS_VARIABLE) and variables.get("LOCAL_RANK") == "0":
             store = socket.socketpair()
-            mark[STORE_VARIABLE] = str(store[1].fileno())
+            mark[protocol.STORE_VARIABLE] = str(store[1].fileno())
         try:
             # A session of its own: signals of a terminal reach the launcher only.
             popen = subprocess.Popen(
@@ -369,7 +362,7 @@ async def open_stream(requests: int, replies: int, heartbeat_timeout: float | No
     return protocol.Stream(reader, writer, heartbeat_timeout)
 
 
-def main(heartbeat_timeout: float | None = HEARTBEAT_TIMEOUT_SECONDS) -> None:
+def main(heartbeat_timeout: float | None = protocol.HEARTBEAT_TIMEOUT_SECONDS) -> None:
     """Serve the launcher over stdin and stdout; prints of other code go to stderr."""
     requests, replies = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -382,7 +375,7 @@ def main(heartbeat_timeout: float | None = HEARTBEAT_TIMEOUT_SECONDS) -> None:
 
     status = asyncio.run(run())
     sys.stderr.flush()
-    os._exit(0 if status == LOST_STATUS else status)  # a thread may be blocked by a disk
+    os._exit(0 if status == protocol.LOST_STATUS else status)  # a thread may be blocked by a disk
 
 
 if __name__ == "__main__":

@@ -271,8 +271,8 @@ class Stream:
         with contextlib.suppress(OSError):
             await self.writer.drain()
 
-    async def send_heartbeats(self, interval: float = HEARTBEAT_SECONDS) -> None:
+    async def send_heartbeats(self) -> None:
         """Send heartbeats until cancelled."""
         while True:
-            await asyncio.sleep(interval)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
             self.send(Heartbeat())

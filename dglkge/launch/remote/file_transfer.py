@@ -14,14 +14,7 @@ from dglkge.distributed.lease import new_nonce
 from dglkge.errors import InputError
 from dglkge.launch.background import in_thread
 from dglkge.launch.connection import NodeConnection
-from dglkge.launch.remote.host_files import (
-    FileState,
-    abandon_copy,
-    file_state,
-    read_block,
-    stale_files,
-    write_block,
-)
+from dglkge.launch.remote import host_files
 
 COMPARE_SECONDS = 300.0
 SLOWEST_DISK_BYTES_PER_SECOND = 10e6
@@ -72,7 +65,7 @@ async def send(session: NodeConnection, tree: Tree) -> int:
     copy = new_nonce()
 
     async def read(name: str, start: int) -> tuple[Any, bytes]:
-        return await _in_time(session, read_block, tree.here, name, start)
+        return await _in_time(session, host_files.read_block, tree.here, name, start)
 
     async def write(name: str, start: int, attributes: Sequence[int] | None, data: bytes) -> None:
         # The machine flushes the whole file to its disk before it answers the last block.
@@ -84,9 +77,9 @@ async def send(session: NodeConnection, tree: Tree) -> int:
     return len(stale)
 
 
-def _states(tree: Tree) -> list[FileState]:
+def _states(tree: Tree) -> list[host_files.FileState]:
     """Return the states of the local files."""
-    states = [(name, file_state(tree.here, name)) for name in tree.names]
+    states = [(name, host_files.file_state(tree.here, name)) for name in tree.names]
     for name, state in states:
         if state is None:
             raise InputError(f"cannot send {Path(tree.here, name)}: there is no such file")
@@ -130,19 +123,19 @@ async def fetch(
         for state in await session.call("list_files", COMPARE_SECONDS, folder=there)
         if is_wanted(state[0]) and not is_transient(Path(state[0]).name)
     ]
-    stale = await _in_time(session, stale_files, here, expected)
+    stale = await _in_time(session, host_files.stale_files, here, expected)
     copy = new_nonce()
 
     async def read(name: str, start: int) -> tuple[Any, bytes]:
         return await session.call_for_data("read_block", STALL_SECONDS, folder=there, name=name, start=start)
 
     async def write(name: str, start: int, attributes: Sequence[int] | None, data: bytes) -> None:
-        await _in_time(session, write_block, here, name, copy, start, attributes, data, check)
+        await _in_time(session, host_files.write_block, here, name, copy, start, attributes, data, check)
 
     try:
         await _copy(stale, read, write)
     finally:
-        abandon_copy(here, copy)
+        host_files.abandon_copy(here, copy)
     return len(stale)
 
 
