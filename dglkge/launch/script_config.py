@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import contextlib
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -160,20 +160,13 @@ def machine_needs(
         return [MachineNeeds()] * num_machines
     folder = config.tables.folder
     folders = (str(places.on_machines(Path(folder))),) if folder else ()
-    unknown = MachineNeeds(storage=config.tables.storage, table_folders=folders)
-    try:
+    storage = config.tables.storage
+    needs = [MachineNeeds(storage=storage, table_folders=folders)] * num_machines
+    with contextlib.suppress(InputError):
         size = dataset_files.read_dataset_size(places.here / config.dataset)
-        hosts = {host.machine: host for host in plan_memory(config, size, num_trainers, num_servers)}
-    except InputError:
-        hosts = {}
-    return [
-        dataclasses.replace(
-            unknown,
-            shared_memory_bytes=hosts[machine].shared_memory_bytes,
-            memory_bytes=hosts[machine].needed_bytes(in_files=False) - hosts[machine].base_bytes,
-            structure_bytes=hosts[machine].structure_bytes,
-        )
-        if machine in hosts
-        else unknown
-        for machine in range(num_machines)
-    ]
+        for host in plan_memory(config, size, num_trainers, num_servers)[:num_machines]:
+            memory = host.needed_bytes(in_files=False) - host.base_bytes
+            needs[host.machine] = MachineNeeds(
+                host.shared_memory_bytes, memory, host.structure_bytes, storage, folders
+            )
+    return needs

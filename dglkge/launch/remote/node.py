@@ -167,8 +167,6 @@ def _describe_failure(error: Exception) -> str:
         return "the connection ended"
     if isinstance(error, asyncio.TimeoutError):
         return f"no answer within {handshake.HANDSHAKE_SECONDS:g} s"
-    if (
-        isinstance(error, OSError) and error.errno and error.errno > 0
-    ):  # asyncio's words name the call instead
-        return os.strerror(error.errno)
+    if isinstance(error, OSError) and (error.errno or 0) > 0:  # asyncio's words name the call instead
+        return os.strerror(error.errno or 0)
     return str(getattr(error, "strerror", None) or error)
