@@ -18,6 +18,7 @@ import os
 import signal
 import socket
 import stat
+import struct
 import subprocess
 import sys
 import time
@@ -27,6 +28,7 @@ from typing import Any
 import psutil
 
 from dglkge.distributed.jobs import JobEntry
+from dglkge.distributed.lease import new_nonce
 from dglkge.distributed.world import OWN_DISKS_VARIABLE
 from dglkge.errors import NotReadyError
 from dglkge.launch import protocol
@@ -97,6 +99,7 @@ class NodeProgram:
         self._requests_of_trainers: dict[int, tuple[int, asyncio.StreamWriter]] = {}
         self._numbers = itertools.count()
 
+        self._store_name = ""
         self._background: set[asyncio.Task[None]] = set()
         self._signals: list[int] = []
         self._job = MachineJob()
@@ -195,10 +198,9 @@ class NodeProgram:
 
         mark = {PROCESS_VARIABLE: _process_mark(request.process)}
         # For the trainer that writes its machine's part of a checkpoint.
-        variables, store = request.environment, None
+        variables = request.environment
         if variables.get(OWN_DISKS_VARIABLE) and variables.get("LOCAL_RANK") == "0":
-            store = socket.socketpair()
-            mark[protocol.STORE_VARIABLE] = str(store[1].fileno())
+            mark[protocol.STORE_VARIABLE] = self._listen_for_requests()
         try:
             # A session of its own: signals of a terminal reach the launcher only.
             popen = subprocess.Popen(
@@ -210,23 +212,34 @@ class NodeProgram:
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
                 preexec_fn=die_with_program,
-                pass_fds=[] if store is None else [store[1].fileno()],
                 bufsize=0,
             )
         except (OSError, ValueError) as error:
             self._stream.send(protocol.Gone(request.process, str(error)))
             return
-        if store is not None:
-            store[1].close()
-            self._spawn(self._relay(store[0]))
+
         popen.returncode = 0  # _reap() waits for it together with the orphans
         process = self._processes[request.process] = _Process(request.process, popen)
         self._stream.send(protocol.Started(request.process, popen.pid))
         process.output = asyncio.get_running_loop().create_task(self._forward_output(process))
 
-    async def _relay(self, connection: socket.socket) -> None:
-        """Pass a trainer's requests to the launcher's store on, with numbers of their own."""
-        reader, writer = await asyncio.open_connection(sock=connection)
+    def _listen_for_requests(self) -> str:
+        """Listen for requests of trainers to the launcher's store; return the name of the socket."""
+        if not self._store_name:
+            # An abstract name: nothing is left of it, however this program ends.
+            self._store_name = f"dglkge-store-{new_nonce()}"
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind("\0" + self._store_name)
+            self._spawn(asyncio.start_unix_server(self._relay, sock=listener))
+            listener.listen()
+        return self._store_name
+
+    async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Pass a trainer's requests on, with numbers of their own."""
+        credentials = writer.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        if struct.unpack("3i", credentials)[1] != os.getuid():
+            writer.close()  # a process of another user
+            return
         try:
             async for message in protocol.Stream(reader, writer).receive():
                 if not isinstance(message, protocol.Call):

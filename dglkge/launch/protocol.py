@@ -27,7 +27,7 @@ LOST_STATUS = 255
 """Exit status of what is lost with its connection; ssh's own."""
 
 STORE_VARIABLE = "DGLKGE_STORE_SOCKET"
-"""In a trainer's environment: number of an open socket to its node program, for the launcher's store."""
+"""In a trainer's environment: abstract name of a socket of its node program, for the launcher's store."""
 
 LONGEST_PART_BYTES = 1 << 26
 BLOCK_BYTES = 1 << 16

@@ -23,7 +23,7 @@ from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.distributed.lease import Lease, new_nonce
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.world import OWN_DISKS_VARIABLE
-from dglkge.errors import CheckpointError, InputError, NotReadyError, StorageError
+from dglkge.errors import CheckpointError, InputError, NotReadyError, StorageError, os_errors
 from dglkge.launch import protocol
 from dglkge.launch.protocol import STORE_VARIABLE, Call, Reply, answer
 from dglkge.launch.remote.host_files import BLOCK_BYTES, inner_path
@@ -148,10 +148,8 @@ class LauncherStore:
         self._numbers = itertools.count()
         self._decoder = protocol.Decoder()
         self._one_at_a_time = threading.Lock()
-        try:
+        with os_errors(NotReadyError, "the launcher does not answer"):
             facts, _ = self._ask("identity")
-        except OSError as error:
-            raise NotReadyError(f"the launcher does not answer: {error}") from None
         self.url = str(facts["place"])
         self._is_same = output.is_dir() and facts["same"] == identity(output)
 
@@ -166,12 +164,15 @@ class LauncherStore:
         NotReadyError
             If the launcher does not answer.
         """
-        number = os.environ.get(STORE_VARIABLE)
-        if number is None:
+        name = os.environ.get(STORE_VARIABLE, "")
+        if not name:
             raise InputError(
                 f"{OWN_DISKS_VARIABLE} is set, but dglkge-launch --sync did not start this process"
             )
-        return cls(socket.fromfd(int(number), socket.AF_UNIX, socket.SOCK_STREAM), output)
+        connection = socket.socket(socket.AF_UNIX)
+        with os_errors(NotReadyError, "the node program of this machine does not answer"):
+            connection.connect("\0" + name)
+        return cls(connection, output)
 
     def read(self, name: str) -> bytes:
         """Return the content of a file."""
