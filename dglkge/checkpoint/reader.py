@@ -495,6 +495,9 @@ class Checkpoint(TablesByName):
         CheckpointError
             If the run's copy of the vectors is missing, damaged or another one.
         """
+        return self._open_features(self._verify)
+
+    def _open_features(self, verify: bool) -> ProjectedFeatures | None:
         parameters = self.feature_parameters()
         if not parameters:
             return None
@@ -503,9 +506,8 @@ class Checkpoint(TablesByName):
         projections = projections_of(parameters, self.meta.dim, activation, str(self.path))
         with self._open_model() as file:
             records = {one: file[record_path(one)][...].tolist() for one in projections.widths}
-        return ProjectedFeatures(
-            projections, open_features(self.run_folder / layout.FEATURES_FOLDER, records, self._verify)
-        )
+        vectors = open_features(self.run_folder / layout.FEATURES_FOLDER, records, verify)
+        return ProjectedFeatures(projections, vectors)
 
     def with_new_entities(self, new: Mapping[str, tuple[Sequence[str], torch.Tensor]]) -> Checkpoint:
         """Return this checkpoint with further entities, whose rows are their projected features.
@@ -606,11 +608,7 @@ class Checkpoint(TablesByName):
         """
         self._check(self.manifest.binary_files)
         check_files(self.folder, self.manifest.all_texts.values())
-        if not self._verify and self.feature_parameters():
-            checked = copy.copy(self)
-            checked._verify = True
-            checked.__dict__.pop("features", None)
-            _ = checked.features
+        self._open_features(verify=True)
 
     def _check(self, entries: Sequence[FileEntry | TextEntry]) -> None:
         """Compare files, which are open, with their checksums."""

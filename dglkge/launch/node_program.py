@@ -61,7 +61,7 @@ class _Process:
         self.popen = popen
         self.output: asyncio.Task[None] | None = None
         self.is_ended = False
-        self.gone = asyncio.Event()
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
 def _process_mark(number: int) -> str:
@@ -226,7 +226,8 @@ class NodeProgram:
     def _listen_for_requests(self) -> str:
         """Listen for requests of trainers to the launcher's store; return the name of the socket."""
         if not self._store_name:
-            # An abstract name: nothing is left of it, however this program ends.
+            # A name and no open descriptor, which a wrapper of the interpreter may close. An abstract one:
+            # nothing is left of it, however this program ends.
             self._store_name = f"dglkge-store-{new_nonce()}"
             listener = socket.socket(socket.AF_UNIX)
             listener.bind("\0" + self._store_name)
@@ -295,7 +296,7 @@ class NodeProgram:
         if process.output is not None:
             # One that is blocked in the kernel may hold the pipe.
             await asyncio.wait([process.output], timeout=None if not members else POLL_SECONDS)
-        process.gone.set()
+        process.gone.set_result(None)
         self._stream.send(protocol.Gone(process.number))
 
     def _members(self, process: _Process) -> list[psutil.Process]:
@@ -321,17 +322,14 @@ class NodeProgram:
 
     async def _end_processes(self) -> None:
         """End all processes in place of the launcher."""
-        running = [process for process in self._processes.values() if not process.gone.is_set()]
+        running = [process for process in self._processes.values() if not process.gone.done()]
         if not running:
             return
         self._job.mark_as_ending()
         for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, KILL_LIMIT_SECONDS)):
             for process in running:
                 self._signal(process.number, number)
-            waits = [asyncio.ensure_future(process.gone.wait()) for process in running]
-            await asyncio.wait(waits, timeout=seconds)
-            for wait in waits:
-                wait.cancel()
+            await asyncio.wait([process.gone for process in running], timeout=seconds)
 
     def _register(self, entry: Mapping[str, Any]) -> None:
         """Register the job, or prepare for its next attempt, once the processes of the one before are gone.
@@ -343,7 +341,7 @@ class NodeProgram:
         """
 
         def running() -> list[str]:
-            return [str(process.pid) for process in self._processes.values() if not process.gone.is_set()]
+            return [str(process.pid) for process in self._processes.values() if not process.gone.done()]
 
         if pids := wait_while(running, LEFT_SECONDS):
             raise NotReadyError(
