@@ -52,6 +52,16 @@ def wait(work: Coroutine[Any, Any, Result]) -> Result:
         raise
 
 
+_tasks: set[asyncio.Task[Any]] = set()
+
+
+def spawn(work: Coroutine[Any, Any, Any]) -> None:
+    """Run a coroutine as a task of the running loop, which by itself keeps no reference to it."""
+    task = asyncio.get_running_loop().create_task(work)
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+
+
 async def in_thread(function: Callable[..., Result], *arguments: Any) -> Result:
     """Call a function that may block, in a daemon thread: a dead disk must not keep the process from exiting.
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch import protocol
-from dglkge.launch.background import in_thread, wait
+from dglkge.launch.background import in_thread, spawn, wait
 from dglkge.launch.job_result import describe_process
 from dglkge.launch.process_plan import TRAINER, PlannedProcess
 from dglkge.launch.remote.ssh import STARTER, SshSettings, ssh_command
@@ -306,7 +306,7 @@ class NodeConnection:
         self._numbers = itertools.count()
         self._why: str | None = None
         self._loop = asyncio.get_running_loop()
-        self._answers: set[asyncio.Task[None]] = set()
+
         self._reader = self._loop.create_task(self._read())
 
     async def call(self, task: str, seconds: float = REPLY_SECONDS, /, **arguments: Any) -> Any:
@@ -427,9 +427,7 @@ class NodeConnection:
             if answer is not None and not answer.done():  # else the call has timed out
                 answer.set_result(message)
         elif isinstance(message, protocol.Call):
-            task = self._loop.create_task(self._answer(message))
-            self._answers.add(task)
-            task.add_done_callback(self._answers.discard)
+            spawn(self._answer(message))
         elif isinstance(message, protocol.StopRequest):
             self._num_stops += 1
             if self._num_stops > 1:

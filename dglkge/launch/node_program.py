@@ -32,7 +32,7 @@ from dglkge.distributed.lease import new_nonce
 from dglkge.distributed.world import OWN_DISKS_VARIABLE
 from dglkge.errors import NotReadyError
 from dglkge.launch import protocol
-from dglkge.launch.background import in_thread
+from dglkge.launch.background import in_thread, spawn
 from dglkge.launch.machine import MachineJob, has_variable, node_tasks, wait_while
 from dglkge.launch.stop_signals import STOP_SIGNALS, status_of_stop
 
@@ -82,6 +82,11 @@ class NodeProgram:
         Takes messages for the user of a node program that has connected by itself.
     greeting : str
         First message, once stop signals are handled.
+
+    Attributes
+    ----------
+    end : protocol.JobEnd or None
+        What the launcher has told of the end of the job.
     """
 
     def __init__(
@@ -94,13 +99,13 @@ class NodeProgram:
         self._stream = stream
         self._report = report
         self._greeting = greeting
-        self._end: protocol.JobEnd | None = None
+        self.end: protocol.JobEnd | None = None
         self._processes: dict[int, _Process] = {}
         self._requests_of_trainers: dict[int, tuple[int, asyncio.StreamWriter]] = {}
         self._numbers = itertools.count()
 
         self._store_name = ""
-        self._background: set[asyncio.Task[None]] = set()
+
         self._signals: list[int] = []
         self._job = MachineJob()
         tasks = node_tasks(self._job, python)
@@ -128,14 +133,13 @@ class NodeProgram:
         status, reason = protocol.LOST_STATUS, "the connection ended"
         try:
             if self._stream.heartbeat_timeout:
-                self._spawn(self._stream.send_heartbeats())
+                spawn(self._stream.send_heartbeats())
             async for message in self._stream.receive():
                 if isinstance(message, protocol.JobEnd):
-                    self._end = message
+                    self.end = message
+                    status, reason = message.status, message.reason
                     break
                 self._process(message)
-            if self._end is not None:
-                status, reason = self._end.status, self._end.reason
         except asyncio.TimeoutError:
             reason = f"no heartbeat for {self._stream.heartbeat_timeout:g} s"
         except OSError as error:
@@ -150,7 +154,7 @@ class NodeProgram:
     def _process(self, message: protocol.Message) -> None:
         """Do what a message asks for."""
         if isinstance(message, protocol.Call):
-            self._spawn(self._answer(message))
+            spawn(self._answer(message))
         elif isinstance(message, protocol.Start):
             self._start(message)
         elif isinstance(message, protocol.Reply):
@@ -160,17 +164,6 @@ class NodeProgram:
             self._signal(message.process, message.number)
         elif not isinstance(message, protocol.Heartbeat):
             raise protocol.ProtocolError(f"no message for a node program: {message}")
-
-    @property
-    def was_told_the_end(self) -> bool:
-        """Whether the launcher has told the end of the job."""
-        return self._end is not None
-
-    def _spawn(self, work: Any) -> None:
-        """Run a coroutine as a task."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
 
     async def _answer(self, call: protocol.Call) -> None:
         """Run one task and send its reply; heartbeats and output go on meanwhile."""
@@ -231,7 +224,7 @@ class NodeProgram:
             self._store_name = f"dglkge-store-{new_nonce()}"
             listener = socket.socket(socket.AF_UNIX)
             listener.bind("\0" + self._store_name)
-            self._spawn(asyncio.start_unix_server(self._relay, sock=listener))
+            spawn(asyncio.start_unix_server(self._relay, sock=listener))
             listener.listen()
         return self._store_name
 
@@ -280,7 +273,7 @@ class NodeProgram:
                         self._stream.send(
                             protocol.Ended(process.number, os.waitstatus_to_exitcode(status), time.time())
                         )
-                        self._spawn(self._conclude(process))
+                        spawn(self._conclude(process))
 
     async def _conclude(self, process: _Process) -> None:
         """End what a process has left behind, and report when all of it is gone."""

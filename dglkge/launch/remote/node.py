@@ -85,7 +85,7 @@ def run_node(
         greeting = f"node {place.rank} of {place.num_nodes}: connected to {where}"
         program = NodeProgram(stream, python, report, greeting)
         status, reason = await program.run()
-        if program.was_told_the_end:
+        if program.end is not None:
             if reason:
                 report(f"the job has ended: {reason}")
         elif status == LOST_STATUS:
