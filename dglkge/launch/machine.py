@@ -29,7 +29,7 @@ from dglkge.errors import InputError, NotReadyError, os_errors
 from dglkge.launch import script_runner, table_storage
 from dglkge.launch.gpus import usable_gpus
 from dglkge.launch.ports import check_server_ports, find_master_port, find_server_ports
-from dglkge.launch.remote import host_files
+from dglkge.launch.remote import file_transfer
 from dglkge.launch.script_config import MachineNeeds, check_partition
 from dglkge.planning.host import cores_to_use, quota_of_cores
 
@@ -474,9 +474,9 @@ def node_tasks(job: MachineJob, python: str) -> dict[str, Callable[..., Any]]:
         "check": functools.partial(check_machine, job),
         "write_job_files": write_job_files,
         "clean_up": clean_up,
-        "list_files": host_files.list_files,
-        "stale_files": host_files.stale_files,
-        "read_block": host_files.read_block,
-        "write_block": host_files.write_block,
-        "place_folder": host_files.place_folder,
+        "list_files": file_transfer.list_files,
+        "stale_files": file_transfer.stale_files,
+        "read_block": file_transfer.read_block,
+        "write_block": file_transfer.write_block,
+        "place_folder": file_transfer.place_folder,
     }

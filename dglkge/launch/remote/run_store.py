@@ -26,7 +26,7 @@ from dglkge.distributed.world import OWN_DISKS_VARIABLE
 from dglkge.errors import CheckpointError, InputError, NotReadyError, StorageError, os_errors
 from dglkge.launch import protocol
 from dglkge.launch.protocol import STORE_VARIABLE, Call, Reply, answer
-from dglkge.launch.remote.host_files import BLOCK_BYTES, inner_path
+from dglkge.launch.remote.file_transfer import BLOCK_BYTES, inner_path
 
 ANSWER_SECONDS = 60.0
 

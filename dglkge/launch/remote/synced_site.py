@@ -18,8 +18,7 @@ from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import InputError
 from dglkge.launch.background import in_thread
 from dglkge.launch.process_plan import Places
-from dglkge.launch.remote.file_transfer import Tree, fetch, send
-from dglkge.launch.remote.host_files import file_names
+from dglkge.launch.remote.file_transfer import Tree, fetch, file_names, send
 from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.remote.rendezvous import Rendezvous
 from dglkge.launch.remote.run_store import RunFolder
