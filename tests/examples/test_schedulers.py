@@ -33,8 +33,7 @@ def place(words: list[str], environment: dict[str, str]) -> NodePlace | None:
     def read() -> list[Machine]:
         raise AssertionError("no ip_config.txt is needed")
 
-    given = (options.node_rank, options.nodes, options.rendezvous, options.address)
-    return node_place(*given, read, options.has_ip_config, environment, {})
+    return node_place(options, read, {}, environment)
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -6,44 +6,20 @@ It ends with the exit status of the job. When the launcher is lost it ends its p
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-from dglkge.distributed.ip_config import read_ip_config
 from dglkge.errors import NotReadyError
 from dglkge.launch import protocol
-from dglkge.launch.machine import local_interfaces
 from dglkge.launch.node_program import NodeProgram
 from dglkge.launch.protocol import HEARTBEAT_TIMEOUT_SECONDS, LOST_STATUS
 from dglkge.launch.remote import handshake
-from dglkge.launch.remote.node_place import NodePlace, node_place
+from dglkge.launch.remote.node_place import NodePlace
 from dglkge.launch.remote.ssh import NOT_INHERITED, forwarded_environment
 
 RETRY_SECONDS = 1.0
-
-
-def place_of_this_node(options: argparse.Namespace, ip_config: Path) -> NodePlace | None:
-    """Return this node's place from the launcher's options and this process's environment.
-
-    Raises
-    ------
-    InputError
-        If they contradict each other, or one is missing.
-    """
-    return node_place(
-        options.node_rank,
-        options.nodes,
-        options.rendezvous,
-        options.address,
-        lambda: read_ip_config(ip_config),
-        options.has_ip_config,
-        os.environ,
-        local_interfaces(),
-    )
 
 
 def run_node(
