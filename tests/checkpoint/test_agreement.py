@@ -126,7 +126,7 @@ def test_a_copy_that_others_lack_ends_all(disks):
     assert outcomes[0].startswith(
         f"error: the trainers do not find the same checkpoint: rank 0 has none in {disks[0]} on "
     )
-    assert f"rank 1 has version 2 (manifest {CheckpointStorage(disks[1]).checksum_of(2)})" in outcomes[0]
+    assert f"rank 1 has version 2 (manifest {CheckpointStorage(disks[1]).stored(2).checksum})" in outcomes[0]
     assert "\n" not in outcomes[0]
 
 

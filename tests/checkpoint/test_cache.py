@@ -286,7 +286,7 @@ def test_the_best_version_is_read_on_every_machine(cluster):
 
     def scores(manager: CheckpointManager) -> float:
         save(6)(manager)
-        return manager.read_pointer(BEST)["score"]
+        return manager.storage.read_pointer(BEST)["score"]
 
     assert cluster.start(scores)[0] == 0.7
     assert open_checkpoint(cluster.store / "checkpoint" / BEST, verify=True).version == 4

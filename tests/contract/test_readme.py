@@ -14,7 +14,7 @@ from functools import cache
 import pytest
 
 from dglkge.cli.main import GROUPS
-from dglkge.launch.ssh import FORWARDED_VARIABLES
+from dglkge.launch.remote.ssh import FORWARDED_VARIABLES
 from tests import warm
 from tests.contract.source_tree import ROOT
 

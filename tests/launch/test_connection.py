@@ -17,7 +17,7 @@ from dglkge.errors import InputError
 from dglkge.launch.background import wait
 from dglkge.launch.connection import NodeConnection, open_node
 from dglkge.launch.machine import local_interfaces, usable_cores
-from dglkge.launch.ssh import SshSettings
+from dglkge.launch.remote.ssh import SshSettings
 from tests.launch.conftest import node_program
 
 

@@ -42,7 +42,7 @@ STUBBORN = "import signal; [signal.signal(n, signal.SIG_IGN) for n in (2, 15)];"
 PROGRAM = """
 import sys
 from dglkge.launch import node_program
-node_program.HEARTBEAT_SECONDS, node_program.GRACE_SECONDS = 0.1, float(sys.argv[2])
+node_program.protocol.HEARTBEAT_SECONDS, node_program.GRACE_SECONDS = 0.1, float(sys.argv[2])
 node_program.main(float(sys.argv[1]) or None)
 """
 

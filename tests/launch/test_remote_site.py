@@ -24,7 +24,7 @@ from dglkge.launch.remote.remote_site import (
     compare_versions,
     describe_problems,
 )
-from dglkge.launch.ssh import SshSettings
+from dglkge.launch.remote.ssh import SshSettings
 from tests.launch.conftest import ROOT
 
 ADDRESS = "127.0.0.1"

@@ -24,7 +24,7 @@ from dglkge.launch.console import Console
 from dglkge.launch.job_result import JobResult
 from dglkge.launch.process_plan import SERVER, TRAINER, Limits, PlannedProcess
 from dglkge.launch.remote.remote_site import RemoteSite
-from dglkge.launch.ssh import SshSettings
+from dglkge.launch.remote.ssh import SshSettings
 from dglkge.launch.stop_signals import STOP_SIGNALS
 from dglkge.launch.supervisor import Supervisor
 
