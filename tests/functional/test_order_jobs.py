@@ -43,7 +43,6 @@ def run_alone(folder: Path, *words: str, **changes: str) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one process from the first to the last batch."""
     return run_alone(tmp_path_factory.mktemp("undisturbed"))
 
 

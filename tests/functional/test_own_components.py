@@ -30,7 +30,6 @@ SETTINGS = (
 
 @pytest.fixture(scope="module")
 def usual(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
-    """Tables of a run without components of one's own."""
     return train(tmp_path_factory.mktemp("usual") / "run", 2)
 
 

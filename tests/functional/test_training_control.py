@@ -84,7 +84,6 @@ def assert_same(ours: dict[str, Any], theirs: dict[str, Any], is_exact: bool) ->
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one process that nobody stopped."""
     folder = tmp_path_factory.mktemp("alone")
     live(folder, 0)
     return folder / "run"
