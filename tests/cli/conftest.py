@@ -39,8 +39,6 @@ def call(capsys):
 
 @pytest.fixture
 def shown(call):
-    """Run a command that succeeds and return its stdout."""
-
     def run_main(*arguments):
         status, out, err = call(*arguments)
         assert status == 0, err
@@ -51,7 +49,6 @@ def shown(call):
 
 @pytest.fixture
 def report(shown):
-    """Run a command that succeeds and return its JSON."""
     return lambda *arguments: json.loads(shown(*arguments, "--json"))
 
 

@@ -20,7 +20,6 @@ DOOR = {"dglkge.distributed", "dglkge.distributed.dgl_import"}
 
 @pytest.fixture(scope="module")
 def graph():
-    """Who imports whom."""
     grimp = pytest.importorskip("grimp", reason="import-linter, of the extra dev, is not installed here")
     return grimp.build_graph("dglkge", include_external_packages=True)
 

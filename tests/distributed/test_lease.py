@@ -38,7 +38,6 @@ def taker(folder: Path, **options: str) -> LeaseTaker:
 
 
 def write_holder(folder: Path, **changes: object) -> Holder:
-    """Leave the lease of another process."""
     holder = dataclasses.replace(Holder.this_process(new_nonce(), "", "trainer"), **changes)
     (folder / LEASE_FILE).write_bytes(holder.to_bytes())
     return holder

@@ -58,7 +58,6 @@ def evict(path: Path) -> None:
 
 
 def advise(pages: MappedRows, what: str, number: int) -> None:
-    """Give a piece of advice about a whole range."""
     for address, num_bytes in pages.pieces(number):
         assert getattr(pages, what)(address, num_bytes)
 

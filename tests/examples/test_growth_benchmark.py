@@ -16,14 +16,12 @@ SCRIPT = REPOSITORY / "benchmarks" / "growth.py"
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run the script."""
     return subprocess.run(
         [*warm.python(), str(SCRIPT), *words], capture_output=True, text=True, timeout=240, env=environment()
     )
 
 
 def cells(line: str) -> list[str]:
-    """The cells of a row of a table."""
     return [cell.strip() for cell in line.split("|")[1:-1]]
 
 

@@ -16,7 +16,6 @@ MIB = 2**20
 
 
 def write(folder: Path, rows: np.ndarray, version: int = 1) -> Path:
-    """Write one part of one table as a checkpoint has it."""
     (folder / "checkpoint" / f"v{version}").mkdir(parents=True)
     latest = folder / "checkpoint" / "latest"
     latest.unlink(missing_ok=True)

@@ -119,7 +119,6 @@ def written(tmp_path_factory):
 
 
 def rows(path: Path) -> list[tuple[str, ...]]:
-    """The rows of a TSV file."""
     return [tuple(line.split("\t")) for line in path.read_text(encoding="utf-8").splitlines()]
 
 

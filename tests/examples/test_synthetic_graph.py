@@ -18,7 +18,6 @@ SCRIPT = REPOSITORY / "benchmarks" / "synthetic_graph.py"
 
 @pytest.fixture(scope="module")
 def synthetic(benchmark_module):
-    """The script as a module."""
     return benchmark_module("synthetic_graph")
 
 

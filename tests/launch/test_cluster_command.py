@@ -37,7 +37,6 @@ while True: signal.pause()
 
 @pytest.fixture
 def remote(launch, tmp_path: Path, ip_config: Path, monkeypatch: pytest.MonkeyPatch):
-    """Start jobs on "another" machine."""
     program = tmp_path / "bin" / "ssh"
     program.parent.mkdir()
     program.write_text(FAKE_SSH)

@@ -32,7 +32,6 @@ NONE = Host("10.0.0.3", 30050, 64)
 
 
 def with_nvidia_smi(folder: Path, script: str) -> dict[str, str]:
-    """Return an environment whose nvidia-smi is a shell script."""
     program = folder / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     program.chmod(0o755)
@@ -139,7 +138,6 @@ def test_shortage_is_refused(hosts: list[Host], num_trainers: int, words: str) -
 
 
 def dry_run(folder: Path, *more: str) -> list[str]:
-    """Return the command line of a dry run of the training script."""
     (folder / "ip_config.txt").write_text("127.0.0.1 30050\n", encoding="utf-8")
     options = ["--ip_config", str(folder / "ip_config.txt"), "--dry_run", "--json", *more]
     script = str(REPOSITORY / "examples" / "train.py")
@@ -147,7 +145,6 @@ def dry_run(folder: Path, *more: str) -> list[str]:
 
 
 def let_machines_have(monkeypatch: pytest.MonkeyPatch, *found: str) -> None:
-    """Let the node programs of all machines report these GPUs."""
     planned = remote_site.planned_host
 
     def host(address: str, machine: Machine, described: Mapping[str, Any]) -> Host:

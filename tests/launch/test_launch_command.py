@@ -296,7 +296,6 @@ CLOSE = threading.Event()
 
 
 def drain(terminal: int) -> None:
-    """Read what a terminal shows until it is to be closed."""
     while not CLOSE.is_set():
         if select.select([terminal], [], [], 0.05)[0]:
             os.read(terminal, 65536)

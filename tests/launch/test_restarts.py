@@ -25,7 +25,6 @@ from dglkge.launch.machine import usable_cores
 
 
 def result(status: int, is_interrupted: bool = False) -> JobResult:
-    """An attempt that ended so."""
     return JobResult(status, None if status == 0 else "because", 1.0, "/logs", (), is_interrupted)
 
 

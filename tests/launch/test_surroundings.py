@@ -20,7 +20,6 @@ IN_PROCESS = "tests/partition_tools/test_run_build.py::test_interrupt_ends_the_c
 
 
 def run_tests(start: list[str], *tests: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run some tests in a pytest of their own."""
     command = [*start, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
     variables = {**os.environ, **environment}
     return subprocess.run(

@@ -35,7 +35,6 @@ def expected(label: str, kind: str, dim: int, num_steps: int) -> Oracle:
 
 
 def compare(case: Case, results: list[dict], num_steps: int = NUM_STEPS) -> None:
-    """Every trainer must read the oracle's rows and state."""
     for result in results:
         for (kind, dim), (rows, state) in zip(TABLES, result[case.label]):
             oracle = expected(case.label, kind, dim, num_steps)

@@ -40,7 +40,6 @@ def make_narrow(standalone_graph: Any) -> Callable[..., NarrowEmbedding]:
 
 
 def everything(table: NarrowEmbedding) -> torch.Tensor:
-    """Return all rows."""
     return table.read(torch.arange(NUM_ROWS))
 
 

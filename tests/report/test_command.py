@@ -26,8 +26,6 @@ def call(capsys):
 
 
 class Reader(HTMLParser):
-    """Collects elements and texts."""
-
     def __init__(self) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict]] = []
@@ -57,7 +55,6 @@ def test_names_are_text(page):
 
 @pytest.fixture
 def plots(page):
-    """The figures of the page."""
     text = page.read_text(encoding="utf-8").split('id="plots">', 1)[1].split("</script>", 1)[0]
     return json.loads(text)
 

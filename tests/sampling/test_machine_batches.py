@@ -50,7 +50,6 @@ def trainers_of(
     chunk_size: int = CHUNK_SIZE,
     by_machine: bool = True,
 ) -> list[list[EdgeBatches]]:
-    """Return the trainers of each machine."""
     num_triples = sum(len(table.triple_ids) for table in tables)
     order = TripleOrder([EdgeSet("train", range(num_triples))], SEED) if order is None else order
     rows = [rows_of_sets(order, table.triple_ids) for table in tables]
@@ -69,7 +68,6 @@ def trainers_of(
 
 
 def triples_of(machines: list[list[EdgeBatches]], epoch: int, index: int) -> list[list[int]]:
-    """Return the triples of each machine in a batch."""
     return [
         [id_ for trainer in machine for id_ in trainer.batch(epoch, index).triple_ids.tolist()]
         for machine in machines

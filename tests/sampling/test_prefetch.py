@@ -32,7 +32,6 @@ class ToyPages:
         self.start_to_write, self.push_out, self.drop = noting("write"), noting("push"), noting("drop")
 
     def pieces(self, number: int) -> list[tuple[int, int]]:
-        """Return one piece."""
         return [(number, 1)]
 
 
@@ -125,12 +124,10 @@ class ToyTriples:
         return [(first, stop)] if first < stop else []
 
     def read_ahead(self, *rows: int) -> bool:
-        """Note it."""
         self.read.append(rows)  # type: ignore[arg-type]
         return True
 
     def drop(self, *rows: int) -> bool:
-        """Note it."""
         self.dropped.append(rows)  # type: ignore[arg-type]
         return True
 

@@ -16,7 +16,6 @@ from tests.toy_kg import toy_dataset
 
 
 def answers_of(index: QueryIndex) -> list[list[int]]:
-    """Return the answers of every query."""
     found, next_query = [], 0
     for first, end, answers in index.blocks():
         assert first == next_query < end
@@ -102,7 +101,6 @@ def test_no_triples_have_no_pairs() -> None:
 
 
 def batches_of(dataset: Dataset, machine: int, local_rank: int, trainers: int) -> QueryBatches:
-    """Return the batches of one trainer."""
     types = [(relation.lhs, relation.rhs) for relation in dataset.relations.relations]
     triples = dataset.split("train")
     index, pairs = QueryIndex(KnownTriples([triples], len(types))), PairIndex(triples, types)

@@ -76,7 +76,6 @@ def assert_each_once(trainers: Sequence[EdgeBatches], epoch: int) -> None:
 
 
 def refuse(_: Any) -> None:
-    """Fail where nothing has to be summed."""
     raise AssertionError
 
 

@@ -156,7 +156,6 @@ def test_files_resume_and_ranking(
 
 
 def rank(run: dglkge.inference.run.Run) -> dict:
-    """Rank the test split from files."""
     found = run.evaluate(Protocol(split="test")).to_dict()
     return {key: found[key] for key in ("both", "head", "tail")}
 
@@ -205,15 +204,11 @@ def test_a_gradient_that_is_not_finite_updates_nothing() -> None:
 
 
 class Dropping(DenseScore):
-    """A module with random dropout."""
-
     def build_module(self, dim: int, seed: int) -> torch.nn.Module:
         return torch.nn.Sequential(torch.nn.Linear(dim, dim), torch.nn.Dropout(0.1))
 
 
 class Running(DenseScore):
-    """A module with running statistics."""
-
     def build_module(self, dim: int, seed: int) -> torch.nn.Module:
         return torch.nn.Sequential(torch.nn.BatchNorm1d(dim))
 

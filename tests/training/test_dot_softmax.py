@@ -46,7 +46,6 @@ class Table:
         self.is_whole = is_whole
 
     def gather(self, ids: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Copy rows."""
         return torch.index_select(self.local_rows, 0, ids, out=out)
 
 
@@ -179,7 +178,6 @@ def regularizer_of(name: str, model: KgeModel) -> Regularizer | None:
 
 
 def assert_close(got: tuple[float, dict], wanted: tuple[float, dict, Any], rtol: float, atol: float) -> None:
-    """Hold losses and gradients near each other."""
     assert got[0] == pytest.approx(wanted[0], rel=rtol)
     for name, rows in wanted[1].items():
         np.testing.assert_allclose(got[1][name], rows, rtol=rtol, atol=atol, err_msg=name)
@@ -188,7 +186,6 @@ def assert_close(got: tuple[float, dict], wanted: tuple[float, dict, Any], rtol:
 def both(
     case: Case, penalty: Regularizer | None, own_entity: bool, loss: Loss | None = None, **more: Any
 ) -> Any:
-    """Return the loss of groups by loops and by autograd."""
     options: dict[str, Any] = {"computation": Computation(), **more}
     return [
         kind(case.planner, case.model, loss or Softmax(), penalty, own_entity, **options)
@@ -354,7 +351,6 @@ def test_other_models_and_losses_are_left_to_autograd() -> None:
         """A score function of the user's that compares otherwise."""
 
         def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
-            """Return twice the product."""
             return 2 * super().compare_pairs(query, candidates)
 
     names = ("complex", "keci", "rotate", "transe_l2", "tucker", "affine_cos", "rescal")
@@ -374,7 +370,6 @@ def test_a_subclass_of_a_regularizer_keeps_its_own_penalty(score_function: str, 
         """Fourth powers."""
 
         def penalty(self, rows: torch.Tensor) -> torch.Tensor:
-            """Return the sum of the fourth powers of each row's numbers."""
             return rows.pow(4).sum(-1)
 
     case = Case(score_function, reciprocal, weighted=True)

@@ -61,7 +61,6 @@ def vectors_of(files: dict[str, Path], name: str) -> torch.Tensor:
 
 
 def settings(files: dict[str, Path], folder: Path, *more: str) -> list[str]:
-    """Return the overrides of a run."""
     pairs = ", ".join(f"{name}={path}" for name, path in files.items())
     return [
         *(f"dataset={toy_dataset(typed=True)}", f"output={folder}", f"model.dimension={DIM}"),
@@ -72,12 +71,10 @@ def settings(files: dict[str, Path], folder: Path, *more: str) -> list[str]:
 
 
 def opened(files: dict[str, Path], folder: Path, *more: str) -> AbstractContextManager[Trainer]:
-    """Open a trainer in this process."""
     return live.opened(load_config(None, settings(files, folder, *more)))
 
 
 def parameters(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """Return copies of the projections' parameters."""
     assert trainer._job.dense is not None
     return {name: one.detach().clone() for name, one in trainer._job.dense.module.named_parameters()}
 
@@ -198,7 +195,6 @@ def test_files_resume_and_ranking(tmp_path: Path, files: dict[str, Path], more: 
 
 
 def trained(files: dict[str, Path], folder: Path, *more: str) -> Path:
-    """Train a run for an epoch."""
     with opened(files, folder, "training.num_epochs=1", "negatives.num_uniform=12", *more) as trainer:
         train(trainer, 1)
     return folder
@@ -206,7 +202,6 @@ def trained(files: dict[str, Path], folder: Path, *more: str) -> Path:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory, files: dict[str, Path]) -> Path:
-    """Train a run that tests read."""
     return trained(files, tmp_path_factory.mktemp("shared") / "run")
 
 

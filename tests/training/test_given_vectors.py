@@ -45,7 +45,6 @@ class Tables(dict):
             self[name] = SimpleNamespace(rows=rows, ids=ids, shard=lambda index, num, shard=shard: shard)
 
     def by_name(self, dataset: Dataset) -> dict[str, np.ndarray]:
-        """Return the rows by name."""
         return {
             dataset.vocabulary(kind)[id_]: row
             for kind, table in self.items()
@@ -54,14 +53,12 @@ class Tables(dict):
 
 
 def save(path: Path, vectors: np.ndarray = VECTORS, names: list[str] = NAMES) -> Path:
-    """Write vectors as npy."""
     np.save(path, vectors)
     path.with_suffix(".names.txt").write_text("".join(f"{name}\n" for name in names))
     return path
 
 
 def configured(path: Path, *settings: str, dim: int = DIM) -> Config:
-    """Return a configuration with given vectors."""
     sets = [f"model.dimension={dim}", "model.init_scale=0.25", f"model.init_from.path={path}", "dataset=x"]
     return load_config(None, [*sets, *settings])
 

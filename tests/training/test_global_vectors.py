@@ -122,7 +122,6 @@ def test_gradients_against_sampled_negatives_equal_differences(tmp_path: Path, s
 
 
 def vectors_of(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """Return copies of the vectors."""
     return {f"vector {name}": one.clone() for name, one in trainer._job.global_vectors.vectors.items()}
 
 

@@ -29,7 +29,6 @@ def rates(monkeypatch: pytest.MonkeyPatch, speedup: float) -> list[torch.dtype]:
 
 
 def config(output: Path, *more: str) -> Config:
-    """Return a configuration of a usual size."""
     return load_config(None, ["dataset=toy", f"output={output}", *more])
 
 

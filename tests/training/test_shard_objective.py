@@ -52,7 +52,6 @@ class Problem:
         return labels
 
     def in_shard(self, start: int, stop: int) -> Answers:
-        """Return the answers of one shard."""
         here = [(found >= start) & (found < stop) for found in self.answers]
         counts = [int(mask.sum()) for mask in here]
         places = np.concatenate([found[mask] - start for found, mask in zip(self.answers, here)])
@@ -199,8 +198,6 @@ class Steep(PointwiseLoss):
 
 
 class Ratio(PairwiseLoss):
-    """A user's own."""
-
     def pairs(self, positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
         return functional.softplus(negative - positive)
 
