@@ -15,7 +15,7 @@ import pytest
 from tests import surroundings
 
 ROOT = Path(__file__).resolve().parents[2]
-SIGNALS = "tests/launch/test_launch_command.py::test_signals_leave_nothing[2-130]"
+SIGNALS = "tests/launch/test_launch_command.py::test_a_signal_leaves_nothing"
 IN_PROCESS = "tests/partition_tools/test_run_build.py::test_interrupt_ends_the_child"
 
 
