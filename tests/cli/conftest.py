@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.cli.main import main
 from dglkge.data.dataset import Dataset
 from tests.checkpoint.toy_checkpoint import save_toy_run
 from tests.toy_kg import toy_dataset
@@ -23,18 +22,6 @@ def dataset() -> Dataset:
 def run(tmp_path, dataset) -> Path:
     """A run of random rows in two parts, which knows where its dataset lies."""
     return save_toy_run(tmp_path / "run", dataset)
-
-
-@pytest.fixture
-def call(capsys):
-    """Run a command and return its status, stdout and stderr."""
-
-    def run_main(*arguments):
-        status = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return run_main
 
 
 @pytest.fixture
