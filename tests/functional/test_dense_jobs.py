@@ -25,13 +25,8 @@ from tests.training.shards import NEEDS_SLICES
 
 OWN = Path(__file__).with_name("own") / "dense_score.py"
 SETTINGS = (
-    *(
-        "model.dimension=16",
-        "model.init_scale=0.1",
-        "training.matmul_dtype=float32",
-        "training.batch_size=50",
-    ),
-    *("training.num_epochs=3", "dense.lr=0.01", "evaluation.split=none"),
+    *("model.dimension=16", "model.init_scale=0.1", "training.matmul_dtype=float32", "dense.lr=0.01"),
+    *("training.batch_size=50", "training.num_epochs=3", "evaluation.split=none"),
 )
 COMPILED = ("model.score_function=two_layers", f"imports=[{OWN}]", "dense.compile=true")
 SCRIPT = str(Path(__file__).with_name("overflow_train.py"))

@@ -169,12 +169,8 @@ def test_two_hosts_walk_over_their_own_pairs(tmp_path: Path) -> None:
 SCRIPT = str(Path(__file__).with_name("elastic_train.py"))
 SETTINGS = (
     *("model.dimension=16", "model.init_scale=0.1", "training.matmul_dtype=float32", "training.num_epochs=3"),
-    *(
-        "training.batch_size=20",
-        "negatives.num_uniform=20",
-        "negatives.chunk_size=5",
-        "evaluation.split=none",
-    ),
+    *("training.batch_size=20", "negatives.num_uniform=20", "negatives.chunk_size=5"),
+    "evaluation.split=none",
 )
 STOPPED = 143
 

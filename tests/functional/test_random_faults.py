@@ -22,6 +22,7 @@ NUM_DAMAGES = 20
 def test_a_run_survives_random_faults(tmp_path, monkeypatch):
     """Nothing that was published is lost, and the tables are those of an undisturbed run, bit by bit."""
     random.seed(7)
+    monkeypatch.setattr(fault_sites, "OTHERS_SECONDS", 1.0)  # the tests have a /dev/shm of their own
     monkeypatch.setenv("PYTHONPATH", warm.runners(os.environ)["PYTHONPATH"])
     dataset = toy_dataset()
     num_batches = -(-len(Dataset.open(dataset).split("train")) // BATCH_SIZE)
@@ -39,7 +40,7 @@ def test_a_run_survives_random_faults(tmp_path, monkeypatch):
 def test_only_what_no_other_job_holds_is_left(tmp_path, monkeypatch):
     """Beside other jobs: what has the name of a live job is its own, and what stays without one was left."""
     site = OneMachine(tmp_path, tmp_path, tmp_path, 1, LIMIT_SECONDS)
-    monkeypatch.setattr(fault_sites, "END_SECONDS", 0.5)
+    monkeypatch.setattr(fault_sites, "OTHERS_SECONDS", 0.5)
     monkeypatch.setattr(fault_sites, "live_jobs", lambda: [SimpleNamespace(job=f"live{os.getpid()}")])
     left, live, other = (
         fault_sites.SHARED_MEMORY / f"{name}{os.getpid()}-kvdata-"
