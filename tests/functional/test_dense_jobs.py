@@ -65,9 +65,7 @@ def own_module_is_forgotten() -> Iterator[None]:
     ],
     ids=["tucker, negatives and relations, clipped", "own module, one vs all, scheduled"],
 )
-def test_dense_parameters_do_not_depend_on_the_trainers(
-    tmp_path: Path, trainers: int, typed: bool, more: tuple[str, ...]
-) -> None:
+def test_dense_parameters_do_not_depend_on_the_trainers(tmp_path, trainers, typed, more):
     alone, run = tmp_path / "alone", tmp_path / "run"
     settings = (f"dataset={toy_dataset(typed=typed)}", *SETTINGS, *more)
     commands.train_alone(f"output={alone}", *settings)

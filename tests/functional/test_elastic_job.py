@@ -164,9 +164,7 @@ def assert_same_training(run: Path, undisturbed: Path) -> None:
     assert_near(tables(run), tables(undisturbed), 0, TABLE_TOLERANCE)
 
 
-def test_two_then_three_then_one_trainers_train_each_triple_once(
-    ring: Path, undisturbed: Path, tmp_path: Path
-) -> None:
+def test_two_then_three_then_one_trainers_train_each_triple_once(ring, undisturbed, tmp_path):
     """A trainer is told to stop, then a server is killed; test_order_jobs has it the other way round."""
     hold(tmp_path, "1 2 1 stop", cores=2)
     with Job(tmp_path, "1:3", script(ring, tmp_path), "--max_restarts", "2") as job:
@@ -197,9 +195,7 @@ def test_two_then_three_then_one_trainers_train_each_triple_once(
         pytest.param("in_background", "SIGTERM", id="SIGTERM, where Ctrl-C is ignored"),
     ],
 )
-def test_a_launcher_that_is_told_to_stop_commits_and_restarts_nothing(
-    ring: Path, tmp_path: Path, request: pytest.FixtureRequest, start: str, name: str
-) -> None:
+def test_a_launcher_that_is_told_to_stop_commits_and_restarts_nothing(ring, tmp_path, request, start, name):
     request.getfixturevalue(start)
     hold(tmp_path, "0 2 1 stop", cores=2)
     with Job(tmp_path, "2", script(ring, tmp_path), "--max_restarts", "3") as job:
@@ -240,9 +236,7 @@ def stop_in_epoch_2(folder: Path, **changes: str) -> None:
 
 
 @pytest.mark.usefixtures("in_foreground")
-def test_plain_python_stops_and_goes_on_like_a_launched_job(
-    ring: Path, undisturbed: Path, tmp_path: Path
-) -> None:
+def test_plain_python_stops_and_goes_on_like_a_launched_job(ring, undisturbed, tmp_path):
     stop_in_epoch_2(tmp_path)
     for words, status in ((["--signal-in-evaluation"], 143), ([], 0)):
         commands.run([*warm.python(), *script(ring, tmp_path, *words, **EVALUATED)], status)

@@ -163,9 +163,7 @@ def test_without_it_epochs_warn(graph: Path) -> None:
         ),
     ],
 )
-def test_a_mistake_is_one_line(
-    graph: Path, undisturbed: Path, options: dict[str, object], message: str
-) -> None:
+def test_a_mistake_is_one_line(graph, undisturbed, options, message):
     options_word = ["--options", json.dumps(options)]
     done = commands.run([*warm.python(), SCRIPT, str(undisturbed), "--alone", *options_word], 1)
     assert f"dglkge.errors.InputError: {message}" in done.stderr

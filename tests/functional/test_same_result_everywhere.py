@@ -146,9 +146,7 @@ def test_losses_and_parameters_do_not_depend_on_trainers_and_hosts(tmp_path: Pat
 @pytest.mark.parametrize(
     "num_hosts, typed, method, per_host", [(2, True, "metis", 2), (4, False, "random", 1)]
 )
-def test_rows_of_other_hosts_are_those_of_the_kvstore(
-    tmp_path: Path, num_hosts: int, typed: bool, method: str, per_host: int
-) -> None:
+def test_rows_of_other_hosts_are_those_of_the_kvstore(tmp_path, num_hosts, typed, method, per_host):
     """And ranks do not depend on the hosts either."""
     alone, run = tmp_path / "alone", tmp_path / "run"
     settings = (*SETTINGS, "training.num_epochs=4", "optimizer.lr=0.05", "evaluation.split=test")

@@ -52,9 +52,7 @@ def test_a_job_trains_evaluates_and_commits(launched: Path) -> None:
         assert from_files[side] == pytest.approx(live[side], abs=1e-6)
 
 
-def test_two_servers_and_three_trainers_train_the_same_tables(
-    ring: Path, launched: Path, tmp_path: Path
-) -> None:
+def test_two_servers_and_three_trainers_train_the_same_tables(ring, launched, tmp_path):
     commands.train(tmp_path, 3, *settings(ring, tmp_path / "run"), num_servers=2)
     assert_same(tmp_path / "run", launched)
 
@@ -81,9 +79,7 @@ LEARN = {"complex": (), "transr_l1": ("model.reciprocal_relations=false",)}
 
 
 @pytest.mark.parametrize("score_function", LEARN)
-def test_typed_entities_are_learnt_ranked_predicted_exported_and_resumed(
-    score_function: str, tmp_path: Path
-) -> None:
+def test_typed_entities_are_learnt_ranked_predicted_exported_and_resumed(score_function, tmp_path):
     run, more = tmp_path / "run", (f"model.score_function={score_function}", "model.dimension=24")
     words = settings(toy_dataset(typed=True), run, *more, "regularizer={name: none}", *LEARN[score_function])
     commands.train(tmp_path, 2, *words, "training.num_epochs=30", "evaluation.split=train")

@@ -178,9 +178,7 @@ def test_nothing_needs_a_folder_to_write_to(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("kind", "contents"), [("nbi", b""), ("nbc", b"no machine code")])
-def test_a_damaged_cache_is_no_obstacle(
-    tmp_path: Path, with_machine_code: Path, kind: str, contents: bytes
-) -> None:
+def test_a_damaged_cache_is_no_obstacle(tmp_path, with_machine_code, kind, contents):
     """An index that was cut off, and code that was overwritten: the loop is compiled again."""
     package = shutil.copytree(with_machine_code / "dglkge", tmp_path / "dglkge")
     (file,) = (package / "kernels" / "__pycache__").glob(f"updates.update_adagrad*.{kind}")

@@ -212,9 +212,7 @@ def test_results_that_cannot_be_brought_back_are_no_success(remote, tmp_path: Pa
         (signal.SIGHUP, 143, 143, "stopped by SIGHUP"),
     ],
 )
-def test_a_stop_while_files_are_fetched(
-    remote, tmp_path: Path, number: int, status: int, expected: int, words: str
-) -> None:
+def test_a_stop_while_files_are_fetched(remote, tmp_path, number, status, expected, words):
     """A transfer of a terabyte is cancelled within seconds; 143 still means that the state is committed."""
     script = SERVERS_LEAVE + (
         "path = os.path.join(os.environ['DGLKGE_LOG_DIR'], 'large')\n"

@@ -322,9 +322,7 @@ def run_main(arguments: list[str], capsys: pytest.CaptureFixture) -> tuple[int, 
     return status, out, err
 
 
-def test_dry_run_starts_and_writes_nothing(
-    tmp_path: Path, ip_config: Path, capsys: pytest.CaptureFixture
-) -> None:
+def test_dry_run_starts_and_writes_nothing(tmp_path, ip_config, capsys):
     """The plan is printed as commands that can be pasted."""
     (tmp_path / "train.py").write_text("raise SystemExit(9)")
     options = f"--ip_config {ip_config} --workspace {tmp_path} --num_trainers 2 --dry-run".split()
@@ -350,9 +348,7 @@ def test_dry_run_starts_and_writes_nothing(
         (["--log_dir", "train.py", "train.py"], "cannot write logs to "),
     ],
 )
-def test_bad_input(
-    tmp_path: Path, ip_config: Path, capsys: pytest.CaptureFixture, arguments: list[str], message: str
-) -> None:
+def test_bad_input(tmp_path, ip_config, capsys, arguments, message):
     """Status 2, one line, no traceback."""
     (tmp_path / "train.py").touch()
     (tmp_path / "mixed.txt").write_text("127.0.0.1\n192.0.2.7\n")

@@ -133,9 +133,7 @@ class ToyTriples:
 
 
 @pytest.mark.parametrize(("batch_size", "is_mixed"), [(7, True), (20, False), (200, True)])
-def test_the_triples_of_a_bucket_are_read_once_and_dropped_behind_its_last_batch(
-    batch_size: int, is_mixed: bool
-) -> None:
+def test_the_triples_of_a_bucket_are_read_once_and_dropped_behind_its_last_batch(batch_size, is_mixed):
     (trainer,) = toy_trainers(1, 1, 4, batch_size=batch_size, is_mixed=is_mixed)
     files = [ToyTriples(), ToyTriples()]
     reader = TripleReader(trainer, files)

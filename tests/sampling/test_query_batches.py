@@ -110,9 +110,7 @@ def batches_of(dataset: Dataset, machine: int, local_rank: int, trainers: int) -
 @pytest.mark.parametrize(
     ("parts", "trainers", "typed"), [(1, 1, False), (1, 3, True), (2, 2, False), (2, 2, True)]
 )
-def test_every_query_is_trained_once_an_epoch_in_the_same_batch(
-    parts: int, trainers: int, typed: bool
-) -> None:
+def test_every_query_is_trained_once_an_epoch_in_the_same_batch(parts, trainers, typed):
     dataset = Dataset.open(toy_dataset(parts, typed))
     alone = batches_of(Dataset.open(toy_dataset(1, typed)), 0, 0, 1)
     shares = [batches_of(dataset, m, rank, trainers) for m in range(parts) for rank in range(trainers)]

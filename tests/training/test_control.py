@@ -136,9 +136,7 @@ def test_refused_objects(tmp_path: Path) -> None:
         assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_an_object_that_the_version_lacks_starts_anew(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_object_that_the_version_lacks_starts_anew(tmp_path, caplog):
     run = ToyRun(tmp_path)
     run.train(1)
     run.cluster.leave()

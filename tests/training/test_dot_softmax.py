@@ -214,9 +214,7 @@ def both(
         ("quate", True, "dura"),
     ],
 )
-def test_loops_and_autograd_equal_the_model_in_float64(
-    score_function: str, reciprocal: bool, regularizer: str
-) -> None:
+def test_loops_and_autograd_equal_the_model_in_float64(score_function, reciprocal, regularizer):
     for own_entity, weighted in ((False, True), (True, False), (True, True)):
         case = Case(score_function, reciprocal, weighted)
         penalty = regularizer_of(regularizer, case.model)
@@ -241,9 +239,7 @@ def test_every_loss_equals_the_model_in_float64(name: str) -> None:
     [("distmult", False, True), ("complex", True, False), ("complex", False, True), ("keci", True, True),
      ("quate", False, False)],
 )  # fmt: skip
-def test_offset_within_ranges_equals_the_model_in_float64(
-    score_function: str, reciprocal: bool, own_entity: bool
-) -> None:
+def test_offset_within_ranges_equals_the_model_in_float64(score_function, reciprocal, own_entity):
     case = Case(score_function, reciprocal, weighted=True, has_ranges=True)
     twin = Computation(is_reference=True)
     penalty = regularizer_of("n3", case.model)
@@ -259,9 +255,7 @@ def test_offset_within_ranges_equals_the_model_in_float64(
     ("own_entity", "weighted", "regularizer"),
     [(False, True, "none"), (True, False, "n3"), (True, True, "lp"), (False, False, "dura")],
 )
-def test_penalty_and_violators_of_loops_and_autograd(
-    own_entity: bool, weighted: bool, regularizer: str
-) -> None:
+def test_penalty_and_violators_of_loops_and_autograd(own_entity, weighted, regularizer):
     case = Case("complex", True, weighted)
     penalty = regularizer_of(regularizer, case.model)
     wanted = expected(case, penalty, own_entity)[0] - expected(case, None, own_entity)[0]
@@ -279,9 +273,7 @@ def test_penalty_and_violators_of_loops_and_autograd(
     ("score_function", "reciprocal", "has_ranges"),
     [("distmult", False, True), ("complex", True, False), ("keci", True, True), ("quate", False, False)],
 )
-def test_products_in_bfloat16_are_near(
-    score_function: str, reciprocal: bool, by_autograd: bool, has_ranges: bool
-) -> None:
+def test_products_in_bfloat16_are_near(score_function, reciprocal, by_autograd, has_ranges):
     case = Case(score_function, reciprocal, weighted=True, has_ranges=has_ranges)
     penalty = regularizer_of("n3", case.model)
     wanted = expected(case, penalty, own_entity=True)
@@ -295,9 +287,7 @@ def test_products_in_bfloat16_are_near(
 
 
 @pytest.mark.parametrize("products", [torch.float32, torch.bfloat16])
-def test_what_memory_held_before_has_no_effect(
-    monkeypatch: pytest.MonkeyPatch, products: torch.dtype
-) -> None:
+def test_what_memory_held_before_has_no_effect(monkeypatch, products):
     case = Case("complex", True, weighted=True)
     first = case.run(
         DotSoftmax(case.planner, case.model, Softmax(), None, True, Computation(matmul_dtype=products))

@@ -88,9 +88,7 @@ def test_a_second_loop_fails_at_its_first_next_and_does_not_harm_the_first() -> 
 
 
 @pytest.mark.parametrize("until", [2, 1, 0, -3])
-def test_a_loop_that_is_done_already_is_empty_and_says_so(
-    until: int, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_loop_that_is_done_already_is_empty_and_says_so(until, caplog):
     """Row 9."""
     caplog.set_level(logging.INFO)
     assert list(ElasticEpochs(2).remaining_until(until)) == []

@@ -78,9 +78,7 @@ def of_names(rows: dict[str, np.ndarray]) -> np.ndarray:
     return np.array([rows[name] for name, is_known in zip(NAMES, KNOWN) if is_known])
 
 
-def test_principal_axes_are_those_of_a_singular_value_decomposition(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_principal_axes_are_those_of_a_singular_value_decomposition(tmp_path, monkeypatch):
     monkeypatch.setattr("dglkge.data.vector_files.ROWS_AT_A_TIME", 7)
     rows, record = fill(save(tmp_path / "v.npy"))
     used = VECTORS[KNOWN]

@@ -142,9 +142,7 @@ def check(
         (BCE, 9, 0.1, ONE_SHARD),
     ],
 )
-def test_products_and_twin_equal_torch_in_float64(
-    kind: FullForm, most_answers: int, smoothing: float, bounds: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_products_and_twin_equal_torch_in_float64(kind, most_answers, smoothing, bounds, monkeypatch):
     monkeypatch.setattr(shard_objective, "QUERIES_A_BLOCK", 16)
     monkeypatch.setattr(shard_objective, "TWIN_BLOCK_NUMBERS", 7 * NUM_QUERIES)
     given, objective = problem(kind, most_answers), FullObjective(kind, NUM_ROWS, smoothing)
@@ -252,9 +250,7 @@ STAGED = ComputeDevice("cpu_staged")
         pytest.param("complex", BCE, 0, id="no products kept"),
     ],
 )
-def test_blocks_on_a_device(
-    score_function: str, kind: FullForm, kept_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_on_a_device(score_function, kind, kept_bytes, monkeypatch):
     """Copies of queries, answers and blocks of rows, and of the gradients back; the CPU is the device."""
     monkeypatch.setattr(shard_objective, "DEVICE_BLOCK_NUMBERS", 7 * NUM_QUERIES)
     monkeypatch.setattr(shard_objective, "TWIN_BLOCK_NUMBERS", 7 * NUM_QUERIES)

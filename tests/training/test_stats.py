@@ -191,9 +191,7 @@ def test_rank_0_shows_a_bar_where_a_person_watches() -> None:
     assert not wants_bar("auto", alone)
 
 
-def test_a_full_disk_warns_once_and_training_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_warns_once_and_training_goes_on(tmp_path, caplog):
     (tmp_path / "stats.jsonl").symlink_to("/dev/full")
     epoch = alone(tmp_path)
     epoch.count(1, 6.0, 3)
