@@ -24,7 +24,6 @@ SLURM = {
 
 
 def place(words: list[str], environment: dict[str, str]) -> NodePlace | None:
-    """Return the place that a command gives its node."""
     assert words[0] == "dglkge-launch"
     options, script = parse_arguments(words[1:])
     assert Path(script[0]).name == "train.py" and script[1:] == ("--config", "my.yaml")
@@ -37,7 +36,6 @@ def place(words: list[str], environment: dict[str, str]) -> NodePlace | None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read a YAML file."""
     yaml = pytest.importorskip("yaml")
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 

@@ -326,7 +326,6 @@ def pipe() -> Iterator[tuple[int, io.TextIOWrapper]]:
 
 
 def read_until(reader: int, end: str) -> str:
-    """Read until a text has come."""
     data = b""
     while end.encode() not in data:
         data += os.read(reader, 65536)

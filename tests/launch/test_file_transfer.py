@@ -30,7 +30,6 @@ def session(shared_session: NodeConnection) -> NodeConnection:
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
-    """A folder with odd names in it."""
     folder = tmp_path / "he re"
     for name in ODD_NAMES:
         path = folder / name
@@ -52,12 +51,10 @@ def fetch(
     is_wanted: Callable[[str], bool] = lambda name: True,
     check: Callable[[], object] = lambda: None,
 ) -> int:
-    """Fetch files."""
     return wait(file_transfer.fetch(session, str(there), str(here), is_wanted, check))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All files below a folder."""
     return {name: (folder / name).read_bytes() for name in file_transfer.file_names(str(folder))}
 
 

@@ -21,7 +21,6 @@ from dglkge.launch.remote.node_place import (
 
 
 def variables(text: str) -> dict[str, str]:
-    """Read ``NAME=value`` words."""
     return dict(word.split("=", 1) for word in text.split())
 
 
@@ -33,7 +32,6 @@ MACHINES = [Machine("10.0.0.1"), Machine("10.0.0.2"), Machine("10.0.0.3")]
 
 
 def place(environment: dict[str, str] | None = None, **options: Any) -> NodePlace | None:
-    """Return the place for some options."""
     absent = dict.fromkeys(("node_rank", "nodes", "rendezvous", "address"))
     given = argparse.Namespace(**{**absent, "has_ip_config": False, **options})
     return node_place(given, lambda: MACHINES, INTERFACES, environment or {})

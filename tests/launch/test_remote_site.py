@@ -106,7 +106,6 @@ def test_every_problem_has_a_line() -> None:
 
 
 def described(**versions: str | None) -> dict:
-    """What a node program tells."""
     return {"versions": {"python": "3.11", "dglkge": "1.0", "dgl": "1.1.3", "torch": "2.13.0", **versions}}
 
 

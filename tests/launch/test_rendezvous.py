@@ -44,7 +44,6 @@ class _Hub:
         self.started: list[subprocess.Popen[str]] = []
 
     def start_node(self, rank: int = 1, secret: bytes = SECRET, *options: str) -> subprocess.Popen[str]:
-        """Start ``dglkge-launch`` for another node."""
         place = ["--node_rank", str(rank), "--nodes", "2", "--rendezvous", f"127.0.0.1:{self.port}"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "DGLKGE_SECRET": secret.decode(), "ODD": "it's"}
         environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"
@@ -76,7 +75,6 @@ class _Hub:
         return node
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Wait for something."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while not condition():
             assert time.monotonic() < deadline, self.reports
@@ -85,7 +83,6 @@ class _Hub:
 
 @pytest.fixture
 def hub(free_port: int) -> Iterator[_Hub]:
-    """A launcher that waits for one node."""
     opened = _Hub(free_port)
     yield opened
     opened.nodes.close()

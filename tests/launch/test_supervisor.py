@@ -56,7 +56,6 @@ def is_running(pid: int) -> bool:
 
 
 def supervise(folder: Path, console: Console, limits: Limits, plan: list[PlannedProcess]) -> JobResult:
-    """Run a job on this machine to its end."""
     with contextlib.closing(RemoteSite(SshSettings(), sys.executable, "/")) as site:
         site.connect([Machine(ADDRESS, 1)], JobEntry(JOB))
         return Supervisor(site, console, folder, limits).run(plan)
@@ -121,7 +120,6 @@ def test_success(run, tmp_path: Path) -> None:
 
 
 def kill_self(number: int) -> str:
-    """A script that a signal ends."""
     return f"import os; print('dying', flush=True); os.kill(os.getpid(), {number})"
 
 
