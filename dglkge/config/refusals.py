@@ -189,13 +189,13 @@ ROWS: tuple[Row, ...] = (
         has("optimizer.weight_decay", 0)),
     *(row(f"{section}.schedule.name",
           Allowed(lambda value: value != "ReduceLROnPlateau", "at least 1 with it, or another schedule"),
-          "and it follows the valid MRR", unwatched)
+          "and it follows the valid split", unwatched)
       for section in ("optimizer", "dense")),
-    *(row(f"{section}.schedule.every", only("epoch"), "which follows the valid MRR",
+    *(row(f"{section}.schedule.every", only("epoch"), "which follows the valid split",
           has(f"{section}.schedule.name", "ReduceLROnPlateau"))
       for section in ("optimizer", "dense")),
     row("checkpoint.local", only(True), "so the folder is the only copy", has("checkpoint.storage", "")),
-    row("checkpoint.keep_best", only(False), "and the best version is that of the best valid MRR", unwatched),
+    row("checkpoint.keep_best", only(False), "and the best version is chosen by the valid split", unwatched),
     row("training.early_stopping.patience", ABSENT, "and it counts rankings of the valid split", unwatched),
     # Devices, machines, kernels
     row("training.matmul_dtype", only("float32", "auto"), "which computes in float32",

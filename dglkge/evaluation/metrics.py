@@ -160,6 +160,9 @@ class Protocol:
 
 HITS_AT = (1, 3, 10, 50)
 
+FOLLOWED = ("mrr", "auc", *(f"hits@{k}" for k in HITS_AT))
+"""Metrics that are greater for a better model."""
+
 
 @dataclass(frozen=True)
 class RankingMetrics:

@@ -228,9 +228,9 @@ optimizer.schedule=StepLR
 optimizer.schedule.every=batch
     optimizer.schedule.name is not given
 optimizer.schedule=ReduceLROnPlateau
-    evaluation.valid_every_epochs is 0, and it follows the valid MRR
+    evaluation.valid_every_epochs is 0, and it follows the valid split
 optimizer.schedule=ReduceLROnPlateau optimizer.schedule.every=batch
-    which follows the valid MRR; allowed: epoch
+    which follows the valid split; allowed: epoch
 'optimizer.schedule={name: CyclicLR, base_lr: 0.1, max_lr: 1, cycle_momentum: true}'
     cycle_momentum is true: only learning rates are scheduled
 'optimizer.schedule={name: OneCycleLR, max_lr: 1, total_steps: 3}'
@@ -249,9 +249,9 @@ dense.optimizer=SGD
 dense.compile=true
     dense.compile is true and model.score_function is complex, which has no dense parameters
 model.score_function=tucker dense.schedule=ReduceLROnPlateau
-    evaluation.valid_every_epochs is 0, and it follows the valid MRR
+    evaluation.valid_every_epochs is 0, and it follows the valid split
 model.score_function=tucker dense.schedule=ReduceLROnPlateau dense.schedule.every=batch
-    dense.schedule.every is batch and dense.schedule.name is ReduceLROnPlateau, which follows the valid MRR
+    dense.schedule.every is batch and dense.schedule.name is ReduceLROnPlateau, which follows the valid split
 model.score_function=tucker training.synchronous=false
     training.synchronous is false and model.score_function is tucker, whose parameters
 model.score_function=conex training.relation_prediction=1

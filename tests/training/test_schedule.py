@@ -80,7 +80,7 @@ def test_learning_rates_are_torchs_and_go_on_after_a_resume(name: str) -> None:
             ours = again
             ours.step(mrr[step])
             driver.step()
-            theirs.step(*([mrr[step]] if ours.follows_mrr else []))
+            theirs.step(*([mrr[step]] if ours.follows_ranking else []))
     assert len(seen) > 1
 
 

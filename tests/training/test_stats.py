@@ -161,8 +161,8 @@ def test_short_epochs_share_a_measurement_of_memory(monkeypatch: pytest.MonkeyPa
 
 def test_a_ranking_of_the_valid_split_is_a_line_of_its_own(tmp_path: Path) -> None:
     statistics = alone(tmp_path).statistics
-    statistics.add_validation(1, {"mrr": 0.5}, 0.5)
-    statistics.add_validation(3, {"mrr": 0.75}, 0.75)
+    statistics.add_validation(1, {"mrr": 0.5})
+    statistics.add_validation(3, {"mrr": 0.75})
     found = lines(tmp_path / "stats.jsonl")
     times = [line.pop("time") for line in found]
     assert found == [{"epoch": 0, "valid": {"mrr": 0.5}}, {"epoch": 2, "valid": {"mrr": 0.75}}]
@@ -203,7 +203,7 @@ def test_a_full_disk_warns_once_and_training_goes_on(
     epoch = alone(tmp_path)
     epoch.count(1, 6.0, 3)
     epoch.count(2, 2.0, 1)
-    epoch.statistics.add_validation(1, {"mrr": 0.5}, 0.5)
+    epoch.statistics.add_validation(1, {"mrr": 0.5})
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     text = f"cannot write {tmp_path / 'stats.jsonl'}: No space left on device; training goes on"
     assert warnings == [text]
