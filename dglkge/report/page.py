@@ -116,6 +116,7 @@ def render(figures: Entry) -> str:
         **page.maps(),
         "time": page.time(),
         "tables": page.tables(),
+        "has_completions": page.add("plot-completions", plots.completion_curves(page.runs)),
         "has_phases": page.add("plot-phases", plots.phase_bars(page.runs)),
         "buckets": page.buckets(),
         "partitions": [page.partitions(number, data) for number, data in enumerate(page.datasets)],

@@ -122,6 +122,32 @@ def curves(runs: Runs, what: str, title: str, is_log: bool = False) -> Figure:
     return figure(traces, xaxis=_axis("epochs", rangemode="tozero"), yaxis=_axis(title, **vertical))
 
 
+def completion_curves(runs: Runs) -> Figure:
+    """Return precision by recall of held-out triples among the missing ones; empty if no run has them."""
+    traces = []
+    for number, run in enumerate(runs):
+        for split, points in run["completions"].items():
+            style = {"mode": "lines+markers", "line": {"color": _colour(number), "width": 2}}
+            hover = "best %{text}: precision %{y:.4f}, recall %{x:.4f}"
+            traces.append(
+                _points(
+                    [point["recall"] for point in points],
+                    [point["precision"] for point in points],
+                    hover,
+                    f"{run['label']}, {split}",
+                    text=[f"{point['rank']:,}" for point in points],
+                    **style,
+                )
+            )
+    if not traces:
+        return {}
+    return figure(
+        traces,
+        xaxis=_axis("recall", rangemode="tozero"),
+        yaxis=_axis("precision", rangemode="tozero"),
+    )
+
+
 def is_log_better(runs: Runs, what: str) -> bool:
     """Return whether a curve's positive values span more than a factor of 20."""
     points = [

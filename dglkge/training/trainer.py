@@ -368,7 +368,8 @@ class Trainer:
         # The pointer is written by rank 0 once its version is published.
         self._checkpoints.finish_together()
         # Rank 0's reading of it decides: a shared disk may show it to other hosts with a delay.
-        note = json.loads(self.cluster.gather_texts(json.dumps(self._checkpoints.read_pointer(BEST)))[0])
+        mine = json.dumps(self._checkpoints.storage.read_pointer(BEST))
+        note = json.loads(self.cluster.gather_texts(mine)[0])
         finished = int(note.get(Progress.FINISHED_EPOCHS, ended_after))
         if self.cluster.world.rank == 0:
             text = "training ended after %d epochs; the best version is that after %d"

@@ -18,17 +18,10 @@ from tests.functional.simulated_hosts import train_on_hosts
 from tests.toy_kg import toy_dataset
 
 SETTINGS = (
-    "model.dimension=8",
-    "training.batch_size=40",
-    "negatives.chunk_size=10",
-    "negatives.num_uniform=10",
-    "training.matmul_dtype=float32",
-    "training.edge_chunks=2",
-    "evaluation.held_out.fraction=0.1",
+    *("model.dimension=8", "training.batch_size=40", "negatives.chunk_size=10", "negatives.num_uniform=10"),
+    *("training.matmul_dtype=float32", "training.edge_chunks=2", "evaluation.held_out.fraction=0.1"),
     "evaluation.held_out.uniform_negatives=20",
 )
-
-
 PLACE = ("epoch_idx", "edge_path_idx", "edge_chunk_idx")
 
 

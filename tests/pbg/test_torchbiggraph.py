@@ -88,18 +88,15 @@ def same_relation_state(theirs: Path, run: Path, relation_order: np.ndarray) -> 
 
 @pytest.fixture(scope="module")
 def dataset() -> Dataset:
-    """The ring."""
     return Dataset.open(toy_dataset())
 
 
 @pytest.fixture
 def ours(tmp_path: Path, dataset: Dataset) -> Path:
-    """A run of ours with random rows."""
     return random_run(tmp_path, dataset, "complex", True)
 
 
 def random_run(tmp_path: Path, dataset: Dataset, score_function: str, reciprocal: bool) -> Path:
-    """Write a run of ours with random rows."""
     meta = toy_meta(
         score_function=score_function,
         reciprocal=reciprocal,
@@ -121,7 +118,6 @@ def random_run(tmp_path: Path, dataset: Dataset, score_function: str, reciprocal
 
 
 def described(folder: Path) -> dict[str, Any]:
-    """Return a checkpoint's config.json."""
     text = (folder / layout.CONFIG_FILE).read_text(encoding="utf-8")
     return dict(json.loads(text))
 

@@ -76,12 +76,10 @@ def evaluator(tables, triples, *job):
 
 
 def softmax(positive, negatives):
-    """Return the cross entropy of the true answer."""
     return float(np.logaddexp.reduce([positive, *negatives]) - positive)
 
 
 def logistic_sum(positive, negatives):
-    """Return the logistic loss with its negatives added up."""
     return float(np.logaddexp(0, -positive) + np.logaddexp(0, negatives).sum())
 
 
