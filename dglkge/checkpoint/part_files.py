@@ -34,6 +34,7 @@ from dglkge.checkpoint.relation_layout import (
     global_vector_key,
     global_vector_path,
     is_dynamic,
+    mixed_width,
     to_bigraph_sums,
     to_parameters,
 )
@@ -511,6 +512,8 @@ def read_relations(path: Path, file: h5py.File, meta: CheckpointMeta) -> np.ndar
 
 def relation_width(file: h5py.File, meta: CheckpointMeta) -> int:
     """Return the width of a relation's row: the sizes of the operator's parameters for relation 0, summed."""
+    if meta.operators:
+        return mixed_width(meta)
     found = hdf5_format.shapes(file)
     groups = ("model/relations/0/operator/", "reciprocal/relations/0/operator/")
     stacked = max(1, len(meta.relations)) if is_dynamic(meta) else 1

@@ -14,7 +14,7 @@ from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
 from dglkge.checkpoint.storage import check_texts
 from dglkge.config import Config
 from dglkge.data.vocabulary import Vocabulary
-from dglkge.errors import InputError
+from dglkge.errors import CheckpointError, InputError
 from dglkge.kernels.rules import limit_norms
 from dglkge.training.job import Job
 from dglkge.typing import RELATION
@@ -73,6 +73,7 @@ def warm_start(job: Job, meta: CheckpointMeta, names: Mapping[str, Vocabulary]) 
             dense.take({**projections, **checkpoint.dense_parameters()}, str(checkpoint.path))
     check_same_model(checkpoint.meta, meta, str(checkpoint.path))
     types = conversion.saved_types(checkpoint.entity_types, list(meta.entity_types))
+    _check_operators(checkpoint, meta, types)
     found = np.zeros(len(meta.entity_types) + 1, dtype=np.int64)
     saved: str | None
     if cluster.world.is_machine_leader:
@@ -92,6 +93,23 @@ def warm_start(job: Job, meta: CheckpointMeta, names: Mapping[str, Vocabulary]) 
         counts = {**meta.entity_types, RELATION: len(meta.relations)}
         for (table, count), old in zip(counts.items(), found.tolist()):
             logger.info("warm start from %s: %s: %d rows taken over, %d new", path, table, old, count - old)
+
+
+def _check_operators(checkpoint: Checkpoint, meta: CheckpointMeta, types: Mapping[str, str | None]) -> None:
+    """Refuse relations that have another operator in the checkpoint.
+
+    Raises
+    ------
+    CheckpointError
+        Naming the first one.
+    """
+    saved_ids = conversion.saved_relation_ids(checkpoint, meta, types)
+    for relation, operator, id_ in zip(meta.relations, meta.operators, saved_ids.tolist()):
+        if id_ >= 0 and checkpoint.meta.operators[id_] != operator:
+            raise CheckpointError(
+                f"{checkpoint.path} has the operator {checkpoint.meta.operators[id_]} for the relation "
+                f"{relation.name!r}, this run has {operator}: its rows cannot be taken over"
+            )
 
 
 def _keeps_projections(config: Config, checkpoint: Checkpoint) -> bool:
