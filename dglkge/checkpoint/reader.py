@@ -350,7 +350,7 @@ class Checkpoint(TablesByName):
     def _open_file(self, entry: FileEntry) -> AbstractContextManager[h5py.File]:
         return hdf5_format.open_file(self.folder / entry.name, self._files[entry.name])
 
-    def _open_model(self) -> AbstractContextManager[h5py.File]:
+    def open_model(self) -> AbstractContextManager[h5py.File]:
         """Open the file of the relations and of all that belongs to the whole model."""
         return self._open_file(self.manifest.of_table(RELATION)[0])
 
@@ -440,7 +440,7 @@ class Checkpoint(TablesByName):
     def _relation_table(self) -> CheckpointTable:
         """Read the relations' rows, which are put together from operator parameters."""
         path = self.folder / self.manifest.of_table(RELATION)[0].name
-        with self._open_model() as file:
+        with self.open_model() as file:
             rows = torch.from_numpy(read_relations(path, file, self.meta))
         return CheckpointTable(RELATION, [FileShard(torch.arange(len(rows)), rows)], self.relations.id)
 
@@ -469,7 +469,7 @@ class Checkpoint(TablesByName):
 
         The tables of this class have it in their rows already; the files have not.
         """
-        with self._open_model() as file:
+        with self.open_model() as file:
             path = global_vector_path(entity_type)
             found = file[path][...] if path in file else np.zeros(0)
         return found if found.any() else None
@@ -485,7 +485,7 @@ class Checkpoint(TablesByName):
         return {name: values for name, values in found.items() if name.startswith(PREFIX)}
 
     def _all_dense_parameters(self) -> dict[str, torch.Tensor]:
-        with self._open_model() as file:
+        with self.open_model() as file:
             return dense_parameters(file)
 
     @cached_property
@@ -505,7 +505,7 @@ class Checkpoint(TablesByName):
         mlp = (self.meta.config.get("features") or {}).get("mlp") or {}
         activation = mlp.get("activation", "relu")
         projections = projections_of(parameters, self.meta.dim, activation, str(self.path))
-        with self._open_model() as file:
+        with self.open_model() as file:
             records = {one: file[record_path(one)][...].tolist() for one in projections.widths}
         return ProjectedFeatures(
             projections, open_features(self.run_folder / layout.FEATURES_FOLDER, records, self._verify)
@@ -588,7 +588,7 @@ class Checkpoint(TablesByName):
         Without those of features: the tables of this class have the projections in their rows.
         """
         found: dict[str, torch.Tensor] = {}
-        with self._open_model() as file:
+        with self.open_model() as file:
 
             def visit(path: str, item: Any) -> None:
                 is_of_features = path.startswith(f"{RECORD}/") or f"/{PREFIX}" in path
