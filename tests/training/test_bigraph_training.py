@@ -200,7 +200,6 @@ def _scores(comparator: str, left: torch.Tensor, right: torch.Tensor) -> torch.T
 
 
 def _question(run: dglkge.Run) -> NamedQuery:
-    """Ask for the tails of the first test triple."""
     head, relation, _ = run.dataset.split("test")[0].tolist()
     known = run.tables.meta.relations[relation]
     return NamedQuery(
