@@ -104,7 +104,8 @@ def operator_of(score_function: str) -> Operator:
     if not issubclass(made, BigraphScore):
         # Stored whole, as one parameter.
         return Operator(score_function, score_function)
-    static, dynamic = PARAMETERS[made.acts.name]
+    # Of several operators each relation has its own parameters: the layout of files cuts their rows.
+    static, dynamic = PARAMETERS.get(made.acts.name, ((), ()))
     signs = (1,) * len(static)
     return Operator(made.acts.name, made.comparator, static, dynamic, signs, made.has_bias, made.acts.shapes)
 

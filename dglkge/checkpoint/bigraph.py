@@ -18,7 +18,7 @@ from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import CheckpointError
 from dglkge.formats import LOSSES, score_function_of
 from dglkge.model.choices import BIGRAPH_OPTIMIZER
-from dglkge.model.functions.bigraph_operators import OPERATORS
+from dglkge.model.functions.bigraph_operators import OPERATORS, SEPARATOR
 from dglkge.model.functions.bigraph_scores import COMPARATORS
 from dglkge.typing import RELATION, Relation
 
@@ -120,9 +120,10 @@ def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str,
         relations = [_relation("all", lhs, rhs, operator.name)]
     else:
         weights = meta.config.get("loss", {}).get("relation_weights", {})
+        operators = meta.operators or [operator.name] * len(meta.relations)
         relations = [
-            _relation(one.name, one.lhs, one.rhs, operator.name, weights.get(one.name, 1.0))
-            for one in meta.relations
+            _relation(one.name, one.lhs, one.rhs, acts, weights.get(one.name, 1.0))
+            for one, acts in zip(meta.relations, operators)
         ]
     # Rows that were converted from another program come without a configuration, so any key may be missing.
     sections = ("model", "loss", "negatives", "training", "checkpoint", "evaluation")
@@ -294,6 +295,7 @@ def read_manifest(folder: Path, version: int) -> Manifest:
             reciprocal=bool(config.get("dynamic_relations", False)),
             optimizer={"name": BIGRAPH_OPTIMIZER, "lr": config.get("lr", 0.01)},
             versions={"torchbiggraph": "unknown"},
+            operators=_operators(config) if len(set(_operators(config))) > 1 else (),
         )
         return Manifest(version, meta, files)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -321,17 +323,11 @@ def _score_function(config: Mapping[str, Any], folder: Path) -> str:
         If dglkge has no such model.
     """
     where = folder / layout.CONFIG_FILE
-    operators = {relation["operator"] for relation in config["relations"]}
+    operator = SEPARATOR.join(dict.fromkeys(_operators(config)))
     comparator = config.get("comparator", "cos")
     if any(entity.get("featurized") for entity in config["entities"].values()):
         # They have no rows of their own.
         raise CheckpointError(f"{where}: featurized entities are not dglkge's; allowed is False")
-    if len(operators) > 1:
-        raise CheckpointError(
-            f"{where}: relations have the operators {', '.join(sorted(operators))}; allowed is one operator "
-            "for all relations"
-        )
-    (operator,) = operators
     name = score_function_of(operator, comparator, bool(config.get("bias")))
     if name is not None:
         return name
@@ -339,6 +335,11 @@ def _score_function(config: Mapping[str, Any], folder: Path) -> str:
         f"{where}: operator {operator} with comparator {comparator}; allowed is one of "
         f"{', '.join(OPERATORS)} with one of {', '.join(COMPARATORS)}"
     )
+
+
+def _operators(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the operator of each entry of the relations."""
+    return tuple(relation["operator"] for relation in config["relations"])
 
 
 def _relations(config: Mapping[str, Any], folder: Path) -> Sequence[Relation]:

@@ -285,6 +285,7 @@ def convert_to_run(source: Checkpoint, dataset: Dataset, output: Path, type_pair
         saved = RELATION if table == RELATION else str(types[table])
         if table == RELATION:
             saved_ids = saved_relation_ids(source, meta, types)
+            operators = tuple(source.meta.operators[id_] for id_ in saved_ids if source.meta.operators)
         else:
             saved_ids = saved_entity_ids(source, saved, names[table])
         missing = int((saved_ids < 0).sum())
@@ -299,6 +300,7 @@ def convert_to_run(source: Checkpoint, dataset: Dataset, output: Path, type_pair
         part = TablePart(table, 0, torch.arange(count), torch.empty(count, width), state)
         take_over(source, part, saved_ids, saved)
         parts[table] = part
+    meta = dataclasses.replace(meta, operators=operators)  # the relations' order may be another one
     parts[RELATION] = dataclasses.replace(parts[RELATION], shared=source.dense_tensors())
     # Other programs may write records without the number of an epoch, by which append_stats selects.
     stats = [one for one in read_stats(source.folder) if isinstance(one.get("epoch_idx"), int)]

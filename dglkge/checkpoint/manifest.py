@@ -90,6 +90,8 @@ class CheckpointMeta:
         Versions of dglkge, dgl and torch.
     score_options : mapping of str to number or str
         Options of the score function, if it has any.
+    operators : tuple of str
+        Operator of each relation, where they differ; otherwise empty.
     dims : mapping of str to int
         Width of the rows of entity types where it is not ``dim``.
     """
@@ -110,6 +112,7 @@ class CheckpointMeta:
     optimizer: Mapping[str, Any] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     score_options: Mapping[str, int | float | str] = field(default_factory=dict)
+    operators: tuple[str, ...] = ()
     dims: Mapping[FileName, Positive] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -414,7 +417,9 @@ def check_same_run(saved: CheckpointMeta, wanted: CheckpointMeta) -> None:
         Naming the first thing that differs, with both values.
     """
     advice = "; take another output folder, or the configuration that it was written with"
-    _check_equal(saved, wanted, ("dataset_fingerprint", "dims", *MODEL_FIELDS), "the checkpoint", advice)
+    _check_equal(
+        saved, wanted, ("dataset_fingerprint", "dims", *MODEL_FIELDS, "operators"), "the checkpoint", advice
+    )
 
 
 def check_same_model(saved: CheckpointMeta, wanted: CheckpointMeta, where: str) -> None:

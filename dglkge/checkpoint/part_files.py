@@ -482,6 +482,8 @@ def read_relations(path: Path, file: h5py.File, meta: CheckpointMeta) -> np.ndar
 
 def relation_width(file: h5py.File, meta: CheckpointMeta) -> int:
     """Return the width of a relation's row: the sizes of the operator's parameters for relation 0, summed."""
+    if meta.operators:
+        return relation_layout.mixed_width(meta)
     found = hdf5_format.shapes(file)
     groups = ("model/relations/0/operator/", "reciprocal/relations/0/operator/")
     stacked = max(1, len(meta.relations)) if relation_layout.is_dynamic(meta) else 1

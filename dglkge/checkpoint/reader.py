@@ -347,7 +347,7 @@ class Checkpoint(TablesByName):
     def _open_file(self, entry: FileEntry) -> AbstractContextManager[h5py.File]:
         return hdf5_format.open_file(self.folder / entry.name, self._files[entry.name])
 
-    def _open_model(self) -> AbstractContextManager[h5py.File]:
+    def open_model(self) -> AbstractContextManager[h5py.File]:
         """Open the file of the relations and of all that belongs to the whole model."""
         return self._open_file(self.manifest.of_table(RELATION)[0])
 
@@ -435,7 +435,7 @@ class Checkpoint(TablesByName):
                 self._tables[table] = self._entity_table(table)
             else:
                 # Rows are put together from operator parameters.
-                with self._open_model() as file:
+                with self.open_model() as file:
                     rows = torch.from_numpy(read_relations(self.folder / entries[0].name, file, self.meta))
                 shard = FileShard(torch.arange(len(rows)), rows)
                 self._tables[table] = CheckpointTable(RELATION, [shard], self.relations.id)
@@ -466,7 +466,7 @@ class Checkpoint(TablesByName):
 
         The tables of this class have it in their rows already; the files have not.
         """
-        with self._open_model() as file:
+        with self.open_model() as file:
             path = global_vector_path(entity_type)
             found = file[path][...] if path in file else np.zeros(0)
         return found if found.any() else None
@@ -480,7 +480,7 @@ class Checkpoint(TablesByName):
         return self._parameters(are_of_features=True)
 
     def _parameters(self, are_of_features: bool) -> dict[str, torch.Tensor]:
-        with self._open_model() as file:
+        with self.open_model() as file:
             found = dense_parameters(file)
         return {name: found[name] for name in found if name.startswith(PREFIX) == are_of_features}
 
@@ -504,7 +504,7 @@ class Checkpoint(TablesByName):
         mlp = (self.meta.config.get("features") or {}).get("mlp") or {}
         activation = mlp.get("activation", "relu")
         projections = projections_of(parameters, self.meta.dim, activation, str(self.path))
-        with self._open_model() as file:
+        with self.open_model() as file:
             records = {one: file[record_path(one)][...].tolist() for one in projections.widths}
         vectors = open_features(self.run_folder / layout.FEATURES_FOLDER, records, verify)
         return ProjectedFeatures(projections, vectors)
@@ -585,7 +585,7 @@ class Checkpoint(TablesByName):
 
         Without those of features: the tables of this class have the projections in their rows.
         """
-        with self._open_model() as file:
+        with self.open_model() as file:
             paths = [path for path in hdf5_format.shapes(file) if path.startswith(f"{DENSE_GROUP}/")]
             return {
                 path: torch.from_numpy(np.asarray(file[path][()]))

@@ -12,8 +12,9 @@ import torch
 
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.errors import CheckpointError, unknown_name
-from dglkge.formats import Operator
+from dglkge.formats import PARAMETERS, Operator
 from dglkge.formats import operator_of as declared_operator
+from dglkge.model.functions.bigraph_operators import NUMBERS, OPERATORS
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.registry import recorded_imports
 
@@ -101,9 +102,9 @@ def operator_of(meta: CheckpointMeta) -> Operator:
 def is_dynamic(meta: CheckpointMeta) -> bool:
     """Return whether the relations are stored stacked, which PyTorch-BigGraph calls dynamic relations.
 
-    It needs an operator for each side (reciprocal rows) and one pair of entity types for all.
+    It needs an operator for each side (reciprocal rows), one pair of entity types, and equal operators.
     """
-    return meta.reciprocal and len(meta.relation_pairs) == 1
+    return meta.reciprocal and not meta.operators and len(meta.relation_pairs) == 1
 
 
 def to_parameters(rows: np.ndarray, meta: CheckpointMeta) -> Iterator[tuple[str, str | None, np.ndarray]]:
@@ -124,6 +125,11 @@ def to_parameters(rows: np.ndarray, meta: CheckpointMeta) -> Iterator[tuple[str,
     values : float32 array
         (R, ...) for dynamic relations, (...) for static ones: (w,), or a matrix.
     """
+    for values, index, name, side in _own_pieces(rows, meta):
+        path = _parameter_path(index, side, name)
+        yield _static_dataset(path, side), _static_key(index, side, name), values
+    if meta.operators:
+        return
     operator = operator_of(meta)
     for piece, name, sign, side in _pieces(_turned(rows, meta), meta, operator):
         # Negation only flips the sign bit, so the way back gives the same bits.
@@ -133,10 +139,7 @@ def to_parameters(rows: np.ndarray, meta: CheckpointMeta) -> Iterator[tuple[str,
             continue
         for index in range(len(values)):
             path = _parameter_path(index, side, name)
-            if side == "rhs":
-                yield f"{MODEL_GROUP}/{path}", f"rhs_operators.{index}.{name}", values[index]
-            else:
-                yield f"{RECIPROCAL_GROUP}/{path}", None, values[index]
+            yield _static_dataset(path, side), _static_key(index, side, name), values[index]
 
 
 def from_parameters(datasets: Mapping[str, Any], meta: CheckpointMeta, width: int) -> np.ndarray:
@@ -161,15 +164,20 @@ def from_parameters(datasets: Mapping[str, Any], meta: CheckpointMeta, width: in
     """
     # Zeros, as the operator "none" has no parameters.
     rows = np.zeros((len(meta.relations), width), dtype=np.float32)
+    if meta.operators:
+        for piece, index, name, side in _own_pieces(rows, meta):
+            piece[...] = datasets[_static_dataset(_parameter_path(index, side, name), side)]
+        for half in np.split(rows, 2, axis=1) if meta.reciprocal else [rows]:
+            half[:, -1] = [NUMBERS[name] for name in meta.operators]
+        return rows
     for piece, name, sign, side in _pieces(rows, meta, operator_of(meta)):
         if is_dynamic(meta):
             piece[:] = datasets[f"{MODEL_GROUP}/{_parameter_path(0, side, name)}"]
         else:
-            group = MODEL_GROUP if side == "rhs" else RECIPROCAL_GROUP
             for index in range(len(rows)):
                 # One small dataset for each relation: HDF5 reads them one by one. Dynamic relations are one
                 # dataset.
-                piece[index] = datasets[f"{group}/{_parameter_path(index, side, name)}"]
+                piece[index] = datasets[_static_dataset(_parameter_path(index, side, name), side)]
         if sign < 0:
             np.negative(piece, out=piece)
     return _turned(rows, meta)
@@ -189,13 +197,19 @@ def bigraph_row_sums(state: Mapping[int, Mapping[str, Any]], meta: CheckpointMet
 
     Returns
     -------
-    (R,) float32
+    (R,) float32; where operators differ (R, W), PyTorch-BigGraph's own sums
 
     Raises
     ------
     KeyError, ValueError
         If the state is not that of the operators.
     """
+    if meta.operators:
+        own_sums = np.zeros((len(meta.relations), mixed_width(meta)), dtype=np.float32)
+        pieces = [piece for piece, _, _, side in _own_pieces(own_sums, meta) if side == "rhs"]
+        for number, piece in enumerate(pieces):
+            piece[...] = np.asarray(state[number]["sum"])
+        return own_sums
     count, operator = len(meta.relations), operator_of(meta)
     if not operator.static:
         return np.zeros(count, dtype=np.float32)
@@ -233,6 +247,8 @@ def to_bigraph_sums(sums: np.ndarray, width: int, meta: CheckpointMeta) -> list[
     rows = sums.astype(np.float32)
     if rows.ndim == 1:
         rows = np.repeat(rows[:, None], width, axis=1)
+    if meta.operators:
+        return [piece for piece, _, _, side in _own_pieces(rows, meta) if side == "rhs"]
     pieces = [(piece, side) for piece, _, _, side in _pieces(_turned(rows, meta), meta, operator_of(meta))]
     if is_dynamic(meta):
         return [piece for piece, _ in pieces]
@@ -253,6 +269,37 @@ def _turned(rows: np.ndarray, meta: CheckpointMeta) -> np.ndarray:
 def _parameter_path(index: int, side: str, name: str) -> str:
     """Return PyTorch-BigGraph's public name of a parameter."""
     return f"relations/{index}/operator/{side}/{name}"
+
+
+def mixed_width(meta: CheckpointMeta) -> int:
+    """Return the width of a relation's row where operators differ."""
+    one_side: int = SCORE_FUNCTIONS.get(meta.score_function)().relation_dim(meta.dim)
+    return one_side * (2 if meta.reciprocal else 1)
+
+
+def _static_dataset(path: str, side: str) -> str:
+    """Return the dataset of a parameter of one relation."""
+    return f"{MODEL_GROUP if side == 'rhs' else RECIPROCAL_GROUP}/{path}"
+
+
+def _static_key(index: int, side: str, name: str) -> str | None:
+    """Return PyTorch-BigGraph's key of it."""
+    return f"rhs_operators.{index}.{name}" if side == "rhs" else None
+
+
+def _own_pieces(rows: np.ndarray, meta: CheckpointMeta) -> Iterator[tuple[np.ndarray, int, str, str]]:
+    """Yield (view of a row, relation, parameter name, side) for each parameter, where operators differ.
+
+    By side, then by relation: the order of PyTorch-BigGraph's list of operators.
+    """
+    halves = np.split(rows, 2, axis=1) if meta.reciprocal else [rows]
+    for half, side in zip(halves, ("lhs", "rhs") if meta.reciprocal else ("rhs",)):
+        for index, operator in enumerate(meta.operators):
+            start = 0
+            for shape, name in zip(OPERATORS[operator].shapes(meta.dim), PARAMETERS[operator][0]):
+                end = start + math.prod(shape)
+                yield half[index, start:end].reshape(shape), index, name, side
+                start = end
 
 
 def _pieces(

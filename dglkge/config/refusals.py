@@ -12,7 +12,7 @@ from typing import Any
 
 from dglkge.config.schema import Config, DenseConfig
 from dglkge.errors import InputErrors
-from dglkge.model.choices import ALL_ENTITIES, NEGATIVE_SAMPLING, OBJECTIVES
+from dglkge.model.choices import ALL_ENTITIES, BIGRAPH_OPTIMIZER, NEGATIVE_SAMPLING, OBJECTIVES
 from dglkge.model.losses import LOSSES, PairwiseLoss
 from dglkge.model.regularizers import REGULARIZERS, chosen_regularizer
 from dglkge.model.score_functions import PHASE, SCORE_FUNCTIONS
@@ -97,9 +97,13 @@ OBJECTIVE = "training.objective"
 SYNCHRONOUS = "training.synchronous"
 COMPILED = "which compiles sampled negatives on a device"
 ALL_UPDATE = "whose parameters all trainers update alike"
+BY_NUMBER = "sparse_adagrad, sparse_adam"
+PADDED = "where relations have rows as wide as the widest operator's, so that no mean of a row is one's own"
 QUERIES = "whose batches are queries with the answers of all triples"
 
 phases = component(SCORE, lambda made: made.relation_init == PHASE)
+one_operator = component(SCORE, lambda made: not made.operators)
+several_operators = component(SCORE, lambda made: bool(made.operators))
 has_module = component(SCORE, lambda made: made.has_module)
 lacks_module = component(SCORE, lambda made: not made.has_module)
 over_all = When(OBJECTIVE, lambda value: value != NEGATIVE_SAMPLING)
@@ -122,6 +126,14 @@ ROWS: tuple[Row, ...] = (
         component(SCORE, lambda made: not made.has_parameters)),
     row("training.relation_prediction", only(0), "whose module would score every pair with every relation",
         component(SCORE, lambda made: made.has_module and not made.has_relation_product)),
+    row("model.relation_operators", only({}),
+        "which has one operator for all relations; several are named with a + between them", one_operator),
+    *(row(field, only(0), "where a number of a relation's row says which operator it has", several_operators)
+      for field in ("optimizer.weight_decay", "model.relation_dropout")),
+    row("optimizer.relations", Allowed(lambda name: name != BIGRAPH_OPTIMIZER, BY_NUMBER), PADDED,
+        several_operators),
+    row("optimizer.relations", Allowed(lambda name: name != "", BY_NUMBER), PADDED, several_operators,
+        has("optimizer.name", BIGRAPH_OPTIMIZER)),
     row(SYNCHRONOUS, only(True), ALL_UPDATE, has_module),
     *(row(f"dense.{name}", only(field.get_default(call_default_factory=True)),
           "which has no dense parameters, nor are there features", lacks_module, has("features", None))

@@ -114,6 +114,11 @@ class ModelConfig(Settings):
     score_function: Annotated[ScoreSettings, SCORE_FUNCTION] = component(
         SCORE_FUNCTION, "how a triple is scored"
     )
+    relation_operators: dict[str, str] = setting(
+        {},
+        "operators of relations by name, where score_function has several: diagonal+translation_l2 and "
+        "{born_in: translation}; others have the first one",
+    )
     dimension: int = setting(400, "numbers in an entity's row (complex numbers count as two)", ge=1)
     reciprocal_relations: bool = setting(
         True,

@@ -95,6 +95,11 @@ def import_tables(
             f"the score function {score_function} has dense parameters, which files of rows do not hold; "
             "allowed: a score function without, or dglkge checkpoint convert of a checkpoint"
         )
+    if model.score_function.operators:
+        raise InputError(
+            f"the score function {score_function} has several operators, and files of rows do not "
+            "say which one a relation has; allowed: a score function with one, or a checkpoint"
+        )
     meta = CheckpointMeta(
         config={},
         **dataset_fields(dataset),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -230,6 +230,14 @@ class KgeModel:
         # Each direction of a reciprocal row is a relation of its own.
         one_side = rows.view(-1, self.score_function.relation_dim(self.dim))
         return self.score_function.initial_relations(one_side, self.dim).view_as(rows)
+
+    def operator_rows(self, operators: Sequence[str]) -> Tensor:
+        """Return the rows that relations start with, by the name of each one's operator: (n, relation_width).
+
+        For score functions with several operators.
+        """
+        rows: Tensor = self.score_function.acts.rows_of(operators, self.dim)  # type: ignore[attr-defined]
+        return rows.repeat(1, 2) if self.reciprocal else rows
 
 
 def build_model(

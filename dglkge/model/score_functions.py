@@ -85,6 +85,8 @@ class ScoreFunction(Comparator):
         Whether a relation's row is so wide that a batch should hold it once and not for each triple:
         queries are then asked from :meth:`shared_query`. Not inherited either: a subclass may operate
         otherwise.
+    operators : tuple of str
+        Names of the operators of relations, where each relation has one of several; otherwise empty.
     needs_reciprocal : bool
         Whether nothing carries a tail back to its head, so that heads can be predicted by relation rows of
         their own only. :meth:`adjoint` is then not asked for.
@@ -101,6 +103,7 @@ class ScoreFunction(Comparator):
     has_bias: ClassVar[bool] = False
     acts_on_candidates: ClassVar[bool] = False
     shares_relations: ClassVar[bool] = False
+    operators: ClassVar[tuple[str, ...]] = ()
     needs_reciprocal: ClassVar[bool] = False
     # Dimension and seed of the module of a bound score function, and the module once it is built.
     _binding: tuple[int, int] | None = None

@@ -228,7 +228,7 @@ class DenseParameters(Parameters):
         return {**self._shards.joined(slices), **numbers}
 
     def take(self, values: Mapping[str, Tensor], where: str) -> None:
-        """Take the parameters of another run, by name; the optimizer's state stays as it is.
+        """Take the parameters of another run, by name; see :meth:`take_state` for the optimizer's state.
 
         Raises
         ------
@@ -257,15 +257,15 @@ class DenseParameters(Parameters):
         else:
             # Of each dataset only this trainer's slice is read, however many trainers wrote it.
             self._shards.load(state.get(dense_path("parameters"), {}), state.filename)
-        self._restore_state(state)
+        self.take_state(state)
         if self.loss_scale is not None:
             scale = {key: float(one[()]) for key, one in state.get(dense_path(SCALE), {}).items()}
             # A run that was trained in another type has none, and starts with a new one.
             if scale:
                 self.loss_scale.load(scale)
 
-    def _restore_state(self, file: h5py.File) -> None:
-        """Take the optimizer's state; it has none before its first step."""
+    def take_state(self, file: h5py.File) -> None:
+        """Take the state of the same optimizer in a model file; it has none before its first step."""
         found: Mapping[str, Any] = file.get(DENSE_GROUP, {})
         for name, parameter in self._updated.items():
             state: dict[str, Any] = {}

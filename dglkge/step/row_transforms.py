@@ -186,6 +186,20 @@ class GlobalVectors(RowTransform, Parameters):
                 )
             values.copy_(torch.from_numpy(found))
 
+    def take_sums(self, file: h5py.File, types: Mapping[str, str | None]) -> None:
+        """Take Adagrad's sums of another run's model file, where it has some of a type.
+
+        Parameters
+        ----------
+        file : h5py.File
+            Of a run with rows of the same width.
+        types : mapping of str to str or None
+            The file's entity type by that of this run.
+        """
+        for name, saved in types.items():
+            if saved is not None and global_sums_path(saved) in file:
+                self._sums[name].copy_(torch.from_numpy(file[global_sums_path(saved)][...]))
+
     def _by_path(self) -> dict[str, Tensor]:
         """Return the vectors and sums by dataset of a model file."""
         named = {global_vector_path(name): vector for name, vector in self.vectors.items()}

@@ -173,7 +173,7 @@ def open_job(config: Config, cluster: Cluster, lease: Lease) -> Job:
     model = configured_model(config)
     tables = open_tables(config, cluster, dataset, layout, model)
     features = build_features(config, cluster, dataset)
-    fill_tables(tables, model, config, cluster, features)
+    fill_tables(tables, model, config, cluster, dataset, features)
     optimizer = open_optimizer(config, tables, world.num_machines)
     choose_lookup(config, tables, world.num_machines)
     device_tables = build_device_tables(config, tables, optimizer, world, device)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dglkge import formats
-from dglkge.checkpoint import hdf5_format, open_checkpoint
+from dglkge.checkpoint import hdf5_format, open_checkpoint, part_files
 from dglkge.checkpoint.bigraph import bigraph_config
 from dglkge.checkpoint.conversion import convert_to_run
 from dglkge.checkpoint.relation_layout import to_parameters
@@ -127,6 +127,46 @@ def test_files_are_bigraphs(tmp_path, name, reciprocal):
     ids = [int(one.split("-")[1]) for one in names_in_parts(tmp_path, 2)]
     assert checkpoint["person"][:].numpy().tobytes() == tables["person"].rows[ids].numpy().tobytes()
     assert checkpoint[RELATION][:].numpy().tobytes() == tables[RELATION].rows.numpy().tobytes()
+
+
+@pytest.mark.parametrize("reciprocal", [False, True])
+def test_files_of_several_operators(tmp_path, reciprocal):
+    """The parameters of each relation's own operator; ours are read back, and so are those without ours."""
+    operators = ("translation", "affine", "none", "complex_diagonal")
+    relations = [Relation(name, "person", "person") for name in "abcd"]
+    name = "+".join(operators) + "_cos"
+    meta = toy_meta(name, relations, reciprocal, operators=operators)
+    tables = toy_tables(meta)
+    save_toy(tmp_path, meta, tables, 2)
+    config = json.loads((tmp_path / "latest" / "config.json").read_text())
+    assert [one["operator"] for one in config["relations"]] == list(operators)
+    assert config["dynamic_relations"] is False and config["comparator"] == "cos"
+    expected = {
+        f"relations/{index}/operator/rhs/{piece}": shape
+        for index, operator in enumerate(operators)
+        for piece, shape in STATIC[operator].items()
+    }
+    found = {}
+    with h5py.File(tmp_path / "v1" / "model.v1.h5") as file:
+        file["model"].visititems(
+            lambda path, item: found.update({path: item.shape} if isinstance(item, h5py.Dataset) else {})
+        )
+        state = hdf5_format.read_blob(file["optimizer/state_dict"])["state"]
+    assert found == expected
+    assert [tuple(state[number]["sum"].shape) for number in range(len(state))] == list(expected.values())
+    rows = tables[RELATION].rows.numpy()
+    assert open_checkpoint(tmp_path)[RELATION][:].numpy().tobytes() == rows.tobytes()
+    strip(tmp_path)
+    theirs = open_checkpoint(tmp_path)
+    assert (theirs.meta.score_function, theirs.meta.operators) == (name, operators)
+    of_tails = rows[:, rows.shape[1] // 2 :] if reciprocal else rows
+    assert theirs[RELATION][:].numpy().tobytes() == of_tails.tobytes()
+    with hdf5_format.open_file(tmp_path / "model.v1.h5") as file:
+        sums = part_files.read_state(tmp_path, file, RELATION, theirs.meta)["sum"]
+    wanted = tables[RELATION].state["sum"].numpy()[:, -of_tails.shape[1] :].copy()
+    for row, operator in zip(wanted, operators):
+        row[sum(int(np.prod(shape)) for shape in STATIC[operator].values()) :] = 0
+    np.testing.assert_array_equal(sums, wanted)
 
 
 def test_global_vectors_are_read_into_the_rows(tmp_path):

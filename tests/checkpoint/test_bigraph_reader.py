@@ -97,16 +97,6 @@ def test_rows_by_name(tmp_path, relations, reciprocal):
             {"entities": {"person": {"num_partitions": 3, "featurized": True}}},
             "featurized entities are not dglkge's; allowed is False",
         ),
-        (
-            {
-                "dynamic_relations": False,
-                "relations": [
-                    {"name": name, "lhs": "person", "rhs": "person", "operator": name}
-                    for name in ("linear", "diagonal")
-                ],
-            },
-            "relations have the operators diagonal, linear; allowed is one operator for all relations",
-        ),
         ({"entities": {"person": {"num_partitions": 4}}}, "embeddings_person_3.v1.h5 is missing"),
         (
             {"dimension": None},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import torch
 from dglkge.checkpoint import CheckpointManager, CheckpointMeta, TrainerGroup, open_checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.data.vocabulary import Vocabulary
+from dglkge.model.functions.bigraph_operators import OPERATORS
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION, Relation, TablePart
 
@@ -82,8 +84,18 @@ def toy_tables(meta: CheckpointMeta, seed: int = 0) -> dict[str, ToyTable]:
         width = relation_width if table == RELATION else meta.dim
         rows = torch.randn(count, width, generator=generator)
         rows[0, 0], rows[0, 1 % width], rows[-1, 0], rows[-1, -1] = -0.0, float("nan"), float("inf"), 1e-42
+        if table == RELATION and meta.operators:
+            set_operators(rows, meta)
         tables[table] = ToyTable(rows, _state(meta, rows, generator))
     return tables
+
+
+def set_operators(rows: torch.Tensor, meta: CheckpointMeta) -> None:
+    """Make rows those of relations that differ in their operators: 0 after the parameters, then a number."""
+    for half in rows.chunk(2, dim=1) if meta.reciprocal else [rows]:
+        for row, operator in zip(half, meta.operators):
+            row[sum(map(math.prod, OPERATORS[operator].shapes(meta.dim))) :] = 0
+            row[-1] = list(OPERATORS).index(operator)
 
 
 def _state(meta: CheckpointMeta, rows: torch.Tensor, generator: torch.Generator) -> dict[str, torch.Tensor]:

@@ -207,6 +207,64 @@ def test_products_stay_products():
     assert build_model("affine_dot_bias", DIM, True).query_dim == DIM
 
 
+SEVERAL = "+".join(OPERATORS)
+SEVERAL_NAMES = [f"{SEVERAL}_{one}" for one in ("dot", "cos", "l2", "squared_l2", "dot_bias", "l2_bias")]
+
+
+def draw_several(name: str, reciprocal: bool):
+    """A model with random rows; relation i has operator i, and the last one that of relation 0."""
+    operators = [*OPERATORS, *list(OPERATORS)[:1]]
+    model, heads, _, tails, _ = draw(name, reciprocal)
+    relations = model.operator_rows(operators).double()
+    halves = relations.chunk(2, dim=1) if reciprocal else [relations]
+    generator = torch.Generator().manual_seed(1)
+    for one in halves:
+        for row, operator in zip(one, operators):
+            width = OPERATORS[operator].row_dim(DIM) if operator != "none" else 0
+            row[:width] = torch.randn(width, generator=generator, dtype=torch.float64)
+    return model, heads, relations, tails, operators
+
+
+@pytest.mark.parametrize("name", SEVERAL_NAMES)
+def test_several_operators_score_and_differentiate_as_each_relations_own(name):
+    comparator, bias = name.removeprefix(f"{SEVERAL}_").removesuffix("_bias"), name.endswith("_bias")
+    for reciprocal, side in itertools.product((False, True), Side):
+        model, heads, relations, tails, operators = draw_several(name, reciprocal)
+        given, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
+        rows = half(relations, side) if reciprocal else relations
+        expected = []
+        for x, row, operator in zip(given.tolist(), rows.tolist(), operators):
+            r = row[: OPERATORS[operator].row_dim(DIM)]
+            if reciprocal:
+                scores = [dynamic_score((operator, comparator, bias), x, r, y) for y in answers.tolist()]
+            else:
+                ends = [(x, y) if side is Side.TAIL else (y, x) for y in answers.tolist()]
+                scores = [static_score((operator, comparator, bias), h, r, t) for h, t in ends]
+            expected.append(scores)
+
+        def matrix(given, relations, answers, model=model, side=side):
+            return model.compare(model.query(given, relations, side, torch.arange(7) % 6), answers)
+
+        found = matrix(given, relations, answers)
+        np.testing.assert_allclose(found.numpy(), expected, rtol=1e-9, atol=1e-9)
+        pairs = model.compare_pairs(model.query(given, relations, side), answers)
+        np.testing.assert_allclose(pairs.numpy(), np.diagonal(expected), rtol=1e-9, atol=1e-9)
+        leaves = [one.clone().requires_grad_() for one in (given, relations, answers)]
+        (matrix(*leaves) * torch.linspace(-1, 1, 49).view(7, 7)).sum().backward()
+        halves = leaves[1].grad.chunk(2, dim=1) if reciprocal else [leaves[1].grad]
+        for gradients in halves:  # neither padding nor number moves
+            for gradient, operator in zip(gradients, operators):
+                width = OPERATORS[operator].row_dim(DIM) if operator != "none" else 0
+                assert not gradient[width:].any()
+
+
+def test_names_of_several_operators():
+    for name in ("linear+linear_dot", "linear+_dot", "linear+cp_dot", "linear+none", "linear+none_l1"):
+        assert name not in SCORE_FUNCTIONS
+    with pytest.raises(InputError, match="the dimension must be even"):
+        build_model("none+complex_diagonal_dot", 5, True)
+
+
 def test_dimensions():
     for name, (operator, _, bias) in NEW.items():
         if operator == "complex_diagonal":

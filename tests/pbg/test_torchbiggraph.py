@@ -16,6 +16,7 @@ import pytest
 from dglkge.checkpoint import hdf5_format, layout, open_checkpoint, part_files
 from dglkge.checkpoint.bigraph import PassCount
 from dglkge.data.dataset import Dataset
+from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import save_toy_named, toy_meta, toy_tables
 from tests.functional import job as commands
@@ -29,6 +30,8 @@ ConfigSchema = pytest.importorskip("torchbiggraph.config").ConfigSchema
 
 DIM = 16
 NUM_EPOCHS = 6
+SEVERAL = "complex_diagonal+translation+affine+diagonal"
+"""Operators of the ring's four relations."""
 
 
 def biggraph(command: str, config: Path, *arguments: str) -> str:
@@ -106,6 +109,7 @@ def random_run(tmp_path: Path, dataset: Dataset, score_function: str, reciprocal
         dataset_path=str(dataset.path),
         dataset_fingerprint=dataset.fingerprint,
         optimizer="row_adagrad",
+        operators=SCORE_FUNCTIONS.get(score_function).operators,
     )
     # PyTorch-BigGraph takes its learning rate from the optimizer's state: rows will move no further.
     meta = dataclasses.replace(meta, optimizer={"name": "row_adagrad", "lr": 1e-6})
@@ -142,6 +146,9 @@ def test_it_evaluates_ours_and_gets_our_figures(ours: Path, dataset: Dataset, tm
         ("diagonal_cos_bias", False),
         ("affine_dot_bias", True),
         ("complex_diagonal_squared_l2_bias", False),
+        (f"{SEVERAL}_dot", False),
+        (f"{SEVERAL}_cos", False),
+        (f"{SEVERAL}_l2_bias", False),
     ],
 )
 def test_it_evaluates_other_models_of_ours_and_gets_our_figures(
@@ -341,7 +348,10 @@ def test_it_resumes_at_the_epoch_whatever_the_cadence_of_commits_was(
     assert 0 < moved < 0.5
 
 
-def test_its_export_reads_ours(ours: Path, dataset: Dataset, tmp_path: Path) -> None:
+@pytest.mark.parametrize("score_function", ["complex", "complex_diagonal+translation+none+diagonal_dot"])
+def test_its_export_reads_ours(score_function: str, dataset: Dataset, tmp_path: Path) -> None:
+    """Its export fails at matrices, whoever wrote them."""
+    ours = random_run(tmp_path, dataset, score_function, score_function == "complex")
     edges = write_edges(tmp_path / "train", dataset.split("train"))
     model = described(ours / "checkpoint" / "latest")
     config = write_config(tmp_path / "c.py", model, edge_paths=[str(edges)])
@@ -353,9 +363,10 @@ def test_its_export_reads_ours(ours: Path, dataset: Dataset, tmp_path: Path) -> 
     assert len(lines) == dataset.num_entities("entity")
     for name, *numbers in lines:
         assert np.allclose(np.array(numbers, float), checkpoint["entity"][name].numpy(), rtol=1e-5, atol=1e-6)
-    assert {line.split("\t")[0] for line in outputs[1].read_text(encoding="utf-8").splitlines()} == set(
-        checkpoint.relations.labels.names
-    )
+    operators = checkpoint.meta.operators or ["complex_diagonal"] * len(checkpoint.relations)
+    with_parameters = {name for name, one in zip(checkpoint.relations.labels, operators) if one != "none"}
+    lines_of_relations = outputs[1].read_text(encoding="utf-8").splitlines()
+    assert {line.split("\t")[0] for line in lines_of_relations} == with_parameters
 
 
 def test_we_load_evaluate_and_resume_its(dataset: Dataset, tmp_path: Path) -> None:
@@ -411,3 +422,57 @@ def test_we_load_evaluate_and_resume_its(dataset: Dataset, tmp_path: Path) -> No
     goes_on, warm, starts = (losses(tmp_path / name)[0] for name in ("run", "taken", "anew"))
     print(f"loss of the first batch: resumed {goes_on:.3f}, warm start {warm:.3f}, anew {starts:.3f}")
     assert goes_on < 0.8 * starts and warm < 0.8 * starts
+
+
+def test_several_operators_from_its_training_to_ours_and_back(dataset: Dataset, tmp_path: Path) -> None:
+    """It trains four operators; we rank alike, resume, and it ranks what we trained alike."""
+    names, relations = list(dataset.vocabulary("entity").names), list(dataset.relations.labels.names)
+    entity_path, theirs = tmp_path / "entities", tmp_path / "theirs"
+    entity_path.mkdir()
+    (entity_path / "entity_names_entity_0.json").write_text(json.dumps(names))
+    (entity_path / "entity_count_entity_0.txt").write_text(f"{len(names)}\n")
+    order = [2, 0, 3, 1]  # its ids of relations are not ours
+    operators = dict(zip(relations, SEVERAL.split("+")))
+    model = {
+        "entities": {"entity": {"num_partitions": 1}},
+        "relations": [
+            {"name": relations[i], "lhs": "entity", "rhs": "entity", "operator": operators[relations[i]]}
+            for i in order
+        ],
+        "dimension": DIM,
+        "global_emb": False,
+        "comparator": "cos",
+        "entity_path": str(entity_path),
+        "checkpoint_path": str(theirs),
+        "loss_fn": "softmax",
+        "lr": 0.1,
+    }
+    edges = {}
+    for split in ("train", "test"):
+        triples = np.array(dataset.split(split))
+        triples[:, 1] = np.argsort(order)[triples[:, 1]]
+        edges[split] = str(write_edges(tmp_path / split, triples))
+    config = write_config(tmp_path / "train.py", model, edge_paths=[edges["train"]], num_epochs=NUM_EPOCHS)
+    biggraph("train", config)
+    run = tmp_path / "run"
+    words = ["checkpoint", "convert", str(theirs), "--to", "run", "--dataset", str(dataset.path)]
+    commands.dglkge(*words, "--output", str(run))
+    config = write_config(
+        tmp_path / "eval.py", model, edge_paths=[edges["test"]], **everything_negative(model)
+    )
+    same_figures(biggraph("eval", config), run)
+    score_function = open_checkpoint(run).meta.score_function
+    first = operators[relations[order[0]]]
+    named = ", ".join(f"{name}: {one}" for name, one in operators.items() if one != first)
+    more = ("optimizer.name=row_adagrad", "optimizer.relations=sparse_adagrad", "regularizer.weight=0")
+    more += (f"model.score_function={score_function}", f"model.relation_operators={{{named}}}")
+    more += ("model.reciprocal_relations=false", "evaluation.split=none", "optimizer.lr=0.01")
+    done = commands.train_alone(*settings(dataset.path, run, *more, f"training.num_epochs={NUM_EPOCHS + 1}"))
+    assert "starts anew" not in done.stdout + done.stderr
+    assert f"resumed: {NUM_EPOCHS} epochs and 0 batches done" in done.stdout + done.stderr
+    again = described(run / "checkpoint" / "latest")
+    edges_of_ours = write_edges(tmp_path / "ours", dataset.split("test"))
+    config = write_config(
+        tmp_path / "again.py", again, edge_paths=[str(edges_of_ours)], **everything_negative(again)
+    )
+    same_figures(biggraph("eval", config), run)

@@ -145,8 +145,16 @@ def test_files_resume_and_ranking(tmp_path, score_function, optimizer, more):
     assert rank(dglkge.open_run(tmp_path / "converted")) == rank(run)
     assert open_checkpoint(tmp_path / "converted").dense_tensors().keys() <= state.keys()
     with opened(tmp_path / "next", *more, f"checkpoint.init_path={folder}") as trainer:
+        taken = dense_of(trainer)
+        assert taken.keys() == {path for path in state if path.startswith("dense/")}
+        assert all(torch.equal(one, state[path]) for path, one in taken.items())
         metrics = trainer.evaluate("test").to_dict()
         assert {key: metrics[key] for key in rank(run)} == rank(run)
+    other = ("dense.optimizer=Adagrad", f"checkpoint.init_path={folder}")
+    with opened(tmp_path / "other", *more, *other) as trainer:
+        (group,) = trainer._job.dense.param_groups
+        sums = [trainer._job.dense.optimizer.state[one]["sum"] for one in group["params"]]
+        assert not any(one.any() for one in sums)  # another optimizer's state is not taken
     with opened(folder, *more) as trainer:
         assert trainer._job.dense.param_groups[0]["lr"] == DENSE_LR / 2
 

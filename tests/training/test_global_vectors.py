@@ -157,8 +157,11 @@ def test_another_run_starts_with_the_rows_as_they_are_scored(tmp_path: Path) -> 
     with opened(tmp_path / "run", *more) as trainer:
         train(trainer, 1)
         metrics = trainer.evaluate("test").to_dict()
+        sums = {name: one.tolist() for name, one in trainer._job.global_vectors._sums.items()}
+    assert all(any(one) for one in sums.values())
     with opened(tmp_path / "next", *more, f"checkpoint.init_path={tmp_path / 'run'}") as trainer:
         assert not any(one.any() for one in trainer._job.global_vectors.vectors.values())
+        assert {name: one.tolist() for name, one in trainer._job.global_vectors._sums.items()} == sums
         assert trainer.evaluate("test").to_dict() == metrics
 
 

@@ -94,6 +94,19 @@ model.score_function.channels=3
 model.relation_dropout=0.25 model.score_function=rotate
     model.relation_dropout is 0.25 and model.score_function is rotate, whose relations are phases: an angle
     cannot be scaled; allowed: 0
+model.score_function=complex 'model.relation_operators={near: translation}'
+    model.relation_operators is near and model.score_function is complex, which has one operator for all
+    relations; several are named with a + between them; allowed: empty,
+model.score_function=diagonal+none_cos optimizer.name=row_adagrad
+    optimizer.relations is empty and model.score_function is diagonal+none_cos, where relations have rows as
+    wide as the widest operator's, so that no mean of a row is one's own; allowed: sparse_adagrad,
+model.score_function=diagonal+none_cos optimizer.relations=row_adagrad
+    optimizer.relations is row_adagrad and model.score_function is diagonal+none_cos, where
+model.score_function=diagonal+none_cos optimizer.weight_decay=0.1
+    optimizer.weight_decay is 0.1 and model.score_function is diagonal+none_cos, where a number of a
+    relation's row says which operator it has; allowed: 0,
+model.score_function=diagonal+none_cos model.relation_dropout=0.25
+    model.relation_dropout is 0.25 and model.score_function is diagonal+none_cos, where a number
 model.entity_dropout=1
     model.entity_dropout is 1.0; allowed: below 1
 model.global_vectors=true model.reciprocal_relations=true

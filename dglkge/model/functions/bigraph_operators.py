@@ -8,6 +8,7 @@ combines each operator with each comparator.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from dglkge.model.functions import Tensor, torch
@@ -29,12 +30,15 @@ class BigraphOperator:
         Whether there is a b.
     cancels : bool
         Whether a number of the result is a sum, so that its relative rounding error has no bound.
+    dim_multiple : int
+        Number that the width of rows is a multiple of.
     """
 
     name: ClassVar[str] = "none"
     complex_valued: ClassVar[bool] = False
     has_offset: ClassVar[bool] = False
     cancels: ClassVar[bool] = False
+    dim_multiple: ClassVar[int] = 1
 
     def shapes(self, dim: int) -> Shapes:
         """Return the shape of each parameter for rows of width dim."""
@@ -60,11 +64,11 @@ class BigraphOperator:
         """Return A' x, with A' the transpose: <x, A y> = <A' x, y>."""
         return self.apply(entity, row)
 
-    def offset(self, row: Tensor) -> Tensor:
-        """Return b, (..., D), of an operator that has one."""
-        raise NotImplementedError(f"the operator {self.name} has no offset")
+    def offset(self, row: Tensor, dim: int) -> Tensor:
+        """Return b, (..., D); 0 for an operator that has none."""
+        return row.new_zeros(*row.shape[:-1], dim)
 
-    def gains(self, row: Tensor) -> tuple[Tensor, Tensor]:
+    def gains(self, row: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         """Return bounds (...) of |A| and |b| in |A x + b| <= |A| |x| + |b|."""
         return torch.ones_like(row[..., 0]), torch.zeros_like(row[..., 0])
 
@@ -91,11 +95,11 @@ class TranslationOperator(BigraphOperator):
         """Return x: A is the identity."""
         return super().apply(entity, row)
 
-    def offset(self, row: Tensor) -> Tensor:
+    def offset(self, row: Tensor, dim: int) -> Tensor:
         """Return b."""
         return row
 
-    def gains(self, row: Tensor) -> tuple[Tensor, Tensor]:
+    def gains(self, row: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         """Return 1 and |b|."""
         return torch.ones_like(row[..., 0]), row.norm(dim=-1)
 
@@ -117,7 +121,7 @@ class DiagonalOperator(BigraphOperator):
         """Return d x."""
         return entity * row
 
-    def gains(self, row: Tensor) -> tuple[Tensor, Tensor]:
+    def gains(self, row: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         """Return the greatest |d_k|, and 0."""
         return row.abs().amax(-1), torch.zeros_like(row[..., 0])
 
@@ -145,7 +149,7 @@ class LinearOperator(BigraphOperator):
         """Return W' x."""
         return torch.einsum("...ji,...j->...i", self._matrix(row, entity.shape[-1]), entity)
 
-    def gains(self, row: Tensor) -> tuple[Tensor, Tensor]:
+    def gains(self, row: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         """Return the Frobenius norm of W, which is at least its spectral norm, and 0."""
         return row.norm(dim=-1), torch.zeros_like(row[..., 0])
 
@@ -172,15 +176,13 @@ class AffineOperator(LinearOperator):
         """Return W x + b."""
         return super().apply(entity, row) + row[..., -entity.shape[-1] :]
 
-    def offset(self, row: Tensor) -> Tensor:
-        """Return b; its width follows from that of the row, D^2 + D."""
-        dim = (math.isqrt(1 + 4 * row.shape[-1]) - 1) // 2
+    def offset(self, row: Tensor, dim: int) -> Tensor:
+        """Return b."""
         return row[..., -dim:]
 
-    def gains(self, row: Tensor) -> tuple[Tensor, Tensor]:
+    def gains(self, row: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         """Return the Frobenius norm of W, and |b|."""
-        offset = self.offset(row)
-        return row[..., : -offset.shape[-1]].norm(dim=-1), offset.norm(dim=-1)
+        return row[..., :-dim].norm(dim=-1), self.offset(row, dim).norm(dim=-1)
 
 
 class ComplexDiagonalOperator(BigraphOperator):
@@ -188,6 +190,7 @@ class ComplexDiagonalOperator(BigraphOperator):
 
     name = "complex_diagonal"
     complex_valued = True
+    dim_multiple = 2
 
     def shapes(self, dim: int) -> Shapes:
         """Return the shapes of the parts."""
@@ -207,7 +210,7 @@ class ComplexDiagonalOperator(BigraphOperator):
         real, imaginary = row.chunk(2, dim=-1)
         return complex_product(entity, real, -imaginary)
 
-    def gains(self, row: Tensor) -> tuple[Tensor, Tensor]:
+    def gains(self, row: Tensor, dim: int) -> tuple[Tensor, Tensor]:
         """Return the greatest modulus, and 0."""
         moduli = torch.hypot(*row.chunk(2, dim=-1))
         return moduli.amax(-1), torch.zeros_like(row[..., 0])
@@ -225,3 +228,76 @@ OPERATORS = {
     )
 }
 """By PyTorch-BigGraph's name."""
+
+NUMBERS = {name: number for number, name in enumerate(OPERATORS)}
+"""Of the operators, in the last number of rows of :class:`OperatorByRelation`."""
+
+SEPARATOR = "+"
+"""Between the names of several operators."""
+
+
+class OperatorByRelation(BigraphOperator):
+    """One of several operators, each relation's own.
+
+    A relation's row holds the operator's parameters, 0 up to the widest operator's, and the operator's number
+    in :data:`NUMBERS`. Neither 0 nor number gets a gradient.
+
+    Parameters
+    ----------
+    names : sequence of str
+        Of the operators. Rows start as the first one's.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self.operators = [OPERATORS[name] for name in names]
+        # Instances, as the facts are those of all operators together.
+        self.name = SEPARATOR.join(names)  # type: ignore[misc]
+        self.has_offset = any(one.has_offset for one in self.operators)  # type: ignore[misc]
+        self.cancels = any(one.cancels for one in self.operators)  # type: ignore[misc]
+        self.dim_multiple = max(one.dim_multiple for one in self.operators)  # type: ignore[misc]
+
+    def row_dim(self, dim: int) -> int:
+        """Return the width of the widest operator's row, and one number more."""
+        return max(one.row_dim(dim) for one in self.operators) + 1
+
+    def identity(self, dim: int) -> Tensor:
+        """Return the row of the first operator."""
+        return self.rows_of([self.operators[0].name], dim)[0]
+
+    def rows_of(self, names: Sequence[str], dim: int) -> Tensor:
+        """Return rows (n, Dr) of the identity, each of the operator of a name."""
+        rows = torch.zeros(len(names), self.row_dim(dim))
+        for row, name in zip(rows, names):
+            parameters = OPERATORS[name].identity(dim)
+            row[: len(parameters)] = parameters
+            row[-1] = NUMBERS[name]
+        return rows
+
+    def apply(self, entity: Tensor, row: Tensor) -> Tensor:
+        """Apply each row's operator."""
+        return self._by_row(lambda one, own: one.apply(entity, own), row, entity.shape[-1])
+
+    def transposed(self, entity: Tensor, row: Tensor) -> Tensor:
+        """Apply the transpose of each row's operator."""
+        return self._by_row(lambda one, own: one.transposed(entity, own), row, entity.shape[-1])
+
+    def offset(self, row: Tensor, dim: int) -> Tensor:
+        """Return b of each row's operator."""
+        return self._by_row(lambda one, own: one.offset(own, dim), row, dim)
+
+    def gains(self, row: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        """Return the bounds of each row's operator."""
+        both = self._by_row(lambda one, own: torch.stack(one.gains(own, dim), dim=-1), row, dim)
+        return both[..., 0], both[..., 1]
+
+    @staticmethod
+    def _by_row(compute: Callable[[BigraphOperator, Tensor], Tensor], row: Tensor, dim: int) -> Tensor:
+        """Return the result of each row's operator: all that occur compute, and each row takes its own."""
+        own_number = row[..., -1:].detach()
+        operators = list(OPERATORS.values())
+        results: list[Tensor] = []
+        for number in own_number.unique().tolist() or [0]:
+            operator = operators[int(number)]
+            result = compute(operator, row[..., : operator.row_dim(dim)])
+            results.append(torch.where(own_number == number, result, results[-1]) if results else result)
+        return results[-1]

@@ -11,16 +11,25 @@ its documentation): with g_r the operator of a relation and c the comparator,
     static relations:   f(h, r, t) = c(h, g_r(t)),
     dynamic relations:  f(h, r, ?) = c(g_r(h), t) and f(?, r, t) = c(h, g'_r(t)), g and g' each of its own.
 
+``diagonal+translation_l2`` has several operators, of which each relation has one, see
+``model.relation_operators``.
+
 Dynamic relations are ``model.reciprocal_relations: true``. With a bias, the operator takes the whole row, and
 c(x, y) = x_0 + y_0 + c'(x_1..., y_1...), c' being the comparator without bias.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 from dglkge.model.functions import Tensor, autograd_functions, torch
-from dglkge.model.functions.bigraph_operators import OPERATORS, BigraphOperator
+from dglkge.model.functions.bigraph_operators import (
+    OPERATORS,
+    SEPARATOR,
+    BigraphOperator,
+    OperatorByRelation,
+)
 from dglkge.model.functions.comparators import (
     FLOAT32_UNIT,
     SAFETY,
@@ -97,6 +106,15 @@ class BigraphScore(ScoreFunction):
     acts: BigraphOperator
     comparator: str
 
+    @property
+    def dim_multiple(self) -> tuple[int, str]:
+        """That of the operator, where halves are real and imaginary parts."""
+        return self.acts.dim_multiple, "half real, half imaginary"
+
+    def penalized(self, relation: Tensor) -> Tensor:
+        """Return the row, without the number of the operator."""
+        return relation[..., :-1] if self.operators else relation
+
     def relation_dim(self, dim: int) -> int:
         """Return the number of the operator's parameters."""
         return self.acts.row_dim(dim)
@@ -149,6 +167,7 @@ class StaticScore(BigraphScore):
         self.acts = pair.acts
         # Instances, as the facts of a pair are those of its class.
         self.has_bias = pair.has_bias  # type: ignore[misc]
+        self.operators = pair.operators  # type: ignore[misc]
         self.complex_valued = pair.complex_valued  # type: ignore[misc]
         self.relation_init = pair.relation_init  # type: ignore[misc]
         self.help = pair.help  # type: ignore[misc]
@@ -192,7 +211,9 @@ class StaticProductPlus(StaticScore):
             given = torch.cat([torch.ones_like(constant), given[..., 1:]], dim=-1)
         if side is Side.TAIL:
             if self.acts.has_offset:
-                constant = constant + (given * self.acts.offset(relation)).sum(-1, keepdim=True)
+                constant = constant + (given * self.acts.offset(relation, entity.shape[-1])).sum(
+                    -1, keepdim=True
+                )
             given = self.acts.transposed(given, relation)
         return torch.cat([given, constant.expand(*given.shape[:-1], 1)], dim=-1)
 
@@ -325,7 +346,7 @@ class StaticPairs(StaticScore):
         dim = query.shape[1] - 1
         dim = next(one for one in range(1, dim + 1) if one + self.relation_dim(one) == dim)
         given, relation = query[:, :dim], query[:, dim:-1]
-        gain, offset = self.acts.gains(relation)
+        gain, offset = self.acts.gains(relation, dim)
         longest = gain * max_candidate_norm + offset
         longest = torch.where(query[:, -1] == NO_RELATION, max_candidate_norm, longest)
         wide: Any = 1.75 * (given.norm(dim=1) + longest)
@@ -338,9 +359,22 @@ def bigraph_score(name: str) -> type[BigraphScore] | None:
     Parameters
     ----------
     name : str
-        ``{operator}_{comparator}``, with :data:`BIAS` at the end for a bias.
+        ``{operator}_{comparator}``, with :data:`BIAS` at the end for a bias; or with several operators and
+        ``+`` between them.
     """
-    return _CLASSES.get(name)
+    return _CLASSES.get(name) or _class_of_several(name)
+
+
+@functools.cache
+def _class_of_several(name: str) -> type[BigraphScore] | None:
+    """Make the class of several operators and a comparator; None where it is no such name."""
+    for comparator in COMPARATORS:
+        for bias in ("", BIAS):
+            operators = name.removesuffix(f"_{comparator}{bias}").split(SEPARATOR)
+            is_named = name.endswith(f"_{comparator}{bias}") and set(operators) <= set(OPERATORS)
+            if is_named and len(operators) == len(set(operators)) > 1:
+                return _class_of(OperatorByRelation(operators), comparator, bool(bias))
+    return None
 
 
 def _class_of(acts: BigraphOperator, comparator: str, bias: bool) -> type[BigraphScore]:
@@ -356,6 +390,7 @@ def _class_of(acts: BigraphOperator, comparator: str, bias: bool) -> type[Bigrap
         "comparator": comparator,
         "has_bias": bias,
         "has_parameters": type(acts) is not BigraphOperator,
+        "operators": tuple(acts.name.split(SEPARATOR)) if isinstance(acts, OperatorByRelation) else (),
     }
     bases: tuple[type, ...] = (compares, BigraphScore)
     if bias:
@@ -363,7 +398,7 @@ def _class_of(acts: BigraphOperator, comparator: str, bias: bool) -> type[Bigrap
         facts["unbiased"] = compares()
         facts["matmul_operations"], facts["memory_passes"] = compares.matmul_operations, 0
         facts["help"] += ", the first number of a row being a bias"
-    words = [acts.name, comparator, *(["bias"] if bias else [])]
+    words = [acts.name.replace(SEPARATOR, "_"), comparator, *(["bias"] if bias else [])]
     title = "".join(word.capitalize() for part in words for word in part.split("_"))
     return type(title, bases, facts)
 

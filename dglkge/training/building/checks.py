@@ -31,6 +31,7 @@ from dglkge.training.building.components import (
     configured_model,
     configured_regularizer,
     dense_problems,
+    relation_operators,
     relation_weights,
 )
 from dglkge.training.callbacks import CALLBACKS
@@ -91,6 +92,7 @@ def check_dataset(config: Config, dataset: Dataset, world: World | None = None) 
     _raise(
         _empty_splits(config, dataset),
         _raised(lambda: relation_weights(config, dataset)),
+        _raised(lambda: relation_operators(config, dataset)),
         _confidences(config, dataset) if config.loss.has_confidences else (),
         () if world is None else _memory(config, dataset, world),
     )

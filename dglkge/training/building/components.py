@@ -87,6 +87,28 @@ def relation_weights(config: Config, dataset: Dataset) -> npt.NDArray[np.float32
     return np.array([weights.get(name, 1.0) for name in names], np.float32) if weights else None
 
 
+def relation_operators(config: Config, dataset: Dataset) -> tuple[str, ...]:
+    """Return the operator of each relation, by original id; empty where the model has one for all.
+
+    Raises
+    ------
+    InputError
+        If a name is none of a relation, or an operator none of the score function's.
+    """
+    score_function, named = config.model.score_function.name, config.model.relation_operators
+    operators = SCORE_FUNCTIONS.get(score_function).operators
+    names = [relation.name for relation in dataset.relations.relations]
+    for name, operator in named.items():
+        if name not in names:
+            raise unknown_name("relation", name, sorted(set(names)))
+        if operator not in operators:
+            raise InputError(
+                f"model.relation_operators has {name}: {operator}, and model.score_function is "
+                f"{score_function}; allowed: {', '.join(operators)}"
+            )
+    return tuple(named.get(name, operators[0]) for name in names) if operators else ()
+
+
 def torch_classes(module: Any, base: type, unfit: Collection[str]) -> dict[str, Any]:
     """Return the subclasses that this version of torch has in a module, but for some, by name."""
     return {

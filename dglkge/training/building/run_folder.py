@@ -21,7 +21,7 @@ from dglkge.distributed.dgl_compat import dgl
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.runtime import Cluster
 from dglkge.errors import InputError, write_error
-from dglkge.training.building.components import configured_model
+from dglkge.training.building.components import configured_model, relation_operators
 from dglkge.training.building.run_place import RunPlace, open_manager
 from dglkge.training.building.tables import describe_optimizer
 from dglkge.training.job import Job
@@ -65,6 +65,7 @@ def describe_run(config: Config, dataset: Dataset) -> CheckpointMeta:
         dim=config.model.dimension,
         reciprocal=config.model.reciprocal_relations,
         optimizer=describe_optimizer(config.optimizer),
+        operators=relation_operators(config, dataset),
         versions={"dglkge": __version__, "dgl": dgl.__version__, "torch": torch.__version__},
     )
 

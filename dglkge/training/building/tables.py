@@ -25,6 +25,7 @@ from dglkge.model.kge_model import KgeModel
 from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.rules import UpdateRule
 from dglkge.optim.sparse_optimizer import SparseOptimizer
+from dglkge.training.building.components import relation_operators
 from dglkge.training.building.features import RunFeatures
 from dglkge.typing import DEVICE_STORAGE, RELATION
 
@@ -44,13 +45,18 @@ def open_tables(
 
 
 def fill_tables(
-    tables: TableSet, model: KgeModel, config: Config, cluster: Cluster, features: RunFeatures | None
+    tables: TableSet,
+    model: KgeModel,
+    config: Config,
+    cluster: Cluster,
+    dataset: Dataset,
+    features: RunFeatures | None,
 ) -> None:
     """Fill the tables, each trainer its share of the machine's rows.
 
     Rows are keyed by original id, so a table starts the same however it is partitioned.
     """
-    world = cluster.world
+    world, operators = cluster.world, relation_operators(config, dataset)
     for name, table in tables.items():
         if features is not None and name in features.untrained_types:
             continue  # its rows are f(x) alone: zeros, as the servers have made them
@@ -62,6 +68,8 @@ def fill_tables(
             rows = model.initial_rows(name, ids, config.seed, scale)
             if config.model.max_norm and name != RELATION:
                 limit_norms(rows.numpy(), config.model.max_norm)
+            if operators and name == RELATION:
+                rows = model.operator_rows([operators[id_] for id_ in ids.tolist()])
             shard.rows[start : start + 65536] = rows
     # A lookup of the first batch may read rows that another trainer initialises.
     cluster.barrier()

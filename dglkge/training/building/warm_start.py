@@ -14,8 +14,9 @@ from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
 from dglkge.checkpoint.storage import check_files
 from dglkge.config import Config
 from dglkge.data.vocabulary import Vocabulary
-from dglkge.errors import InputError
+from dglkge.errors import CheckpointError, InputError
 from dglkge.kernels.rules import limit_norms
+from dglkge.step.dense_parameters import DenseParameters
 from dglkge.training.job import Job
 from dglkge.typing import RELATION
 
@@ -45,7 +46,8 @@ def warm_start(job: Job, meta: CheckpointMeta, names: Mapping[str, Vocabulary]) 
     Parameters
     ----------
     job : Job
-        Its dense parameters take the checkpoint's values, on every trainer; their optimizer starts anew.
+        Its dense parameters take the checkpoint's values, on every trainer, and their optimizer the state of
+        an equal one. Global vectors take Adagrad's sums.
     meta : CheckpointMeta
         Of the new run.
     names : mapping of str to Vocabulary
@@ -71,8 +73,13 @@ def warm_start(job: Job, meta: CheckpointMeta, names: Mapping[str, Vocabulary]) 
             own = {} if job.features is None else dict(job.features.projections.named_parameters())
             projections = checkpoint.feature_parameters() if keeps else own
             dense.take({**projections, **checkpoint.dense_parameters()}, str(checkpoint.path))
+        _take_dense_state(job, dense, checkpoint)
     check_same_model(checkpoint.meta, meta, str(checkpoint.path))
     types = conversion.saved_types(checkpoint.entity_types, list(meta.entity_types))
+    _check_operators(checkpoint, meta, types)
+    if job.global_vectors is not None:
+        with checkpoint.open_model() as file:
+            job.global_vectors.take_sums(file, types)
     found = np.zeros(len(meta.entity_types) + 1, dtype=np.int64)
     saved: str | None
     if cluster.world.is_machine_leader:
@@ -92,6 +99,35 @@ def warm_start(job: Job, meta: CheckpointMeta, names: Mapping[str, Vocabulary]) 
         counts = {**meta.entity_types, RELATION: len(meta.relations)}
         for (table, count), old in zip(counts.items(), found.tolist()):
             logger.info("warm start from %s: %s: %d rows taken over, %d new", path, table, old, count - old)
+
+
+def _take_dense_state(job: Job, dense: DenseParameters, checkpoint: Checkpoint) -> None:
+    """Take the state of dense parameters, if optimizer and options are those of the checkpoint."""
+    now = job.config.dense.optimizer.model_dump(mode="json")
+    saved = (checkpoint.config.get("dense") or {}).get("optimizer")
+    if saved == now:
+        with checkpoint.open_model() as file:
+            dense.take_state(file)
+    elif job.world.rank == 0:
+        reason = f"dense.optimizer is {now}, and {saved} in {checkpoint.path}"
+        logger.info("warm start: the state of dense parameters starts anew: %s", reason)
+
+
+def _check_operators(checkpoint: Checkpoint, meta: CheckpointMeta, types: Mapping[str, str | None]) -> None:
+    """Refuse relations that have another operator in the checkpoint.
+
+    Raises
+    ------
+    CheckpointError
+        Naming the first one.
+    """
+    saved_ids = conversion.saved_relation_ids(checkpoint, meta, types)
+    for relation, operator, id_ in zip(meta.relations, meta.operators, saved_ids.tolist()):
+        if id_ >= 0 and checkpoint.meta.operators[id_] != operator:
+            raise CheckpointError(
+                f"{checkpoint.path} has the operator {checkpoint.meta.operators[id_]} for the relation "
+                f"{relation.name!r}, this run has {operator}: its rows cannot be taken over"
+            )
 
 
 def _keeps_projections(config: Config, checkpoint: Checkpoint) -> bool:
