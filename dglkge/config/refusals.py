@@ -158,7 +158,6 @@ ROWS: tuple[Row, ...] = (
         is_set("loss.adversarial_weights")),
     row("training.edge_sets", only(()), QUERIES, by_queries),
     row("training.rows", only("all"), QUERIES, by_queries),
-    row("evaluation.held_out.fraction", ABSENT, QUERIES, by_queries),
     row(OBJECTIVE,
         Allowed(lambda name: not OBJECTIVES.get(name).Settings.by_queries, "negative_sampling, one_vs_all"),
         "which multiplies the rows of a query with that of its answer",
@@ -189,13 +188,13 @@ ROWS: tuple[Row, ...] = (
         has("optimizer.weight_decay", 0)),
     *(row(f"{section}.schedule.name",
           Allowed(lambda value: value != "ReduceLROnPlateau", "at least 1 with it, or another schedule"),
-          "and it follows the valid MRR", unwatched)
+          "and it follows the valid split", unwatched)
       for section in ("optimizer", "dense")),
-    *(row(f"{section}.schedule.every", only("epoch"), "which follows the valid MRR",
+    *(row(f"{section}.schedule.every", only("epoch"), "which follows the valid split",
           has(f"{section}.schedule.name", "ReduceLROnPlateau"))
       for section in ("optimizer", "dense")),
     row("checkpoint.local", only(True), "so the folder is the only copy", has("checkpoint.storage", "")),
-    row("checkpoint.keep_best", only(False), "and the best version is that of the best valid MRR", unwatched),
+    row("checkpoint.keep_best", only(False), "and the best version is chosen by the valid split", unwatched),
     row("training.early_stopping.patience", ABSENT, "and it counts rankings of the valid split", unwatched),
     # Devices, machines, kernels
     row("training.matmul_dtype", only("float32", "auto"), "which computes in float32",

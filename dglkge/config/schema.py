@@ -265,15 +265,15 @@ def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 class EarlyStoppingConfig(Settings):
-    """The end of training by the valid MRR; the best version is restored then."""
+    """The end of training by the valid split; the best version is restored then."""
 
     patience: int = free(
         ...,
-        "end training after so many rankings of the valid split in a row without a gain in MRR, and restore "
+        "end training after so many rankings of the valid split in a row without a gain, and restore "
         "the best version at the end",
         ge=1,
     )
-    min_gain: float = free(0.0, "smallest gain in valid MRR that counts", ge=0)
+    min_gain: float = free(0.0, "smallest gain in evaluation.metric that counts", ge=0)
 
 
 class TrainingConfig(Settings):
@@ -293,7 +293,7 @@ class TrainingConfig(Settings):
 
     num_epochs: int = free(10, "passes over the training triples", ge=0)
     early_stopping: EarlyStoppingConfig | None = optional(
-        "end of training by the valid MRR; null: after num_epochs"
+        "end of training by the valid split; null: after num_epochs"
     )
     batch_size: int = until_finished(1000, "triples in a global batch, over all trainers", ge=1)
     kernels: Literal["auto", "reference"] = until_finished(
@@ -395,7 +395,7 @@ class CheckpointConfig(Settings):
         0, "keep the version after every so many epochs as checkpoint/epoch_{E}; 0: none", ge=0
     )
     keep_best: bool = free(
-        False, "keep the version with the best valid MRR as checkpoint/best (see valid_every_epochs)"
+        False, "keep the version with the best evaluation.metric of the valid split as checkpoint/best"
     )
     fallback: bool = free(
         False,
@@ -467,6 +467,12 @@ class EvaluationConfig(Settings):
     ties: Literal["realistic", "optimistic", "pessimistic"] = free("realistic", "rank among equal scores")
     batch_size: int = free(2048, "queries that a trainer scores at a time", ge=1)
     valid_every_epochs: int = free(0, "rank the valid split after every so many epochs; 0: never", ge=0)
+    metric: Text = free(
+        "mrr",
+        "measure of the valid split that early stopping, checkpoint.keep_best and ReduceLROnPlateau follow, "
+        "the greatest is the best: mrr, auc, hits@1, hits@3, hits@10, hits@50, or what on_ranking of a "
+        "callback returns",
+    )
     held_out: HeldOutConfig | None = optional("triples that are never trained, and ranked; null: none")
 
     @property

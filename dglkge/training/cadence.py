@@ -46,7 +46,7 @@ class Cadence:
     Attributes
     ----------
     keeps_best : bool
-        Whether the version with the best valid MRR is kept: early stopping restores it at the end.
+        Whether the version with the best score is kept: early stopping restores it at the end.
     flag_sum : int or None
         Sum of all trainers' flags in the last step; None: no message since the last check had it.
     """
@@ -136,8 +136,9 @@ class Cadence:
 class EarlyStopping:
     """Counts rankings without a gain since the best one.
 
-    A ranking gains if its MRR is more than ``min_gain`` above the best of those that gained; the first one
-    does, and NaN never does. Training ends after ``patience`` rankings in a row without a gain.
+    A ranking's score is its ``evaluation.metric``. It gains if that is more than ``min_gain`` above the best
+    of those that gained; the first one does, and NaN never does. Training ends after ``patience`` rankings in
+    a row without a gain.
 
     Parameters
     ----------
@@ -147,7 +148,7 @@ class EarlyStopping:
     Attributes
     ----------
     best : float or None
-        MRR of the last ranking that gained.
+        Score of the last ranking that gained.
     num_without_gain : int
         Rankings since then.
     """
@@ -158,11 +159,11 @@ class EarlyStopping:
         self.best: float | None = None
         self.num_without_gain = 0
 
-    def add(self, mrr: float) -> None:
+    def add(self, score: float) -> None:
         """Count one ranking."""
         # A comparison with NaN is false, so NaN is no gain; as the first one it must not become the best.
-        if mrr == mrr and (self.best is None or mrr > self.best + self._min_gain):
-            self.best, self.num_without_gain = mrr, 0
+        if score == score and (self.best is None or score > self.best + self._min_gain):
+            self.best, self.num_without_gain = score, 0
         else:
             self.num_without_gain += 1
 
@@ -177,7 +178,7 @@ class EarlyStopping:
         return self.is_on and self.num_without_gain >= self._patience
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the best MRR and the rankings since; empty where training never ends early."""
+        """Return the best score and the rankings since; empty where training never ends early."""
         return {"best": self.best, "num_without_gain": self.num_without_gain} if self.is_on else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from dglkge.registry import Registry
@@ -32,6 +33,14 @@ class Callback:
 
     def on_batch_end(self, trainer: Any, batch: Any, loss: float) -> None:
         """Follow a step; the loss is the sum over this trainer's triples."""
+
+    def on_ranking(self, trainer: Any, split: str, result: Any) -> Mapping[str, float] | None:
+        """Return measures of your own beside a ranking's, by name.
+
+        They stand with the others in ``metrics.json``, statistics and trackers, and ``evaluation.metric`` may
+        be one of them. ``result`` is the :class:`dglkge.evaluation.metrics.RankingResult`.
+        """
+        return None
 
     def on_commit(self, trainer: Any, version: int) -> None:
         """Follow the copy of the rows for a version, which a thread may still be writing."""

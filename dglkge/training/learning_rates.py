@@ -20,7 +20,7 @@ from dglkge.model.choices import ScheduleSettings
 from dglkge.training.building.components import named_class, refused_by_torch, torch_classes
 
 PLATEAU = "ReduceLROnPlateau"
-"""The scheduler that is told the valid MRR after each ranking, and is not stepped otherwise."""
+"""The scheduler that is told the score of each ranking of the valid split, and is not stepped otherwise."""
 
 EVERY_BATCH = "batch"
 
@@ -78,7 +78,7 @@ class Schedule:
     def __init__(self, field: str, chosen: ScheduleSettings, lrs: Sequence[float]) -> None:
         own = ("self", "optimizer", "last_epoch", "verbose")
         kind, allowed = named_class(field, chosen, known_schedules(), own)
-        self.follows_mrr, self.steps_batches = chosen.name == PLATEAU, chosen.every == EVERY_BATCH
+        self.follows_ranking, self.steps_batches = chosen.name == PLATEAU, chosen.every == EVERY_BATCH
         options = chosen.options
         if options.get("cycle_momentum"):
             raise InputError(
@@ -86,8 +86,8 @@ class Schedule:
             )
         if "cycle_momentum" in allowed:
             options["cycle_momentum"] = False
-        if self.follows_mrr:
-            options.setdefault("mode", "max")  # a higher MRR is a better one
+        if self.follows_ranking:
+            options.setdefault("mode", "max")  # a higher score is a better one
         for name in _REPLACING & set(options):
             if isinstance(options[name], (int, float)) and lrs[0]:
                 options[name] = [options[name] * (lr / lrs[0]) for lr in lrs]
@@ -105,11 +105,11 @@ class Schedule:
         """Learning rate of each group now."""
         return [float(group["lr"]) for group in self._driver.param_groups]
 
-    def step(self, mrr: float | None = None) -> None:
-        """Go one step further; with the valid MRR where the scheduler follows it."""
+    def step(self, score: float | None = None) -> None:
+        """Go one step further; with the score of the valid split where the scheduler follows it."""
         self._driver.step()  # has no gradients: torch warns of schedulers that come before it
-        if self.follows_mrr:
-            self._scheduler.step(mrr)
+        if self.follows_ranking:
+            self._scheduler.step(score)
         else:
             self._scheduler.step()
 
@@ -206,9 +206,9 @@ class LearningRates:
                 self._schedules.append((name, schedule, part))
 
     @property
-    def follows_mrr(self) -> bool:
+    def follows_ranking(self) -> bool:
         """Whether a ranking of the valid split changes the rates that follow."""
-        return any(schedule.follows_mrr for _, schedule, _ in self._schedules)
+        return any(schedule.follows_ranking for _, schedule, _ in self._schedules)
 
     def before_batch(self) -> None:
         """Set the learning rates of the next batch, where a schedule or a warm-up has them."""
@@ -233,14 +233,14 @@ class LearningRates:
         while self.num_epochs < num_epochs:
             self.num_epochs += 1
             for _, schedule, _ in self._schedules:
-                if not schedule.steps_batches and not schedule.follows_mrr:
+                if not schedule.steps_batches and not schedule.follows_ranking:
                     schedule.step()
 
-    def after_ranking(self, mrr: float) -> None:
+    def after_ranking(self, score: float) -> None:
         """Count a ranking of the valid split."""
         for _, schedule, _ in self._schedules:
-            if schedule.follows_mrr:
-                schedule.step(mrr)
+            if schedule.follows_ranking:
+                schedule.step(score)
 
     def state_dict(self) -> dict[str, Any]:
         """Return counts, parameter groups and schedules; empty where the rates are those of the start."""

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +14,18 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from dglkge.checkpoint.layout import RUN_METRICS_FILE, RUN_STATS_FILE, RUN_VALIDATION_FILE, Progress
+from dglkge.checkpoint.layout import (
+    BUCKET_RECORD,
+    RUN_METRICS_FILE,
+    RUN_STATS_FILE,
+    RUN_VALIDATION_FILE,
+    Progress,
+)
 from dglkge.data.dataset_files import VALID
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.log_format import timestamp
 from dglkge.distributed.runtime import log_folder, num_servers
-from dglkge.evaluation.metrics import RankingResult
+from dglkge.evaluation.metrics import BOTH
 from dglkge.sampling.query_batches import EpochBatches
 from dglkge.step.computation import PHASES, as_array
 from dglkge.step.contracts import MEASURES, StepResult
@@ -124,6 +130,11 @@ class Statistics:
         """Return the sums over the batches of the epoch that are done, of all trainers; a collective."""
         return self._total + self._job.cluster.sum(self._done_recently())
 
+    def sums_of(self, batches_done: int) -> Sums:
+        """Return the sums of this trainer's last batch; 0 if the script did not train it."""
+        last, of_last = self._open
+        return of_last if last == batches_done else np.zeros(NUM_SUMS)
+
     def _done_recently(self) -> Sums:
         last, of_last = self._open
         # A commit inside the loop's body comes before the open batch counts as done.
@@ -220,11 +231,16 @@ class Statistics:
                 logger.warning("cannot write %s: %s; training goes on", self._path, error.strerror or error)
             self._is_warned = True
 
-    def add_ranking(self, split: str, result: RankingResult) -> None:
-        """Write the result of a ranking to ``metrics.json``, and give it to the trackers; on rank 0."""
+    def add_buckets(self, epoch: int, records: Sequence[Mapping[str, Any]]) -> None:
+        """Append the records of buckets that ended; on rank 0."""
+        for record in records if self._is_leader else ():
+            self._append({"time": timestamp(), "epoch": epoch, BUCKET_RECORD: record})
+
+    def add_ranking(self, split: str, record: Mapping[str, Any]) -> None:
+        """Write a ranking to ``metrics.json``, and give its measures to the trackers; on rank 0."""
         if self._is_leader:
-            self.write_metrics(split, result.to_dict())
-            self.trackers.log_result(split, result.both.to_dict(), self._position.steps_done)
+            self.write_metrics(split, record)
+            self.trackers.log_result(split, record[BOTH], self._position.steps_done)
 
     def write_metrics(self, split: str, metrics: Mapping[str, Any]) -> None:
         """Write what ``metrics.json`` has of a split."""
@@ -232,13 +248,13 @@ class Statistics:
         known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         self._records.write_json(RUN_METRICS_FILE, {**known, split: metrics})
 
-    def add_validation(self, epochs_done: int, metrics: Mapping[str, float], mrr: float) -> None:
-        """Append the metrics of the valid split after an epoch, and note that it was ranked; on rank 0.
+    def add_validation(self, epochs_done: int, measures: Mapping[str, float]) -> None:
+        """Append the measures of the valid split after an epoch, and note that it was ranked; on rank 0.
 
         The line has the epoch's number, which counts from 0 as in the other lines.
         """
-        self._append({"time": timestamp(), "epoch": epochs_done - 1, VALID: dict(metrics)})
-        self._records.write_json(RUN_VALIDATION_FILE, {Progress.FINISHED_EPOCHS: epochs_done, "mrr": mrr})
+        self._append({"time": timestamp(), "epoch": epochs_done - 1, VALID: dict(measures)})
+        self._records.write_json(RUN_VALIDATION_FILE, {Progress.FINISHED_EPOCHS: epochs_done})
 
     def is_validated(self, epochs_done: int) -> bool:
         """Return whether the valid split was ranked after a number of epochs, from rank 0's file."""

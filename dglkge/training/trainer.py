@@ -17,7 +17,8 @@ from dglkge.checkpoint.manager import CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.data.dataset_files import VALID
 from dglkge.distributed.preemption import Preempted
-from dglkge.evaluation.metrics import RankingResult
+from dglkge.errors import unknown_name
+from dglkge.evaluation.metrics import BOTH, RankingResult
 from dglkge.sampling.query_batches import EpochBatches, TrainingBatch
 from dglkge.step.train_step import TrainStep
 from dglkge.training.building.given_vectors import fill_from_vectors
@@ -82,8 +83,15 @@ class Trainer:
         self._position = Position(config, epochs, edge_batches)
         trackers = open_trackers(config, cluster, checkpoints.records)
         self._statistics = Statistics(job, edge_batches, self._position, checkpoints.records, trackers)
+        self._buckets = passes.buckets
+        of_buckets = {} if self._buckets is None else {"buckets": self._buckets}
         self._state = TrainingState(
-            {"learning_rates": self._rates, "early_stopping": self._patience, "statistics": self._statistics}
+            {
+                "learning_rates": self._rates,
+                "early_stopping": self._patience,
+                "statistics": self._statistics,
+                **of_buckets,
+            }
         )
         # A schedule that cannot be saved is refused now, not at the first commit.
         self._state.to_bytes()
@@ -127,7 +135,11 @@ class Trainer:
             self.optimizer.drain()
             self.stop_if_asked()
             self._begin_pass(done)
+            if self._buckets is not None:
+                self._buckets.begin(epoch, done)
             while done < num_batches:
+                if self._buckets is not None:
+                    self._buckets.before(done)
                 batch = self._edge_batches.batch(epoch, done, clock.enter)
                 clock.enter("other")
                 yield batch
@@ -135,6 +147,8 @@ class Trainer:
                 done += 1
                 clock.enter("waiting")
                 self._position.move(epoch, done)
+                if self._buckets is not None:
+                    self._buckets.after(done - 1, self._statistics.sums_of(done))
                 self._checkpoints.check()
                 ends_pass = self._end_pass(epoch, done)
                 must_stop, must_commit = self._cadence.after_batch(done, self._checkpoints.is_writing)
@@ -169,6 +183,8 @@ class Trainer:
             records = self._passes.end(epoch, ended, sums)
         for record in records:
             self._checkpoints.add_stats(record)
+        if self._buckets is not None:
+            self._statistics.add_buckets(epoch, records)
         return True
 
     def add_stats_handler(self, handler: StatsHandler) -> None:
@@ -247,6 +263,8 @@ class Trainer:
         self.optimizer.drain()
         position = finished, batches_done = self._position.now
         if position != self._position.committed:
+            if self._buckets is not None:
+                self._buckets.pause()
             validates = self._cadence.validates_after_epoch(finished)
             progress = self._position.progress(self._passes.num_ended(batches_done), validates)
             meta = dataclasses.replace(self._meta, progress=progress)
@@ -283,15 +301,20 @@ class Trainer:
         """Rank a split with the live tables; rank 0 adds the result to ``metrics.json``. A collective."""
         # The epoch may have been left by `break`, or its validation may have been stopped.
         self._end_epoch()
-        return self._evaluate(split)
+        return self._evaluate(split)[0]
 
-    def _evaluate(self, split: str) -> RankingResult:
+    def _evaluate(self, split: str) -> tuple[RankingResult, dict[str, Any]]:
+        """Return a ranking, and its record: with the measures of callbacks beside those of both sides."""
         self.optimizer.drain()
         most = self.config.evaluation.max_triples
         with self._job.ranking():
             result = self._evaluator.evaluate(split, most, self._statistics.has_bar, self.stop_if_asked)
-        self._statistics.add_ranking(split, result)
-        return result
+        measures = result.figures()
+        for callback in self._callbacks:
+            measures |= callback.on_ranking(self, split, result) or {}
+        record = {**result.to_dict(), BOTH: measures}
+        self._statistics.add_ranking(split, record)
+        return result, record
 
     def _end_epoch(self) -> None:
         """Commit and rank the valid split after an epoch, at their cadence, unless this was done already.
@@ -317,38 +340,43 @@ class Trainer:
             self._restore_best(done)
 
     @property
-    def _uses_mrr(self) -> bool:
+    def _uses_ranking(self) -> bool:
         """Whether a ranking of the valid split changes the training that follows."""
-        return self._patience.is_on or self._rates.follows_mrr
+        return self._patience.is_on or self._rates.follows_ranking
 
     def _validate(self, done: int) -> None:
         """Rank the valid split after some epochs, and keep the version if it is the best; a collective."""
-        result = self._evaluate(VALID)
-        mrr, is_first = result.both.mrr, self.cluster.world.rank == 0
-        if self._uses_mrr:
+        record = self._evaluate(VALID)[1]
+        measures = record[BOTH]
+        metric, is_first = self.config.evaluation.metric, self.cluster.world.rank == 0
+        if metric not in measures:
+            raise unknown_name("measure in evaluation.metric:", metric, measures)
+        score = measures[metric]
+        if self._uses_ranking:
             # Rank 0's number decides for all.
-            mrr = float(self.cluster.sum(np.array([mrr if is_first else 0.0]))[0])
-            self._count_ranking(mrr)
+            score = float(self.cluster.sum(np.array([score if is_first else 0.0]))[0])
+            self._count_ranking(score)
         if self._cadence.keeps_best:
             self._checkpoints.finish_together()
         if is_first:
-            logger.info("epoch %d: valid MRR %.4f", done, mrr)
+            logger.info("epoch %d: valid %s %.4f", done, "MRR" if metric == "mrr" else metric, score)
             if self._cadence.keeps_best:
                 # Its metrics are written again where it is restored.
-                metrics = {VALID: result.to_dict()} if self._patience.is_on else {}
-                self._checkpoints.keep_best(mrr, {Progress.FINISHED_EPOCHS: done, **metrics})
-            self._statistics.add_validation(done, result.both.to_dict(), mrr)
+                metrics = {VALID: record} if self._patience.is_on else {}
+                self._checkpoints.keep_best(score, {Progress.FINISHED_EPOCHS: done, **metrics})
+            self._statistics.add_validation(done, measures)
 
-    def _count_ranking(self, mrr: float) -> None:
-        self._patience.add(mrr)
-        self._rates.after_ranking(mrr)
+    def _count_ranking(self, score: float) -> None:
+        self._patience.add(score)
+        self._rates.after_ranking(score)
 
     def _restore_best(self, ended_after: int) -> None:
-        """End training with the version that has the best valid MRR, and commit it as the newest."""
+        """End training with the version that has the best score, and commit it as the newest."""
         # The pointer is written by rank 0 once its version is published.
         self._checkpoints.finish_together()
         # Rank 0's reading of it decides: a shared disk may show it to other hosts with a delay.
-        note = json.loads(self.cluster.gather_texts(json.dumps(self._checkpoints.read_pointer(BEST)))[0])
+        mine = json.dumps(self._checkpoints.storage.read_pointer(BEST))
+        note = json.loads(self.cluster.gather_texts(mine)[0])
         finished = int(note.get(Progress.FINISHED_EPOCHS, ended_after))
         if self.cluster.world.rank == 0:
             text = "training ended after %d epochs; the best version is that after %d"
@@ -400,7 +428,9 @@ class Trainer:
             # Committed before its valid split was ranked: the ranking is done after the resume. It is done
             # again if training depends on it: the version does not have its result.
             is_pending = bool(saved.progress.get(Progress.VALIDATION_PENDING))
-            is_pending = is_pending and (self._uses_mrr or not self._statistics.is_validated(position.ended))
+            is_pending = is_pending and (
+                self._uses_ranking or not self._statistics.is_validated(position.ended)
+            )
             # Stopped before the best version was restored.
             is_last = self._patience.is_on and 0 < self.config.training.num_epochs <= position.ended
             position.ended -= is_pending or is_last

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,9 @@ class Recorder(Callback):
         self.count = 0
 
     def state_dict(self) -> dict[str, int]:
-        """Return the count."""
         return {"count": self.count}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Take the count."""
         self.count = state["count"]
 
 
@@ -48,7 +47,6 @@ for event in EVENTS:
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> type[Recorder]:
-    """Register it."""
     monkeypatch.setitem(CALLBACKS._members, "recorder", Recorder)
     monkeypatch.setattr(Recorder, "calls", [])
     return Recorder
@@ -102,7 +100,54 @@ def test_a_callback_may_stop_the_training_and_rank(tmp_path: Path) -> None:
     assert run.evaluator.ranked == ["test", "test"] and run.committed() == (2, 0)
 
 
-def test_an_unknown_name_is_refused() -> None:
-    config = load_config(None, ["dataset=x", "training.callbacks=[recordr]"])
-    with pytest.raises(InputError, match="unknown callback 'recordr'"):
-        check_config(config)
+WATCHED = (
+    "training.num_epochs=9",
+    "training.early_stopping.patience=2",
+    "evaluation.valid_every_epochs=1",
+    "evaluation.metric=gain",
+)
+
+
+def measuring(folder: Path, measures: list[dict[str, float]]) -> ToyRun:
+    """Return a run whose MRR always rises, with a callback that returns these measures in turn."""
+    each = iter(measures)
+
+    class Measure(Callback):
+        def on_ranking(self, trainer: Any, split: str, result: Any) -> dict[str, float]:
+            return next(each)
+
+    run = ToyRun(folder, *WATCHED, own_config=True)
+    run.evaluator.mrr = iter([0.1, 0.2, 0.3, 0.4])
+    run.trainer.add_callback(Measure())
+    return run
+
+
+def test_a_measure_of_a_callback_decides_on_the_best_version(tmp_path: Path) -> None:
+    run = measuring(tmp_path, [{"gain": gain} for gain in (1.0, 3.0, 2.0, 2.5)])
+    run.train(9)
+    run.cluster.leave()
+    assert run.committed() == (2, 0) and run.evaluator.ranked == ["valid"] * 4
+    assert json.loads((tmp_path / "metrics.json").read_text())["valid"]["both"] == {"mrr": 0.2, "gain": 3.0}
+    lines = map(json.loads, (tmp_path / "stats.jsonl").read_text().splitlines())
+    assert [line["valid"]["gain"] for line in lines if "valid" in line] == [1.0, 3.0, 2.0, 2.5]
+
+
+def test_a_measure_that_no_callback_returns(tmp_path: Path) -> None:
+    run = measuring(tmp_path, [{"gains": 1.0}])
+    with pytest.raises(InputError, match="evaluation.metric: 'gain'; did you mean 'gains'"):
+        run.train(9)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("training.callbacks=[recordr]", "unknown callback 'recordr'"),
+        (
+            "evaluation.metric=mr",
+            "unknown evaluation.metric 'mr'; .* known: 'auc', 'hits@1', 'hits@10'",
+        ),
+    ],
+)
+def test_an_unknown_name_is_refused(setting: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        check_config(load_config(None, ["dataset=x", setting]))

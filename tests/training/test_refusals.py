@@ -228,9 +228,9 @@ optimizer.schedule=StepLR
 optimizer.schedule.every=batch
     optimizer.schedule.name is not given
 optimizer.schedule=ReduceLROnPlateau
-    evaluation.valid_every_epochs is 0, and it follows the valid MRR
+    evaluation.valid_every_epochs is 0, and it follows the valid split
 optimizer.schedule=ReduceLROnPlateau optimizer.schedule.every=batch
-    which follows the valid MRR; allowed: epoch
+    which follows the valid split; allowed: epoch
 'optimizer.schedule={name: CyclicLR, base_lr: 0.1, max_lr: 1, cycle_momentum: true}'
     cycle_momentum is true: only learning rates are scheduled
 'optimizer.schedule={name: OneCycleLR, max_lr: 1, total_steps: 3}'
@@ -249,9 +249,9 @@ dense.optimizer=SGD
 dense.compile=true
     dense.compile is true and model.score_function is complex, which has no dense parameters
 model.score_function=tucker dense.schedule=ReduceLROnPlateau
-    evaluation.valid_every_epochs is 0, and it follows the valid MRR
+    evaluation.valid_every_epochs is 0, and it follows the valid split
 model.score_function=tucker dense.schedule=ReduceLROnPlateau dense.schedule.every=batch
-    dense.schedule.every is batch and dense.schedule.name is ReduceLROnPlateau, which follows the valid MRR
+    dense.schedule.every is batch and dense.schedule.name is ReduceLROnPlateau, which follows the valid split
 model.score_function=tucker training.synchronous=false
     training.synchronous is false and model.score_function is tucker, whose parameters
 model.score_function=conex training.relation_prediction=1
@@ -292,8 +292,6 @@ training.relation_prediction=2 training.synchronous=false
     training.synchronous is false and training.relation_prediction is 2, ...; allowed: true
 training.relation_prediction=1 model.score_function=none_l2 training.objective=one_vs_all
     training.relation_prediction is 1 and model.score_function is none_l2, of which a relation
-training.objective=k_vs_all evaluation.held_out.fraction=0.1
-    evaluation.held_out.fraction is 0.1 and training.objective is k_vs_all
 training.edge_sets=[a,a]
     training.edge_sets is ...; allowed: each name once
 training.edge_sets=[a] training.objective=k_vs_all
@@ -363,7 +361,6 @@ tables.storage=device training.device=cpu_staged sampling.num_ranges=2
 
 
 def rows_of(text: str) -> list[tuple[list[str], str]]:
-    """Return settings and message of each row of a section."""
     rows: list[tuple[list[str], str]] = []
     for line in text.strip("\n").splitlines():
         if line.startswith(" "):
@@ -375,7 +372,6 @@ def rows_of(text: str) -> list[tuple[list[str], str]]:
 
 
 def refusal(settings: list[str], world: World) -> list[str]:
-    """Return the lines that refuse a configuration."""
     try:
         check_config(load_config(None, ["dataset=x", *settings]), world)
     except InputErrors as error:
@@ -436,7 +432,6 @@ def forbidden(*arguments: Any, **options: Any) -> None:
 
 
 def plan_error(folder: Path, capsys: pytest.CaptureFixture[str], *settings: str) -> str:
-    """Return what ``dglkge plan`` prints when it refuses settings."""
     (folder / "config.yaml").write_text("seed: 1\n")
     words = ["plan", str(folder / "config.yaml"), *(word for one in settings for word in ("--set", one))]
     assert main(words) == 2

@@ -38,12 +38,10 @@ OPTIONS: dict[str, list[str]] = {
 
 
 def config(*settings: str) -> Any:
-    """Return a configuration."""
     return load_config(None, ["dataset=toy", *settings])
 
 
 def chosen(name: str, options: list[str]) -> Any:
-    """Return the settings of a schedule."""
     text = ", ".join([f"name: {name}", *(option.replace("=", ": ", 1) for option in options)])
     return config(f"optimizer.schedule={{{text}}}").optimizer.schedule
 
@@ -80,7 +78,7 @@ def test_learning_rates_are_torchs_and_go_on_after_a_resume(name: str) -> None:
             ours = again
             ours.step(mrr[step])
             driver.step()
-            theirs.step(*([mrr[step]] if ours.follows_mrr else []))
+            theirs.step(*([mrr[step]] if ours.follows_ranking else []))
     assert len(seen) > 1
 
 

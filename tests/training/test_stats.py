@@ -41,8 +41,6 @@ class TwoTrainers(Cluster):
 
 
 class ToyBatches:
-    """Batches that say nothing about their place."""
-
     def __init__(self, num_batches: int) -> None:
         self._num_batches = num_batches
 
@@ -50,7 +48,6 @@ class ToyBatches:
         return self._num_batches
 
     def place(self, epoch: int, batches_done: int) -> dict[str, Any]:
-        """Return nothing."""
         return {}
 
 
@@ -78,7 +75,6 @@ class Report:
     def count(
         self, batches_done: int, loss: float, num_triples: int, num_bytes: int = 0, flags: int = 0
     ) -> int | None:
-        """Count a batch."""
         result = StepResult(loss, np.zeros(0), num_bytes, False, 0)
         return self.statistics.count(batches_done, result, num_triples, flags)
 
@@ -95,7 +91,6 @@ def alone(folder: Path) -> Report:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """Read what was written."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -161,8 +156,8 @@ def test_short_epochs_share_a_measurement_of_memory(monkeypatch: pytest.MonkeyPa
 
 def test_a_ranking_of_the_valid_split_is_a_line_of_its_own(tmp_path: Path) -> None:
     statistics = alone(tmp_path).statistics
-    statistics.add_validation(1, {"mrr": 0.5}, 0.5)
-    statistics.add_validation(3, {"mrr": 0.75}, 0.75)
+    statistics.add_validation(1, {"mrr": 0.5})
+    statistics.add_validation(3, {"mrr": 0.75})
     found = lines(tmp_path / "stats.jsonl")
     times = [line.pop("time") for line in found]
     assert found == [{"epoch": 0, "valid": {"mrr": 0.5}}, {"epoch": 2, "valid": {"mrr": 0.75}}]
@@ -196,14 +191,12 @@ def test_rank_0_shows_a_bar_where_a_person_watches() -> None:
     assert not wants_bar("auto", alone)
 
 
-def test_a_full_disk_warns_once_and_training_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_warns_once_and_training_goes_on(tmp_path, caplog):
     (tmp_path / "stats.jsonl").symlink_to("/dev/full")
     epoch = alone(tmp_path)
     epoch.count(1, 6.0, 3)
     epoch.count(2, 2.0, 1)
-    epoch.statistics.add_validation(1, {"mrr": 0.5}, 0.5)
+    epoch.statistics.add_validation(1, {"mrr": 0.5})
     warnings = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
     text = f"cannot write {tmp_path / 'stats.jsonl'}: No space left on device; training goes on"
     assert warnings == [text]
@@ -213,7 +206,6 @@ def test_a_full_disk_warns_once_and_training_goes_on(
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time that clocks see."""
     time = [100.0]
     monkeypatch.setattr(phase_clock.time, "perf_counter", lambda: time[0])
     return time
@@ -270,7 +262,6 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def add(proc: Path, pid: int, resident: int, shared: int, started: int = 5, **variables: str) -> None:
-    """Make the folder of a process."""
     folder = proc / str(pid)
     folder.mkdir(parents=True)
     (folder / "statm").write_text(f"999 {resident} {shared} 1 0 7 0\n")

@@ -20,7 +20,8 @@ from dglkge.config.refusals import problems_of
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import VALID
 from dglkge.distributed.world import World
-from dglkge.errors import InputError, InputErrors
+from dglkge.errors import InputError, InputErrors, unknown_name
+from dglkge.evaluation.metrics import FOLLOWED
 from dglkge.model.device import open_device, problem_of
 from dglkge.model.precision import NARROW_TYPES, autocast_problem, compiler_problem
 from dglkge.planning.host import host_memory
@@ -110,9 +111,12 @@ def _raised(check: Callable[[], object]) -> Iterator[str]:
 
 
 def _loggers(config: Config) -> Iterator[str]:
-    """Yield unknown callbacks and trackers, and trackers without their package."""
+    """Yield unknown callbacks, metrics and trackers, and trackers without their package."""
     for name in config.training.callbacks:
         yield from _raised(lambda name=name: CALLBACKS.get(name))  # type: ignore[misc]
+    # A callback may bring the metric.
+    if not config.training.callbacks and config.evaluation.metric not in FOLLOWED:
+        yield str(unknown_name("evaluation.metric", config.evaluation.metric, FOLLOWED, len(FOLLOWED)))
     for name in config.training.loggers:
         yield from _raised(lambda name=name: LOGGERS.get(name))  # type: ignore[misc]
         member = LOGGERS.get(name) if name in LOGGERS else None
