@@ -325,8 +325,14 @@ class TrainingConfig(Settings):
     )
     synchronous: bool = until_finished(
         True,
-        "trainers wait for one another after each batch; false, on one machine only: they do not (Hogwild), "
-        "and runs of several trainers differ from one another",
+        "trainers wait for one another after each batch; false: they do not (Hogwild), and runs of several "
+        "trainers differ from one another; gradients for rows of other machines are sent in the background "
+        "and applied on arrival, and rows are read as by lookup kvstore",
+    )
+    max_lag: int = until_finished(
+        100,
+        "steps that a trainer may be ahead of the slowest one, with synchronous false on several machines",
+        ge=1,
     )
     batch_statistics: bool = free(
         False,

@@ -221,9 +221,13 @@ class Options:
         Limit of each wait for the other trainers in a step.
     synchronous : bool
         False: asynchronous updates as in Hogwild (Niu et al. 2011): a trainer applies its own gradients to
-        the shared rows at once and waits for no other trainer. Trainers of one machine only; simultaneous
-        updates of a row may be lost, runs are not reproducible, and ``extra_sum`` of a step is the trainer's
-        own number.
+        the shared rows at once and waits for no other trainer; simultaneous updates of a row may be lost,
+        and runs are not reproducible. A thread sends the gradients for rows of other machines, where they
+        are applied on arrival; call ``drain()`` before rows are saved or compared. ``extra_sum`` of a step is
+        the trainer's own number; on several machines 0, and at one later step, the same on all trainers, the
+        sum.
+    max_lag : int
+        With ``synchronous=False`` on several machines: steps that a trainer may be ahead of the slowest one.
     kernels : {"auto", "reference"}
         "auto": merge and update rows with compiled loops; "reference": with their plain numpy and torch
         twins, slower and easier to read: the same results but for rounding.
@@ -240,6 +244,7 @@ class Options:
     nonfinite: str = "raise"
     timeout_seconds: float = 1800.0
     synchronous: bool = True
+    max_lag: int = 100
     kernels: str = "auto"
 
     def __post_init__(self) -> None:
@@ -253,5 +258,7 @@ class Options:
                 raise ValueError(f"{name} must be {first!r} or {second!r}, got {value!r}")
         if self.wire_dtype not in WIRE_DTYPES:
             raise ValueError(f"wire_dtype must be torch.float32, bfloat16 or float16, got {self.wire_dtype}")
+        if self.max_lag < 1:
+            raise ValueError(f"max_lag must be at least 1, got {self.max_lag}")
         if not self.timeout_seconds > 0:
             raise ValueError(f"timeout_seconds must be positive, got {self.timeout_seconds}")

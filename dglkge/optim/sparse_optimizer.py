@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+import threading
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -54,6 +55,12 @@ class Background:
 
 
 Pairs = Sequence[tuple[Tensor, Tensor]]
+
+
+def _call_alive(method: Callable[[], Any]) -> None:
+    """Call a method that is referenced weakly, if its object is still there."""
+    if (alive := method()) is not None:
+        alive()
 
 
 class SparseOptimizer(SavedState, torch.optim.Optimizer):
@@ -122,9 +129,13 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         self._params: list[Any] = []
         self._earlier_bytes = np.zeros(2, np.int64)
         self._is_built = False
+        self._updating = threading.Lock()
         self._background = Background() if self._options.overlap else None
-        # The thread of a background step and the user's own collectives would interleave in one group.
-        self._group = Alltoall(self._timeout_seconds, own_group=self._options.overlap)
+        # The thread of a background step, or of a lagged exchange, and the user's own collectives would
+        # interleave in one group.
+        self._group = Alltoall(
+            self._timeout_seconds, own_group=self._options.overlap or not self._options.synchronous
+        )
         self._rank, self._world_size = self._group.rank, self._group.size
         links = {
             "weight_decay": weight_decay,
@@ -164,10 +175,12 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         ------
         ValueError
             If a limit is not a positive number, or for ``norm`` with ``synchronous=False``: no trainer has
-            the gradients of all.
+            the gradients of all; on several machines for ``value`` as well.
         """
         if norm is not None and not self._options.synchronous:
             raise ValueError("clip_gradients: norm needs synchronous=True, which adds up all gradients")
+        if value is not None and self._exchange.lagged is not None:
+            raise ValueError("clip_gradients: value needs synchronous=True on several machines")
         is_off = norm is None and value is None
         self.finish()
         self.clipping = None if is_off else Clipping(norm, value, self._mean)
@@ -206,7 +219,8 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         for key in keys:
             if keys.count(key) > 1:
                 raise ValueError(f"embedding {key!r} is given twice")
-        self.finish()
+        if self._is_built:
+            self.drain()
         self._has_claimed = False
         group["params"] = []
         for embedding in embeddings:
@@ -249,6 +263,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
             np.dtype(np.int32 if narrow else np.int64),
             self._mean,
         )
+        self._num_late_bad = np.zeros(len(self.tables), np.int64)
         self._exchange = StepExchange(
             self._group,
             self.tables[0].part_id,
@@ -256,7 +271,40 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
             [table.chains for table in self.tables],
             wire,
             self._options.synchronous,
+            self._options.max_lag,
+            # Weak: the exchange belongs to the optimizer.
+            functools.partial(_call_alive, weakref.WeakMethod(self._apply_arrived)),
         )
+
+    def drain(self) -> None:
+        """Wait until the gradients of all trainers have been applied; a collective, at equal steps.
+
+        Needed with ``synchronous=False`` on several machines only; elsewhere it does nothing.
+        """
+        self.finish()
+        if self._exchange.lagged is not None:
+            self._exchange.lagged.drain()
+            self._report_late()
+
+    def _apply_arrived(self) -> None:
+        """Update this trainer's rows from the gradients of other machines; in the exchange's thread."""
+        lagged = self._exchange.lagged
+        if lagged is None:
+            return
+        hyper_of = {key: group for keys, group in self._keyed_groups() for key in keys}
+        # One thread at a time: both use the tables' room, and no update of this trainer is lost.
+        with self._updating, torch.no_grad():
+            for place, (table, gradients) in enumerate(zip(self.tables, lagged.arrived)):
+                step = self._rule_step(table, hyper_of[table.key], self.num_started)
+                self._num_late_bad[place] += table.update(
+                    step, gradients, np.arange(gradients.num_keys), None
+                )
+
+    def _report_late(self) -> None:
+        """Report the gradients of other machines that were not finite."""
+        with self._updating:
+            late, self._num_late_bad = self._num_late_bad, np.zeros(len(self.tables), np.int64)
+        self.report_nonfinite(late)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Apply the gradients of all rows read since the last step; a collective.
@@ -398,17 +446,18 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
             for table, pairs in zip(self.tables, pairs_by_table):
                 table.collect(pairs)
             self._enter("exchange")
-            turns: Iterable[tuple[list[ndarray], ndarray]] = exchange.run(self._enter)
+            turns: Iterable[tuple[list[ndarray], ndarray]] = exchange.run(self._enter, extra)
             gradients = [table.chains for table in self.tables]
             if self.clipping is not None:
                 # One turn: every gradient is merged before the first row changes.
                 gradients, turns, factor = self._clipped(self.clipping, list(turns), other_squares)
             for turn, (selected, active) in enumerate(turns):
                 self._enter("update")
-                for place, table in enumerate(self.tables):
-                    table.num_steps += int(turn == 0 and active[place])
-                    step = self._rule_step(table, hyper_of[table.key], number)
-                    num_bad[place] += table.update(step, gradients[place], selected[place], limit)
+                with self._updating:
+                    for place, table in enumerate(self.tables):
+                        table.num_steps += int(turn == 0 and active[place])
+                        step = self._rule_step(table, hyper_of[table.key], number)
+                        num_bad[place] += table.update(step, gradients[place], selected[place], limit)
                 self._enter("exchange")
         except BaseException:
             # The other trainers of the machine wait in shared memory: without a mark they would time out.
@@ -420,6 +469,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         self._enter("waiting")
         num_bad, extra_sum = exchange.finish(num_bad, extra)
         self.report_nonfinite(num_bad)
+        self._report_late()
         return UpdateResult(extra_sum, factor)
 
     def _clipped(

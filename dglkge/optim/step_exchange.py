@@ -10,6 +10,7 @@ import numpy as np
 from numpy import ndarray
 
 from dglkge.optim.alltoall import Alltoall
+from dglkge.optim.lagged_exchange import LaggedExchange
 from dglkge.optim.network_exchange import GradientExchange, Route, WireFormat, ranks_by_machine
 from dglkge.optim.row_chains import GradientRows
 from dglkge.optim.shared_exchange import Address, NeighbourOutbox, Outbox, SharedExchange, num_fields, usable
@@ -41,17 +42,19 @@ class StepExchange:
     wire : WireFormat
         Layout of the messages.
     synchronous : bool
-        False: nothing is exchanged, and every trainer updates the rows that it has gradients for.
-
-    Raises
-    ------
-    ValueError
-        ``synchronous=False`` with several machines: gradients for rows of other machines would be lost.
+        False: every trainer updates the rows of its machine that it has gradients for, and a
+        :class:`LaggedExchange` sends those of other machines.
+    max_lag : int
+        Of the lagged exchange.
+    apply : callable
+        Of the lagged exchange.
 
     Attributes
     ----------
     place, num_places : int
         Number of this trainer among those of its machine, and how many these are.
+    lagged : LaggedExchange or None
+        With ``synchronous=False`` and several machines.
     """
 
     def __init__(
@@ -62,14 +65,15 @@ class StepExchange:
         chains: Sequence[GradientRows],
         wire: WireFormat,
         synchronous: bool = True,
+        max_lag: int = 1,
+        apply: Callable[[], None] = lambda: None,
     ) -> None:
         self._group, self._chains = group, chains
         self._network: GradientExchange | None = None
         self._neighbours: SharedExchange | None = None
         self.place, self.num_places = 0, 1
+        self.lagged: LaggedExchange | None = None
         num_machines = len(starts[0]) - 1
-        if not synchronous and num_machines > 1:
-            raise ValueError(f"synchronous=False is for trainers of one machine, got {num_machines}")
         if group.size == 1:
             return
         outbox = Outbox(num_fields(len(chains))) if synchronous and usable() else None
@@ -78,6 +82,9 @@ class StepExchange:
         here = machines[part_id]
         self.place, self.num_places = int(np.flatnonzero(here == group.rank)[0]), len(here)
         if not synchronous:
+            if num_machines > 1:
+                routes = [Route(of_table, machines) for of_table in starts]
+                self.lagged = LaggedExchange(group, routes, chains, wire, part_id, max_lag, apply)
             return
         neighbours = _open_neighbours([(int(rank), everyone[rank][1]) for rank in here if rank != group.rank])
         # All trainers must take the same path: if one cannot share memory, none does.
@@ -101,20 +108,29 @@ class StepExchange:
     @property
     def sent_bytes(self) -> int:
         """Bytes that this trainer sent to others since the start."""
-        return sum(way.sent_bytes for way in (self._network, self._neighbours) if way is not None)
+        return sum(way.sent_bytes for way in (self._between, self._neighbours) if way is not None)
 
     @property
     def network_bytes(self) -> int:
         """Bytes that this trainer sent over the network since the start."""
-        return 0 if self._network is None else self._network.sent_bytes
+        return 0 if self._between is None else self._between.sent_bytes
 
-    def run(self, enter: Callable[[str], None] = ignore_phase) -> Iterator[tuple[list[ndarray], ndarray]]:
+    @property
+    def _between(self) -> GradientExchange | None:
+        """The exchange between machines."""
+        return self._network or self.lagged
+
+    def run(
+        self, enter: Callable[[str], None] = ignore_phase, extra: int = 0
+    ) -> Iterator[tuple[list[ndarray], ndarray]]:
         """Exchange the gradients in the chains, yielding work as it becomes ready.
 
         Parameters
         ----------
         enter : callable
             Called with the name of each phase that begins.
+        extra : int
+            As for :meth:`finish`; the lagged exchange sends it with the gradients.
 
         Yields
         ------
@@ -127,6 +143,8 @@ class StepExchange:
         owned = [np.arange(chains.num_keys) for chains in self._chains]
         if self._network is not None:
             owned, active = self._network.run()
+        if self.lagged is not None:
+            owned = self.lagged.post(extra)
         if self._neighbours is None:
             yield owned, active
             return
@@ -141,8 +159,11 @@ class StepExchange:
         num_bad : ndarray
             "(num_tables,) int64".
         extra : int
-            Not summed with ``synchronous=False``.
+            Not summed with ``synchronous=False`` on one machine; on several its sum is returned by one later
+            step, the same on all trainers, and 0 by the others.
         """
+        if self.lagged is not None:
+            return num_bad, self.lagged.agreed_flags()
         # The barrier at the end of a step carries both numbers: no message more than the step needs anyway.
         if self._network is not None:
             *total, extra_sum = self._group.sum(np.append(num_bad, int(extra))).tolist()

@@ -21,9 +21,14 @@ REPORTS_PER_EPOCH = 20
 """Reports of the loss in an epoch; each costs a round of messages."""
 
 
-def reports_apart(num_batches: int) -> int:
-    """Return the number of batches between two reports of an epoch."""
-    return max(1, num_batches // REPORTS_PER_EPOCH)
+def reports_apart(num_batches: int, is_lagged: bool = False) -> int:
+    """Return the number of batches between two reports of an epoch; all where machines do not wait."""
+    return num_batches if is_lagged else max(1, num_batches // REPORTS_PER_EPOCH)
+
+
+def is_lagged(config: Config, num_machines: int) -> bool:
+    """Return whether machines do not wait for one another: no collective then, but at agreed places."""
+    return not config.training.synchronous and num_machines > 1
 
 
 class Cadence:
@@ -69,7 +74,8 @@ class Cadence:
     def after_batch(self, batches_done: int, is_writing: bool) -> tuple[bool, bool]:
         """Return whether a trainer was asked to stop, and whether to commit, after a batch.
 
-        Trained batches have exchanged the flags: a step, or a report where trainers are asynchronous. A
+        Trained batches have exchanged the flags: a step, or a report where trainers of one machine are
+        asynchronous. A
         message of their own would let those wait for one another, so it is sent only where a commit or a
         report is due.
         """

@@ -29,7 +29,7 @@ from dglkge.evaluation.metrics import BOTH
 from dglkge.sampling.query_batches import EpochBatches
 from dglkge.step.computation import PHASES, as_array
 from dglkge.step.contracts import MEASURES, StepResult
-from dglkge.training.cadence import reports_apart
+from dglkge.training.cadence import is_lagged, reports_apart
 from dglkge.training.job import Job
 from dglkge.training.process import MemoryMeter, ProcessUsage, open_bar, wants_bar
 from dglkge.training.resume import Position
@@ -67,6 +67,7 @@ class Statistics:
         self._records, self.trackers = records, trackers
         self._path = job.output / RUN_STATS_FILE
         self._is_leader = job.world.rank == 0
+        self._is_lagged = is_lagged(job.config, job.world.num_machines)
         self.has_bar = wants_bar(job.config.training.progress, job.world)
         self._usage = ProcessUsage(job.world, num_servers() if job.world.launched else 0)
         self._epoch = 0
@@ -112,7 +113,8 @@ class Statistics:
         self._open = (batches_done, sums)
         self._recent += sums
         self._own_bytes += result.sent_bytes
-        if batches_done % reports_apart(len(self._batches)) and batches_done != len(self._batches):
+        apart = reports_apart(len(self._batches), self._is_lagged)
+        if batches_done % apart and batches_done != len(self._batches):
             return None
         return self._report(batches_done, flags)
 

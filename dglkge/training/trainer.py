@@ -24,7 +24,7 @@ from dglkge.step.train_step import TrainStep
 from dglkge.training.building.given_vectors import fill_from_vectors
 from dglkge.training.building.run_folder import open_trackers
 from dglkge.training.building.warm_start import warm_start
-from dglkge.training.cadence import Cadence, EarlyStopping
+from dglkge.training.cadence import Cadence, EarlyStopping, is_lagged
 from dglkge.training.callbacks import CALLBACKS, Callback
 from dglkge.training.epochs import ElasticEpochs
 from dglkge.training.job import Job
@@ -72,6 +72,7 @@ class Trainer:
         self._edge_batches, self._train_step = edge_batches, train_step
         self._evaluator, self._checkpoints = evaluator, checkpoints
         config, cluster = job.config, job.cluster
+        self._is_lagged = is_lagged(config, cluster.world.num_machines)
         self._cadence = Cadence(config, cluster, len(edge_batches))
         groups = getattr(job.optimizer, "param_groups", [])
         dense_groups = [] if job.dense is None else job.dense.param_groups
@@ -131,6 +132,7 @@ class Trainer:
         self._statistics.begin(epoch)
         self._call("on_epoch_start", epoch)
         try:
+            self.optimizer.drain()
             self.stop_if_asked()
             self._begin_pass(done)
             if self._buckets is not None:
@@ -175,6 +177,7 @@ class Trainer:
         ended = self._passes.ending(done)
         if not ended:
             return False
+        self.optimizer.drain()
         sums = self._statistics.sums()
         with self._ranking_of_passes():
             records = self._passes.end(epoch, ended, sums)
@@ -205,8 +208,9 @@ class Trainer:
         self._rates.after_batch()
         self._job.clock.enter("other")
         reported = self._statistics.count(batch.index + 1, result, len(batch), flags)
-        # An asynchronous step exchanges nothing: the flags are summed by the reports alone.
-        self._cadence.flag_sum = result.flag_sum if self.config.training.synchronous else reported
+        # An asynchronous step on one machine exchanges nothing: the flags are summed by the reports alone.
+        steps_agree = self.config.training.synchronous or self._is_lagged
+        self._cadence.flag_sum = result.flag_sum if steps_agree else reported
         self._call("on_batch_end", batch, result.loss)
         return result.loss
 
@@ -256,6 +260,7 @@ class Trainer:
 
     def _commit(self) -> None:
         """Write a version, unless one holds this state; a collective."""
+        self.optimizer.drain()
         position = finished, batches_done = self._position.now
         if position != self._position.committed:
             if self._buckets is not None:
@@ -300,6 +305,7 @@ class Trainer:
 
     def _evaluate(self, split: str) -> tuple[RankingResult, dict[str, Any]]:
         """Return a ranking, and its record: with the measures of callbacks beside those of both sides."""
+        self.optimizer.drain()
         most = self.config.evaluation.max_triples
         with self._job.ranking():
             result = self._evaluator.evaluate(split, most, self._statistics.has_bar, self.stop_if_asked)
@@ -320,6 +326,7 @@ class Trainer:
         # Runs once an epoch, though several places call it.
         if self._position.ended >= done:
             return
+        self.optimizer.drain()
         self._rates.after_epochs(done)
         if self._job.device_tables is not None:
             self._job.settle()

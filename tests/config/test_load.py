@@ -178,7 +178,8 @@ DOCUMENTED = {
     settings.UNTIL_FINISHED: """model.init_from.frozen sampling.order tables.dtype tables.rounding
         dense.autocast
         dense.compile training.batch_size training.kernels training.compile training.matmul_dtype
-        training.synchronous training.edge_chunks training.staleness training.wire""".split(),
+        training.synchronous training.max_lag training.edge_chunks training.staleness
+        training.wire""".split(),
     settings.FIXED: """seed checkpoint.init_path evaluation.held_out.fraction training.objective
         training.objective.label_smoothing training.relation_prediction training.edge_sets
         training.rows""".split(),

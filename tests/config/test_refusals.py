@@ -53,8 +53,6 @@ def test_all_refusals_come_at_once() -> None:
         "or another value of evaluation.valid_every_epochs",
         "training.edge_sets is a and training.objective is k_vs_all, whose batches are queries with the "
         f"answers of all triples; allowed: empty, {other}",
-        "training.synchronous is false and the number of machines is 2, and machines share no memory; "
-        "allowed: true",
         "training.synchronous is false and training.objective is k_vs_all, where every trainer scores the "
         f"queries of all; allowed: true, {other}",
     ]

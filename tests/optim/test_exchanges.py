@@ -224,8 +224,93 @@ def test_asynchronous_trainers_do_not_wait() -> None:
         assert turns == [([0, 1], [True])]
         assert exchange.finish(np.array([rank]), extra=True) == (np.array([rank]), 1)
         assert exchange.sent_bytes == 0
-    with pytest.raises(ValueError, match="synchronous=False is for trainers of one machine, got 2"):
-        StepExchange(groups[0], 0, [np.array([0, 5, 9])], chains_of[0], wire, synchronous=False)
+
+
+@pytest.mark.parametrize("max_lag", [1, 4])
+def test_machines_that_do_not_wait(max_lag: int) -> None:
+    """Every gradient is applied exactly once, on a trainer of the row's machine, by the end of a drain; no
+    trainer is ever more than ``max_lag`` steps ahead; flags arrive at the same step of all trainers."""
+    num_steps, size, num_rows, threads = 40, 3, 12, Threads(3)
+    machines, starts = [0, 1, 0], np.array([0, 5, num_rows])
+    wire = WireFormat((torch.float32,), (2,), np.dtype(np.int32), False)
+    started, flagged = [0] * size, [{} for _ in range(size)]
+    totals, expected = np.zeros((2, size, num_rows, 2)), np.zeros((num_rows, 2))
+    every = np.random.default_rng(0).integers(0, num_rows, (2, size, num_steps, 6))
+    np.add.at(expected, every.ravel(), [1.0, 2.0])
+
+    def run(rank: int) -> None:
+        group: Any = ThreadGroup(threads, rank)
+        chains = [GradientRows(2, np.dtype(np.float32))]
+
+        def add(part: int, rows: GradientRows, selected: np.ndarray) -> None:
+            merged = torch.zeros(len(selected), 2)
+            rows.merge_into(selected, merged, np.empty(len(selected), np.int64), Scratch())
+            totals[part, rank][rows.keys[selected]] += merged.numpy()
+
+        def apply() -> None:
+            assert exchange.lagged is not None
+            rows = exchange.lagged.arrived[0]
+            add(0, rows, np.arange(rows.num_keys))
+
+        exchange = StepExchange(
+            group, machines[rank], [starts], chains, wire, synchronous=False, max_lag=max_lag, apply=apply
+        )
+        assert exchange.lagged is not None
+        for period in range(2):
+            threads.barrier.wait()
+            started[rank] = 0
+            threads.barrier.wait()
+            for step in range(num_steps):
+                started[rank] += 1
+                chains[0].add(every[period, rank, step], np.tile(np.float32([1, 2]), (6, 1)))
+                flags = int(rank == 1 and step == 5)
+                for selected, _ in exchange.run(extra=flags):
+                    assert started[rank] - min(started) <= max_lag
+                    add(1, chains[0], selected[0])
+                chains[0].clear()
+                if rank == 1:
+                    np.linalg.svd(np.ones((60, 60)))  # the slow one
+                _, got = exchange.finish(np.zeros(1, np.int64))
+                if got:
+                    flagged[rank][period, step] = got
+            exchange.lagged.drain()
+            threads.barrier.wait()
+            if rank == 0:
+                assert totals.sum() == every[: period + 1].size * 3
+
+    in_threads(size, run)
+    np.testing.assert_array_equal(totals.sum((0, 1)), expected)
+    for rank, machine in enumerate(machines):
+        elsewhere = np.ones(num_rows, bool)
+        elsewhere[starts[machine] : starts[machine + 1]] = False
+        assert not totals[:, rank, elsewhere].any()
+    assert flagged[0] == flagged[1] == flagged[2]
+    assert [period for period, _ in flagged[0]] == [0, 1] and set(flagged[0].values()) == {1}
+
+
+def test_an_error_between_machines_ends_the_next_step() -> None:
+    """What fails in the thread is raised where training waits, also in a drain."""
+    threads = Threads(2)
+    wire = WireFormat((torch.float32,), (2,), np.dtype(np.int32), False)
+
+    class Broken(ThreadGroup):
+        def messages(self, *arguments: Any) -> None:
+            raise ConnectionError("trainer 1 is gone")
+
+    def run(rank: int) -> None:
+        group: Any = Broken(threads, rank)
+        chains = [GradientRows(2, np.dtype(np.float32))]
+        exchange = StepExchange(
+            group, rank, [np.array([0, 4, 9])], chains, wire, synchronous=False, max_lag=2
+        )
+        assert exchange.lagged is not None
+        list(exchange.run())
+        with pytest.raises(ConnectionError, match="trainer 1 is gone"):
+            exchange.lagged.drain()
+        with pytest.raises(ConnectionError, match="trainer 1 is gone"):
+            list(exchange.run())
+
+    in_threads(2, run)
 
 
 def test_many_tables() -> None:

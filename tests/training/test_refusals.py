@@ -422,9 +422,14 @@ def test_neighbours_of_refused_settings_are_taken() -> None:
 def test_machines_share_no_memory_and_no_devices() -> None:
     for settings, message in (
         (
-            ["training.synchronous=false"],
-            "training.synchronous is false and the number of machines is 2, and machines share no memory; "
-            "allowed: true",
+            ["training.synchronous=false", "optimizer.clip_value=1"],
+            "optimizer.clip_value is 1 and the number of machines is 2, which do not wait for one "
+            "another: training.synchronous is false; allowed: 0",
+        ),
+        (
+            ["training.synchronous=false", "training.staleness=1"],
+            "training.staleness is 1 and the number of machines is 2, which do not wait for one "
+            "another: training.synchronous is false; allowed: 0",
         ),
         (
             list(ON_DEVICE),
@@ -486,7 +491,7 @@ def test_the_plan_takes_the_number_of_machines_from_the_data_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A job has it from ip_config.txt."""
-    sets = [f"dataset={toy_dataset(2)}", f"output={tmp_path / 'run'}", "training.synchronous=false"]
+    sets = [f"dataset={toy_dataset(2)}", f"output={tmp_path / 'run'}", *ON_DEVICE]
     monkeypatch.setattr(plan, "measure_rates", forbidden)
     (message,) = refusal(sets, World(0, 2))
     assert plan_error(tmp_path, capsys, *sets) == f"dglkge: error: {message}\n"

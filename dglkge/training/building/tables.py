@@ -100,6 +100,7 @@ def build_optimizer(config: Config, embeddings: Sequence[Any], num_machines: int
         weight_decay=chosen.weight_decay,
         decoupled_weight_decay=chosen.decoupled_weight_decay,
         synchronous=config.training.synchronous,
+        max_lag=config.training.max_lag,
         wire_dtype=wire_dtype,
         timeout_seconds=request_timeout_seconds(),
         kernels=config.training.kernels,
@@ -145,7 +146,8 @@ def choose_lookup(config: Config, tables: TableSet, num_machines: int) -> None:
     num_machines : int
     """
     chosen = config.training
-    if chosen.lookup == "kvstore":
+    # Trainers that do not wait for one another have no collective: DGL's servers answer at any time.
+    if chosen.lookup == "kvstore" or not chosen.synchronous:
         return
     # On one machine every row is in shared memory.
     if num_machines > 1:

@@ -1,0 +1,55 @@
+"""A job on two machines that do not wait for one another: ``training.synchronous: false``."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+import dglkge
+from cluster_hosts import ClusterHost
+from cluster_jobs import LAUNCHER_LOG, TRAIN, launch
+from tests.toy_kg import toy_dataset
+
+
+def train(hosts: list[ClusterHost], folder: Path, num_epochs: int) -> str:
+    """Train so many epochs of the toy graph on the hosts; returns the launcher's output."""
+    settings = {
+        "dataset": toy_dataset(2),
+        "output": folder / "run",
+        "model.dimension": 16,
+        "negatives.num_uniform": 20,
+        "optimizer.lr": 0.3,
+        "training.batch_size": 32,
+        "training.num_epochs": num_epochs,
+        "training.synchronous": "false",
+        "training.max_lag": 2,
+        "checkpoint.every_batches": 4,
+    }
+    command = [TRAIN, *(word for key, value in settings.items() for word in ("--set", f"{key}={value}"))]
+    job = launch(hosts, folder, ["--num_trainers", "1", "--log_dir", str(folder / "logs")], command)
+    try:
+        status = job.wait(240)
+    finally:
+        for process in [process for host in hosts for process in host.processes()]:
+            process.kill()
+        job.kill()
+    output = (folder / LAUNCHER_LOG).read_text(encoding="utf-8")
+    assert status == 0, output
+    return output
+
+
+@pytest.mark.usefixtures("warm_runners")
+def test_what_is_saved_is_what_all_machines_have(two_hosts, tmp_path):
+    """The ranking of the live tables is that of the saved ones, before and after a resume; the loss falls."""
+    for num_epochs, before in ((8, 0), (16, 8)):
+        output = train(two_hosts, tmp_path, num_epochs)
+        assert (f"resumed: {before} epochs and 0 batches done" in output) == (before > 0)
+        live = json.loads((tmp_path / "run" / "metrics.json").read_text())["test"]
+        saved = dglkge.open_run(tmp_path / "run").evaluate("test").to_dict()
+        assert saved["both"]["mrr"] == pytest.approx(live["both"]["mrr"], rel=1e-6)
+    assert live["both"]["mrr"] > 0.3
+    lines = [json.loads(line) for line in (tmp_path / "run" / "stats.jsonl").read_text().splitlines()]
+    losses = [line["epoch_loss"] for line in lines if "epoch_loss" in line]
+    assert len(losses) == 16 and losses[-1] < losses[0]
