@@ -31,6 +31,8 @@ MANIFEST_VERSION = 3
 RUN_CONFIG_FILE = "config.json"
 RUN_JOB_FILE = "job.json"
 RUN_STATS_FILE = "stats.jsonl"
+BUCKET_RECORD = "bucket_record"
+"""Field of its lines that have the record of a bucket."""
 RUN_METRICS_FILE = "metrics.json"
 METRICS_PATTERN = "metrics*.json"
 """Shell pattern of all files of ranking results."""

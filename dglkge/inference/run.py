@@ -182,12 +182,14 @@ class Run(Questions):
         protocol: Protocol | None = None,
         num_ranges: int = 1,
         progress: Callable[[int], object] | None = None,
+        also_known: Sequence[np.ndarray] = (),
+        device: str = AUTO_DEVICE,
     ) -> Iterator[BucketResult]:
         """Rank edge sets bucket by bucket: a generator of (edge set, bucket, result), and then of averages.
 
         See :func:`dglkge.inference.bucket_evaluation.evaluate_buckets`.
         """
-        return evaluate_buckets(self, edge_sets, protocol, num_ranges, progress)
+        return evaluate_buckets(self, edge_sets, protocol, num_ranges, progress, also_known, device)
 
     def complete(
         self,

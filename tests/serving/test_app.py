@@ -69,12 +69,10 @@ def error_of(answer, status: int) -> str:
 
 
 def check_schema(name: str, content) -> None:
-    """Hold an answer against what /openapi.json says of it."""
     getattr(app_module, name).model_validate(content, strict=True)
 
 
 def named(dataset, triple) -> dict[str, str]:
-    """The names of a triple of ids."""
     head, relation, tail = (int(id_) for id_ in triple)
     pair = dataset.relations[relation]
     return {
@@ -85,7 +83,6 @@ def named(dataset, triple) -> dict[str, str]:
 
 
 def predictions(client, queries, **options):
-    """Results of /predict."""
     return client.post("/predict", json={"queries": queries, **options}).json()["results"]
 
 
