@@ -113,7 +113,7 @@ class Completion:
     @cached_property
     def known(self) -> KnownTriples:
         """Triples that are left out."""
-        return self.run.dataset.known_triples([split for split in SPLITS if split != self.held_out])
+        return self.run.known_of(tuple(split for split in SPLITS if split != self.held_out))
 
     @cached_property
     def curve(self) -> Curve | None:
@@ -486,7 +486,7 @@ def as_table(completion: Completion, links: np.ndarray) -> pa.Table:
     if completion.curve is not None:
         columns["probability"] = completion.curve(links["score"])
     if completion.held_out is not None:
-        known = completion.run.dataset.known_triples([completion.held_out])
+        known = completion.run.known_of((completion.held_out,))
         columns["held_out"] = known.contain(Side.TAIL, links["head"], links["relation"], links["tail"])
     return pa.table(columns)
 

@@ -48,6 +48,10 @@ class Hop:
         Entities at the other side, the beam, once it was searched.
     values : (b,) float64 array
         Their own values.
+    query : (b, Dq) tensor
+        Their queries.
+    known : two (M,) int64 arrays
+        Place in the beam, and entity, of every known link.
     """
 
     fact: Fact
@@ -56,6 +60,8 @@ class Hop:
     anchor: int | Node
     ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     values: np.ndarray = field(default_factory=lambda: np.empty(0))
+    query: torch.Tensor = field(default_factory=lambda: torch.empty(0, 0))
+    known: tuple[np.ndarray, np.ndarray] = field(default_factory=lambda: (np.empty(0), np.empty(0)))
 
 
 @dataclass
@@ -211,41 +217,42 @@ class Asked:
         else:
             hop.ids, hop.values = np.array([hop.anchor]), np.ones(1)
         relation_ids = torch.full((len(hop.ids),), hop.relation_id)
-        query = self._query(hop, hop.ids)
+        hop.query = self._query(hop, relation_ids)
+        hop.known = self._known.answers(hop.side, hop.ids, relation_ids.numpy())
         type_ = relation.candidate_type(hop.side)
         found = np.zeros(len(self._run.tables.vocabulary(type_)))
         low = torch.full((len(hop.ids),), self._least).float().clamp_min(torch.finfo(torch.float32).min)
         for shard in self._run.tables.shards(type_):
             for start, stop in candidate_blocks(len(hop.ids), shard):
-                scores = self._run.model.compare(query, shard.rows[start:stop].float())
+                scores = self._run.model.compare(hop.query, shard.rows[start:stop].float())
                 _, row, column = count_greater(
                     scores, torch.arange(len(scores)), low, torch.full_like(low, torch.inf)
                 )
                 probability = self._curve(scores[row, column].numpy()) * hop.values[row.numpy()]
                 ids = shard.original_ids[start:stop].numpy()
-                for one, end in enumerate(np.cumsum(np.bincount(row.numpy(), minlength=len(scores)))):
+                counts = np.bincount(row.numpy(), minlength=len(scores))
+                for count, end in zip(counts.tolist(), np.cumsum(counts).tolist()):
                     # The pairs of a query are a slice, and each of its candidates is there once.
-                    pairs = slice(end - int((row == one).sum()), end)
+                    pairs = slice(end - count, end)
                     places = ids[column[pairs].numpy()]
                     found[places] = np.maximum(found[places], probability[pairs])
-        index, answers = self._known.answers(hop.side, hop.ids, relation_ids.numpy())
+        index, answers = hop.known
         np.maximum.at(found, answers, hop.values[index])
         return found
 
-    def _query(self, hop: Hop, ids: np.ndarray) -> torch.Tensor:
+    def _query(self, hop: Hop, relation_ids: torch.Tensor) -> torch.Tensor:
         tables = self._run.tables
-        relation_ids = torch.full((len(ids),), hop.relation_id)
         anchor_type = tables.relations[hop.relation_id].anchor_type(hop.side)
-        rows = tables.gather(anchor_type, torch.from_numpy(ids)).float()
-        relations = tables.gather(RELATION, relation_ids[:1]).float().expand(len(ids), -1)
+        rows = tables.gather(anchor_type, torch.from_numpy(hop.ids)).float()
+        relations = tables.gather(RELATION, relation_ids[:1]).float().expand(len(rows), -1)
         return self._run.model.query(rows, relations, hop.side, relation_ids)
 
     def _links(self, hop: Hop, id_: int) -> tuple[np.ndarray, np.ndarray]:
         """Return probabilities (b,) of the links of a beam with an entity, and which of them are known."""
         type_ = self._run.tables.relations[hop.relation_id].candidate_type(hop.side)
         row = self._run.tables.gather(type_, torch.tensor([id_])).float()
-        scores = self._run.model.compare(self._query(hop, hop.ids), row)[:, 0].numpy()
-        index, answers = self._known.answers(hop.side, hop.ids, np.full(len(hop.ids), hop.relation_id))
+        scores = self._run.model.compare(hop.query, row)[:, 0].numpy()
+        index, answers = hop.known
         known = np.zeros(len(hop.ids), bool)
         known[index[answers == id_]] = True
         return np.where(known, 1.0, self._curve(scores)), known
@@ -296,6 +303,9 @@ def _combine(operation: str, values: Sequence[np.ndarray]) -> np.ndarray:
 
 def _best(values: np.ndarray, k: int) -> np.ndarray:
     """Return the places of the k greatest values, in descending order, equal ones by place."""
+    above = np.flatnonzero(values > 0)
+    if k <= len(above) < len(values):  # most are 0 in a large graph
+        return above[_best(values[above], k)]
     if k < len(values):
         least = np.partition(values, -k)[-k]
         above, equal = np.flatnonzero(values > least), np.flatnonzero(values == least)
@@ -312,7 +322,7 @@ def _known_of(run: TrainedModel, splits: Sequence[str]) -> KnownTriples:
             raise InputError(f"no split is called {split!r}; known: {', '.join(SPLITS)}")
     if not splits:
         return KnownTriples([np.empty((0, 3), np.int64)], len(run.tables.relations))
-    return run.dataset.known_triples(splits)
+    return run.known_of(tuple(splits))
 
 
 def ask(

@@ -68,6 +68,7 @@ class TrainedModel:
         self.tables = tables
         self._dataset_path = dataset
         self._max_norms: dict[str, float] = {}
+        self._known_of_splits: dict[tuple[str, ...], KnownTriples] = {}
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -185,15 +186,17 @@ class TrainedModel:
         """Return an index of the triples of all splits, and of others; built once without others."""
         if also_known:
             return self.dataset.known_triples(SPLITS, also_known)
-        return self._known_of_all_splits
+        return self.known_of(SPLITS)
 
-    @cached_property
-    def _known_of_all_splits(self) -> KnownTriples:
-        return self.dataset.known_triples()
+    def known_of(self, splits: tuple[str, ...]) -> KnownTriples:
+        """Return an index of the triples of some splits, opened once."""
+        if splits not in self._known_of_splits:
+            self._known_of_splits[splits] = self.dataset.known_triples(splits)
+        return self._known_of_splits[splits]
 
     @cached_property
     def _known_by_split(self) -> dict[str, KnownTriples]:
-        return {split: self.dataset.known_triples([split]) for split in SPLITS}
+        return {split: self.known_of((split,)) for split in SPLITS}
 
     @cached_property
     def degrees(self) -> dict[str, np.ndarray]:
