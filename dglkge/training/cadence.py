@@ -75,9 +75,8 @@ class Cadence:
         """Return whether a trainer was asked to stop, and whether to commit, after a batch.
 
         Trained batches have exchanged the flags: a step, or a report where trainers of one machine are
-        asynchronous. A
-        message of their own would let those wait for one another, so it is sent only where a commit or a
-        report is due.
+        asynchronous. A message of their own would let those wait for one another, so it is sent only where a
+        commit or a report is due.
         """
         summed, self.flag_sum = self.flag_sum, None
         if summed is None:
