@@ -110,7 +110,7 @@ def convert(args: argparse.Namespace) -> Any:
     from dglkge.checkpoint.conversion import convert_to_run, copy_for_bigraph
     from dglkge.checkpoint.reader import open_checkpoint
     from dglkge.data.dataset import Dataset
-    from dglkge.inference.import_tables import import_tables
+    from dglkge.inference.exports.import_tables import import_tables
 
     output = Path(args.output)
     # Options that would be ignored are errors, before anything is read.

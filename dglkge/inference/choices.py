@@ -14,10 +14,10 @@ EXPORT_FORMATS = (
     *("dglke", "faiss", "huggingface", "lancedb", "npy", "parquet", "projector", "safetensors", "tsv"),
     "word2vec",
 )
-"""Formats that :mod:`dglkge.inference.export` writes, sorted."""
+"""Formats that :mod:`dglkge.inference.exports.export` writes, sorted."""
 
 IMPORT_FORMATS = ("dglke", "npy", "parquet", "safetensors", "tsv", "word2vec")
-"""Formats that :mod:`dglkge.inference.import_tables` reads, sorted."""
+"""Formats that :mod:`dglkge.inference.exports.import_tables` reads, sorted."""
 
 
 class Known(enum.Enum):

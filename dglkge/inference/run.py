@@ -26,12 +26,12 @@ from dglkge.inference import logic, questions
 from dglkge.inference.bucket_evaluation import BucketResult, EdgeSets, evaluate_buckets
 from dglkge.inference.choices import ALL
 from dglkge.inference.completion import find_links, plan_completion, write_completion
-from dglkge.inference.dglke_files import DglkeFolder, DglkeTables, is_dglke
-from dglkge.inference.export import export_tables
+from dglkge.inference.exports.dglke_files import DglkeFolder, DglkeTables, is_dglke
+from dglkge.inference.exports.export import export_tables
+from dglkge.inference.exports.hub_tables import HubTables, is_hub_folder
+from dglkge.inference.exports.torch_models import TorchModel, geometric_model, pykeen_model
 from dglkge.inference.frames import Questions
-from dglkge.inference.hub_tables import HubTables, is_hub_folder
 from dglkge.inference.search import check_k
-from dglkge.inference.torch_models import TorchModel, geometric_model, pykeen_model
 from dglkge.model.device import open_device
 from dglkge.registry import deferred, import_modules
 from dglkge.typing import AUTO_DEVICE
@@ -434,7 +434,7 @@ class Run(Questions):
         max_rows: int | None = None,
         metric: str | None = None,
     ) -> list[Path]:
-        """Write tables, by default all of them; see :func:`dglkge.inference.export.export_tables`."""
+        """Write tables, by default all of them; see :func:`dglkge.inference.exports.export.export_tables`."""
         tables = tables or self.tables_in_order
         results = self._results_of_version() if file_format == "huggingface" else {}
         return export_tables(
@@ -462,11 +462,11 @@ class Run(Questions):
         return TorchModel(self)
 
     def pykeen_model(self, factory: Any) -> Any:
-        """Return the model as one of PyKEEN; see :func:`dglkge.inference.torch_models.pykeen_model`."""
+        """Return the model as one of PyKEEN; see :func:`.exports.torch_models.pykeen_model`."""
         return pykeen_model(self, factory)
 
     def geometric_model(self) -> Any:
-        """Return a model of PyTorch Geometric; see :func:`dglkge.inference.torch_models.geometric_model`."""
+        """Return a model of PyTorch Geometric; see :func:`.exports.torch_models.geometric_model`."""
         return geometric_model(self)
 
     def inspect(self, verify: bool = False) -> dict[str, Any]:

@@ -23,8 +23,8 @@ from dglkge.evaluation.calibration import Calibration, Curve
 from dglkge.evaluation.metrics import load_results
 from dglkge.evaluation.ranking import RankedShard
 from dglkge.inference.choices import ALL, SEEN, Known
-from dglkge.inference.dglke_files import DglkeTables
-from dglkge.inference.hub_tables import HubTables
+from dglkge.inference.exports.dglke_files import DglkeTables
+from dglkge.inference.exports.hub_tables import HubTables
 from dglkge.inference.search import (
     Answer,
     LinkPredictor,

@@ -125,7 +125,7 @@ RANKED_QUERY_NUMBERS = 4
 
 
 HELD_OUT_NUMBERS = 1 << 22
-"""Numbers that the ranking of held-out triples compares at a time (``training/held_out.py``)."""
+"""Numbers that the ranking of held-out triples compares at a time (``training/statistics/held_out.py``)."""
 
 COMPARED_COPIES = 3
 """Copies of them that are alive at once: a difference, its modulus and what is summed."""

@@ -13,7 +13,7 @@ from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import Protocol, RankingResult
 from dglkge.training.job import Job
 from dglkge.training.process import open_bar
-from dglkge.training.split_loss import SplitLoss
+from dglkge.training.statistics.split_loss import SplitLoss
 
 
 @dataclass

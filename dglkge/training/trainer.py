@@ -30,10 +30,10 @@ from dglkge.training.epochs import ElasticEpochs
 from dglkge.training.job import Job
 from dglkge.training.learning_rates import LearningRates
 from dglkge.training.live_evaluator import LiveEvaluator
-from dglkge.training.passes import Passes, StatsHandler
 from dglkge.training.resume import Position, resumable
 from dglkge.training.state import TrainingState, Versions
-from dglkge.training.stats import Statistics, describe_job
+from dglkge.training.statistics.passes import Passes, StatsHandler
+from dglkge.training.statistics.stats import Statistics, describe_job
 
 logger = logging.getLogger(__name__)
 

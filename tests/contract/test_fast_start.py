@@ -9,7 +9,8 @@ import sys
 import pytest
 
 from dglkge.cli.main import COMMANDS
-from dglkge.inference import choices, export, import_tables
+from dglkge.inference import choices
+from dglkge.inference.exports import export, import_tables
 from tests.contract.source_tree import ROOT
 
 HEAVY = ("torch", "pandas", "dgl", "pyarrow", "numba", "scipy", "h5py")

@@ -18,8 +18,8 @@ SUFFIXES = {layout.TEMPORARY_SUFFIX}
 """Conventions of all programs; not the names of files."""
 
 OF_OTHERS = {
-    "dglkge/inference/dglke_files.py": {"config.json", "relations.tsv"},
-    "dglkge/inference/hub_tables.py": {"config.json"},
+    "dglkge/inference/exports/dglke_files.py": {"config.json", "relations.tsv"},
+    "dglkge/inference/exports/hub_tables.py": {"config.json"},
     "benchmarks/measuring/pbg_peer.py": {
         "dynamic_rel_count.txt",
         "entity_count_\0_\0.txt",
@@ -33,7 +33,7 @@ OF_OTHERS = {
     "benchmarks/quality.py": {"partition.log"},
     "dglkge/cli/checkpoints.py": {"num_parts"},
     "dglkge/report/page.py": {"finished_epochs", "has_weights", "num_parts", "num_relations"},
-    "dglkge/training/stats.py": {"batches_done", "epoch_loss"},
+    "dglkge/training/statistics/stats.py": {"batches_done", "epoch_loss"},
 }
 """Names of ours that stand for something else in a file: DGL-KE's and PyTorch-BigGraph's files, a log that a
 benchmark writes, figures of a report."""

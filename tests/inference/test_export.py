@@ -8,9 +8,9 @@ import pytest
 from dglkge.checkpoint import open_checkpoint
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import InputError, StorageError
-from dglkge.inference import export, import_tables
-from dglkge.inference import export_files as export_files
-from dglkge.inference.export import export_tables
+from dglkge.inference.exports import export, import_tables
+from dglkge.inference.exports import files as export_files
+from dglkge.inference.exports.export import export_tables
 from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import TWO_PAIRS, save_toy, save_toy_named, toy_meta, toy_tables
 

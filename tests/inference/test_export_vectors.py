@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from dglkge.errors import InputError, JobError
-from dglkge.inference import export_files as export_files
-from dglkge.inference import export_vectors as export_vectors
+from dglkge.inference.exports import files as export_files
+from dglkge.inference.exports import vectors as export_vectors
 from dglkge.inference.run import open_run
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import Side

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dglkge.errors import InputError
-from dglkge.inference.export_files import bytes_output, write_outputs
+from dglkge.inference.exports.files import bytes_output, write_outputs
 from dglkge.inference.run import open_run
 
 RESULT = {

@@ -12,8 +12,8 @@ import torch
 from dglkge.checkpoint import open_checkpoint
 from dglkge.errors import InputError
 from dglkge.evaluation.queries import score_triples
+from dglkge.inference.exports.torch_models import GEOMETRIC, PYKEEN
 from dglkge.inference.run import Run
-from dglkge.inference.torch_models import GEOMETRIC, PYKEEN
 from dglkge.model.kge_model import build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import Side

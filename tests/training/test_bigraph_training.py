@@ -14,7 +14,7 @@ from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.errors import CheckpointError, InputError
 from dglkge.evaluation.metrics import Protocol
-from dglkge.inference.import_tables import import_tables
+from dglkge.inference.exports.import_tables import import_tables
 from dglkge.inference.search import NamedQuery
 from dglkge.training.building.checks import check_dataset
 from dglkge.typing import Side

@@ -17,9 +17,9 @@ from dglkge.model.kge_model import build_model
 from dglkge.planning import memory
 from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder
-from dglkge.training import held_out
 from dglkge.training.building.batches import build_passes
-from dglkge.training.held_out import HeldOutEvaluator
+from dglkge.training.statistics import held_out
+from dglkge.training.statistics.held_out import HeldOutEvaluator
 from dglkge.typing import RELATION, Relation, Side
 from tests.toy_kg import toy_dataset
 from tests.training import live

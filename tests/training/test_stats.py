@@ -22,10 +22,10 @@ from dglkge.distributed.world import World
 from dglkge.step.computation import PHASES, Computation, PhaseClock, as_array
 from dglkge.step.contracts import StepResult
 from dglkge.training import process
-from dglkge.training import stats as phase_clock
 from dglkge.training.process import ProcessUsage, memory_bytes, wants_bar
-from dglkge.training.stats import Statistics
-from dglkge.training.trackers import Trackers
+from dglkge.training.statistics import stats as phase_clock
+from dglkge.training.statistics.stats import Statistics
+from dglkge.training.statistics.trackers import Trackers
 from tests.toy_kg import toy_dataset
 from tests.training.live import opened, train
 

@@ -23,7 +23,7 @@ from dglkge.step.computation import Computation
 from dglkge.step.contracts import BatchMeasures, StepResult
 from dglkge.training.epochs import ElasticEpochs
 from dglkge.training.job import Job
-from dglkge.training.passes import Passes
+from dglkge.training.statistics.passes import Passes
 from dglkge.training.trainer import Trainer
 from dglkge.typing import Side, TablePart
 from tests.checkpoint.toy_checkpoint import toy_meta

@@ -42,7 +42,7 @@ PRELOADED = (
     "dglkge.cli.launch",
     "dglkge.cli.main",
     "dglkge.cli.common",
-    "dglkge.inference.import_tables",
+    "dglkge.inference.exports.import_tables",
     "dglkge.inference.truth",
     "dglkge.tuning.tune",
     "tests.warm.numba_started",

@@ -23,11 +23,11 @@ from dglkge.sampling.machine_batches import MachineBatches, partition_mark, rows
 from dglkge.sampling.prefetch import Prefetcher, TripleReader
 from dglkge.sampling.query_batches import PairIndex, QueryBatches, QueryIndex, TrainingBatches
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder, plan_passes
-from dglkge.training.bucket_stats import BucketStatistics
 from dglkge.training.building.components import relation_weights
-from dglkge.training.held_out import HeldOutBuckets, HeldOutEvaluator
 from dglkge.training.job import Job
-from dglkge.training.passes import Passes
+from dglkge.training.statistics.bucket_stats import BucketStatistics
+from dglkge.training.statistics.held_out import HeldOutBuckets, HeldOutEvaluator
+from dglkge.training.statistics.passes import Passes
 from dglkge.typing import RELATION
 
 TRIPLES_A_BLOCK = 1 << 20

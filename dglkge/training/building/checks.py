@@ -36,7 +36,7 @@ from dglkge.training.building.components import (
 )
 from dglkge.training.callbacks import CALLBACKS
 from dglkge.training.learning_rates import schedule_problems
-from dglkge.training.trackers import LOGGERS
+from dglkge.training.statistics.trackers import LOGGERS
 from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE, STAGED_CPU_DEVICE
 
 logger = logging.getLogger(__name__)

@@ -26,7 +26,7 @@ from dglkge.training.building.run_place import RunPlace, open_manager
 from dglkge.training.building.tables import describe_optimizer
 from dglkge.training.job import Job
 from dglkge.training.resume import resumable
-from dglkge.training.trackers import Trackers
+from dglkge.training.statistics.trackers import Trackers
 
 
 def resumable_here(config: Config, meta: CheckpointMeta) -> Callable[[CheckpointMeta, str], object]:

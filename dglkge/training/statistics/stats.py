@@ -33,7 +33,7 @@ from dglkge.training.cadence import is_lagged, reports_apart
 from dglkge.training.job import Job
 from dglkge.training.process import MemoryMeter, ProcessUsage, open_bar, wants_bar
 from dglkge.training.resume import Position
-from dglkge.training.trackers import Trackers
+from dglkge.training.statistics.trackers import Trackers
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ import torch
 from tqdm import tqdm
 
 from dglkge.errors import InputError, StorageError, write_error
-from dglkge.inference.hub_tables import names_file
+from dglkge.inference.exports.hub_tables import names_file
 from dglkge.inference.whole_tables import Tables
 from dglkge.typing import RELATION
 

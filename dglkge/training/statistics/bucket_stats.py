@@ -18,9 +18,9 @@ import numpy.typing as npt
 from dglkge.checkpoint.bigraph import pass_fields
 from dglkge.sampling.bucket_batches import BucketBatches
 from dglkge.sampling.triple_order import Pass
-from dglkge.training.held_out import SUMMED, HeldOutBuckets, described
 from dglkge.training.job import Job
-from dglkge.training.stats import NUM_SUMS, Sums, means_of
+from dglkge.training.statistics.held_out import SUMMED, HeldOutBuckets, described
+from dglkge.training.statistics.stats import NUM_SUMS, Sums, means_of
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from dglkge import __version__
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.errors import InputError
 from dglkge.evaluation.metrics import BOTH, PROTOCOL
-from dglkge.inference.export_files import (
+from dglkge.inference.exports.files import (
     Export,
     ExportedTable,
     Output,
@@ -22,7 +22,7 @@ from dglkge.inference.export_files import (
     names_output,
     write_safetensors,
 )
-from dglkge.inference.hub_tables import (
+from dglkge.inference.exports.hub_tables import (
     CARD,
     CONFIG,
     HUB_FIELDS,

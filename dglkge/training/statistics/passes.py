@@ -11,9 +11,9 @@ import numpy as np
 from dglkge.checkpoint.bigraph import epoch_record, pass_of, read_stats
 from dglkge.sampling.triple_order import Pass
 from dglkge.step.contracts import MEASURES
-from dglkge.training.bucket_stats import BucketStatistics
-from dglkge.training.held_out import HeldOutEvaluator
-from dglkge.training.stats import NUM_SUMS, Sums, means_of
+from dglkge.training.statistics.bucket_stats import BucketStatistics
+from dglkge.training.statistics.held_out import HeldOutEvaluator
+from dglkge.training.statistics.stats import NUM_SUMS, Sums, means_of
 
 
 class StatsHandler(Protocol):

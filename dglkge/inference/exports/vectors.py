@@ -15,7 +15,7 @@ import numpy as np
 import pyarrow as pa
 
 from dglkge.errors import InputError, JobError, import_extra, unknown_name
-from dglkge.inference.export_files import (
+from dglkge.inference.exports.files import (
     Export,
     ExportedTable,
     Ids,

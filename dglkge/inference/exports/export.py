@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from dglkge.data.vector_files import word2vec_name
 from dglkge.errors import InputError, unknown_name
 from dglkge.formats import DGLKE_MATRICES
-from dglkge.inference import dglke_files
-from dglkge.inference.export_files import (
+from dglkge.inference.exports import dglke_files
+from dglkge.inference.exports.files import (
     LINE_ENDS,
     Export,
     ExportedTable,
@@ -32,8 +32,8 @@ from dglkge.inference.export_files import (
     write_rows,
     write_safetensors,
 )
-from dglkge.inference.export_vectors import plan_faiss, plan_lancedb, plan_projector
-from dglkge.inference.hub_folder import plan_huggingface
+from dglkge.inference.exports.hub_folder import plan_huggingface
+from dglkge.inference.exports.vectors import plan_faiss, plan_lancedb, plan_projector
 from dglkge.inference.whole_tables import Tables
 from dglkge.typing import RELATION
 
@@ -75,7 +75,7 @@ def export_tables(
         ``"projector"``: ``{table}.tensors.tsv``, ``{table}.metadata.tsv`` and ``projector_config.pbtxt``:
         a log folder of TensorBoard.
         ``"huggingface"``: a folder for the Hugging Face hub, which
-        :func:`dglkge.inference.run.open_run` opens too, see :mod:`dglkge.inference.hub_folder`.
+        :func:`dglkge.inference.run.open_run` opens too, see :mod:`dglkge.inference.exports.hub_folder`.
         Numbers in text have nine digits, which restore the same float32.
     folder : Path
         Created if absent.
@@ -83,7 +83,7 @@ def export_tables(
         Whether existing files may be replaced.
     max_rows : int, optional
         For ``"projector"``: most rows of a table; see
-        :data:`dglkge.inference.export_vectors.PROJECTOR_ROWS`.
+        :data:`dglkge.inference.exports.vectors.PROJECTOR_ROWS`.
     metric : str, optional
         For ``"faiss"``: one of :data:`dglkge.model.functions.comparators.METRICS` instead of the score
         function's.

@@ -18,9 +18,9 @@ from dglkge.data.dataset import Dataset
 from dglkge.data.vector_files import open_vectors, word2vec_name
 from dglkge.data.vocabulary import Vocabulary, read_lines
 from dglkge.errors import InputError, unknown_name
-from dglkge.inference.dglke_files import ENTITY, DglkeFolder, load_npy, model_of_width, models
-from dglkge.inference.export import SAFETENSORS_NAME
-from dglkge.inference.hub_tables import map_tensor
+from dglkge.inference.exports.dglke_files import ENTITY, DglkeFolder, load_npy, model_of_width, models
+from dglkge.inference.exports.export import SAFETENSORS_NAME
+from dglkge.inference.exports.hub_tables import map_tensor
 from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)
@@ -43,7 +43,7 @@ def import_tables(
     Parameters
     ----------
     folder : Path
-        The files that :func:`dglkge.inference.export.export_tables` writes. Without
+        The files that :func:`dglkge.inference.exports.export.export_tables` writes. Without
         ``{table}.names.txt`` and DGL-KE's id map, rows are taken in the order of the data set.
     file_format : str
         One of ``FORMATS``.

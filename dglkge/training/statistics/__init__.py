@@ -1,0 +1,1 @@
+"""What training measures: losses, buckets, held-out triples, and who is told."""
