@@ -6,8 +6,9 @@ import html
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, VERSION_FILE, Progress, 
 from dglkge.checkpoint.manifest import UNKNOWN_CRC32
 from dglkge.checkpoint.mirror import local_path
 from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
+from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TRAIN
 from dglkge.data.vector_files import feature_files, read_new_vectors
 from dglkge.errors import InputError, unknown_name
@@ -25,12 +27,16 @@ from dglkge.evaluation.metrics import BOTH, Protocol, RankingResult, relation_ca
 from dglkge.inference.bucket_evaluation import BucketResult, EdgeSets, evaluate_buckets
 from dglkge.inference.dglke_files import DglkeFolder, DglkeTables, is_dglke
 from dglkge.inference.export import export_tables
+from dglkge.inference.fold_in import FoldIn, lacking_triples
 from dglkge.inference.frames import Questions
 from dglkge.inference.hub_tables import HubTables, is_hub_folder
 from dglkge.inference.torch_models import TorchModel, geometric_model, pykeen_model
 from dglkge.model.device import open_device
 from dglkge.registry import import_modules
 from dglkge.typing import AUTO_DEVICE
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 def open_run(
@@ -214,6 +220,55 @@ class Run(Questions):
         vectors = torch.as_tensor(np.asarray(features, dtype=np.float32))
         of_type = self._type_with_features(entity_type)
         return Run(self.checkpoint.with_new_entities({of_type: (names, vectors)}), self._dataset_path)
+
+    def add_entities(self, triples: pd.DataFrame) -> Run:
+        """Return this model with the new entities of triples, whose rows are found from these alone.
+
+        The row of a new entity minimizes the loss and the regularizer of the run over its triples, while all
+        other rows stay; see :mod:`dglkge.inference.fold_in`. Nothing is written.
+
+        Parameters
+        ----------
+        triples : DataFrame
+            Columns head, relation and tail. They are known triples of the result (``known_from`` is
+            ``"added"``).
+
+        Returns
+        -------
+        Run
+            Another one, in which new entities are candidates and can be asked for; this one stays as it is.
+
+        Raises
+        ------
+        InputError
+            If a relation is unknown, a new entity has no clear type or is joined to no known one, or the data
+            set cannot be opened.
+
+        Examples
+        --------
+        ::
+
+            facts = pandas.DataFrame({"head": ["Carol"], "relation": ["likes"], "tail": ["Alice"]})
+            run = dglkge.open_run("runs/demo").add_entities(facts)
+            run.predict_tails("Carol", "likes")
+        """
+        checkpoint, added = self._fold_in.with_entities(triples)
+        return Run(checkpoint, self._dataset_path, [*self._added, added])
+
+    @cached_property
+    def _fold_in(self) -> FoldIn:
+        return FoldIn(self.checkpoint, self.model, self.dataset)
+
+    def add_entities_of(self, dataset: Dataset) -> Run:
+        """Return this model with the entities of a data set that it lacks, from their training triples there.
+
+        Raises
+        ------
+        InputError
+            As :meth:`add_entities`.
+        """
+        triples = lacking_triples(self.checkpoint, dataset)
+        return self.add_entities(triples) if len(triples) else self
 
     def with_features(self, files: Sequence[str]) -> Run:
         """Return this model with the entities of files of vectors that it does not know.

@@ -41,6 +41,9 @@ from dglkge.typing import RELATION, RowShard
 
 logger = logging.getLogger(__name__)
 
+ADDED = "added"
+"""``known_from`` of triples that :meth:`dglkge.inference.run.Run.add_entities` was given."""
+
 
 class UnknownEntityError(InputError):
     """No entity has that name."""
@@ -57,15 +60,18 @@ class TrainedModel:
         Rows and names.
     dataset : str, optional
         Folder of the data set; by default the path that the checkpoint has recorded.
+    added : sequence of (n, 3) int64 array
+        Known triples beside those of the data set.
 
     Attributes
     ----------
     tables : Checkpoint or DglkeTables
     """
 
-    def __init__(self, tables: Tables, dataset: str | None = None) -> None:
+    def __init__(self, tables: Tables, dataset: str | None = None, added: Sequence[np.ndarray] = ()) -> None:
         self.tables = tables
         self._dataset_path = dataset
+        self._added = added
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -182,16 +188,18 @@ class TrainedModel:
     def known_triples(self, also_known: Sequence[np.ndarray] = ()) -> KnownTriples:
         """Return an index of the triples of all splits, and of others; built once without others."""
         if also_known:
-            return self.dataset.known_triples(SPLITS, also_known)
+            return self.dataset.known_triples(SPLITS, [*self._added, *also_known])
         return self._known_of_all_splits
 
     @cached_property
     def _known_of_all_splits(self) -> KnownTriples:
-        return self.dataset.known_triples()
+        return self.dataset.known_triples(SPLITS, self._added)
 
     @cached_property
     def _known_by_split(self) -> dict[str, KnownTriples]:
-        return {split: self.dataset.known_triples([split]) for split in SPLITS}
+        known = {split: self.dataset.known_triples([split]) for split in SPLITS}
+        added = KnownTriples(self._added, self.dataset.num_relations)
+        return {**known, ADDED: added} if self._added else known
 
     @cached_property
     def degrees(self) -> dict[str, np.ndarray]:
