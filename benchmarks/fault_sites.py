@@ -39,6 +39,9 @@ SHARED_MEMORY = Path("/dev/shm")
 BATCH_SIZE = 48
 SMALL_DISK_BYTES = 64 << 20
 END_SECONDS = 60.0
+OTHERS_SECONDS = 60.0
+"""How long shared memory that another job has left may take to go."""
+
 START_SECONDS = 180.0
 
 Commit = tuple[int, int]
@@ -277,7 +280,7 @@ class OneMachine(Site):
         Other jobs of the machine make names too, and remove them when they end: all processes of the site
         are gone when this is called, so what goes within a minute, or is a live job's, was not the site's.
         """
-        end = time.monotonic() + END_SECONDS
+        end = time.monotonic() + OTHERS_SECONDS
         while True:
             names = set(os.listdir(SHARED_MEMORY))
             new = names - self._known_segments

@@ -6,10 +6,11 @@ is an internal failure and keeps its traceback.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import errno
 import importlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 INPUT_ERROR_STATUS = 2
@@ -69,6 +70,31 @@ class JobError(DglkgeError):
 
 class StorageError(JobError):
     """A file could not be written while the job ran: the disk is full, a quota is used up, or it failed."""
+
+
+@contextlib.contextmanager
+def os_errors(kind: type[DglkgeError], what: str) -> Iterator[None]:
+    """Raise a failure of the operating system in the block as an error with a text of ours.
+
+    Parameters
+    ----------
+    kind : type
+        Of the error.
+    what : str
+        The action that failed, e.g. ``"cannot read a/b.txt"``.
+
+    Examples
+    --------
+    >>> with os_errors(InputError, "cannot read /none"):
+    ...     open("/none")
+    Traceback (most recent call last):
+    ...
+    dglkge.errors.InputError: cannot read /none: No such file or directory
+    """
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what}: {error.strerror or error}") from None
 
 
 def write_error(what: str, error: OSError) -> DglkgeError:

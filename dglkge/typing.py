@@ -33,6 +33,9 @@ class Side(enum.Enum):
     HEAD = "head"
     TAIL = "tail"
 
+    # By identity: enum's own hashes the name, in Python, at each use as a key.
+    __hash__ = object.__hash__
+
     @property
     def column(self) -> int:
         """Column of the missing entity in a (n, 3) array of head, relation, tail."""

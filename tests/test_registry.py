@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import pytest
 
@@ -46,9 +45,7 @@ def test_a_name_is_given_once(shapes):
 
 
 @pytest.mark.parametrize("is_searched", [True, False])
-def test_an_import_leaves_the_search_path_as_it_was(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_searched: bool
-) -> None:
+def test_an_import_leaves_the_search_path_as_it_was(tmp_path, monkeypatch, is_searched):
     """The current folder is searched last, and keeps its place where it is searched anyway."""
     name = f"own_module_{is_searched}".lower()
     (tmp_path / f"{name}.py").write_text("", encoding="utf-8")

@@ -11,29 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from dglkge.checkpoint.manager import CheckpointManager, TrainerGroup
-    from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
-    from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
+    from dglkge.checkpoint.manifest import CheckpointMeta
+    from dglkge.checkpoint.reader import open_checkpoint
 
-_HOME = {
-    "Checkpoint": "reader",
-    "CheckpointManager": "manager",
-    "CheckpointMeta": "manifest",
-    "TrainerGroup": "manager",
-    "check_same_run": "manifest",
-    "open_checkpoint": "reader",
-}
-__all__ = [
-    "Checkpoint",
-    "CheckpointManager",
-    "CheckpointMeta",
-    "TrainerGroup",
-    "check_same_run",
-    "open_checkpoint",
-]
+__all__ = ["CheckpointManager", "CheckpointMeta", "TrainerGroup", "open_checkpoint"]
 
 
 def __getattr__(name: str) -> Any:
     # PEP 562: a module's __getattr__ is called for names that are not found otherwise.
-    if name not in _HOME:
+    if name not in __all__:
         raise AttributeError(f"module 'dglkge.checkpoint' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"dglkge.checkpoint.{_HOME[name]}"), name)
+    home = {"CheckpointMeta": "manifest", "open_checkpoint": "reader"}.get(name, "manager")
+    return getattr(importlib.import_module(f"dglkge.checkpoint.{home}"), name)

@@ -422,10 +422,13 @@ def epoch_record(
         "rhs_partition": 0,
         "index": (epoch * num_sets + edge_set) * num_chunks + chunk,
         "stats": {"count": num_triples, "metrics": {"loss": mean_loss, **(measures or {})}},
-        "epoch_idx": epoch,
-        "edge_path_idx": edge_set,
-        "edge_chunk_idx": chunk,
+        **pass_fields(epoch, edge_set, chunk),
     }
+
+
+def pass_fields(epoch: int, edge_set: int, chunk: int) -> dict[str, int]:
+    """Return the fields by which a record names its pass."""
+    return {"epoch_idx": epoch, "edge_path_idx": edge_set, "edge_chunk_idx": chunk}
 
 
 def write_stats(folder: LeasedFolder, older: Path, records: Sequence[Mapping[str, Any]]) -> None:

@@ -32,7 +32,7 @@ from dglkge.checkpoint.manager import CheckpointManager, TrainerGroup
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.checkpoint.reader import Checkpoint
 from dglkge.checkpoint.relation_layout import MODEL_GROUP
-from dglkge.checkpoint.storage import check_texts
+from dglkge.checkpoint.storage import check_files
 from dglkge.data.dataset import Dataset
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.lease import hold
@@ -270,7 +270,7 @@ def convert_to_run(source: Checkpoint, dataset: Dataset, output: Path, type_pair
     InputError
         If the entity types do not fit each other.
     """
-    check_texts(source.folder, source.manifest)  # rows are checked where they are read
+    check_files(source.folder, source.manifest.all_texts.values())  # rows are checked where they are read
     names = {name: dataset.vocabulary(name) for name in dataset.entity_types}
     types = saved_types(source.entity_types, dataset.entity_types, type_pairs)
     lacking = [name for name, saved in types.items() if saved is None]

@@ -31,11 +31,14 @@ MANIFEST_VERSION = 3
 RUN_CONFIG_FILE = "config.json"
 RUN_JOB_FILE = "job.json"
 RUN_STATS_FILE = "stats.jsonl"
+BUCKET_RECORD = "bucket_record"
+"""Field of its lines that have the record of a bucket."""
 RUN_METRICS_FILE = "metrics.json"
 METRICS_PATTERN = "metrics*.json"
 """Shell pattern of all files of ranking results."""
 RUN_VALIDATION_FILE = "validation.json"
 RUN_VECTORS_FILE = "init_from.json"
+COMPLETION_PATTERN = "completion-*.json"
 RUN_CALIBRATION_FILE = "calibration.json"
 RUN_TRACKERS_FILE = "trackers.json"
 FEATURES_FOLDER = "features"
@@ -111,6 +114,11 @@ def split_metrics_file(split: str, protocol: str) -> str:
 def triples_metrics_file(stem: str, protocol: str) -> str:
     """Return the name of the file of ``dglkge evaluate --triples``'s result, in the run's folder."""
     return f"metrics-triples-{stem}{protocol}.json"
+
+
+def completion_file(split: str) -> str:
+    """Return the name of the file of ``dglkge complete --held-out``'s curve, in the run's folder."""
+    return COMPLETION_PATTERN.replace("*", split)
 
 
 def is_record(name: str) -> bool:

@@ -20,14 +20,14 @@ import torch
 from dglkge.checkpoint import layout, part_files
 from dglkge.checkpoint.manifest import CheckpointMeta, JobVersions, Manifest, check_same_run
 from dglkge.checkpoint.mirror import Mirror
-from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_rows, check_texts
+from dglkge.checkpoint.storage import CheckpointStorage, check_crc32, check_files
 from dglkge.checkpoint.version_writer import NewVersion, write_anew
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.agreement import agree
 from dglkge.distributed.lease import Lease, new_nonce
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.world import DEFAULT_TIMEOUT_SECONDS
-from dglkge.errors import CheckpointError, JobError
+from dglkge.errors import CheckpointError, JobError, os_errors
 from dglkge.optim.scratch import Scratch
 from dglkge.typing import TablePart
 
@@ -82,11 +82,9 @@ def fall_back(storage: CheckpointStorage, names: Mapping[str, Vocabulary] | None
         If the disk is full or fails.
     """
     try:
-        manifest = storage.published()
-        if manifest is not None:
-            folder = storage.folder(manifest.version).path
-            check_rows(folder, manifest, checksums=True)
-            check_texts(folder, manifest)
+        stored = storage.published()
+        if stored is not None:
+            check_files(storage.folder(stored.version).path, stored.manifest.all_files)
         return None
     except CheckpointError as error:
         good = storage.newest_good()
@@ -106,7 +104,7 @@ def fall_back(storage: CheckpointStorage, names: Mapping[str, Vocabulary] | None
                 os.replace(storage.path / name, target / name)
             moved = f"; newer files were moved to {target}"
         storage.publish(good)
-        if written := write_anew(storage, storage.manifest(good), names or {}):
+        if written := write_anew(storage, storage.stored(good).manifest, names or {}):
             anew = f"; written anew: {', '.join(written)}"
     logger.warning("checkpoint.fallback: going on from version %d%s%s", good, moved, anew)
     return good
@@ -221,7 +219,7 @@ class CheckpointManager:
     def num_bytes(self) -> int:
         """Return the size of the newest version's files; 0 where there is none."""
         version = self.storage.named_version()
-        return self.storage.manifest(version).num_bytes if version else 0
+        return self.storage.stored(version).manifest.num_bytes if version else 0
 
     def fall_back(self, wait: Callable[[int], object] = lambda num_bytes: None) -> None:
         """Publish the newest undamaged version, if the newest is damaged; a collective.
@@ -446,8 +444,8 @@ class CheckpointManager:
         CheckpointError
             If anything is missing or damaged.
         """
-        manifest = self.storage.kept(pointer) if pointer else self.storage.published()
-        return None if manifest is None else (self.storage.folder(manifest.version).path, manifest)
+        stored = self.storage.kept(pointer) if pointer else self.storage.published()
+        return None if stored is None else (self.storage.folder(stored.version).path, stored.manifest)
 
     def bring(self, pointer: str) -> None:
         """Bring the version that a pointer names to this machine's cache, on its owner."""
@@ -470,16 +468,10 @@ class CheckpointManager:
         if manifest is None or manifest.state is None:
             return b""
         path = folder / manifest.state.name
-        try:
+        with os_errors(CheckpointError, f"cannot read {path}"):
             state = path.read_bytes()
-        except OSError as error:
-            raise CheckpointError(f"cannot read {path}: {error.strerror}") from None
         check_crc32(folder, manifest.state, zlib.crc32(state))
         return state
-
-    def read_pointer(self, pointer: str) -> dict[str, Any]:
-        """Return version and note of a pointer; empty if there is none."""
-        return self.storage.read_pointer(pointer)
 
     def restore(
         self, parts: Sequence[TablePart], relations: TablePart | None = None, pointer: str = ""
@@ -511,7 +503,7 @@ class CheckpointManager:
         for part in [*parts, *([relations] if relations is not None else [])]:
             part_files.fill_part(folder, manifest, part)
         if self.group.rank == 0:
-            check_texts(folder, manifest)
+            check_files(folder, manifest.all_texts.values())
         return manifest.meta
 
     def _previous(self, meta: CheckpointMeta) -> tuple[Manifest | None, int]:
@@ -541,13 +533,12 @@ class CheckpointManager:
         deadline = time.monotonic() + AGREEMENT_SECONDS
         mine = {"where": f"{self.storage.path} on {socket.gethostname()}"}
         while True:
-            manifest = None
+            stored = None
             mine |= {"problem": "", "what": "none"}
             try:
-                manifest = self.storage.published(texts=texts)
-                if manifest is not None:
-                    checksum = self.storage.checksum_of(manifest.version)
-                    mine["what"] = f"version {manifest.version} (manifest {checksum})"
+                stored = self.storage.published(texts=texts)
+                if stored is not None:
+                    mine["what"] = f"version {stored.version} (manifest {stored.checksum})"
             except CheckpointError as error:
                 mine["problem"] = str(error)
             found = [json.loads(text) for text in self.group.gather(json.dumps(mine))]
@@ -556,7 +547,7 @@ class CheckpointManager:
                     raise CheckpointError(text if rank == 0 else f"rank {rank}, {one['where']}: {text}")
             others = [rank for rank, one in enumerate(found) if one["what"] != found[0]["what"]]
             if not others:
-                return manifest
+                return None if stored is None else stored.manifest
             # Rank 0's clock decides for all: else one rank could raise while another polls on.
             if self.group.gather("late" if time.monotonic() >= deadline else "")[0]:
                 here, there = (f"{one['what']} in {one['where']}" for one in (found[0], found[others[0]]))

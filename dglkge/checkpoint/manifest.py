@@ -261,6 +261,11 @@ class Manifest:
             text.name: text for text in [*self.texts, *(one for file in self.files for one in file.texts)]
         }
 
+    @property
+    def all_files(self) -> list[FileEntry | TextEntry]:
+        """Every file of the version that has a checksum."""
+        return [*self.binary_files, *self.all_texts.values()]
+
     def of_table(self, table: str) -> list[FileEntry]:
         """Return the files of a table, in the order of parts."""
         return sorted((entry for entry in self.files if entry.table == table), key=lambda entry: entry.part)

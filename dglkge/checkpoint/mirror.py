@@ -49,7 +49,7 @@ from dglkge.checkpoint.manifest import (
 from dglkge.checkpoint.storage import (
     CheckpointStorage,
     check_file,
-    check_rows,
+    check_files,
     file_crc32,
     parse_pointer,
     parse_receipt,
@@ -190,10 +190,9 @@ class Mirror:
         problem, local = "", None
         try:
             if version := self._storage.named_version():
-                if not self.is_cache:
-                    # Sizes only: checksums would read the whole checkpoint on each machine at each start.
-                    self._storage.checked(version, texts=False)
-                local = self._storage.stored(version)
+                # Sizes only: checksums would read the whole checkpoint on each machine at each start.
+                read = self._storage.stored if self.is_cache else self._storage.checked
+                local = read(version)
         except CheckpointError as error:
             problem = str(error)
         if self.is_cache:
@@ -216,7 +215,7 @@ class Mirror:
             logger.info("version %d of %s is in %s", stored.version, self.url, self._run)
         elif writes and local is not None and (stored is None or local.content != stored.content):
             # Damage of this disk must not take the place of the store's version.
-            check_rows(self._storage.folder(local.version).path, local.manifest, checksums=True)
+            check_files(self._storage.folder(local.version).path, local.manifest.binary_files)
             self.push(local.version)
 
     def _fill_cache(self, problem: str, local: StoredVersion | None, stored: StoredVersion | None) -> None:
@@ -517,7 +516,7 @@ class Mirror:
             if note and note != self._note(name):
                 # A cache has published the version at the store before it was kept.
                 if not self.is_cache:
-                    self._push_version(self._storage.stored(self._storage.kept(name).version))
+                    self._push_version(self._storage.kept(name))
                 self._push_file(f"{layout.CHECKPOINT_FOLDER}/{name}")
 
     def _push_features(self) -> None:
@@ -544,7 +543,7 @@ class Mirror:
     def _pull_version(self, stored: StoredVersion) -> None:
         """Download the files of a version that are not in the folder with their checksums."""
         manifest, version = stored.manifest, stored.version
-        for entry in [*manifest.binary_files, *manifest.all_texts.values()]:
+        for entry in manifest.all_files:
             name = _object(version, entry.name)
             try:
                 check_file((self._run / name).parent, entry, checksum=True)

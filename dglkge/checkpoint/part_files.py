@@ -12,7 +12,6 @@ import logging
 import math
 import os
 import zlib
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -22,21 +21,10 @@ import h5py
 import numpy as np
 import torch
 
-from dglkge.checkpoint import hdf5_format, layout
+from dglkge.checkpoint import hdf5_format, layout, relation_layout
 from dglkge.checkpoint.bigraph import learning_rate
 from dglkge.checkpoint.hdf5_format import file_dtype, put_rows, take_rows
 from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry
-from dglkge.checkpoint.relation_layout import (
-    MODEL_GROUP,
-    bigraph_row_sums,
-    from_parameters,
-    global_sums_path,
-    global_vector_key,
-    global_vector_path,
-    is_dynamic,
-    to_bigraph_sums,
-    to_parameters,
-)
 from dglkge.checkpoint.storage import check_crc32, check_file, describe_text, file_crc32
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.leased_folder import LeasedFolder
@@ -48,8 +36,6 @@ logger = logging.getLogger(__name__)
 
 Rows: TypeAlias = h5py.Dataset | np.ndarray
 
-NUM_BLOCKS_IN_MEMORY = 4
-"""Blocks of rows that are being reordered or wait to be written: back-pressure on the reordering."""
 
 ADVICE_BYTES = 16 << 20
 """Distance of two calls of posix_fadvise, each of which makes the kernel wait for all cores briefly."""
@@ -86,7 +72,8 @@ def fill_rows(path: Path, tables: Mapping[str, torch.Tensor], order: torch.Tenso
     # An empty dataset has no place, and no blocks either.
     in_file_order = sorted((place, name) for name, place in places.items() if place is not None)
     checksum = position = 0
-    writes: deque[Future[None]] = deque()
+    write: Future[None] = Future()
+    write.set_result(None)
     with (
         open(path, "r+b", buffering=0) as raw,
         # One thread: CRC-32 and reordering of the next block overlap with the write of this one, and blocks
@@ -97,17 +84,18 @@ def fill_rows(path: Path, tables: Mapping[str, torch.Tensor], order: torch.Tenso
         for place, name in in_file_order:
             checksum = _pass_over(raw, position, place, checksum)
             position = place
-            for block in _ordered_blocks(tables[name], order.numpy(), writes):
+            for block in _ordered_blocks(tables[name], order.numpy()):
                 checksum = zlib.crc32(block, checksum)
+                # The block before last is written by now, so that its memory may be filled again.
+                write.result()
                 try:
-                    writes.append(thread.submit(_write_block, raw, block, position))
+                    write = thread.submit(_write_block, raw, block, position)
                 except RuntimeError:
                     # The interpreter is shutting down and starts no thread, but waits for this one.
                     _write_block(raw, block, position)
                 position += block.nbytes
         checksum = _pass_over(raw, position, os.fstat(raw.fileno()).st_size, checksum)
-        for write in writes:
-            write.result()
+        write.result()
     return checksum
 
 
@@ -124,23 +112,16 @@ def _write_block(raw: io.FileIO, block: memoryview, place: int) -> None:
             os.posix_fadvise(descriptor, 0, end, os.POSIX_FADV_DONTNEED)
 
 
-def _ordered_blocks(
-    values: torch.Tensor, order: np.ndarray, writes: deque[Future[None]]
-) -> Iterator[memoryview]:
-    """Yield the bytes of rows in a given order, in blocks of memory that earlier writes have released.
+def _ordered_blocks(values: torch.Tensor, order: np.ndarray) -> Iterator[memoryview]:
+    """Yield the bytes of rows in a given order, in two blocks of memory by turns.
 
     By numpy and not by torch: torch's threads would wait for cores that training uses.
     """
-    memories: list[np.ndarray] = []
-    dtype = file_dtype(values)
-    for start, stop in hdf5_format.row_blocks(tuple(values.shape), dtype.itemsize):
-        while len(writes) >= NUM_BLOCKS_IN_MEMORY:
-            writes.popleft().result()
-        if len(memories) < NUM_BLOCKS_IN_MEMORY:
+    dtype, memories = file_dtype(values), []
+    for number, (start, stop) in enumerate(hdf5_format.row_blocks(tuple(values.shape), dtype.itemsize)):
+        if number < 2:
             memories.append(np.empty((stop - start, *values.shape[1:]), dtype=dtype))
-        else:
-            memories.append(memories.pop(0))
-        block = memories[-1][: stop - start]
+        block = memories[number % 2][: stop - start]
         take_rows(values, order[start:stop], block)
         yield block.reshape(-1).view(np.uint8).data
 
@@ -157,11 +138,7 @@ def _pass_over(raw: io.FileIO, start: int, stop: int, checksum: int) -> int:
 
 
 def write_part(
-    folder: LeasedFolder,
-    version: int,
-    part: TablePart,
-    meta: CheckpointMeta,
-    attributes: Mapping[str, Any],
+    folder: LeasedFolder, version: int, part: TablePart, meta: CheckpointMeta, attributes: Mapping[str, Any]
 ) -> FileEntry:
     """Write the rows and the state of one part of an entity type.
 
@@ -212,11 +189,7 @@ def write_part(
 
 
 def write_relations(
-    folder: LeasedFolder,
-    version: int,
-    part: TablePart,
-    meta: CheckpointMeta,
-    attributes: Mapping[str, Any],
+    folder: LeasedFolder, version: int, part: TablePart, meta: CheckpointMeta, attributes: Mapping[str, Any]
 ) -> FileEntry:
     """Write all relations, as PyTorch-BigGraph's operators, and their state.
 
@@ -238,23 +211,21 @@ def write_relations(
         with hdf5_format.create(path, attributes) as file:
             # As in PyTorch-BigGraph's files: members keep the order of creation. HDF5's default order is by
             # name.
-            file.create_group(MODEL_GROUP, track_order=True)
+            file.create_group(relation_layout.MODEL_GROUP, track_order=True)
             # Relations are few: they are reordered in memory and written by HDF5 itself.
             rows = part.rows.detach()[order].cpu().float().numpy()
-            for dataset, key, values in to_parameters(rows, meta):
-                written = file.create_dataset(dataset, data=values)
+            for dataset, key, array in relation_layout.to_parameters(rows, meta):
+                written = file.create_dataset(dataset, data=array)
                 if key is not None:
                     written.attrs[hdf5_format.STATE_DICT_KEY_ATTRIBUTE] = key
             of_types = _write_shared(file, part, meta)
-            for dataset, state in _state_datasets(part).items():
-                hdf5_format.allocate_rows(file, dataset, state)
+            for dataset, values in _state_datasets(part).items():
+                hdf5_format.allocate_rows(file, dataset, values)
             sums = _bigraph_sums(part, meta)[order].cpu().numpy()
             relation_lr = float(meta.optimizer.get("relation_lr", learning_rate(meta)))
-            of_operators = [torch.from_numpy(each) for each in to_bigraph_sums(sums, rows.shape[1], meta)]
-            hdf5_format.write_blob(
-                file.require_group(hdf5_format.OPTIMIZER_GROUP),
-                _bigraph_state([*of_operators, *of_types], relation_lr),
-            )
+            arrays = relation_layout.to_bigraph_sums(sums, rows.shape[1], meta)
+            state = _bigraph_state([*map(torch.from_numpy, arrays), *of_types], relation_lr)
+            hdf5_format.write_blob(file.require_group(hdf5_format.OPTIMIZER_GROUP), state)
         crc32 = fill_rows(path, _state_datasets(part), order)
         return _entry(path, name, part, ids, crc32)
 
@@ -266,11 +237,11 @@ def _write_shared(file: h5py.File, part: TablePart, meta: CheckpointMeta) -> lis
     """
     for path, values in part.shared.items():
         file.create_dataset(path, data=values.numpy())
-    types = [name for name in meta.entity_types if global_vector_path(name) in part.shared]
+    types = [name for name in meta.entity_types if relation_layout.global_vector_path(name) in part.shared]
     for name in types:
-        written = file[global_vector_path(name)]
-        written.attrs[hdf5_format.STATE_DICT_KEY_ATTRIBUTE] = global_vector_key(name)
-    return [part.shared[global_sums_path(name)] for name in types]
+        written = file[relation_layout.global_vector_path(name)]
+        written.attrs[hdf5_format.STATE_DICT_KEY_ATTRIBUTE] = relation_layout.global_vector_key(name)
+    return [part.shared[relation_layout.global_sums_path(name)] for name in types]
 
 
 def write_names(
@@ -485,7 +456,7 @@ def read_state(
     if found or table != RELATION or blob is None:
         return found
     try:
-        return {"sum": bigraph_row_sums(hdf5_format.read_blob(blob)["state"], meta)}
+        return {"sum": relation_layout.bigraph_row_sums(hdf5_format.read_blob(blob)["state"], meta)}
     except (KeyError, ValueError, TypeError) as error:
         # State is optional: it starts anew, while a missing row is an error.
         logger.warning("%s: the optimizer's state is not that of the operators (%r)", path, error)
@@ -502,7 +473,7 @@ def read_relations(path: Path, file: h5py.File, meta: CheckpointMeta) -> np.ndar
     """
     width = relation_width(file, meta)
     try:
-        return from_parameters(file, meta, width)
+        return relation_layout.from_parameters(file, meta, width)
     except (KeyError, ValueError) as error:
         raise CheckpointError(
             f"{path}: the relations' operators are not those of the run ({error})"
@@ -513,7 +484,7 @@ def relation_width(file: h5py.File, meta: CheckpointMeta) -> int:
     """Return the width of a relation's row: the sizes of the operator's parameters for relation 0, summed."""
     found = hdf5_format.shapes(file)
     groups = ("model/relations/0/operator/", "reciprocal/relations/0/operator/")
-    stacked = max(1, len(meta.relations)) if is_dynamic(meta) else 1
+    stacked = max(1, len(meta.relations)) if relation_layout.is_dynamic(meta) else 1
     width = sum(math.prod(shape) // stacked for path, shape in found.items() if path.startswith(groups))
     # The operator "none" has no parameters, and one unused number in each of our rows.
     return width or (2 if meta.reciprocal else 1)

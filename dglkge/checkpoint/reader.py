@@ -20,13 +20,13 @@ import torch
 
 from dglkge.checkpoint import bigraph, hdf5_format, layout
 from dglkge.checkpoint.features import RECORD, open_features, record_path
-from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, TextEntry
+from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, StoredVersion, TextEntry
 from dglkge.checkpoint.mirror import local_path
 from dglkge.checkpoint.part_files import read_relations, read_state
-from dglkge.checkpoint.relation_layout import DENSE_GROUP, dense_parameters, global_vector_path
-from dglkge.checkpoint.storage import CheckpointStorage, check_file, check_texts, read_version
+from dglkge.checkpoint.relation_layout import DENSE_GROUP, dense_parameters, dense_path, global_vector_path
+from dglkge.checkpoint.storage import CheckpointStorage, check_file, check_files, read_version
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
-from dglkge.errors import CheckpointError, InputError, unknown_name
+from dglkge.errors import CheckpointError, InputError, os_errors, unknown_name
 from dglkge.model.projections import PREFIX, ProjectedFeatures, projections_of
 from dglkge.typing import RELATION, RowShard
 
@@ -186,11 +186,10 @@ def open_checkpoint(
 
 
 def _open(storage: CheckpointStorage, place: Path, version: int | None, verify: bool) -> Checkpoint:
-    manifest: Manifest | None
     if version is not None:
-        manifest = storage.manifest(version)
+        stored: StoredVersion | None = storage.stored(version)
     elif place.is_file():
-        manifest = storage.kept(place.name)
+        stored = storage.kept(place.name)
     elif (theirs := bigraph.find_bigraph(place)) is not None:
         return Checkpoint(theirs[0], bigraph.read_manifest(*theirs))
     elif (place / layout.MANIFEST_FILE).is_file():
@@ -198,10 +197,10 @@ def _open(storage: CheckpointStorage, place: Path, version: int | None, verify: 
         number = layout.parse_version(storage.version_text() or "")
         return Checkpoint(place, read_version(place, number or 0).manifest, verify)
     else:
-        manifest = storage.published()
-    if manifest is None:
+        stored = storage.published()
+    if stored is None:
         raise CheckpointError(f"{storage.path} holds no checkpoint: no version of it was ever completed")
-    return Checkpoint(storage.folder(manifest.version).path, manifest, verify, place)
+    return Checkpoint(storage.folder(stored.version).path, stored.manifest, verify, place)
 
 
 def checkpoint_place(path: str | os.PathLike[str]) -> Path:
@@ -296,16 +295,14 @@ class Checkpoint(TablesByName):
         self._files: dict[str, BinaryIO] = {}
         with contextlib.ExitStack() as stack:
             for entry in manifest.binary_files:
-                try:
-                    file = open(folder / entry.name, "rb", buffering=0)
-                except OSError as error:
-                    raise CheckpointError(f"cannot read {folder / entry.name}: {error.strerror}") from None
-                self._files[entry.name] = stack.enter_context(file)
+                with os_errors(CheckpointError, f"cannot read {folder / entry.name}"):
+                    file = stack.enter_context(open(folder / entry.name, "rb", buffering=0))
+                self._files[entry.name] = file
             # finalize and not __del__: it also runs at exit, and holds the files but not the checkpoint.
             # Mapped pages stay valid.
             weakref.finalize(self, stack.pop_all().close)
         if verify:
-            check_texts(folder, manifest)
+            check_files(folder, manifest.all_texts.values())
 
     @property
     def root(self) -> Path:
@@ -434,15 +431,15 @@ class Checkpoint(TablesByName):
             entries = self.manifest.of_table(table)
             if self._verify:
                 self._check(entries)
-            self._tables[table] = self._relation_table() if table == RELATION else self._entity_table(table)
+            if table != RELATION:
+                self._tables[table] = self._entity_table(table)
+            else:
+                # Rows are put together from operator parameters.
+                with self._open_model() as file:
+                    rows = torch.from_numpy(read_relations(self.folder / entries[0].name, file, self.meta))
+                shard = FileShard(torch.arange(len(rows)), rows)
+                self._tables[table] = CheckpointTable(RELATION, [shard], self.relations.id)
         return self._tables[table]
-
-    def _relation_table(self) -> CheckpointTable:
-        """Read the relations' rows, which are put together from operator parameters."""
-        path = self.folder / self.manifest.of_table(RELATION)[0].name
-        with self._open_model() as file:
-            rows = torch.from_numpy(read_relations(path, file, self.meta))
-        return CheckpointTable(RELATION, [FileShard(torch.arange(len(rows)), rows)], self.relations.id)
 
     def _entity_table(self, table: str) -> CheckpointTable:
         """Map the rows of an entity type.
@@ -476,17 +473,16 @@ class Checkpoint(TablesByName):
 
     def dense_parameters(self) -> dict[str, torch.Tensor]:
         """Return the dense parameters of the score function's module by name; none where it has none."""
-        found = self._all_dense_parameters()
-        return {name: values for name, values in found.items() if not name.startswith(PREFIX)}
+        return self._parameters(are_of_features=False)
 
     def feature_parameters(self) -> dict[str, torch.Tensor]:
         """Return the parameters of the projections of features by name; none without features."""
-        found = self._all_dense_parameters()
-        return {name: values for name, values in found.items() if name.startswith(PREFIX)}
+        return self._parameters(are_of_features=True)
 
-    def _all_dense_parameters(self) -> dict[str, torch.Tensor]:
+    def _parameters(self, are_of_features: bool) -> dict[str, torch.Tensor]:
         with self._open_model() as file:
-            return dense_parameters(file)
+            found = dense_parameters(file)
+        return {name: found[name] for name in found if name.startswith(PREFIX) == are_of_features}
 
     @cached_property
     def features(self) -> ProjectedFeatures | None:
@@ -499,6 +495,9 @@ class Checkpoint(TablesByName):
         CheckpointError
             If the run's copy of the vectors is missing, damaged or another one.
         """
+        return self._open_features(self._verify)
+
+    def _open_features(self, verify: bool) -> ProjectedFeatures | None:
         parameters = self.feature_parameters()
         if not parameters:
             return None
@@ -507,9 +506,8 @@ class Checkpoint(TablesByName):
         projections = projections_of(parameters, self.meta.dim, activation, str(self.path))
         with self._open_model() as file:
             records = {one: file[record_path(one)][...].tolist() for one in projections.widths}
-        return ProjectedFeatures(
-            projections, open_features(self.run_folder / layout.FEATURES_FOLDER, records, self._verify)
-        )
+        vectors = open_features(self.run_folder / layout.FEATURES_FOLDER, records, verify)
+        return ProjectedFeatures(projections, vectors)
 
     def with_new_entities(self, new: Mapping[str, tuple[Sequence[str], torch.Tensor]]) -> Checkpoint:
         """Return this checkpoint with further entities, whose rows are their projected features.
@@ -587,17 +585,13 @@ class Checkpoint(TablesByName):
 
         Without those of features: the tables of this class have the projections in their rows.
         """
-        found: dict[str, torch.Tensor] = {}
         with self._open_model() as file:
-
-            def visit(path: str, item: Any) -> None:
-                is_of_features = path.startswith(f"{RECORD}/") or f"/{PREFIX}" in path
-                if hasattr(item, "shape") and not is_of_features:
-                    found[f"{DENSE_GROUP}/{path}"] = torch.from_numpy(np.asarray(item[()]))
-
-            if DENSE_GROUP in file:
-                file[DENSE_GROUP].visititems(visit)
-        return found
+            paths = [path for path in hdf5_format.shapes(file) if path.startswith(f"{DENSE_GROUP}/")]
+            return {
+                path: torch.from_numpy(np.asarray(file[path][()]))
+                for path in paths
+                if not path.startswith(dense_path(RECORD)) and f"/{PREFIX}" not in path
+            }
 
     def state_shapes(self, table: str) -> dict[str, tuple[int, ...]]:
         """Return the shape of each tensor of optimizer state in a table's first file, by name."""
@@ -613,12 +607,8 @@ class Checkpoint(TablesByName):
             Naming the first damaged file.
         """
         self._check(self.manifest.binary_files)
-        check_texts(self.folder, self.manifest)
-        if not self._verify and self.feature_parameters():
-            checked = copy.copy(self)
-            checked._verify = True
-            checked.__dict__.pop("features", None)
-            _ = checked.features
+        check_files(self.folder, self.manifest.all_texts.values())
+        self._open_features(verify=True)
 
     def _check(self, entries: Sequence[FileEntry | TextEntry]) -> None:
         """Compare files, which are open, with their checksums."""

@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -23,7 +23,7 @@ from dglkge.checkpoint.manifest import (
     parse,
 )
 from dglkge.distributed.leased_folder import LeasedFolder
-from dglkge.errors import CheckpointError
+from dglkge.errors import CheckpointError, os_errors
 
 logger = logging.getLogger(__name__)
 
@@ -90,16 +90,10 @@ def check_crc32(folder: Path, entry: FileEntry | TextEntry, crc32: int) -> None:
         )
 
 
-def check_rows(folder: Path, manifest: Manifest, checksums: bool = False) -> None:
-    """Check the files of rows and of the state of training of a version; see :func:`check_file`."""
-    for entry in manifest.binary_files:
+def check_files(folder: Path, entries: Iterable[FileEntry | TextEntry], checksums: bool = True) -> None:
+    """Check files of a version; see :func:`check_file`."""
+    for entry in entries:
         check_file(folder, entry, checksums)
-
-
-def check_texts(folder: Path, manifest: Manifest, checksums: bool = True) -> None:
-    """Check the text files of a version, which takes little time compared with its rows."""
-    for text in manifest.all_texts.values():
-        check_file(folder, text, checksums)
 
 
 def read_version(folder: Path, version: int) -> StoredVersion:
@@ -111,12 +105,10 @@ def read_version(folder: Path, version: int) -> StoredVersion:
         If it is missing, damaged or not ours.
     """
     path = folder / layout.MANIFEST_FILE
-    try:
+    with os_errors(CheckpointError, f"cannot read {path}"):
+        if not path.exists():
+            raise CheckpointError(f"{path} is missing: half-written, or not written by dglkge")
         stored = StoredVersion.parse(path.read_bytes(), str(path))
-    except FileNotFoundError:
-        raise CheckpointError(f"{path} is missing: half-written, or not written by dglkge") from None
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error}") from None
     if stored.version != version:
         raise CheckpointError(f"{path} is damaged: it describes version {stored.version}")
     return stored
@@ -277,7 +269,8 @@ class CheckpointStorage(LeasedFolder):
         CheckpointError
             If it is damaged, or missing beside versions.
         """
-        path, text = self.path / layout.VERSION_FILE, self.version_text()
+        path = self.path / layout.VERSION_FILE
+        text = self.version_text()
         if text is None:
             if self.versions():
                 raise CheckpointError(f"{path} is missing, but files of a checkpoint lie beside it")
@@ -292,17 +285,14 @@ class CheckpointStorage(LeasedFolder):
 
     def version_text(self) -> str | None:
         """Return the content of the version file; None if there is none."""
-        try:
-            return (self.path / layout.VERSION_FILE).read_text(encoding="utf-8", errors="replace").strip()
-        except (FileNotFoundError, NotADirectoryError):
-            return None
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot read {self.path / layout.VERSION_FILE}: {error.strerror}"
-            ) from None
+        path = self.path / layout.VERSION_FILE
+        with os_errors(CheckpointError, f"cannot read {path}"):
+            with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+                return path.read_text(encoding="utf-8", errors="replace").strip()
+        return None
 
-    def published(self, texts: bool = True) -> Manifest | None:
-        """Return the manifest of the published version; checks the sizes of its files.
+    def published(self, texts: bool = True) -> StoredVersion | None:
+        """Return the published version; checks the sizes of its files.
 
         Parameters
         ----------
@@ -324,8 +314,8 @@ class CheckpointStorage(LeasedFolder):
                 raise  # a newer version was published during the check
             raise CheckpointError(f"{error}; {self._advice()}") from None
 
-    def kept(self, pointer: str) -> Manifest:
-        """Return the manifest of the version that a pointer names; checks the sizes of its files.
+    def kept(self, pointer: str) -> StoredVersion:
+        """Return the version that a pointer names; checks the sizes of its files.
 
         Raises
         ------
@@ -335,25 +325,17 @@ class CheckpointStorage(LeasedFolder):
         note, path = self.read_pointer(pointer), self.path / pointer
         if not note:
             raise CheckpointError(f"{path} is missing or damaged; expected the pointer to a version")
-        manifest = self.checked(note["version"], texts=True)
-        if self.checksum_of(manifest.version) != note["checksum"]:
+        stored = self.checked(note["version"], texts=True)
+        if stored.checksum != note["checksum"]:
             raise CheckpointError(
-                f"{path} names version {manifest.version} with the checksum {note['checksum']}, and "
-                f"{self.folder(manifest.version).path} has another one"
+                f"{path} names version {stored.version} with the checksum {note['checksum']}, and "
+                f"{self.folder(stored.version).path} has another one"
             )
-        return manifest
+        return stored
 
     def stored(self, version: int) -> StoredVersion:
         """Read the manifest of a version; see :func:`read_version`."""
         return read_version(self.folder(version).path, version)
-
-    def manifest(self, version: int) -> Manifest:
-        """Read the manifest of a version; see :func:`read_version`."""
-        return self.stored(version).manifest
-
-    def checksum_of(self, version: int) -> str:
-        """Return the checksum of a version's manifest, which identifies its content."""
-        return self.stored(version).checksum
 
     def newest_good(self) -> int | None:
         """Return the newest version whose rows are complete and undamaged; None if there is none.
@@ -362,7 +344,7 @@ class CheckpointStorage(LeasedFolder):
         """
         for version in reversed(self.versions()):
             with contextlib.suppress(CheckpointError):
-                check_rows(self.folder(version).path, self.manifest(version), checksums=True)
+                check_files(self.folder(version).path, self.stored(version).manifest.binary_files)
                 return version
         return None
 
@@ -406,11 +388,11 @@ class CheckpointStorage(LeasedFolder):
         note : mapping
             The reason; :meth:`read_pointer` returns it.
         """
-        self.write_json(pointer, {"version": version, "checksum": self.checksum_of(version), **note})
+        self.write_json(pointer, {"version": version, "checksum": self.stored(version).checksum, **note})
 
     def keep_all(self, manifest: Manifest) -> None:
         """Write the pointers that a version was published with; those that are right stay as they are."""
-        checksum = self.checksum_of(manifest.version)
+        checksum = self.stored(manifest.version).checksum
         for pointer, note in manifest.kept_as.items():
             if self.read_pointer(pointer).get("checksum") != checksum:
                 self.keep(manifest.version, pointer, note)
@@ -474,14 +456,13 @@ class CheckpointStorage(LeasedFolder):
                 total += sum(path.stat().st_size for path in self.folder(version).path.iterdir())
         return total
 
-    def checked(self, version: int, texts: bool) -> Manifest:
-        """Read the manifest of a version and check the sizes of its files, with or without its texts."""
-        folder = self.folder(version).path
-        manifest = self.manifest(version)
-        check_rows(folder, manifest)
-        if texts:
-            check_texts(folder, manifest, checksums=False)
-        return manifest
+    def checked(self, version: int, texts: bool = False) -> StoredVersion:
+        """Read a version and check the sizes of its files, with or without its texts."""
+        stored = self.stored(version)
+        manifest = stored.manifest
+        entries = manifest.all_files if texts else manifest.binary_files
+        check_files(self.folder(version).path, entries, checksums=False)
+        return stored
 
     def _remove(self, version: int) -> None:
         """Remove the folder of a version; without its manifest the version is incomplete from the start."""

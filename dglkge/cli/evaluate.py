@@ -17,8 +17,11 @@ from dglkge.evaluation.metrics import GROUPS, Protocol, format_table
 from dglkge.typing import AUTO_DEVICE, DEVICES
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     import numpy as np
 
+    from dglkge.evaluation.metrics import RankingResult
     from dglkge.inference.run import Run
 
 logger = logging.getLogger(__name__)
@@ -61,7 +64,7 @@ def evaluate(args: argparse.Namespace) -> int:
     negatives = [_read(args, model, path) for path in args.negatives or []]
     # Two queries for each triple: its head and its tail.
     with common.progress_bar(args, 2 * len(triples), desc="rank", unit="query") as bar:
-        result = model.evaluate(protocol, triples, bar.update, also_known, args.device)
+        result, buckets = _ranked(args, model, protocol, triples, also_known, bar.update)
     checkpoint = model.checkpoint
     report: dict[str, Any] = {
         "run": str(checkpoint.run_folder),
@@ -71,6 +74,8 @@ def evaluate(args: argparse.Namespace) -> int:
     if args.features:
         report["new_entities"] = _num_new(model)
     report |= result.to_dict()
+    if buckets:
+        report["buckets"] = buckets
     if args.classify:
         from dglkge.inference.truth import classify
 
@@ -88,6 +93,8 @@ def evaluate(args: argparse.Namespace) -> int:
         common.print_json(report)
         return 0
     print_text(format_table(result, args.per_relation, args.by))
+    if buckets:
+        print_columns(list(buckets[0]), [[_figure(value) for value in one.values()] for one in buckets])
     if args.classify:
         _print_classification(report["classification"], "relation" in args.by or args.per_relation)
     if args.features:
@@ -95,6 +102,28 @@ def evaluate(args: argparse.Namespace) -> int:
         print_text(f"new entities among the candidates: {counts}")
     print_text(f"written to {target}")
     return 0
+
+
+def _ranked(
+    args: argparse.Namespace,
+    model: Run,
+    protocol: Protocol,
+    triples: np.ndarray,
+    also_known: Sequence[np.ndarray],
+    progress: Callable[[int], object],
+) -> tuple[RankingResult, list[dict[str, Any]]]:
+    """Rank in one go, or bucket by bucket; returns the result of all triples, and a row for each bucket."""
+    if args.buckets is None:
+        return model.evaluate(protocol, triples, progress, also_known, args.device), []
+    sets = {protocol.split: triples}
+    found = model.evaluate_buckets(sets, protocol, args.buckets, progress, also_known, args.device)
+    *buckets, (_, _, result), _ = found
+    rows = [
+        {"lhs_partition": bucket[0], "rhs_partition": bucket[1], **of_bucket.both.to_dict()}
+        for _, bucket, of_bucket in buckets
+        if bucket is not None
+    ]
+    return result, rows
 
 
 def calibrate(args: argparse.Namespace) -> dict[str, Any]:
@@ -130,6 +159,10 @@ def _check_options(args: argparse.Namespace) -> None:
             raise InputError(f"{path}: there is no such file")
     for name in ("columns", "delimiter"):
         common.goes_with(args, name, args.triples is not None or args.negatives, "--triples")
+    if args.buckets is not None and args.candidates == GIVEN:
+        raise InputError(
+            "give either --buckets or --candidates given, which are those of a split in its order"
+        )
     if args.split is not None and args.triples is not None:
         raise InputError("give either --split or --triples, not both")
 
@@ -200,6 +233,7 @@ of the data set, and uses every core; no server is needed.""",
                                                          entities that were not trained, by their features
   dglkge evaluate runs/demo --by relation                the metrics of every relation too
   dglkge evaluate runs/demo --by category --by side      1-1, 1-N, N-1 and N-N relations, heads and tails
+  dglkge evaluate runs/demo --buckets 4                  the metrics of each pair of ranges of ids too
   dglkge evaluate runs/demo --classify                   accuracy of telling true from false triples too
 
 The metrics of every relation are in RUN/metrics-SPLIT.json, or RUN/metrics-triples-NAME.json with --triples;
@@ -234,6 +268,13 @@ the name of another protocol has its options, e.g. RUN/metrics-test-raw-first500
             choices=GROUPS,
         ),
         flag("--per-relation", "the same as --by relation"),
+        option(
+            "--buckets",
+            "rank bucket by bucket, and show the metrics of each: the ids of a type in P equal ranges, "
+            "a bucket for each range of heads and of tails; candidates are those of all ranges",
+            metavar="P",
+            least=1,
+        ),
         flag(
             "--classify",
             "also tell true from false triples: a threshold for each relation, fitted on the valid split; "

@@ -30,8 +30,7 @@ from dglkge.errors import FAILURE_STATUS, DglkgeError, InputError, NotReadyError
 from dglkge.launch.arguments import build_parser, parse_arguments
 from dglkge.launch.console import LAUNCHER_LOG, Console
 from dglkge.launch.job_result import JobResult, attempt_log_dir, run_with_restarts
-from dglkge.launch.machine import allow_open_files
-from dglkge.launch.node_place import NodePlace
+from dglkge.launch.machine import allow_open_files, local_interfaces
 from dglkge.launch.ports import with_ports_chosen_again
 from dglkge.launch.process_plan import (
     Host,
@@ -44,12 +43,13 @@ from dglkge.launch.process_plan import (
     device_of_trainers,
     plan_to_dict,
 )
-from dglkge.launch.remote.node import place_of_this_node, run_node
+from dglkge.launch.remote.node import run_node
+from dglkge.launch.remote.node_place import NodePlace, node_place
 from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.remote.rendezvous import Rendezvous, nodes_of_job
+from dglkge.launch.remote.ssh import SshSettings
 from dglkge.launch.remote.synced_site import SyncedSite
 from dglkge.launch.script_config import machine_needs, partition_file, script_config
-from dglkge.launch.ssh import SshSettings
 from dglkge.launch.stop_signals import describe_stop, stop_signals_raised
 from dglkge.launch.supervisor import Supervisor
 from dglkge.typing import CUDA_DEVICE
@@ -93,7 +93,8 @@ def _launch(argv: Sequence[str], console: Console) -> int:
         return 0
     require_dgl("dglkge-launch")
     here = Path.cwd() if options.sync else Path(options.workspace).resolve()
-    place = place_of_this_node(options, here / options.ip_config)
+    read = functools.partial(read_ip_config, here / options.ip_config)
+    place = node_place(options, read, local_interfaces())
     if place is not None and place.rank > 0:
         seconds = options.rendezvous_seconds
         return run_node(place, options.secret_file, options.python, seconds, console.message)

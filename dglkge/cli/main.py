@@ -28,6 +28,8 @@ COMMANDS = {
     "evaluate": ("evaluate", "rank the true answers of a split, or of a file, among all entities"),
     "calibrate": ("evaluate", "fit probabilities of scores on the valid split"),
     "predict": ("queries", "complete triples: the best tails, heads or relations; score whole ones"),
+    "complete": ("completion", "write all likely missing triples to a Parquet file"),
+    "ask": ("questions", "answer questions of several hops, with and, or, not"),
     "similar": ("queries", "the entities most similar to an entity, by cosine"),
     "serve": ("serve", "explore a trained model in the browser"),
     "report": ("report", "one HTML page about a run, or about several side by side"),

@@ -158,7 +158,6 @@ ROWS: tuple[Row, ...] = (
         is_set("loss.adversarial_weights")),
     row("training.edge_sets", only(()), QUERIES, by_queries),
     row("training.rows", only("all"), QUERIES, by_queries),
-    row("evaluation.held_out.fraction", ABSENT, QUERIES, by_queries),
     row(OBJECTIVE,
         Allowed(lambda name: not OBJECTIVES.get(name).Settings.by_queries, "negative_sampling, one_vs_all"),
         "which multiplies the rows of a query with that of its answer",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -64,7 +64,7 @@ class FoundRows:
 
     def part(self, place: slice) -> FoundRows:
         """Return some of the rows."""
-        return replace(self, addresses=self.addresses[place])
+        return FoundRows(self.addresses[place], self.dim, self.arrays)
 
     def found(self, room: object) -> FoundRows:
         """Return the rows themselves: they are readable where they are."""

@@ -296,8 +296,7 @@ class Calibration:
             return cls(method=content["method"], curve=curve, **fields)
         except FileNotFoundError:
             raise InputError(
-                f"{path} does not exist: fit probabilities first, with dglkge evaluate {path.parent} "
-                "--calibrate isotonic"
+                f"{path} does not exist: fit probabilities first, with dglkge calibrate {path.parent}"
             ) from None
         except OSError as error:
             raise InputError(f"cannot read {path}: {error.strerror}") from None

@@ -241,6 +241,9 @@ class RankingResult:
         Candidates above and equal to each true answer, from which the ranks under any rule for ties follow.
     categories : RelationCategories, optional
         Category of each relation.
+    loss : float, optional
+        Mean loss of a triple in the training's own definition, without its regularizer; of a ranking by a
+        training job.
     """
 
     protocol: Protocol
@@ -251,6 +254,7 @@ class RankingResult:
     num_greater: Mapping[Side, np.ndarray] | None = None
     num_equal: Mapping[Side, np.ndarray] | None = None
     categories: RelationCategories | None = None
+    loss: float | None = None
 
     def __repr__(self) -> str:
         both = self.both
@@ -292,6 +296,7 @@ class RankingResult:
             num_negatives=join_sides("num_negatives"),
             num_greater=join_sides("num_greater") if has_counts else None,
             num_equal=join_sides("num_equal") if has_counts else None,
+            loss=None,
         )
 
     @property
@@ -396,6 +401,7 @@ class RankingResult:
         found: dict[str, Any] = {
             "protocol": self.protocol.to_dict(),
             "num_triples": len(self.relation_ids),
+            **({} if self.loss is None else {"loss": self.loss}),
             **self._sides(),
             "per_relation": as_dicts(self.per_relation()),
         }
@@ -405,6 +411,10 @@ class RankingResult:
             found["per_category"] = as_dicts(self.per_category())
             found["relation_categories"] = self.categories.to_dict(self.relation_labels)
         return found
+
+    def figures(self) -> dict[str, float]:
+        """Return the metrics of both sides by name, and the loss where there is one."""
+        return {**self.both.to_dict(), **({} if self.loss is None else {"loss": self.loss})}
 
     def _sides(self) -> dict[str, dict[str, float]]:
         return {sides: self.metrics(sides).to_dict() for sides in SIDES}

@@ -14,12 +14,14 @@ import numpy as np
 
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TRAIN
+from dglkge.data.known_triples import KnownTriples
 from dglkge.data.range_walk import range_bounds, ranges_of
 from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import Protocol, RankingResult, relation_categories
 from dglkge.inference.trained_model import TrainedModel
-from dglkge.typing import Side
+from dglkge.model.device import ComputeDevice, open_device
+from dglkge.typing import AUTO_DEVICE, Relation, Side
 
 EdgeSets = str | Sequence[str] | Mapping[str, np.ndarray]
 
@@ -47,6 +49,8 @@ def evaluate_buckets(
     protocol: Protocol | None = None,
     num_ranges: int = 1,
     progress: Callable[[int], object] | None = None,
+    also_known: Sequence[np.ndarray] = (),
+    device: str = AUTO_DEVICE,
 ) -> Iterator[BucketResult]:
     """Rank edge sets bucket by bucket; yields each result when it is there, then the averages.
 
@@ -66,6 +70,8 @@ def evaluate_buckets(
         The ids of each entity type are cut into so many equal ranges; a bucket is a pair of them.
     progress : callable, optional
         Called with the number of queries just ranked.
+    also_known, device
+        As for :meth:`dglkge.inference.run.Run.evaluate`.
 
     Yields
     ------
@@ -76,12 +82,19 @@ def evaluate_buckets(
     Raises
     ------
     InputError
-        Before anything is ranked: if a name is unknown, an edge set is empty, or ``num_ranges`` is below 1.
+        Before anything is ranked: if a name is unknown, an edge set is empty, ``num_ranges`` is below 1, or
+        the protocol has given candidates.
     """
+    if protocol is not None and protocol.given:
+        raise InputError("given candidates are ranked in the order of a split, not bucket by bucket")
     if num_ranges < 1:
         raise InputError(f"num_ranges must be at least 1, got {num_ranges}")
     # A generator would raise at its first value only.
-    return _evaluate(run, _triples_of(run.dataset, edge_sets), protocol or Protocol(), num_ranges, progress)
+    triples, place = _triples_of(run.dataset, edge_sets), open_device(device, "device")
+    protocol = protocol or Protocol()
+    # Triples of the caller are true as well: none of them is a wrong answer to another's query.
+    known = run.known_triples([*triples.values(), *also_known]) if protocol.filtered else None
+    return _evaluate(run, triples, protocol, num_ranges, progress, known, place)
 
 
 def _evaluate(
@@ -90,16 +103,16 @@ def _evaluate(
     protocol: Protocol,
     num_ranges: int,
     progress: Callable[[int], object] | None,
+    known: KnownTriples | None,
+    device: ComputeDevice,
 ) -> Iterator[BucketResult]:
-    dataset = run.dataset
-    # Triples of the caller are true as well: none of them is a wrong answer to another's query.
-    known = run.known_triples(list(edge_sets.values())) if protocol.filtered else None
+    dataset, relations = run.dataset, run.tables.meta.relations
     shards = run.shards(run.tables.entity_types)
     categories = relation_categories(dataset.split(TRAIN), dataset.num_relations)
     results_of_sets = []
     for name, triples in edge_sets.items():
-        evaluator = RankingEvaluator(run.model, run.tables.meta.relations, replace(protocol, split=name))
-        buckets = _buckets(dataset, triples, num_ranges)
+        evaluator = RankingEvaluator(run.model, relations, replace(protocol, split=name), device=device)
+        buckets = _buckets(relations, run.tables.meta.entity_types, triples, num_ranges)
         results, places = [], []
         for bucket in np.unique(buckets).tolist():
             here = np.flatnonzero(buckets == bucket)
@@ -148,14 +161,15 @@ def _named(dataset: Dataset, name: str) -> np.ndarray:
     return dataset.split(name)
 
 
-def _buckets(dataset: Dataset, triples: np.ndarray, num_ranges: int) -> np.ndarray:
+def _buckets(
+    relations: Sequence[Relation], counts: Mapping[str, int], triples: np.ndarray, num_ranges: int
+) -> np.ndarray:
     """Return the bucket (n,) of each triple: the head's range times the number of ranges, plus the tail's."""
-    relations = dataset.relations.relations
     buckets = np.zeros(len(triples), np.int64)
     for column, weight, side in ((0, num_ranges, Side.HEAD), (2, 1, Side.TAIL)):
         types = np.array([relation.candidate_type(side) for relation in relations])[triples[:, 1]]
         for entity_type in np.unique(types).tolist():
             here = types == entity_type
-            bounds = range_bounds(np.array([0, dataset.num_entities(entity_type)]), num_ranges)
+            bounds = range_bounds(np.array([0, counts[entity_type]]), num_ranges)
             buckets[here] += weight * ranges_of(triples[here, column], bounds, num_ranges)
     return buckets

@@ -24,19 +24,25 @@ from dglkge.data.vector_files import feature_files, read_new_vectors
 from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import BOTH, Protocol, RankingResult, relation_categories
+from dglkge.inference import logic, questions
 from dglkge.inference.bucket_evaluation import BucketResult, EdgeSets, evaluate_buckets
+from dglkge.inference.choices import ALL
+from dglkge.inference.completion import find_links, plan_completion, write_completion
 from dglkge.inference.dglke_files import DglkeFolder, DglkeTables, is_dglke
 from dglkge.inference.export import export_tables
 from dglkge.inference.fold_in import FoldIn, lacking_triples
 from dglkge.inference.frames import Questions
 from dglkge.inference.hub_tables import HubTables, is_hub_folder
+from dglkge.inference.search import check_k
 from dglkge.inference.torch_models import TorchModel, geometric_model, pykeen_model
 from dglkge.model.device import open_device
-from dglkge.registry import import_modules
+from dglkge.registry import deferred, import_modules
 from dglkge.typing import AUTO_DEVICE
 
 if TYPE_CHECKING:
     import pandas as pd
+else:
+    pd = deferred("pandas")  # it takes half a second
 
 
 def open_run(
@@ -179,12 +185,169 @@ class Run(Questions):
         protocol: Protocol | None = None,
         num_ranges: int = 1,
         progress: Callable[[int], object] | None = None,
+        also_known: Sequence[np.ndarray] = (),
+        device: str = AUTO_DEVICE,
     ) -> Iterator[BucketResult]:
         """Rank edge sets bucket by bucket: a generator of (edge set, bucket, result), and then of averages.
 
         See :func:`dglkge.inference.bucket_evaluation.evaluate_buckets`.
         """
-        return evaluate_buckets(self, edge_sets, protocol, num_ranges, progress)
+        return evaluate_buckets(self, edge_sets, protocol, num_ranges, progress, also_known, device)
+
+    def complete(
+        self,
+        relations: Sequence[str] | None = None,
+        heads: Sequence[str] | None = None,
+        head_types: Sequence[str] | None = None,
+        min_probability: float | None = None,
+        k: int | None = None,
+        candidates: str = ALL,
+        held_out: str | None = None,
+        limit: int | None = None,
+    ) -> pd.DataFrame:
+        """Return likely triples that the data set does not have; see also :meth:`complete_to`.
+
+        Every (head, relation, ?) that the entity types allow is asked. Nothing is approximate: the answers
+        are those of comparing every triple.
+
+        Parameters
+        ----------
+        relations : sequence of str, optional
+            Names or labels; by default all.
+        heads : sequence of str, optional
+            By default all entities of the types that a relation has as head.
+        head_types : sequence of str, optional
+            Only relations with heads of these types.
+        min_probability : float, optional
+            Least probability, as ``dglkge calibrate`` has fitted them; .5 if ``k`` is not given either.
+        k : int, optional
+            Most tails of each (head, relation).
+        candidates : str
+            ``"all"`` entities of the types, or ``"seen"``: heads and tails that a triple of the data set has
+            on that side of the relation.
+        held_out : str, optional
+            A split whose triples count as missing; a column says which are from it.
+        limit : int, optional
+            Only the best of all. Without it the result must fit in memory.
+
+        Returns
+        -------
+        DataFrame
+            head, relation, tail, score, probability (a column only if fitted for this version) and held_out
+            (only if asked for); by descending score.
+
+        Raises
+        ------
+        InputError
+            If a name is unknown, a number is out of range, there is no data set, or probabilities are needed
+            and not fitted.
+
+        Examples
+        --------
+        ::
+
+            run.complete(relations=["borders"], min_probability=0.9)
+            run.complete(heads=["Alice"], k=3)
+        """
+        completion = plan_completion(
+            self, relations, heads, head_types, min_probability, k, candidates, held_out
+        )
+        if limit is not None:
+            check_k(limit)
+        return find_links(completion, torch.get_num_threads(), limit).to_pandas()
+
+    def complete_to(
+        self,
+        path: str | os.PathLike[str],
+        relations: Sequence[str] | None = None,
+        heads: Sequence[str] | None = None,
+        head_types: Sequence[str] | None = None,
+        min_probability: float | None = None,
+        k: int | None = None,
+        candidates: str = ALL,
+        held_out: str | None = None,
+        overwrite: bool = False,
+        progress: Callable[[int], object] | None = None,
+    ) -> dict[str, Any]:
+        """Write likely triples that the data set does not have to a Parquet file.
+
+        Memory does not grow with the number of triples. An interrupted call leaves ``PATH.parts``; the same
+        call goes on from there.
+
+        Parameters
+        ----------
+        path : path
+            The file, with the columns of :meth:`complete`, sorted by descending score.
+        relations, heads, head_types, min_probability, k, candidates, held_out
+            As in :meth:`complete`.
+        overwrite : bool
+            Replace the file if it exists.
+        progress : callable, optional
+            Called with the number of pairs (head, relation) just searched.
+
+        Returns
+        -------
+        dict
+            path, triples, queries (pairs of head and relation), pairs (of a query and a candidate) and
+            least_score; with ``held_out`` also the number of its triples, and the precision and the recall of
+            the best triples (``curve``).
+
+        Raises
+        ------
+        InputError
+            As :meth:`complete`, or if the file or parts of another question exist.
+        """
+        completion = plan_completion(
+            self, relations, heads, head_types, min_probability, k, candidates, held_out
+        )
+        return write_completion(completion, Path(path), torch.get_num_threads(), overwrite, progress)
+
+    def ask(
+        self,
+        question: str | logic.Question,
+        k: int = 10,
+        beam: int = questions.BEAM,
+        known_splits: Sequence[str] = SPLITS,
+    ) -> pd.DataFrame:
+        """Answer a question of several hops by the probabilities of its links.
+
+        Parameters
+        ----------
+        question : str or Question
+            A variable and what it fulfils: triples joined by commas (and), ``or``, ``not`` and parentheses;
+            or the tree of :mod:`dglkge.inference.logic`.
+        k : int
+            Number of answers.
+        beam : int
+            Entities of every other variable that go on, those with the greatest values. With all of them the
+            answers are exact.
+        known_splits : sequence of str
+            Splits whose triples have probability 1; () for none.
+
+        Returns
+        -------
+        DataFrame
+            rank, entity, probability and path: the links that led to the answer, a list of dicts with head,
+            relation, tail, probability, known (it is in those splits) and not (it is negated).
+
+        Raises
+        ------
+        InputError
+            If the text is no question, a name is unknown, entity types do not fit, the links form no tree, or
+            no probabilities were fitted.
+
+        Examples
+        --------
+        ::
+
+            run.ask("?city : (Douglas Adams, born in, ?city), not (?city, capital of, England)")
+            run.ask("?x : (Alice, knows, ?y), (?y, likes, ?x)")
+        """
+        check_k(k)
+        _, answers = questions.ask(self, question, k, beam, known_splits)
+        frame = pd.DataFrame(answers, columns=["entity", "probability", "path"])
+        frame.insert(0, "rank", range(1, len(frame) + 1))
+        return frame
 
     def with_new_entities(self, names: Sequence[str], features: Any, entity_type: str | None = None) -> Run:
         """Return this model with further entities, whose rows are their projected features.

@@ -21,6 +21,7 @@ from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.calibration import Calibration, Curve
 from dglkge.evaluation.metrics import load_results
+from dglkge.evaluation.ranking import RankedShard
 from dglkge.inference.choices import ALL, SEEN, Known
 from dglkge.inference.dglke_files import DglkeTables
 from dglkge.inference.hub_tables import HubTables
@@ -72,6 +73,7 @@ class TrainedModel:
         self.tables = tables
         self._dataset_path = dataset
         self._added = added
+        self._max_norms: dict[str, float] = {}
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -212,6 +214,13 @@ class TrainedModel:
     def shards(self, tables: Sequence[str]) -> dict[str, Sequence[RowShard]]:
         """Return all rows of some tables."""
         return {table: self.tables.shards(table) for table in tables}
+
+    def max_norm(self, entity_type: str) -> float:
+        """Return the greatest Euclidean norm of a type's rows, which are read once for it."""
+        if entity_type not in self._max_norms:
+            shards = [shard for shard in self.tables.shards(entity_type) if len(shard.rows)]
+            self._max_norms[entity_type] = max((RankedShard(shard).max_norm for shard in shards), default=0.0)
+        return self._max_norms[entity_type]
 
     def answer(
         self,

@@ -9,7 +9,8 @@ where g is m t + s a plus the contribution of the negatives. Without reciprocal 
 head has the conjugated relation: q = a o conj(r); the gradient of a is then g o r + s q, of r a o conj(g).
 ``rows`` = (heads, tails, relations) "(B,) int64" are the addresses of the batch's float32 rows, see
 :class:`FoundRows`. ``operator`` = (is_complex, is_reciprocal), ``operand`` arrays hold float32 or bfloat16
-words.
+words. ``places`` = (tails, heads) "(B,) int64" are the rows of the operand that hold each edge's query for
+its tail and for its head, in any order.
 """
 
 from __future__ import annotations
@@ -57,8 +58,10 @@ def gather(rows: ndarray, operand: ndarray) -> None:
 
 
 @compiled
-def make_queries(rows: tuple, operator: tuple, operand: ndarray, positive: ndarray, own: ndarray) -> None:
-    """Write the queries (2 B, D), those for tails first, and the scores of their true and own entities."""
+def make_queries(
+    rows: tuple, operator: tuple, places: tuple, operand: ndarray, positive: ndarray, own: ndarray
+) -> None:
+    """Write the queries (Q, D), and the scores "(Q,)" of their true and own entities."""
     is_complex, is_reciprocal = operator
     heads, tails, relations = rows
     num, dim = heads.shape[0], operand.shape[1]
@@ -71,12 +74,14 @@ def make_queries(rows: tuple, operator: tuple, operand: ndarray, positive: ndarr
         head, tail = row_at(heads[i], dim, positive), row_at(tails[i], dim, positive)
         relation = row_at(relations[i], width, positive)
         query_of(head, relation[:dim], is_complex, False, query)
-        positive[i], own[i] = inner_product(query, tail), inner_product(query, head)
-        store_row(query, one, operand[i])
+        place = places[0][i]
+        positive[place], own[place] = inner_product(query, tail), inner_product(query, head)
+        store_row(query, one, operand[place])
         # The second half of a reciprocal row; otherwise width == dim and it is the whole row, conjugated.
         query_of(tail, relation[width - dim :], is_complex, not is_reciprocal, query)
-        positive[num + i], own[num + i] = inner_product(query, head), inner_product(query, tail)
-        store_row(query, one, operand[num + i])
+        place = places[1][i]
+        positive[place], own[place] = inner_product(query, head), inner_product(query, tail)
+        store_row(query, one, operand[place])
 
 
 @compiled_inline
@@ -150,6 +155,7 @@ def add_query_gradients(
 def write_gradients(
     rows: tuple,
     operator: tuple,
+    places: tuple,
     of_queries: ndarray,
     of_scores: tuple,
     factors: ndarray,
@@ -161,15 +167,15 @@ def write_gradients(
     Parameters
     ----------
     of_queries : ndarray
-        "(2 B, D)" operand: contribution of the negatives to the gradients of the queries.
+        "(Q, D)" operand: contribution of the negatives to the gradients of the queries.
     of_scores : two ndarray
-        "(2 B,)" gradients of the scores of the true answers and of the own entities.
+        "(Q,)" gradients of the scores of the true answers and of the own entities.
     factors : ndarray
         "(B,)" factor of each triple's loss in the gradient.
     n3 : float
         Weight of the regularizer, 0 for none; it counts the three rows of a triple once for each side.
     gradients : three ndarray
-        "(B, D)", "(B, D)" and "(B, D or 2 D)" of heads, tails and relations, written.
+        "(B,) int64" addresses of those of heads, tails and relations, written.
 
     Returns
     -------
@@ -180,37 +186,40 @@ def write_gradients(
     heads, tails, relations = rows
     missing, own_shares = of_scores
     of_heads, of_tails, of_relations = gradients
-    num, dim = of_heads.shape
-    width = of_relations.shape[1]
-    kind = of_heads.dtype.type
-    of_query = np.empty(dim, of_heads.dtype)
+    dim = of_queries.shape[1]
+    width = 2 * dim if is_reciprocal else dim
+    last = width - dim
+    kind = factors.dtype.type
+    of_query = np.empty(dim, factors.dtype)
     penalty = 0.0
-    for i in range(num):
+    for i in range(heads.shape[0]):
         prefetch_rows_at(heads, i + LOOKAHEAD, dim)
         prefetch_rows_at(tails, i + LOOKAHEAD, dim)
-        head, tail = row_at(heads[i], dim, of_heads), row_at(tails[i], dim, of_heads)
-        relation = row_at(relations[i], width, of_heads)
-        last = width - dim
-        of_relation = of_relations[i]
+        head, tail = row_at(heads[i], dim, factors), row_at(tails[i], dim, factors)
+        relation = row_at(relations[i], width, factors)
+        of_head, of_tail = row_at(of_heads[i], dim, factors), row_at(of_tails[i], dim, factors)
+        of_relation = row_at(of_relations[i], width, factors)
         # Each entity is regularized in both queries of its triple, a reciprocal half only in its own.
         once = kind(n3) * factors[i]
         twice = once + once
-        cubes = kind(2) * penalize(head, twice, is_complex, of_heads[i])
-        cubes += kind(2) * penalize(tail, twice, is_complex, of_tails[i])
+        cubes = kind(2) * penalize(head, twice, is_complex, of_head)
+        cubes += kind(2) * penalize(tail, twice, is_complex, of_tail)
         if is_reciprocal:
             cubes += penalize(relation[:dim], once, is_complex, of_relation[:dim])
             cubes += penalize(relation[last:], once, is_complex, of_relation[last:])
         else:
             cubes += kind(2) * penalize(relation, twice, is_complex, of_relation)
         penalty += once * cubes
-        load_row(of_queries[i], of_query)
+        place = places[0][i]
+        load_row(of_queries[place], of_query)
         add_query_gradients(
-            head, relation[:dim], tail, is_complex, False, of_query, missing[i], own_shares[i],
-            of_heads[i], of_relation[:dim], of_tails[i],
+            head, relation[:dim], tail, is_complex, False, of_query, missing[place], own_shares[place],
+            of_head, of_relation[:dim], of_tail,
         )  # fmt: skip
-        load_row(of_queries[num + i], of_query)
+        place = places[1][i]
+        load_row(of_queries[place], of_query)
         add_query_gradients(
-            tail, relation[last:], head, is_complex, not is_reciprocal, of_query, missing[num + i],
-            own_shares[num + i], of_tails[i], of_relation[last:], of_heads[i],
+            tail, relation[last:], head, is_complex, not is_reciprocal, of_query, missing[place],
+            own_shares[place], of_tail, of_relation[last:], of_head,
         )  # fmt: skip
     return penalty

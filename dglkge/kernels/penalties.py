@@ -79,7 +79,7 @@ def add_product_squares(
 
 @compiled
 def add_penalties(
-    rows: tuple, operator: tuple, factors: ndarray, power: int, weights: tuple, gradients: tuple
+    rows: tuple, operator: tuple, dim: int, factors: ndarray, power: int, weights: tuple, gradients: tuple
 ) -> float:
     """Add the gradients of both queries' penalties of each triple; returns the penalties' sum.
 
@@ -89,6 +89,8 @@ def add_penalties(
         "(B,) int64" addresses of the float32 rows of heads, tails and relations.
     operator : tuple
         (is_complex, is_reciprocal).
+    dim : int
+        D.
     factors : ndarray
         "(B,)" factor of each triple.
     power : int
@@ -96,27 +98,28 @@ def add_penalties(
     weights : tuple
         float32: of each entity's row in a triple, of each query's relation, of each query's product.
     gradients : three ndarray
-        "(B, D)", "(B, D)" and "(B, D or 2 D)", added to.
+        "(B,) int64" addresses of theirs, added to.
     """
     is_complex, is_reciprocal = operator
     heads, tails, relations = rows
     of_heads, of_tails, of_relations = gradients
     of_entity, of_relation, of_product = weights
-    num, dim = of_heads.shape
-    width = of_relations.shape[1]
+    width = 2 * dim if is_reciprocal else dim
     last = width - dim
     penalty = 0.0
-    for i in range(num):
+    for i in range(heads.shape[0]):
         prefetch_rows_at(heads, i + LOOKAHEAD, dim)
         prefetch_rows_at(tails, i + LOOKAHEAD, dim)
-        head, tail = row_at(heads[i], dim, of_heads), row_at(tails[i], dim, of_heads)
-        relation = row_at(relations[i], width, of_heads)
+        head, tail = row_at(heads[i], dim, factors), row_at(tails[i], dim, factors)
+        relation = row_at(relations[i], width, factors)
+        head_gradient, tail_gradient = row_at(of_heads[i], dim, factors), row_at(of_tails[i], dim, factors)
+        relation_gradient = row_at(of_relations[i], width, factors)
         # Reciprocal: each half serves one query. Otherwise the row serves both.
         once = of_relation if is_reciprocal else of_relation + of_relation
         for row, weight, gradient in (
-            (head, of_entity, of_heads[i]),
-            (tail, of_entity, of_tails[i]),
-            (relation, once, of_relations[i]),
+            (head, of_entity, head_gradient),
+            (tail, of_entity, tail_gradient),
+            (relation, once, relation_gradient),
         ):
             if weight == 0:
                 continue
@@ -131,9 +134,9 @@ def add_penalties(
         if of_product != 0:
             factor = of_product * factors[i]
             penalty += factor * add_product_squares(
-                head, relation[:dim], factor, is_complex, of_heads[i], of_relations[i, :dim]
+                head, relation[:dim], factor, is_complex, head_gradient, relation_gradient[:dim]
             )
             penalty += factor * add_product_squares(
-                tail, relation[last:], factor, is_complex, of_tails[i], of_relations[i, last:]
+                tail, relation[last:], factor, is_complex, tail_gradient, relation_gradient[last:]
             )
     return penalty

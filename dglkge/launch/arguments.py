@@ -12,7 +12,7 @@ from typing import NoReturn
 from dglkge.distributed.log_format import LOG_FORMATS, TEXT
 from dglkge.distributed.log_format import VARIABLE as VARIABLE_OF_FORMAT
 from dglkge.errors import InputError, unknown_name
-from dglkge.launch.node_place import AUTO
+from dglkge.launch.remote.node_place import AUTO
 
 VARIABLE = re.compile(r"([A-Za-z_]\w*)(=|\Z)")
 
@@ -84,12 +84,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--extra_envs", type=_variable, nargs="*", default=[], metavar="NAME[=VALUE]",
         help="variables for every process; they win over all others. NAME alone takes the launcher's value, "
              "which the list of processes then does not show")  # fmt: skip
-    add(
-        "--workspace",
-        default=".",
-        metavar="FOLDER",
-        help="where the processes run; relative paths above are sought there (default: here)",
-    )
+    add("--workspace", default=".", metavar="FOLDER",
+        help="where the processes run; relative paths above are sought there (default: here)")  # fmt: skip
     add("--sync", action="store_true",
         help="bring the machines, which share no disk, the script and the modules beside it, files that its "
              "arguments name, and of the data set what they need; the run stays in its folder here, which "

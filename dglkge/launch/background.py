@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import functools
 import threading
 from collections.abc import Callable, Coroutine
@@ -53,30 +52,29 @@ def wait(work: Coroutine[Any, Any, Result]) -> Result:
         raise
 
 
+_tasks: set[asyncio.Task[Any]] = set()
+
+
+def spawn(work: Coroutine[Any, Any, Any]) -> None:
+    """Run a coroutine as a task of the running loop, which by itself keeps no reference to it."""
+    task = asyncio.get_running_loop().create_task(work)
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+
+
 async def in_thread(function: Callable[..., Result], *arguments: Any) -> Result:
     """Call a function that may block, in a daemon thread: a dead disk must not keep the process from exiting.
 
     ``asyncio.to_thread`` would keep it.
     """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Result] = loop.create_future()
-
-    def settle(result: Any, error: BaseException | None) -> None:
-        if future.done():  # cancelled
-            return
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
+    future: concurrent.futures.Future[Result] = concurrent.futures.Future()
+    future.set_running_or_notify_cancel()  # a thread cannot be cancelled
 
     def run() -> None:
-        result, error = None, None
         try:
-            result = function(*arguments)
-        except BaseException as caught:
-            error = caught
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(settle, result, error)
+            future.set_result(function(*arguments))
+        except BaseException as error:
+            future.set_exception(error)
 
     threading.Thread(target=run, daemon=True).start()
-    return await future
+    return await asyncio.wrap_future(future)

@@ -14,16 +14,16 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch import protocol
-from dglkge.launch.background import in_thread, wait
+from dglkge.launch.background import in_thread, spawn, wait
 from dglkge.launch.job_result import describe_process
 from dglkge.launch.process_plan import TRAINER, PlannedProcess
-from dglkge.launch.protocol import HEARTBEAT_TIMEOUT_SECONDS, LOST_STATUS, Message, Reply, Stream
-from dglkge.launch.ssh import STARTER, SshSettings, ssh_command
+from dglkge.launch.remote.ssh import STARTER, SshSettings, ssh_command
 
 NEVER_STARTED_STATUS = 127
 START_SECONDS = 30.0
@@ -40,10 +40,10 @@ class Events:
     """Queue of messages of processes, until it is closed."""
 
     def __init__(self) -> None:
-        self._queue: queue.Queue[tuple[RunningProcess, Message]] = queue.Queue(MOST_EVENTS)
+        self._queue: queue.Queue[tuple[RunningProcess, protocol.Message]] = queue.Queue(MOST_EVENTS)
         self._is_closed = False
 
-    async def put(self, process: RunningProcess, message: Message) -> None:
+    async def put(self, process: RunningProcess, message: protocol.Message) -> None:
         """Add a message; waits while the queue is full."""
         while not self._is_closed:
             with contextlib.suppress(queue.Full):
@@ -51,7 +51,7 @@ class Events:
                 return
             await asyncio.sleep(POLL_SECONDS)
 
-    def take(self, seconds: float) -> list[tuple[RunningProcess, Message]]:
+    def take(self, seconds: float) -> list[tuple[RunningProcess, protocol.Message]]:
         """Return what is there; wait for `seconds` if there is nothing."""
         taken = []
         with contextlib.suppress(queue.Empty):
@@ -65,6 +65,7 @@ class Events:
         self._is_closed = True
 
 
+@dataclass(eq=False)
 class RunningProcess:
     """A planned process, run by a node program.
 
@@ -94,19 +95,16 @@ class RunningProcess:
         Whether it has ended with all its descendants.
     """
 
-    def __init__(
-        self, planned: PlannedProcess, connection: NodeConnection, number: int, events: Events
-    ) -> None:
-        self.planned = planned
-        self.number = number
-        self.events = events
-        self.pid: int | None = None
-        self.status: int | None = None
-        self.ended_at = 0.0
-        self.reported_at = 0.0
-        self.error: str | None = None
-        self.is_gone = False
-        self._connection = connection
+    planned: PlannedProcess
+    connection: NodeConnection
+    number: int
+    events: Events
+    pid: int | None = None
+    status: int | None = None
+    ended_at: float = 0.0
+    reported_at: float = 0.0
+    error: str | None = None
+    is_gone: bool = False
 
     @property
     def name(self) -> str:
@@ -124,9 +122,9 @@ class RunningProcess:
 
     def send_signal(self, number: int) -> None:
         """Request a signal to the process; SIGKILL goes to all its descendants too."""
-        self._connection.send(protocol.Signal(self.number, number))
+        self.connection.send(protocol.Signal(self.number, number))
 
-    def apply(self, message: Message) -> None:
+    def apply(self, message: protocol.Message) -> None:
         """Take over what a message of the node program tells."""
         if isinstance(message, protocol.Started):
             self.pid = message.pid
@@ -136,7 +134,7 @@ class RunningProcess:
             self.is_gone = True
             if self.status is None:
                 self.error, self.reported_at = message.error, time.monotonic()
-                self.status = NEVER_STARTED_STATUS if self.pid is None else LOST_STATUS
+                self.status = NEVER_STARTED_STATUS if self.pid is None else protocol.LOST_STATUS
 
 
 class ChildProgram:
@@ -231,7 +229,7 @@ class ChildProgram:
         self._errors.seek(0)
         lines = self._errors.read().decode(errors="replace").strip().splitlines()
         words = lines[-1].strip() if lines else f"status {status}"
-        if self.ssh is not None and status == LOST_STATUS:
+        if self.ssh is not None and status == protocol.LOST_STATUS:
             return f"cannot be reached by ssh: {words}"
         if "No module named" in words:
             return f"dglkge must be installed for {self._python} there: {words}"
@@ -250,7 +248,7 @@ def open_node(
     child = ChildProgram(address, ssh, python, environment)
 
     async def connect() -> NodeConnection:
-        stream = Stream(*await asyncio.open_connection(sock=child.socket))
+        stream = protocol.Stream(*await asyncio.open_connection(sock=child.socket))
         return NodeConnection(address, stream, child, on_stop=on_stop)
 
     return wait(connect())
@@ -285,7 +283,7 @@ class NodeConnection:
     def __init__(
         self,
         address: str,
-        stream: Stream,
+        stream: protocol.Stream,
         child: ChildProgram | None = None,
         *,
         environment: Mapping[str, str] | None = None,
@@ -297,18 +295,18 @@ class NodeConnection:
         self.is_here = child is not None and child.ssh is None
         self.is_borrowed = child is None
         self.is_alive = True
-        self.store: Callable[[protocol.Call], Reply] = _answer_without_store
+        self.store: Callable[[protocol.Call], protocol.Reply] = _answer_without_store
         self._child = child
         self._environment = dict(environment or {})
         self._on_stop = on_stop
         self._on_lost = on_lost
         self._num_stops = 0
-        self._replies: dict[int, asyncio.Future[Reply | None]] = {}
+        self._replies: dict[int, asyncio.Future[protocol.Reply | None]] = {}
         self._processes: dict[int, RunningProcess] = {}
         self._numbers = itertools.count()
         self._why: str | None = None
         self._loop = asyncio.get_running_loop()
-        self._answers: set[asyncio.Task[None]] = set()
+
         self._reader = self._loop.create_task(self._read())
 
     async def call(self, task: str, seconds: float = REPLY_SECONDS, /, **arguments: Any) -> Any:
@@ -363,7 +361,7 @@ class NodeConnection:
             await self._tell_gone(process.number, await self.describe_end())
         return process
 
-    def send(self, message: Message) -> None:
+    def send(self, message: protocol.Message) -> None:
         """Send a message, from any thread."""
         self._loop.call_soon_threadsafe(self.stream.send, message)
 
@@ -404,7 +402,7 @@ class NodeConnection:
         try:
             async for message in self.stream.receive(protocol.MARK):
                 if not self.is_here:
-                    self.stream.heartbeat_timeout = HEARTBEAT_TIMEOUT_SECONDS
+                    self.stream.heartbeat_timeout = protocol.HEARTBEAT_TIMEOUT_SECONDS
                 await self._dispatch(message)
         except asyncio.TimeoutError:
             self._why = f"no heartbeat for {self.stream.heartbeat_timeout:g} s"
@@ -422,16 +420,14 @@ class NodeConnection:
         for number in list(self._processes):
             await self._tell_gone(number, why)
 
-    async def _dispatch(self, message: Message) -> None:
+    async def _dispatch(self, message: protocol.Message) -> None:
         """Pass a message on to who waits for it."""
-        if isinstance(message, Reply):
+        if isinstance(message, protocol.Reply):
             answer = self._replies.get(message.id)
             if answer is not None and not answer.done():  # else the call has timed out
                 answer.set_result(message)
         elif isinstance(message, protocol.Call):
-            task = self._loop.create_task(self._answer(message))
-            self._answers.add(task)
-            task.add_done_callback(self._answers.discard)
+            spawn(self._answer(message))
         elif isinstance(message, protocol.StopRequest):
             self._num_stops += 1
             if self._num_stops > 1:
@@ -455,9 +451,9 @@ class NodeConnection:
             await process.events.put(process, protocol.Gone(number, why))
 
 
-def _answer_without_store(request: protocol.Call) -> Reply:
+def _answer_without_store(request: protocol.Call) -> protocol.Reply:
     """Refuse the request of a trainer in a job whose machines share a disk."""
-    return Reply(request.id, error="this job's launcher holds no store")
+    return protocol.Reply(request.id, error="this job's launcher holds no store")
 
 
 async def close_all(connections: Iterable[NodeConnection]) -> None:

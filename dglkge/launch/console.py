@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TextIO, cast
+from typing import Any, TextIO
 
 from dglkge.distributed.log_format import JSON, TEXT, json_line, parse_line, timestamp
 
@@ -92,24 +92,42 @@ FLUSH_SECONDS = 5.0
 BLOCK_BYTES = 65536
 
 
-class _Writer:
-    """A daemon thread that writes text to a file in order; a blocked one does not delay the exit."""
+class BackgroundStream:
+    """Text stream that never blocks its writer: a daemon thread writes it, which does not delay the exit.
 
-    def __init__(self, descriptor: int) -> None:
-        self.descriptor = descriptor
+    Parameters
+    ----------
+    stream : TextIO
+        Its file descriptor is written.
+
+    Raises
+    ------
+    OSError, ValueError
+        If it has none, or is closed.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        # Python's buffer is emptied first: later text bypasses it and must not overtake.
+        stream.flush()
+        self.descriptor = stream.fileno()
         self._changed = threading.Condition()
         self._waiting = bytearray()
         self._num_dropped = 0
         self._last_progress = time.monotonic()
         threading.Thread(target=self._run, name="dglkge-console", daemon=True).start()
 
-    def put(self, data: bytes) -> None:
-        """Queue some bytes, or count them as dropped; the next queued bytes are preceded by that count."""
+    def isatty(self) -> bool:
+        """Whether the stream is a terminal."""
+        return os.isatty(self.descriptor)
+
+    def write(self, text: str) -> int:
+        """Queue some text, or count its lines as dropped; the next text is preceded by that count."""
+        data = text.encode(errors="replace")
         with self._changed:
-            # Dropping is better than blocking: heartbeats and timeouts depend on the loop that writes here.
+            # Dropping is better than blocking: timeouts depend on the loop that writes here.
             if len(self._waiting) + len(data) > MOST_WAITING_BYTES:
                 self._num_dropped += data.count(b"\n")
-                return
+                return len(text)
             if self._num_dropped:
                 words = f"[launcher] {self._num_dropped} lines are missing here: this console was blocked\n"
                 data = words.encode() + data
@@ -118,8 +136,12 @@ class _Writer:
                 self._last_progress = time.monotonic()
             self._waiting += data
             self._changed.notify_all()
+        return len(text)
 
-    def flush(self, seconds: float) -> bool:
+    def flush(self) -> None:
+        """Do nothing: the thread writes without delay."""
+
+    def finish(self, seconds: float = FLUSH_SECONDS) -> bool:
         """Wait until all is written, or `seconds` pass without progress; return whether all is written.
 
         If the last lines were dropped, their number is written instead.
@@ -127,7 +149,7 @@ class _Writer:
         with self._changed:
             while self._waiting or self._num_dropped:
                 if not self._waiting:
-                    self.put(b"")
+                    self.write("")
                 # The time counts from the last progress: a slow terminal is waited for as long as it accepts
                 # text.
                 left = self._last_progress + seconds - time.monotonic()
@@ -143,7 +165,7 @@ class _Writer:
                 self._changed.wait_for(lambda: self._waiting)
                 block = bytes(self._waiting[:BLOCK_BYTES])
             num_written = len(block)  # also on a closed pipe or a full disk
-            # Written outside of the lock, so that put() never waits for the terminal.
+            # Written outside of the lock, so that write() never waits for the terminal.
             try:
                 num_written = os.write(self.descriptor, block)
             except BlockingIOError:
@@ -160,48 +182,11 @@ class _Writer:
                 self._changed.notify_all()
 
 
-class BackgroundStream:
-    """Text stream that never blocks its writer; streams of the same file share one queue.
-
-    Parameters
-    ----------
-    stream : TextIO
-        Its file descriptor is written; a stream without one (in a test) is written directly.
-    shared : BackgroundStream, optional
-        A stream that may have the same file, such as stdout for stderr.
-    """
-
-    def __init__(self, stream: TextIO, shared: BackgroundStream | None = None) -> None:
-        self._stream = stream
-        self._writer: _Writer | None = None
-        with contextlib.suppress(OSError, ValueError, AttributeError):  # no descriptor, or closed
-            # Python's buffer is emptied first: later text bypasses it and must not overtake.
-            stream.flush()
-            descriptor = stream.fileno()
-            other = None if shared is None else shared._writer
-            # One queue keeps the order of lines of stdout and stderr. With two threads they would mix.
-            is_same = other is not None and os.path.sameopenfile(descriptor, other.descriptor)
-            self._writer = other if is_same else _Writer(descriptor)
-
-    def isatty(self) -> bool:
-        """Whether the stream is a terminal."""
-        with contextlib.suppress(OSError, ValueError):
-            return self._stream.isatty()
-        return False
-
-    def write(self, text: str) -> int:
-        """Queue some text; returns at once."""
-        if self._writer is None:
-            return self._stream.write(text)
-        self._writer.put(text.encode(errors="replace"))
-        return len(text)
-
-    def flush(self) -> None:
-        """Do nothing: the thread writes without delay."""
-
-    def finish(self, seconds: float = FLUSH_SECONDS) -> bool:
-        """Wait until all is written, or `seconds` pass without progress; return whether all is written."""
-        return self._writer is None or self._writer.flush(seconds)
+def in_background(stream: Any) -> Any:
+    """Return a stream that never blocks; the stream itself where it has no descriptor, or is closed."""
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        return BackgroundStream(stream)
+    return stream
 
 
 TAIL_LINES = 20
@@ -384,8 +369,13 @@ class Console:
     @classmethod
     def in_background(cls, out: TextIO, err: TextIO) -> Console:
         """Build a console whose methods never block: a thread writes the text."""
-        streams = BackgroundStream(out)
-        return cls.of(cast(TextIO, streams), cast(TextIO, BackgroundStream(err, streams)))
+        first = in_background(out)
+        with contextlib.suppress(OSError, ValueError, AttributeError):
+            # One queue keeps the order of lines of stdout and stderr. With two threads they would mix.
+            if os.path.sameopenfile(out.fileno(), err.fileno()):
+                err.flush()
+                return cls.of(first, first)
+        return cls.of(first, in_background(err))
 
     def log_to(self, path: Path | None) -> None:
         """Append the launcher's messages to a file as well, from now on."""

@@ -51,22 +51,15 @@ def find_gpus(environment: Mapping[str, str], driver_folder: Path = DRIVER_FOLDE
 def _count_gpus(environment: Mapping[str, str], driver_folder: Path) -> int:
     """Return the number of GPUs on this machine."""
     program = shutil.which("nvidia-smi", path=environment.get("PATH", os.defpath))
-    if program is not None:
-        try:
-            done = subprocess.run(
-                [program, "-L"],
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                timeout=LIST_SECONDS,
-                env=dict(environment),
-            )
-            return len(re.findall(r"^GPU \d+:", done.stdout, re.MULTILINE))
-        except (OSError, subprocess.TimeoutExpired):  # a driver that does not answer: no GPU to train on
-            return 0
     try:
-        return sum(1 for _ in driver_folder.iterdir())
-    except OSError:
+        if program is None:
+            return len(os.listdir(driver_folder))
+        done = subprocess.run(
+            [program, "-L"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIST_SECONDS,
+            env=dict(environment)
+        )  # fmt: skip
+        return len(re.findall(r"^GPU \d+:", done.stdout, re.MULTILINE))
+    except (OSError, subprocess.TimeoutExpired):  # a driver that does not answer: no GPU to train on
         return 0
 
 

@@ -25,19 +25,12 @@ from dglkge import __version__
 from dglkge.distributed.ip_config import Machine, write_ip_config
 from dglkge.distributed.jobs import JobEntry, Registration, job_of_segment, live_jobs, register_lock
 from dglkge.distributed.world import JOB_VARIABLE
-from dglkge.errors import InputError, NotReadyError
-from dglkge.launch import script_runner
+from dglkge.errors import InputError, NotReadyError, os_errors
+from dglkge.launch import script_runner, table_storage
 from dglkge.launch.gpus import usable_gpus
 from dglkge.launch.ports import check_server_ports, find_master_port, find_server_ports
-from dglkge.launch.remote import host_files
+from dglkge.launch.remote import file_transfer
 from dglkge.launch.script_config import MachineNeeds, check_partition
-from dglkge.launch.table_storage import (
-    TableFolder,
-    check_shared_memory,
-    remove_segments,
-    roomy_folder,
-    usual_folders,
-)
 from dglkge.planning.host import cores_to_use, quota_of_cores
 
 
@@ -135,11 +128,8 @@ def resolve(address: str) -> str:
     NotReadyError
         If the name has no IPv4 address.
     """
-    try:
-        found = socket.getaddrinfo(address, None, socket.AF_INET, socket.SOCK_STREAM)
-    except OSError as error:
-        raise NotReadyError(f"no IPv4 address for host {address!r} of ip_config: {error.strerror}") from None
-    return str(found[0][4][0])
+    with os_errors(NotReadyError, f"no IPv4 address for host {address!r} of ip_config"):
+        return str(socket.getaddrinfo(address, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
 
 
 def has_variable(process: psutil.Process, name: str, value: str) -> bool:
@@ -225,7 +215,7 @@ def clean_up(job: str, table_folder: str = "") -> list[str]:
     wait_while(kill_processes, KILL_SECONDS)
     if job_of_segment(Path(table_folder).name) == job:
         shutil.rmtree(table_folder, ignore_errors=True)
-    return remove_segments(job)
+    return table_storage.remove_segments(job)
 
 
 class MachineJob:
@@ -239,7 +229,7 @@ class MachineJob:
 
     def __init__(self) -> None:
         self._registration: Registration | None = None
-        self._tables: TableFolder | None = None
+        self._tables: table_storage.TableFolder | None = None
         self.note = ""
 
     @property
@@ -299,14 +289,14 @@ class MachineJob:
         with register_lock():
             base, reason = self._base_of_tables(needs)
             if base is not None:
-                check_shared_memory(needs.structure_bytes + ENTRY_BYTES, self.job)
+                table_storage.check_shared_memory(needs.structure_bytes + ENTRY_BYTES, self.job)
                 in_files, shared = shared - needs.structure_bytes, needs.structure_bytes
                 memory -= in_files
                 self.note = f"tables are files in {base} ({in_files / 1e9:.2f} GB): {reason}"
             if self._registration is None:
                 return ""
             if base is not None:
-                self._tables = TableFolder(base, self.job)
+                self._tables = table_storage.TableFolder(base, self.job)
             self._registration.update(shared_memory_bytes=shared, memory_bytes=memory)
         return "" if self._tables is None else str(self._tables.path)
 
@@ -315,7 +305,7 @@ class MachineJob:
         reason = "tables.storage is disk"
         if needs.storage != "disk":
             try:
-                check_shared_memory(
+                table_storage.check_shared_memory(
                     needs.shared_memory_bytes and needs.shared_memory_bytes + ENTRY_BYTES, self.job
                 )
                 return None, ""
@@ -324,8 +314,9 @@ class MachineJob:
                 if not needs.structure_bytes:  # a script of another project: how it shares is unknown
                     raise
         needed = needs.shared_memory_bytes - needs.structure_bytes
-        folders = [Path(folder) for folder in needs.table_folders] or usual_folders(needs.storage == "disk")
-        base = roomy_folder(folders, needed)
+        folders = [Path(folder) for folder in needs.table_folders]
+        folders = folders or table_storage.usual_folders(on_disk=needs.storage == "disk")
+        base = table_storage.roomy_folder(folders, needed)
         if base is None:
             raise NotReadyError(
                 f"{reason}; files take {needed / 1e9:.2f} GB, and none of {', '.join(map(str, folders))} has "
@@ -438,12 +429,10 @@ def write_job_files(log_dir: str, machines: Sequence[Sequence[Any]]) -> None:
     folder = Path(log_dir)
     # Renamed into its place: machines with a shared disk write the same file at the same time.
     temporary = folder / f"ip_config.txt.{os.uname().nodename}.{os.getpid()}.tmp"
-    try:
+    with os_errors(InputError, f"cannot write logs to {log_dir}"):
         folder.mkdir(parents=True, exist_ok=True)
         write_ip_config(temporary, [Machine(address, port) for address, port in machines])
         os.replace(temporary, folder / "ip_config.txt")
-    except OSError as error:
-        raise InputError(f"cannot write logs to {log_dir}: {error.strerror}") from None
 
 
 def _installed_version(package: str) -> str | None:
@@ -485,9 +474,9 @@ def node_tasks(job: MachineJob, python: str) -> dict[str, Callable[..., Any]]:
         "check": functools.partial(check_machine, job),
         "write_job_files": write_job_files,
         "clean_up": clean_up,
-        "list_files": host_files.list_files,
-        "stale_files": host_files.stale_files,
-        "read_block": host_files.read_block,
-        "write_block": host_files.write_block,
-        "place_folder": host_files.place_folder,
+        "list_files": file_transfer.list_files,
+        "stale_files": file_transfer.stale_files,
+        "read_block": file_transfer.read_block,
+        "write_block": file_transfer.write_block,
+        "place_folder": file_transfer.place_folder,
     }

@@ -32,15 +32,8 @@ from dglkge.distributed.lease import new_nonce
 from dglkge.distributed.world import OWN_DISKS_VARIABLE
 from dglkge.errors import NotReadyError
 from dglkge.launch import protocol
-from dglkge.launch.background import in_thread
+from dglkge.launch.background import in_thread, spawn
 from dglkge.launch.machine import MachineJob, has_variable, node_tasks, wait_while
-from dglkge.launch.protocol import (
-    HEARTBEAT_SECONDS,
-    HEARTBEAT_TIMEOUT_SECONDS,
-    LOST_STATUS,
-    STORE_VARIABLE,
-    Message,
-)
 from dglkge.launch.stop_signals import STOP_SIGNALS, status_of_stop
 
 POLL_SECONDS = 0.05
@@ -68,7 +61,7 @@ class _Process:
         self.popen = popen
         self.output: asyncio.Task[None] | None = None
         self.is_ended = False
-        self.gone = asyncio.Event()
+        self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
 
 def _process_mark(number: int) -> str:
@@ -89,6 +82,11 @@ class NodeProgram:
         Takes messages for the user of a node program that has connected by itself.
     greeting : str
         First message, once stop signals are handled.
+
+    Attributes
+    ----------
+    end : protocol.JobEnd or None
+        What the launcher has told of the end of the job.
     """
 
     def __init__(
@@ -101,12 +99,13 @@ class NodeProgram:
         self._stream = stream
         self._report = report
         self._greeting = greeting
-        self._end: protocol.JobEnd | None = None
+        self.end: protocol.JobEnd | None = None
         self._processes: dict[int, _Process] = {}
         self._requests_of_trainers: dict[int, tuple[int, asyncio.StreamWriter]] = {}
         self._numbers = itertools.count()
+
         self._store_name = ""
-        self._background: set[asyncio.Task[None]] = set()
+
         self._signals: list[int] = []
         self._job = MachineJob()
         tasks = node_tasks(self._job, python)
@@ -131,17 +130,16 @@ class NodeProgram:
             loop.add_signal_handler(number, self._take_stop_signal, number)
         self._report(self._greeting)
         self._stream.writer.write(protocol.MARK)
-        status, reason = LOST_STATUS, "the connection ended"
+        status, reason = protocol.LOST_STATUS, "the connection ended"
         try:
             if self._stream.heartbeat_timeout:
-                self._spawn(self._stream.send_heartbeats(HEARTBEAT_SECONDS))
+                spawn(self._stream.send_heartbeats())
             async for message in self._stream.receive():
                 if isinstance(message, protocol.JobEnd):
-                    self._end = message
+                    self.end = message
+                    status, reason = message.status, message.reason
                     break
                 self._process(message)
-            if self._end is not None:
-                status, reason = self._end.status, self._end.reason
         except asyncio.TimeoutError:
             reason = f"no heartbeat for {self._stream.heartbeat_timeout:g} s"
         except OSError as error:
@@ -153,10 +151,10 @@ class NodeProgram:
             self._job.release()
         return status, reason
 
-    def _process(self, message: Message) -> None:
+    def _process(self, message: protocol.Message) -> None:
         """Do what a message asks for."""
         if isinstance(message, protocol.Call):
-            self._spawn(self._answer(message))
+            spawn(self._answer(message))
         elif isinstance(message, protocol.Start):
             self._start(message)
         elif isinstance(message, protocol.Reply):
@@ -166,17 +164,6 @@ class NodeProgram:
             self._signal(message.process, message.number)
         elif not isinstance(message, protocol.Heartbeat):
             raise protocol.ProtocolError(f"no message for a node program: {message}")
-
-    @property
-    def was_told_the_end(self) -> bool:
-        """Whether the launcher has told the end of the job."""
-        return self._end is not None
-
-    def _spawn(self, work: Any) -> None:
-        """Run a coroutine as a task."""
-        task = asyncio.get_running_loop().create_task(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
 
     async def _answer(self, call: protocol.Call) -> None:
         """Run one task and send its reply; heartbeats and output go on meanwhile."""
@@ -204,13 +191,14 @@ class NodeProgram:
 
         mark = {PROCESS_VARIABLE: _process_mark(request.process)}
         # For the trainer that writes its machine's part of a checkpoint.
-        if request.environment.get(OWN_DISKS_VARIABLE) and request.environment.get("LOCAL_RANK") == "0":
-            mark[STORE_VARIABLE] = self._listen_for_requests()
+        variables = request.environment
+        if variables.get(OWN_DISKS_VARIABLE) and variables.get("LOCAL_RANK") == "0":
+            mark[protocol.STORE_VARIABLE] = self._listen_for_requests()
         try:
             # A session of its own: signals of a terminal reach the launcher only.
             popen = subprocess.Popen(
                 request.command,
-                env={**os.environ, **request.environment, **mark},
+                env={**os.environ, **variables, **mark},
                 cwd=request.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
@@ -222,6 +210,7 @@ class NodeProgram:
         except (OSError, ValueError) as error:
             self._stream.send(protocol.Gone(request.process, str(error)))
             return
+
         popen.returncode = 0  # _reap() waits for it together with the orphans
         process = self._processes[request.process] = _Process(request.process, popen)
         self._stream.send(protocol.Started(request.process, popen.pid))
@@ -230,11 +219,12 @@ class NodeProgram:
     def _listen_for_requests(self) -> str:
         """Listen for requests of trainers to the launcher's store; return the name of the socket."""
         if not self._store_name:
-            # An abstract name: nothing is left of it, however this program ends.
+            # A name and no open descriptor, which a wrapper of the interpreter may close. An abstract one:
+            # nothing is left of it, however this program ends.
             self._store_name = f"dglkge-store-{new_nonce()}"
             listener = socket.socket(socket.AF_UNIX)
             listener.bind("\0" + self._store_name)
-            self._spawn(asyncio.start_unix_server(self._relay, sock=listener))
+            spawn(asyncio.start_unix_server(self._relay, sock=listener))
             listener.listen()
         return self._store_name
 
@@ -283,7 +273,7 @@ class NodeProgram:
                         self._stream.send(
                             protocol.Ended(process.number, os.waitstatus_to_exitcode(status), time.time())
                         )
-                        self._spawn(self._conclude(process))
+                        spawn(self._conclude(process))
 
     async def _conclude(self, process: _Process) -> None:
         """End what a process has left behind, and report when all of it is gone."""
@@ -299,7 +289,7 @@ class NodeProgram:
         if process.output is not None:
             # One that is blocked in the kernel may hold the pipe.
             await asyncio.wait([process.output], timeout=None if not members else POLL_SECONDS)
-        process.gone.set()
+        process.gone.set_result(None)
         self._stream.send(protocol.Gone(process.number))
 
     def _members(self, process: _Process) -> list[psutil.Process]:
@@ -325,17 +315,14 @@ class NodeProgram:
 
     async def _end_processes(self) -> None:
         """End all processes in place of the launcher."""
-        running = [process for process in self._processes.values() if not process.gone.is_set()]
+        running = [process for process in self._processes.values() if not process.gone.done()]
         if not running:
             return
         self._job.mark_as_ending()
         for number, seconds in ((signal.SIGTERM, GRACE_SECONDS), (signal.SIGKILL, KILL_LIMIT_SECONDS)):
             for process in running:
                 self._signal(process.number, number)
-            waits = [asyncio.ensure_future(process.gone.wait()) for process in running]
-            await asyncio.wait(waits, timeout=seconds)
-            for wait in waits:
-                wait.cancel()
+            await asyncio.wait([process.gone for process in running], timeout=seconds)
 
     def _register(self, entry: Mapping[str, Any]) -> None:
         """Register the job, or prepare for its next attempt, once the processes of the one before are gone.
@@ -347,7 +334,7 @@ class NodeProgram:
         """
 
         def running() -> list[str]:
-            return [str(process.pid) for process in self._processes.values() if not process.gone.is_set()]
+            return [str(process.pid) for process in self._processes.values() if not process.gone.done()]
 
         if pids := wait_while(running, LEFT_SECONDS):
             raise NotReadyError(
@@ -379,7 +366,7 @@ async def open_stream(requests: int, replies: int, heartbeat_timeout: float | No
     return protocol.Stream(reader, writer, heartbeat_timeout)
 
 
-def main(heartbeat_timeout: float | None = HEARTBEAT_TIMEOUT_SECONDS) -> None:
+def main(heartbeat_timeout: float | None = protocol.HEARTBEAT_TIMEOUT_SECONDS) -> None:
     """Serve the launcher over stdin and stdout; prints of other code go to stderr."""
     requests, replies = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
@@ -392,7 +379,7 @@ def main(heartbeat_timeout: float | None = HEARTBEAT_TIMEOUT_SECONDS) -> None:
 
     status = asyncio.run(run())
     sys.stderr.flush()
-    os._exit(0 if status == LOST_STATUS else status)  # a thread may be blocked by a disk
+    os._exit(0 if status == protocol.LOST_STATUS else status)  # a thread may be blocked by a disk
 
 
 if __name__ == "__main__":

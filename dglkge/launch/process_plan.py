@@ -262,10 +262,7 @@ def _describe_shortage(host: Host, num_trainers: int) -> str:
 
 
 def plan_processes(
-    hosts: Sequence[Host],
-    settings: JobSettings,
-    master_port: int,
-    inherited: Mapping[str, str],
+    hosts: Sequence[Host], settings: JobSettings, master_port: int, inherited: Mapping[str, str]
 ) -> list[PlannedProcess]:
     """List every process of a job, all servers first.
 

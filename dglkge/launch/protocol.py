@@ -13,7 +13,7 @@ import json
 import struct
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 
 from dglkge.errors import DglkgeError, NotReadyError
 
@@ -133,10 +133,7 @@ class JobEnd:
 
 
 Message = Heartbeat | Call | Reply | Start | Signal | Started | Output | Ended | Gone | StopRequest | JobEnd
-_KINDS: dict[str, Callable[..., Message]] = {
-    kind.__name__: kind
-    for kind in (Heartbeat, Call, Reply, Start, Signal, Started, Output, Ended, Gone, StopRequest, JobEnd)
-}
+_KINDS: dict[str, Callable[..., Message]] = {kind.__name__: kind for kind in get_args(Message)}
 
 
 class ProtocolError(OSError):
@@ -274,8 +271,8 @@ class Stream:
         with contextlib.suppress(OSError):
             await self.writer.drain()
 
-    async def send_heartbeats(self, interval: float = HEARTBEAT_SECONDS) -> None:
+    async def send_heartbeats(self) -> None:
         """Send heartbeats until cancelled."""
         while True:
-            await asyncio.sleep(interval)
+            await asyncio.sleep(HEARTBEAT_SECONDS)
             self.send(Heartbeat())

@@ -3,20 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import dataclasses
+import contextlib
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from dglkge.config import Config, load_config
-from dglkge.data.dataset_files import (
-    Field,
-    load_json,
-    locate_partitions,
-    read_dataset_size,
-    require_dataset,
-)
+from dglkge.data import dataset_files
 from dglkge.errors import InputError
 from dglkge.launch.process_plan import Places
 from dglkge.planning.memory import plan_memory
@@ -45,11 +39,11 @@ def check_partition(path: Path, part_id: int | None, num_machines: int) -> str:
         If the file cannot be read, is not DGL's, or has another number of partitions, or a file
         of the partition is missing, which the message names.
     """
-    content = load_json(path)
-    num_parts = content.get(Field.NUM_PARTS)
+    content = dataset_files.load_json(path)
+    num_parts = content.get(dataset_files.Field.NUM_PARTS)
     if not isinstance(num_parts, int):
         raise InputError(
-            f"partition file {path} has no {Field.NUM_PARTS!r}; "
+            f"partition file {path} has no {dataset_files.Field.NUM_PARTS!r}; "
             "expected the file that DGL's partitioner wrote"
         )
     if num_parts != num_machines:
@@ -58,7 +52,7 @@ def check_partition(path: Path, part_id: int | None, num_machines: int) -> str:
             "each machine holds one partition"
         )
     if part_id is not None:
-        files = content.get(Field.part_files(part_id))
+        files = content.get(dataset_files.Field.part_files(part_id))
         if not isinstance(files, dict):
             raise InputError(f"{path} names no files of partition {part_id}")
         for name in files.values():
@@ -141,9 +135,9 @@ def partition_file(config: Config | None, folder: Path) -> Path | None:
     dataset = folder / config.dataset
     # An empty folder may be where the machines have mounted a disk.
     if dataset.is_file() or (dataset.is_dir() and any(dataset.iterdir())):
-        require_dataset(dataset)
+        dataset_files.require_dataset(dataset)
     try:
-        return locate_partitions(dataset)[1]
+        return dataset_files.locate_partitions(dataset)[1]
     except InputError:
         return None
 
@@ -166,20 +160,13 @@ def machine_needs(
         return [MachineNeeds()] * num_machines
     folder = config.tables.folder
     folders = (str(places.on_machines(Path(folder))),) if folder else ()
-    unknown = MachineNeeds(storage=config.tables.storage, table_folders=folders)
-    try:
-        size = read_dataset_size(places.here / config.dataset)
-        hosts = {host.machine: host for host in plan_memory(config, size, num_trainers, num_servers)}
-    except InputError:
-        hosts = {}
-    return [
-        dataclasses.replace(
-            unknown,
-            shared_memory_bytes=hosts[machine].shared_memory_bytes,
-            memory_bytes=hosts[machine].needed_bytes(in_files=False) - hosts[machine].base_bytes,
-            structure_bytes=hosts[machine].structure_bytes,
-        )
-        if machine in hosts
-        else unknown
-        for machine in range(num_machines)
-    ]
+    storage = config.tables.storage
+    needs = [MachineNeeds(storage=storage, table_folders=folders)] * num_machines
+    with contextlib.suppress(InputError):
+        size = dataset_files.read_dataset_size(places.here / config.dataset)
+        for host in plan_memory(config, size, num_trainers, num_servers)[:num_machines]:
+            memory = host.needed_bytes(in_files=False) - host.base_bytes
+            needs[host.machine] = MachineNeeds(
+                host.shared_memory_bytes, memory, host.structure_bytes, storage, folders
+            )
+    return needs

@@ -15,16 +15,8 @@ from pathlib import Path
 
 import psutil
 
-from dglkge.distributed.jobs import (
-    SHARED_MEMORY_FOLDER,
-    claims_of_others,
-    is_locked,
-    job_of_segment,
-    job_prefix,
-    live_jobs,
-    remove_stale_entries,
-)
-from dglkge.errors import NotReadyError
+from dglkge.distributed import jobs
+from dglkge.errors import NotReadyError, os_errors
 from dglkge.file_lock import try_lock
 
 LOCK_FILE = "lock"
@@ -33,13 +25,13 @@ YOUNG_SECONDS = 60.0
 """A folder that is still hidden is being made for so long at most."""
 
 
-def segment_names(folder: str = SHARED_MEMORY_FOLDER) -> set[str]:
+def segment_names(folder: str = jobs.SHARED_MEMORY_FOLDER) -> set[str]:
     """Return the names of all segments."""
     with os.scandir(folder) as entries:
         return {entry.name for entry in entries if entry.is_file(follow_symlinks=False)}
 
 
-def remove_segments(job: str = "", folder: str = SHARED_MEMORY_FOLDER) -> list[str]:
+def remove_segments(job: str = "", folder: str = jobs.SHARED_MEMORY_FOLDER) -> list[str]:
     """Remove shared memory of this user: that of ended jobs, and of one job that has no processes now.
 
     Returns
@@ -50,20 +42,20 @@ def remove_segments(job: str = "", folder: str = SHARED_MEMORY_FOLDER) -> list[s
     # Names first: a job is registered before it makes any, so those of a job that registers meanwhile are not
     # in the list.
     names = segment_names(folder)
-    running = {entry.job for entry in live_jobs(folder)} - {job}
+    running = {entry.job for entry in jobs.live_jobs(folder)} - {job}
     removed = []
     for name in sorted(names):
         path = os.path.join(folder, name)
-        if job_of_segment(name) and job_of_segment(name) not in running:
+        if jobs.job_of_segment(name) and jobs.job_of_segment(name) not in running:
             with contextlib.suppress(OSError):
                 if os.stat(path).st_uid == os.getuid():
                     os.unlink(path)
                     removed.append(name)
-    remove_stale_entries(folder)
+    jobs.remove_stale_entries(folder)
     return removed
 
 
-def check_shared_memory(needed_bytes: int, job: str = "", folder: str = SHARED_MEMORY_FOLDER) -> None:
+def check_shared_memory(needed_bytes: int, job: str = "", folder: str = jobs.SHARED_MEMORY_FOLDER) -> None:
     """Raise NotReadyError if the tables do not fit into free shared memory; the message has both figures.
 
     Without this check a process would die of SIGBUS when it writes to a page that cannot be allocated.
@@ -77,7 +69,7 @@ def check_shared_memory(needed_bytes: int, job: str = "", folder: str = SHARED_M
         Folder of POSIX shared memory.
     """
     free_bytes = shutil.disk_usage(folder).free
-    claims = claims_of_others(job, folder)
+    claims = jobs.claims_of_others(job, folder)
     if needed_bytes > free_bytes - claims.shared_memory_bytes:
         others = ""
         if claims.shared_memory_bytes:
@@ -112,16 +104,14 @@ class TableFolder:
 
     def __init__(self, base: Path, job: str) -> None:
         remove_stale_folders(base)
-        try:
+        with os_errors(NotReadyError, f"cannot make a folder for tables in {base}"):
             base.mkdir(parents=True, exist_ok=True)
-            hidden = Path(tempfile.mkdtemp(prefix=f".{job_prefix(job)}{_host_digits()}-", dir=base))
+            hidden = Path(tempfile.mkdtemp(prefix=f".{jobs.job_prefix(job)}{_host_digits()}-", dir=base))
             self._lock = os.open(hidden / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
             try_lock(self._lock)
             # After the lock: a folder that nobody holds counts as that of an ended job.
             self.path = hidden.with_name(hidden.name[1:])
             hidden.rename(self.path)
-        except OSError as error:
-            raise NotReadyError(f"cannot make a folder for tables in {base}: {error.strerror}") from None
 
     def remove(self) -> None:
         """Remove the folder and all that is in it."""
@@ -134,22 +124,21 @@ def remove_stale_folders(base: Path) -> None:
 
     Those of other machines that share the disk stay: their locks may not be seen here.
     """
-    with contextlib.suppress(OSError):
-        for folder in list(base.iterdir()):
-            job = job_of_segment(folder.name.removeprefix("."))
-            if job and folder.name.removeprefix(".").startswith(f"{job_prefix(job)}{_host_digits()}-"):
-                with contextlib.suppress(OSError):
-                    status = folder.lstat()
-                    is_young = folder.name.startswith(".") and time.time() - status.st_mtime < YOUNG_SECONDS
-                    is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
-                    if is_ours and not is_young and not _is_held(folder):
-                        shutil.rmtree(folder, ignore_errors=True)
+    for folder in base.glob(f"*-{_host_digits()}-*"):
+        name = folder.name.removeprefix(".")
+        if name.startswith(f"{jobs.job_prefix(jobs.job_of_segment(name))}{_host_digits()}-"):
+            with contextlib.suppress(OSError):
+                status = folder.lstat()
+                is_young = folder.name.startswith(".") and time.time() - status.st_mtime < YOUNG_SECONDS
+                is_ours = stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+                if is_ours and not is_young and not _is_held(folder):
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_held(folder: Path) -> bool:
     """Whether a process holds the lock of a folder; one without a lock file was left while it was removed."""
     with contextlib.suppress(FileNotFoundError), open(folder / LOCK_FILE, "rb") as file:
-        return is_locked(file.fileno())
+        return jobs.is_locked(file.fileno())
     return False
 
 
@@ -187,12 +176,7 @@ def usual_folders(on_disk: bool = False) -> list[Path]:
 
 def file_system(folder: Path) -> str:
     """Return the type of the file system of a folder."""
-    real = os.path.realpath(folder)
-    mounts = [mount for mount in psutil.disk_partitions(all=True) if _is_below(real, mount.mountpoint)]
     # The last mount on a place hides those before it.
-    return max(reversed(mounts), key=lambda mount: len(mount.mountpoint)).fstype if mounts else ""
-
-
-def _is_below(path: str, folder: str) -> bool:
-    """Whether an absolute path is a folder or below it."""
-    return os.path.commonpath([path, folder]) == folder
+    mounts = {Path(mount.mountpoint): mount.fstype for mount in psutil.disk_partitions(all=True)}
+    real = Path(os.path.realpath(folder))
+    return next((mounts[place] for place in (real, *real.parents) if place in mounts), "")

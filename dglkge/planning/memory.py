@@ -75,6 +75,10 @@ QUERY_COPIES = 8
 QUERY_INDEX_BYTES = 160
 """Bytes per training triple under k_vs_all: the sort of its two queries, and afterwards their answers."""
 
+OWN_INDEX_BYTES = 40
+"""Bytes per training triple of an index that is not mapped from the data set's folder: a copy of the triple
+and its two answers."""
+
 DEGREE_BYTES = 48
 """Bytes of ``negatives.degree_power`` per entity: its degree, its weight, three sums and a temporary copy."""
 
@@ -386,7 +390,11 @@ def candidate_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
     if scores > KEPT_SCORE_BYTES and rows > ROWS_A_PANEL:
         scores = KEPT_SCORE_BYTES + num_queries * ROWS_A_PANEL * number_bytes
     gradients = numbers * shared.FLOAT_BYTES + CHAIN_BYTES_PER_ROW * rows
-    index = QUERY_INDEX_BYTES * size.splits[TRAIN] if config.training.objective.by_queries else 0
+    index = 0
+    if config.training.objective.by_queries:
+        # Held-out triples are none of its answers, so that each trainer makes an index of its own.
+        own = OWN_INDEX_BYTES if config.evaluation.held_out is not None else 0
+        index = (QUERY_INDEX_BYTES + own) * size.splits[TRAIN]
     # One query of each triple for its relation, beside two for its entities.
     index += index // 2 if RELATION in owned else 0
     return int(SPARE_SHARE * (operands + queries + scores + gradients)) + index

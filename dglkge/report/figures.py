@@ -358,6 +358,7 @@ def run_figures(run: Run, choices: Choices, label: str, progress: Progress) -> d
         "checkpoint_bytes": described["size_bytes"],
         "training": curves,
         "recorded": recorded(run),
+        "completions": completions(run),
         "ranking": {
             "protocol": metrics["protocol"],
             "num_triples": len(triples),
@@ -379,6 +380,19 @@ def recorded(run: Run) -> dict[str, dict[str, Any]]:
         for split, result in run.metrics.items()
         if isinstance(result, dict) and "protocol" in result and "both" in result
     }
+
+
+def completions(run: Run) -> dict[str, list[dict[str, float]]]:
+    """Return the precision and the recall of ``dglkge complete --held-out`` by split, for this version."""
+    found = {}
+    for path in sorted(run.checkpoint.run_folder.glob(layout.COMPLETION_PATTERN)):
+        result = dataset_files.load_json(path)
+        if (result["run_id"], result["version"]) == (
+            run.checkpoint.manifest.run_id,
+            run.checkpoint.version,
+        ):
+            found[result["held_out"]] = result["curve"]
+    return found
 
 
 def ranking(

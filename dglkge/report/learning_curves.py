@@ -63,7 +63,8 @@ def learning_curves(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     dict
         ``loss`` and ``edges_per_second``: ``[epochs done, value]`` pairs; ``valid``: such pairs by metric;
         ``epochs``: number, loss, seconds, bytes sent, trainers and their memory of each epoch that ended;
-        ``seconds``: time in the training loop; ``phase_seconds``: by phase, over all trainers, if measured.
+        ``seconds``: time in the training loop; ``phase_seconds``: by phase, over all trainers, if measured;
+        ``buckets``: their records in the last epoch that has any, as in ``training_stats.json``.
     """
     batches = list(_lasting(lines))
     points = [_epochs_done(line) for line in batches]
@@ -98,6 +99,7 @@ def learning_curves(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         ],
         "seconds": _seconds(lines),
         "phase_seconds": phases,
+        "buckets": _buckets(lines),
     }
 
 
@@ -157,6 +159,17 @@ def _lasting(lines: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
             kept.pop()
         kept.append(line)
     yield from kept
+
+
+def _buckets(lines: Sequence[Mapping[str, Any]]) -> list[Any]:
+    """Return the records of buckets of the last epoch that has any; later ones replace earlier ones."""
+    records = {
+        (line["epoch"], line[layout.BUCKET_RECORD]["index"]): line[layout.BUCKET_RECORD]
+        for line in lines
+        if layout.BUCKET_RECORD in line
+    }
+    last = max((epoch for epoch, _ in records), default=0)
+    return [record for (epoch, _), record in sorted(records.items()) if epoch == last]
 
 
 def _epochs_done(line: Mapping[str, Any]) -> float:

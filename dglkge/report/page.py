@@ -36,7 +36,7 @@ LOWER_IS_BETTER = ("mr",)
 SIDE_TITLES = {"both": "both sides", "head": "heads", "tail": "tails"}
 
 CURVES = (
-    ("loss", "loss", "Loss"),
+    ("loss", "loss", "Loss of training, and of the valid split"),
     ("valid", "MRR", "MRR of the valid split"),
     ("edges_per_second", "edges/s", "Training speed"),
 )
@@ -116,7 +116,9 @@ def render(figures: Entry) -> str:
         **page.maps(),
         "time": page.time(),
         "tables": page.tables(),
+        "has_completions": page.add("plot-completions", plots.completion_curves(page.runs)),
         "has_phases": page.add("plot-phases", plots.phase_bars(page.runs)),
+        "buckets": page.buckets(),
         "partitions": [page.partitions(number, data) for number, data in enumerate(page.datasets)],
         **page.configuration(figures["configuration"]),
     }
@@ -481,6 +483,17 @@ class _Page:
         table = Table(f"table-parts-{number}", columns, rows)
         return {"name": data["name"], "note": note, "plot": id_, "table": table}
 
+    def buckets(self) -> list[tuple[str, Table]]:
+        """Return a table of the buckets of the last epoch of each run with ranges, and the run's label."""
+        tables = []
+        for number, run in enumerate(self.runs):
+            rows = [_bucket_facts(one) for one in run["training"]["buckets"]]
+            if rows:
+                cells = [[number_cell(value, text) for value, text in row.values()] for row in rows]
+                table = Table(f"table-buckets-{number}", [*map(Column, rows[0])], cells)
+                tables.append((run["label"] if self._is_comparison else "", table))
+        return tables
+
     def configuration(self, fields: Sequence[Entry]) -> dict[str, Any]:
         changed = [field for field in fields if field["differs"] or any(field["is_changed"])]
         note = "Fields that differ from their defaults (marked)"
@@ -559,6 +572,29 @@ def number_cell(value: Number, text: str | None = None) -> Cell:
     if value is None:
         return Cell(NONE, css="n")
     return Cell(f"{value:,}" if text is None else text, value, "n")
+
+
+def _bucket_facts(record: Entry) -> dict[str, tuple[Number, str]]:
+    """Return what a table of buckets shows of a record: value and text by title."""
+    held_out = record.get("eval_stats_after", {}).get("metrics", {}).get("mrr")
+    megabytes = {name: record[name] / 1e6 for name in ("bytes_read", "bytes_written")}
+    numbers: dict[str, tuple[Number, str]] = {
+        "Machine": (record.get("machine", 0), ","),
+        "Head range": (record["lhs_partition"], ","),
+        "Tail range": (record["rhs_partition"], ","),
+        "Triples": (record["stats"]["count"], ","),
+        "Loss": (record["stats"]["metrics"]["loss"], ".4f"),
+        "Held-out MRR": (held_out, ".4f"),
+        "Seconds": (record["seconds"], ",.2f"),
+        "MB read": (megabytes["bytes_read"], ",.1f"),
+        "MB written": (megabytes["bytes_written"], ",.1f"),
+        "MB/s": (record["mb_per_second"], ",.1f"),
+        "Major faults": (record["major_faults"], ","),
+    }
+    return {
+        title: (value, "" if value is None else format(value, form))
+        for title, (value, form) in numbers.items()
+    }
 
 
 def _spent(seconds: float) -> str:

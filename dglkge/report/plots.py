@@ -100,15 +100,21 @@ def curves(runs: Runs, what: str, title: str, is_log: bool = False) -> Figure:
     """Return the plot of a learning curve of all runs that have it; empty if none has."""
     traces = []
     for number, run in enumerate(runs):
-        points = run["training"][VALID].get("mrr", []) if what == VALID else run["training"][what]
-        if points:
-            style = {
-                "mode": "lines+markers" if len(points) <= 60 else "lines",
-                "line": {"color": _colour(number), "dash": DASHES[number % len(DASHES)], "width": 2},
-                "marker": {"size": 5, "symbol": _symbol(number)},
-            }
-            x, y = map(list, zip(*points))
-            traces.append(_points(x, y, "epoch %{x:.2f}: %{y:.4~g}", run["label"], **style))
+        of_valid, label = run["training"][VALID], run["label"]
+        lines = [
+            (label, of_valid.get("mrr", []) if what == VALID else run["training"][what], _symbol(number))
+        ]
+        if what == "loss" and of_valid.get("loss"):
+            lines = [(f"{label}, train", *lines[0][1:]), (f"{label}, valid", of_valid["loss"], "x")]
+        for name, points, symbol in lines:
+            if points:
+                style = {
+                    "mode": "lines+markers" if len(points) <= 60 else "lines",
+                    "line": {"color": _colour(number), "dash": DASHES[number % len(DASHES)], "width": 2},
+                    "marker": {"size": 8 if symbol == "x" else 5, "symbol": symbol},
+                }
+                x, y = map(list, zip(*points))
+                traces.append(_points(x, y, "epoch %{x:.2f}: %{y:.4~g}", name, **style))
     if not traces:
         return {}
     # On a logarithmic axis there is no 0 to begin at.
@@ -116,9 +122,39 @@ def curves(runs: Runs, what: str, title: str, is_log: bool = False) -> Figure:
     return figure(traces, xaxis=_axis("epochs", rangemode="tozero"), yaxis=_axis(title, **vertical))
 
 
+def completion_curves(runs: Runs) -> Figure:
+    """Return precision by recall of held-out triples among the missing ones; empty if no run has them."""
+    traces = []
+    for number, run in enumerate(runs):
+        for split, points in run["completions"].items():
+            style = {"mode": "lines+markers", "line": {"color": _colour(number), "width": 2}}
+            hover = "best %{text}: precision %{y:.4f}, recall %{x:.4f}"
+            traces.append(
+                _points(
+                    [point["recall"] for point in points],
+                    [point["precision"] for point in points],
+                    hover,
+                    f"{run['label']}, {split}",
+                    text=[f"{point['rank']:,}" for point in points],
+                    **style,
+                )
+            )
+    if not traces:
+        return {}
+    return figure(
+        traces,
+        xaxis=_axis("recall", rangemode="tozero"),
+        yaxis=_axis("precision", rangemode="tozero"),
+    )
+
+
 def is_log_better(runs: Runs, what: str) -> bool:
     """Return whether a curve's positive values span more than a factor of 20."""
-    values = [point[1] for run in runs for point in run["training"][what] if point[1] is not None]
+    points = [
+        *(run["training"][what] for run in runs),
+        *(run["training"][VALID].get(what, []) for run in runs),
+    ]
+    values = [value for _, value in chain(*points) if value is not None]
     return bool(values) and min(values) > 0 and max(values) / min(values) > 20
 
 

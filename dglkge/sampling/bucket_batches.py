@@ -15,6 +15,7 @@ others are usually in a range that its owner has in memory too.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -236,6 +237,25 @@ class BucketOrder:
             return epoch, self.pieces(epoch, following, following + 1)
         return epoch + 1, self.pieces(epoch + 1, 0, min(1, self._num_triples))
 
+    def batches_of(self, epoch: int) -> list[tuple[int, int, int]]:
+        """Return turn, first and last global batch of each bucket that has triples on this machine."""
+        _, ends = self._walk(epoch)
+        batches = range(self.shares.num_batches)
+
+        def batch_of(position: int) -> int:
+            return bisect_right(batches, position, key=lambda batch: self.window(batch)[1])
+
+        firsts = np.append(0, ends[:-1])
+        return [
+            (turn, batch_of(int(firsts[turn])), batch_of(int(ends[turn]) - 1))
+            for turn in np.flatnonzero(ends > firsts).tolist()
+        ]
+
+    def bucket(self, epoch: int, turn: int) -> tuple[int, tuple[int, int]]:
+        """Return the edge set and the two ranges of a bucket by its turn."""
+        edge_set, first, second = self._walk(epoch)[0][turn]
+        return edge_set, (first, second)
+
     def _ranges_of(self, epoch: int, pieces: Sequence[Piece]) -> frozenset[tuple[str, int]]:
         found: set[tuple[str, int]] = set()
         for piece in pieces:
@@ -351,25 +371,31 @@ class BucketBatches(EdgeBatches):
                 for watcher in self._watchers:
                     watcher(epoch, index)
 
-    def batch(self, epoch: int, index: int, enter: Callable[[str], None] = ignore_phase) -> EdgeBatch:
-        enter("order")
+    def pieces(self, epoch: int, index: int) -> list[tuple[Piece, Piece]]:
+        """Return the buckets of a global batch: what the machine has of each, and what this trainer has."""
         start, end = self.walk.window(index)
         share = self._share(end - start)
+        found, passed = [], 0
+        for piece in self.walk.pieces(epoch, start, end):
+            first = max(share.start - passed, 0)
+            stop = max(first, min(share.stop - passed, len(piece)))
+            found.append((piece, replace(piece, start=piece.start + first, end=piece.start + stop)))
+            passed += len(piece)
+        return found
+
+    def batch(self, epoch: int, index: int, enter: Callable[[str], None] = ignore_phase) -> EdgeBatch:
+        enter("order")
         rows: list[Ids] = []
         chunks: list[Ids] = []
         ranges: list[tuple[int, int]] = []
-        passed = 0
-        for piece in self.walk.pieces(epoch, start, end):
+        for piece, own in self.pieces(epoch, index):
             # Chunks are counted over all trainers of the machine: they draw the same negatives.
             num_chunks = -(-len(piece) // self._options.chunk_size)
-            first = max(share.start - passed, 0)
-            stop = min(share.stop - passed, len(piece))
-            if first < stop:
-                own = replace(piece, start=piece.start + first, end=piece.start + stop)
+            if len(own):
                 rows.append(self.walk.rows(epoch, own, self._starts))
-                chunks.append(len(ranges) + np.arange(first, stop) // self._options.chunk_size)
+                places = np.arange(own.start, own.end) - piece.start
+                chunks.append(len(ranges) + places // self._options.chunk_size)
             ranges += [piece.ranges] * num_chunks
-            passed += len(piece)
         found = np.concatenate(rows) if rows else np.empty(0, np.int64)
         of_chunks = np.concatenate(chunks) if chunks else np.empty(0, np.int64)
         size = sum(self._shares.sizes(index))

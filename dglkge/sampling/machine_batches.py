@@ -63,6 +63,11 @@ class MachineShares:
         self._bounds: list[int] = [0, *np.cumsum(counts.sum(axis=0)).tolist()]
         self._batch_size = batch_size
 
+    @property
+    def num_batches(self) -> int:
+        """Global batches of an epoch."""
+        return -(-self._bounds[-1] // self._batch_size)
+
     def windows(self, batch: int) -> list[tuple[int, list[tuple[int, int]]]]:
         """Return the positions of a global batch in the orders of the machines.
 

@@ -154,6 +154,65 @@ class ScoreResponse(BaseModel):
     triples: list[ScoredTriple]
 
 
+class CompleteRequest(Strict):
+    """Body of ``/complete``."""
+
+    heads: Annotated[list[Name], Field(max_length=MAX_QUERIES)] | None = None
+    relations: Annotated[list[Name], Field(max_length=MAX_QUERIES)] | None = None
+    min_probability: Annotated[
+        float | None,
+        Field(gt=0, le=1, description="as dglkge calibrate has fitted them; .5 if k is not given either"),
+    ] = None
+    k: Annotated[int | None, Field(ge=1, le=MAX_K, description="tails of each head and relation")] = None
+    candidates: Literal["all", "seen"] = "all"
+    limit: Annotated[int, Field(ge=1, le=MAX_TRIPLES, description="best of all")] = 100
+
+
+class MissingTriple(Triple):
+    """A likely triple that the data set does not have."""
+
+    score: float
+    probability: float | None = Field(description="null unless dglkge calibrate was run")
+
+
+class CompleteResponse(BaseModel):
+    """Answer of ``/complete``, the most likely first."""
+
+    triples: list[MissingTriple]
+
+
+class AskRequest(Strict):
+    """Body of ``/ask``."""
+
+    question: Annotated[Name, Field(description="as ?x : (Alice, knows, ?y), not (?y, likes, ?x)")]
+    k: Annotated[int, Field(ge=1, le=MAX_K)] = 10
+    beam: Annotated[int, Field(ge=1, le=MAX_K, description="entities of other variables that go on")] = 16
+
+
+class PathLink(Triple):
+    """A link that led to an answer."""
+
+    probability: float
+    known: bool = Field(description="a triple of the data set")
+    is_negated: bool = Field(alias="not")
+
+
+class MultiHopAnswer(BaseModel):
+    """An answer with its path."""
+
+    rank: int
+    entity: str
+    probability: float
+    path: list[PathLink]
+
+
+class AskResponse(BaseModel):
+    """Answer of ``/ask``, the most likely first."""
+
+    type: str = Field(description="entity type of the answers")
+    answers: list[MultiHopAnswer]
+
+
 class SimilarEntity(BaseModel):
     """An entity and its cosine with the given one."""
 
@@ -364,6 +423,17 @@ def create_app(explorer: Explorer, calls: ModelCalls, hosts: HostNames, token: s
         queries = [query.model_dump() for query in body.queries]
         arguments = (queries, body.k, body.known, body.candidates)
         return JSONResponse({"results": await calls.run(explorer.predict, *arguments)})
+
+    @app.post("/complete", response_model=CompleteResponse)
+    async def complete(body: CompleteRequest) -> Response:
+        """Find likely missing triples of some heads or relations."""
+        found = functools.partial(explorer.complete, **body.model_dump())
+        return JSONResponse({"triples": await calls.run(found)})
+
+    @app.post("/ask", response_model=AskResponse)
+    async def ask(body: AskRequest) -> Response:
+        """Answer a question of several hops."""
+        return JSONResponse(await calls.run(explorer.ask, body.question, body.k, body.beam))
 
     @app.post("/score", response_model=ScoreResponse)
     async def score(body: ScoreRequest) -> Response:

@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from dglkge.data.known_triples import KnownTriples
 from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError
+from dglkge.inference import questions
 from dglkge.inference.choices import ALL, Known
+from dglkge.inference.completion import find_links, plan_completion
 from dglkge.inference.frames import by_query
 from dglkge.inference.run import Run
 from dglkge.inference.trained_model import UnknownEntityError
@@ -26,6 +29,10 @@ MAX_FREQUENT = 1000
 
 MAX_OTHERS = 10_000
 """Entities in one answer of :meth:`Explorer.triples`; relations after that have counts only."""
+
+
+MAX_COMPLETED = 10_000
+"""Pairs of head and relation in one request for missing triples."""
 
 
 class Explorer:
@@ -295,6 +302,36 @@ class Explorer:
                 answer |= {name: _number(answer[name]) for name in ("score", "probability")}
             results.append({**query, **group})
         return results
+
+    def complete(self, limit: int, **question: Any) -> list[dict[str, Any]]:
+        """Return likely missing triples, as :meth:`dglkge.inference.run.Run.complete`.
+
+        Raises
+        ------
+        InputError
+            If a name is unknown, there are no probabilities, or more than :data:`MAX_COMPLETED` pairs of head
+            and relation are asked for.
+        """
+        completion = plan_completion(self.run, **question)
+        if completion.num_queries > MAX_COMPLETED:
+            raise InputError(
+                f"{completion.num_queries} pairs of head and relation are asked for; allowed: "
+                f"{MAX_COMPLETED}. Give heads and relations, or use dglkge complete"
+            )
+        rows: list[dict[str, Any]] = find_links(completion, torch.get_num_threads(), limit).to_pylist()
+        return [{**row, "probability": row.get("probability")} for row in rows]
+
+    def ask(self, question: str, k: int, beam: int) -> dict[str, Any]:
+        """Return the answers to a question of several hops, as :meth:`dglkge.inference.run.Run.ask`.
+
+        Raises
+        ------
+        InputError
+            If the text is no question, a name is unknown, or there are no probabilities.
+        """
+        type_, answers = questions.ask(self.run, question, k, beam)
+        ranked = [{"rank": rank, **answer} for rank, answer in enumerate(answers, start=1)]
+        return {"type": type_, "answers": ranked}
 
     def score(self, triples: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
         """Score triples, as :meth:`dglkge.inference.run.Run.score`; an unknown name is a row's problem."""

@@ -137,7 +137,7 @@ class AnswerRanges:
     negatives: npt.NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
+@dataclass
 class Group(PlannedGroup):
     """Edges of a batch that join the same pair of entity types and share their negatives.
 
@@ -162,6 +162,8 @@ class Group(PlannedGroup):
         Returns what the loss takes besides rows, where it takes that as tensors.
     ranges : mapping of Side to AnswerRanges
         Of the sides that are trained; empty where no score depends on them.
+    chunk : int
+        Number of its chunk in the batch: groups of one chunk may share negatives.
     """
 
     lhs: str
@@ -178,6 +180,7 @@ class Group(PlannedGroup):
     relation_places: NodeIds | None = None
     inputs: Any = None
     ranges: Mapping[Side, AnswerRanges] = field(default_factory=dict)
+    chunk: int = 0
 
     @property
     def relation_ids(self) -> NodeIds:
@@ -331,8 +334,10 @@ class EdgePlanner:
                 None if batch.labels is None else batch.labels[run],
                 relation_places,
                 ranges=self._ranges(types, heads, tails, drawn_of),
+                chunk=edges.chunk,
             )
-            groups.append(dataclasses.replace(group, inputs=inputs_of(group)))
+            group.inputs = inputs_of(group)
+            groups.append(group)
         divisor = 1 if self.sums_batch else batch.global_size
         return Plan(number_of(batch), divisor, ids.joined(), groups)
 

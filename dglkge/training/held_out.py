@@ -5,8 +5,8 @@ The numbers are PyTorch-BigGraph's. Trainers take turns with batches; sums over 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,10 @@ from torch import Tensor
 
 from dglkge.config.schema import HeldOutConfig
 from dglkge.data.dataset_files import TRAIN
+from dglkge.data.range_walk import range_bounds, ranges_of
 from dglkge.kernels.hashing import column_bits, in_range, stream_key
 from dglkge.model.kge_model import KgeModel
+from dglkge.sampling.bucket_batches import BucketOrder, Piece
 from dglkge.sampling.triple_order import TripleOrder
 from dglkge.training.building.components import configured_loss
 from dglkge.training.job import Job
@@ -26,7 +28,11 @@ METRICS = ("loss", "pos_rank", "mrr", "r1", "r10", "r50", "auc")
 """PyTorch-BigGraph's names; means over both sides."""
 VIOLATORS = {Side.HEAD: "violators_lhs", Side.TAIL: "violators_rhs"}
 """Mean number of negatives of a side that score above the true answer."""
-_NAMES = (*METRICS, *VIOLATORS.values())
+SUMMED = (*METRICS, *VIOLATORS.values())
+"""All of them: a vector of sums over triples has their number, and then these."""
+
+Uniform = Callable[[str, Side, tuple[int, ...]], Tensor]
+"""Draws the original ids (``uniform_negatives``,) of a type for a side, by a key."""
 
 BLOCK_NUMBERS = 1 << 22
 """Queries times candidates times dimension that are compared at a time; ``planning/memory.py`` plans it."""
@@ -60,7 +66,6 @@ class HeldOutEvaluator:
         self._pair_of_relation = np.array([self._pairs.index(pair) for pair in pairs], np.int64)
         self._loss = configured_loss(self.job.config)
 
-    @torch.no_grad()
     def evaluate(self, edge_set: int, chunk: int) -> dict[str, Any]:
         """Rank the held-out triples of a chunk of an edge set; a collective.
 
@@ -69,35 +74,59 @@ class HeldOutEvaluator:
         dict
             ``count`` triples, and ``metrics`` of PyTorch-BigGraph's names.
         """
-        job, size = self.job, self.settings.batch_negatives
+        job, world = self.job, self.job.cluster.world
         ids = np.sort(self.order.held_out(edge_set, chunk, job.config.training.edge_chunks))
         triples = np.asarray(job.dataset.split(TRAIN)[ids])
+        turn = (world.rank, world.world_size)
+        return described(job.cluster.sum(self.sums(triples, (edge_set, chunk), turn, self.uniform)))
+
+    @torch.no_grad()
+    def sums(
+        self, triples: np.ndarray, key: tuple[int, ...], turn: tuple[int, int], uniform: Uniform
+    ) -> np.ndarray:
+        """Return this trainer's part of the sums over some triples: their number, and :data:`SUMMED`.
+
+        Parameters
+        ----------
+        triples : (n, 3) int64 array
+            Original ids.
+        key : tuple of int
+            Of the uniform negatives.
+        turn : (int, int)
+            (i, k): this trainer is number i of the k that take turns.
+        uniform : callable
+            Draws negatives.
+        """
         # Batches hold triples of one pair of types, and are the same for any number of trainers.
-        batches = []
+        size, batches = self.settings.batch_negatives, []
         for number in range(len(self._pairs)):
             of_pair = triples[self._pair_of_relation[triples[:, 1]] == number]
             batches += [(number, of_pair[start : start + size]) for start in range(0, len(of_pair), size)]
         # Rows are in the host's memory, and a module perhaps on a device.
-        model, world = job.model.on_device(torch.device("cpu")), job.cluster.world
-        sums = np.zeros(len(_NAMES))
-        for place, (number, batch) in enumerate(batches):
-            if place % world.world_size == world.rank:
-                sums += self._sums(model, self._pairs[number], batch, (edge_set, chunk, place))
-        sums = job.cluster.sum(sums)
-        count = len(triples)
-        return {"count": count, "metrics": dict(zip(_NAMES, (sums / max(count, 1)).tolist()))}
+        model = self.job.model.on_device(torch.device("cpu"))
+        sums = np.zeros(1 + len(SUMMED))
+        for place in range(turn[0], len(batches), turn[1]):
+            number, batch = batches[place]
+            sums[0] += len(batch)
+            sums[1:] += self._sums(model, self._pairs[number], batch, (*key, place), uniform)
+        return sums
 
     def _sums(
-        self, model: KgeModel, pair: tuple[str, str], batch: np.ndarray, key: tuple[int, int, int]
+        self,
+        model: KgeModel,
+        pair: tuple[str, str],
+        batch: np.ndarray,
+        key: tuple[int, ...],
+        uniform: Uniform,
     ) -> np.ndarray:
         """Return the sums of the metrics over a batch of triples of one pair of entity types."""
         heads, relations, tails = (torch.from_numpy(np.ascontiguousarray(column)) for column in batch.T)
         rows = {Side.HEAD: self.gather(pair[0], heads), Side.TAIL: self.gather(pair[1], tails)}
         relation_rows = self.gather(RELATION, relations)
-        found = dict.fromkeys(_NAMES, 0.0)
+        found = dict.fromkeys(SUMMED, 0.0)
         for side, anchor_side, answers in ((Side.TAIL, Side.HEAD, tails), (Side.HEAD, Side.TAIL, heads)):
             entity_type = pair[side is Side.TAIL]
-            drawn = self._uniform(entity_type, side, key)
+            drawn = uniform(entity_type, side, key)
             candidates = torch.cat([rows[side], self.gather(entity_type, drawn)])
             query = model.query(rows[anchor_side], relation_rows, side, relations)
             block = max(1, BLOCK_NUMBERS // max(1, len(candidates) * query.shape[1]))
@@ -122,10 +151,101 @@ class HeldOutEvaluator:
             }
             for name, value in values.items():
                 found[name] += float(value.sum())
-        return np.array([found[name] for name in _NAMES])
+        return np.array([found[name] for name in SUMMED])
 
-    def _uniform(self, entity_type: str, side: Side, key: tuple[int, int, int]) -> Tensor:
+    def uniform(self, entity_type: str, side: Side, key: tuple[int, ...]) -> Tensor:
         """Draw original ids of a type, uniformly with replacement."""
+        return torch.from_numpy(self.draw(self.job.dataset.num_entities(entity_type), entity_type, side, key))
+
+    def draw(self, count: int, entity_type: str, side: Side, key: tuple[int, ...]) -> np.ndarray:
+        """Draw numbers below a count, uniformly with replacement; the same for the same key."""
         stream = stream_key(self.job.config.seed, "held out", entity_type, side.name, *key)
-        bits = column_bits(stream, self.settings.uniform_negatives)[0]
-        return torch.from_numpy(in_range(bits, self.job.dataset.num_entities(entity_type)))
+        return in_range(column_bits(stream, self.settings.uniform_negatives)[0], count)
+
+
+def described(sums: np.ndarray) -> dict[str, Any]:
+    """Return the number of triples, and the means of their metrics, as PyTorch-BigGraph writes them."""
+    count = int(sums[0])
+    return {"count": count, "metrics": dict(zip(SUMMED, (sums[1:] / max(count, 1)).tolist()))}
+
+
+class HeldOutBuckets:
+    """The held-out triples of this machine by bucket, ranked against each other and rows of its ranges.
+
+    A triple is of the machine that has its tail. Buckets have shares of them as of the trained triples, so
+    that each is of one bucket of an epoch.
+
+    Parameters
+    ----------
+    evaluator : HeldOutEvaluator
+    walk : BucketOrder
+        That of the trained triples.
+    """
+
+    def __init__(self, evaluator: HeldOutEvaluator, walk: BucketOrder) -> None:
+        job, num_ranges = evaluator.job, walk.num_ranges
+        self._evaluator, self._walk = evaluator, walk
+        self._world, self._layout = job.world, job.layout
+        self._bounds = {
+            name: range_bounds(job.layout.range_starts(name), num_ranges) for name in job.dataset.entity_types
+        }
+        sets = evaluator.order.sets
+        kept, cells = [], []
+        for number in range(len(sets)):
+            triples = np.asarray(job.dataset.split(TRAIN)[np.sort(evaluator.order.held_out(number))])
+            is_here, buckets = self._places(triples)
+            kept.append(triples[is_here])
+            cells.append(number * num_ranges**2 + buckets[is_here])
+        triples, of_cells = np.concatenate(kept), np.concatenate(cells)
+        self._triples = triples[np.argsort(of_cells, kind="stable")]
+        counts = np.bincount(of_cells, minlength=len(sets) * num_ranges**2)
+        self._starts = np.append(0, np.cumsum(counts))
+        self._order = replace(walk, counts=counts.reshape(len(sets), 1, num_ranges, num_ranges))
+
+    def _places(self, triples: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Return whether each triple is of this machine, and its bucket."""
+        is_here, buckets = np.zeros(len(triples), bool), np.zeros(len(triples), np.int64)
+        num_ranges, relations = self._walk.num_ranges, self._evaluator.job.dataset.relations.relations
+        for side, column, weight in ((Side.HEAD, 0, num_ranges), (Side.TAIL, 2, 1)):
+            types = np.array([one.candidate_type(side) for one in relations])[triples[:, 1]]
+            for name in np.unique(types).tolist():
+                here = np.flatnonzero(types == name)
+                nodes = np.asarray(self._layout.node_ids(name))[triples[here, column]]
+                buckets[here] += weight * ranges_of(nodes, self._bounds[name], num_ranges)
+                first, end = self._layout.node_range(name, self._world.machine)
+                is_here[here] = (first <= nodes) & (nodes < end)  # the tail's, which comes last
+        return is_here, buckets
+
+    def triples(self, epoch: int, turn: int) -> np.ndarray:
+        """Return the held-out triples (n, 3) of a bucket by its turn."""
+        edge_set, ranges = self._walk.bucket(epoch, turn)
+        segments = self._order.segments(epoch, Piece(turn, edge_set, ranges, 0, 0))
+        runs = [self._starts[one.cell] + np.arange(one.first, one.end) for one in segments]
+        return self._triples[np.concatenate(runs)]
+
+    def sums(self, epoch: int, turn: int) -> np.ndarray:
+        """Return this trainer's part of the sums over a bucket; the machine's trainers take turns."""
+        edge_set, ranges = self._walk.bucket(epoch, turn)
+
+        def uniform(entity_type: str, side: Side, key: tuple[int, ...]) -> Tensor:
+            of_side = sorted(set(ranges)) if self._walk.is_mixed else [ranges[side is Side.TAIL]]
+            return self._uniform(of_side, entity_type, side, key)
+
+        return self._evaluator.sums(
+            self.triples(epoch, turn),
+            (edge_set, *ranges),
+            (self._world.local_rank, self._world.trainers_per_machine),
+            uniform,
+        )
+
+    def _uniform(self, ranges: Sequence[int], entity_type: str, side: Side, key: tuple[int, ...]) -> Tensor:
+        """Draw original ids from ranges of this machine; of the whole type where these are empty."""
+        bounds, first = self._bounds[entity_type], self._world.machine * self._walk.num_ranges
+        firsts, ends = bounds[[first + one for one in ranges]], bounds[[first + one + 1 for one in ranges]]
+        starts = np.append(0, np.cumsum(ends - firsts))
+        if not starts[-1]:
+            return self._evaluator.uniform(entity_type, side, key)
+        drawn = self._evaluator.draw(int(starts[-1]), entity_type, side, key)
+        run = np.searchsorted(starts, drawn, side="right") - 1
+        places = firsts[run] + drawn - starts[run]
+        return torch.from_numpy(np.asarray(self._layout.original_ids(entity_type))[places].astype(np.int64))

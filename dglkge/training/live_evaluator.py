@@ -13,6 +13,7 @@ from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import Protocol, RankingResult
 from dglkge.training.job import Job
 from dglkge.training.process import open_bar
+from dglkge.training.split_loss import SplitLoss
 
 
 @dataclass
@@ -28,6 +29,9 @@ class LiveEvaluator:
 
     job: Job
     _known: KnownTriples | None = field(default=None, init=False)
+
+    def __post_init__(self) -> None:
+        self._loss = SplitLoss(self.job)
 
     def evaluate(self, split: str, max_triples: int, bar: bool, between: Callable[[], None]) -> RankingResult:
         """Rank a split; a collective.
@@ -46,7 +50,7 @@ class LiveEvaluator:
         Returns
         -------
         RankingResult
-            The same on every trainer.
+            With the loss; the same on every trainer.
         """
         job, world, dataset, config = self.job, self.job.world, self.job.dataset, self.job.config
         chosen = config.evaluation
@@ -78,7 +82,8 @@ class LiveEvaluator:
 
             turn = (world.local_rank, world.trainers_per_machine)
             others = (shards, job.cluster.sum, progress, turn)
-            return evaluator.evaluate(triples, self._known, self, *others)
+            result = evaluator.evaluate(triples, self._known, self, *others)
+        return dataclasses.replace(result, loss=self._loss(split, triples))
 
     def gather(self, table: str, ids: Tensor) -> Tensor:
         """Return the rows (n, D) of the original ids (n,) of a table, as they are scored."""

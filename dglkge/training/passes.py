@@ -11,6 +11,7 @@ import numpy as np
 from dglkge.checkpoint.bigraph import epoch_record, pass_of, read_stats
 from dglkge.sampling.triple_order import Pass
 from dglkge.step.contracts import MEASURES
+from dglkge.training.bucket_stats import BucketStatistics
 from dglkge.training.held_out import HeldOutEvaluator
 from dglkge.training.stats import NUM_SUMS, Sums, means_of
 
@@ -26,7 +27,7 @@ class StatsHandler(Protocol):
         record : mapping
             A line of ``training_stats.json``: ``epoch_idx``, ``edge_path_idx``, ``edge_chunk_idx``,
             ``index``, ``stats`` and, with ``evaluation.held_out``, ``eval_stats_before`` and
-            ``eval_stats_after``.
+            ``eval_stats_after``. With ranges it is of a bucket.
         is_replayed : bool
             Whether the pass was trained before the job was resumed.
         """
@@ -41,11 +42,18 @@ class Passes:
         Of an epoch, with rising batches.
     held_out : HeldOutEvaluator, optional
         Ranks the held-out triples of a pass before and after it.
+    buckets : BucketStatistics, optional
+        A record of each bucket, which ranks its own, takes the place of that of a pass.
     """
 
-    def __init__(self, passes: Sequence[Pass], held_out: HeldOutEvaluator | None = None) -> None:
+    def __init__(
+        self,
+        passes: Sequence[Pass],
+        held_out: HeldOutEvaluator | None = None,
+        buckets: BucketStatistics | None = None,
+    ) -> None:
         self._passes = list(passes)
-        self._held_out = held_out
+        self._held_out, self.buckets = held_out, buckets
         self._num_sets = 1 + max(one.edge_set for one in passes)
         self._num_chunks = 1 + max(one.chunk for one in passes)
         self._handlers: list[StatsHandler] = []
@@ -79,7 +87,7 @@ class Passes:
         self._earlier = [record for record in read_stats(folder) if pass_of(record) <= open_pass]
         self._recorded = np.zeros(NUM_SUMS)
         for record in self._earlier:
-            if pass_of(record)[0] == epoch:
+            if pass_of(record)[0] == epoch and "stats" in record:
                 self._recorded += _sums_of(record["stats"])
 
     def add_handler(self, handler: StatsHandler) -> None:
@@ -124,7 +132,9 @@ class Passes:
         """
         sums_of_passes = sums - self._recorded
         records = []
-        for part in ended:
+        if self.buckets is not None:
+            records = self.buckets.records(ended, self._num_sets, self._num_chunks)
+        for part in ended if self.buckets is None else ():
             # One of them has batches of its own; its record has the triples of all.
             has_batches = part.first_batch < part.end_batch
             own = sums_of_passes if has_batches else np.zeros(NUM_SUMS)

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,13 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from dglkge.checkpoint.layout import RUN_METRICS_FILE, RUN_STATS_FILE, RUN_VALIDATION_FILE, Progress
+from dglkge.checkpoint.layout import (
+    BUCKET_RECORD,
+    RUN_METRICS_FILE,
+    RUN_STATS_FILE,
+    RUN_VALIDATION_FILE,
+    Progress,
+)
 from dglkge.data.dataset_files import VALID
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.log_format import timestamp
@@ -122,6 +128,11 @@ class Statistics:
         """Return the sums over the batches of the epoch that are done, of all trainers; a collective."""
         return self._total + self._job.cluster.sum(self._done_recently())
 
+    def sums_of(self, batches_done: int) -> Sums:
+        """Return the sums of this trainer's last batch; 0 if the script did not train it."""
+        last, of_last = self._open
+        return of_last if last == batches_done else np.zeros(NUM_SUMS)
+
     def _done_recently(self) -> Sums:
         last, of_last = self._open
         # A commit inside the loop's body comes before the open batch counts as done.
@@ -217,6 +228,11 @@ class Statistics:
             if not self._is_warned:
                 logger.warning("cannot write %s: %s; training goes on", self._path, error.strerror or error)
             self._is_warned = True
+
+    def add_buckets(self, epoch: int, records: Sequence[Mapping[str, Any]]) -> None:
+        """Append the records of buckets that ended; on rank 0."""
+        for record in records if self._is_leader else ():
+            self._append({"time": timestamp(), "epoch": epoch, BUCKET_RECORD: record})
 
     def add_ranking(self, split: str, record: Mapping[str, Any]) -> None:
         """Write a ranking to ``metrics.json``, and give its measures to the trackers; on rank 0."""

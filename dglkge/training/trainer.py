@@ -82,8 +82,15 @@ class Trainer:
         self._position = Position(config, epochs, edge_batches)
         trackers = open_trackers(config, cluster, checkpoints.records)
         self._statistics = Statistics(job, edge_batches, self._position, checkpoints.records, trackers)
+        self._buckets = passes.buckets
+        of_buckets = {} if self._buckets is None else {"buckets": self._buckets}
         self._state = TrainingState(
-            {"learning_rates": self._rates, "early_stopping": self._patience, "statistics": self._statistics}
+            {
+                "learning_rates": self._rates,
+                "early_stopping": self._patience,
+                "statistics": self._statistics,
+                **of_buckets,
+            }
         )
         # A schedule that cannot be saved is refused now, not at the first commit.
         self._state.to_bytes()
@@ -126,7 +133,11 @@ class Trainer:
         try:
             self.stop_if_asked()
             self._begin_pass(done)
+            if self._buckets is not None:
+                self._buckets.begin(epoch, done)
             while done < num_batches:
+                if self._buckets is not None:
+                    self._buckets.before(done)
                 batch = self._edge_batches.batch(epoch, done, clock.enter)
                 clock.enter("other")
                 yield batch
@@ -134,6 +145,8 @@ class Trainer:
                 done += 1
                 clock.enter("waiting")
                 self._position.move(epoch, done)
+                if self._buckets is not None:
+                    self._buckets.after(done - 1, self._statistics.sums_of(done))
                 self._checkpoints.check()
                 ends_pass = self._end_pass(epoch, done)
                 must_stop, must_commit = self._cadence.after_batch(done, self._checkpoints.is_writing)
@@ -167,6 +180,8 @@ class Trainer:
             records = self._passes.end(epoch, ended, sums)
         for record in records:
             self._checkpoints.add_stats(record)
+        if self._buckets is not None:
+            self._statistics.add_buckets(epoch, records)
         return True
 
     def add_stats_handler(self, handler: StatsHandler) -> None:
@@ -243,6 +258,8 @@ class Trainer:
         """Write a version, unless one holds this state; a collective."""
         position = finished, batches_done = self._position.now
         if position != self._position.committed:
+            if self._buckets is not None:
+                self._buckets.pause()
             validates = self._cadence.validates_after_epoch(finished)
             progress = self._position.progress(self._passes.num_ended(batches_done), validates)
             meta = dataclasses.replace(self._meta, progress=progress)
@@ -286,7 +303,7 @@ class Trainer:
         most = self.config.evaluation.max_triples
         with self._job.ranking():
             result = self._evaluator.evaluate(split, most, self._statistics.has_bar, self.stop_if_asked)
-        measures = result.both.to_dict()
+        measures = result.figures()
         for callback in self._callbacks:
             measures |= callback.on_ranking(self, split, result) or {}
         record = {**result.to_dict(), BOTH: measures}
@@ -351,7 +368,8 @@ class Trainer:
         # The pointer is written by rank 0 once its version is published.
         self._checkpoints.finish_together()
         # Rank 0's reading of it decides: a shared disk may show it to other hosts with a delay.
-        note = json.loads(self.cluster.gather_texts(json.dumps(self._checkpoints.read_pointer(BEST)))[0])
+        mine = json.dumps(self._checkpoints.storage.read_pointer(BEST))
+        note = json.loads(self.cluster.gather_texts(mine)[0])
         finished = int(note.get(Progress.FINISHED_EPOCHS, ended_after))
         if self.cluster.world.rank == 0:
             text = "training ended after %d epochs; the best version is that after %d"

@@ -37,15 +37,11 @@ def fast(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Gathering:
-    """Trainers in threads that exchange texts."""
-
     def __init__(self, num_ranks: int) -> None:
         self.barrier = threading.Barrier(num_ranks, timeout=LIMIT_SECONDS)
         self.texts = [""] * num_ranks
 
     def of(self, rank: int) -> Callable[[str], Sequence[str]]:
-        """Return what a rank calls."""
-
         def gather(text: str) -> list[str]:
             self.texts[rank] = text
             self.barrier.wait()
@@ -104,7 +100,6 @@ def disks(tmp_path: Path) -> list[Path]:
 
 
 def resume(manager: CheckpointManager) -> str:
-    """Do what a trainer does at its start."""
     meta = manager.latest()
     if meta is None:
         return "starts anew"
@@ -126,7 +121,7 @@ def test_a_copy_that_others_lack_ends_all(disks):
     assert outcomes[0].startswith(
         f"error: the trainers do not find the same checkpoint: rank 0 has none in {disks[0]} on "
     )
-    assert f"rank 1 has version 2 (manifest {CheckpointStorage(disks[1]).checksum_of(2)})" in outcomes[0]
+    assert f"rank 1 has version 2 (manifest {CheckpointStorage(disks[1]).stored(2).checksum})" in outcomes[0]
     assert "\n" not in outcomes[0]
 
 
@@ -237,7 +232,6 @@ class SlowMirror:
         return []
 
     def push(self, version: int, parts: Sequence[object]) -> None:
-        """Upload the newest version."""
         for _ in range(self._num_blocks):
             time.sleep(0.1)
             self.progress += not self._is_stuck

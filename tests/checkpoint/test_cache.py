@@ -106,8 +106,6 @@ def cluster(tmp_path: Path) -> Cluster:
 
 
 def save(*seeds: int) -> Callable[[CheckpointManager], int]:
-    """Return what saves versions with the rows of some seeds."""
-
     def work(manager: CheckpointManager) -> int:
         for seed in seeds:
             tables = toy_tables(META, seed)
@@ -129,7 +127,6 @@ def restored(manager: CheckpointManager) -> list[torch.Tensor]:
 
 
 def check_restored(outcomes: list[object], seed: int) -> None:
-    """Hold that the rows of all machines are those of a seed."""
     tables = toy_tables(META, seed)
     for rank, rows in enumerate(outcomes):
         for name, part in zip(META.entity_types, rows):
@@ -137,7 +134,6 @@ def check_restored(outcomes: list[object], seed: int) -> None:
 
 
 def parts_in(folder: Path) -> set[str]:
-    """The files with rows in a folder."""
     return {path.name for path in folder.glob("*.h5")}
 
 
@@ -286,7 +282,7 @@ def test_the_best_version_is_read_on_every_machine(cluster):
 
     def scores(manager: CheckpointManager) -> float:
         save(6)(manager)
-        return manager.read_pointer(BEST)["score"]
+        return manager.storage.read_pointer(BEST)["score"]
 
     assert cluster.start(scores)[0] == 0.7
     assert open_checkpoint(cluster.store / "checkpoint" / BEST, verify=True).version == 4

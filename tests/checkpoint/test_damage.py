@@ -50,13 +50,10 @@ FIRST = "embeddings_person_0.v2.h5"
 
 
 def version_file(content):
-    """Return what writes the version file."""
     return lambda folder: (folder / "checkpoint_version.txt").write_bytes(content)
 
 
 def manifest(change):
-    """Return what changes the text of the newest manifest."""
-
     def damage(folder):
         path = folder / "v2" / "manifest.json"
         path.write_text(change(path.read_text()))
@@ -65,7 +62,6 @@ def manifest(change):
 
 
 def renamed(folder):
-    """Give a version the name of another."""
     (folder / "v2").rename(folder / "v3")
     version_file(b"3\n")(folder)
 

@@ -73,7 +73,6 @@ def next_start(path: Path) -> str:
 
 
 def foreign(path: Path) -> None:
-    """Put another project's files beside ours."""
     (path / "notes.txt").write_text("x")
     (path / "embeddings").mkdir()
 
@@ -105,7 +104,6 @@ DAMAGES = {
 
 
 def documented(fault: str) -> str:
-    """Return what the document says of a fault."""
     rows = [line.strip("| \n").split(" | ") for line in DOCUMENT.read_text(encoding="utf-8").splitlines()]
     return next((row[1].strip() for row in rows if len(row) == 2 and row[0].strip() == fault), "nothing")
 

@@ -20,7 +20,6 @@ def entry(table, part, num_rows):
 
 
 def whole(meta, num_parts=1):
-    """List files that hold every row."""
     files = [entry(RELATION, 0, len(meta.relations))]
     for table, count in meta.entity_types.items():
         rest = count - (num_parts - 1)

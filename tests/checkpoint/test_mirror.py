@@ -81,18 +81,15 @@ def started(folder: Path, url: str, **options: bool) -> Mirror:
 
 
 def pushed(folder: Path, url: str, seed: int = 0) -> Mirror:
-    """Save a version and commit it at the URL."""
     saved(folder, seed)
     return started(folder, url)
 
 
 def push(mirror: Mirror) -> None:
-    """Commit the newest version of a mirror's folder."""
     mirror.push(mirror._storage.published_version())
 
 
 def trained(folder: Path, epochs: int, mirror: Mirror | None = None) -> ToyRun:
-    """Train a run until it has some epochs."""
     run = ToyRun(folder, f"training.num_epochs={epochs}", mirror=mirror)
     run.train(epochs)
     run.cluster.leave()
@@ -100,12 +97,10 @@ def trained(folder: Path, epochs: int, mirror: Mirror | None = None) -> ToyRun:
 
 
 def rows_of(path) -> torch.Tensor:
-    """All rows of the toy's people."""
     return open_checkpoint(path, verify=True)["person"][:]
 
 
 def names_at(url: str) -> set[str]:
-    """Names of all objects."""
     return set(open_store(url).sizes(""))
 
 
@@ -383,8 +378,6 @@ def test_an_absent_package_is_named(monkeypatch):
 
 def test_registered_schemes_are_used(tmp_path, url):
     class Vault(FileStore):
-        """A scheme of a user."""
-
         def __init__(self, url):
             super().__init__("file:" + url.partition(":")[2])
             self.url = url
@@ -481,7 +474,6 @@ def s3(tmp_path_factory):
 
 @pytest.fixture
 def s3_url(s3, monkeypatch):
-    """A URL in the bucket."""
     keys = {"AWS_ACCESS_KEY_ID": "x", "AWS_SECRET_ACCESS_KEY": "y", "AWS_DEFAULT_REGION": "us-east-1"}
     for name, value in {**keys, "AWS_ENDPOINT_URL": s3}.items():
         monkeypatch.setenv(name, value)

@@ -26,7 +26,6 @@ from tests.checkpoint.toy_checkpoint import (
 
 
 def alone(path):
-    """A manager of a run with one process."""
     return CheckpointManager(path, TrainerGroup(limit_seconds=0.1))
 
 

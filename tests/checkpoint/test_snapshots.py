@@ -128,7 +128,7 @@ def test_the_best_is_replaced_by_a_better_one_only(tmp_path):
         kept.append(manager.keep_best(score, {"finished_epochs": seed + 1}))
     assert kept == [True, True, False, False, True]
     assert holds(tmp_path / "best", 4).version == 5
-    note, checksum = manager.read_pointer("best"), manager.storage.checksum_of(5)
+    note, checksum = manager.storage.read_pointer("best"), manager.storage.stored(5).checksum
     assert note == {"version": 5, "checksum": checksum, "score": 0.6, "finished_epochs": 5}
     save(tmp_path, 9)
     assert {path.name for path in tmp_path.glob("v*")} == {"v5", "v6"}

@@ -124,7 +124,6 @@ def test_texts_that_stay_the_same_are_not_written_again(tmp_path):
 
 
 def inodes(folder: Path) -> dict[str, int]:
-    """Return the inodes of the texts of the newest version."""
     return {name: (folder / "latest" / name).stat().st_ino for name in TEXTS}
 
 

@@ -20,7 +20,6 @@ META = toy_meta()
 
 @pytest.fixture
 def lease(tmp_path: Path):
-    """The lease of this test's job on the run ``tmp_path``."""
     taken = LeaseTaker(tmp_path, new_nonce()).take()
     yield taken
     taken.release()

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from dglkge.cli.main import main
 from dglkge.data.dataset import Dataset
 from tests.checkpoint.toy_checkpoint import save_toy_run
 from tests.toy_kg import toy_dataset
@@ -26,21 +25,7 @@ def run(tmp_path, dataset) -> Path:
 
 
 @pytest.fixture
-def call(capsys):
-    """Run a command and return its status, stdout and stderr."""
-
-    def run_main(*arguments):
-        status = main([str(argument) for argument in arguments])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return run_main
-
-
-@pytest.fixture
 def shown(call):
-    """Run a command that succeeds and return its stdout."""
-
     def run_main(*arguments):
         status, out, err = call(*arguments)
         assert status == 0, err
@@ -51,7 +36,6 @@ def shown(call):
 
 @pytest.fixture
 def report(shown):
-    """Run a command that succeeds and return its JSON."""
     return lambda *arguments: json.loads(shown(*arguments, "--json"))
 
 

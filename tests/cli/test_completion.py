@@ -24,7 +24,6 @@ printf '%s\\n' "${COMPREPLY[@]}"
 
 
 def script(capsys, command: str, shell: str) -> str:
-    """The completion script of a command."""
     if command == "dglkge-launch":
         assert launch.main(["--print_completion", shell]) == 0
     else:

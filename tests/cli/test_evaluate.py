@@ -47,6 +47,23 @@ def test_a_split(shown, run, dataset):
     assert written["num_triples"] == 14 and written["version"] == 1 and written["dataset"] == dataset.name
 
 
+def test_buckets(shown, run, dataset):
+    """Each with the ranks of its own triples, and all together those without buckets."""
+    whole = dglkge.open_run(run).evaluate("test")
+    out = shown("evaluate", run, "--buckets", "2")
+    written = json.loads((run / "metrics-test.json").read_text())
+    assert written["both"] == whole.both.to_dict() and "lhs_partition" in out
+    expected = {}
+    for place, (head, relation_id, tail) in enumerate(dataset.split("test").tolist()):
+        types = dataset.relations[relation_id].lhs, dataset.relations[relation_id].rhs
+        halves = tuple(int(id_ >= dataset.num_entities(name) // 2) for id_, name in zip((head, tail), types))
+        expected.setdefault(halves, []).extend(ranks[place] for ranks in whole.ranks.values())
+    assert len(written["buckets"]) == len(expected) > 1
+    for one in written["buckets"]:
+        ranks = np.array(expected[one["lhs_partition"], one["rhs_partition"]])
+        assert one["mrr"] == pytest.approx((1 / ranks).mean()) and one["num_queries"] == len(ranks)
+
+
 def test_another_protocol(report, run, tmp_path):
     target = tmp_path / "mine.json"
     options = ["--raw", "--candidates", "4", "--ties", "pessimistic", "--limit", "3", "--output", target]

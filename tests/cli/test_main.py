@@ -23,8 +23,6 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def help_of(capsys):
-    """Return the help of a command."""
-
     def shown_help(command):
         with pytest.raises(SystemExit) as exit_:
             main([*command.split(), "--help"])

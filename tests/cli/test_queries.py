@@ -16,7 +16,6 @@ COLUMNS = ["head", "relation", "tail"]
 
 
 def names_of(dataset, triple):
-    """The names of a triple of ids."""
     head, relation_id, tail = triple.tolist()
     relation = dataset.relations[relation_id]
     label = dataset.relations.labels[relation_id]

@@ -13,7 +13,6 @@ from tests.toy_kg import partition, ring_triples
 
 @pytest.fixture(autouse=True)
 def log_level():
-    """Restore what the training script sets."""
     yield
     logging.getLogger("dglkge").setLevel(logging.NOTSET)
 

@@ -49,7 +49,6 @@ LINES = [
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run in its third epoch of four."""
     folder = tmp_path / "my rün"
     logs = tmp_path / "logs"
     (folder / "checkpoint" / "v7").mkdir(parents=True)

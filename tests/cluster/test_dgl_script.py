@@ -69,9 +69,7 @@ def test_rgcn_trains_and_goes_on(two_hosts: list[ClusterHost], tmp_path: Path) -
     assert np.array_equal(np.sort(ids), np.arange(800)) and all(len(rows) for rows, _ in parts)
 
 
-def test_a_graph_that_dgl_partitioned_is_trained_in_its_partitions(
-    two_hosts: list[ClusterHost], tmp_path: Path
-) -> None:
+def test_a_graph_that_dgl_partitioned_is_trained_in_its_partitions(two_hosts, tmp_path):
     graph = make_graph("dgl_rgcn", tmp_path)
     partition_triples(graph.parent, tmp_path / "data", Options(split=(0.9, 0.05, 0.05)))
     settings = {"dataset": tmp_path / "data", "output": tmp_path / "run", "training.num_epochs": 2}

@@ -1,6 +1,7 @@
 """A job on two hosts over real ssh: who may connect, and what becomes of it when things die.
 
-One launcher starts the job three times: a trainer dies, then a host's packets are lost, then the launcher.
+One launcher starts the job four times: a trainer dies, then all on a host at once, which leaves its shared
+memory, then a host's packets are lost, then the launcher dies.
 ``make test-cluster`` runs every fault of benchmarks/cluster_faults.py, each with a job of its own.
 """
 
@@ -19,12 +20,27 @@ from cluster_jobs import LAUNCHER_LOG, PORT, job_processes, launch
 from tests import warm
 from tests.toy_kg import toy_dataset
 
-CHAIN = ("trainer", "packets", "launcher")
+
+def kill_all_at_once(hosts: list[ClusterHost]) -> None:
+    """None of the second host's processes sees another's end, node programs included."""
+    victims = hosts[1].processes()
+    for process in victims:
+        process.suspend()
+    for process in victims:
+        process.kill()
+
+
+CHAIN = {
+    "trainer": FAULTS["trainer"].strike,
+    "host": kill_all_at_once,
+    "packets": FAULTS["packets"].strike,
+    "launcher": FAULTS["launcher"].strike,
+}
 
 
 @dataclass
 class Story:
-    """What happened to one launcher and its three attempts."""
+    """What happened to one launcher and its attempts."""
 
     listening: list[set[tuple[str, int]]] = field(default_factory=list)
     seconds: dict[str, float] = field(default_factory=dict)
@@ -35,23 +51,22 @@ class Story:
     output: str = ""
 
     def line(self, attempt: int) -> str:
-        """The line that says how an attempt ended."""
         return next(line for line in self.output.splitlines() if f" attempt {attempt}: " in line)
 
 
 def live_through(hosts: list[ClusterHost], folder: Path) -> Story:
-    """Start the job, strike three times, watch."""
+    """Start the job, strike again and again, watch."""
     story, log, stats = Story(), folder / LAUNCHER_LOG, folder / "run" / "stats.jsonl"
-    options = ["--num_trainers", "1", "--max_restarts", "2", "--log_dir", str(folder / "logs")]
+    options = ["--num_trainers", "1", "--max_restarts", "3", "--log_dir", str(folder / "logs")]
     job = launch(hosts, folder, options, training_command(toy_dataset(2), folder / "run"))
     try:
-        for name in CHAIN:
+        for name, strike in CHAIN.items():
             before = len(stats.read_text().splitlines()) if stats.exists() else 0
             wait_until_trained(stats, before + 3, job, log)
-            story.listening += [host.listening() for host in hosts] if name == CHAIN[0] else []
+            story.listening += [host.listening() for host in hosts] if name == "trainer" else []
             victims = job_processes(hosts)
             story.num_epochs[name] = len(stats.read_text().splitlines())
-            FAULTS[name].strike(hosts)
+            strike(hosts)
             story.seconds[name] = seconds_until(lambda gone=victims: not any(map(_runs, gone)))
             hosts[1].reconnect()
         seconds_until(lambda: not any(host.processes() for host in hosts))
@@ -91,15 +106,15 @@ def test_nothing_of_the_job_outlives_the_fault_for_long(story: Story, name: str)
 
 
 def test_the_launcher_says_who_ended_where_and_why(story: Story):
-    first, second = story.line(1), story.line(2)
+    first, third = story.line(1), story.line(3)
     assert "trainer 1 (pid " in first and " on 10.77.0.2 was killed by signal 9 (SIGKILL)" in first
-    assert " on 10.77.0.2 was lost: no heartbeat for 12 s" in second
+    assert " on 10.77.0.2 was lost: no heartbeat for 12 s" in third
     assert story.status == -9
 
 
 def test_the_job_resumes_after_each_fault_but_the_launchers_own(story: Story):
     resumed = [line for line in story.output.splitlines() if "resumed: " in line]
-    assert len(resumed) == 2
+    assert len(resumed) == 3
     for line, name in zip(resumed, CHAIN):
         done = int(line.partition("resumed: ")[2].split()[0])
         assert 1 <= done <= story.num_epochs[name] + 1

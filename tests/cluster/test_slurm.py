@@ -99,7 +99,6 @@ class Slurm:
         self.wait_for(lambda: self.call("sinfo", "-h", "-t", "idle", "-o", "%D").strip() == "2")
 
     def _start(self, host: ClusterHost, *command: str) -> None:
-        """Start a service on a host."""
         with open(self.folder / f"{command[0]}-{host.name}.out", "wb") as log:
             options = {"env": self._environment, "stdout": log, "stderr": subprocess.STDOUT}
             self._started.append(host.popen(command, **options))
@@ -110,7 +109,6 @@ class Slurm:
         return done.stdout if done.returncode == 0 else ""
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Wait for something."""
         deadline = time.monotonic() + WAIT_SECONDS
         while not condition():
             if time.monotonic() > deadline:
@@ -119,7 +117,6 @@ class Slurm:
             time.sleep(0.2)
 
     def close(self) -> None:
-        """End the services."""
         for process in self._started:
             process.kill()
             process.wait()

@@ -23,7 +23,6 @@ from tests.toy_kg import REPOSITORY
 
 
 def written(folder: Path, text: str) -> Path:
-    """Write a configuration file."""
     path = folder / "run.yaml"
     path.write_text(text, encoding="utf-8")
     return path
@@ -105,7 +104,6 @@ def test_every_field_has_help_and_a_default_that_passes_its_check() -> None:
 
 
 def field(config: Config, key: str) -> object:
-    """Return the value of a dotted key."""
     value: object = config
     for name in key.split("."):
         value = getattr(value, name)

@@ -20,7 +20,6 @@ DOOR = {"dglkge.distributed", "dglkge.distributed.dgl_import"}
 
 @pytest.fixture(scope="module")
 def graph():
-    """Who imports whom."""
     grimp = pytest.importorskip("grimp", reason="import-linter, of the extra dev, is not installed here")
     return grimp.build_graph("dglkge", include_external_packages=True)
 
@@ -89,15 +88,4 @@ def test_these_are_imported_without_large_packages(name):
     """Others import dglkge.optim alone; node programs, which import names, start at once."""
     loaded = {module.partition(".")[0] for module in modules_after({"dglkge."}, name)}
     assert "dglkge" in loaded
-    assert not loaded & {
-        "dgl",
-        "h5py",
-        "numba",
-        "numpy",
-        "pandas",
-        "pyarrow",
-        "pydantic",
-        "rich",
-        "torch",
-        "yaml",
-    }
+    assert not loaded & set("dgl h5py numba numpy pandas pyarrow pydantic rich torch yaml".split())

@@ -29,7 +29,6 @@ num_groups_per_sharded_partition_server partition_shard_size half_precision
 
 
 def text_of(page: str) -> str:
-    """The page's text."""
     return (ROOT / "docs" / page).read_text(encoding="utf-8")
 
 

@@ -93,7 +93,6 @@ def path_words(tree: ast.AST) -> Iterator[ast.expr]:
 
 
 def looked_up(tree: ast.AST) -> Iterator[ast.expr]:
-    """Yield the keys of subscripts and of ``get`` and ``pop``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Subscript):
             yield node.slice

@@ -14,7 +14,7 @@ from functools import cache
 import pytest
 
 from dglkge.cli.main import GROUPS
-from dglkge.launch.ssh import FORWARDED_VARIABLES
+from dglkge.launch.remote.ssh import FORWARDED_VARIABLES
 from tests import warm
 from tests.contract.source_tree import ROOT
 
@@ -56,7 +56,6 @@ def commands_of_shell(text: str) -> list[list[str]]:
 
 
 def readme_commands() -> list[list[str]]:
-    """README's commands."""
     return commands(README.read_text(encoding="utf-8")) if README.is_file() else []
 
 
@@ -74,7 +73,6 @@ def demo_commands() -> list[list[str]]:
 
 @cache
 def help_of(*words: str) -> str:
-    """What a command prints when asked for help."""
     if words[0] in MODULES:  # in this process: a new one needs seconds to load torch
         printed = io.StringIO()
         with contextlib.redirect_stdout(printed), pytest.raises(SystemExit) as end:

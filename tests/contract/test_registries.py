@@ -21,7 +21,6 @@ def registries() -> dict[str, tuple[str, Registry]]:
 
 
 def words_of_tests(room: str) -> set[str]:
-    """All names and strings in the tests of a room."""
     words = set()
     for source in sources(f"tests/{room}"):
         for node in ast.walk(source.tree):

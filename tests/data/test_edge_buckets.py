@@ -53,9 +53,7 @@ def range_by_hand(kind: str, node: int, num_ranges: int) -> int:
 
 
 @pytest.mark.parametrize("num_ranges, block", [(1, 64), (2, 1 << 20), (4, 7)])
-def test_each_triple_lies_in_its_bucket(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, num_ranges: int, block: int
-) -> None:
+def test_each_triple_lies_in_its_bucket(tmp_path, monkeypatch, num_ranges, block):
     monkeypatch.setattr(edge_buckets, "TRIPLES_A_BLOCK", block)
     layout = toy_layout(tmp_path)
     found = make(layout, num_ranges, tmp_path / "spare")
@@ -78,9 +76,7 @@ def test_each_triple_lies_in_its_bucket(
 
 
 @pytest.mark.parametrize("block", [7, 1 << 20])
-def test_some_triples_in_sets_have_files_of_their_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int
-) -> None:
+def test_some_triples_in_sets_have_files_of_their_own(tmp_path, monkeypatch, block):
     monkeypatch.setattr(edge_buckets, "TRIPLES_A_BLOCK", block)
     layout = toy_layout(tmp_path)
     whole = make(layout, 3, tmp_path / "spare")
@@ -129,9 +125,7 @@ def test_files_are_made_once_and_again_when_the_edges_change(tmp_path: Path) -> 
     ]  # fmt: skip
 
 
-def test_a_read_only_data_set_has_them_in_the_spare_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_read_only_data_set_has_them_in_the_spare_folder(tmp_path, monkeypatch):
     layout = toy_layout(tmp_path / "data")
     monkeypatch.setattr(edge_buckets.os, "access", lambda path, mode: False)  # root may write anywhere
     found = make(layout, 2, tmp_path / "run")

@@ -64,9 +64,7 @@ def check(known: KnownTriples, triples: np.ndarray, queries: np.ndarray) -> None
         (2**40, 2, 1 << 20),
     ],
 )
-def test_answers_are_those_of_a_dict(
-    largest: int, num_relations: int, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_answers_are_those_of_a_dict(largest, num_relations, chunk, tmp_path, monkeypatch):
     monkeypatch.setattr(known_triples, "_CHUNK_ROWS", chunk)
     triples = random_triples(300, largest, num_relations)
     triples[0, 0] = triples[1, 2] = largest

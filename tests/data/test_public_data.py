@@ -23,8 +23,6 @@ COUNTS = {"entities": 3, "relations": 2, "train": 2, "valid": 1, "test": 1}
 
 
 class Quiet(SimpleHTTPRequestHandler):
-    """Serves files and counts the requests."""
-
     requests: list[str] = []
 
     def do_GET(self) -> None:

@@ -218,9 +218,7 @@ def test_dataset_reads_what_is_stored(tmp_path):
     ("num_entities", "bucket_bytes", "num_workers"),
     [(8, 1 << 20, 1), (60, 640, 3), (60, 640, 1), (3000, 900, 3)],
 )
-def test_buckets_and_workers_do_not_change_the_figures(
-    num_entities: int, bucket_bytes: int, num_workers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_buckets_and_workers_do_not_change_the_figures(num_entities, bucket_bytes, num_workers, monkeypatch):
     rng = np.random.default_rng(num_entities)
     rows: dict[str, list[tuple]] = {}
     for split, num in (("train", 500), ("valid", 40), ("test", 60)):

@@ -20,13 +20,11 @@ WANTED = np.array([0, 2, 3])
 
 
 def text(separator: str, head: str = "", end: str = "\n") -> str:
-    """Return the vectors as text."""
     lines = [separator.join([name, *map(str, row)]) for name, row in zip(NAMES, ROWS.tolist())]
     return head + "".join(line + end for line in lines)
 
 
 def write(folder: Path, kind: str) -> Path:
-    """Write the vectors in a format."""
     path = folder / f"v.{kind}"
     if kind == "npy":
         np.save(path, ROWS)
@@ -47,7 +45,6 @@ def write(folder: Path, kind: str) -> Path:
 
 
 def read(file: VectorFile, wanted: np.ndarray) -> tuple[list[int], np.ndarray]:
-    """Return the numbers and vectors of all blocks."""
     blocks = list(file.rows(wanted))
     return [number for numbers, _ in blocks for number in numbers], np.concatenate(
         [rows for _, rows in blocks]
@@ -82,7 +79,6 @@ def test_columns_and_names_may_have_other_names(tmp_path: Path) -> None:
 
 
 def table(**columns: object) -> pa.Table:
-    """Return a table of columns that a test changes."""
     return pa.table({"name": ["a", "b"], "embedding": [[1.0, 2.0], [3.0, 4.0]], **columns})
 
 

@@ -89,9 +89,7 @@ def test_graphbolt_is_refused_with_one_line(tmp_path: Path) -> None:
         ("2.4.0", "", (3, 12)),
     ],
 )
-def test_training_needs_dgl(
-    monkeypatch: pytest.MonkeyPatch, version: str, found: str, python: tuple[int, int]
-) -> None:
+def test_training_needs_dgl(monkeypatch, version, found, python):
     def version_of(name: str) -> str:
         if not version:
             raise importlib.metadata.PackageNotFoundError(name)

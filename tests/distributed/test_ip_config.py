@@ -51,7 +51,6 @@ REFUSED = [
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    """A file that a test writes."""
     return tmp_path / "ip_config.txt"
 
 

@@ -38,7 +38,6 @@ def taker(folder: Path, **options: str) -> LeaseTaker:
 
 
 def write_holder(folder: Path, **changes: object) -> Holder:
-    """Leave the lease of another process."""
     holder = dataclasses.replace(Holder.this_process(new_nonce(), "", "trainer"), **changes)
     (folder / LEASE_FILE).write_bytes(holder.to_bytes())
     return holder
@@ -86,9 +85,7 @@ def test_the_lease_of_a_killed_process_is_taken_over_and_that_of_a_stopped_one_i
     mine.release()
 
 
-def test_neither_a_reused_pid_nor_an_earlier_attempt_of_the_same_launcher_is_waited_for(
-    tmp_path: Path,
-) -> None:
+def test_neither_a_reused_pid_nor_an_earlier_attempt_of_the_same_launcher_is_waited_for(tmp_path):
     for changes, job in (({"start_time": 1}, ""), ({"host": "elsewhere", "job": "a"}, "a")):
         write_holder(tmp_path, **changes)
         mine = taker(tmp_path, job=job).attempt(0.0)

@@ -16,7 +16,6 @@ from tests.toy_kg import toy_dataset
 
 
 def join():
-    """Join with the toy data set."""
     dataset = Dataset.open(toy_dataset())
     return join_cluster(dataset.graph_name, str(dataset.graph_config_path), dataset.num_parts)
 

@@ -117,8 +117,6 @@ def outcomes(works: list[Callable[[], Any]]) -> list[Any]:
 
 
 def failing(error: Exception) -> Callable[[], Any]:
-    """Return work that fails."""
-
     def work() -> Any:
         raise error
 

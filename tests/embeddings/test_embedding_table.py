@@ -121,9 +121,7 @@ def test_parts_and_the_whole_are_in_the_order_they_say(tables: list[TableSet]) -
     assert sorted(together) == list(range(60))
 
 
-def test_ranking_pulls_the_rows_of_its_queries_and_no_table(
-    tables: list[TableSet], layout: PartitionLayout
-) -> None:
+def test_ranking_pulls_the_rows_of_its_queries_and_no_table(tables, layout):
     data = Dataset.open(toy_dataset(num_parts=2))
     triples = np.asarray(data.split("test")[:3])
     shards = {"entity": [machine["entity"].shard(0, 1) for machine in tables]}

@@ -14,7 +14,7 @@ from dglkge.embeddings.row_exchange import RowExchange
 from dglkge.embeddings.row_lookup import ExchangeLookup
 from dglkge.optim.alltoall import Alltoall
 from tests.embeddings.memory_tables import Machines, draw
-from tests.optim.cluster import forked
+from tests.simulated_machines import forked
 
 MACHINE_OF = [0, 1, 1]
 NUM_STEPS = 30
@@ -22,7 +22,6 @@ LIMIT_SECONDS = 100
 
 
 def make_lookup(machines: Machines, rank: int, staleness: int, timeout_seconds: float = 60) -> ExchangeLookup:
-    """Return the lookup of this process."""
     group = Alltoall(timeout_seconds, own_group=True, purpose="lookup of rows", duty="train every batch")
     tables: dict[str, Any] = machines.tables(MACHINE_OF[rank])
     exchange = RowExchange(group, MACHINE_OF[rank], list(tables.values()), torch.float32)
@@ -67,7 +66,6 @@ def leave_early(rank: int, machines: Machines, _: int) -> None:
 
 
 def be(rank: int, folder: str, work: Any, staleness: int) -> None:
-    """Be one of the processes."""
     torch.set_num_threads(1)
     dist.init_process_group(
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=len(MACHINE_OF)

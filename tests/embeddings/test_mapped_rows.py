@@ -57,8 +57,15 @@ def evict(path: Path) -> None:
         os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
 
 
+def two_mappings(file: Path) -> tuple[torch.Tensor, torch.Tensor, MappedRows, MappedRows]:
+    """Map a file twice, which is to the kernel as by two processes, the first of which is the leader."""
+    rows = mapped(file), mapped(file)
+    leader, other = (MappedRows.of_tensor(each, 4, drops=True, is_leader=each is rows[0]) for each in rows)
+    assert leader is not None and other is not None
+    return *rows, leader, other
+
+
 def advise(pages: MappedRows, what: str, number: int) -> None:
-    """Give a piece of advice about a whole range."""
     for address, num_bytes in pages.pieces(number):
         assert getattr(pages, what)(address, num_bytes)
 
@@ -97,16 +104,10 @@ def test_pages_that_are_pushed_out_leave_memory(file: Path) -> None:
 
 
 def test_pages_of_two_processes_leave_memory_when_both_have_unmapped_them(file: Path) -> None:
-    """Two mappings of a file are to the kernel as those of two processes."""
-    first, second = mapped(file), mapped(file)
+    first, second, leader, other = two_mappings(file)
     quarter = NUM_ROWS // 4
     first[:quarter] = 3
     second[0, 0] = 4
-    leader, other = (
-        MappedRows.of_tensor(rows, 4, drops=True, is_leader=is_leader)
-        for rows, is_leader in ((first, True), (second, False))
-    )
-    assert leader is not None and other is not None
     assert float(second[:quarter].sum()) > 0
     # It waits for the other, but not for ever.
     advise(leader, "push_out", 0)
@@ -122,13 +123,8 @@ def test_pages_of_two_processes_leave_memory_when_both_have_unmapped_them(file: 
 
 
 def test_the_leader_waits_until_another_has_unmapped_a_piece(file: Path) -> None:
-    first, second = mapped(file), mapped(file)
+    first, second, leader, other = two_mappings(file)
     quarter = NUM_ROWS // 4
-    leader, other = (
-        MappedRows.of_tensor(rows, 4, drops=True, is_leader=is_leader)
-        for rows, is_leader in ((first, True), (second, False))
-    )
-    assert leader is not None and other is not None
     second[:quarter] = 4
     later = threading.Timer(0.1, advise, (other, "unmap", 0))
     later.start()
@@ -143,14 +139,9 @@ def test_the_leader_waits_until_another_has_unmapped_a_piece(file: Path) -> None
 def test_others_map_what_the_leader_has_read(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They wait for it, within a limit; a file system that keeps all pages is waited for a few times only."""
     evict(file)
-    first, second = mapped(file), mapped(file)
+    first, second, leader, other = two_mappings(file)
     if resident(first, 0, NUM_ROWS):
         pytest.skip("this file system does not drop pages")
-    leader, other = (
-        MappedRows.of_tensor(rows, 4, drops=True, is_leader=is_leader)
-        for rows, is_leader in ((first, True), (second, False))
-    )
-    assert leader is not None and other is not None
     (piece,) = leader.pieces(1)
     found: list[float] = []
 

@@ -45,9 +45,7 @@ def assert_rows(got: dict[str, FoundRows], expected: dict[str, torch.Tensor]) ->
 
 @pytest.mark.parametrize("ahead", [False, True])
 @pytest.mark.parametrize("layout, wire_dtype", list(zip(LAYOUTS, [torch.float32, torch.bfloat16] * 2)))
-def test_every_trainer_gets_the_rows_that_it_asks_for(
-    layout: list[int], wire_dtype: torch.dtype, ahead: bool
-) -> None:
+def test_every_trainer_gets_the_rows_that_it_asks_for(layout, wire_dtype, ahead):
     machines = Machines(max(layout) + 1)
 
     def trainer(rank: int, machine: int, lookup: ExchangeLookup, _: Threads) -> None:

@@ -17,8 +17,6 @@ CPU = torch.device("cpu")
 
 
 class CountingRows(MemoryRows):
-    """Remembers what was asked for."""
-
     def __init__(self, tables) -> None:
         super().__init__(tables)
         self.asked: list[tuple[str, list[int]]] = []

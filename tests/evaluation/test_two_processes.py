@@ -16,7 +16,7 @@ from dglkge.evaluation.metrics import Protocol
 from dglkge.typing import Side
 from tests.evaluation.memory_rows import MemoryRows, split_rows
 from tests.evaluation.toy_world import RELATIONS, toy_world
-from tests.optim.cluster import forked
+from tests.simulated_machines import forked
 
 WORLD_SIZE = 2
 LIMIT_SECONDS = 120

@@ -7,7 +7,9 @@ import subprocess
 
 import pytest
 
+import growth
 from dglkge.data.dataset import Dataset
+from measuring import run_figures
 from tests import warm
 from tests.functional.job import environment
 from tests.toy_kg import REPOSITORY
@@ -16,19 +18,17 @@ SCRIPT = REPOSITORY / "benchmarks" / "growth.py"
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
-    """Run the script."""
     return subprocess.run(
         [*warm.python(), str(SCRIPT), *words], capture_output=True, text=True, timeout=240, env=environment()
     )
 
 
 def cells(line: str) -> list[str]:
-    """The cells of a row of a table."""
     return [cell.strip() for cell in line.split("|")[1:-1]]
 
 
-def test_exponent_of_known_costs(benchmark_module):
-    exponent = benchmark_module("growth").exponent
+def test_exponent_of_known_costs():
+    exponent = growth.exponent
     assert exponent([3.0], [10]) is None
     assert exponent([3.0, 30.0], [10, 100]) == pytest.approx(1)
     assert exponent([5.0, 3.0, 3.0], [1, 10, 1000]) == pytest.approx(0)
@@ -51,16 +51,15 @@ def test_partition_a_small_graph(tmp_path):
 @pytest.mark.parametrize(
     "what, fixed", [("negatives", "model.dimension=200"), ("sizes", "model.dimension=50")]
 )
-def test_rows_of_jobs(benchmark_module, monkeypatch, tmp_path, what, fixed):
+def test_rows_of_jobs(monkeypatch, tmp_path, what, fixed):
     """What grows reaches the job, all else stays; processor time per edge grows with its square root here."""
-    growth, module = benchmark_module("growth"), benchmark_module("measuring.run_figures")
     asked = []
 
     def train(config, sets, num_trainers, folder, limit_seconds, max_batches, max_epochs):
         asked.append((set(sets), num_trainers, max_batches, max_epochs))
         size = 10 ** (2 * len(asked))
-        epochs = [module.Epoch(1000, 9.0, 9.0), module.Epoch(1000, 2.0, 0.01 * size**0.5)]
-        return module.RunFigures(epochs, 11.0, 3.5, 10**9, 20.0, 30.0)
+        epochs = [run_figures.Epoch(1000, 9.0, 9.0), run_figures.Epoch(1000, 2.0, 0.01 * size**0.5)]
+        return run_figures.RunFigures(epochs, 11.0, 3.5, 10**9, 20.0, 30.0)
 
     monkeypatch.setattr(growth.our_job, "train", train)
     monkeypatch.setattr(growth, "dataset_of", lambda num, work: work / f"made-{num}")

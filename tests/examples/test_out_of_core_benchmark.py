@@ -10,13 +10,14 @@ import h5py
 import numpy as np
 import pytest
 
+import out_of_core
 from dglkge.errors import InputError
+from measuring import disk_traffic, memory_group
 
 MIB = 2**20
 
 
 def write(folder: Path, rows: np.ndarray, version: int = 1) -> Path:
-    """Write one part of one table as a checkpoint has it."""
     (folder / "checkpoint" / f"v{version}").mkdir(parents=True)
     latest = folder / "checkpoint" / "latest"
     latest.unlink(missing_ok=True)
@@ -28,8 +29,8 @@ def write(folder: Path, rows: np.ndarray, version: int = 1) -> Path:
     return folder
 
 
-def test_tables_are_compared_bit_by_bit(benchmark_module, tmp_path):
-    compare = benchmark_module("out_of_core").different_tables
+def test_tables_are_compared_bit_by_bit(tmp_path):
+    compare = out_of_core.different_tables
     rows = np.arange(12, dtype=np.float32).reshape(4, 3)
     rows[1, 1] = np.nan
     one = write(tmp_path / "one", rows)
@@ -45,12 +46,11 @@ def test_tables_are_compared_bit_by_bit(benchmark_module, tmp_path):
     assert compare(one, changed) == ["embeddings_entity_0", "embeddings_entity_0:embeddings"]
 
 
-def test_the_limit_is_a_share_of_the_tables_and_the_memory_beside_them(benchmark_module):
-    module = benchmark_module("out_of_core")
-    plan = module.Plan(table_bytes=800 * MIB, own_bytes=300 * MIB, ranges=None)
+def test_the_limit_is_a_share_of_the_tables_and_the_memory_beside_them():
+    plan = out_of_core.Plan(table_bytes=800 * MIB, own_bytes=300 * MIB, ranges=None)
 
     def limit(*words: str) -> int:
-        return module.memory_limit(module.build_parser().parse_args(["--work", "w", *words]), plan)
+        return out_of_core.memory_limit(out_of_core.build_parser().parse_args(["--work", "w", *words]), plan)
 
     assert limit() == 500 * MIB
     assert limit("--beside", "0") == 200 * MIB
@@ -66,27 +66,25 @@ def test_the_limit_is_a_share_of_the_tables_and_the_memory_beside_them(benchmark
         (["--beside", "much"], "'much' is no size"),
     ],
 )
-def test_mistakes_are_errors_before_anything_runs(benchmark_module, tmp_path, capsys, words, message):
-    assert benchmark_module("out_of_core").main(["--work", str(tmp_path / "work"), *words]) == 2
+def test_mistakes_are_errors_before_anything_runs(tmp_path, capsys, words, message):
+    assert out_of_core.main(["--work", str(tmp_path / "work"), *words]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "work").exists()
 
 
-def test_the_expiry_of_dirty_pages_is_restored(benchmark_module, tmp_path, monkeypatch):
-    benchmark = benchmark_module("out_of_core")
+def test_the_expiry_of_dirty_pages_is_restored(tmp_path, monkeypatch):
     file = tmp_path / "expiry"
     file.write_text("3000\n")
-    monkeypatch.setattr(benchmark, "EXPIRY", file)
-    with benchmark.expiry(0):
+    monkeypatch.setattr(out_of_core, "EXPIRY", file)
+    with out_of_core.expiry(0):
         assert file.read_text() == "3000\n"
-    with pytest.raises(KeyError), benchmark.expiry(3600):
+    with pytest.raises(KeyError), out_of_core.expiry(3600):
         assert file.read_text() == "360000\n"
         raise KeyError
     assert file.read_text() == "3000\n"
 
 
-def test_rows_of_the_table(benchmark_module):
-    module = benchmark_module("out_of_core")
+def test_rows_of_the_table():
     ranges = {"num_ranges": 8, "order": "inside_out", "loads": 29, "read_bytes": 3 * 10**9}
     memory = {"limit_bytes": 0, "edges_per_second": 1000.0}
     disk = {"limit_bytes": 10**9, "edges_per_second": 750.0, "peak_group_bytes": 9 * 10**8}
@@ -95,10 +93,10 @@ def test_rows_of_the_table(benchmark_module):
     found = {
         "plan": {"table_bytes": 2 * 10**9, "own_bytes": 10**9, "ranges": ranges},
         "disk": "vda (ext4)",
-        "runs": {module.MEMORY: [memory], module.DISK: [disk, disk], module.KILLED: [killed]},
+        "runs": {out_of_core.MEMORY: [memory], out_of_core.DISK: [disk, disk], out_of_core.KILLED: [killed]},
         "peer_problem": "killed\nat once",
     }
-    lines = module.report(found).splitlines()
+    lines = out_of_core.report(found).splitlines()
     assert lines[2:5] == [
         "| in memory | none |  | 1,000 | 1.00 |  |  |  |  |",
         "| on disk, limited | 1.00 | 0.90 | 750 | 0.75 | 2.50 | 3.50 | 3.00 | yes |",
@@ -109,11 +107,10 @@ def test_rows_of_the_table(benchmark_module):
 
 
 @pytest.fixture
-def group(benchmark_module):
+def group():
     """A control group of 64 MiB, if this process may make one."""
-    module = benchmark_module("measuring.memory_group")
     try:
-        made = module.MemoryGroup(64 * MIB)
+        made = memory_group.MemoryGroup(64 * MIB)
     except InputError as error:
         pytest.skip(str(error))
     with made:
@@ -136,15 +133,14 @@ def test_a_group_limits_its_processes_and_kills_them_at_the_end(group):
     assert sleeper.wait(10) == -9 and group.processes() == []
 
 
-def test_bytes_between_two_moments(benchmark_module, tmp_path):
-    module = benchmark_module("measuring.disk_traffic")
+def test_bytes_between_two_moments(tmp_path):
     stat = tmp_path / "stat"
     stat.write_text("1 0 10 5 1 0 20 5 0 0 0")
-    disk = module.Disk("disk", "ext4", stat)
+    disk = disk_traffic.Disk("disk", "ext4", stat)
     assert disk.counted() == (5120, 10240) and str(disk) == "disk (ext4)"
-    with module.DiskTraffic(disk) as traffic:
+    with disk_traffic.DiskTraffic(disk) as traffic:
         stat.write_text("1 0 110 5 1 0 20 5 0 0 0")
     moments = [sample[0] for sample in traffic._samples]
     assert traffic.between(moments[0], moments[-1]) == (100 * 512, 0)
-    found = module.Disk.of(tmp_path)
+    found = disk_traffic.Disk.of(tmp_path)
     assert found.file_system != "unknown" and (found.stat is None or found.counted()[1] > 0)

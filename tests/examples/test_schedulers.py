@@ -12,7 +12,7 @@ import pytest
 
 from dglkge.distributed.ip_config import Machine
 from dglkge.launch.arguments import parse_arguments
-from dglkge.launch.node_place import NodePlace, node_place
+from dglkge.launch.remote.node_place import NodePlace, node_place
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SLURM = {
@@ -24,7 +24,6 @@ SLURM = {
 
 
 def place(words: list[str], environment: dict[str, str]) -> NodePlace | None:
-    """Return the place that a command gives its node."""
     assert words[0] == "dglkge-launch"
     options, script = parse_arguments(words[1:])
     assert Path(script[0]).name == "train.py" and script[1:] == ("--config", "my.yaml")
@@ -33,12 +32,10 @@ def place(words: list[str], environment: dict[str, str]) -> NodePlace | None:
     def read() -> list[Machine]:
         raise AssertionError("no ip_config.txt is needed")
 
-    given = (options.node_rank, options.nodes, options.rendezvous, options.address)
-    return node_place(*given, read, options.has_ip_config, environment, {})
+    return node_place(options, read, {}, environment)
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read a YAML file."""
     yaml = pytest.importorskip("yaml")
     return yaml.safe_load(path.read_text(encoding="utf-8"))
 

@@ -9,6 +9,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+import bucket_order
+import bucket_schedules
+import device
+import quality
 from dglkge.config import load_config
 from dglkge.errors import InputError
 from dglkge.model.kge_model import build_model
@@ -16,6 +20,7 @@ from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.training.building.checks import check_config
 from dglkge.training.building.components import configured_loss, configured_model, configured_regularizer
 from dglkge.typing import Side
+from measuring import plain_torch_scores
 from tests.model.dense_oracle import DENSE
 from tests.toy_kg import REPOSITORY
 
@@ -23,8 +28,7 @@ DIM = 8
 SIDES = {"mrr": 0.35678, "hits@1": 0.25, "hits@3": 0.4, "hits@10": 0.5}
 
 
-def test_one_range_comes_first(benchmark_module):
-    bucket_order = benchmark_module("bucket_order")
+def test_one_range_comes_first():
     assert bucket_order.kinds("4,1,8", "inside_out,random") == [
         (1, ""), (4, "inside_out"), (4, "random"), (8, "inside_out"), (8, "random"),
     ]  # fmt: skip
@@ -32,8 +36,7 @@ def test_one_range_comes_first(benchmark_module):
         bucket_order.kinds("4", "inside")
 
 
-def test_row_of_a_bucket_order(benchmark_module):
-    bucket_order = benchmark_module("bucket_order")
+def test_row_of_a_bucket_order():
     figures = {"edges_per_second": 12345.6, "wall_seconds": 61.23}
     one = {"num_ranges": 1, "order": "", "metrics": {"mrr": 0.35, "hits@10": 0.5}, **figures}
     four = {"num_ranges": 4, "order": "random", "metrics": {"mrr": 0.342, "hits@10": 0.5}, **figures}
@@ -44,9 +47,9 @@ def test_row_of_a_bucket_order(benchmark_module):
 
 
 @pytest.mark.parametrize("machines", [2, 4])
-def test_no_schedule_saves_traffic(benchmark_module, capsys, machines):
+def test_no_schedule_saves_traffic(capsys, machines):
     words = ["--entities", "4000", "--edges", "20000", "--ranges", "8", "--batch", "50"]
-    assert benchmark_module("bucket_schedules").main([*words, "--machines", str(machines)]) == 0
+    assert bucket_schedules.main([*words, "--machines", str(machines)]) == 0
     lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
     assert [line[0] for line in lines] == ["same", "rotated heads", "shifted"]
     same, *others = [(float(line[1]), int(line[3])) for line in lines]
@@ -56,17 +59,15 @@ def test_no_schedule_saves_traffic(benchmark_module, capsys, machines):
         assert reads > same[1]
 
 
-def test_all_rows_are_own_where_both_ends_are(benchmark_module):
-    module = benchmark_module("bucket_schedules")
-    args = module.build_parser().parse_args(
+def test_all_rows_are_own_where_both_ends_are():
+    args = bucket_schedules.build_parser().parse_args(
         ["--edges", "2000", "--entities", "100", "--local", "1", "--negatives", "0"]
     )
-    graph = module.make_graph(args)
-    assert module.count_rows(args, graph, module.walks(args, "same")) == 0
+    graph = bucket_schedules.make_graph(args)
+    assert bucket_schedules.count_rows(args, graph, bucket_schedules.walks(args, "same")) == 0
 
 
-def test_cases_of_devices_can_be_trained(benchmark_module):
-    device = benchmark_module("device")
+def test_cases_of_devices_can_be_trained():
     args = device.build_parser().parse_args([])
     for settings, _ in device.cases(args).values():
         check_config(load_config(None, ["dataset=x", "training.profile=true", *settings]))
@@ -78,11 +79,11 @@ def test_cases_of_devices_can_be_trained(benchmark_module):
     assert [config.training.compile for config in compiled] == [False, False, True, True, False]
 
 
-def test_report_of_devices(benchmark_module):
+def test_report_of_devices():
     trained = {"edges_per_second": 1e6, "first_edges_per_second": 5e5, "wall_seconds": 2.0}
     trained["phase_seconds"] = {"score": 0.001}
     found = {"case": {"cpu": trained}, "ranking": {"cpu": {"seconds": 3.0, "mrr": 0.25}}}
-    text = benchmark_module("device").report(found)
+    text = device.report(found)
     assert "| case | cpu | 1,000,000 | 500,000 | 2.0 |" in text
     assert "| ranking, MRR 0.2500 | cpu | | | 3.0 |" in text
     assert "1.00" in text
@@ -95,8 +96,7 @@ def test_unknown_device_is_status_2():
     assert done.stderr == "device.py: 'gpu' is no device; known: auto, cpu, cuda, cpu_staged\n"
 
 
-def test_every_recipe_is_a_valid_configuration(benchmark_module):
-    quality = benchmark_module("quality")
+def test_every_recipe_is_a_valid_configuration():
     paths = quality.recipes("")
     assert len(paths) >= 2
     for path in paths:
@@ -111,8 +111,7 @@ def test_every_recipe_is_a_valid_configuration(benchmark_module):
     assert len(set(runs)) == len(runs)
 
 
-def test_recipes_are_found_by_name(benchmark_module):
-    quality = benchmark_module("quality")
+def test_recipes_are_found_by_name():
     (path,) = quality.recipes("fb15k237/complex")
     assert path.parts[-3:] == ("recipes", "fb15k237", "complex.yaml")
     with pytest.raises(
@@ -121,8 +120,7 @@ def test_recipes_are_found_by_name(benchmark_module):
         quality.recipes("fb15k237/complx")
 
 
-def test_row_of_a_recipe(benchmark_module):
-    quality = benchmark_module("quality")
+def test_row_of_a_recipe():
     (path,) = quality.recipes("fb15k237/complex")
     run = SimpleNamespace(wall_seconds=123.4, peak_bytes=1.26e9)
     metrics = {"both": SIDES, "ties": {"pessimistic": {"both": {**SIDES, "mrr": 0.3}}}}
@@ -134,9 +132,8 @@ def test_row_of_a_recipe(benchmark_module):
     assert ".388" in cells[-1]
 
 
-def test_every_score_function_has_a_peer(benchmark_module):
-    peer = benchmark_module("measuring.plain_torch_scores")
-    assert set(peer.KINDS) == {
+def test_every_score_function_has_a_peer():
+    assert set(plain_torch_scores.KINDS) == {
         name
         for name in SCORE_FUNCTIONS
         if SCORE_FUNCTIONS.get(name).__module__.startswith("dglkge") and name not in DENSE
@@ -145,16 +142,15 @@ def test_every_score_function_has_a_peer(benchmark_module):
 
 @pytest.mark.parametrize("side", list(Side))
 @pytest.mark.parametrize("name", [name for name in SCORE_FUNCTIONS if name not in DENSE])
-def test_scores_are_equal(benchmark_module, name, side):
-    peer = benchmark_module("measuring.plain_torch_scores")
+def test_scores_are_equal(name, side):
     score_function = build_model(name, DIM, True).score_function
     draw = torch.Generator().manual_seed(0)
     shape = {"generator": draw, "dtype": torch.float64}
     given, candidates = torch.randn(5, DIM, **shape), torch.randn(5, DIM, **shape)
-    relation = torch.randn(5, peer.relation_dim(name, DIM), **shape)
+    relation = torch.randn(5, plain_torch_scores.relation_dim(name, DIM), **shape)
     tails = side is Side.TAIL
     expected = score_function.compare_plainly(score_function.query(given, relation, side), candidates)
-    query = peer.queries(name, given, relation, tails)
-    torch.testing.assert_close(peer.compare(name, query, relation, candidates, tails), expected)
-    pairs = peer.compare(name, query, relation, candidates.unsqueeze(1), tails)
+    query = plain_torch_scores.queries(name, given, relation, tails)
+    torch.testing.assert_close(plain_torch_scores.compare(name, query, relation, candidates, tails), expected)
+    pairs = plain_torch_scores.compare(name, query, relation, candidates.unsqueeze(1), tails)
     torch.testing.assert_close(pairs.squeeze(1), expected.diagonal())

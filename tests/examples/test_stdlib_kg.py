@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+import stdlib_kg
+
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 SMALL_LIBRARY = {
@@ -97,17 +99,6 @@ EXPECTED = {
 
 
 @pytest.fixture(scope="module")
-def stdlib_kg():
-    """The example as a module; it imports its other half from its own folder, as a script does."""
-    sys.path.insert(0, str(BENCHMARKS))
-    try:
-        import stdlib_kg as module
-    finally:
-        sys.path.remove(str(BENCHMARKS))
-    return module
-
-
-@pytest.fixture(scope="module")
 def written(tmp_path_factory):
     """A folder that the command wrote of this interpreter's library, and what it printed."""
     output = tmp_path_factory.mktemp("stdlib")
@@ -119,11 +110,10 @@ def written(tmp_path_factory):
 
 
 def rows(path: Path) -> list[tuple[str, ...]]:
-    """The rows of a TSV file."""
     return [tuple(line.split("\t")) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
-def test_small_library_exactly(stdlib_kg, tmp_path):
+def test_small_library_exactly(tmp_path):
     for name, text in SMALL_LIBRARY.items():
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -138,7 +128,7 @@ def test_small_library_exactly(stdlib_kg, tmp_path):
     assert "Other" not in str(types) and "Helper" not in str(types) and "broken" not in types
 
 
-def test_builtins_are_known_without_source(stdlib_kg, tmp_path):
+def test_builtins_are_known_without_source(tmp_path):
     triples, types = stdlib_kg.extract_triples(tmp_path)
     assert ("FileNotFoundError", "inherits_from", "OSError") in triples
     assert ("list", "has_method", "method:append") in triples
@@ -146,7 +136,7 @@ def test_builtins_are_known_without_source(stdlib_kg, tmp_path):
     assert not [triple for triple in triples if triple[0] == triple[2]]
 
 
-def test_the_running_interpreters_library(stdlib_kg, written):
+def test_the_running_interpreters_library(written):
     """Triples fit the schema, nothing is asked that was not learned, and the summary counts what is there."""
     output, printed = written
     types = dict(rows(output / "entity_types.tsv"))
@@ -169,7 +159,7 @@ def test_the_running_interpreters_library(stdlib_kg, written):
     assert "inherits_from (class → class)" in printed and summary["python"] in printed
 
 
-def test_split_depends_on_the_triple_alone(stdlib_kg):
+def test_split_depends_on_the_triple_alone():
     """One more triple moves no other: the split is no shuffle."""
     types = {f"e{i}": "class" for i in range(40)}
     triples = [(f"e{i}", "inherits_from", f"e{j}") for i in range(40) for j in range(40) if i != j]
@@ -180,14 +170,14 @@ def test_split_depends_on_the_triple_alone(stdlib_kg):
     assert min(len(members) for members in whole.values()) > 40
 
 
-def test_unseen_triples_move_to_training(stdlib_kg):
+def test_unseen_triples_move_to_training():
     types = {f"e{i}": "class" for i in range(2000)}
     lonely = [(f"e{2 * i}", "inherits_from", f"e{2 * i + 1}") for i in range(1000)]
     splits = stdlib_kg.split_triples(lonely, types)
     assert sorted(splits["train"]) == sorted(lonely) and not splits["valid"] and not splits["test"]
 
 
-def test_relation_unseen_between_two_types_moves_to_training(stdlib_kg):
+def test_relation_unseen_between_two_types_moves_to_training():
     """The relation is learned for classes; the one triple between methods would be asked unlearned."""
     types = {**{f"e{i}": "class" for i in range(30)}, **{f"m{i}": "method" for i in range(200)}}
     triples = [(f"e{i}", "calls", f"e{j}") for i in range(30) for j in range(30)]

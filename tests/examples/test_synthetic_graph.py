@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+import synthetic_graph as synthetic
 from dglkge.data.dataset import Dataset
 from dglkge.partition.make_dataset import Options, partition_triples
 from tests.toy_kg import REPOSITORY
@@ -16,14 +17,8 @@ from tests.toy_kg import REPOSITORY
 SCRIPT = REPOSITORY / "benchmarks" / "synthetic_graph.py"
 
 
-@pytest.fixture(scope="module")
-def synthetic(benchmark_module):
-    """The script as a module."""
-    return benchmark_module("synthetic_graph")
-
-
 @pytest.mark.parametrize("exponent", [0.0, 0.75, 1.0, 1.5])
-def test_ranks_follow_the_power_law(synthetic, exponent):
+def test_ranks_follow_the_power_law(exponent):
     """Against the integral of the density between two ranks, computed by summing a fine grid."""
     num, size = 50, 200_000
     ranks = synthetic.zipf_ranks((np.arange(size) + 0.5) / size, num, exponent)
@@ -34,14 +29,14 @@ def test_ranks_follow_the_power_law(synthetic, exponent):
     assert np.allclose(np.bincount(ranks, minlength=num) / size, expected, atol=1e-4)
 
 
-def test_scatter_is_one_to_one_and_takes_neighbours_apart(synthetic):
+def test_scatter_is_one_to_one_and_takes_neighbours_apart():
     for num in (1, 2, 7, 1000, 1024, 99_991):
         mapped = synthetic.scatter(np.arange(num), num, offset=3)
         assert np.array_equal(np.sort(mapped), np.arange(num))
         assert num < 1000 or np.abs(np.diff(mapped)).min() > 100
 
 
-def test_every_entity_occurs_and_degrees_are_skewed(synthetic):
+def test_every_entity_occurs_and_degrees_are_skewed():
     shape = synthetic.Shape(2000, 20, 6000, seed=1)
     heads, relations, tails = synthetic.edges(shape, 0, 6000)
     degrees = np.bincount(heads, minlength=2000) + np.bincount(tails, minlength=2000)
@@ -53,7 +48,7 @@ def test_every_entity_occurs_and_degrees_are_skewed(synthetic):
     assert hubs.std() > 200  # not neighbours
 
 
-def test_blocks_make_the_same_rows_as_the_whole(synthetic, monkeypatch):
+def test_blocks_make_the_same_rows_as_the_whole(monkeypatch):
     """The same seed gives the same rows, another seed others; a block needs none of those before it."""
     monkeypatch.setattr(synthetic, "BLOCK_ROWS", 1000)
     shape = synthetic.Shape(500, 5, 2500, seed=1)

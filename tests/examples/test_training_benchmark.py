@@ -11,9 +11,11 @@ import h5py
 import numpy as np
 import pytest
 
+import training
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
+from measuring import our_job, pbg_peer, processes, product_limit, pykeen_peer, run_figures, tables
 from tests.functional.job import environment
 from tests.toy_kg import REPOSITORY, toy_dataset
 
@@ -44,15 +46,13 @@ PBG_EVALUATION = """\
 """
 
 
-def test_proportional_set_size(benchmark_module):
-    processes = benchmark_module("measuring.processes")
+def test_proportional_set_size():
     assert processes.proportional_bytes(ROLLUP) == 385 * 1024
     assert processes.proportional_bytes(b"") == 0
 
 
-def test_watched_command_counts_its_children(benchmark_module, tmp_path):
+def test_watched_command_counts_its_children(tmp_path):
     """Memory and processor time of a grandchild count; the page cache of files does not."""
-    processes = benchmark_module("measuring.processes")
     work = "x = bytearray(200_000_000); import time; t = time.process_time()\n"
     work += "while time.process_time() < t + 1.2: pass"
     parent = (
@@ -68,40 +68,37 @@ def test_watched_command_counts_its_children(benchmark_module, tmp_path):
     assert (tmp_path / "log").read_text() == "done\n"
 
 
-def test_watched_command_that_fails_or_does_not_end(benchmark_module, tmp_path):
-    processes = benchmark_module("measuring.processes")
+def test_watched_command_that_fails_or_does_not_end(tmp_path):
     with pytest.raises(RuntimeError, match="ended with 3:\nwhy"):
         processes.run_watched([sys.executable, "-c", "print('why'); exit(3)"], tmp_path / "log", 60)
     with pytest.raises(RuntimeError, match="ran for more than 0.1 s"):
         processes.run_watched([sys.executable, "-c", "import time; time.sleep(60)"], tmp_path / "log", 0.1)
 
 
-def figures_of(module, speeds, peak=10**9, mrr=None, processor=2.0):
+def figures_of(speeds, peak=10**9, mrr=None, processor=2.0):
     """Figures of a run with an epoch of each speed, in edges a second."""
-    epochs = [module.Epoch(1000, 1000 / speed, processor) for speed in speeds]
-    return module.RunFigures(epochs, sum(e.seconds for e in epochs) + 1, 3.5, peak, 20.0, 30.0, mrr)
+    epochs = [run_figures.Epoch(1000, 1000 / speed, processor) for speed in speeds]
+    return run_figures.RunFigures(epochs, sum(e.seconds for e in epochs) + 1, 3.5, peak, 20.0, 30.0, mrr)
 
 
-def test_figures_of_a_run(benchmark_module):
-    module = benchmark_module("measuring.run_figures")
-    run = figures_of(module, [10, 100, 50, 20])
+def test_figures_of_a_run():
+    run = figures_of([10, 100, 50, 20])
     assert run.first_edges_per_second == pytest.approx(10)
     assert run.edges_per_second == pytest.approx(50)  # of 100, 50, 20
     assert run.wall_edges_per_second == pytest.approx(4000 / (100 + 10 + 20 + 50 + 1))
     assert run.processor_seconds_per_million == pytest.approx(2000)
-    assert figures_of(module, [10]).edges_per_second == pytest.approx(10)
+    assert figures_of([10]).edges_per_second == pytest.approx(10)
     assert json.loads(json.dumps(run.to_dict()))["edges_per_second"] == pytest.approx(50)
-    runs = [figures_of(module, [speed], mrr=mrr) for speed, mrr in ((10, None), (30, 0.25), (20, 0.75))]
-    middle = module.medians(runs)
+    runs = [figures_of([speed], mrr=mrr) for speed, mrr in ((10, None), (30, 0.25), (20, 0.75))]
+    middle = run_figures.medians(runs)
     assert middle["edges_per_second"] == pytest.approx(20) and middle["mrr"] == pytest.approx(0.5)
-    assert module.medians(runs[:1])["mrr"] is None
+    assert run_figures.medians(runs[:1])["mrr"] is None
 
 
-def test_table_shows_medians_and_ratios(benchmark_module):
-    module, tables = benchmark_module("measuring.run_figures"), benchmark_module("measuring.tables")
+def test_table_shows_medians_and_ratios():
     runs = {
-        "ours": [figures_of(module, [1, 1000 * speed], mrr=0.5) for speed in (60, 50, 90)],
-        "pbg": [figures_of(module, [1, 1000 * speed], 2 * 10**9, processor=3.0) for speed in (20, 30, 10)],
+        "ours": [figures_of([1, 1000 * speed], mrr=0.5) for speed in (60, 50, 90)],
+        "pbg": [figures_of([1, 1000 * speed], 2 * 10**9, processor=3.0) for speed in (20, 30, 10)],
     }
     head, rule, ours, peer = tables.run_table(runs, "pbg", 10**6, {"ours": 1.2e11}).splitlines()
     assert head.count("|") == rule.count("|") == ours.count("|") == peer.count("|")
@@ -120,8 +117,7 @@ def test_table_shows_medians_and_ratios(benchmark_module):
     ]
 
 
-def test_phases_of_a_batch(benchmark_module):
-    our_job = benchmark_module("measuring.our_job")
+def test_phases_of_a_batch():
     records = [
         {"epoch": 0, "num_batches": 10, "phase_seconds": {"gather": 99.0}},
         {"epoch": 1, "num_batches": 10},
@@ -133,20 +129,18 @@ def test_phases_of_a_batch(benchmark_module):
     assert our_job.mean_phases(records[1:2], 1) == {}
 
 
-def test_product_limit_is_a_rate(benchmark_module):
-    limit = benchmark_module("measuring.product_limit")
-    assert limit.flops_per_positive(1000, 400) == 4_800_000
-    rate = limit.measure_product_limit(2, 1, 40, 30, 20, "bfloat16", 0.05)
+def test_product_limit_is_a_rate():
+    assert product_limit.flops_per_positive(1000, 400) == 4_800_000
+    rate = product_limit.measure_product_limit(2, 1, 40, 30, 20, "bfloat16", 0.05)
     assert 1e6 < rate < 1e15
     with pytest.raises(RuntimeError, match="matrix products ended with 1"):
-        limit.measure_product_limit(1, 1, 40, 30, 20, "no_type", 0.05)
+        product_limit.measure_product_limit(1, 1, 40, 30, 20, "no_type", 0.05)
 
 
-def test_peers_take_our_settings(benchmark_module, tmp_path):
+def test_peers_take_our_settings(tmp_path):
     """PyKEEN counts complex numbers as one."""
-    pbg = benchmark_module("measuring.pbg_peer")
     sets = ["dataset=d", "model.dimension=24", "negatives.num_uniform=77", "training.num_epochs=4"]
-    described = pbg.describe(
+    described = pbg_peer.describe(
         load_config(None, [*sets, "optimizer.lr=0.25", "training.batch_size=250"]), tmp_path, 3, 4, ["lr=0.5"]
     )
     assert described["dimension"] == 24 and described["num_uniform_negs"] == 77
@@ -155,25 +149,24 @@ def test_peers_take_our_settings(benchmark_module, tmp_path):
     assert described["relations"][0]["operator"] == "complex_diagonal" and described["comparator"] == "dot"
     assert described["loss_fn"] == "softmax" and described["lr"] == 0.5
     with pytest.raises(InputError, match="no rotate with softmax"):
-        pbg.describe(load_config(None, [*sets, "model.score_function=rotate"]), tmp_path, 1, 1, [])
+        pbg_peer.describe(load_config(None, [*sets, "model.score_function=rotate"]), tmp_path, 1, 1, [])
     with pytest.raises(InputError, match="'lr' is no key=value"):
-        pbg.describe(load_config(None, sets), tmp_path, 1, 1, ["lr"])
-    pykeen = benchmark_module("measuring.pykeen_peer")
+        pbg_peer.describe(load_config(None, sets), tmp_path, 1, 1, ["lr"])
     sets += ["training.batch_size=250"]
-    described = pykeen.describe(load_config(None, sets), tmp_path, 2)
+    described = pykeen_peer.describe(load_config(None, sets), tmp_path, 2)
     assert described["model"] == "ComplEx" and described["dimension"] == 12
     assert described["num_negatives"] == 77 and described["batch_size"] == 250
-    distmult = pykeen.describe(load_config(None, [*sets, "model.score_function=distmult"]), tmp_path, 2)
+    distmult = pykeen_peer.describe(load_config(None, [*sets, "model.score_function=distmult"]), tmp_path, 2)
     assert distmult["dimension"] == 24
     with pytest.raises(InputError, match="got complex with logistic"):
-        pykeen.describe(load_config(None, [*sets, "loss.name=logistic"]), tmp_path, 2)
+        pykeen_peer.describe(load_config(None, [*sets, "loss.name=logistic"]), tmp_path, 2)
 
 
 @pytest.mark.parametrize("num_parts", [1, 3])
-def test_peer_gets_every_triple_once(benchmark_module, tmp_path, num_parts):
+def test_peer_gets_every_triple_once(tmp_path, num_parts):
     """The buckets, put together again with the ids of the whole, are the train split."""
     dataset = Dataset.open(toy_dataset())
-    benchmark_module("measuring.pbg_peer").export(dataset, tmp_path, num_parts)
+    pbg_peer.export(dataset, tmp_path, num_parts)
     found = []
     for lhs in range(num_parts):
         for rhs in range(num_parts):
@@ -190,20 +183,18 @@ def test_peer_gets_every_triple_once(benchmark_module, tmp_path, num_parts):
     assert sum(counts) == dataset.num_entities("entity") and max(counts) - min(counts) <= 1
 
 
-def test_peer_log(benchmark_module):
-    pbg, processes = benchmark_module("measuring.pbg_peer"), benchmark_module("measuring.processes")
-    started = pbg.timed_lines(PBG_LOG)[0][0] - 4.0
+def test_peer_log():
+    started = pbg_peer.timed_lines(PBG_LOG)[0][0] - 4.0
     samples = [(started, 0.0), (started + 100.0, 200.0)]
-    run = pbg.figures(processes.Finished(started, 30.0, 50.0, 10**9, samples), PBG_LOG, 0.25)
+    run = pbg_peer.figures(processes.Finished(started, 30.0, 50.0, 10**9, samples), PBG_LOG, 0.25)
     assert [(epoch.edges, epoch.seconds) for epoch in run.epochs] == [(1000, 16.0), (1000, 5.0)]
     assert [epoch.processor_seconds for epoch in run.epochs] == pytest.approx([32.0, 10.0], rel=1e-5)
     assert run.edges_per_second == 200 and run.wall_seconds == pytest.approx(25.0)
     assert run.first_batch_seconds == pytest.approx(4.5) and run.mrr == 0.25
-    assert pbg.read_mrr(PBG_EVALUATION) == 0.28519
+    assert pbg_peer.read_mrr(PBG_EVALUATION) == 0.28519
 
 
-def test_given_options_win_over_a_table(benchmark_module):
-    training = benchmark_module("training")
+def test_given_options_win_over_a_table():
     args = training.parse(["--dataset", "d", "--table", "fb15k237-400", "--dimension", "100"])
     assert args.dimension == 100 and args.negatives == 1000 and args.epochs == 3
     assert "training.matmul_dtype=bfloat16" in training.settings(args, "bfloat16")

@@ -1,7 +1,7 @@
 """A script of another project that is elastic: node and 16-bit edge embeddings, dropout, two batch loops.
 
-It writes a line for each batch of rank 0, and does what a file ``order`` says: ``EPOCH LOOP INDEX kill``, or
-``stop``: SIGTERM to rank 0; ``leave``: commit in the body of an epoch, and leave with status 5.
+Rank 0 writes a line for each batch, and obeys each line ``EPOCH LOOP INDEX kill`` of a file ``order`` once;
+``stop``: SIGTERM. ``--leave-in``: commit in the body of an epoch, and leave with status 5.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ def obey(folder: Path, epoch: int, loop: int, index: int) -> None:
     order = folder / "order"
     if not order.exists() or (dist.is_initialized() and dist.get_rank()):
         return
-    *place, word = order.read_text().split()
+    (*place, word), *others = map(str.split, order.read_text().splitlines() or ["never none"])
     if place == [str(epoch), str(loop), str(index)]:
-        order.unlink()
+        order.write_text("".join(" ".join(line) + "\n" for line in others))
         os.kill(os.getpid(), signal.SIGKILL if word == "kill" else signal.SIGTERM)
 
 

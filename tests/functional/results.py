@@ -19,8 +19,8 @@ def json_lines(path: Path) -> list[dict[str, Any]]:
 
 
 def stats(run: Path) -> list[dict[str, Any]]:
-    """Read what a run reported."""
-    return json_lines(run / "stats.jsonl")
+    """Read what a run reported, but for the records of buckets."""
+    return [line for line in json_lines(run / "stats.jsonl") if "bucket_record" not in line]
 
 
 def losses(run: Path) -> list[float]:

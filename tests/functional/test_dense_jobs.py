@@ -25,13 +25,8 @@ from tests.training.shards import NEEDS_SLICES
 
 OWN = Path(__file__).with_name("own") / "dense_score.py"
 SETTINGS = (
-    *(
-        "model.dimension=16",
-        "model.init_scale=0.1",
-        "training.matmul_dtype=float32",
-        "training.batch_size=50",
-    ),
-    *("training.num_epochs=3", "dense.lr=0.01", "evaluation.split=none"),
+    *("model.dimension=16", "model.init_scale=0.1", "training.matmul_dtype=float32", "dense.lr=0.01"),
+    *("training.batch_size=50", "training.num_epochs=3", "evaluation.split=none"),
 )
 COMPILED = ("model.score_function=two_layers", f"imports=[{OWN}]", "dense.compile=true")
 SCRIPT = str(Path(__file__).with_name("overflow_train.py"))
@@ -70,9 +65,7 @@ def own_module_is_forgotten() -> Iterator[None]:
     ],
     ids=["tucker, negatives and relations, clipped", "own module, one vs all, scheduled"],
 )
-def test_dense_parameters_do_not_depend_on_the_trainers(
-    tmp_path: Path, trainers: int, typed: bool, more: tuple[str, ...]
-) -> None:
+def test_dense_parameters_do_not_depend_on_the_trainers(tmp_path, trainers, typed, more):
     alone, run = tmp_path / "alone", tmp_path / "run"
     settings = (f"dataset={toy_dataset(typed=typed)}", *SETTINGS, *more)
     commands.train_alone(f"output={alone}", *settings)

@@ -62,9 +62,7 @@ def test_trainers_that_leave_an_epoch_by_break_commit_and_validate_it_together(t
         ),
     ],
 )
-def test_a_split_that_is_not_there_is_refused_before_training(
-    tmp_path: Path, missing: str, changes: tuple[str, ...], words: str
-) -> None:
+def test_a_split_that_is_not_there_is_refused_before_training(tmp_path, missing, changes, words):
     source = write_splits(tmp_path / "source", ring_triples())
     (source / f"{missing}.tsv").unlink()
     dataset = partition(source, tmp_path / "dataset", "--num-parts", "1")

@@ -25,19 +25,16 @@ SETTINGS = (
 
 
 def settings(output: Path, *more: str) -> tuple[str, ...]:
-    """Return the settings of a short run on the ring data set."""
     return (f"dataset={toy_dataset()}", f"output={output}", *SETTINGS, *more)
 
 
 def state(run: Path) -> np.ndarray:
-    """Return Adagrad's sums of the entities."""
     path = next((run / "checkpoint" / "latest").glob("embeddings_entity_0.v*.h5"))
     with h5py.File(path, "r") as file:
         return np.asarray(file["optimizer/sum"])
 
 
 def rows(run: Path) -> dict[str, torch.Tensor]:
-    """Return all rows of a run."""
     return {name: torch.from_numpy(values) for name, values in tables(run).items()}
 
 

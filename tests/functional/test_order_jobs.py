@@ -43,7 +43,6 @@ def run_alone(folder: Path, *words: str, **changes: str) -> Path:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one process from the first to the last batch."""
     return run_alone(tmp_path_factory.mktemp("undisturbed"))
 
 
@@ -170,12 +169,8 @@ def test_two_hosts_walk_over_their_own_pairs(tmp_path: Path) -> None:
 SCRIPT = str(Path(__file__).with_name("elastic_train.py"))
 SETTINGS = (
     *("model.dimension=16", "model.init_scale=0.1", "training.matmul_dtype=float32", "training.num_epochs=3"),
-    *(
-        "training.batch_size=20",
-        "negatives.num_uniform=20",
-        "negatives.chunk_size=5",
-        "evaluation.split=none",
-    ),
+    *("training.batch_size=20", "negatives.num_uniform=20", "negatives.chunk_size=5"),
+    "evaluation.split=none",
 )
 STOPPED = 143
 

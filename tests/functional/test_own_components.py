@@ -30,7 +30,6 @@ SETTINGS = (
 
 @pytest.fixture(scope="module")
 def usual(tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
-    """Tables of a run without components of one's own."""
     return train(tmp_path_factory.mktemp("usual") / "run", 2)
 
 
@@ -90,15 +89,8 @@ def run(module: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_memory_is_planned_with_its_widths(module: Path, tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text(f"dataset: {toy_dataset()}\n", encoding="utf-8")
-    plan = [
-        "plan",
-        str(tmp_path / "config.yaml"),
-        "--json",
-        "--num_trainers",
-        "1",
-        *commands.sets(SCORE_SETTINGS),
-    ]
-    done = commands.dglkge(*plan, "--import", str(module))
+    plan = ["plan", str(tmp_path / "config.yaml"), "--json", "--num_trainers", "1", "--import", str(module)]
+    done = commands.dglkge(*plan, *commands.sets(SCORE_SETTINGS))
     (machine,) = json.loads(done.stdout)["machines"]
     dataset = Dataset.open(toy_dataset())
     # a relation has two directions of half an entity's width

@@ -56,7 +56,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(python: Path, folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    """Run Python without DGL."""
     return run_command([str(python), *words], None, folder, DGLKGE_DATA=str(folder / "named"))
 
 
@@ -163,6 +162,5 @@ def test_other_doors_name_the_extra(python: Path, folder: Path) -> None:
 
 
 def message(user: str) -> str:
-    """The error of what needs DGL."""
     then = " and dglkge-engine" if sys.version_info >= (3, 13) else ""
     return f"{user} needs dgl 2.1.0, and it is not installed here: pip install 'dglkge[train]'{then}"

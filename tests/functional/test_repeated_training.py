@@ -19,7 +19,6 @@ ADAM = ("model.dimension=24", "optimizer.name=sparse_adam")
 
 
 def settings(output: Path, *others: str, typed: bool = False) -> list[str]:
-    """Return the settings of a short run."""
     return [
         *(f"dataset={toy_dataset(typed=typed)}", f"output={output}", "model.dimension=16"),
         *("training.num_epochs=2", "training.batch_size=50", "training.progress=never"),
@@ -79,29 +78,21 @@ def test_later_trainings_are_as_in_a_fresh_process(tmp_path: Path, plain: Any) -
 
 
 @pytest.mark.parametrize(
-    ("what", "told"),
-    [
-        ("raise", "ValueError: asked to raise"),
-        ("interrupt", "KeyboardInterrupt: "),
-        ("signal", "Preempted: 143"),
-    ],
+    ("what", "told"), [("raise", "ValueError: asked to raise"), ("interrupt", "KeyboardInterrupt: ")]
 )
 @pytest.mark.usefixtures("in_foreground")
 def test_after_a_training_that_did_not_end_well(tmp_path: Path, plain: Any, what: str, told: str) -> None:
-    expected = plain
     printed = in_one_process([what, *settings(tmp_path / "first")], settings(tmp_path / "second"))
     assert printed[0] == told
-    assert (printed[1:], tables(tmp_path / "second")) == expected
+    assert (printed[1:], tables(tmp_path / "second")) == plain
 
 
 @pytest.mark.usefixtures("in_foreground")
 def test_the_same_run_goes_on_in_the_same_process(tmp_path: Path, plain: Any) -> None:
     """What was committed counts: Preempted has committed three batches, the rest follows."""
-    expected = plain[1]
     printed = in_one_process(["signal", *settings(tmp_path / "run")], settings(tmp_path / "run"))
     assert printed[0] == "Preempted: 143"
-    found = tables(tmp_path / "run")
-    assert sorted(found.values()) == sorted(expected.values())
+    assert sorted(tables(tmp_path / "run").values()) == sorted(plain[1].values())
 
 
 def test_two_at_once_are_refused(tmp_path: Path) -> None:

@@ -19,27 +19,18 @@ from tests.toy_kg import toy_dataset, weighted_dataset
 
 SETTINGS = (
     *("model.dimension=16", "model.init_scale=0.1", "training.matmul_dtype=float32", "training.num_epochs=3"),
-    *(
-        "training.batch_size=50",
-        "negatives.num_uniform=20",
-        "negatives.chunk_size=25",
-        "sampling.order=global",
-    ),
-    *("regularizer={name: n3, weight: 0.01}", "evaluation.split=none"),
+    *("training.batch_size=50", "negatives.num_uniform=20", "negatives.chunk_size=25"),
+    *("sampling.order=global", "regularizer={name: n3, weight: 0.01}", "evaluation.split=none"),
 )
 ONE_VS_ALL = "training.objective={name: one_vs_all, label_smoothing: 0.1}"
 K_VS_ALL = "training.objective={name: k_vs_all, label_smoothing: 0.1}"
 RELATIONS = "training.relation_prediction=2"
 MAX_NORM = 0.8
 BIGRAPH = (
-    *(
-        "model.dimension=8",
-        "model.init_scale=0.3",
-        "model.reciprocal_relations=false",
-        "regularizer={name: none}",
-    ),
-    *("optimizer.lr=0.05", "model.global_vectors=true", f"model.max_norm={MAX_NORM}"),
+    *("model.dimension=8", "model.init_scale=0.3", "model.reciprocal_relations=false", "optimizer.lr=0.05"),
+    *("regularizer={name: none}", "model.global_vectors=true", f"model.max_norm={MAX_NORM}"),
 )
+DROPPED = ("model.entity_dropout=0.2", "model.relation_dropout=0.1")
 NEGATIVES = ("negatives.mask_known=true", "negatives.degree_power=0.75")
 
 
@@ -49,7 +40,7 @@ class Case:
 
     settings: tuple[str, ...]
     typed: bool = True
-    trainers: tuple[int, ...] = (3,)
+    trainers: tuple[int, ...] = ()
     per_host: int = 1
     sends_candidates: bool = False
     """Whether trainers of one machine send nothing: what they agree on, all have."""
@@ -59,55 +50,37 @@ class Case:
 CASES = {
     # Two trainers of one machine in one case: what three agree on is divided in no other way.
     "one vs all, one type": Case((ONE_VS_ALL, RELATIONS), False, (2, 3), 2, True),
-    "one vs all, three types": Case((ONE_VS_ALL, RELATIONS), sends_candidates=True),
-    "k vs all": Case((K_VS_ALL, "loss.name=logistic"), sends_candidates=True),
+    "one vs all, three types": Case((ONE_VS_ALL, RELATIONS), trainers=(3,), sends_candidates=True),
+    "k vs all": Case((K_VS_ALL, "loss.name=logistic"), trainers=(3,), sends_candidates=True),
     "k vs all with pairs": Case(
-        ("training.objective=k_vs_all", "loss={name: margin_ranking, adversarial_weights: true}"),
-        sends_candidates=True,
+        ("training.objective=k_vs_all", "loss={name: margin_ranking, adversarial_weights: true}")
     ),
     "k vs all with dura and dropout": Case(
-        (
-            K_VS_ALL,
-            "regularizer={name: dura, weight: 0.01}",
-            RELATIONS,
-            "model.entity_dropout=0.2",
-            "model.relation_dropout=0.1",
-        ),
-        *(False, (3,), 2, True),
+        (K_VS_ALL, RELATIONS, "regularizer={name: dura, weight: 0.01}", *DROPPED), *(False, (3,), 2, True)
     ),
-    "relations beside samples": Case(
-        (RELATIONS, "regularizer={name: ivr, weight: 0.01}", "model.entity_dropout=0.2")
-    ),
+    "relations beside samples": Case((RELATIONS, "regularizer={name: ivr, weight: 0.01}", DROPPED[0])),
     # A softmax over candidates does not depend on some biases: Adagrad would turn gradients that are nothing
     # but rounding into steps.
     "PyTorch-BigGraph's model, sampled": Case(
         (*BIGRAPH, "model.score_function=affine_cos_bias", "loss.name=logistic"), trainers=(2,), atol=1e-3
     ),
     "PyTorch-BigGraph's model, one vs all": Case(
-        (*BIGRAPH, "model.score_function=diagonal_l2", "training.objective=one_vs_all"),
-        trainers=(2,),
-        atol=1e-3,
+        (*BIGRAPH, "model.score_function=diagonal_l2", "training.objective=one_vs_all"), atol=1e-3
     ),
     "weighted, autograd": Case(
         (
             *(*NEGATIVES, "loss.name=bce", "loss.confidences=true", "loss.adversarial_weights=true"),
             *("loss.relation_weights={near: 0.5, knows: 3}", "negatives.num_for_heads=7"),
         ),
-        trainers=(2, 3),
+        trainers=(3,),
     ),
     "tails only, compiled": Case((*NEGATIVES, "negatives.num_for_heads=0")),
     "features": Case(
         (
             *("model.dimension=8", "model.init_scale=0.3", "model.entity_dropout=0.1", "features.mlp={}"),
-            *(
-                "features.mlp.hidden=6",
-                "dense.lr=0.01",
-                "regularizer={name: none}",
-                "training.objective=one_vs_all",
-            ),
-            "optimizer.clip_norm=0.5",
+            *("features.mlp.hidden=6", "dense.lr=0.01", "regularizer={name: none}"),
+            *("training.objective=one_vs_all", "optimizer.clip_norm=0.5"),
         ),
-        trainers=(),
         atol=1e-3,
     ),
     # At a size where the default may take products in bfloat16, with which tables differ by about 6e-4.
@@ -173,9 +146,7 @@ def test_losses_and_parameters_do_not_depend_on_trainers_and_hosts(tmp_path: Pat
 @pytest.mark.parametrize(
     "num_hosts, typed, method, per_host", [(2, True, "metis", 2), (4, False, "random", 1)]
 )
-def test_rows_of_other_hosts_are_those_of_the_kvstore(
-    tmp_path: Path, num_hosts: int, typed: bool, method: str, per_host: int
-) -> None:
+def test_rows_of_other_hosts_are_those_of_the_kvstore(tmp_path, num_hosts, typed, method, per_host):
     """And ranks do not depend on the hosts either."""
     alone, run = tmp_path / "alone", tmp_path / "run"
     settings = (*SETTINGS, "training.num_epochs=4", "optimizer.lr=0.05", "evaluation.split=test")

@@ -56,13 +56,11 @@ def our_segments() -> list[str]:
 
 
 def running_jobs() -> list[dict]:
-    """Return what ``dglkge job list --json`` prints."""
     return json.loads(dglkge("jobs", "--json").stdout)
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The runs of the jobs one after another."""
     base = tmp_path_factory.mktemp("alone")
     for seed in range(NUM_JOBS):
         job = start(base / str(seed), seed)

@@ -11,23 +11,17 @@ import torch
 from dglkge.checkpoint import open_checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.partition.extend import extend_dataset
+from dglkge.training.bucket_stats import USAGE
 from tests.functional.job import dglkge, train, train_alone
 from tests.functional.results import records
 from tests.functional.simulated_hosts import train_on_hosts
 from tests.toy_kg import toy_dataset
 
 SETTINGS = (
-    "model.dimension=8",
-    "training.batch_size=40",
-    "negatives.chunk_size=10",
-    "negatives.num_uniform=10",
-    "training.matmul_dtype=float32",
-    "training.edge_chunks=2",
-    "evaluation.held_out.fraction=0.1",
+    *("model.dimension=8", "training.batch_size=40", "negatives.chunk_size=10", "negatives.num_uniform=10"),
+    *("training.matmul_dtype=float32", "training.edge_chunks=2", "evaluation.held_out.fraction=0.1"),
     "evaluation.held_out.uniform_negatives=20",
 )
-
-
 PLACE = ("epoch_idx", "edge_path_idx", "edge_chunk_idx")
 
 
@@ -131,15 +125,25 @@ def test_sets_are_walked_in_bucket_order(tmp_path):
     one, other = (open_checkpoint(tmp_path / name) for name in ("whole", "resumed"))
     for table in ("entity", "relation"):
         assert torch.equal(one[table][:], other[table][:])
-    found = records(tmp_path / "whole")
-    assert found == records(tmp_path / "resumed")
-    assert [tuple(record[name] for name in PLACE) for record in found] == [
-        (epoch, edge_set, chunk) for epoch in (0, 1) for edge_set in (0, 1) for chunk in (0, 1)
+    found, usage = records(tmp_path / "whole"), ("seconds", "mb_per_second", *USAGE)
+    assert all(record.keys() >= {"stats", *usage} for record in found)
+    without = [
+        [{k: v for k, v in one.items() if k not in usage} for one in records(tmp_path / name)]
+        for name in ("whole", "resumed")
     ]
+    assert without[0] == without[1]
+    places = [tuple(record[name] for name in PLACE) for record in found]
+    passes = [(epoch, edge_set, chunk) for epoch in (0, 1) for edge_set in (0, 1) for chunk in (0, 1)]
+    assert list(dict.fromkeys(places)) == passes
+    # Three mixed buckets of each set.
+    numbers = [record["index"] for record in found]
+    assert numbers == sorted(set(numbers)) and [passes[number // 3] for number in numbers] == places
     num_triples = len(Dataset.open(data).split("train"))
     for epoch in (0, 1):
-        passes = [record for record in found if record["epoch_idx"] == epoch]
-        held_out = sum(record["eval_stats_after"]["count"] for record in passes)
+        passes = [one for one in found if one["epoch_idx"] == epoch]
+        held_out = sum(
+            record["eval_stats_after"]["count"] for record in passes if "eval_stats_after" in record
+        )
         assert held_out == 3 + -(-(num_triples - 30) // 10)
         assert held_out + sum(record["stats"]["count"] for record in passes) == num_triples
     # One of the sets, and all triples: each has buckets of its own.
@@ -147,6 +151,25 @@ def test_sets_are_walked_in_bucket_order(tmp_path):
         words = (*settings, f"training.edge_sets={sets}", "evaluation.held_out=")
         train_alone(*words, f"output={tmp_path / name}", "training.num_epochs=1")
         assert sum(record["stats"]["count"] for record in records(tmp_path / name)) == expected
+    with (tmp_path / "all" / "stats.jsonl").open() as lines:
+        shown = [one["bucket_record"] for one in map(json.loads, lines) if "bucket_record" in one]
+    assert shown == records(tmp_path / "all")
+
+
+def test_two_machines_have_buckets_of_their_own(tmp_path):
+    """Each walks over its own: all trained and all held-out triples are in one of them, once an epoch."""
+    settings = (*SETTINGS, "training.edge_chunks=1", "training.batch_size=30", "training.num_epochs=2")
+    settings += ("sampling.num_ranges=3", "sampling.buckets=directed", "checkpoint.every_batches=5")
+    train_on_hosts(tmp_path / "job", toy_dataset(2), 2, *settings, f"output={tmp_path / 'run'}")
+    found, num_triples = records(tmp_path / "run"), len(Dataset.open(toy_dataset(2)).split("train"))
+    for epoch in (0, 1):
+        buckets = [one for one in found if one["epoch_idx"] == epoch]
+        places = [(one["machine"], one["lhs_partition"], one["rhs_partition"]) for one in buckets]
+        assert len(set(places)) == len(places) and {machine for machine, *_ in places} == {0, 1}
+        held_out = sum(one["eval_stats_after"]["count"] for one in buckets if "eval_stats_after" in one)
+        assert held_out == buckets[-1]["eval_stats_chunk_avg"]["count"] == -(-num_triples // 10)
+        assert held_out + sum(one["stats"]["count"] for one in buckets) == num_triples
+        assert all(one["seconds"] > 0 for one in buckets)
 
 
 @pytest.mark.parametrize(

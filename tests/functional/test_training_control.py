@@ -84,7 +84,6 @@ def assert_same(ours: dict[str, Any], theirs: dict[str, Any], is_exact: bool) ->
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of one process that nobody stopped."""
     folder = tmp_path_factory.mktemp("alone")
     live(folder, 0)
     return folder / "run"
@@ -110,9 +109,7 @@ def test_stops_of_one_process_change_no_bit(alone: Path, tmp_path: Path) -> None
     assert_same(content(tmp_path / "run"), content(alone), is_exact=True)
 
 
-def test_stops_of_two_trainers_change_no_bit_and_sizes_only_the_order_of_sums(
-    alone: Path, tmp_path: Path
-) -> None:
+def test_stops_of_two_trainers_change_no_bit_and_sizes_only_the_order_of_sums(alone, tmp_path):
     folders = [tmp_path / name for name in ("whole", "stopped", "resized")]
     for folder in folders:
         folder.mkdir()

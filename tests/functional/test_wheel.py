@@ -56,17 +56,8 @@ def test_an_installed_wheel_needs_no_repository(wheel_file, tmp_path):  # noqa: 
     assert run("dglkge", "--version").startswith("dglkge ")
     assert run("dglkge-launch", "--help").startswith("usage: dglkge-launch")
     run("dglkge", "partition", "--input", "triples", "--output", "data/ring")
-    more = [
-        "--dataset",
-        "data/ring",
-        "--input",
-        "triples/test.tsv",
-        "--name",
-        "more",
-        "--output",
-        "data/more",
-    ]
-    run("dglkge", "extend", *more)
+    more = "--dataset data/ring --input triples/test.tsv --name more --output data/more"
+    run("dglkge", "extend", *more.split())
     # No compiled loops: they would be compiled anew in a new folder.
     settings = ["dataset=data/ring", "output=runs/ring", "training.kernels=reference"]
     settings += ["training.num_epochs=1", "model.dimension=16"]

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from dglkge.checkpoint import open_checkpoint
-from dglkge.cli.main import main
 from dglkge.data.dataset import Dataset
 from dglkge.inference.run import open_run
 from dglkge.typing import RELATION
@@ -126,18 +125,6 @@ class Ours:
 @pytest.fixture(scope="module")
 def dataset():
     return Dataset.open(toy_dataset())
-
-
-@pytest.fixture
-def call(capsys):
-    """Run a command and return its status, stdout and stderr."""
-
-    def run_main(*arguments):
-        status = main([str(argument) for argument in arguments])
-        printed = capsys.readouterr()
-        return status, printed.out, printed.err
-
-    return run_main
 
 
 @pytest.fixture

@@ -93,7 +93,6 @@ def test_an_unknown_format(run, tmp_path):
 
 
 def named(tmp_path, names, **changes):
-    """Save a checkpoint whose people have some names."""
     meta = toy_meta(num_people=len(names), **changes)
     vocabularies = {"person": Vocabulary(names, "entity")}
     save_toy_named(tmp_path / "run", meta, toy_tables(meta), vocabularies, 1)

@@ -19,7 +19,6 @@ from dglkge.typing import Side
 
 @pytest.fixture
 def run(folder, monkeypatch):
-    """A run that is exported a few rows at a time."""
     monkeypatch.setattr(export_files, "ROWS_AT_A_TIME", 7)
     return open_run(folder)
 

@@ -52,7 +52,6 @@ def split_of(triple):
 
 
 def make(path, score_function="complex", reciprocal=True, num_parts=3):
-    """Save a toy run and open a predictor on its files."""
     meta = toy_meta(score_function, TWO_PAIRS, reciprocal)
     tables = finite_tables(meta)
     save_toy(path, meta, tables, num_parts)

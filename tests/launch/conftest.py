@@ -52,7 +52,6 @@ class LaunchedJob:
         self._lines.put(None)
 
     def wait_for(self, *texts: str) -> None:
-        """Read lines until each text has been seen."""
         missing = [text for text in texts if not any(text in line for line in self.seen)]
         while missing:
             line = self._lines.get(timeout=TIMEOUT_SECONDS)
@@ -104,7 +103,6 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def node_program(python: str = sys.executable, **environment: str) -> Iterator[NodeConnection]:
-    """A node program on this machine."""
     opened = open_node("here", None, python, {"PYTHONPATH": str(ROOT), **environment})
     try:
         yield opened
@@ -114,21 +112,18 @@ def node_program(python: str = sys.executable, **environment: str) -> Iterator[N
 
 @pytest.fixture
 def session() -> Iterator[NodeConnection]:
-    """A node program of the test's own."""
     with node_program() as opened:
         yield opened
 
 
 @pytest.fixture(scope="module")
 def shared_session() -> Iterator[NodeConnection]:
-    """A node program for all tests of a file."""
     with node_program() as opened:
         yield opened
 
 
 @pytest.fixture
 def ip_config(tmp_path: Path, free_port: int) -> Path:
-    """A cluster of this machine alone."""
     path = tmp_path / "ip_config.txt"
     path.write_text(f"127.0.0.1 {free_port}\n")
     return path

@@ -50,9 +50,7 @@ def launcher_of(starter: subprocess.Popen[str]) -> psutil.Process:
     raise AssertionError("the launcher does not run")
 
 
-def test_sigterm_reaches_the_trainers_of_a_launcher_that_is_process_1(
-    tmp_path: Path, ip_config: Path
-) -> None:
+def test_sigterm_reaches_the_trainers_of_a_launcher_that_is_process_1(tmp_path, ip_config):
     """Trainers commit, which is status 143. The kernel gives process 1 only signals that have a handler."""
     words = as_first_process()
     (tmp_path / "job.py").write_text(TRAINS)

@@ -17,12 +17,11 @@ from dglkge.errors import InputError
 from dglkge.launch.background import wait
 from dglkge.launch.connection import NodeConnection, open_node
 from dglkge.launch.machine import local_interfaces, usable_cores
-from dglkge.launch.ssh import SshSettings
+from dglkge.launch.remote.ssh import SshSettings
 from tests.launch.conftest import node_program
 
 
 def call(session: NodeConnection, task: str, *seconds: float, **arguments: Any) -> Any:
-    """Call a task."""
     return wait(session.call(task, *seconds, **arguments))
 
 
@@ -100,7 +99,6 @@ def test_jobs_side_by_side(session: NodeConnection) -> None:
 
 
 def process_of_program() -> psutil.Process:
-    """Return the last node program that this process has started."""
     children = psutil.Process().children()
     programs = [child for child in children if "launch.node_program" in " ".join(child.cmdline())]
     return max(programs, key=psutil.Process.create_time)

@@ -326,7 +326,6 @@ def pipe() -> Iterator[tuple[int, io.TextIOWrapper]]:
 
 
 def read_until(reader: int, end: str) -> str:
-    """Read until a text has come."""
     data = b""
     while end.encode() not in data:
         data += os.read(reader, 65536)
@@ -337,12 +336,12 @@ def test_text_arrives_in_order(pipe) -> None:
     """Two streams of one pipe keep the order of their text; what stood in the buffer comes first."""
     reader, stream = pipe
     stream.write("before\n")
-    out = BackgroundStream(stream)
-    err = BackgroundStream(stream, out)
-    for i in range(100):
-        (out, err)[i % 2].write(f"{i}\n")
-    assert out.finish() and err.finish()
-    assert read_until(reader, "99\n") == "before\n" + "".join(f"{i}\n" for i in range(100))
+    console = Console.in_background(stream, stream)
+    for i in range(0, 100, 2):
+        console.line("t", 0, f"{i}")
+        console.error(f"[t] {i + 1}")
+    console.finish()
+    assert read_until(reader, "99\n") == "before\n" + "".join(f"[t] {i}\n" for i in range(100))
 
 
 def test_a_blocked_reader_blocks_nobody(pipe, monkeypatch: pytest.MonkeyPatch) -> None:

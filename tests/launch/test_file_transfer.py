@@ -15,7 +15,7 @@ import pytest
 from dglkge.errors import InputError
 from dglkge.launch.background import wait
 from dglkge.launch.connection import NodeConnection
-from dglkge.launch.remote import file_transfer, host_files
+from dglkge.launch.remote import file_transfer
 from dglkge.launch.remote.file_transfer import Tree
 from tests.launch.conftest import ROOT, TIMEOUT_SECONDS
 
@@ -30,7 +30,6 @@ def session(shared_session: NodeConnection) -> NodeConnection:
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
-    """A folder with odd names in it."""
     folder = tmp_path / "he re"
     for name in ODD_NAMES:
         path = folder / name
@@ -52,13 +51,11 @@ def fetch(
     is_wanted: Callable[[str], bool] = lambda name: True,
     check: Callable[[], object] = lambda: None,
 ) -> int:
-    """Fetch files."""
     return wait(file_transfer.fetch(session, str(there), str(here), is_wanted, check))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
-    """All files below a folder."""
-    return {name: (folder / name).read_bytes() for name in host_files.file_names(str(folder))}
+    return {name: (folder / name).read_bytes() for name in file_transfer.file_names(str(folder))}
 
 
 def test_there_and_back(session: NodeConnection, here: Path, tmp_path: Path) -> None:
@@ -77,7 +74,7 @@ def test_there_and_back(session: NodeConnection, here: Path, tmp_path: Path) -> 
     assert fetch(session, there, back, is_wanted) == len(ODD_NAMES) - 1
     assert contents(back) == {name: text for name, text in contents(here).items() if name != "it's"}
     assert fetch(session, there, back, is_wanted) == 0
-    assert not [path for path in tmp_path.rglob("*") if host_files.UNFINISHED_PREFIX in path.name]
+    assert not [path for path in tmp_path.rglob("*") if file_transfer.UNFINISHED_PREFIX in path.name]
 
 
 def test_what_a_machine_keeps(session: NodeConnection, tmp_path: Path) -> None:
@@ -99,7 +96,7 @@ def test_of_links_the_content_is_sent(session: NodeConnection, tmp_path: Path) -
     here = tmp_path / "here"
     here.mkdir()
     (here / "folder").symlink_to(tmp_path / "elsewhere")
-    names = list(host_files.file_names(str(here), follow_links=True))
+    names = list(file_transfer.file_names(str(here), follow_links=True))
     assert names == ["folder/file"] and contents(here) == {}
     assert send(session, here, tmp_path / "there", *names) == 1
     assert contents(tmp_path / "there") == {"folder/file": b"x"}
@@ -119,14 +116,14 @@ def test_records_of_one_second_and_size_are_sent(session: NodeConnection, tmp_pa
 
 def test_unfinished_files_of_a_broken_copy_go(session: NodeConnection, here: Path, tmp_path: Path) -> None:
     """The next copy removes what an ended process has written and never finished, and no other's."""
-    script = "import sys; from dglkge.launch.remote.host_files import write_block as write; "
+    script = "import sys; from dglkge.launch.remote.file_transfer import write_block as write; "
     script += "write(sys.argv[1], 'x', '1', 0, None, b'x')"
     there = tmp_path / "there"
     subprocess.run([sys.executable, "-c", script, str(there)], check=True, env={"PYTHONPATH": str(ROOT)})
-    host_files.write_block(str(there), "mine", "2", 0, None, b"x")
+    file_transfer.write_block(str(there), "mine", "2", 0, None, b"x")
     (own,) = [path for path in there.iterdir() if str(os.getpid()) in path.name]  # the other is gone
     send(session, here, there)
-    assert [path for path in there.iterdir() if host_files.UNFINISHED_PREFIX in path.name] == [own]
+    assert [path for path in there.iterdir() if file_transfer.UNFINISHED_PREFIX in path.name] == [own]
 
 
 def test_machines_are_copied_from_side_by_side(session: NodeConnection, tmp_path: Path) -> None:
@@ -200,7 +197,7 @@ def test_a_machine_writes_nowhere_else(tmp_path: Path, name: str) -> None:
     folder.mkdir()
     (folder / "link").symlink_to(tmp_path)
     with pytest.raises(InputError, match="leads out of"):
-        host_files.write_block(str(folder), name, "1", 0, (0o600, 0), b"x", check=lambda: None)
+        file_transfer.write_block(str(folder), name, "1", 0, (0o600, 0), b"x", check=lambda: None)
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
     assert [path.name for path in folder.iterdir()] == ["link"]
 

@@ -32,7 +32,6 @@ NONE = Host("10.0.0.3", 30050, 64)
 
 
 def with_nvidia_smi(folder: Path, script: str) -> dict[str, str]:
-    """Return an environment whose nvidia-smi is a shell script."""
     program = folder / "nvidia-smi"
     program.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
     program.chmod(0o755)
@@ -75,9 +74,7 @@ def test_driver_folder_counts_without_nvidia_smi(tmp_path: Path) -> None:
     "script",
     ["echo 'NVIDIA-SMI has failed because it could not talk to the driver.'; exit 9", "exec sleep 60"],
 )
-def test_driver_that_fails_or_hangs_has_no_gpu(
-    script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_driver_that_fails_or_hangs_has_no_gpu(script, tmp_path, monkeypatch):
     monkeypatch.setattr(gpus, "LIST_SECONDS", 0.5)
     assert find_gpus(with_nvidia_smi(tmp_path, script), tmp_path / "none") == ()
 
@@ -101,9 +98,7 @@ def test_torch_is_asked_without_loading_it() -> None:
         ([], "cuda", (1, None), 8),
     ],
 )
-def test_one_trainer_for_each_gpu(
-    hosts: list[Host], device: str, limits: tuple[int, int | None], expected: int
-) -> None:
+def test_one_trainer_for_each_gpu(hosts, device, limits, expected):
     assert choose_num_trainers(hosts, *limits, device) == expected
 
 
@@ -139,7 +134,6 @@ def test_shortage_is_refused(hosts: list[Host], num_trainers: int, words: str) -
 
 
 def dry_run(folder: Path, *more: str) -> list[str]:
-    """Return the command line of a dry run of the training script."""
     (folder / "ip_config.txt").write_text("127.0.0.1 30050\n", encoding="utf-8")
     options = ["--ip_config", str(folder / "ip_config.txt"), "--dry_run", "--json", *more]
     script = str(REPOSITORY / "examples" / "train.py")
@@ -147,7 +141,6 @@ def dry_run(folder: Path, *more: str) -> list[str]:
 
 
 def let_machines_have(monkeypatch: pytest.MonkeyPatch, *found: str) -> None:
-    """Let the node programs of all machines report these GPUs."""
     planned = remote_site.planned_host
 
     def host(address: str, machine: Machine, described: Mapping[str, Any]) -> Host:
@@ -156,9 +149,7 @@ def let_machines_have(monkeypatch: pytest.MonkeyPatch, *found: str) -> None:
     monkeypatch.setattr(remote_site, "planned_host", host)
 
 
-def test_launcher_plans_with_the_gpus_of_this_machine(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_launcher_plans_with_the_gpus_of_this_machine(tmp_path, monkeypatch, capsys):
     let_machines_have(monkeypatch, "3", "1")
     assert main(dry_run(tmp_path)) == 0
     plan = json.loads(capsys.readouterr().out)
@@ -166,9 +157,7 @@ def test_launcher_plans_with_the_gpus_of_this_machine(
     assert [each["name"] for each in plan] == ["server 0", "trainer 0", "trainer 1"]
 
 
-def test_launcher_refuses_cuda_before_anything_starts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_launcher_refuses_cuda_before_anything_starts(tmp_path, monkeypatch, capsys):
     let_machines_have(monkeypatch)
     assert main(dry_run(tmp_path)) == 2
     error = capsys.readouterr().err

@@ -27,7 +27,6 @@ ENDLESS = "1000000"
 
 @pytest.fixture(scope="module")
 def part_config(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A partitioned toy graph."""
     folder = tmp_path_factory.mktemp("ring")
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, script_runner.__file__, str(SCRIPT), "--partition", str(folder)]

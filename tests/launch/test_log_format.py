@@ -31,7 +31,6 @@ if len(sys.argv) > 1: raise ValueError("broken")
 
 
 def records(text: str) -> list[dict[str, str]]:
-    """Read lines that must all be objects with the four fields."""
     found = [json.loads(line) for line in text.splitlines()]
     for record in found:
         assert {"time", "level", "process", "message"} <= set(record), record

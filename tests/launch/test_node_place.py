@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import Any
 
 import pytest
 
 from dglkge.distributed.ip_config import Machine
 from dglkge.errors import InputError
-from dglkge.launch.node_place import (
+from dglkge.launch.remote.node_place import (
     DEFAULT_PORT,
     NodePlace,
     SchedulerPlace,
@@ -20,24 +21,20 @@ from dglkge.launch.node_place import (
 
 
 def variables(text: str) -> dict[str, str]:
-    """Read ``NAME=value`` words."""
     return dict(word.split("=", 1) for word in text.split())
 
 
 SLURM = variables("SLURM_NODEID=1 SLURM_STEP_ID=0 SLURM_STEP_NUM_NODES=2 SLURM_STEP_NODELIST=cn[07-08]")
 INTERFACES = {"127.0.0.1": "lo", "10.0.0.9": "ib0", "10.1.0.9": "eth0", "10.1.0.10": "eth0"}
-GIVEN = {"node_rank": "0", "num_nodes": 2, "rendezvous": "a"}
+GIVEN = {"node_rank": "0", "nodes": 2, "rendezvous": "a"}
 LISTED = {"node_rank": "0", "has_ip_config": True}
 MACHINES = [Machine("10.0.0.1"), Machine("10.0.0.2"), Machine("10.0.0.3")]
 
 
 def place(environment: dict[str, str] | None = None, **options: Any) -> NodePlace | None:
-    """Return the place for some options."""
-    absent = dict.fromkeys(("node_rank", "num_nodes", "rendezvous", "address"))
-    given: dict[str, Any] = {**absent, "has_ip_config": False, **options}
-    return node_place(
-        ip_config=lambda: MACHINES, environment=environment or {}, interfaces=INTERFACES, **given
-    )
+    absent = dict.fromkeys(("node_rank", "nodes", "rendezvous", "address"))
+    given = argparse.Namespace(**{**absent, "has_ip_config": False, **options})
+    return node_place(given, lambda: MACHINES, INTERFACES, environment or {})
 
 
 @pytest.mark.parametrize(
@@ -53,7 +50,7 @@ def place(environment: dict[str, str] | None = None, **options: Any) -> NodePlac
         ),
         ({"node_rank": "auto"}, SLURM, NodePlace(1, 2, "cn07", DEFAULT_PORT)),
         (
-            {"node_rank": "auto", "num_nodes": 3, "rendezvous": "svc"},
+            {"node_rank": "auto", "nodes": 3, "rendezvous": "svc"},
             SLURM,
             NodePlace(1, 3, "svc", DEFAULT_PORT),
         ),
@@ -64,7 +61,7 @@ def place(environment: dict[str, str] | None = None, **options: Any) -> NodePlac
             NodePlace(1, 2, "a", DEFAULT_PORT),
         ),
         ({**GIVEN, "address": "10.0.0.9"}, {}, NodePlace(0, 2, "a", DEFAULT_PORT, "10.0.0.9")),
-        ({"node_rank": "0", "num_nodes": 1}, {}, NodePlace(0, 1, "127.0.0.1", DEFAULT_PORT)),
+        ({"node_rank": "0", "nodes": 1}, {}, NodePlace(0, 1, "127.0.0.1", DEFAULT_PORT)),
     ],
 )
 def test_place(options: dict[str, Any], environment: dict[str, str], expected: NodePlace | None) -> None:
@@ -74,11 +71,11 @@ def test_place(options: dict[str, Any], environment: dict[str, str], expected: N
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_nodes": 2}, "--nodes needs --node_rank"),
+        ({"nodes": 2}, "--nodes needs --node_rank"),
         ({"address": "10.0.0.1"}, "--address needs --node_rank"),
         ({"node_rank": "3"}, "--node_rank 3 of 3 nodes; allowed are 0 to 2"),
-        ({"node_rank": "0", "num_nodes": 2}, "--nodes needs --rendezvous host:port"),
-        ({**LISTED, "num_nodes": 2}, "--nodes and --ip_config exclude"),
+        ({"node_rank": "0", "nodes": 2}, "--nodes needs --rendezvous host:port"),
+        ({**LISTED, "nodes": 2}, "--nodes and --ip_config exclude"),
         ({"node_rank": "0", "address": "10.0.0.1"}, "--address and ip_config.txt exclude"),
         ({**GIVEN, "rendezvous": "a:b"}, "'a:b' is no host"),
         ({**GIVEN, "address": "::1"}, "DGL's sockets are IPv4 only"),

@@ -42,7 +42,7 @@ STUBBORN = "import signal; [signal.signal(n, signal.SIG_IGN) for n in (2, 15)];"
 PROGRAM = """
 import sys
 from dglkge.launch import node_program
-node_program.HEARTBEAT_SECONDS, node_program.GRACE_SECONDS = 0.1, float(sys.argv[2])
+node_program.protocol.HEARTBEAT_SECONDS, node_program.GRACE_SECONDS = 0.1, float(sys.argv[2])
 node_program.main(float(sys.argv[1]) or None)
 """
 
@@ -62,16 +62,13 @@ class RunningProgram:
         self._messages: list[Message] = []
 
     def send(self, message: Message) -> None:
-        """Send a message."""
         self.program.stdin.write(encode(message))
 
     def start(self, code: str, number: int = 1, **changes: object) -> None:
-        """Start a Python process."""
         fields = {"command": [sys.executable, "-c", code], "environment": {}, "folder": str(self.folder)}
         self.send(Start(number, **{**fields, **changes}))
 
     def next(self) -> Message:
-        """Return the next message."""
         while not self._messages:
             data = os.read(self.program.stdout.fileno(), 65536)
             if not data:
@@ -100,7 +97,6 @@ class RunningProgram:
         return psutil.Process(started.pid)
 
     def register(self, job: str) -> None:
-        """Register a job."""
         self.send(Call(0, "register", {"entry": JobEntry(job).to_dict()}))
         assert self.next() == Reply(0)
 

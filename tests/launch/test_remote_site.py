@@ -24,7 +24,7 @@ from dglkge.launch.remote.remote_site import (
     compare_versions,
     describe_problems,
 )
-from dglkge.launch.ssh import SshSettings
+from dglkge.launch.remote.ssh import SshSettings
 from tests.launch.conftest import ROOT
 
 ADDRESS = "127.0.0.1"
@@ -106,7 +106,6 @@ def test_every_problem_has_a_line() -> None:
 
 
 def described(**versions: str | None) -> dict:
-    """What a node program tells."""
     return {"versions": {"python": "3.11", "dglkge": "1.0", "dgl": "1.1.3", "torch": "2.13.0", **versions}}
 
 

@@ -21,14 +21,14 @@ from dglkge import __version__
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.background import wait
 from dglkge.launch.connection import Events, RunningProcess
-from dglkge.launch.node_place import NodePlace
 from dglkge.launch.process_plan import PlannedProcess
 from dglkge.launch.protocol import Output
 from dglkge.launch.remote.file_transfer import Tree, fetch, send
 from dglkge.launch.remote.handshake import GREETING, RefusedError, authenticate_launcher, read_secret
 from dglkge.launch.remote.node import connect
+from dglkge.launch.remote.node_place import NodePlace
 from dglkge.launch.remote.rendezvous import Rendezvous, listen
-from dglkge.launch.ssh import forwarded_environment
+from dglkge.launch.remote.ssh import forwarded_environment
 from tests.launch.conftest import ROOT, TIMEOUT_SECONDS
 
 SECRET = b"a secret of more than sixteen bytes"
@@ -44,7 +44,6 @@ class _Hub:
         self.started: list[subprocess.Popen[str]] = []
 
     def start_node(self, rank: int = 1, secret: bytes = SECRET, *options: str) -> subprocess.Popen[str]:
-        """Start ``dglkge-launch`` for another node."""
         place = ["--node_rank", str(rank), "--nodes", "2", "--rendezvous", f"127.0.0.1:{self.port}"]
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "DGLKGE_SECRET": secret.decode(), "ODD": "it's"}
         environment["TORCHELASTIC_USE_AGENT_STORE"] = "True"
@@ -76,7 +75,6 @@ class _Hub:
         return node
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Wait for something."""
         deadline = time.monotonic() + TIMEOUT_SECONDS
         while not condition():
             assert time.monotonic() < deadline, self.reports
@@ -85,7 +83,6 @@ class _Hub:
 
 @pytest.fixture
 def hub(free_port: int) -> Iterator[_Hub]:
-    """A launcher that waits for one node."""
     opened = _Hub(free_port)
     yield opened
     opened.nodes.close()
@@ -139,7 +136,7 @@ def test_a_job_of_two_nodes(hub: _Hub, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_node_that_is_lost(hub: _Hub, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its processes count as lost, calls fail with the reason, and the rank is free."""
-    monkeypatch.setattr("dglkge.launch.connection.HEARTBEAT_TIMEOUT_SECONDS", 3.0)
+    monkeypatch.setattr("dglkge.launch.protocol.HEARTBEAT_TIMEOUT_SECONDS", 3.0)
     node = hub.start_and_await_node()
     session = hub.nodes.connection(1)
     hub.call("describe")
@@ -180,7 +177,7 @@ def test_a_launcher_that_is_lost(hub: _Hub) -> None:
 
 def test_dripping_connections(hub: _Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who sends a byte now and then holds no place for longer than a handshake may take."""
-    monkeypatch.setattr("dglkge.launch.remote.rendezvous.HANDSHAKE_SECONDS", 1.0)
+    monkeypatch.setattr("dglkge.launch.remote.handshake.HANDSHAKE_SECONDS", 1.0)
     with socket.create_connection(("127.0.0.1", hub.port), TIMEOUT_SECONDS) as connection:
         start = time.monotonic()
         with pytest.raises(OSError):

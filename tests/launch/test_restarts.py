@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import socket
-from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -13,7 +12,6 @@ import pytest
 
 from dglkge.launch.job_result import (
     JobResult,
-    ProcessResult,
     describe_process,
     describe_status,
     exit_status,
@@ -25,7 +23,6 @@ from dglkge.launch.machine import usable_cores
 
 
 def result(status: int, is_interrupted: bool = False) -> JobResult:
-    """An attempt that ended so."""
     return JobResult(status, None if status == 0 else "because", 1.0, "/logs", (), is_interrupted)
 
 
@@ -78,14 +75,6 @@ def test_words() -> None:
     assert {status: describe_status(status) for status in words} == words
     assert describe_process("trainer 1", 12, "10.0.0.1") == "trainer 1 (pid 12) on 10.0.0.1"
     assert describe_process("trainer 1", None, "10.0.0.1") == "trainer 1 on 10.0.0.1"
-
-
-def test_summary_is_json() -> None:
-    """The summary survives JSON."""
-    process = {"name": "trainer 0", "address": "127.0.0.1", "pid": 12, "status": 0, "log": "/logs/a.log"}
-    summary = {"status": 0, "reason": None, "seconds": 1.5, "log_dir": "/logs", "is_interrupted": False}
-    result = JobResult(**summary, processes=(ProcessResult(**process),))
-    assert json.loads(json.dumps(asdict(result))) == {**summary, "processes": [process]}
 
 
 BEGIN = """

@@ -14,7 +14,6 @@ TIMEOUT_SECONDS = 30
 
 
 def run(arguments: list[str], folder: Path, runner: bool = True) -> subprocess.CompletedProcess:
-    """Run ``python [runner] arguments``."""
     command = [sys.executable, *([script_runner.__file__] if runner else []), *arguments]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
 

@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 
-from dglkge.launch.ssh import STARTER, SshSettings, forwarded_environment, ssh_client, ssh_command
+from dglkge.launch.remote.ssh import STARTER, SshSettings, forwarded_environment, ssh_client, ssh_command
 
 HOSTILE = ["a b", "it's", '"', "$HOME", "`id`", "; touch injected", "\\", "a\nb", "*", "&& false", "-o", "é"]
 

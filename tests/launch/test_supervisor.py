@@ -24,7 +24,7 @@ from dglkge.launch.console import Console
 from dglkge.launch.job_result import JobResult
 from dglkge.launch.process_plan import SERVER, TRAINER, Limits, PlannedProcess
 from dglkge.launch.remote.remote_site import RemoteSite
-from dglkge.launch.ssh import SshSettings
+from dglkge.launch.remote.ssh import SshSettings
 from dglkge.launch.stop_signals import STOP_SIGNALS
 from dglkge.launch.supervisor import Supervisor
 
@@ -56,7 +56,6 @@ def is_running(pid: int) -> bool:
 
 
 def supervise(folder: Path, console: Console, limits: Limits, plan: list[PlannedProcess]) -> JobResult:
-    """Run a job on this machine to its end."""
     with contextlib.closing(RemoteSite(SshSettings(), sys.executable, "/")) as site:
         site.connect([Machine(ADDRESS, 1)], JobEntry(JOB))
         return Supervisor(site, console, folder, limits).run(plan)
@@ -121,7 +120,6 @@ def test_success(run, tmp_path: Path) -> None:
 
 
 def kill_self(number: int) -> str:
-    """A script that a signal ends."""
     return f"import os; print('dying', flush=True); os.kill(os.getpid(), {number})"
 
 

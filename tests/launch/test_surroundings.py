@@ -15,12 +15,11 @@ import pytest
 from tests import surroundings
 
 ROOT = Path(__file__).resolve().parents[2]
-SIGNALS = "tests/launch/test_launch_command.py::test_signals_leave_nothing[2-130]"
+SIGNALS = "tests/launch/test_launch_command.py::test_a_signal_leaves_nothing"
 IN_PROCESS = "tests/partition_tools/test_run_build.py::test_interrupt_ends_the_child"
 
 
 def run_tests(start: list[str], *tests: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    """Run some tests in a pytest of their own."""
     command = [*start, sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]
     variables = {**os.environ, **environment}
     return subprocess.run(

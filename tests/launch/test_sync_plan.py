@@ -43,7 +43,6 @@ def here(tmp_path: Path) -> Path:
 
 
 def names(trees: list[Tree]) -> list[str]:
-    """The files of a plan with one tree."""
     (tree,) = trees
     return sorted(tree.names)
 

@@ -54,7 +54,6 @@ def test_beyond_the_bound_float32_is_right(which, dim, log_scale, seed):
 
 
 def comparator_offset(comparator, query, candidate, dim):
-    """Return minus what a query makes of a candidate."""
     if isinstance(comparator, ScaledL1):
         return -query[:, dim:] * unit_rows(candidate)
     return -torch.einsum("i,bij->bj", candidate[0], query[:, dim:].reshape(-1, dim, dim))

@@ -137,7 +137,6 @@ def scalar_penalty(
 
 
 def as_numbers(row: torch.Tensor, is_complex: bool) -> list[complex]:
-    """Read a row as Python's numbers."""
     values, half = row.tolist(), len(row) // 2
     if not is_complex:
         return [complex(value) for value in values]
@@ -145,12 +144,10 @@ def as_numbers(row: torch.Tensor, is_complex: bool) -> list[complex]:
 
 
 def ratios_of(name: str) -> list[str]:
-    """The ratios that a regularizer has."""
     return [ratio for ratio in RATIOS if ratio in REGULARIZERS.get(name).Settings.model_fields]
 
 
 def made(name: str, model: KgeModel, p: float, **ratios: float) -> Regularizer:
-    """Return a regularizer of a model's kind of rows."""
     return build_regularizer(name, WEIGHT, p, model.score_function.complex_valued, **ratios)
 
 

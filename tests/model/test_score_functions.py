@@ -17,7 +17,6 @@ DIM = 6
 
 
 def has_wide_queries(name: str) -> bool:
-    """Whether queries are wider than candidates."""
     return SCORE_FUNCTIONS.get(name)().query_dim(DIM) > DIM
 
 
@@ -32,7 +31,6 @@ def draw(name: str, num_rows: int = 7, dtype=torch.float64):
 
 
 def sides(name: str) -> list[Side]:
-    """The sides whose queries need no relation rows of their own."""
     return [Side.TAIL] if name in FORWARD_ONLY else list(Side)
 
 

@@ -1,51 +1,26 @@
-"""A DGL cluster on this machine for tests: servers and trainers as processes, several machines where wanted.
+"""A DGL cluster of simulated machines for tests of the optimizers.
 
-A machine is simulated by an address of its own on the loopback network (127.0.0.1, 127.0.0.2, ...) and by
-names of its own for the servers' shared memory; everything else is DGL's ordinary code. Trainers are dealt
-out to machines in turn, so that ranks are not in the order of machines.
+Trainers are dealt out to machines in turn, so that ranks are not in the order of machines.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
 import tempfile
-import time
-import uuid
-from collections.abc import Callable
-from multiprocessing import forkserver, resource_tracker, spawn
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import torch
 
-from tests import warm
-from tests.optim import cluster_process
-from tests.surroundings import free_ports, made_once
+from tests.simulated_machines import SimulatedJob
+from tests.surroundings import made_once
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-
-_FORKS = multiprocessing.get_context("forkserver")
-
-
-def forked(target: Callable[..., None], *arguments: Any) -> multiprocessing.Process:
-    """Return a process, not started yet, that is a copy of one which has imported torch and DGL.
-
-    The imports take seconds. OpenMP reads its number of threads when it is loaded, which is there; with more
-    than one in each process DGL's copies of rows take milliseconds.
-    """
-    imported = ["torch.distributed", "dglkge.training.build", "tests.optim.workers"]
-    _FORKS.set_forkserver_preload([*imported, "tests.warm.numba_started"])
-    resource_tracker.ensure_running()  # with Python itself
-    with mock.patch.object(spawn, "_python_exe", os.fsencode(warm.executable())):
-        forkserver.ensure_running()
-    return _FORKS.Process(target=target, args=arguments)
-
 
 _PARTITION_SCRIPT = """
 import json, sys, torch, dglkge, dgl
@@ -110,106 +85,53 @@ def run_cluster(
     """
     with tempfile.TemporaryDirectory(prefix="optim_cluster_") as name:
         folder = Path(name)
-        tag = "t" + uuid.uuid4().hex[:10]
         source = partitions(num_machines, tuple(num_nodes.items()))
         for part in range(num_machines):
             (folder / f"part{part}").symlink_to(source / f"part{part}")
-        port = free_ports(num_servers)
-        addresses = [f"127.0.0.{1 + machine}" for machine in range(num_machines)]
-        (folder / "ip_config.txt").write_text("".join(f"{address} {port}\n" for address in addresses))
         torch.save(arguments, folder / "arguments.pt")
-        processes = _start(folder, tag, source / "toy.json", worker, num_trainers, num_servers, addresses)
-        try:
-            return _finish(processes, folder, num_trainers, timeout_seconds, expected_status)
-        finally:
-            _kill(processes.values())
-            for segment in Path("/dev/shm").glob(f"*{tag}*"):
-                segment.unlink(missing_ok=True)
-
-
-def _start(
-    folder: Path,
-    tag: str,
-    config: Path,
-    worker: str,
-    num_trainers: int,
-    num_servers: int,
-    addresses: list[str],
-) -> dict[tuple[str, int], multiprocessing.Process]:
-    common = {
-        "DGL_DIST_MODE": "distributed",
-        "DGL_NUM_SAMPLER": "0",
-        "DGL_NUM_CLIENT": str(num_trainers),
-        "DGL_NUM_SERVER": str(num_servers),
-        "DGL_GROUP_ID": "0",
-        "DGL_IP_CONFIG": str(folder / "ip_config.txt"),
-        "DGL_CONF_PATH": str(config),
-        "DGL_GRAPH_FORMAT": "csc",
-        "GLOO_SOCKET_IFNAME": "lo",
-        "DGLBACKEND": "pytorch",
-        "TEST_FOLDER": str(folder),
-        "TEST_TAG": tag,
-        "TEST_WORKER": worker,
-        "WORLD_SIZE": str(num_trainers),
-    }
-    processes = {}
-
-    def start(role: str, number: int, machine: int) -> None:
         env = {
-            **common,
-            "DGL_ROLE": role,
-            "DGL_SERVER_ID": str(number),
-            "RANK": str(number),
-            "TEST_ADDRESS": addresses[machine],
-            "TEST_MACHINE": str(machine),
+            "DGL_NUM_CLIENT": str(num_trainers),
+            "DGL_NUM_SERVER": str(num_servers),
+            "DGL_CONF_PATH": str(source / "toy.json"),
+            "DGLBACKEND": "pytorch",
+            "TEST_FOLDER": str(folder),
+            "WORLD_SIZE": str(num_trainers),
         }
-        log = str(folder / f"{role}{number}.log")
-        process = forked(cluster_process.run, env, str(REPOSITORY), log)
-        processes[role, number] = process
-        process.start()
-
-    for number in range(num_servers * len(addresses)):
-        start("server", number, number // num_servers)
-    for rank in range(num_trainers):
-        start("client", rank, rank % len(addresses))
-    return processes
+        with SimulatedJob(folder, num_machines, num_servers) as job:
+            for number in range(num_servers * num_machines):
+                job.start(_join, "server", number, number // num_servers, env, worker)
+            for rank in range(num_trainers):
+                job.start(_join, "client", rank, rank % num_machines, env, worker)
+            job.wait(timeout_seconds, expected_status, servers=expected_status is None)
+        files = [folder / f"result{rank}.pt" for rank in range(num_trainers)]
+        return [torch.load(file, weights_only=False) if file.exists() else None for file in files]
 
 
-def _finish(
-    processes: dict,
-    folder: Path,
-    num_trainers: int,
-    timeout_seconds: float,
-    expected_status: dict[int, int] | None,
-) -> list[Any]:
-    """Wait for all processes, check every exit status, read the results."""
-    deadline = time.monotonic() + timeout_seconds
-    waiting = {
-        (role, number): process
-        for (role, number), process in processes.items()
-        if role == "client" or expected_status is None
-    }
-    wanted = {("client", rank): status for rank, status in (expected_status or {}).items()}
-    while waiting:
-        for key, process in list(waiting.items()):
-            process.join(timeout=0.05)
-            if process.exitcode is None:
-                continue
-            del waiting[key]
-            if process.exitcode != wanted.get(key, 0):
-                raise AssertionError(f"{key} ended with {process.exitcode}\n{_logs(folder)}")
-        if time.monotonic() > deadline:
-            raise AssertionError(f"{list(waiting)} did not end within {timeout_seconds} s\n{_logs(folder)}")
-    files = [folder / f"result{rank}.pt" for rank in range(num_trainers)]
-    return [torch.load(file, weights_only=False) if file.exists() else None for file in files]
+def _join(worker: str) -> None:
+    """Join the cluster in the role that the environment gives, and run the worker."""
+    import dgl
+    import torch.distributed as dist
 
+    from dglkge.distributed import dgl_compat
 
-def _logs(folder: Path) -> str:
-    return "\n".join(f"--- {path.name}\n{path.read_text()[-3000:]}" for path in sorted(folder.glob("*.log")))
-
-
-def _kill(processes: Any) -> None:
-    """End what is left, and reap it."""
-    for process in processes:
-        process.kill()
-        process.join()
+    env = os.environ
+    os.chdir(REPOSITORY)
+    folder, rank, name = Path(env["TEST_FOLDER"]), int(env["RANK"]), env["TEST_MACHINE"]
+    config = folder / f"{name}.{env['DGL_ROLE']}{rank}.json"
+    config.write_text(
+        Path(env["DGL_CONF_PATH"]).read_text().replace('"graph_name": "toy"', f'"graph_name": "{name}"')
+    )
+    env["DGL_CONF_PATH"] = str(config)
+    if env["DGL_ROLE"] == "server":
+        dgl_compat.serve(env["DGL_IP_CONFIG"])
+    dgl.distributed.initialize(env["DGL_IP_CONFIG"])
+    world_size = int(env["WORLD_SIZE"])
+    arguments = torch.load(folder / "arguments.pt", weights_only=False)
+    if world_size > 1 or (isinstance(arguments, dict) and arguments.get("process_group")):
+        dist.init_process_group(
+            "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world_size
+        )
+    graph = dgl.distributed.DistGraph(name, part_config=str(config))
+    module, function = worker.split(":")
+    result = getattr(importlib.import_module(module), function)(graph, arguments)
+    torch.save(result, folder / f"result{rank}.pt")

@@ -19,7 +19,6 @@ IDS = torch.tensor([1, 2])
 
 
 def run(worker: str, num_trainers: int, **options) -> list:
-    """Run a function of ``dgl_workers`` in every trainer."""
     return run_cluster(f"tests.optim.dgl_workers:{worker}", num_trainers, num_nodes=NUM_NODES, **options)
 
 

@@ -35,7 +35,6 @@ def expected(label: str, kind: str, dim: int, num_steps: int) -> Oracle:
 
 
 def compare(case: Case, results: list[dict], num_steps: int = NUM_STEPS) -> None:
-    """Every trainer must read the oracle's rows and state."""
     for result in results:
         for (kind, dim), (rows, state) in zip(TABLES, result[case.label]):
             oracle = expected(case.label, kind, dim, num_steps)
@@ -56,9 +55,7 @@ def compare(case: Case, results: list[dict], num_steps: int = NUM_STEPS) -> None
         (3, 2, 2, MANY_STEPS),
     ],
 )
-def test_rows_and_state_match_the_oracle(
-    num_trainers: int, num_servers: int, num_machines: int, num_steps: int
-) -> None:
+def test_rows_and_state_match_the_oracle(num_trainers, num_servers, num_machines, num_steps):
     """All steps of every case; the oracle knows nothing of trainers, so all layouts give the same rows."""
     results = run_cluster(
         "tests.optim.workers:all_cases",

@@ -32,8 +32,6 @@ def in_threads(size: int, run: Callable[[int], Any]) -> list[Any]:
 
 
 class Threads:
-    """What the trainers of one test share."""
-
     def __init__(self, size: int) -> None:
         self.barrier = threading.Barrier(size, timeout=60)
         self.board: list[Any] = [None] * size

@@ -40,7 +40,6 @@ def make_narrow(standalone_graph: Any) -> Callable[..., NarrowEmbedding]:
 
 
 def everything(table: NarrowEmbedding) -> torch.Tensor:
-    """Return all rows."""
     return table.read(torch.arange(NUM_ROWS))
 
 
@@ -55,9 +54,7 @@ def everything(table: NarrowEmbedding) -> torch.Tensor:
     ],
     ids=str,
 )
-def test_steps_are_those_of_float64_rounded_by_the_same_bits(
-    make_narrow: Callable[..., NarrowEmbedding], name: str, dtype: torch.dtype, kernels: str
-) -> None:
+def test_steps_are_those_of_float64_rounded_by_the_same_bits(make_narrow, name, dtype, kernels):
     table = make_narrow(7, dtype, seed=3)
     optimizer = getattr(dglkge.optim, name)([table], lr=0.1, kernels=kernels)
     oracle = Oracle(Case("", name, lr=0.1), NUM_ROWS, 7)
@@ -102,9 +99,7 @@ def test_reads_are_float32_and_their_gradients_arrive(make_narrow: Callable[...,
     torch.testing.assert_close(after[[4, 9]], before[[4, 9]] - 0.5, rtol=2**-7, atol=2**-7)
 
 
-def test_small_steps_are_lost_by_nearest_and_kept_in_the_mean_by_stochastic(
-    make_narrow: Callable[..., NarrowEmbedding],
-) -> None:
+def test_small_steps_are_lost_by_nearest_and_kept_in_the_mean_by_stochastic(make_narrow):
     num_steps, lr = 64, 2.0**-12  # the next bfloat16 below 1 is 1 - 2**-8
     moved = {}
     for rounding in ("nearest", "stochastic"):
@@ -123,9 +118,7 @@ def test_small_steps_are_lost_by_nearest_and_kept_in_the_mean_by_stochastic(
     assert abs(float(moved["stochastic"].mean()) - exact) < 5 * error
 
 
-def test_the_same_steps_give_the_same_rows_and_another_seed_others(
-    make_narrow: Callable[..., NarrowEmbedding],
-) -> None:
+def test_the_same_steps_give_the_same_rows_and_another_seed_others(make_narrow):
     found = []
     table = make_narrow(16)
     policy, name = table.part_policy, table.name
@@ -161,9 +154,7 @@ def test_lengths_are_limited_before_rounding(make_narrow: Callable[..., NarrowEm
     assert bool((lengths[:10] < 0.5 * (1 + 2**-7)).all()) and bool((lengths[10:] > 1).all())
 
 
-def test_blocks_change_nothing(
-    make_narrow: Callable[..., NarrowEmbedding], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_change_nothing(make_narrow, monkeypatch):
     found = []
     for numbers in (9, 65, 1 << 17):
         monkeypatch.setattr("dglkge.optim.narrow_rows.NarrowUpdate.NUMBERS_A_BLOCK", numbers)

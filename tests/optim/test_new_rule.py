@@ -82,9 +82,7 @@ class DescentRule(UpdateRule):
 @pytest.mark.parametrize(
     ("rule", "share"), [(MomentumRule(), 0.5), (MomentumRule(0.9), 0.9), (DescentRule(), 0)]
 )
-def test_it_is_torch_sgd_where_every_row_is_touched(
-    make_table, rule: UpdateRule, share: float, kernels: str
-) -> None:
+def test_it_is_torch_sgd_where_every_row_is_touched(make_table, rule, share, kernels):
     """Momentum decays in touched rows only, so all rows are touched here. Links work around any rule."""
     table = make_table()
     optimizer = SparseOptimizer([table], rule, 0.1, weight_decay=0.01, kernels=kernels)

@@ -13,7 +13,6 @@ pytestmark = pytest.mark.parametrize("kind", [GradientRows, PlainRows])
 
 
 def merged(chains: GradientRows, dtype: torch.dtype) -> tuple[np.ndarray, np.ndarray]:
-    """Sums and numbers of gradients of all keys."""
     rows = torch.empty(chains.num_keys, chains.dim, dtype=dtype)
     counts = np.empty(chains.num_keys, np.int64)
     chains.merge_into(np.arange(chains.num_keys), rows, counts, Scratch())

@@ -15,7 +15,6 @@ IDS = torch.tensor([1, 2])
 
 
 def moved(table, before: torch.Tensor) -> list[int]:
-    """Rows that changed."""
     return torch.nonzero((table.weight[EVERYTHING] != before).any(1)).flatten().tolist()
 
 

@@ -30,7 +30,6 @@ def build_in_this_process(dataset: Path, job: GraphJob) -> None:
 
 @pytest.fixture
 def build_here(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Partition in the test's own process."""
     monkeypatch.setattr(dataset_writer, "run_build", build_in_this_process)
 
 

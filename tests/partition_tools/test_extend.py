@@ -24,7 +24,6 @@ pytestmark = pytest.mark.usefixtures("build_here")
 
 
 def write(path: Path, *rows: tuple[str, ...]) -> Path:
-    """Write triples."""
     path.write_text("".join("\t".join(row) + "\n" for row in rows))
     return path
 

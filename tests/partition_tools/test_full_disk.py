@@ -35,7 +35,6 @@ def source(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def small_disk(tmp_path):
-    """Return a function that mounts a tmpfs of so many KiB."""
     with contextlib.ExitStack() as disks:
 
         def mount(kib: int) -> Path:

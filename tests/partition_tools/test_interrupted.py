@@ -51,7 +51,6 @@ def run(source: Path, output: Path, module: str, function: str, number: int, *op
 
 
 def loadable(folder: Path) -> list[Path]:
-    """All folders below that open as a dataset."""
     found = []
     for path in [folder, *(path for path in folder.rglob("*") if path.is_dir())]:
         with contextlib.suppress(InputError):

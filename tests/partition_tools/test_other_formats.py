@@ -23,7 +23,6 @@ TEST = [("New York", "in", "Italy")]
 
 
 def id_lines(triples, order="hrt", separator=" "):
-    """Triples as lines of ids."""
     rows = [{"h": ENTITIES.index(h), "r": RELATIONS.index(r), "t": ENTITIES.index(t)} for h, r, t in triples]
     return "".join(separator.join(str(row[letter]) for letter in order) + "\n" for row in rows)
 
@@ -41,7 +40,6 @@ def openke(folder, separator=" ", counted=True, suffix="2id"):
 
 
 def dglke(folder, ids=False):
-    """DGL-KE's files of a built-in data set."""
     folder.mkdir()
     for stem, known in (("entities", ENTITIES), ("relations", RELATIONS)):
         (folder / f"{stem}.dict").write_text("".join(f"{id_}\t{name}\n" for id_, name in enumerate(known)))
@@ -65,7 +63,6 @@ def pykeen(folder, triples, entities=ENTITIES):
 
 
 def pykeen_dataset(folder):
-    """A folder as Dataset.to_directory_binary writes it."""
     pykeen(folder / "training", TRAIN)
     pykeen(folder / "testing", TEST)
     return folder

@@ -29,12 +29,10 @@ def dataset(tmp_path):
 
 
 def children() -> list[psutil.Process]:
-    """The living processes that partition for this one."""
     return [child for child in psutil.Process().children() if "build_graph.py" in " ".join(child.cmdline())]
 
 
 def replace_child(monkeypatch, tmp_path, code: str) -> None:
-    """Put another script in the place of build_graph.py."""
     script = tmp_path / "build_graph.py"
     script.write_text(code)
     monkeypatch.setattr(run_build_module, "__file__", str(tmp_path / "run_build.py"))

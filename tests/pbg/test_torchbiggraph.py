@@ -88,18 +88,15 @@ def same_relation_state(theirs: Path, run: Path, relation_order: np.ndarray) -> 
 
 @pytest.fixture(scope="module")
 def dataset() -> Dataset:
-    """The ring."""
     return Dataset.open(toy_dataset())
 
 
 @pytest.fixture
 def ours(tmp_path: Path, dataset: Dataset) -> Path:
-    """A run of ours with random rows."""
     return random_run(tmp_path, dataset, "complex", True)
 
 
 def random_run(tmp_path: Path, dataset: Dataset, score_function: str, reciprocal: bool) -> Path:
-    """Write a run of ours with random rows."""
     meta = toy_meta(
         score_function=score_function,
         reciprocal=reciprocal,
@@ -121,7 +118,6 @@ def random_run(tmp_path: Path, dataset: Dataset, score_function: str, reciprocal
 
 
 def described(folder: Path) -> dict[str, Any]:
-    """Return a checkpoint's config.json."""
     text = (folder / layout.CONFIG_FILE).read_text(encoding="utf-8")
     return dict(json.loads(text))
 
@@ -268,6 +264,59 @@ def test_passes_are_counted_as_its_trainer_does(edge_sets: tuple[str, ...], num_
             theirs = manager(3, paths, num_chunks, iteration_idx=max(0, count.finished - 1))
             expected = {**count.attributes(), "iteration/num_epochs": 3}
             assert theirs.get_checkpoint_metadata() == expected
+
+
+def test_records_of_buckets_are_as_its_own(dataset: Dataset, tmp_path: Path) -> None:
+    """A run of its own over two partitions has the same fields and numbers; it goes on with one of ours."""
+    stats = pytest.importorskip("torchbiggraph.stats").Stats
+    run, theirs, entity_path = tmp_path / "run", tmp_path / "theirs", tmp_path / "entities"
+    more = ("sampling.num_ranges=2", "sampling.buckets=directed", "evaluation.held_out.fraction=0.1")
+    more += ("training.batch_statistics=true", "training.num_epochs=2", "evaluation.split=none")
+    more += ("optimizer.name=row_adagrad", "optimizer.lr=0.001")
+    commands.train_alone(*settings(dataset.path, run, *more))
+    entity_path.mkdir()
+    triples = np.array(dataset.split("train"))
+    half = dataset.num_entities("entity") // 2
+    for part, count in enumerate((half, dataset.num_entities("entity") - half)):
+        (entity_path / f"entity_count_entity_{part}.txt").write_text(f"{count}\n")
+    (tmp_path / "edges").mkdir()
+    for lhs, rhs in np.ndindex(2, 2):
+        own = triples[((triples[:, 0] >= half) == lhs) & ((triples[:, 2] >= half) == rhs)]
+        edges = write_edges(tmp_path / f"edges{lhs}{rhs}", own - [lhs * half, 0, rhs * half])
+        (edges / "edges_0_0.h5").rename(tmp_path / "edges" / f"edges_{lhs}_{rhs}.h5")
+    relations = [
+        {"name": name, "lhs": "entity", "rhs": "entity", "operator": "diagonal"}
+        for name in dataset.relations.labels.names
+    ]
+    model = {
+        "entities": {"entity": {"num_partitions": 2}}, "relations": relations, "dimension": DIM,
+        "entity_path": str(entity_path), "edge_paths": [str(tmp_path / "edges")], "num_epochs": 2,
+        "checkpoint_path": str(theirs), "comparator": "dot",
+    }  # fmt: skip
+    config = write_config(tmp_path / "c.py", model, eval_fraction=0.1)
+    biggraph("train", config)
+    folders = ((run / "checkpoint" / "latest").resolve(), theirs)
+    ours, own = ([*map(json.loads, (one / "training_stats.json").open(encoding="utf-8"))] for one in folders)
+    evaluated = {"eval_stats_before", "eval_stats_after"}
+    assert sum(evaluated <= one.keys() for one in ours) > len(ours) / 2
+    # Its later versions count buckets from 0.
+    assert [line["index"] for line in ours] == [line["index"] - 1 for line in own]
+    for name in ("epoch_idx", "edge_path_idx", "edge_chunk_idx"):
+        assert [line[name] for line in ours] == [line[name] for line in own]
+    for one, other in zip(ours, own):
+        # Held-out triples are drawn from all triples here: a small bucket may have none.
+        assert other.keys() - evaluated <= one.keys()
+        for name in one.keys() & {"stats", *evaluated}:
+            assert stats.from_dict(one[name]).count > 0
+            assert other[name]["metrics"].keys() <= one[name]["metrics"].keys()
+    edges = write_edges(tmp_path / "train", triples)
+    version = open_checkpoint(run).version
+    config = write_config(
+        tmp_path / "d.py", described(folders[0]), edge_paths=[str(edges)], num_epochs=version + 1
+    )
+    biggraph("train", config)
+    read = [*map(json.loads, (folders[0] / "training_stats.json").open(encoding="utf-8"))]
+    assert read[: len(ours)] == ours and len(read) == len(ours) + 1
 
 
 def test_it_resumes_at_the_epoch_whatever_the_cadence_of_commits_was(

@@ -22,9 +22,7 @@ def info(folder: Path, available_kib: int) -> Path:
     return path
 
 
-def test_the_lower_of_the_kernels_estimate_and_the_groups_limit_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_lower_of_the_kernels_estimate_and_the_groups_limit_counts(tmp_path, monkeypatch):
     for allowed, expected in ((None, 2 * MIB), (MIB, MIB), (3 * MIB, 2 * MIB), (0, 0)):
         monkeypatch.setattr(host, "free_memory", lambda process, found=allowed: found)
         assert available_memory(info(tmp_path, 2048)) == expected

@@ -54,7 +54,6 @@ def write_plain_splits(folder: Path, frame: pd.DataFrame) -> None:
 
 @pytest.fixture(scope="session")
 def page(runs, tmp_path_factory) -> Path:
-    """The page of both runs."""
     pytest.importorskip("plotly", reason="plotly is not installed")
     pytest.importorskip("sklearn", reason="scikit-learn is not installed")
     from dglkge.cli.main import main

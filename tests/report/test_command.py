@@ -9,25 +9,12 @@ from html.parser import HTMLParser
 
 import pytest
 
-from dglkge.cli.main import main
 from dglkge.report.figures import Choices, collect
 from dglkge.report.page import render
 from tests.report.toy_report import HOSTILE
 
 
-@pytest.fixture
-def call(capsys):
-    def run_main(*arguments):
-        status = main(["report", *map(str, arguments)])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return run_main
-
-
 class Reader(HTMLParser):
-    """Collects elements and texts."""
-
     def __init__(self) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict]] = []
@@ -57,7 +44,6 @@ def test_names_are_text(page):
 
 @pytest.fixture
 def plots(page):
-    """The figures of the page."""
     text = page.read_text(encoding="utf-8").split('id="plots">', 1)[1].split("</script>", 1)[0]
     return json.loads(text)
 
@@ -72,9 +58,9 @@ def test_plots_have_every_name_as_plotly_shows_it_literally(plots):
 
 def test_a_page_of_one_run_shows_its_mrr_once(call, runs, tmp_path):
     target = tmp_path / "one.html"
-    assert call(runs.first, "--output", target, "--limit", 0)[0] == 0
+    assert call("report", runs.first, "--output", target, "--limit", 0)[0] == 0
     html = target.read_text(encoding="utf-8")
-    figures = json.loads(call(runs.first, "--json", "--limit", 0, "--points", 0)[1])
+    figures = json.loads(call("report", runs.first, "--json", "--limit", 0, "--points", 0)[1])
     mrr = f"{figures['runs'][0]['ranking']['sides']['both']['mrr']:.4f}"
     before_ranking = html.partition('<section id="ranking">')[0]
     assert before_ranking.count(f">{mrr}<") == 1 and ">MRR<" not in before_ranking
@@ -93,6 +79,18 @@ def test_names_on_the_map_do_not_lie_on_each_other(plots):
             assert abs(name["x"] - other["x"]) > 0.15 * width or abs(name["y"] - other["y"]) > 0.05 * height
 
 
+def test_buckets_of_a_run_with_ranges(runs):
+    pytest.importorskip("plotly", reason="plotly is not installed")
+    figures = collect([str(runs.first)], Choices(limit=5, points=0))
+    assert "table-buckets" not in render(figures)
+    record = {"lhs_partition": 2, "rhs_partition": 1, "stats": {"count": 12345, "metrics": {"loss": 0.25}}}
+    record |= {"seconds": 2.0, "bytes_read": 3_000_000, "bytes_written": 500_000, "mb_per_second": 1.75}
+    figures["runs"][0]["training"]["buckets"] = [{**record, "major_faults": 7}]
+    (table,) = re.findall('<table id="table-buckets-0".*?</table>', render(figures), re.DOTALL)
+    cells = re.findall("<t[dh][^>]*>([^<]*)</t[dh]>", table.partition("<tbody>")[2])
+    assert cells == ["0", "2", "1", "12,345", "0.2500", "–", "2.00", "3.0", "0.5", "1.8", "7"]
+
+
 def test_the_best_run_of_a_row_is_bold(runs):
     """The lowest mean rank, and the highest of all others."""
     pytest.importorskip("plotly", reason="plotly is not installed")
@@ -104,7 +102,7 @@ def test_the_best_run_of_a_row_is_bold(runs):
 
 
 def test_json_has_the_figures(call, runs):
-    status, out, err = call(runs.first, "--json", "--limit", 5, "--points", 0)
+    status, out, err = call("report", runs.first, "--json", "--limit", 5, "--points", 0)
     found = json.loads(out)
     assert (status, err) == (0, "") and not (runs.first / "report.html").exists()
     assert found["runs"][0]["ranking"]["num_triples"] == 5 and "map" not in found["runs"][0]
@@ -113,7 +111,7 @@ def test_json_has_the_figures(call, runs):
 def test_a_page_that_exists_is_kept(call, runs, tmp_path):
     target = tmp_path / "page.html"
     target.write_text("mine")
-    status, out, err = call(runs.first, "--output", target)
+    status, out, err = call("report", runs.first, "--output", target)
     assert (status, out) == (2, "")
     assert err == f"dglkge: error: {target} exists; --overwrite replaces it\n"
     assert target.read_text() == "mine"
@@ -134,7 +132,7 @@ def test_a_page_that_exists_is_kept(call, runs, tmp_path):
 def test_bad_input_is_one_line(call, runs, tmp_path, arguments, message):
     pytest.importorskip("plotly", reason="plotly is not installed")
     names = {"FIRST": runs.first, "SECOND": runs.second, "OUT": tmp_path / "page.html"}
-    status, out, err = call(*(names.get(one, one) for one in arguments))
+    status, out, err = call("report", *(names.get(one, one) for one in arguments))
     assert (status, out) == (2, "")
     assert err.startswith(f"dglkge: error: {message}") and err.count("\n") == 1
     assert not (tmp_path / "page.html").exists()
@@ -145,7 +143,7 @@ def test_a_missing_package_is_named_before_the_work(call, runs, tmp_path, monkey
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, package, None)
-    status, out, err = call(runs.first, "--output", tmp_path / "page.html")
+    status, out, err = call("report", runs.first, "--output", tmp_path / "page.html")
     assert (status, out) == (2, "")
     whats = {"sklearn": "the map of entities (--points 0 leaves it out) needs scikit-learn"}
     expected = whats.get(package, f"a report needs {package}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dglkge.report import plots
 from dglkge.report.learning_curves import MOST_POINTS, learning_curves, read_lines, thinned
 from tests.report.toy_report import stats_lines
 
@@ -35,3 +36,20 @@ def test_a_long_curve_keeps_its_mean_and_its_end():
     points = thinned(values, values)
     assert len(points) == MOST_POINTS and points[-1][0] == values[-1]
     assert np.mean([value for _, value in points]) == pytest.approx(values.mean())
+
+
+def test_train_and_valid_loss_are_in_one_picture():
+    lines = [*stats_lines(), {"epoch": 2, "valid": {"mrr": 0.5, "loss": 2.5, "num_queries": 20}}]
+    run = {"label": "a", "training": learning_curves(lines)}
+    traces = plots.curves([run], "loss", "loss")["data"]
+    assert [(trace["name"], trace["y"][-1]) for trace in traces] == [("a, train", 1.0), ("a, valid", 2.5)]
+    assert [trace["name"] for trace in plots.curves([run], "valid", "MRR")["data"]] == ["a"]
+    assert plots.is_log_better([run], "loss") is False
+
+
+def test_buckets_of_the_last_epoch():
+    """A bucket that was trained again replaces the record of the earlier time."""
+    records = [{"index": number, "seconds": 1.0} for number in (4, 5)]
+    lines = [{"epoch": 0, "bucket_record": {"index": 0, "seconds": 1.0}}]
+    lines += [{"epoch": 1, "bucket_record": one} for one in [{"index": 5, "seconds": 9.0}, *records]]
+    assert learning_curves([*stats_lines(), *lines])["buckets"] == records

@@ -39,9 +39,7 @@ LAYOUTS = [(1, 1, 1), (1, 3, 4), (2, 1, 3), (3, 2, 4), (2, 2, 9)]
     ("order", "num_parts", "per_machine", "num_ranges"),
     [(order, *layout) for order, layout in zip(BUCKET_ORDERS, LAYOUTS)],
 )
-def test_an_epoch_has_the_triples_of_one_range_each_once(
-    order: str, num_parts: int, per_machine: int, num_ranges: int
-) -> None:
+def test_an_epoch_has_the_triples_of_one_range_each_once(order, num_parts, per_machine, num_ranges):
     for is_mixed in [False, True]:
         trainers = toy_trainers(num_parts, per_machine, num_ranges, order, is_mixed=is_mixed)
         assert len(trainers[0]) == 11

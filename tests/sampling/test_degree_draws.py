@@ -20,7 +20,6 @@ random = np.random.default_rng(5)
 
 
 def a_graph(num_triples: int) -> np.ndarray:
-    """Triples whose small entity ids occur more often."""
     relations = random.integers(0, 3, num_triples)
     columns = []
     for side in (0, 1):

@@ -29,12 +29,10 @@ def edge_tables(num_parts: int) -> list[EdgeTable]:
 
 
 def options(local: int, per_machine: int) -> EdgeOptions:
-    """Options of a trainer."""
     return EdgeOptions(PAIR_OF_RELATION, NUM_TRIPLES, BATCH_SIZE, CHUNK_SIZE, local, per_machine, SEED)
 
 
 def trainers(num_parts: int, per_machine: int) -> list[EdgeBatches]:
-    """All trainers of a cluster."""
     return [
         EdgeBatches(table, options(local, per_machine))
         for table in edge_tables(num_parts)

@@ -50,7 +50,6 @@ def trainers_of(
     chunk_size: int = CHUNK_SIZE,
     by_machine: bool = True,
 ) -> list[list[EdgeBatches]]:
-    """Return the trainers of each machine."""
     num_triples = sum(len(table.triple_ids) for table in tables)
     order = TripleOrder([EdgeSet("train", range(num_triples))], SEED) if order is None else order
     rows = [rows_of_sets(order, table.triple_ids) for table in tables]
@@ -69,7 +68,6 @@ def trainers_of(
 
 
 def triples_of(machines: list[list[EdgeBatches]], epoch: int, index: int) -> list[list[int]]:
-    """Return the triples of each machine in a batch."""
     return [
         [id_ for trainer in machine for id_ in trainer.batch(epoch, index).triple_ids.tolist()]
         for machine in machines
@@ -80,9 +78,7 @@ def triples_of(machines: list[list[EdgeBatches]], epoch: int, index: int) -> lis
     ("num_parts", "per_machine", "in_sets"),
     [(1, 1, False), (1, 3, True), (2, 1, True), (3, 2, False), (4, 3, True)],
 )
-def test_an_epoch_has_each_triple_once_in_proportional_shares(
-    num_parts: int, per_machine: int, in_sets: bool
-) -> None:
+def test_an_epoch_has_each_triple_once_in_proportional_shares(num_parts, per_machine, in_sets):
     order = TripleOrder(SETS if in_sets else [EdgeSet("all", range(NUM_TRIPLES))], SEED, 0.1 * in_sets)
     tables = edge_tables(num_parts)
     machines = trainers_of(tables, per_machine, order)
@@ -212,9 +208,7 @@ def test_rows_of_negatives_that_a_machine_pulls_are_those_of_its_share(by_machin
 
 
 @pytest.mark.parametrize("in_sets", [False, True], ids=["one set", "sets"])
-def test_a_trainer_computes_the_order_of_its_own_triples_only(
-    in_sets: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_trainer_computes_the_order_of_its_own_triples_only(in_sets, monkeypatch):
     order = TripleOrder(SETS, SEED, 0.1) if in_sets else None
     machines = trainers_of(edge_tables(4), 3, order)
     permuted: list[int] = []

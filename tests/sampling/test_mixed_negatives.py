@@ -29,7 +29,6 @@ def a_batch(seed: int = 0, epoch: int = 0, index: int = 0) -> EdgeBatch:
 
 
 def sampler(shares: tuple[float, float, float], ranges=RANGES, number: int = 100) -> MixedNegatives:
-    """Return a sampler of a hundred negatives."""
     return MixedNegatives(number, shares, NODE_IDS, ranges, PAIRS, seed=3)
 
 

@@ -32,7 +32,6 @@ class ToyPages:
         self.start_to_write, self.push_out, self.drop = noting("write"), noting("push"), noting("drop")
 
     def pieces(self, number: int) -> list[tuple[int, int]]:
-        """Return one piece."""
         return [(number, 1)]
 
 
@@ -125,20 +124,16 @@ class ToyTriples:
         return [(first, stop)] if first < stop else []
 
     def read_ahead(self, *rows: int) -> bool:
-        """Note it."""
         self.read.append(rows)  # type: ignore[arg-type]
         return True
 
     def drop(self, *rows: int) -> bool:
-        """Note it."""
         self.dropped.append(rows)  # type: ignore[arg-type]
         return True
 
 
 @pytest.mark.parametrize(("batch_size", "is_mixed"), [(7, True), (20, False), (200, True)])
-def test_the_triples_of_a_bucket_are_read_once_and_dropped_behind_its_last_batch(
-    batch_size: int, is_mixed: bool
-) -> None:
+def test_the_triples_of_a_bucket_are_read_once_and_dropped_behind_its_last_batch(batch_size, is_mixed):
     (trainer,) = toy_trainers(1, 1, 4, batch_size=batch_size, is_mixed=is_mixed)
     files = [ToyTriples(), ToyTriples()]
     reader = TripleReader(trainer, files)

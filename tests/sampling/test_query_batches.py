@@ -16,7 +16,6 @@ from tests.toy_kg import toy_dataset
 
 
 def answers_of(index: QueryIndex) -> list[list[int]]:
-    """Return the answers of every query."""
     found, next_query = [], 0
     for first, end, answers in index.blocks():
         assert first == next_query < end
@@ -102,7 +101,6 @@ def test_no_triples_have_no_pairs() -> None:
 
 
 def batches_of(dataset: Dataset, machine: int, local_rank: int, trainers: int) -> QueryBatches:
-    """Return the batches of one trainer."""
     types = [(relation.lhs, relation.rhs) for relation in dataset.relations.relations]
     triples = dataset.split("train")
     index, pairs = QueryIndex(KnownTriples([triples], len(types))), PairIndex(triples, types)
@@ -112,9 +110,7 @@ def batches_of(dataset: Dataset, machine: int, local_rank: int, trainers: int) -
 @pytest.mark.parametrize(
     ("parts", "trainers", "typed"), [(1, 1, False), (1, 3, True), (2, 2, False), (2, 2, True)]
 )
-def test_every_query_is_trained_once_an_epoch_in_the_same_batch(
-    parts: int, trainers: int, typed: bool
-) -> None:
+def test_every_query_is_trained_once_an_epoch_in_the_same_batch(parts, trainers, typed):
     dataset = Dataset.open(toy_dataset(parts, typed))
     alone = batches_of(Dataset.open(toy_dataset(1, typed)), 0, 0, 1)
     shares = [batches_of(dataset, m, rank, trainers) for m in range(parts) for rank in range(trainers)]

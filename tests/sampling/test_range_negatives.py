@@ -28,7 +28,6 @@ def a_batch(ranges: tuple[tuple[int, int], ...] = ((1, 3), (2, 0)), index: int =
 def sampler(
     side: Side, shares=(1.0, 0.0, 0.0), part: int = 0, number: int = 1000, weights=None, is_mixed=False
 ) -> RangeNegatives:
-    """Return the sampler of a side."""
     ranges = NodeRanges(BOUNDS, NUM_RANGES, is_mixed)
     return RangeNegatives(side, number, shares, ranges, part, PAIRS, 3, weights)
 

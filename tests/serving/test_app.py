@@ -69,12 +69,10 @@ def error_of(answer, status: int) -> str:
 
 
 def check_schema(name: str, content) -> None:
-    """Hold an answer against what /openapi.json says of it."""
     getattr(app_module, name).model_validate(content, strict=True)
 
 
 def named(dataset, triple) -> dict[str, str]:
-    """The names of a triple of ids."""
     head, relation, tail = (int(id_) for id_ in triple)
     pair = dataset.relations[relation]
     return {
@@ -85,8 +83,25 @@ def named(dataset, triple) -> dict[str, str]:
 
 
 def predictions(client, queries, **options):
-    """Results of /predict."""
     return client.post("/predict", json={"queries": queries, **options}).json()["results"]
+
+
+def test_missing_triples_are_those_of_the_run(client, run):
+    body = {"heads": ["person3", IMAGE], "k": 3, "limit": 10}
+    content = client.post("/complete", json=body).json()["triples"]
+    expected = run.complete(**body)
+    names = ["head", "relation", "tail"]
+    assert (
+        len(content) == 10
+        and [[row[name] for name in names] for row in content] == expected[names].values.tolist()
+    )
+    assert "fit probabilities" in error_of(client.post("/complete", json={"heads": ["person3"]}), 400)
+
+
+def test_a_question_needs_probabilities(client):
+    body = {"question": "?x : (person3, lives_in, ?x)"}
+    assert "fit probabilities" in error_of(client.post("/ask", json=body), 400)
+    assert "begins with a variable" in error_of(client.post("/ask", json={"question": "(a, b, c)"}), 400)
 
 
 def test_predictions_are_those_of_the_run(client, run):
@@ -219,7 +234,7 @@ def test_names_and_relations(client, run, hostile_dataset):
         (f"/entities?prefix={'x' * 10_001}", 422, "prefix: String should have at most 10000 characters"),
         ("/triples?entity=town2&role=middle", 422, "role: Input should be 'head' or 'tail', got 'middle'"),
         ("/triples?entity=town2&offset=-1", 422, "offset:"),
-        ("/nowhere", 404, "there is no '/nowhere'; there are /entities,"),
+        ("/nowhere", 404, "there is no '/nowhere'; there are /ask, /complete, /entities,"),
         ("/docs", 404, "there is no '/docs'"),
         ("/page/../../app.py", 404, "there is no"),
         ("/predict", 405, "/predict is not asked with GET"),

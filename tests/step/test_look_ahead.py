@@ -28,16 +28,13 @@ class Parts:
         return NUM_BATCHES
 
     def begin(self, epoch: int, index: int) -> None:
-        """Note the batch that the loop asks for."""
         self.calls.append(("begin", index))
 
     def batch(self, epoch: int, index: int, enter: Any) -> Any:
-        """Make a batch."""
         self.calls.append(("batch", index))
         return SimpleNamespace(epoch=epoch, index=index)
 
     def plan(self, batch: Any) -> Plan:
-        """Plan it."""
         self.calls.append(("plan", batch.index))
         return Plan(number_of(batch), 1, {}, [])
 
@@ -46,7 +43,6 @@ class Parts:
         return plan
 
     def announce(self, plan: Plan) -> None:
-        """Note what is announced."""
         self.calls.append(("announce", plan.number))
 
 

@@ -76,7 +76,6 @@ def assert_each_once(trainers: Sequence[EdgeBatches], epoch: int) -> None:
 
 
 def refuse(_: Any) -> None:
-    """Fail where nothing has to be summed."""
     raise AssertionError
 
 
@@ -97,9 +96,7 @@ def test_order_of_machines(settings: tuple[str, ...], tmp_path: Path) -> None:
         (2, ("training.objective=one_vs_all",)),
     ],
 )
-def test_elsewhere_the_order_is_that_of_the_whole_graph(
-    num_parts: int, settings: tuple[str, ...], tmp_path: Path
-) -> None:
+def test_elsewhere_the_order_is_that_of_the_whole_graph(num_parts, settings, tmp_path):
     batches = build(toy_dataset(num_parts), tmp_path, (0, 0, 2), refuse, *settings)
     assert type(batches) is EdgeBatches and batches.order_mark == 0
 

@@ -61,7 +61,6 @@ def test_reference_and_auto_agree_and_files_rank_alike(
 
 
 def _question(run: dglkge.Run) -> NamedQuery:
-    """Ask for the tails of the first test triple."""
     head, relation, _ = run.dataset.split("test")[0].tolist()
     known = run.tables.meta.relations[relation]
     return NamedQuery(

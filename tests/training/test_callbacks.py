@@ -29,11 +29,9 @@ class Recorder(Callback):
         self.count = 0
 
     def state_dict(self) -> dict[str, int]:
-        """Return the count."""
         return {"count": self.count}
 
     def load_state_dict(self, state: dict[str, int]) -> None:
-        """Take the count."""
         self.count = state["count"]
 
 
@@ -49,7 +47,6 @@ for event in EVENTS:
 
 @pytest.fixture
 def recorder(monkeypatch: pytest.MonkeyPatch) -> type[Recorder]:
-    """Register it."""
     monkeypatch.setitem(CALLBACKS._members, "recorder", Recorder)
     monkeypatch.setattr(Recorder, "calls", [])
     return Recorder

@@ -26,16 +26,13 @@ class Averages:
         self.state: dict[str, Any] = {"count": 0, "mean": torch.zeros(3), "names": ["a"], "pair": (1, None)}
 
     def add(self) -> None:
-        """Change everything a little."""
         self.state["count"] += 1
         self.state["mean"] = self.state["mean"] + 0.1
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state."""
         return dict(self.state)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a state."""
         self.state = dict(state)
 
 
@@ -139,9 +136,7 @@ def test_refused_objects(tmp_path: Path) -> None:
         assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_an_object_that_the_version_lacks_starts_anew(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_an_object_that_the_version_lacks_starts_anew(tmp_path, caplog):
     run = ToyRun(tmp_path)
     run.train(1)
     run.cluster.leave()
@@ -187,8 +182,6 @@ def test_an_optimizer_of_torch_with_a_scheduler_can_be_registered(tmp_path: Path
 
 
 class Clock:
-    """A clock that stands until it is set."""
-
     seconds = 0.0
 
     def __call__(self) -> float:

@@ -269,9 +269,7 @@ def test_the_cases_have_what_they_are_about(tmp_path: Path) -> None:
         ("loss.relation_weights.knowz=2", 1.0, "unknown relation 'knowz'; did you mean 'knows'"),
     ],
 )
-def test_weights_that_do_not_fit_the_data_are_refused(
-    case: str, scale: float, message: str, tmp_path: Path
-) -> None:
+def test_weights_that_do_not_fit_the_data_are_refused(case, scale, message, tmp_path):
     dataset = toy_dataset(typed=True) if scale == 1 else weighted_dataset(tmp_path / "data", scale)
     config = load_config(None, [f"dataset={dataset}", f"output={tmp_path / 'run'}", *case.split()])
     with pytest.raises(InputError, match=message), dglkge.join_cluster(config):

@@ -58,9 +58,7 @@ def dense_of(trainer: Trainer) -> dict[str, torch.Tensor]:
         ("conex", ("model.score_function.channels=2",), 0.02),
     ],
 )
-def test_several_steps_against_all_entities_equal_float64(
-    tmp_path: Path, score_function: str, more: tuple[str, ...], clip: float
-) -> None:
+def test_several_steps_against_all_entities_equal_float64(tmp_path, score_function, more, clip):
     """Autograd in float64 over rows and parameters; Adagrad by its formula, torch's Adam; one norm."""
     limit = 0.001 if score_function == "transformer" else np.inf
     # With the default seed an input of ReLU is so near 0 that its sign, and with it the gradient, depends on
@@ -124,9 +122,7 @@ def test_shared_relations_train_as_single_ones(tmp_path: Path, objective: str) -
         ("transformer", "Rprop", ()),
     ],
 )
-def test_files_resume_and_ranking(
-    tmp_path: Path, score_function: str, optimizer: str, more: tuple[str, ...]
-) -> None:
+def test_files_resume_and_ranking(tmp_path, score_function, optimizer, more):
     """Files, exports, conversions and runs that start from them rank as live rows do."""
     folder, dataset = tmp_path / "run", toy_dataset(typed=True)
     more = (f"model.score_function={score_function}", f"dense.optimizer={optimizer}", "training.num_epochs=2",
@@ -156,7 +152,6 @@ def test_files_resume_and_ranking(
 
 
 def rank(run: dglkge.inference.run.Run) -> dict:
-    """Rank the test split from files."""
     found = run.evaluate(Protocol(split="test")).to_dict()
     return {key: found[key] for key in ("both", "head", "tail")}
 
@@ -205,15 +200,11 @@ def test_a_gradient_that_is_not_finite_updates_nothing() -> None:
 
 
 class Dropping(DenseScore):
-    """A module with random dropout."""
-
     def build_module(self, dim: int, seed: int) -> torch.nn.Module:
         return torch.nn.Sequential(torch.nn.Linear(dim, dim), torch.nn.Dropout(0.1))
 
 
 class Running(DenseScore):
-    """A module with running statistics."""
-
     def build_module(self, dim: int, seed: int) -> torch.nn.Module:
         return torch.nn.Sequential(torch.nn.BatchNorm1d(dim))
 

@@ -177,9 +177,7 @@ def test_trains_the_tables_of_the_cpu_bit_by_bit(case: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("gpus", "expected"), [([True, True], "cuda"), ([True, False], "cpu")])
-def test_auto_is_a_gpu_only_where_every_trainer_has_one(
-    gpus: list[bool], expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_auto_is_a_gpu_only_where_every_trainer_has_one(gpus, expected, monkeypatch):
     """Of two trainers, the second in this process; the other's number is added by the sum."""
     opened = []
     monkeypatch.setattr(computing, "problem_of", lambda name: None if gpus[1] else "no GPU")

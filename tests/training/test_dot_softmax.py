@@ -46,7 +46,6 @@ class Table:
         self.is_whole = is_whole
 
     def gather(self, ids: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """Copy rows."""
         return torch.index_select(self.local_rows, 0, ids, out=out)
 
 
@@ -179,7 +178,6 @@ def regularizer_of(name: str, model: KgeModel) -> Regularizer | None:
 
 
 def assert_close(got: tuple[float, dict], wanted: tuple[float, dict, Any], rtol: float, atol: float) -> None:
-    """Hold losses and gradients near each other."""
     assert got[0] == pytest.approx(wanted[0], rel=rtol)
     for name, rows in wanted[1].items():
         np.testing.assert_allclose(got[1][name], rows, rtol=rtol, atol=atol, err_msg=name)
@@ -188,7 +186,6 @@ def assert_close(got: tuple[float, dict], wanted: tuple[float, dict, Any], rtol:
 def both(
     case: Case, penalty: Regularizer | None, own_entity: bool, loss: Loss | None = None, **more: Any
 ) -> Any:
-    """Return the loss of groups by loops and by autograd."""
     options: dict[str, Any] = {"computation": Computation(), **more}
     return [
         kind(case.planner, case.model, loss or Softmax(), penalty, own_entity, **options)
@@ -217,9 +214,7 @@ def both(
         ("quate", True, "dura"),
     ],
 )
-def test_loops_and_autograd_equal_the_model_in_float64(
-    score_function: str, reciprocal: bool, regularizer: str
-) -> None:
+def test_loops_and_autograd_equal_the_model_in_float64(score_function, reciprocal, regularizer):
     for own_entity, weighted in ((False, True), (True, False), (True, True)):
         case = Case(score_function, reciprocal, weighted)
         penalty = regularizer_of(regularizer, case.model)
@@ -244,9 +239,7 @@ def test_every_loss_equals_the_model_in_float64(name: str) -> None:
     [("distmult", False, True), ("complex", True, False), ("complex", False, True), ("keci", True, True),
      ("quate", False, False)],
 )  # fmt: skip
-def test_offset_within_ranges_equals_the_model_in_float64(
-    score_function: str, reciprocal: bool, own_entity: bool
-) -> None:
+def test_offset_within_ranges_equals_the_model_in_float64(score_function, reciprocal, own_entity):
     case = Case(score_function, reciprocal, weighted=True, has_ranges=True)
     twin = Computation(is_reference=True)
     penalty = regularizer_of("n3", case.model)
@@ -262,9 +255,7 @@ def test_offset_within_ranges_equals_the_model_in_float64(
     ("own_entity", "weighted", "regularizer"),
     [(False, True, "none"), (True, False, "n3"), (True, True, "lp"), (False, False, "dura")],
 )
-def test_penalty_and_violators_of_loops_and_autograd(
-    own_entity: bool, weighted: bool, regularizer: str
-) -> None:
+def test_penalty_and_violators_of_loops_and_autograd(own_entity, weighted, regularizer):
     case = Case("complex", True, weighted)
     penalty = regularizer_of(regularizer, case.model)
     wanted = expected(case, penalty, own_entity)[0] - expected(case, None, own_entity)[0]
@@ -282,9 +273,7 @@ def test_penalty_and_violators_of_loops_and_autograd(
     ("score_function", "reciprocal", "has_ranges"),
     [("distmult", False, True), ("complex", True, False), ("keci", True, True), ("quate", False, False)],
 )
-def test_products_in_bfloat16_are_near(
-    score_function: str, reciprocal: bool, by_autograd: bool, has_ranges: bool
-) -> None:
+def test_products_in_bfloat16_are_near(score_function, reciprocal, by_autograd, has_ranges):
     case = Case(score_function, reciprocal, weighted=True, has_ranges=has_ranges)
     penalty = regularizer_of("n3", case.model)
     wanted = expected(case, penalty, own_entity=True)
@@ -298,9 +287,7 @@ def test_products_in_bfloat16_are_near(
 
 
 @pytest.mark.parametrize("products", [torch.float32, torch.bfloat16])
-def test_what_memory_held_before_has_no_effect(
-    monkeypatch: pytest.MonkeyPatch, products: torch.dtype
-) -> None:
+def test_what_memory_held_before_has_no_effect(monkeypatch, products):
     case = Case("complex", True, weighted=True)
     first = case.run(
         DotSoftmax(case.planner, case.model, Softmax(), None, True, Computation(matmul_dtype=products))
@@ -354,7 +341,6 @@ def test_other_models_and_losses_are_left_to_autograd() -> None:
         """A score function of the user's that compares otherwise."""
 
         def compare_pairs(self, query: torch.Tensor, candidates: torch.Tensor) -> torch.Tensor:
-            """Return twice the product."""
             return 2 * super().compare_pairs(query, candidates)
 
     names = ("complex", "keci", "rotate", "transe_l2", "tucker", "affine_cos", "rescal")
@@ -374,7 +360,6 @@ def test_a_subclass_of_a_regularizer_keeps_its_own_penalty(score_function: str, 
         """Fourth powers."""
 
         def penalty(self, rows: torch.Tensor) -> torch.Tensor:
-            """Return the sum of the fourth powers of each row's numbers."""
             return rows.pow(4).sum(-1)
 
     case = Case(score_function, reciprocal, weighted=True)

@@ -62,7 +62,6 @@ def life(folder: Path, scores: list[float], *settings: str) -> ToyRun:
 
 
 def metrics(folder: Path) -> dict:
-    """Return what the run's metrics.json has."""
     return json.loads((folder / "metrics.json").read_text())
 
 

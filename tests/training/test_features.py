@@ -61,7 +61,6 @@ def vectors_of(files: dict[str, Path], name: str) -> torch.Tensor:
 
 
 def settings(files: dict[str, Path], folder: Path, *more: str) -> list[str]:
-    """Return the overrides of a run."""
     pairs = ", ".join(f"{name}={path}" for name, path in files.items())
     return [
         *(f"dataset={toy_dataset(typed=True)}", f"output={folder}", f"model.dimension={DIM}"),
@@ -72,12 +71,10 @@ def settings(files: dict[str, Path], folder: Path, *more: str) -> list[str]:
 
 
 def opened(files: dict[str, Path], folder: Path, *more: str) -> AbstractContextManager[Trainer]:
-    """Open a trainer in this process."""
     return live.opened(load_config(None, settings(files, folder, *more)))
 
 
 def parameters(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """Return copies of the projections' parameters."""
     assert trainer._job.dense is not None
     return {name: one.detach().clone() for name, one in trainer._job.dense.module.named_parameters()}
 
@@ -103,9 +100,7 @@ MLP = ("features.mlp.hidden=[7,6]", "features.mlp.activation=gelu")
     ("objective", "more"),
     [("one_vs_all", MLP), ("negative_sampling", ()), ("negative_sampling", ("features.use=alone",))],
 )
-def test_gradients_and_loss_equal_float64(
-    tmp_path: Path, files: dict[str, Path], objective: str, more: tuple[str, ...]
-) -> None:
+def test_gradients_and_loss_equal_float64(tmp_path, files, objective, more):
     """DistMult by its formula, autograd in float64 over rows and projections, SGD by its formula."""
     sets = (
         *more,
@@ -146,9 +141,7 @@ def test_gradients_and_loss_equal_float64(
 
 
 @pytest.mark.parametrize("objective", ["one_vs_all", "k_vs_all"])
-def test_all_candidates_are_projected_once_a_batch(
-    tmp_path: Path, files: dict[str, Path], objective: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_candidates_are_projected_once_a_batch(tmp_path, files, objective, monkeypatch):
     """Also where queries of both sides have them as candidates, and the regularizer takes the answers."""
     sizes: dict[str, list[int]] = {name: [] for name in files}
     rows = ProjectedFeatures.rows
@@ -198,7 +191,6 @@ def test_files_resume_and_ranking(tmp_path: Path, files: dict[str, Path], more: 
 
 
 def trained(files: dict[str, Path], folder: Path, *more: str) -> Path:
-    """Train a run for an epoch."""
     with opened(files, folder, "training.num_epochs=1", "negatives.num_uniform=12", *more) as trainer:
         train(trainer, 1)
     return folder
@@ -206,13 +198,10 @@ def trained(files: dict[str, Path], folder: Path, *more: str) -> Path:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory, files: dict[str, Path]) -> Path:
-    """Train a run that tests read."""
     return trained(files, tmp_path_factory.mktemp("shared") / "run")
 
 
-def test_another_run_starts_with_the_rows_as_they_are_scored(
-    tmp_path: Path, files: dict[str, Path], shared: Path
-) -> None:
+def test_another_run_starts_with_the_rows_as_they_are_scored(tmp_path, files, shared):
     run = shared
     expected = dglkge.open_run(run).evaluate("test").to_dict()["both"]
     init = f"checkpoint.init_path={run}"
@@ -291,9 +280,7 @@ def test_new_entities(shared: Path) -> None:
         (["a"], (1, 5), "persons", "'persons'"),
     ],
 )
-def test_new_entities_that_are_refused(
-    shared: Path, names: list[str], shape: tuple[int, int], entity_type: str, words: str
-) -> None:
+def test_new_entities_that_are_refused(shared, names, shape, entity_type, words):
     with pytest.raises(InputError, match=words):
         dglkge.open_run(shared).with_new_entities(names, np.zeros(shape, np.float32), entity_type or None)
 
@@ -336,9 +323,7 @@ def test_damaged_and_missing_vectors(tmp_path: Path, shared: Path) -> None:
         dglkge.open_run(folder).tables["town"]
 
 
-def test_a_run_goes_on_from_a_url(
-    tmp_path: Path, files: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_goes_on_from_a_url(tmp_path, files, monkeypatch):
     """Another machine, without the source files: vectors come from the URL, and the tables are the same."""
     monkeypatch.setenv("HOME", str(tmp_path))
     bucket, sources = tmp_path / "bucket", tmp_path / "sources"

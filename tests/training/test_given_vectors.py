@@ -45,7 +45,6 @@ class Tables(dict):
             self[name] = SimpleNamespace(rows=rows, ids=ids, shard=lambda index, num, shard=shard: shard)
 
     def by_name(self, dataset: Dataset) -> dict[str, np.ndarray]:
-        """Return the rows by name."""
         return {
             dataset.vocabulary(kind)[id_]: row
             for kind, table in self.items()
@@ -54,14 +53,12 @@ class Tables(dict):
 
 
 def save(path: Path, vectors: np.ndarray = VECTORS, names: list[str] = NAMES) -> Path:
-    """Write vectors as npy."""
     np.save(path, vectors)
     path.with_suffix(".names.txt").write_text("".join(f"{name}\n" for name in names))
     return path
 
 
 def configured(path: Path, *settings: str, dim: int = DIM) -> Config:
-    """Return a configuration with given vectors."""
     sets = [f"model.dimension={dim}", "model.init_scale=0.25", f"model.init_from.path={path}", "dataset=x"]
     return load_config(None, [*sets, *settings])
 
@@ -81,9 +78,7 @@ def of_names(rows: dict[str, np.ndarray]) -> np.ndarray:
     return np.array([rows[name] for name, is_known in zip(NAMES, KNOWN) if is_known])
 
 
-def test_principal_axes_are_those_of_a_singular_value_decomposition(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_principal_axes_are_those_of_a_singular_value_decomposition(tmp_path, monkeypatch):
     monkeypatch.setattr("dglkge.data.vector_files.ROWS_AT_A_TIME", 7)
     rows, record = fill(save(tmp_path / "v.npy"))
     used = VECTORS[KNOWN]

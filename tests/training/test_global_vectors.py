@@ -43,9 +43,7 @@ def opened(folder: Path, *more: str) -> AbstractContextManager[Trainer]:
         (["optimizer.clip_value=0.01", "optimizer.clip_norm=0.05"], 0.01, 0.05),
     ],
 )
-def test_several_steps_against_all_entities_equal_float64(
-    tmp_path: Path, settings: list[str], clip_value: float | None, clip_norm: float | None
-) -> None:
+def test_several_steps_against_all_entities_equal_float64(tmp_path, settings, clip_value, clip_norm):
     """DistMult by its formula, autograd in float64 over (rows, vectors), Adagrad by its formula.
 
     Learning rates are those of the schedule; torch clips the gradient of rows and vectors together.
@@ -122,7 +120,6 @@ def test_gradients_against_sampled_negatives_equal_differences(tmp_path: Path, s
 
 
 def vectors_of(trainer: Trainer) -> dict[str, torch.Tensor]:
-    """Return copies of the vectors."""
     return {f"vector {name}": one.clone() for name, one in trainer._job.global_vectors.vectors.items()}
 
 

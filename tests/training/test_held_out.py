@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
+from dglkge.checkpoint.bigraph import read_stats
 from dglkge.config import load_config
+from dglkge.data.dataset import Dataset
 from dglkge.data.partition_layout import EdgeTable
 from dglkge.distributed.world import World
 from dglkge.model.kge_model import build_model
@@ -19,6 +21,9 @@ from dglkge.training import held_out
 from dglkge.training.building.batches import build_passes
 from dglkge.training.held_out import HeldOutEvaluator
 from dglkge.typing import RELATION, Relation, Side
+from tests.toy_kg import toy_dataset
+from tests.training import live
+from tests.training.live import opened, settings
 
 RELATIONS = (Relation("a", "person", "person"), Relation("b", "person", "town"))
 COUNTS = {"person": 12, "town": 5}
@@ -71,12 +76,10 @@ def evaluator(tables, triples, *job):
 
 
 def softmax(positive, negatives):
-    """Return the cross entropy of the true answer."""
     return float(np.logaddexp.reduce([positive, *negatives]) - positive)
 
 
 def logistic_sum(positive, negatives):
-    """Return the logistic loss with its negatives added up."""
     return float(np.logaddexp(0, -positive) + np.logaddexp(0, negatives).sum())
 
 
@@ -101,7 +104,7 @@ def by_loops(one, tables, triples, loss=softmax):
         relation = RELATIONS[batch[0][1]]
         for side in (Side.TAIL, Side.HEAD):
             column = 2 if side is Side.TAIL else 0
-            drawn = one._uniform(relation.candidate_type(side), side, (0, 0, place)).tolist()
+            drawn = one.uniform(relation.candidate_type(side), side, (0, 0, place)).tolist()
             assert len(drawn) == UNIFORM
 
             def score(triple, relation=relation):
@@ -209,3 +212,33 @@ def test_equal_scores_count_against_the_truth(triples):
     assert found["auc"] == pytest.approx(0.5)
     assert found["violators_lhs"] == found["violators_rhs"] == 0
     assert found["pos_rank"] > 1
+
+
+@pytest.mark.parametrize("prediction", [0, 0.5])
+def test_k_vs_all_trains_the_queries_of_the_other_triples(prediction, tmp_path):
+    data, run = toy_dataset(typed=True), tmp_path / "run"
+    words = ["training.objective=k_vs_all", "evaluation.held_out.fraction=0.2", "training.num_epochs=2"]
+    words += [f"training.relation_prediction={prediction}", "checkpoint.every_epochs=1"]
+    words = [word for word in settings(data, run) if not word.startswith("negatives.")] + words
+    train = Dataset.open(data).split("train")
+    with opened(load_config(None, words)) as trainer:
+        batches = trainer._edge_batches.batches
+        held = {tuple(row) for row in train[trainer._passes._held_out.order.held_out(0)].tolist()}
+        live.train(trainer, 2)
+    index, found = batches.index, set()
+    answers = np.concatenate([block for *_, block in index.blocks()])
+    for query, (first, end) in enumerate(zip(index.starts, index.starts[1:])):
+        for answer in answers[first:end].tolist():
+            ends = (int(index.anchors[query]), answer)
+            head, tail = ends[:: -1 if index.sides[query] else 1]
+            found.add((head, int(index.relations[query]), tail))
+    expected = {tuple(row) for row in train.tolist()} - held
+    assert found == expected and len(held) == -(-len(train) // 5)
+    if prediction:
+        assert int(batches.pairs.num_answers.sum()) == len(expected)
+    records = read_stats(run / "checkpoint" / "latest")
+    assert [one["eval_stats_after"]["count"] for one in records] == [len(held)] * 2
+    losses = [
+        one[name]["metrics"]["loss"] for one in records for name in ("eval_stats_before", "eval_stats_after")
+    ]
+    assert losses[1] == pytest.approx(losses[2]) and losses[3] < losses[0]

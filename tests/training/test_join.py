@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 
 import pytest
 
@@ -51,9 +50,7 @@ def test_a_process_alone_needs_none(monkeypatch: pytest.MonkeyPatch) -> None:
     check_dataset(config(), Dataset.open(toy_dataset()), World())
 
 
-def test_files_of_a_process_alone_need_no_memory_but_room(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_files_of_a_process_alone_need_no_memory_but_room(monkeypatch, tmp_path):
     size = Dataset.open(toy_dataset()).size()
     planned = plan_memory(config("tables.storage=disk"), size, 1, 0)[0]
     enough = planned.needed_bytes(in_files=True) - planned.base_bytes

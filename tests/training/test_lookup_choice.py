@@ -11,8 +11,6 @@ from dglkge.training.building.tables import choose_lookup
 
 
 class Tables:
-    """Takes note of the exchange that it is told to use."""
-
     used: tuple[Any, ...] | None = None
 
     def use_exchange(self, *arguments: Any) -> None:

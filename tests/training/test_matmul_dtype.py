@@ -29,18 +29,11 @@ def rates(monkeypatch: pytest.MonkeyPatch, speedup: float) -> list[torch.dtype]:
 
 
 def config(output: Path, *more: str) -> Config:
-    """Return a configuration of a usual size."""
     return load_config(None, ["dataset=toy", f"output={output}", *more])
 
 
 @pytest.mark.parametrize(("speedup", "chosen"), [(0.1, "float32"), (1.4, "float32"), (1.6, "bfloat16")])
-def test_bfloat16_is_taken_where_it_is_clearly_faster(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    speedup: float,
-    chosen: str,
-) -> None:
+def test_bfloat16_is_taken_where_it_is_clearly_faster(tmp_path, monkeypatch, caplog, speedup, chosen):
     caplog.set_level("INFO")
     assert rates(monkeypatch, speedup) == []
     found = with_matmul_dtype(config(tmp_path), Cluster(World(), None))
@@ -50,9 +43,7 @@ def test_bfloat16_is_taken_where_it_is_clearly_faster(
 
 
 @pytest.mark.parametrize("named", ["float32", "bfloat16"])
-def test_a_type_that_is_named_is_not_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: str
-) -> None:
+def test_a_type_that_is_named_is_not_measured(tmp_path, monkeypatch, named):
     measured = rates(monkeypatch, 10)
     wanted = config(tmp_path, f"training.matmul_dtype={named}")
     assert with_matmul_dtype(wanted, Cluster(World(), None)) is wanted
@@ -70,9 +61,7 @@ def test_a_later_start_keeps_the_choice_of_the_first(tmp_path: Path, monkeypatch
     assert with_matmul_dtype(config(tmp_path), Cluster(World(), None)).training.matmul_dtype == "float32"
 
 
-def test_small_matmuls_are_taken_in_float32_and_large_ones_measured_in_part(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_small_matmuls_are_taken_in_float32_and_large_ones_measured_in_part(monkeypatch):
     measured = rates(monkeypatch, 10)
     assert faster_type((48, 20, 16)) == "float32" and measured == []
     assert faster_type((10**9, 10**9, 100)) == "bfloat16" and len(measured) == 2

@@ -264,8 +264,6 @@ def test_bfloat16_trains_near_float32_and_ranks_as_it_is_written(tmp_path: Path)
 
 
 class Layer(torch.nn.Module):
-    """A layer of tanh."""
-
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.inner = torch.nn.Linear(2 * dim, dim)
@@ -306,10 +304,7 @@ def test_compiled_gradients_are_those_of_the_module(tmp_path: Path, monkeypatch:
 
 
 class Beside(OneLayer):
-    """Uses a parameter beside its module's forward."""
-
     def operate(self, entity: torch.Tensor, relation: torch.Tensor) -> torch.Tensor:
-        """Add the offset once more."""
         return self.run_module(entity, relation) + self.module.inner.bias
 
 

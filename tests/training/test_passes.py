@@ -19,13 +19,10 @@ FIRST_PASS = 3
 
 
 class Collected:
-    """A handler that keeps what it gets."""
-
     def __init__(self) -> None:
         self.records: list[tuple[dict, bool]] = []
 
     def on_stats(self, record, is_replayed):
-        """Take a record."""
         self.records.append((dict(record), is_replayed))
 
 
@@ -36,12 +33,10 @@ class HeldOut:
         self.run = run
 
     def evaluate(self, edge_set, chunk):
-        """Return the number of triples that were trained."""
         return {"count": 1, "metrics": {"trained": self.run[0].num_trained, "chunk": chunk}}
 
 
 def lines(folder: Path) -> list[dict]:
-    """Records of the newest version."""
     text = (folder / "checkpoint" / "latest" / "training_stats.json").read_text()
     return [json.loads(line) for line in text.splitlines()]
 
@@ -174,7 +169,6 @@ def leased_run(folder: Path) -> ToyRun:
 
 
 def rob(folder: Path) -> None:
-    """Let another job hold the lease."""
     other = dataclasses.replace(Holder.this_process(new_nonce(), "", "trainer"), host="elsewhere")
     (folder / LEASE_FILE).write_bytes(other.to_bytes())
 

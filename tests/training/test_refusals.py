@@ -292,8 +292,6 @@ training.relation_prediction=2 training.synchronous=false
     training.synchronous is false and training.relation_prediction is 2, ...; allowed: true
 training.relation_prediction=1 model.score_function=none_l2 training.objective=one_vs_all
     training.relation_prediction is 1 and model.score_function is none_l2, of which a relation
-training.objective=k_vs_all evaluation.held_out.fraction=0.1
-    evaluation.held_out.fraction is 0.1 and training.objective is k_vs_all
 training.edge_sets=[a,a]
     training.edge_sets is ...; allowed: each name once
 training.edge_sets=[a] training.objective=k_vs_all
@@ -363,7 +361,6 @@ tables.storage=device training.device=cpu_staged sampling.num_ranges=2
 
 
 def rows_of(text: str) -> list[tuple[list[str], str]]:
-    """Return settings and message of each row of a section."""
     rows: list[tuple[list[str], str]] = []
     for line in text.strip("\n").splitlines():
         if line.startswith(" "):
@@ -375,7 +372,6 @@ def rows_of(text: str) -> list[tuple[list[str], str]]:
 
 
 def refusal(settings: list[str], world: World) -> list[str]:
-    """Return the lines that refuse a configuration."""
     try:
         check_config(load_config(None, ["dataset=x", *settings]), world)
     except InputErrors as error:
@@ -431,7 +427,6 @@ def forbidden(*arguments: Any, **options: Any) -> None:
 
 
 def plan_error(folder: Path, capsys: pytest.CaptureFixture[str], *settings: str) -> str:
-    """Return what ``dglkge plan`` prints when it refuses settings."""
     (folder / "config.yaml").write_text("seed: 1\n")
     words = ["plan", str(folder / "config.yaml"), *(word for one in settings for word in ("--set", one))]
     assert main(words) == 2

@@ -38,12 +38,10 @@ OPTIONS: dict[str, list[str]] = {
 
 
 def config(*settings: str) -> Any:
-    """Return a configuration."""
     return load_config(None, ["dataset=toy", *settings])
 
 
 def chosen(name: str, options: list[str]) -> Any:
-    """Return the settings of a schedule."""
     text = ", ".join([f"name: {name}", *(option.replace("=", ": ", 1) for option in options)])
     return config(f"optimizer.schedule={{{text}}}").optimizer.schedule
 

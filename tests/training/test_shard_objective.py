@@ -52,7 +52,6 @@ class Problem:
         return labels
 
     def in_shard(self, start: int, stop: int) -> Answers:
-        """Return the answers of one shard."""
         here = [(found >= start) & (found < stop) for found in self.answers]
         counts = [int(mask.sum()) for mask in here]
         places = np.concatenate([found[mask] - start for found, mask in zip(self.answers, here)])
@@ -143,9 +142,7 @@ def check(
         (BCE, 9, 0.1, ONE_SHARD),
     ],
 )
-def test_products_and_twin_equal_torch_in_float64(
-    kind: FullForm, most_answers: int, smoothing: float, bounds: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_products_and_twin_equal_torch_in_float64(kind, most_answers, smoothing, bounds, monkeypatch):
     monkeypatch.setattr(shard_objective, "QUERIES_A_BLOCK", 16)
     monkeypatch.setattr(shard_objective, "TWIN_BLOCK_NUMBERS", 7 * NUM_QUERIES)
     given, objective = problem(kind, most_answers), FullObjective(kind, NUM_ROWS, smoothing)
@@ -199,8 +196,6 @@ class Steep(PointwiseLoss):
 
 
 class Ratio(PairwiseLoss):
-    """A user's own."""
-
     def pairs(self, positive: torch.Tensor, negative: torch.Tensor) -> torch.Tensor:
         return functional.softplus(negative - positive)
 
@@ -255,9 +250,7 @@ STAGED = ComputeDevice("cpu_staged")
         pytest.param("complex", BCE, 0, id="no products kept"),
     ],
 )
-def test_blocks_on_a_device(
-    score_function: str, kind: FullForm, kept_bytes: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_blocks_on_a_device(score_function, kind, kept_bytes, monkeypatch):
     """Copies of queries, answers and blocks of rows, and of the gradients back; the CPU is the device."""
     monkeypatch.setattr(shard_objective, "DEVICE_BLOCK_NUMBERS", 7 * NUM_QUERIES)
     monkeypatch.setattr(shard_objective, "TWIN_BLOCK_NUMBERS", 7 * NUM_QUERIES)

@@ -41,8 +41,6 @@ class TwoTrainers(Cluster):
 
 
 class ToyBatches:
-    """Batches that say nothing about their place."""
-
     def __init__(self, num_batches: int) -> None:
         self._num_batches = num_batches
 
@@ -50,7 +48,6 @@ class ToyBatches:
         return self._num_batches
 
     def place(self, epoch: int, batches_done: int) -> dict[str, Any]:
-        """Return nothing."""
         return {}
 
 
@@ -78,7 +75,6 @@ class Report:
     def count(
         self, batches_done: int, loss: float, num_triples: int, num_bytes: int = 0, flags: int = 0
     ) -> int | None:
-        """Count a batch."""
         result = StepResult(loss, np.zeros(0), num_bytes, False, 0)
         return self.statistics.count(batches_done, result, num_triples, flags)
 
@@ -95,7 +91,6 @@ def alone(folder: Path) -> Report:
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
-    """Read what was written."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
@@ -196,9 +191,7 @@ def test_rank_0_shows_a_bar_where_a_person_watches() -> None:
     assert not wants_bar("auto", alone)
 
 
-def test_a_full_disk_warns_once_and_training_goes_on(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_full_disk_warns_once_and_training_goes_on(tmp_path, caplog):
     (tmp_path / "stats.jsonl").symlink_to("/dev/full")
     epoch = alone(tmp_path)
     epoch.count(1, 6.0, 3)
@@ -213,7 +206,6 @@ def test_a_full_disk_warns_once_and_training_goes_on(
 
 @pytest.fixture
 def now(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time that clocks see."""
     time = [100.0]
     monkeypatch.setattr(phase_clock.time, "perf_counter", lambda: time[0])
     return time
@@ -270,7 +262,6 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def add(proc: Path, pid: int, resident: int, shared: int, started: int = 5, **variables: str) -> None:
-    """Make the folder of a process."""
     folder = proc / str(pid)
     folder.mkdir(parents=True)
     (folder / "statm").write_text(f"999 {resident} {shared} 1 0 7 0\n")

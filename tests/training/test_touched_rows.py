@@ -20,8 +20,6 @@ NUM_TRIPLES = 100
 
 
 class Triples:
-    """Training triples that note how many are taken at a time."""
-
     def __init__(self, rows: np.ndarray) -> None:
         self.rows = rows
         self.taken: list[int] = []

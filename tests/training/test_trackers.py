@@ -24,8 +24,6 @@ METRICS = {"mrr": 0.25, "hits@10": 0.5}
 
 
 class Kept(Tracker):
-    """A user's tracker that keeps everything in a list."""
-
     help = "kept in memory"
     lives: list[Kept] = []
 
@@ -35,17 +33,14 @@ class Kept(Tracker):
         self.lives.append(self)
 
     def log(self, values: Mapping[str, float], step: int) -> None:
-        """Keep."""
         self.logged.append((dict(values), step))
 
     def finish(self, is_complete: bool) -> None:
-        """Keep."""
         self.end = is_complete
 
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> type[Kept]:
-    """Register the user's tracker."""
     monkeypatch.setitem(LOGGERS._members, "kept", Kept)
     Kept.lives = []
     return Kept
@@ -63,7 +58,7 @@ class TrackedLife(ToyRun):
         position = self.trainer._position
         made.start(position.steps_done, position.committed is not None)
         self.evaluator.evaluate = lambda split, *rest: SimpleNamespace(  # type: ignore[method-assign]
-            to_dict=dict, both=SimpleNamespace(mrr=0.25, to_dict=lambda: METRICS)
+            to_dict=dict, figures=lambda: METRICS, both=SimpleNamespace(mrr=0.25)
         )
         self.end = cluster.end
 
@@ -76,7 +71,6 @@ class TrackedLife(ToyRun):
 
 
 def steps(life: Kept, name: str) -> dict[int, float]:
-    """Return the values of a name by step."""
     return {step: values[name] for values, step in life.logged if name in values}
 
 

@@ -57,9 +57,7 @@ def test_a_step_tells_that_a_trainer_was_asked_to_stop(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("synchronous", ["true", "false"])
-def test_commits_by_the_clock_take_no_message_of_their_own(
-    synchronous: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commits_by_the_clock_take_no_message_of_their_own(synchronous, tmp_path, monkeypatch):
     """Counts sums over trainers with and without the clock; a due commit comes with a step or a report."""
     sums: list[int] = []
     own_sum = Cluster.sum

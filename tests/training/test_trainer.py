@@ -43,9 +43,7 @@ def train_until(life: ToyRun, epoch: int, index: int, number: int = signal.SIGTE
     ("index", "number"), [(0, signal.SIGTERM), (2, signal.SIGINT), (NUM_BATCHES - 1, signal.SIGTERM)]
 )
 @pytest.mark.usefixtures("in_foreground")
-def test_a_signal_commits_after_the_batch_and_the_next_life_goes_on_there(
-    tmp_path: Path, index: int, number: int
-) -> None:
+def test_a_signal_commits_after_the_batch_and_the_next_life_goes_on_there(tmp_path, index, number):
     first = ToyRun(tmp_path)
     with pytest.raises(Preempted) as caught:
         train_until(first, 1, index, number)
@@ -126,9 +124,7 @@ def test_a_checkpoint_inside_the_body_holds_the_epoch_as_open(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("error", [ValueError, SystemExit])
-def test_what_is_left_by_an_exception_counts_in_memory_and_not_in_the_checkpoint(
-    tmp_path: Path, error: type[BaseException]
-) -> None:
+def test_what_is_left_by_an_exception_counts_in_memory_and_not_in_the_checkpoint(tmp_path, error):
     """Rows 5 and 11: after a restart finished is what was stored, and loops that were done are skipped."""
     first = ToyRun(tmp_path, "checkpoint.every_batches=2", "checkpoint.background=false")
     with pytest.raises(error):
@@ -377,9 +373,7 @@ def test_what_may_change_in_a_resume_is_recorded_in_the_next_version(tmp_path: P
     assert config["training"]["num_epochs"] == 2 and config["evaluation"]["split"] == "valid"
 
 
-def test_an_epoch_in_an_order_of_machines_continues_on_their_partitions_only(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_epoch_in_an_order_of_machines_continues_on_their_partitions_only(tmp_path, monkeypatch):
     def life(mark: int, *settings: str) -> ToyRun:
         monkeypatch.setattr(EdgeBatches, "order_mark", mark)
         return ToyRun(tmp_path, *settings)
@@ -402,9 +396,7 @@ def test_an_epoch_in_an_order_of_machines_continues_on_their_partitions_only(
     life(8).train(2)  # after the end of an epoch any partitions do
 
 
-def test_an_epoch_in_the_global_order_continues_in_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_epoch_in_the_global_order_continues_in_it(tmp_path, monkeypatch):
     """Begun on one machine, or by a version that had no other order."""
     first = ToyRun(tmp_path, "checkpoint.every_batches=2", "checkpoint.background=false")
     first.break_off(3)
@@ -440,9 +432,7 @@ def test_a_version_for_every_batch(tmp_path: Path) -> None:
     assert life.committed() == (2, 0)
 
 
-def test_training_does_not_wait_for_the_version_before(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_training_does_not_wait_for_the_version_before(tmp_path, monkeypatch):
     """The version after batch 2 is written until batch 5; what is due after batch 4 comes after batch 5."""
     disk, real = threading.Event(), row_stream.fill_rows
 

@@ -22,7 +22,6 @@ NUM_DRAWS = 8
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the data sets."""
     made = tmp_path_factory.mktemp("net")
     training_net.make_dataset(made)
     return made
@@ -30,7 +29,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def one_thread() -> Iterator[None]:
-    """Let torch's sums have one order."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

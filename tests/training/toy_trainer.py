@@ -71,8 +71,8 @@ class ToyEvaluator:
             between()
         self.ranked.append(split)
         mrr = next(self.mrr) if split == "valid" else 0.0
-        both = SimpleNamespace(mrr=mrr, to_dict=lambda: {"mrr": mrr})
-        return SimpleNamespace(to_dict=lambda: {"queries": NUM_QUERY_BATCHES}, both=both)
+        to_dict, figures = (lambda: {"queries": NUM_QUERY_BATCHES}), (lambda: {"mrr": mrr})
+        return SimpleNamespace(to_dict=to_dict, figures=figures, both=SimpleNamespace(mrr=mrr))
 
 
 class ToyRun:

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.usefixtures("build_here")
 
 
 def named(dataset: Dataset, split: str) -> list[tuple[str, ...]]:
-    """Return a split's triples by name and types."""
     found = []
     for head, relation_id, tail in dataset.split(split).tolist():
         relation = dataset.relations[relation_id]

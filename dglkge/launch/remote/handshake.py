@@ -18,8 +18,8 @@ import secrets
 from collections.abc import Mapping
 from pathlib import Path
 
-from dglkge.errors import InputError
-from dglkge.launch.ssh import SECRET_VARIABLE
+from dglkge.errors import InputError, os_errors
+from dglkge.launch.remote.ssh import SECRET_VARIABLE
 
 GREETING = b"dglkge-launch 2\n"
 RANDOM_BYTES = PROOF_BYTES = 32
@@ -52,10 +52,8 @@ def read_secret(path: str | None, environment: Mapping[str, str]) -> bytes:
     where = SECRET_VARIABLE
     if path is not None:
         where = path
-        try:
+        with os_errors(InputError, f"cannot read --secret_file {path}"):
             text = read_private(Path(path), "--secret_file")
-        except OSError as error:
-            raise InputError(f"cannot read --secret_file {path}: {error.strerror}") from None
     text = text.strip()
     if not text:
         raise InputError(

@@ -6,49 +6,20 @@ It ends with the exit status of the job. When the launcher is lost it ends its p
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import os
 import time
 from collections.abc import Callable
-from pathlib import Path
 
-from dglkge.distributed.ip_config import read_ip_config
 from dglkge.errors import NotReadyError
 from dglkge.launch import protocol
-from dglkge.launch.machine import local_interfaces
-from dglkge.launch.node_place import NodePlace, node_place
 from dglkge.launch.node_program import NodeProgram
 from dglkge.launch.protocol import HEARTBEAT_TIMEOUT_SECONDS, LOST_STATUS
-from dglkge.launch.remote.handshake import (
-    HANDSHAKE_SECONDS,
-    RefusedError,
-    authenticate_launcher,
-    read_secret,
-)
-from dglkge.launch.ssh import NOT_INHERITED, forwarded_environment
+from dglkge.launch.remote import handshake
+from dglkge.launch.remote.node_place import NodePlace
+from dglkge.launch.remote.ssh import NOT_INHERITED, forwarded_environment
 
 RETRY_SECONDS = 1.0
-
-
-def place_of_this_node(options: argparse.Namespace, ip_config: Path) -> NodePlace | None:
-    """Return this node's place from the launcher's options and this process's environment.
-
-    Raises
-    ------
-    InputError
-        If they contradict each other, or one is missing.
-    """
-    return node_place(
-        options.node_rank,
-        options.nodes,
-        options.rendezvous,
-        options.address,
-        lambda: read_ip_config(ip_config),
-        options.has_ip_config,
-        os.environ,
-        local_interfaces(),
-    )
 
 
 def run_node(
@@ -78,7 +49,7 @@ def run_node(
     DglkgeError
         See :func:`connect`.
     """
-    secret = read_secret(secret_file, os.environ)
+    secret = handshake.read_secret(secret_file, os.environ)
     for name in NOT_INHERITED:
         os.environ.pop(name, None)
     # Processes run in another folder: relative search paths become absolute.
@@ -90,7 +61,7 @@ def run_node(
         greeting = f"node {place.rank} of {place.num_nodes}: connected to {where}"
         program = NodeProgram(stream, python, report, greeting)
         status, reason = await program.run()
-        if program.was_told_the_end:
+        if program.end is not None:
             if reason:
                 report(f"the job has ended: {reason}")
         elif status == LOST_STATUS:
@@ -126,9 +97,9 @@ async def connect(
     has_told = False
     while True:
         try:
-            return await asyncio.wait_for(_connect_once(place, secret), HANDSHAKE_SECONDS)
-        except RefusedError as error:
-            raise RefusedError(f"node 0 at {where} refuses node {place.rank}: {error}") from None
+            return await asyncio.wait_for(_connect_once(place, secret), handshake.HANDSHAKE_SECONDS)
+        except handshake.RefusedError as error:
+            raise handshake.RefusedError(f"node 0 at {where} refuses node {place.rank}: {error}") from None
         except (OSError, EOFError, NotReadyError, asyncio.TimeoutError) as error:
             reason = _describe_failure(error)
         if time.monotonic() + RETRY_SECONDS > deadline:
@@ -146,11 +117,11 @@ async def _connect_once(place: NodePlace, secret: bytes) -> protocol.Stream:
     try:
         address = place.address or str(writer.get_extra_info("sockname")[0])
         if ":" in address:
-            raise RefusedError(
+            raise handshake.RefusedError(
                 f"this node reaches it from the IPv6 address {address}, and DGL's sockets are IPv4 only: "
                 "give this machine's IPv4 address with --address"
             )
-        await authenticate_launcher(reader, writer, secret)
+        await handshake.authenticate_launcher(reader, writer, secret)
         stream = protocol.Stream(reader, writer)
         hello = {"rank": place.rank, "num_nodes": place.num_nodes, "address": address}
         stream.send(protocol.Call(0, "join", {**hello, "variables": sorted(os.environ)}))
@@ -158,7 +129,7 @@ async def _connect_once(place: NodePlace, secret: bytes) -> protocol.Stream:
         if not isinstance(reply, protocol.Reply):
             raise protocol.ProtocolError("the connection ended" if reply is None else f"no reply: {reply}")
         if reply.error is not None:
-            raise (RefusedError if reply.is_input else NotReadyError)(reply.error)
+            raise (handshake.RefusedError if reply.is_input else NotReadyError)(reply.error)
         stream.heartbeat_timeout = HEARTBEAT_TIMEOUT_SECONDS
         return stream
     except BaseException:
@@ -171,9 +142,7 @@ def _describe_failure(error: Exception) -> str:
     if isinstance(error, EOFError):
         return "the connection ended"
     if isinstance(error, asyncio.TimeoutError):
-        return f"no answer within {HANDSHAKE_SECONDS:g} s"
-    if (
-        isinstance(error, OSError) and error.errno and error.errno > 0
-    ):  # asyncio's words name the call instead
-        return os.strerror(error.errno)
+        return f"no answer within {handshake.HANDSHAKE_SECONDS:g} s"
+    if isinstance(error, OSError) and (error.errno or 0) > 0:  # asyncio's words name the call instead
+        return os.strerror(error.errno or 0)
     return str(getattr(error, "strerror", None) or error)

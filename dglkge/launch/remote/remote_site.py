@@ -21,8 +21,8 @@ from dglkge.launch.connection import Events, NodeConnection, RunningProcess, clo
 from dglkge.launch.machine import is_local, local_interfaces, machine_addresses
 from dglkge.launch.process_plan import Host, JobSettings, Places, PlannedProcess, plan_processes
 from dglkge.launch.remote.rendezvous import Rendezvous
+from dglkge.launch.remote.ssh import SshSettings, forwarded_environment
 from dglkge.launch.script_config import MachineNeeds
-from dglkge.launch.ssh import SshSettings, forwarded_environment
 from dglkge.launch.stop_signals import StopForwarder
 
 

@@ -24,14 +24,9 @@ from dglkge.errors import DglkgeError, InputError, NotReadyError, exit_status_of
 from dglkge.launch import protocol
 from dglkge.launch.background import wait
 from dglkge.launch.connection import NodeConnection, close_all
-from dglkge.launch.node_place import NodePlace
-from dglkge.launch.remote.handshake import (
-    HANDSHAKE_SECONDS,
-    RefusedError,
-    authenticate_node,
-    read_secret,
-)
-from dglkge.launch.ssh import NOT_INHERITED, forwarded_environment
+from dglkge.launch.remote import handshake
+from dglkge.launch.remote.node_place import NodePlace
+from dglkge.launch.remote.ssh import NOT_INHERITED, forwarded_environment
 from dglkge.launch.stop_signals import StopForwarder, describe_stop
 
 MOST_HANDSHAKES = 64
@@ -66,7 +61,7 @@ def nodes_of_job(
     if place is None or place.num_nodes == 1:
         yield None
         return
-    secret = read_secret(secret_file, os.environ)
+    secret = handshake.read_secret(secret_file, os.environ)
     # No process of the job may inherit it.
     for name in NOT_INHERITED:
         os.environ.pop(name, None)
@@ -121,7 +116,7 @@ class Rendezvous:
         self._seconds = seconds
         self._report = report
         self._nodes: dict[int, NodeConnection] = {}
-        self._came: set[int] = set()
+
         self._left: dict[int, str] = {}
         self._refused: dict[str, str] = {}
         self._num_handshakes = 0
@@ -200,7 +195,7 @@ class Rendezvous:
 
         async def tell() -> None:
             deadline = time.monotonic() + END_SECONDS
-            while len(self._came) < self.num_nodes - 1 and time.monotonic() < deadline:
+            while len({*self._nodes, *self._left}) < self.num_nodes - 1 and time.monotonic() < deadline:
                 await asyncio.sleep(POLL_SECONDS)
             self._has_ended = True  # before a node is told and leaves
             for node in self._nodes.values():
@@ -240,9 +235,9 @@ class Rendezvous:
         address = str(writer.get_extra_info("peername")[0]).removeprefix("::ffff:")
         self._num_handshakes += 1
         try:
-            await asyncio.wait_for(self._admit(reader, writer), HANDSHAKE_SECONDS)
+            await asyncio.wait_for(self._admit(reader, writer), handshake.HANDSHAKE_SECONDS)
             self._refused.pop(address, None)
-        except (RefusedError, NotReadyError) as error:
+        except (handshake.RefusedError, NotReadyError) as error:
             writer.close()
             # Reported once for each address and reason.
             if self._refused.get(address) != str(error) and len(self._refused) < MOST_HANDSHAKES:
@@ -264,7 +259,7 @@ class Rendezvous:
         NotReadyError
             If its rank is taken at present; it has been told.
         """
-        await authenticate_node(reader, writer, self._secret)
+        await handshake.authenticate_node(reader, writer, self._secret)
         stream = protocol.Stream(reader, writer)
         hello = await anext(stream.receive(), None)
         if not isinstance(hello, protocol.Call):
@@ -273,16 +268,16 @@ class Rendezvous:
         stream.send(reply)
         await stream.drain()
         if reply.error is not None:
-            raise (RefusedError if reply.is_input else NotReadyError)(reply.error)
+            raise (handshake.RefusedError if reply.is_input else NotReadyError)(reply.error)
 
     def _join(
         self, stream: protocol.Stream, rank: int, num_nodes: int, address: str, variables: Sequence[str]
     ) -> None:
         """Add a node to those of the job; raises as :meth:`_admit` does."""
         if num_nodes != self.num_nodes:
-            raise RefusedError(f"it is started for {num_nodes} nodes, node 0 for {self.num_nodes}")
+            raise handshake.RefusedError(f"it is started for {num_nodes} nodes, node 0 for {self.num_nodes}")
         if not 1 <= rank < self.num_nodes:
-            raise RefusedError(
+            raise handshake.RefusedError(
                 f"it has rank {rank}; allowed are 1 to {self.num_nodes - 1}, node 0 is the launcher"
             )
         if rank in self._nodes:
@@ -297,7 +292,6 @@ class Rendezvous:
             on_stop=lambda number: self._forwarder.forward(f"node {rank} ({address})", number),
             on_lost=lambda why: self._lose(rank, address, why),
         )
-        self._came.add(rank)
 
     def _lose(self, rank: int, address: str, why: str) -> None:
         """Remove a node whose connection has ended."""

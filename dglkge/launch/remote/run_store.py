@@ -18,26 +18,19 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from dglkge.checkpoint.layout import (
-    CHECKPOINT_FOLDER,
-    LEASE_FILE,
-    TEMPORARY_SUFFIX,
-    VERSION_FILE,
-    WRITER_FILE,
-    temporary_file,
-)
+from dglkge.checkpoint import layout
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.distributed.lease import Lease, new_nonce
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.world import OWN_DISKS_VARIABLE
-from dglkge.errors import CheckpointError, InputError, NotReadyError, StorageError
+from dglkge.errors import CheckpointError, InputError, NotReadyError, StorageError, os_errors
 from dglkge.launch import protocol
 from dglkge.launch.protocol import STORE_VARIABLE, Call, Reply, answer
-from dglkge.launch.remote.host_files import BLOCK_BYTES, inner_path
+from dglkge.launch.remote.file_transfer import BLOCK_BYTES, inner_path
 
 ANSWER_SECONDS = 60.0
 
-_POINTER = f"{CHECKPOINT_FOLDER}/{VERSION_FILE}"
+_POINTER = f"{layout.CHECKPOINT_FOLDER}/{layout.VERSION_FILE}"
 
 
 class RunFolder:
@@ -51,13 +44,14 @@ class RunFolder:
 
     Attributes
     ----------
+    lease : Lease
     was_taken : bool
         Whether a trainer has taken the run, after which the folder of the first machine continues it.
     """
 
     def __init__(self, folder: Path, lease: Lease) -> None:
         self.was_taken = False
-        self._lease = lease
+        self.lease = lease
         self._run = folder
         self._tasks: dict[str, Callable[..., Any]] = {
             "identity": self._identity,
@@ -88,23 +82,23 @@ class RunFolder:
 
     def _put(self, name: str, token: str, start: int, is_last: bool, data: bytes = b"") -> None:
         """Write some bytes of a file, which gets its name with the last of them."""
-        if name == LEASE_FILE or not token.isalnum():
+        if name == layout.LEASE_FILE or not token.isalnum():
             raise InputError(f"{name!r} is no file of a run")
         path = self._path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
-        folder = LeasedFolder(path.parent, self._lease)
+        folder = LeasedFolder(path.parent, self.lease)
         folder.check_lease()
         if start == 0 and is_last and name == _POINTER:
-            CheckpointStorage(path.parent, self._lease).publish(int(data))
+            CheckpointStorage(path.parent, self.lease).publish(int(data))
             return
-        part = path.with_name(temporary_file(path.name, token))
+        part = path.with_name(layout.temporary_file(path.name, token))
         with open(part, "r+b" if start else "wb") as file:
             file.seek(start)
             file.write(data)
         if is_last:
             with folder.new_file(path.name) as temporary:
                 os.replace(part, temporary)
-            self.was_taken |= name == WRITER_FILE
+            self.was_taken |= name == layout.WRITER_FILE
 
     def _copy(self, name: str, target: str) -> None:
         """Give a file that never changes one more name."""
@@ -112,7 +106,7 @@ class RunFolder:
         if not source.is_file():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         path.parent.mkdir(parents=True, exist_ok=True)
-        LeasedFolder(path.parent, self._lease).link_or_copy(source, path.name)
+        LeasedFolder(path.parent, self.lease).link_or_copy(source, path.name)
 
     def _sizes(self, folder: str) -> dict[str, int]:
         """Return the bytes of the finished files in a folder and below it."""
@@ -120,12 +114,12 @@ class RunFolder:
         return {
             path.relative_to(self._run).as_posix(): path.stat().st_size
             for path in paths
-            if not path.name.endswith(TEMPORARY_SUFFIX) and path.is_file()
+            if not path.name.endswith(layout.TEMPORARY_SUFFIX) and path.is_file()
         }
 
     def _remove(self, name: str) -> None:
         """Remove a file, and its folder if that is empty then."""
-        self._lease.check()
+        self.lease.check()
         path = self._path(name)
         path.unlink()
         with contextlib.suppress(OSError):
@@ -154,10 +148,8 @@ class LauncherStore:
         self._numbers = itertools.count()
         self._decoder = protocol.Decoder()
         self._one_at_a_time = threading.Lock()
-        try:
+        with os_errors(NotReadyError, "the launcher does not answer"):
             facts, _ = self._ask("identity")
-        except OSError as error:
-            raise NotReadyError(f"the launcher does not answer: {error}") from None
         self.url = str(facts["place"])
         self._is_same = output.is_dir() and facts["same"] == identity(output)
 
@@ -178,10 +170,8 @@ class LauncherStore:
                 f"{OWN_DISKS_VARIABLE} is set, but dglkge-launch --sync did not start this process"
             )
         connection = socket.socket(socket.AF_UNIX)
-        try:
+        with os_errors(NotReadyError, "the node program of this machine does not answer"):
             connection.connect("\0" + name)
-        except OSError as error:
-            raise NotReadyError(f"the node program of this machine does not answer: {error}") from None
         return cls(connection, output)
 
     def read(self, name: str) -> bytes:

@@ -18,12 +18,11 @@ from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import InputError
 from dglkge.launch.background import in_thread
 from dglkge.launch.process_plan import Places
-from dglkge.launch.remote.file_transfer import Tree, fetch, send
-from dglkge.launch.remote.host_files import file_names
+from dglkge.launch.remote.file_transfer import Tree, fetch, file_names, send
 from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.remote.rendezvous import Rendezvous
 from dglkge.launch.remote.run_store import RunFolder
-from dglkge.launch.ssh import SshSettings
+from dglkge.launch.remote.ssh import SshSettings
 
 NOT_RECORDS = (CHECKPOINT_FOLDER, FEATURES_FOLDER, LEASE_FILE, WRITER_FILE)
 """Of a run's folder: what the store has, or belongs to one machine."""
@@ -221,24 +220,19 @@ class SyncedSite(RemoteSite):
             # The launcher itself writes the processes' logs here.
             await fetch(self._sessions[address], there, str(log_dir), lambda name: name != JOB_FILE)
 
-        async def fetch_records(address: str) -> None:
-            there, here = str(places.on_machines(output or Path())), str(output)
-            session = self._sessions[address]
-            try:
-                # Before a file gets its name: another job may write here now.
-                await fetch(
-                    session,
-                    there,
-                    here,
-                    lambda name: name.split("/")[0] not in NOT_RECORDS,
-                    self._check_lease,
-                )
-            except InputError as error:
-                raise InputError(f"the run's folder is still {there} there: {error}") from None
-
         self._run_all(fetch_logs)
+        run = self._run
         # A job that was refused has left nothing there, or the folder belongs to another run.
-        if output is not None and self._run is not None and self._run.was_taken:
+        if output is not None and run is not None and run.was_taken:
+            there, here = str(places.on_machines(output)), str(output)
+
+            async def fetch_records(address: str) -> None:
+                try:
+                    # The lease, before a file gets its name: another job may write here now.
+                    await fetch(self._sessions[address], there, here, is_record_of_job, run.lease.check)
+                except InputError as error:
+                    raise InputError(f"the run's folder is still {there} there: {error}") from None
+
             # Rank 0, which writes records, is on the first machine.
             self._run_all(fetch_records, self.addresses[:1])
         self._raise_problems("their files are still there")
@@ -250,7 +244,7 @@ class SyncedSite(RemoteSite):
             self._lease.release()
             self._lease = None
 
-    def _check_lease(self) -> None:
-        """Raise if another job holds the run's folder here: a launcher that was suspended loses its lease."""
-        if self._lease is not None:
-            self._lease.check()
+
+def is_record_of_job(name: str) -> bool:
+    """Return whether a file of a run's folder is a record, which comes back when the job ends."""
+    return name.split("/")[0] not in NOT_RECORDS

@@ -1,4 +1,4 @@
-"""Queries of a group that are compared by inner products, and the gradients of their rows.
+"""Queries of edges that are compared by inner products, and the gradients of their rows.
 
 Between the two, :class:`DotSoftmax` takes three matmuls and the loop of the loss. DistMult and ComplEx have
 compiled loops for both; every other product of an entity and its relation (Keci, SimplE, QuatE, a
@@ -7,7 +7,8 @@ user's) is differentiated by torch, which costs B·D numbers and not B·N.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+import dataclasses
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -16,14 +17,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dglkge.embeddings.row_lookup import FoundRows
 from dglkge.kernels import dot
 from dglkge.kernels import penalties as kernels
 from dglkge.model.functions.autograd import words
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import LoopWeights, Regularizer
 from dglkge.step.contracts import Rows
-from dglkge.step.planning import Group
+from dglkge.step.planning import Group, NodeIds, Places
 from dglkge.typing import Side
+
+Floats = npt.NDArray[np.float32]
 
 
 def loop_weights(model: KgeModel, regularizer: Regularizer | None) -> LoopWeights | None:
@@ -35,9 +39,69 @@ def loop_weights(model: KgeModel, regularizer: Regularizer | None) -> LoopWeight
     return regularizer.loop_weights
 
 
+@dataclass(frozen=True)
+class QueryRuns:
+    """Which rows of an array hold the queries of some groups.
+
+    Attributes
+    ----------
+    groups : sequence of Group
+    runs : sequence of mapping of Side to slice
+        By group: the rows of its queries for tails, and of those for heads.
+    """
+
+    groups: Sequence[Group]
+    runs: Sequence[Mapping[Side, slice]]
+
+    def places(self) -> tuple[NodeIds, NodeIds]:
+        """Return the row of the tail query and that of the head query of each edge, (B,) of all groups."""
+        tails, heads = (
+            np.concatenate([np.arange(of_side.start, of_side.stop) for of_side in of_groups])
+            for of_groups in ([runs[side] for runs in self.runs] for side in (Side.TAIL, Side.HEAD))
+        )
+        return tails, heads
+
+    def edges(self) -> Iterator[slice]:
+        """Yield the place of each group's edges among those of all."""
+        start = 0
+        for group in self.groups:
+            yield slice(start, start + len(group))
+            start += len(group)
+
+
+class EdgeRows:
+    """Addresses of the rows and of the gradients of edges: of heads, tails and relations, (B,) each.
+
+    Parameters
+    ----------
+    groups : sequence of Group
+    rows : Rows
+        Kept while the addresses are in use.
+    """
+
+    def __init__(self, groups: Sequence[Group], rows: Rows) -> None:
+        self._tables: dict[str, tuple[FoundRows, FoundRows]] = {}
+        each = zip(*((group.heads, group.tails, group.relations) for group in groups))
+        found = [[self._addresses(places, rows) for places in of_groups] for of_groups in each]
+        # Kept alive: an address says nothing of the array that it is in.
+        self.rows, self.gradients = (
+            tuple(np.concatenate([of_group[kind] for of_group in of_groups]) for of_groups in found)
+            for kind in range(2)
+        )
+
+    def _addresses(self, places: Places, rows: Rows) -> tuple[NodeIds, NodeIds]:
+        """Return the addresses of some places' rows and gradients."""
+        if places.table not in self._tables:
+            whole = dataclasses.replace(places, run=slice(None))
+            gradients = FoundRows.in_array(rows.gradients(whole).numpy())
+            self._tables[places.table] = (rows.found(whole), gradients)
+        found, gradients = self._tables[places.table]
+        return found.addresses[places.run], gradients.addresses[places.run]
+
+
 @dataclass
-class GroupPenalty:
-    """Adds the gradients of the queries' penalties to those of a group's rows.
+class EdgePenalty:
+    """Adds the gradients of the queries' penalties to those of the rows of edges.
 
     Attributes
     ----------
@@ -64,29 +128,26 @@ class GroupPenalty:
         if weights is not None and weights.power == 3 and weights.entity == 2 * weights.relation:
             self.n3, self.regularizer = np.float32(weights.relation), None
 
-    def add(self, group: Group, rows: Rows, factors: npt.NDArray[np.float32]) -> float:
-        """Add the gradients, each triple's times its factor (B,); returns the summed penalty."""
+    def add(self, queries: QueryRuns, edges: EdgeRows, rows: Rows, factors: Floats) -> float:
+        """Add the gradients, each edge's times its factor (B,); returns the summed penalty."""
         if self.regularizer is None:
             return 0.0
         if self._weights is None:
-            return self._by_autograd(self.regularizer, group, rows, factors)
-        places = (group.heads, group.tails, group.relations)
-        # Kept until the loop has read the addresses.
-        found = [rows.found(one) for one in places]
+            each = zip(queries.groups, queries.edges())
+            return sum(self._by_autograd(self.regularizer, group, rows, factors[run]) for group, run in each)
         weights = tuple(np.float32(weight) for weight in self._weights[1:])
         penalty: float = kernels.add_penalties(
-            tuple(one.addresses for one in found),
+            edges.rows,
             self._operator,
+            self.model.dim,
             factors,
             self._weights.power,
             weights,
-            tuple(rows.gradients(one).numpy() for one in places),
+            edges.gradients,
         )
         return penalty
 
-    def _by_autograd(
-        self, regularizer: Regularizer, group: Group, rows: Rows, factors: npt.NDArray[np.float32]
-    ) -> float:
+    def _by_autograd(self, regularizer: Regularizer, group: Group, rows: Rows, factors: Floats) -> float:
         """Add the gradients of a regularizer that has no loop."""
         places = (group.heads, group.relations, group.tails)
         leaves = [rows.found(one).copied().requires_grad_() for one in places]
@@ -105,67 +166,88 @@ class GroupPenalty:
         return total.item()
 
 
-class GroupQueries(Protocol):
-    """Queries of both sides of a group of B edges, those for tails first."""
+class EdgeQueries(Protocol):
+    """Queries of both sides of the edges of some groups."""
 
     def write(self, queries: Tensor, positive: np.ndarray, own: np.ndarray) -> None:
-        """Write the queries (2 B, D), and the scores (2 B,) of their true answers and own entities."""
+        """Write the queries (Q, D), and the scores (Q,) of their true answers and own entities."""
 
     def differentiate(
         self, of_queries: Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
     ) -> float:
-        """Write the gradients of the group's rows; returns the summed penalty.
+        """Write the gradients of the groups' rows; returns the summed penalty.
 
         Parameters
         ----------
-        of_queries : (2 B, D) tensor
+        of_queries : (Q, D) tensor
             Contribution of the negatives to the gradients of the queries.
-        missing, own_shares : (2 B,) float32
+        missing, own_shares : (Q,) float32
             Gradients of the scores of the true answers and of the own entities.
         factors : (B,) float32
             Factor of each edge's penalty.
         """
 
 
-def side_runs(num: int) -> dict[Side, slice]:
-    """Return the run of the queries of each side, those for tails first."""
-    return {Side.TAIL: slice(0, num), Side.HEAD: slice(num, 2 * num)}
-
-
-class CompiledQueries(GroupQueries):
+class CompiledQueries(EdgeQueries):
     """Queries of DistMult and ComplEx by ``kernels.dot``; rows are read where they lie."""
 
-    def __init__(self, model: KgeModel, penalty: GroupPenalty, group: Group, rows: Rows) -> None:
+    def __init__(self, model: KgeModel, penalty: EdgePenalty, queries: QueryRuns, rows: Rows) -> None:
         self._operator = (model.score_function.complex_valued, model.reciprocal)
-        self._penalty, self._group, self._rows = penalty, group, rows
-        self._places = (group.heads, group.tails, group.relations)
-        # Kept until the loops have read the addresses.
-        self._found = [rows.found(places) for places in self._places]
+        self._penalty, self._queries, self._rows = penalty, queries, rows
+        self._edges, self._places = EdgeRows(queries.groups, rows), queries.places()
 
     def write(self, queries: Tensor, positive: np.ndarray, own: np.ndarray) -> None:
-        rows = tuple(found.addresses for found in self._found)
-        dot.make_queries(rows, self._operator, words(queries), positive, own)
+        dot.make_queries(self._edges.rows, self._operator, self._places, words(queries), positive, own)
 
     def differentiate(
         self, of_queries: Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
     ) -> float:
         penalty: float = dot.write_gradients(
-            tuple(found.addresses for found in self._found),
+            self._edges.rows,
             self._operator,
+            self._places,
             words(of_queries),
             (missing, own_shares),
             factors,
             self._penalty.n3,
-            tuple(self._rows.gradients(places).numpy() for places in self._places),
+            self._edges.gradients,
         )
-        return penalty + self._penalty.add(self._group, self._rows, factors)
+        return penalty + self._penalty.add(self._queries, self._edges, self._rows, factors)
 
 
-class DifferentiatedQueries(GroupQueries):
-    """Queries of any model that compares by inner products, differentiated by torch."""
+class DifferentiatedQueries(EdgeQueries):
+    """Queries of any model that compares by inner products, differentiated by torch group by group."""
 
-    def __init__(self, model: KgeModel, regularizer: Regularizer | None, group: Group, rows: Rows) -> None:
-        self._model, self._regularizer, self._group = model, regularizer, group
+    def __init__(
+        self, model: KgeModel, regularizer: Regularizer | None, queries: QueryRuns, rows: Rows
+    ) -> None:
+        each = zip(queries.groups, queries.runs)
+        self._groups = [_GroupQueries(model, regularizer, group, runs, rows) for group, runs in each]
+        self._edges = list(queries.edges())
+
+    def write(self, queries: Tensor, positive: np.ndarray, own: np.ndarray) -> None:
+        for group in self._groups:
+            group.write(queries, positive, own)
+
+    def differentiate(
+        self, of_queries: Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
+    ) -> float:
+        each = zip(self._groups, self._edges)
+        return sum(group.differentiate(of_queries, missing, own_shares, factors[run]) for group, run in each)
+
+
+class _GroupQueries:
+    """Queries of one group, as of :class:`DifferentiatedQueries`."""
+
+    def __init__(
+        self,
+        model: KgeModel,
+        regularizer: Regularizer | None,
+        group: Group,
+        runs: Mapping[Side, slice],
+        rows: Rows,
+    ) -> None:
+        self._model, self._regularizer, self._group, self._runs = model, regularizer, group, runs
         self._places = (group.heads, group.relations, group.tails)
         self._rows = rows
         self._leaves = [rows.found(places).copied().requires_grad_() for places in self._places]
@@ -173,13 +255,13 @@ class DifferentiatedQueries(GroupQueries):
         self._penalties: list[Tensor] = []
 
     def write(self, queries: Tensor, positive: np.ndarray, own: np.ndarray) -> None:
-        # What a side without negatives holds is multiplied by 0.
-        queries.zero_()
-        positive[:] = own[:] = 0
         group, model = self._group, self._model
         heads, relations, tails = self._leaves
-        for side, run in side_runs(len(group)).items():
+        for side, run in self._runs.items():
             if side not in group.negatives:
+                # What such a side holds is multiplied by 0.
+                queries[run] = 0
+                positive[run] = own[run] = 0
                 continue
             anchors, truths = (heads, tails) if side is Side.TAIL else (tails, heads)
             query = model.query(anchors, relations, side)
@@ -194,15 +276,14 @@ class DifferentiatedQueries(GroupQueries):
     def differentiate(
         self, of_queries: Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
     ) -> float:
-        runs = side_runs(len(self._group))
         outputs = [each for of_side in self._outputs.values() for each in of_side] + self._penalties
         slopes = [
             each
             for side in self._outputs
             for each in (
-                of_queries[runs[side]].float(),
-                torch.from_numpy(missing[runs[side]]),
-                torch.from_numpy(own_shares[runs[side]]),
+                of_queries[self._runs[side]].float(),
+                torch.from_numpy(missing[self._runs[side]]),
+                torch.from_numpy(own_shares[self._runs[side]]),
             )
         ]
         slopes += [torch.from_numpy(factors)] * len(self._penalties)

@@ -25,17 +25,16 @@ from dglkge.model.losses import Loss
 from dglkge.model.negative_terms import IGNORED_SCORE
 from dglkge.optim.scratch import Scratch
 from dglkge.sampling.edge_batches import EdgeBatch
-from dglkge.sampling.known_answers import KnownNegatives
 from dglkge.step.contracts import BatchMeasures, Gradients, Rows
 from dglkge.step.objectives.dot_queries import (
     CompiledQueries,
     DifferentiatedQueries,
-    GroupPenalty,
-    GroupQueries,
-    side_runs,
+    EdgePenalty,
+    EdgeQueries,
+    QueryRuns,
 )
 from dglkge.step.objectives.scored_losses import SampledLoss
-from dglkge.step.planning import AnswerRanges, Group, Negatives, Plan
+from dglkge.step.planning import Group, Negatives, Plan
 from dglkge.typing import Side
 
 QUERY_MULTIPLE = 16
@@ -62,9 +61,9 @@ class DotSoftmax(SampledLoss):
 
     def __post_init__(self) -> None:
         model, self._loop, self._dtype = self.model, self.loss.loop(), self.computation.matmul_dtype
-        self._queries: Callable[[Group, Rows], GroupQueries]
+        self._queries: Callable[[QueryRuns, Rows], EdgeQueries]
         if model.score_function.compiled:
-            penalty = GroupPenalty(model, self.regularizer, self.planner.sides)
+            penalty = EdgePenalty(model, self.regularizer, self.planner.sides)
             self._queries = functools.partial(CompiledQueries, model, penalty)
         else:
             self._queries = functools.partial(DifferentiatedQueries, model, self.regularizer)
@@ -82,159 +81,176 @@ class DotSoftmax(SampledLoss):
     def _compute(self, plan: Plan, rows: Rows) -> Gradients:
         """Write the gradients of a batch's rows."""
         measures = BatchMeasures(self.has_measures)
-        # By identity: the groups hold the objects, so no id is used twice within a call.
-        seen: set[int] = set()
-        loss = sum(self._group_loss(group, plan.divisor, rows, seen, measures) for group in plan.groups)
+        chunks: dict[int, list[Group]] = {}
+        for group in plan.groups:
+            chunks.setdefault(group.chunk, []).append(group)
+        loss = sum(self._chunk_loss(groups, plan.divisor, rows, measures) for groups in chunks.values())
         return Gradients(plan.divisor * float(loss), measures=measures.sums)
 
-    def _group_loss(
-        self, group: Group, divisor: int, batch_rows: Rows, seen: set[int], measures: BatchMeasures
+    def _chunk_loss(
+        self, groups: Sequence[Group], divisor: int, batch_rows: Rows, measures: BatchMeasures
     ) -> float:
-        """Return the loss of a group by ``divisor``; ``seen``: negatives that have gradients already."""
+        """Return the loss of the groups of a chunk by ``divisor``."""
         self._clock.enter("score")
-        num = len(group)
-        numbers = self._scratch.take("numbers", 7, 2 * num).numpy()
+        blocks = blocks_of(groups)
+        runs: list[dict[Side, slice]] = [{} for _ in groups]
+        for block in blocks:
+            for piece in block.pieces:
+                runs[piece.group][piece.side] = piece.run
+        # A side that is not trained has no negatives: its queries lie behind those that have.
+        num = trained = blocks[-1].room.stop
+        for group, of_group in zip(groups, runs):
+            for side in (Side.TAIL, Side.HEAD):
+                if side not in of_group:
+                    of_group[side] = slice(num, num + len(group))
+                    num += len(group)
+        numbers = self._scratch.take("numbers", 7, num).numpy()
         positive, own, factors, missing, own_shares, labels, _ = numbers
-        factors[:] = 1 / divisor
-        if group.weights is not None:
-            factors.reshape(2, num)[:] *= group.weights
-        labels.reshape(2, num)[:] = 1 if group.labels is None else group.labels
-        room = 2 * num + QUERY_MULTIPLE
-        queries = self._scratch.take("queries", room, self.model.dim, self._dtype)
-        # Scratch memory may hold NaN, and 0 times NaN in a product is NaN.
-        queries[2 * num :] = 0
-        of_group = self._queries(group, batch_rows)
-        of_group.write(queries[: 2 * num], positive, own)
-        self._ignore_own(group, own.reshape(2, num))
-        of_queries = self._scratch.take("of_queries", room, self.model.dim, self._dtype)
+        queries = self._scratch.take("queries", num, self.model.dim, self._dtype)
+        of_edges = [np.full(len(group), 1 / divisor, np.float32) for group in groups]
+        for group, of_group, edge_factors in zip(groups, runs, of_edges):
+            if group.weights is not None:
+                edge_factors *= group.weights
+            for run in of_group.values():
+                factors[run] = edge_factors
+                labels[run] = 1 if group.labels is None else group.labels
+        of_chunk = self._queries(QueryRuns(groups, runs), batch_rows)
+        of_chunk.write(queries, positive, own)
+        self._ignore_own(groups, runs, own)
+        of_queries = self._scratch.take("of_queries", num, self.model.dim, self._dtype)
+        of_queries[trained:] = 0
+        missing[trained:] = own_shares[trained:] = 0
         loss = 0.0
-        for run, negatives, true_ids, known, ranges in _blocks(group):
-            sides = [
-                side for side, own_run in side_runs(num).items() if run.start <= own_run.start < run.stop
-            ]
-            # Rows beyond the block are queries of the next block or padding: their scores are set to 0 below.
-            shape = slice(run.start, run.start + rounded(len(true_ids)))
-            of_block = [array[run] for array in numbers]
-            block = _Block(queries[shape], of_queries[shape], true_ids, known, ranges, of_block, sides)
-            loss += self._against(block, negatives, batch_rows, id(negatives) in seen, measures)
-            seen.add(id(negatives))
-        for side, run in side_runs(num).items():
-            # A side that is not trained: its queries have no gradients.
-            if side not in group.negatives:
-                of_queries[run] = 0
-                missing[run] = own_shares[run] = 0
-        penalty = of_group.differentiate(of_queries[: 2 * num], missing, own_shares, factors[:num])
+        for block in blocks:
+            # Scratch memory may hold NaN, and 0 times NaN in a product is NaN.
+            queries[block.run.stop : block.room.stop] = 0
+            arrays = (queries[block.room], of_queries[block.room])
+            loss += self._against(block, groups, *arrays, numbers[:, block.run], batch_rows, measures)
+        penalty = of_chunk.differentiate(of_queries, missing, own_shares, np.concatenate(of_edges))
         measures.add_penalty(penalty * divisor)
         return loss + penalty
 
-    def _ignore_own(self, group: Group, own: np.ndarray) -> None:
-        """Overwrite the own entity's scores "(2, B)" where it does not count."""
+    def _ignore_own(
+        self, groups: Sequence[Group], runs: Sequence[dict[Side, slice]], own: np.ndarray
+    ) -> None:
+        """Overwrite the own entity's scores (Q,) where it does not count."""
         # The own entity is no negative where it is the true answer (h == t) or has another type than the
         # answers.
-        if self.own_entity and group.lhs == group.rhs:
-            own[:, group.head_ids == group.tail_ids] = IGNORED_SCORE
-            for of_side, side in zip(own, side_runs(0)):
+        for group, of_group in zip(groups, runs):
+            counts = self.own_entity and group.lhs == group.rhs
+            for side, run in of_group.items():
+                if not counts:
+                    own[run] = IGNORED_SCORE
+                    continue
+                own[run][group.head_ids == group.tail_ids] = IGNORED_SCORE
                 if side in group.known:
-                    of_side[group.known[side].own] = IGNORED_SCORE
-        else:
-            own[:] = IGNORED_SCORE
+                    own[run][group.known[side].own] = IGNORED_SCORE
 
     def _against(
-        self, block: _Block, negatives: Negatives, rows: Rows, adds: bool, measures: BatchMeasures
+        self,
+        block: Block,
+        groups: Sequence[Group],
+        queries: torch.Tensor,
+        of_queries: torch.Tensor,
+        numbers: np.ndarray,
+        rows: Rows,
+        measures: BatchMeasures,
     ) -> float:
-        """Score queries against negatives and write or add to their gradients; returns the loss."""
-        queries, of_queries, true_ids, known, ranges, numbers, sides = block
+        """Score the queries of a block against its negatives and write their gradients; returns the loss.
+
+        ``numbers`` are those of :func:`dglkge.kernels.losses.loss_loop`, (n,) each. Queries beyond the n only
+        fill the shape of the products: what they and ``of_queries`` hold there has no effect.
+        """
+        negatives, scratch, clock = block.negatives, self._scratch, self._clock
         found, gradients = rows.found(negatives.rows), rows.gradients(negatives.rows)
-        num, scratch, clock = len(negatives.ids), self._scratch, self._clock
+        num, num_queries = len(negatives.ids), numbers.shape[1]
         clock.enter("gather")
         candidates = scratch.take("candidates", num, self.model.dim, self._dtype)
         dot.gather(found.addresses, words(candidates))
         clock.enter("score")
         scores = torch.mm(queries, candidates.T, out=scratch.take("scores", len(queries), num, self._dtype))
         clock.enter("loss")
-        if ranges is not None:
-            positive, own = numbers[:2]
-            softmax.lower_same_range(
-                *vars(ranges).values(), np.float32(self.range_offset), words(scores), positive, own
-            )
+        of_scores = words(scores)
+        for piece in block.pieces:
+            ranges, run = groups[piece.group].ranges.get(piece.side), block.part(piece)
+            if ranges is not None:
+                of_run = (of_scores[run], numbers[0][run], numbers[1][run])
+                softmax.lower_same_range(*vars(ranges).values(), np.float32(self.range_offset), *of_run)
         slots = scratch.take("slots", 1, (2 << num.bit_length()) + num, torch.int32).numpy()[0]
-        softmax.ignore_truths(true_ids, negatives.ids, self._ignored, slots, words(scores))
-        for number, answers in enumerate(known):
-            # Known answers of equally many queries for each side of the block.
-            run = slice(number * len(answers.own), (number + 1) * len(answers.own))
-            answers.overwrite(words(scores[run]), self._ignored, slots)
-        if measures.are_counted:
-            each = len(true_ids) // len(sides)
-            for turn, side in enumerate(sides):
-                run = slice(turn * each, (turn + 1) * each)
-                above = softmax.count_above(words(scores[run]), numbers[0][run], numbers[1][run])
-                measures.add_violators(side, above)
-        loss = self._loop(words(scores[: len(true_ids)]), *numbers)
-        scores[len(true_ids) :] = 0
+        softmax.ignore_truths(block.true_ids(groups), negatives.ids, self._ignored, slots, of_scores)
+        for piece in block.pieces:
+            known, run = groups[piece.group].known.get(piece.side), block.part(piece)
+            if known is not None:
+                known.overwrite(of_scores[run], self._ignored, slots)
+            if measures.are_counted:
+                above = softmax.count_above(of_scores[run], numbers[0][run], numbers[1][run])
+                measures.add_violators(piece.side, above)
+        loss: float = self._loop(of_scores[:num_queries], *numbers)
+        scores[num_queries:] = 0
         clock.enter("backward")
         torch.mm(scores, candidates, out=of_queries)
         if self._dtype == torch.float32:
-            # Two groups may share negatives: beta=1 adds, and beta=0 ignores what the memory held, NaN
-            # included.
-            torch.addmm(gradients, scores.T, queries, beta=int(adds), out=gradients)
-            return loss
-        # bfloat16 cannot be accumulated into float32 gradients by one matmul: product, then sum.
-        narrow = torch.mm(
-            scores.T, queries, out=scratch.take("of_candidates", num, self.model.dim, self._dtype)
-        )
-        if adds:
-            gradients.add_(narrow)
+            torch.mm(scores.T, queries, out=gradients)
         else:
+            narrow = torch.mm(
+                scores.T, queries, out=scratch.take("of_candidates", num, self.model.dim, self._dtype)
+            )
             gradients.copy_(narrow)
         return loss
 
 
-class _Block(NamedTuple):
-    """Queries of a group that are scored against the same negatives.
+class Piece(NamedTuple):
+    """Queries of one group and side: number of the group, and the queries' rows."""
 
-    ``numbers`` are those of :func:`dglkge.kernels.losses.loss_loop`, each (n,). Queries beyond the n only
-    fill the shape of the products: what they and ``of_queries`` hold there has no effect.
+    group: int
+    side: Side
+    run: slice
+
+
+class Block(NamedTuple):
+    """Queries of a chunk that have the same negatives.
+
+    ``run`` are the rows of its queries, which those of the pieces make up in their order, and ``room`` these
+    with more behind them up to a multiple.
     """
 
-    queries: torch.Tensor
-    of_queries: torch.Tensor
-    true_ids: np.ndarray
-    known: Sequence[KnownNegatives]
-    ranges: AnswerRanges | None
-    numbers: Sequence[np.ndarray]
-    sides: Sequence[Side]
+    negatives: Negatives
+    pieces: Sequence[Piece]
+    run: slice
+    room: slice
+
+    def true_ids(self, groups: Sequence[Group]) -> np.ndarray:
+        """Return the true answer of each query."""
+        ends = {Side.TAIL: "tail_ids", Side.HEAD: "head_ids"}
+        return np.concatenate([getattr(groups[piece.group], ends[piece.side]) for piece in self.pieces])
+
+    def part(self, piece: Piece) -> slice:
+        """Return which of the block's queries are a piece's."""
+        return slice(piece.run.start - self.run.start, piece.run.stop - self.run.start)
+
+
+def blocks_of(groups: Sequence[Group]) -> list[Block]:
+    """Return the blocks of a chunk: queries for tails before those for heads."""
+    # By identity: the groups hold the objects, so no id is used twice within a call.
+    members: dict[int, list[tuple[int, Side]]] = {}
+    for side in (Side.TAIL, Side.HEAD):
+        for number, group in enumerate(groups):
+            if side in group.negatives:
+                members.setdefault(id(group.negatives[side]), []).append((number, side))
+    blocks, start = [], 0
+    for pieces in members.values():
+        found, end = [], start
+        for number, side in pieces:
+            found.append(Piece(number, side, slice(end, end + len(groups[number]))))
+            end += len(groups[number])
+        room = slice(start, start + rounded(end - start))
+        first = found[0]
+        negatives = groups[first.group].negatives[first.side]
+        blocks.append(Block(negatives, found, slice(start, end), room))
+        start = room.stop
+    return blocks
 
 
 def rounded(num: int) -> int:
     """Round a number of queries up to that of a matmul."""
     return -(-num // QUERY_MULTIPLE) * QUERY_MULTIPLE
-
-
-def _blocks(
-    group: Group,
-) -> list[tuple[slice, Negatives, np.ndarray, list[KnownNegatives], AnswerRanges | None]]:
-    """Return runs of the queries, those for tails first: negatives, true and known answers, ranges if any."""
-    known, negatives, runs = group.known, group.negatives, side_runs(len(group))
-    if negatives.get(Side.TAIL) is negatives.get(Side.HEAD):
-        truths = np.concatenate([group.tail_ids, group.head_ids])
-        ranges = None
-        if group.ranges:
-            tail, head = (group.ranges[side] for side in runs)
-            anchors = np.concatenate([tail.anchors, head.anchors])
-            ranges = AnswerRanges(anchors, np.concatenate([tail.truths, head.truths]), tail.negatives)
-        whole = slice(0, 2 * len(group))
-        return [
-            (whole, negatives[Side.TAIL], truths, [known[side] for side in runs if side in known], ranges)
-        ]
-    truths_of = {Side.TAIL: group.tail_ids, Side.HEAD: group.head_ids}
-    return [
-        (
-            run,
-            negatives[side],
-            truths_of[side],
-            [known[side]] if side in known else [],
-            group.ranges.get(side),
-        )
-        for side, run in runs.items()
-        if side in negatives
-    ]

@@ -18,7 +18,7 @@ from dglkge.model.regularizers import Regularizer
 from dglkge.optim.scratch import Scratch
 from dglkge.step.contracts import Rows
 from dglkge.step.objectives.all_candidates import ModelQueries, Piece, QueryMaker, QueryOptions, TakeBack
-from dglkge.step.objectives.dot_queries import CompiledQueries, GroupPenalty, loop_weights
+from dglkge.step.objectives.dot_queries import CompiledQueries, EdgePenalty, QueryRuns, loop_weights
 from dglkge.step.objectives.relation_prediction import RelationQueries, relation_pieces
 from dglkge.step.planning import Plan
 from dglkge.typing import Side
@@ -99,35 +99,36 @@ class LoopQueries(QueryMaker):
 
     def __init__(self, options: QueryOptions) -> None:
         model = self._model = options.model
-        self._queries = functools.partial(CompiledQueries, model, GroupPenalty(model, options.regularizer))
+        self._queries = functools.partial(CompiledQueries, model, EdgePenalty(model, options.regularizer))
         self._relation_queries = RelationQueries(model, options.relation_weight)
         self._scratch = Scratch()
 
     def make(self, plan: Plan, rows: Rows) -> tuple[list[Piece], TakeBack]:
-        room = self._scratch.take("queries", 2 * sum(map(len, plan.groups)), self._model.dim)
         pieces: list[Piece] = []
-        groups: list[tuple[CompiledQueries, Floats]] = []
-        start = 0
+        runs, each_factors, start = [], [], 0
+        room = self._scratch.take("queries", 2 * sum(map(len, plan.groups)), self._model.dim)
         for group in plan.groups:
-            factors, queries = group.factors(plan.divisor), self._queries(group, rows)
             middle, end = start + len(group), start + 2 * len(group)
-            # The loop also writes scores of the true and own entities; here the shards compute the true ones.
-            queries.write(room[start:end], *self._scratch.take("scores", 2, end - start).numpy())
-            groups.append((queries, factors))
+            runs.append({Side.TAIL: slice(start, middle), Side.HEAD: slice(middle, end)})
+            factors = group.factors(plan.divisor)
+            each_factors.append(factors)
             pieces += [
                 Piece(group.rhs, room[start:middle], group.tail_ids, factors),
                 Piece(group.lhs, room[middle:end], group.head_ids, factors),
             ]
             start = end
         relation_queries, relations_back = self._relation_queries.make(plan, rows)
+        if not plan.groups:
+            return relation_queries, relations_back
+        queries = self._queries(QueryRuns(plan.groups, runs), rows)
+        # The loop also writes scores of the true and own entities; here the shards compute the true ones.
+        queries.write(room, *self._scratch.take("scores", 2, start).numpy())
 
         def take_back(gradients: Sequence[Tensor]) -> float:
-            loss = 0.0
-            for number, (queries, factors) in enumerate(groups):
-                query_gradients = torch.cat(list(gradients[2 * number : 2 * number + 2]))
-                # The answers' own shares are gradients of candidates, which are with the shards.
-                none = np.zeros(2 * len(factors), np.float32)
-                loss += queries.differentiate(query_gradients, none, none, factors)
-            return loss + relations_back(gradients[2 * len(groups) :])
+            # The answers' own shares are gradients of candidates, which are with the shards.
+            none = np.zeros(start, np.float32)
+            of_queries = torch.cat(list(gradients[: len(pieces)]))
+            penalty = queries.differentiate(of_queries, none, none, np.concatenate(each_factors))
+            return penalty + relations_back(gradients[len(pieces) :])
 
         return pieces + relation_queries, take_back

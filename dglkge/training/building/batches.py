@@ -12,6 +12,7 @@ from dglkge.config.schema import MIXED
 from dglkge.data import dataset_files
 from dglkge.data.dataset_files import TRAIN
 from dglkge.data.edge_buckets import ALL_TRIPLES, BucketFiles, TrainedSets
+from dglkge.data.known_triples import KnownTriples
 from dglkge.embeddings.mapped_rows import MappedRows
 from dglkge.errors import InputError, unknown_name
 from dglkge.kernels.hashing import combine
@@ -22,8 +23,9 @@ from dglkge.sampling.machine_batches import MachineBatches, partition_mark, rows
 from dglkge.sampling.prefetch import Prefetcher, TripleReader
 from dglkge.sampling.query_batches import PairIndex, QueryBatches, QueryIndex, TrainingBatches
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder, plan_passes
+from dglkge.training.bucket_stats import BucketStatistics
 from dglkge.training.building.components import relation_weights
-from dglkge.training.held_out import HeldOutEvaluator
+from dglkge.training.held_out import HeldOutBuckets, HeldOutEvaluator
 from dglkge.training.job import Job
 from dglkge.training.passes import Passes
 from dglkge.typing import RELATION
@@ -40,28 +42,12 @@ def build_batches(job: Job) -> TrainingBatches:
     InputError
         If the data set has no edge set of a name, or weights that the objective does not take.
     """
-    config, dataset, layout, world = job.config, job.dataset, job.layout, job.world
+    config, dataset, world = job.config, job.dataset, job.world
     if config.training.objective.by_queries:
-        return _query_batches(job)
-    # Batches have node ids of relations, the data set lists relations by original id.
-    by_node = layout.original_ids(RELATION)
-    number = {pair: index for index, pair in enumerate(job.pairs)}
-    # The number of each relation's edge type; -1 where no training triple has it.
-    pair_of_relation = [number.get((one.lhs, one.rhs), -1) for one in dataset.relations.relations]
-    weights = relation_weights(config, dataset)
+        return _trained_queries(job)
     order = configured_order(job)
-    options = EdgeOptions(
-        np.array(pair_of_relation, np.int64)[by_node],
-        len(dataset.split(TRAIN)),
-        config.training.batch_size,
-        config.negatives.chunk_size,
-        world.local_rank,
-        world.trainers_per_machine,
-        config.seed,
-        None if weights is None else weights[by_node],
-        config.loss.has_confidences,
-        order,
-    )
+    turn = (world.local_rank, world.trainers_per_machine)
+    options = edge_options(job, len(dataset.split(TRAIN)), turn, order)
     if config.sampling.num_ranges == 1:
         return build_edge_batches(job, order, options)
     batches = build_bucket_batches(job, order, options)
@@ -69,23 +55,67 @@ def build_batches(job: Job) -> TrainingBatches:
     return batches
 
 
-def _query_batches(job: Job) -> QueryBatches:
+def edge_options(
+    job: Job, num_triples: int, turn: tuple[int, int], order: TripleOrder | None = None
+) -> EdgeOptions:
+    """Return the options of batches of edges.
+
+    Parameters
+    ----------
+    job : Job
+    num_triples : int
+    turn : (int, int)
+        (i, k): this trainer is number i of the k that have the same edges.
+    order : TripleOrder, optional
+    """
+    config, dataset = job.config, job.dataset
+    # Batches have node ids of relations, the data set lists relations by original id.
+    by_node = job.layout.original_ids(RELATION)
+    number = {pair: index for index, pair in enumerate(job.pairs)}
+    # The number of each relation's edge type; -1 where no training triple has it.
+    pair_of_relation = [number.get((one.lhs, one.rhs), -1) for one in dataset.relations.relations]
+    weights = relation_weights(config, dataset)
+    return EdgeOptions(
+        np.array(pair_of_relation, np.int64)[by_node],
+        num_triples,
+        config.training.batch_size,
+        config.negatives.chunk_size,
+        *turn,
+        config.seed,
+        None if weights is None else weights[by_node],
+        config.loss.has_confidences,
+        order,
+    )
+
+
+def _trained_queries(job: Job) -> QueryBatches:
     """Make the batches of ``k_vs_all``."""
-    config, dataset, world = job.config, job.dataset, job.world
+    config, dataset = job.config, job.dataset
     if dataset.has_weights:  # a query stands for several triples
         raise InputError(
             f"training.objective k_vs_all takes no weights of triples, and {dataset.path} has them; "
             "allowed: negative_sampling, one_vs_all"
         )
-    types = [(relation.lhs, relation.rhs) for relation in dataset.relations.relations]
+    triples, known = dataset.split(TRAIN), dataset.known_triples([TRAIN])
+    if config.evaluation.held_out is not None:
+        # The index in the data set's folder is that of all triples.
+        triples = triples[configured_order(job).is_trained(0, np.arange(len(triples), dtype=np.int64))]
+        known = KnownTriples([triples], dataset.num_relations)
+    return query_batches(job, triples, known)
+
+
+def query_batches(job: Job, triples: np.ndarray, known: KnownTriples) -> QueryBatches:
+    """Make the batches of the queries of triples (n, 3), which ``known`` indexes."""
+    config, world = job.config, job.world
+    types = [(relation.lhs, relation.rhs) for relation in job.dataset.relations.relations]
     return QueryBatches(
-        QueryIndex(dataset.known_triples([TRAIN])),
-        dataset.layout(),
+        QueryIndex(known),
+        job.layout,
         types,
         config.training.batch_size,
         (world.machine, world.local_rank, world.trainers_per_machine),
         config.seed,
-        PairIndex(dataset.split(TRAIN), types) if config.training.relation_prediction > 0 else None,
+        PairIndex(triples, types) if config.training.relation_prediction > 0 else None,
     )
 
 
@@ -228,17 +258,21 @@ def build_passes(job: Job, batches: TrainingBatches, gather: Callable[[str, Tens
     """
     config, size = job.config, job.config.training.batch_size
     num_chunks, settings = config.training.edge_chunks, config.evaluation.held_out
-    if not isinstance(batches, EdgeBatches):
-        return Passes(plan_passes([(0, len(batches) * size)], num_chunks, size))
-    order = batches.order
+    order = batches.order if isinstance(batches, EdgeBatches) else configured_order(job)
     if not order.num_positions:
         raise InputError(
             f"evaluation.held_out.fraction is {config.evaluation.held_out_fraction:g}, and no triple is left "
             "to train; expected a smaller share, or larger edge sets"
         )
-    ranges = [order.range_of(number) for number in range(len(order.sets))]
+    ranges = [(0, len(batches) * size)]  # of queries
+    if isinstance(batches, EdgeBatches):
+        ranges = [order.range_of(number) for number in range(len(order.sets))]
+    passes = plan_passes(ranges, num_chunks, size)
     held_out = None if settings is None else HeldOutEvaluator(job, settings, order, gather)
-    return Passes(plan_passes(ranges, num_chunks, size), held_out)
+    if not isinstance(batches, BucketBatches):
+        return Passes(passes, held_out)
+    of_buckets = None if held_out is None else HeldOutBuckets(held_out, batches.walk)
+    return Passes(passes, buckets=BucketStatistics(job, batches, of_buckets))
 
 
 def touched_rows(job: Job, batches: TrainingBatches) -> dict[str, np.ndarray] | None:

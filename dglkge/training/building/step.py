@@ -30,20 +30,10 @@ logger = logging.getLogger(__name__)
 
 def build_step(job: Job, batches: TrainingBatches) -> tuple[TrainStep, LookAhead]:
     """Return the step, and the batches with those that it makes ahead; a collective."""
-    config, tables, device, clock = job.config, job.tables, job.computation.device, job.clock
-    transforms = _build_transforms(job)
-    objective: Objective
-    if config.training.objective.over_all:
-        objective = build_candidate_loss(job, batches, transforms)
-    else:
-        objective = _build_sampled(job, batches, transforms)
-    store: RowStore
-    if job.device_tables is not None:
-        store = DeviceStore(tables, transforms, device, job.device_tables)
-    elif device.is_staged:
-        store = StagedStore(tables, transforms, device)
-    else:
-        store = HostStore(tables, transforms, objective.reads_in_place)
+    tables, clock = job.tables, job.clock
+    transforms = build_transforms(job)
+    objective = build_objective(job, batches, transforms)
+    store = build_store(job, transforms, objective)
     optimizer = job.optimizer if job.device_tables is None else job.device_tables
     optimizer.when_phase(clock.enter)
     touched = touched_rows(job, batches)
@@ -51,6 +41,23 @@ def build_step(job: Job, batches: TrainingBatches) -> tuple[TrainStep, LookAhead
     parameters = [one for one in (job.dense, job.global_vectors) if one is not None]
     ahead = LookAhead(batches, objective, store, clock)
     return TrainStep(objective, store, transforms, parameters, updates, ahead, clock), ahead
+
+
+def build_objective(job: Job, batches: TrainingBatches, transforms: Transforms) -> Objective:
+    """Make the objective; a collective."""
+    if job.config.training.objective.over_all:
+        return build_candidate_loss(job, batches, transforms)
+    return _build_sampled(job, batches, transforms)
+
+
+def build_store(job: Job, transforms: Transforms, objective: Objective) -> RowStore:
+    """Make the store of the rows."""
+    tables, device = job.tables, job.computation.device
+    if job.device_tables is not None:
+        return DeviceStore(tables, transforms, device, job.device_tables)
+    if device.is_staged:
+        return StagedStore(tables, transforms, device)
+    return HostStore(tables, transforms, objective.reads_in_place)
 
 
 def _build_sampled(job: Job, batches: TrainingBatches, transforms: Transforms) -> Objective:
@@ -75,7 +82,7 @@ def _build_sampled(job: Job, batches: TrainingBatches, transforms: Transforms) -
     return objective
 
 
-def _build_transforms(job: Job) -> Transforms:
+def build_transforms(job: Job) -> Transforms:
     """Return the transforms of each table's rows: what is added, then dropout, then the chosen one."""
     config, tables, global_vectors, features = job.config, job.tables, job.global_vectors, job.features
     original_ids = {name: table.original_ids for name, table in tables.items()}

@@ -11,7 +11,7 @@ import torch
 from dglkge.checkpoint import conversion
 from dglkge.checkpoint.manifest import CheckpointMeta, check_same_model
 from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
-from dglkge.checkpoint.storage import check_texts
+from dglkge.checkpoint.storage import check_files
 from dglkge.config import Config
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import InputError
@@ -64,7 +64,7 @@ def warm_start(job: Job, meta: CheckpointMeta, names: Mapping[str, Vocabulary]) 
         return
     checkpoint = open_checkpoint(path)
     # Only the texts here: take_over checks the rows as it reads them, so large files are read once.
-    check_texts(checkpoint.folder, checkpoint.manifest)
+    check_files(checkpoint.folder, checkpoint.manifest.all_texts.values())
     keeps = _keeps_projections(config, checkpoint)
     if dense is not None:
         with dense.whole():

@@ -17,7 +17,9 @@ The first line whose rank is set counts: ``mpirun`` and torchrun may run inside 
 
 from __future__ import annotations
 
+import argparse
 import ipaddress
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -57,49 +59,46 @@ class NodePlace:
 
 
 def node_place(
-    node_rank: str | None,
-    num_nodes: int | None,
-    rendezvous: str | None,
-    address: str | None,
+    options: argparse.Namespace,
     ip_config: Callable[[], Sequence[Machine]],
-    has_ip_config: bool,
-    environment: Mapping[str, str],
     interfaces: Mapping[str, str],
+    environment: Mapping[str, str] = os.environ,
 ) -> NodePlace | None:
     """Return this node's place; None for a job on one machine or over SSH.
 
     Parameters
     ----------
-    node_rank : str or None
-        ``--node_rank``: a number, or ``auto`` to read the scheduler's environment.
-    num_nodes, rendezvous, address
-        ``--nodes``, ``--rendezvous`` and ``--address``; they win over the scheduler's environment.
+    options : argparse.Namespace
+        Of the launcher. ``--node_rank`` is a number, or ``auto`` to read the scheduler's environment, over
+        which ``--nodes``, ``--rendezvous`` and ``--address`` win. If ``--ip_config`` is given
+        (``has_ip_config``), the file names the machines; it does also if neither ``--nodes`` nor the
+        scheduler gives their number.
     ip_config : callable
         Reads ip_config.txt.
-    has_ip_config : bool
-        Whether ``--ip_config`` is among the options. The file then names the machines; it does also if
-        neither ``--nodes`` nor the scheduler gives their number.
-    environment : mapping of str to str
     interfaces : mapping of str to str
         This machine's IPv4 addresses, each with its interface: ``--address`` may name one.
+    environment : mapping of str to str
 
     Raises
     ------
     InputError
         If the options contradict each other, or one is missing.
     """
-    if node_rank is None:
-        given = {"--nodes": num_nodes, "--rendezvous": rendezvous, "--address": address}
+    num_nodes, address = options.nodes, options.address
+    if options.node_rank is None:
+        given = {"--nodes": num_nodes, "--rendezvous": options.rendezvous, "--address": address}
         alone = [name for name, value in given.items() if value is not None]
         if alone:
             raise InputError(f"{alone[0]} needs --node_rank K (or auto): it is for jobs without SSH")
         return None
-    if num_nodes is not None and has_ip_config:
+    if num_nodes is not None and options.has_ip_config:
         raise InputError("--nodes and --ip_config exclude each other: the file's lines are the nodes")
-    found = scheduler_place(environment) if node_rank == AUTO else SchedulerPlace(int(node_rank))
-    count = num_nodes if num_nodes is not None or has_ip_config else found.num_nodes
-    is_listed = count is None
-    host, port = (None, DEFAULT_PORT) if rendezvous is None else host_and_port(rendezvous, DEFAULT_PORT)
+    rank = options.node_rank
+    found = scheduler_place(environment) if rank == AUTO else SchedulerPlace(int(rank))
+    count = num_nodes if num_nodes is not None or options.has_ip_config else found.num_nodes
+    is_listed, host, port = count is None, None, DEFAULT_PORT
+    if options.rendezvous is not None:
+        host, port = host_and_port(options.rendezvous, DEFAULT_PORT)
     if count is None:
         machines = ip_config()
         count, host = len(machines), host or machines[0].address

@@ -1,0 +1,67 @@
+"""``dglkge ask``: answers to questions of several hops."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+from dglkge.cli import common
+from dglkge.cli.common import Command, flag, option, print_columns, print_text
+from dglkge.data.dataset_files import SPLITS
+from dglkge.errors import InputError
+
+
+def ask(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the best answers with their paths."""
+    if args.k < 1:
+        raise InputError(f"the number of answers must be at least 1, got {args.k}")
+    from dglkge.inference import logic, questions  # here: --help does without torch
+
+    question = logic.parse(args.question)  # before the run is read
+    splits = () if args.no_known else args.known_split or SPLITS
+    type_, answers = questions.ask(common.open_model(args), question, args.k, args.beam, splits)
+    ranked = [{"rank": rank, **answer} for rank, answer in enumerate(answers, start=1)]
+    return {"question": args.question, "type": type_, "answers": ranked}
+
+
+def _print_answers(result: dict[str, Any], _args: argparse.Namespace) -> None:
+    print_text(f"{result['question']}: best answers of type {result['type']}")
+    rows = [
+        [one["rank"], f"{one['probability']:.4f}", one["entity"], "; ".join(map(_link, one["path"]))]
+        for one in result["answers"]
+    ]
+    print_columns(["rank", "probability", "answer", "path"], rows)
+
+
+def _link(link: dict[str, Any]) -> str:
+    """Return a link of a path as a text, with its probability or that it is known."""
+    how = "known" if link["known"] else f"{link['probability']:.3f}"
+    return f"{'not ' if link['not'] else ''}({link['head']}, {link['relation']}, {link['tail']}) {how}"
+
+
+ASK = Command(
+    description="""Answer a question of several hops: a variable, and the triples that it fulfils, joined by
+commas (and), or, not and parentheses. A triple of the data set has probability 1, others the one that
+dglkge calibrate has fitted. Each answer has the links that led to it.""",
+    examples="""examples:
+  dglkge ask runs/demo '?x : (Alice, knows, ?y), (?y, likes, ?x)'   what do those like whom Alice knows?
+  dglkge ask runs/demo '?x : (Alice, likes, ?x), not (Bob, likes, ?x)'
+  dglkge ask runs/demo '?x : ((Alice, knows, ?y) or (Bob, knows, ?y)), (?y, likes, ?x)'
+  dglkge ask runs/demo '?x : (?x, likes, "Paris, Texas")'           a name with a comma""",
+    options=[
+        *common.MODEL,
+        common.DATASET,
+        option("question", "?VARIABLE : and its triples", metavar="QUESTION"),
+        option("-k --k", "answers to show", type=int, default=10),
+        option("--beam", "entities of every other variable that go on", least=1, default=16),
+        option(
+            "--known-split",
+            "split whose triples have probability 1 (default: all)",
+            is_repeated=True,
+            choices=SPLITS,
+        ),
+        flag("--no-known", "no triple is taken as known: probabilities only"),
+    ],
+    run=ask,
+    show=_print_answers,
+)

@@ -1,0 +1,569 @@
+"""All likely missing triples of a graph: what is asked, the work in units, and the sorted result."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+from dglkge.data.dataset_files import SPLITS
+from dglkge.data.known_triples import KnownTriples
+from dglkge.errors import InputError, unknown_name, write_error
+from dglkge.evaluation.calibration import Curve
+from dglkge.evaluation.queries import full_float32_matmuls
+from dglkge.inference.choices import ALL, CANDIDATES, SEEN
+from dglkge.inference.missing_links import (
+    CANDIDATE_PANEL,
+    FEWEST_PAIRS,
+    SAMPLE,
+    Axes,
+    Links,
+    LinkSearch,
+    choose_axes,
+)
+from dglkge.inference.search import check_k
+from dglkge.inference.sorted_runs import LINK, merge_runs, sort_links
+from dglkge.inference.trained_model import TrainedModel
+from dglkge.typing import RELATION, Relation, Side
+
+QUERY_NUMBERS = 1 << 23
+"""Most numbers of the queries that a thread searches at a time, in float64."""
+
+UNIT_PAIRS = 1 << 28
+"""Pairs of a query and a candidate from which a unit of work is not joined with the next."""
+
+RUN_ROWS = 1 << 21
+"""Links of a unit that are in memory before they are sorted and written."""
+
+WORK_SUFFIX = ".parts"
+PLAN_FILE, DONE_FILE = "plan.json", "done.jsonl"
+
+POINTS_A_DECADE = 10
+"""Ranks of the precision-recall curve, evenly spaced by their logarithm."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """Queries (head, relation, ?): some heads of one relation, by their places among its heads."""
+
+    relation_id: int
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True)
+class Completion:
+    """A question for missing triples.
+
+    Attributes
+    ----------
+    run : TrainedModel
+    relation_ids : tuple of int
+    heads : mapping of str to (n,) int64 array, optional
+        Ids by type, ascending; by default all entities.
+    min_probability : float, optional
+    k : int, optional
+        Most tails of each (head, relation).
+    candidates : str
+        ``"all"``, or ``"seen"``: heads and tails that a known triple has on that side of the relation.
+    held_out : str, optional
+        A split that counts as unknown.
+    """
+
+    run: TrainedModel
+    relation_ids: tuple[int, ...]
+    heads: dict[str, np.ndarray] | None = None
+    min_probability: float | None = None
+    k: int | None = None
+    candidates: str = ALL
+    held_out: str | None = None
+
+    def identity(self) -> dict[str, Any]:
+        """Return what must be the same where parts of an interrupted search are used."""
+        checkpoint = self.run.checkpoint
+        digest = hashlib.sha256()
+        for name, ids in sorted((self.heads or {}).items()):
+            digest.update(name.encode() + b"\0" + ids.tobytes())
+        return {
+            "run_id": checkpoint.manifest.run_id,
+            "version": checkpoint.version,
+            "relations": list(self.relation_ids),
+            "heads": digest.hexdigest() if self.heads is not None else None,
+            "min_probability": self.min_probability,
+            "least_score": self.least_score,
+            "k": self.k,
+            "candidates": self.candidates,
+            "held_out": self.held_out,
+        }
+
+    @cached_property
+    def known(self) -> KnownTriples:
+        """Triples that are left out."""
+        return self.run.dataset.known_triples([split for split in SPLITS if split != self.held_out])
+
+    @cached_property
+    def curve(self) -> Curve | None:
+        """Probabilities of scores; None if there are none and none are needed."""
+        return self.run.probability_curve if self.min_probability is None else self.run.calibration.curve
+
+    @cached_property
+    def least_score(self) -> float:
+        """Least score with the least probability; -inf without one."""
+        if self.curve is None or self.min_probability is None:
+            return -np.inf
+        return least_score(self.curve, self.min_probability)
+
+    def relation(self, relation_id: int) -> Relation:
+        """Return a relation with its entity types."""
+        return self.run.tables.relations[relation_id]
+
+    def head_ids(self, relation_id: int) -> np.ndarray:
+        """Return the heads of a relation's queries, ascending (n,)."""
+        type_ = self.relation(relation_id).lhs
+        heads = None if self.heads is None else self.heads.get(type_, np.empty(0, np.int64))
+        if self.candidates == SEEN:
+            seen = self.known.seen(Side.HEAD, relation_id)
+            return seen if heads is None else np.intersect1d(heads, seen)
+        return np.arange(len(self.run.tables.vocabulary(type_))) if heads is None else heads
+
+    def num_tails(self, relation_id: int) -> int:
+        """Return the number of candidates of a relation's queries."""
+        if self.candidates == SEEN:
+            return len(self.known.seen(Side.TAIL, relation_id))
+        return len(self.run.tables.vocabulary(self.relation(relation_id).rhs))
+
+    def units(self) -> list[list[Task]]:
+        """Divide all queries into units of work; the same for the same question."""
+        most = max(1, QUERY_NUMBERS // self.run.model.query_dim)
+        units: list[list[Task]] = [[]]
+        pairs = 0
+        for relation_id in self.relation_ids:
+            num_heads, num_tails = len(self.head_ids(relation_id)), self.num_tails(relation_id)
+            for start in range(0, num_heads, most):
+                if pairs >= UNIT_PAIRS:
+                    units.append([])
+                    pairs = 0
+                stop = min(start + most, num_heads)
+                units[-1].append(Task(relation_id, start, stop))
+                pairs += (stop - start) * num_tails
+        return units
+
+    @property
+    def num_queries(self) -> int:
+        """Number of pairs (head, relation)."""
+        return sum(len(self.head_ids(id_)) for id_ in self.relation_ids)
+
+    def search(self, task: Task, least_score: float) -> Iterator[Links]:
+        """Yield the missing links of a task, query and candidate as ids; must run without gradients."""
+        tables, model = self.run.tables, self.run.model
+        relation = self.relation(task.relation_id)
+        heads = torch.from_numpy(self.head_ids(task.relation_id)[task.start : task.stop])
+        relation_ids = torch.full_like(heads, task.relation_id)
+        query = model.query(
+            tables.gather(relation.lhs, heads).double(),
+            tables.gather(RELATION, relation_ids[:1]).double().expand(len(heads), -1),
+            Side.TAIL,
+            relation_ids,
+        )
+        known = self.known.answers(Side.TAIL, heads.numpy(), relation_ids.numpy())
+        max_norm = self.run.max_norm(relation.rhs)
+        search = LinkSearch(
+            model,
+            query,
+            max_norm,
+            (torch.from_numpy(known[0]), torch.from_numpy(known[1])),
+            least_score,
+            self.k,
+        )
+        search.axes = self._axes(task, query, max_norm, search)
+        for ids, rows in self._panels(task.relation_id):
+            search.add(ids, rows)
+            if search.num_found() > RUN_ROWS:
+                yield _by_ids(search.take(is_last=False), heads)
+        yield _by_ids(search.take(), heads)
+
+    def _axes(self, task: Task, query: torch.Tensor, max_norm: float, search: LinkSearch) -> Axes | None:
+        """Return axes for bounds where scores are inner products, and computing them is worth it."""
+        pairs = len(query) * self.num_tails(task.relation_id)
+        function = self.run.model.score_function
+        if self.min_probability is None or not function.is_product or pairs < FEWEST_PAIRS:
+            return None
+        type_ = self.relation(task.relation_id).rhs
+        draws = np.random.default_rng(task.relation_id)
+        drawn = draws.integers(len(self.run.tables.vocabulary(type_)), size=SAMPLE)
+        sample = self.run.tables.gather(type_, torch.from_numpy(drawn))
+        return choose_axes(query, sample, max_norm, search.low, task.relation_id)
+
+    def _panels(self, relation_id: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield the ids, ascending, and rows of the candidates of a relation, panel by panel."""
+        type_ = self.relation(relation_id).rhs
+        if self.candidates == SEEN:
+            for ids in torch.from_numpy(self.known.seen(Side.TAIL, relation_id)).split(CANDIDATE_PANEL):
+                yield ids, self.run.tables.gather(type_, ids)
+            return
+        for shard in self.run.tables.shards(type_):
+            yield from zip(shard.original_ids.split(CANDIDATE_PANEL), shard.rows.split(CANDIDATE_PANEL))
+
+    def held_out_triples(self, split: str) -> np.ndarray:
+        """Return the triples (n, 3) of the held-out split that the search can find, each once."""
+        triples = np.unique(self.run.dataset.split(split), axis=0)
+        kept = []
+        for relation_id in self.relation_ids:
+            of_relation = triples[triples[:, 1] == relation_id]
+            is_candidate = np.isin(of_relation[:, 0], self.head_ids(relation_id))
+            if self.candidates == SEEN:
+                is_candidate &= np.isin(of_relation[:, 2], self.known.seen(Side.TAIL, relation_id))
+            kept.append(of_relation[is_candidate])
+        found = np.concatenate(kept) if kept else triples[:0]
+        return found[~self.known.contain(Side.TAIL, found[:, 0], found[:, 1], found[:, 2])]
+
+
+def _by_ids(links: Links, heads: torch.Tensor) -> Links:
+    return Links(heads[links.query], links.candidate, links.score)
+
+
+def least_score(curve: Curve, probability: float) -> float:
+    """Return the least float64 score whose probability is not below one; inf if there is none.
+
+    Raises
+    ------
+    InputError
+        If the probability falls with the score.
+    """
+    low, high = -1e30, 1e30
+    if curve(np.array([high]))[0] < curve(np.array([low]))[0]:
+        raise InputError("the calibrated probability falls with the score: the model tells nothing apart")
+    if curve(np.array([low]))[0] >= probability:
+        return -np.inf
+    if curve(np.array([high]))[0] < probability:
+        return np.inf
+    while low < (middle := low / 2 + high / 2) < high:
+        low, high = (low, middle) if curve(np.array([middle]))[0] >= probability else (middle, high)
+    return float(high)
+
+
+def plan_completion(
+    run: TrainedModel,
+    relations: Sequence[str] | None = None,
+    heads: Sequence[str] | None = None,
+    head_types: Sequence[str] | None = None,
+    min_probability: float | None = None,
+    k: int | None = None,
+    candidates: str = ALL,
+    held_out: str | None = None,
+) -> Completion:
+    """Check a question for missing triples, and look its names up; see :meth:`Run.complete`."""
+    tables = run.tables
+    if candidates not in CANDIDATES:
+        raise unknown_name("choice of candidates", candidates, CANDIDATES)
+    if held_out is not None and held_out not in SPLITS:
+        raise unknown_name("split", held_out, SPLITS)
+    if k is not None:
+        check_k(k)
+    elif min_probability is None:
+        min_probability = 0.5
+    if min_probability is not None and not 0 < min_probability <= 1:
+        raise InputError(f"the least probability must be above 0 and at most 1, got {min_probability:g}")
+    chosen = set(range(len(tables.relations)))
+    if relations is not None:
+        chosen = {id_ for name in relations for id_ in _relation_ids(run, name)}
+    for name in head_types or ():
+        run.type_of("", name)
+    ids = tuple(
+        id_ for id_ in sorted(chosen) if head_types is None or tables.relations[id_].lhs in head_types
+    )
+    types = list(dict.fromkeys(tables.relations[id_].lhs for id_ in ids))
+    completion = Completion(
+        run,
+        ids,
+        None if heads is None else _ids_by_type(run, heads, types),
+        min_probability,
+        k,
+        candidates,
+        held_out,
+    )
+    completion.known  # noqa: B018  an error now if the data set cannot be opened
+    completion.least_score  # noqa: B018  or if no probabilities were fitted
+    return completion
+
+
+def _relation_ids(run: TrainedModel, name: str) -> list[int]:
+    """Return the ids of a label, or of all relations of a name; an unknown one is an error."""
+    relations = run.tables.relations
+    return relations.ids_of(name) or [relations.id(name)]
+
+
+def _ids_by_type(run: TrainedModel, names: Sequence[str], types: Sequence[str]) -> dict[str, np.ndarray]:
+    """Look up heads in all types that relations have on that side."""
+    ids: dict[str, list[int]] = {name: [] for name in types}
+    for name in names:
+        fitting = [type_ for type_ in types if name in run.tables.vocabulary(type_)]
+        if not fitting:
+            type_ = run.type_of(name)
+            run.tables.vocabulary(type_).id(name)
+            raise InputError(f"{name!r} is of type {type_}, and no chosen relation has heads of that type")
+        for type_ in fitting:
+            ids[type_].append(run.tables.vocabulary(type_).id(name))
+    return {type_: np.unique(np.array(of_type, np.int64)) for type_, of_type in ids.items()}
+
+
+class Work:
+    """Units of a completion in a folder: sorted files of links, and a record of the units that are done.
+
+    Parameters
+    ----------
+    completion : Completion
+    folder : Path
+        Made if it is not there. One of the same question is gone on with.
+
+    Raises
+    ------
+    InputError
+        If the folder has parts of another question.
+    """
+
+    def __init__(self, completion: Completion, folder: Path) -> None:
+        self._completion, self._folder = completion, folder
+        identity = json.loads(json.dumps(completion.identity()))
+        plan = folder / PLAN_FILE
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if plan.exists() and json.loads(plan.read_text()) != identity:
+                raise InputError(
+                    f"{folder} has parts of another completion; remove it, or choose another output"
+                )
+            plan.write_text(json.dumps(identity))
+        except OSError as error:
+            raise write_error(f"cannot write {folder}", error) from None
+        self._done = self._read_done()
+        self._units = completion.units()
+
+    def _read_done(self) -> dict[int, list[int]]:
+        """Return the numbers of rows of the files of each unit that is done."""
+        path = self._folder / DONE_FILE
+        done = {}
+        for line in path.read_text().splitlines() if path.exists() else ():
+            try:
+                record = json.loads(line)
+            except ValueError:  # the process ended while it wrote
+                continue
+            files = {
+                self._run_file(record["unit"], number): rows for number, rows in enumerate(record["rows"])
+            }
+            if all(
+                file.exists() and file.stat().st_size == LINK.itemsize * rows for file, rows in files.items()
+            ):
+                done[record["unit"]] = record["rows"]
+        return done
+
+    def _run_file(self, unit: int, number: int) -> Path:
+        return self._folder / f"{unit:06d}-{number:04d}.links"
+
+    def finish(self, threads: int, progress: Callable[[int], object] | None = None) -> None:
+        """Search the units that are not done, one a thread.
+
+        Parameters
+        ----------
+        threads : int
+        progress : callable, optional
+            Called with the number of queries of each unit that is done.
+        """
+        stop = threading.Event()
+        todo = [number for number in range(len(self._units)) if number not in self._done]
+        report = progress or (lambda _count: None)
+        for number in self._done:
+            report(self._num_queries(number))
+        before = torch.get_num_threads()
+        pool = ThreadPoolExecutor(max(1, min(threads, len(todo))), "complete", torch.set_num_threads, (1,))
+        try:
+            with full_float32_matmuls(), open(self._folder / DONE_FILE, "a") as record:
+                futures = {pool.submit(self._search, number, stop): number for number in todo}
+                for future in as_completed(futures):
+                    number = futures[future]
+                    self._done[number] = future.result()
+                    record.write(json.dumps({"unit": number, "rows": self._done[number]}) + "\n")
+                    record.flush()
+                    report(self._num_queries(number))
+        except OSError as error:
+            raise write_error(f"cannot write {self._folder}", error) from None
+        finally:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            torch.set_num_threads(before)
+
+    def _num_queries(self, number: int) -> int:
+        return sum(task.stop - task.start for task in self._units[number])
+
+    @torch.no_grad()
+    def _search(self, number: int, stop: threading.Event) -> list[int]:
+        """Search a unit, write its links in sorted files, and return their numbers of rows."""
+        rows: list[int] = []
+        pending: list[np.ndarray] = []
+
+        def flush() -> None:
+            links = sort_links(np.concatenate(pending))
+            links.tofile(self._run_file(number, len(rows)))
+            rows.append(len(links))
+            pending.clear()
+
+        for task in self._units[number]:
+            for links in self._completion.search(task, self._completion.least_score):
+                if stop.is_set():
+                    return rows
+                table = np.empty(len(links.query), LINK)
+                table["head"], table["tail"] = links.query.numpy(), links.candidate.numpy()
+                table["score"], table["relation"] = links.score.numpy(), task.relation_id
+                pending.append(table)
+                if sum(map(len, pending)) > RUN_ROWS:
+                    flush()
+        if pending:
+            flush()
+        return rows
+
+    def links(self) -> Iterator[np.ndarray]:
+        """Yield all links by descending score, in blocks."""
+        return merge_runs(
+            [
+                (self._run_file(unit, number), rows)
+                for unit, counts in sorted(self._done.items())
+                for number, rows in enumerate(counts)
+            ]
+        )
+
+
+@dataclass
+class HitCurve:
+    """Held-out triples among the best links, counted while these are written."""
+
+    num_held_out: int
+    num_links: int = 0
+
+    def __post_init__(self) -> None:
+        self._ranks: list[np.ndarray] = []
+
+    def add(self, is_held_out: np.ndarray) -> None:
+        """Count the next links (n,) in their order."""
+        self._ranks.append(np.flatnonzero(is_held_out) + self.num_links + 1)
+        self.num_links += len(is_held_out)
+
+    def points(self) -> list[dict[str, float]]:
+        """Return rank, precision and recall at ranks of a logarithmic scale, and at the last one."""
+        ranks = np.concatenate([np.empty(0, np.int64), *self._ranks])
+        if not self.num_links:
+            return []
+        powers = np.arange(POINTS_A_DECADE * np.log10(self.num_links)) / POINTS_A_DECADE
+        places = np.unique(np.append(np.round(10.0**powers).astype(np.int64), self.num_links))
+        hits = np.searchsorted(ranks, places, side="right")
+        return [
+            {"rank": rank, "precision": count / rank, "recall": count / max(1, self.num_held_out)}
+            for rank, count in zip(places.tolist(), hits.tolist())
+        ]
+
+
+def as_table(completion: Completion, links: np.ndarray) -> pa.Table:
+    """Return links by name: head, relation, tail, score; probability and held_out where there are some."""
+    labels = completion.run.tables.relations.labels
+    columns = {
+        "head": _names(completion, links, "head"),
+        "relation": pa.array([labels[id_] for id_ in links["relation"].tolist()], pa.string()),
+        "tail": _names(completion, links, "tail"),
+        "score": links["score"],
+    }
+    if completion.curve is not None:
+        columns["probability"] = completion.curve(links["score"])
+    if completion.held_out is not None:
+        known = completion.run.dataset.known_triples([completion.held_out])
+        columns["held_out"] = known.contain(Side.TAIL, links["head"], links["relation"], links["tail"])
+    return pa.table(columns)
+
+
+def _names(completion: Completion, links: np.ndarray, side: str) -> pa.Array:
+    """Look up the names of heads or tails, each distinct one once."""
+    attribute = "lhs" if side == "head" else "rhs"
+    names = np.empty(len(links), object)
+    relation_ids, place = np.unique(links["relation"], return_inverse=True)
+    types = np.array([getattr(completion.relation(id_), attribute) for id_ in relation_ids.tolist()], object)
+    for type_ in dict.fromkeys(types.tolist()):
+        rows = np.flatnonzero((types == type_)[place.reshape(-1)])
+        ids, index = np.unique(links[side][rows], return_inverse=True)
+        vocabulary = completion.run.tables.vocabulary(type_)
+        names[rows] = np.array([vocabulary[id_] for id_ in ids.tolist()], object)[index.reshape(-1)]
+    return pa.array(names, pa.string())
+
+
+def write_completion(
+    completion: Completion,
+    path: Path,
+    threads: int,
+    overwrite: bool = False,
+    progress: Callable[[int], object] | None = None,
+) -> dict[str, Any]:
+    """Write the missing triples to a Parquet file, by descending score, and return a summary.
+
+    An interrupted call leaves ``PATH.parts``, and the same call goes on from there.
+    """
+    if path.exists() and not overwrite:
+        raise InputError(f"{path} exists; choose another output, or overwrite it")
+    folder = path.with_name(path.name + WORK_SUFFIX)
+    work = Work(completion, folder)
+    work.finish(threads, progress)
+    curve = HitCurve(
+        len(completion.held_out_triples(completion.held_out)) if completion.held_out is not None else 0
+    )
+    temporary = folder / "sorted.parquet"
+    try:
+        with pq.ParquetWriter(temporary, as_table(completion, np.empty(0, LINK)).schema) as writer:
+            for links in work.links():
+                table = as_table(completion, links)
+                writer.write_table(table)
+                curve.add(
+                    table["held_out"].to_numpy()
+                    if completion.held_out is not None
+                    else np.zeros(len(links), bool)
+                )
+        os.replace(temporary, path)
+    except OSError as error:
+        raise write_error(f"cannot write {path}", error) from None
+    shutil.rmtree(folder)
+    summary = {
+        "path": str(path),
+        "triples": curve.num_links,
+        "queries": completion.num_queries,
+        "pairs": sum(
+            len(completion.head_ids(id_)) * completion.num_tails(id_) for id_ in completion.relation_ids
+        ),
+        "least_score": completion.least_score if np.isfinite(completion.least_score) else None,
+    }
+    if completion.held_out is not None:
+        summary |= {"held_out": completion.held_out, "held_out_triples": curve.num_held_out}
+        summary |= {"curve": curve.points()}
+    return summary
+
+
+def find_links(completion: Completion, threads: int, limit: int | None = None) -> pa.Table:
+    """Return the missing triples, or the best ones of them, by descending score; see :func:`as_table`."""
+    with tempfile.TemporaryDirectory() as folder:
+        work = Work(completion, Path(folder))
+        work.finish(threads)
+        blocks, left = [np.empty(0, LINK)], limit
+        for links in work.links():
+            blocks.append(links[:left])
+            if left is not None:
+                left -= len(blocks[-1])
+                if not left:
+                    break
+        return as_table(completion, np.concatenate(blocks))

@@ -1,0 +1,153 @@
+"""Questions of several hops: their text, and their tree of links with conjunction, disjunction, negation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dglkge.errors import InputError
+
+EXAMPLE = '"?city : (Douglas Adams, born in, ?city), not (?city, capital of, ?country)"'
+
+
+@dataclass(frozen=True)
+class Fact:
+    """A triple; a head or tail that begins with ``?`` is a variable."""
+
+    head: str
+    relation: str
+    tail: str
+
+    def __str__(self) -> str:
+        return f"({self.head}, {self.relation}, {self.tail})"
+
+
+@dataclass(frozen=True)
+class Not:
+    """The contrary of a part."""
+
+    part: Formula
+
+
+@dataclass(frozen=True)
+class And:
+    """All of some parts. A variable that is not mentioned outside stands for some entity."""
+
+    parts: tuple[Formula, ...]
+
+
+@dataclass(frozen=True)
+class Or:
+    """At least one of some parts."""
+
+    parts: tuple[Formula, ...]
+
+
+Formula = Fact | Not | And | Or
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked for, a variable, and the formula that its entities fulfil.
+
+    Examples
+    --------
+    >>> parse("?x : (Alice, knows, ?y), (?y, likes, ?x)").answer
+    '?x'
+    """
+
+    answer: str
+    formula: Formula
+
+
+def is_variable(term: str) -> bool:
+    """Return whether a term is a variable."""
+    return term.startswith("?")
+
+
+def facts(formula: Formula) -> Iterator[Fact]:
+    """Yield the triples of a formula."""
+    if isinstance(formula, Fact):
+        yield formula
+    else:
+        for part in (formula.part,) if isinstance(formula, Not) else formula.parts:
+            yield from facts(part)
+
+
+def variables(formula: Formula) -> set[str]:
+    """Return the variables of a formula."""
+    return {term for fact in facts(formula) for term in (fact.head, fact.tail) if is_variable(term)}
+
+
+def parse(text: str) -> Question:
+    """Read a question: ``?x : `` and triples joined by commas (and), ``or``, ``not`` and parentheses.
+
+    Commas bind closer than ``or``. A name with a comma or unmatched parentheses stands in double quotes.
+
+    Raises
+    ------
+    InputError
+        If the text is no question; the message has the place.
+    """
+    answer, colon, rest = text.partition(":")
+    answer = answer.strip()
+    if not colon or not is_variable(answer):
+        raise InputError(f"a question begins with a variable and a colon, as {EXAMPLE}; got {text!r}")
+    formula = _parse(rest)
+    if answer not in variables(formula):
+        raise InputError(f"{answer} is asked for, and no triple has it")
+    return Question(answer, formula)
+
+
+def _parse(text: str) -> Formula:
+    text = text.strip()
+    for words, kind in (((" or ",), Or), ((",", " and "), And)):
+        parts = _split(text, words)
+        if len(parts) > 1:
+            return kind(tuple(map(_parse, parts)))
+    if text.startswith("not") and text[3:].lstrip().startswith("("):
+        return Not(_parse(text[3:]))
+    if not (text.startswith("(") and text.endswith(")")):
+        raise InputError(f"expected a triple (head, relation, tail), got {text!r}; a question is {EXAMPLE}")
+    inner = text[1:-1].strip()
+    terms = [_unquoted(term) for term in _split(inner, (",",))]
+    if len(terms) == 3 and not inner.startswith("(") and not any(_is_group(term) for term in terms):
+        return Fact(*terms)
+    if inner.startswith(("(", "not")):
+        return _parse(inner)
+    raise InputError(f"a triple has head, relation and tail, got {len(terms)} parts in {text!r}")
+
+
+def _is_group(term: str) -> bool:
+    return term.startswith("(") or (term.startswith("not") and term[3:].lstrip().startswith("("))
+
+
+def _unquoted(term: str) -> str:
+    term = term.strip()
+    is_quoted = len(term) > 1 and term.startswith('"') and term.endswith('"')
+    name = term[1:-1] if is_quoted else term
+    if not name:
+        raise InputError("a triple has an empty name")
+    return name
+
+
+def _split(text: str, separators: tuple[str, ...]) -> list[str]:
+    """Divide a text where a separator stands outside of parentheses and quotes."""
+    parts, depth, start, place, is_quoted = [], 0, 0, 0, False
+    while place < len(text):
+        sign = text[place]
+        if sign == '"':
+            is_quoted = not is_quoted
+        elif not is_quoted:
+            depth += (sign == "(") - (sign == ")")
+            if depth < 0:
+                raise InputError(f"a parenthesis closes that was not opened: {text[: place + 1]!r}")
+            found = [word for word in separators if depth == 0 and text.startswith(word, place)]
+            if found:
+                parts.append(text[start:place])
+                place = start = place + len(found[0])
+                continue
+        place += 1
+    if depth or is_quoted:
+        raise InputError(f"a {'quote' if is_quoted else 'parenthesis'} is not closed: {text!r}")
+    return [*parts, text[start:]]

@@ -1,0 +1,327 @@
+"""Answers to questions of several hops: beam search over probabilities, without training.
+
+As CQD (Arakelyan et al. 2021, "Complex query answering with neural link predictors"): a link has its
+calibrated probability, ``and`` multiplies, ``or`` is a + b - ab, ``not`` is 1 - a, and a variable that is not
+asked for takes the entity with the greatest value. Of each such variable the best entities, a beam, go on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from dglkge.data.dataset_files import SPLITS
+from dglkge.data.known_triples import KnownTriples
+from dglkge.errors import InputError
+from dglkge.evaluation.queries import full_float32_matmuls
+from dglkge.evaluation.ranking import count_greater
+from dglkge.inference.completion import least_score
+from dglkge.inference.logic import And, Fact, Formula, Not, Or, Question, facts, is_variable, parse, variables
+from dglkge.inference.search import candidate_blocks
+from dglkge.inference.trained_model import TrainedModel
+from dglkge.typing import RELATION, Side
+
+BEAM = 16
+"""Default number of entities of a variable that go on."""
+
+LEAST_PROBABILITY = 1e-6
+"""Smaller ones count as 0."""
+
+
+@dataclass
+class Hop:
+    """Links of one relation from an entity, or from those of a variable, to the entities of another.
+
+    Attributes
+    ----------
+    fact : Fact
+    relation_id : int
+    side : Side
+        That of the variable whose entities are valued.
+    anchor : int or Node
+        The entity at the other side, or what its entities fulfil.
+    ids : (b,) int64 array
+        Entities at the other side, the beam, once it was searched.
+    values : (b,) float64 array
+        Their own values.
+    """
+
+    fact: Fact
+    relation_id: int
+    side: Side
+    anchor: int | Node
+    ids: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    values: np.ndarray = field(default_factory=lambda: np.empty(0))
+
+
+@dataclass
+class Node:
+    """Operation on the values of a variable's entities: ``and``, ``or`` or ``not`` of its children."""
+
+    operation: str
+    children: list[Hop | Node]
+
+
+class Asked:
+    """A question to a run, planned: relations and types are known, and its links form a tree.
+
+    Parameters
+    ----------
+    run : TrainedModel
+    question : Question
+    beam : int
+    known_splits : sequence of str
+        Splits whose triples have probability 1.
+
+    Raises
+    ------
+    InputError
+        If a name is unknown, the types do not fit, links form a circle, or there are no probabilities.
+    """
+
+    def __init__(self, run: TrainedModel, question: Question, beam: int, known_splits: Sequence[str]) -> None:
+        if beam < 1:
+            raise InputError(f"the beam must be at least 1, got {beam}")
+        self._run, self._beam = run, beam
+        self._curve = run.calibration.curve
+        self._least = least_score(self._curve, LEAST_PROBABILITY)
+        self._known = _known_of(run, known_splits)
+        self._relations: dict[Fact, int] = {}
+        self._types: dict[str, str] = {}
+        self._assign(list(dict.fromkeys(facts(question.formula))))
+        self.answer_type = self._types[question.answer]
+        self._root = self._plan(question.formula, question.answer, set())
+
+    def _assign(self, wanted: list[Fact]) -> None:
+        """Choose the relation of each link, so that each variable has one type."""
+        tables = self._run.tables
+        choices = {}
+        for fact in wanted:
+            ids = tables.relations.ids_of(fact.relation) or [tables.relations.id(fact.relation)]
+            ends = [(tables.relations[id_].lhs, tables.relations[id_].rhs) for id_ in ids]
+            for term, place in ((fact.head, 0), (fact.tail, 1)):
+                types = sorted({end[place] for end in ends})
+                if not is_variable(term) and not any(term in tables.vocabulary(type_) for type_ in types):
+                    tables.vocabulary(types[0]).id(term)  # raises, with the nearest names
+            choices[fact] = [
+                (id_, end)
+                for id_, end in zip(ids, ends)
+                if all(
+                    is_variable(term) or term in tables.vocabulary(type_)
+                    for term, type_ in zip((fact.head, fact.tail), end)
+                )
+            ]
+        # The links with fewest choices first.
+        order = sorted(wanted, key=lambda fact: len(choices[fact]))
+        solutions: list[tuple[dict[Fact, int], dict[str, str]]] = []
+
+        def extend(place: int, chosen: dict[Fact, int], types: dict[str, str]) -> None:
+            if len(solutions) > 1:
+                return
+            if place == len(order):
+                solutions.append((chosen, types))
+                return
+            fact = order[place]
+            for id_, ends in choices[fact]:
+                new = {term: type_ for term, type_ in zip((fact.head, fact.tail), ends) if is_variable(term)}
+                if all(types.get(term, type_) == type_ for term, type_ in new.items()):
+                    extend(place + 1, {**chosen, fact: id_}, {**types, **new})
+
+        extend(0, {}, {})
+        if len(solutions) != 1:
+            problem = "several ways; give a relation's label, which names them" if solutions else "no way"
+            shown = ", ".join(map(str, wanted))
+            raise InputError(f"the entity types of {shown} fit together in {problem}")
+        self._relations, self._types = solutions[0]
+
+    def _plan(self, formula: Formula, variable: str, visited: set[str]) -> Node:
+        """Return what the entities of a variable fulfil."""
+        if isinstance(formula, Not):
+            return Node("not", [self._plan(formula.part, variable, visited)])
+        if isinstance(formula, Or):
+            return Node("or", [self._plan(part, variable, visited) for part in formula.parts])
+        parts: list[Formula] = list(formula.parts) if isinstance(formula, And) else [formula]
+        node = self._grow(parts, variable, visited | {variable})
+        if parts:
+            left = ", ".join(sorted(set().union(*map(variables, parts)))) or str(parts[0])
+            raise InputError(f"parts with {left} are not connected with {variable}, or close a circle")
+        return node
+
+    def _grow(self, parts: list[Formula], variable: str, visited: set[str]) -> Node:
+        """Take the parts that hang on a variable out of a list."""
+        children: list[Hop | Node] = []
+        own = {term for part in parts if isinstance(part, Fact) for term in variables(part)} | visited
+        mine = [part for part in parts if variable in variables(part)]
+        # A compound part belongs to the one variable that it shares with what is around it.
+        mine = [part for part in mine if isinstance(part, Fact) or variables(part) & own == {variable}]
+        for part in mine:
+            parts.remove(part)
+        for part in mine:
+            if not isinstance(part, Fact):
+                children.append(self._plan(part, variable, visited))
+                continue
+            side = Side.TAIL if part.tail == variable else Side.HEAD
+            other = part.head if side is Side.TAIL else part.tail
+            if is_variable(other) and other in visited:
+                raise InputError(f"{part} closes a circle; the links of a question form a tree")
+            relation = self._run.tables.relations[self._relations[part]]
+            anchor: int | Node
+            if is_variable(other):
+                visited.add(other)
+                anchor = self._grow(parts, other, visited)
+            else:
+                anchor = self._run.tables.vocabulary(relation.anchor_type(side)).id(other)
+            children.append(Hop(part, self._relations[part], side, anchor))
+        return Node("and", children)
+
+    @torch.no_grad()
+    def answer(self, k: int) -> list[dict[str, Any]]:
+        """Return the best answers: entity, probability and path."""
+        with full_float32_matmuls():
+            values = self._values(self._root, self.answer_type)
+        best = _best(values, k)
+        names = self._run.tables.vocabulary(self.answer_type)
+        return [
+            {"entity": names[id_], "probability": float(values[id_]), "path": self._path(self._root, id_)}
+            for id_ in best.tolist()
+            if values[id_] > 0
+        ]
+
+    def _values(self, node: Hop | Node, type_: str) -> np.ndarray:
+        """Return the value of every entity of a type, (N,) float64."""
+        if isinstance(node, Hop):
+            return self._hop(node)
+        values = [self._values(child, type_) for child in node.children]
+        if not values:  # a variable that is only linked onwards
+            return np.ones(len(self._run.tables.vocabulary(type_)))
+        return _combine(node.operation, values)
+
+    def _hop(self, hop: Hop) -> np.ndarray:
+        """Return the greatest value over the beam of each entity at the other side, (N,)."""
+        relation = self._run.tables.relations[hop.relation_id]
+        anchor_type = relation.anchor_type(hop.side)
+        if isinstance(hop.anchor, Node):
+            values = self._values(hop.anchor, anchor_type)
+            hop.ids = _best(values, self._beam)
+            hop.values = values[hop.ids]
+        else:
+            hop.ids, hop.values = np.array([hop.anchor]), np.ones(1)
+        relation_ids = torch.full((len(hop.ids),), hop.relation_id)
+        query = self._query(hop, hop.ids)
+        type_ = relation.candidate_type(hop.side)
+        found = np.zeros(len(self._run.tables.vocabulary(type_)))
+        low = torch.full((len(hop.ids),), self._least).float().clamp_min(torch.finfo(torch.float32).min)
+        for shard in self._run.tables.shards(type_):
+            for start, stop in candidate_blocks(len(hop.ids), shard):
+                scores = self._run.model.compare(query, shard.rows[start:stop].float())
+                _, row, column = count_greater(
+                    scores, torch.arange(len(scores)), low, torch.full_like(low, torch.inf)
+                )
+                probability = self._curve(scores[row, column].numpy()) * hop.values[row.numpy()]
+                ids = shard.original_ids[start:stop].numpy()
+                for one, end in enumerate(np.cumsum(np.bincount(row.numpy(), minlength=len(scores)))):
+                    # The pairs of a query are a slice, and each of its candidates is there once.
+                    pairs = slice(end - int((row == one).sum()), end)
+                    places = ids[column[pairs].numpy()]
+                    found[places] = np.maximum(found[places], probability[pairs])
+        index, answers = self._known.answers(hop.side, hop.ids, relation_ids.numpy())
+        np.maximum.at(found, answers, hop.values[index])
+        return found
+
+    def _query(self, hop: Hop, ids: np.ndarray) -> torch.Tensor:
+        tables = self._run.tables
+        relation_ids = torch.full((len(ids),), hop.relation_id)
+        anchor_type = tables.relations[hop.relation_id].anchor_type(hop.side)
+        rows = tables.gather(anchor_type, torch.from_numpy(ids)).float()
+        relations = tables.gather(RELATION, relation_ids[:1]).float().expand(len(ids), -1)
+        return self._run.model.query(rows, relations, hop.side, relation_ids)
+
+    def _links(self, hop: Hop, id_: int) -> tuple[np.ndarray, np.ndarray]:
+        """Return probabilities (b,) of the links of a beam with an entity, and which of them are known."""
+        type_ = self._run.tables.relations[hop.relation_id].candidate_type(hop.side)
+        row = self._run.tables.gather(type_, torch.tensor([id_])).float()
+        scores = self._run.model.compare(self._query(hop, hop.ids), row)[:, 0].numpy()
+        index, answers = self._known.answers(hop.side, hop.ids, np.full(len(hop.ids), hop.relation_id))
+        known = np.zeros(len(hop.ids), bool)
+        known[index[answers == id_]] = True
+        return np.where(known, 1.0, self._curve(scores)), known
+
+    def _path(self, node: Hop | Node, id_: int) -> list[dict[str, Any]]:
+        """Return the links that gave an entity its value, those nearest to given entities first."""
+        if isinstance(node, Node):
+            if node.operation == "or":
+                values = [self._value_at(child, id_) for child in node.children]
+                return self._path(node.children[int(np.argmax(values))], id_)
+            links = [link for child in node.children for link in self._path(child, id_)]
+            if node.operation == "not":
+                return [{**link, "not": not link["not"]} for link in links]
+            return links
+        probabilities, known = self._links(node, id_)
+        best = int(np.argmax(probabilities * node.values))
+        other = int(node.ids[best])
+        before = self._path(node.anchor, other) if isinstance(node.anchor, Node) else []
+        relation = self._run.tables.relations[node.relation_id]
+        ends = (other, id_) if node.side is Side.TAIL else (id_, other)
+        link = {
+            "head": self._run.tables.vocabulary(relation.lhs)[ends[0]],
+            "relation": self._run.tables.relations.labels[node.relation_id],
+            "tail": self._run.tables.vocabulary(relation.rhs)[ends[1]],
+            "not": False,
+            "probability": float(probabilities[best]),
+            "known": bool(known[best]),
+        }
+        return [*before, link]
+
+    def _value_at(self, node: Hop | Node, id_: int) -> float:
+        """Return the value of one entity; its hops have been searched."""
+        if isinstance(node, Hop):
+            return float((self._links(node, id_)[0] * node.values).max())
+        values = [np.array(self._value_at(child, id_)) for child in node.children]
+        return float(_combine(node.operation, values)) if values else 1.0
+
+
+def _combine(operation: str, values: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the product, the probabilistic sum, or the contrary of the only one."""
+    if operation == "not":
+        return 1 - values[0]
+    combined = np.ones_like(values[0])
+    for one in values:
+        combined = combined * (one if operation == "and" else 1 - one)
+    return combined if operation == "and" else 1 - combined
+
+
+def _best(values: np.ndarray, k: int) -> np.ndarray:
+    """Return the places of the k greatest values, in descending order, equal ones by place."""
+    if k < len(values):
+        least = np.partition(values, -k)[-k]
+        above, equal = np.flatnonzero(values > least), np.flatnonzero(values == least)
+        places = np.sort(np.concatenate([above, equal[: k - len(above)]]))
+    else:
+        places = np.arange(len(values))
+    return places[np.argsort(-values[places], kind="stable")]
+
+
+def _known_of(run: TrainedModel, splits: Sequence[str]) -> KnownTriples:
+    """Return the triples of some splits."""
+    for split in splits:
+        if split not in SPLITS:
+            raise InputError(f"no split is called {split!r}; known: {', '.join(SPLITS)}")
+    if not splits:
+        return KnownTriples([np.empty((0, 3), np.int64)], len(run.tables.relations))
+    return run.dataset.known_triples(splits)
+
+
+def ask(
+    run: TrainedModel,
+    question: str | Question,
+    k: int = 10,
+    beam: int = BEAM,
+    known_splits: Sequence[str] = SPLITS,
+) -> tuple[str, list[dict[str, Any]]]:
+    """Return the type of the answers, and the best answers; see :meth:`dglkge.inference.run.Run.ask`."""
+    planned = Asked(run, parse(question) if isinstance(question, str) else question, beam, known_splits)
+    return planned.answer_type, planned.answer(k)

@@ -1,0 +1,49 @@
+"""``dglkge complete``: the file, the curve beside the run, and what is refused."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+
+import dglkge
+from dglkge.evaluation.calibration import Calibration, Platt
+
+
+@pytest.fixture
+def calibrated(run):
+    checkpoint = dglkge.open_run(run).checkpoint
+    curve = Calibration(
+        "platt", Platt(1.0, 0.0), 0.5, 1, 0, 1, 1, checkpoint.manifest.run_id, checkpoint.version
+    )
+    (run / "calibration.json").write_text(json.dumps(curve.to_dict()))
+
+
+def test_writes_the_best_of_each_query(report, refusal, run, tmp_path):
+    path = tmp_path / "best.parquet"
+    words = ["complete", run, "-o", path, "-k", "2", "--relation", "lies_in", "--held-out", "test"]
+    summary = report(*words)
+    expected = dglkge.open_run(run).complete(relations=["lies_in"], k=2, held_out="test")
+    pd.testing.assert_frame_equal(pd.read_parquet(path), expected)
+    assert (summary["triples"], summary["queries"], summary["pairs"]) == (len(expected), 10, 30)
+    assert json.loads((run / "completion-test.json").read_text())["curve"] == summary["curve"]
+    assert f"{path} exists" in refusal(*words)
+
+
+def test_answers_a_question(report, shown, refusal, run, calibrated):
+    words = ["ask", run, "?x : (person1, knows, ?y), (?y, lives_in, ?x)", "-k", "3"]
+    result = report(*words)
+    expected = dglkge.open_run(run).ask(words[2], k=3)
+    assert (
+        result["type"] == "town"
+        and [one["entity"] for one in result["answers"]] == expected["entity"].tolist()
+    )
+    lines = shown(*words).splitlines()
+    assert lines[1].split() == ["rank", "probability", "answer", "path"] and "knows" in lines[2]
+    assert "begins with a variable" in refusal("ask", run, "(person1, knows, ?y)")
+
+
+def test_needs_probabilities(refusal, run, tmp_path):
+    assert "fit probabilities first" in refusal("complete", run, "-o", tmp_path / "all.parquet")
+    assert "--threads must be 1 to" in refusal("complete", run, "-o", "x", "--threads", "0")

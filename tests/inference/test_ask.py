@@ -1,0 +1,184 @@
+"""Questions of several hops against an evaluator that tries every assignment of the variables."""
+
+from __future__ import annotations
+
+import itertools
+import json
+
+import numpy as np
+import pytest
+import torch
+
+import dglkge
+from dglkge.errors import InputError
+from dglkge.evaluation.calibration import Calibration, Platt
+from dglkge.inference.logic import And, Fact, Not, Or, Question, facts, parse, variables
+from dglkge.typing import RELATION, Side
+
+CURVE = Platt(slope=2.0, offset=-0.3)
+A, B, C = "person1", "person2", "person7"
+QUESTIONS = {
+    "1p": f"?x : ({A}, knows, ?x)",
+    "2p": f"?x : ({A}, knows, ?y), (?y, lives_in, ?x)",
+    "3p": f"?x : ({A}, knows, ?y), (?y, lives_in, ?z), (?z, lies_in, ?x)",
+    "2i": f"?x : ({A}, knows, ?x), ({B}, knows, ?x)",
+    "3i": f"?x : ({A}, knows, ?x), ({B}, knows, ?x), (?x, lives_in, town3)",
+    "pi": f"?x : ({A}, knows, ?y), (?y, lives_in, ?x), ({B}, lives_in, ?x)",
+    "ip": f"?x : ({A}, knows, ?y), ({B}, knows, ?y), (?y, lives_in, ?x)",
+    "2u": f"?x : ({A}, knows, ?x) or ({B}, knows, ?x)",
+    "up": f"?x : (({A}, knows, ?y) or ({B}, knows, ?y)), (?y, lives_in, ?x)",
+    "2in": f"?x : ({A}, knows, ?x), not ({B}, knows, ?x)",
+    "3in": f"?x : ({A}, knows, ?x), ({C}, knows, ?x), not ({B}, knows, ?x)",
+    "inp": f"?x : ({A}, knows, ?y), not ({B}, knows, ?y), (?y, lives_in, ?x)",
+    "pin": f"?x : ({A}, knows, ?y), (?y, lives_in, ?x), not ({B}, lives_in, ?x)",
+    "pni": f"?x : not (({A}, knows, ?y), (?y, lives_in, ?x)), ({B}, lives_in, ?x)",
+    "backwards": "?x : (?x, lives_in, ?t), (?t, lies_in, country1)",
+}
+
+
+@pytest.fixture
+def run(folder):
+    opened = dglkge.open_run(folder)
+    manifest = opened.checkpoint.manifest
+    calibration = Calibration("platt", CURVE, 0.5, 1, 0, 1, 1, manifest.run_id, opened.checkpoint.version)
+    (folder / "calibration.json").write_text(json.dumps(calibration.to_dict()))
+    return opened
+
+
+class BruteForce:
+    """Values of a formula with every variable bound, each link scored alone in float64."""
+
+    def __init__(self, run, question, splits):
+        self.run = run
+        self.known = {tuple(row) for split in splits for row in run.dataset.split(split).tolist()}
+        self.types, self.cache = {}, {}
+        for fact in facts(question.formula):
+            (id_,) = run.tables.relations.ids_of(fact.relation)
+            relation = run.tables.relations[id_]
+            self.types |= {fact.head: relation.lhs, fact.tail: relation.rhs}
+
+    def link(self, triple):
+        if triple not in self.cache:
+            tables, (head, id_, tail) = self.run.tables, triple
+            relation = tables.relations[id_]
+            rows = [
+                tables.gather(table, torch.tensor([row])).double()
+                for table, row in ((relation.lhs, head), (RELATION, id_), (relation.rhs, tail))
+            ]
+            self.cache[triple] = [float(CURVE(self.run.model.score(*rows, side).numpy())[0]) for side in Side]
+        return self.cache[triple]
+
+    def value(self, formula, bound, side_of):
+        parts = formula.parts if isinstance(formula, And) else (formula,) if isinstance(formula, Fact) else ()
+        # What one compound part alone mentions is bound inside it.
+        mentions = [
+            name for part in parts for name in variables(part) for _ in range(1 + isinstance(part, Fact))
+        ]
+        local = sorted({name for name in mentions if mentions.count(name) > 1} - set(bound))
+        sizes = [range(len(self.run.tables.vocabulary(self.types[name]))) for name in local]
+        best = 0.0
+        for ids in itertools.product(*sizes):
+            env = {**bound, **dict(zip(local, ids))}
+            if isinstance(formula, Fact):
+                one = self.fact(formula, env, side_of)
+            elif isinstance(formula, And):
+                one = float(np.prod([self.value(part, env, side_of) for part in formula.parts]))
+            elif isinstance(formula, Or):
+                one = 1 - float(np.prod([1 - self.value(part, env, side_of) for part in formula.parts]))
+            else:
+                one = 1 - self.value(formula.part, env, side_of)
+            best = max(best, one)
+        return best
+
+    def fact(self, fact, env, side_of):
+        (id_,) = self.run.tables.relations.ids_of(fact.relation)
+        ends = [
+            env[term] if term in env else self.run.tables.vocabulary(self.types[term]).id(term)
+            for term in (fact.head, fact.tail)
+        ]
+        triple = (ends[0], id_, ends[1])
+        if triple in self.known:
+            return 1.0
+        # A link is scored as an answer on the side that lies towards the variable that is asked for.
+        return self.link(triple)[list(Side).index(side_of[fact])]
+
+
+def sides(question):
+    """The side of each link's variable that is nearer to the answer."""
+    distance, wanted = {question.answer: 0}, list(facts(question.formula))
+    while any({fact.head, fact.tail} - set(distance) for fact in wanted):
+        for fact in wanted:
+            near = [distance[term] for term in (fact.head, fact.tail) if term in distance]
+            for term in (fact.head, fact.tail):
+                if near and term not in distance:
+                    distance[term] = min(near) + 1
+    return {fact: Side.TAIL if distance[fact.tail] < distance[fact.head] else Side.HEAD for fact in wanted}
+
+
+@pytest.mark.parametrize("kind", QUESTIONS)
+@pytest.mark.parametrize("splits", [("train",), ()], ids=["known", "none"])
+def test_all_types_of_questions(run, kind, splits):
+    if kind == "3p" and not splits:
+        pytest.skip("the product of three variables is tried once")
+    question = parse(QUESTIONS[kind])
+    oracle = BruteForce(run, question, splits)
+    type_ = oracle.types[question.answer]
+    names = run.tables.vocabulary(type_)
+    side_of = sides(question)
+    expected = {
+        names[id_]: oracle.value(question.formula, {question.answer: id_}, side_of)
+        for id_ in range(len(names))
+    }
+    found = run.ask(QUESTIONS[kind], k=len(names), beam=60, known_splits=splits)
+    assert found["probability"].is_monotonic_decreasing
+    assert dict(zip(found["entity"], found["probability"])) == pytest.approx(
+        {name: value for name, value in expected.items() if value > 0}, abs=1e-5
+    )
+    for row in found.head(3).itertuples():
+        if kind in ("1p", "2p", "3p", "2i", "3i", "pi", "ip", "backwards"):
+            assert np.prod([link["probability"] for link in row.path]) == pytest.approx(
+                row.probability, abs=1e-5
+            )
+            assert {link["relation"] for link in row.path} == {
+                fact.relation for fact in facts(question.formula)
+            }
+
+
+def test_a_narrow_beam_takes_the_best(run):
+    wide, narrow = (run.ask(QUESTIONS["2p"], beam=beam, known_splits=()) for beam in (60, 1))
+    first = run.ask(QUESTIONS["1p"], k=1, known_splits=())["entity"][0]
+    assert all(path[0]["tail"] == first for path in narrow["path"])
+    assert narrow["probability"][0] <= wide["probability"][0] + 1e-6
+
+
+def test_text_is_read_as_the_tree():
+    question = parse('?x : (("a, b", r (s → t), ?y) or (?y, and or, c)), not (d, q, ?x), (?y, p, ?x)')
+    assert question == Question(
+        "?x",
+        And(
+            (
+                Or((Fact("a, b", "r (s → t)", "?y"), Fact("?y", "and or", "c"))),
+                Not(Fact("d", "q", "?x")),
+                Fact("?y", "p", "?x"),
+            )
+        ),
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("(person1, knows, ?x)", "begins with a variable"),
+        ("?x : (person1, knows, ?y)", "no triple has it"),
+        ("?x : (person1, knows, ?x", "not closed"),
+        ("?x : (person1, knows)", "no triple|got 2 parts"),
+        ("?x : (persona, knows, ?x)", "persona"),
+        ("?x : (person1, know, ?x)", "knows"),
+        ("?x : (person1, knows, ?x), (?x, lies_in, ?y)", "no way"),
+        ("?x : (?x, knows, ?y), (?y, knows, ?z), (?z, knows, ?x)", "circle"),
+        ("?x : (person1, knows, ?x), (person2, knows, ?y)", "not connected"),
+    ],
+)
+def test_refuses_what_is_no_question(run, text, message):
+    with pytest.raises(InputError, match=message):
+        run.ask(text)

@@ -1,0 +1,186 @@
+"""Missing triples against the scores of all possible triples, one by one in float64."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import dglkge
+from dglkge.errors import InputError
+from dglkge.evaluation.calibration import Calibration, Platt
+from dglkge.inference import completion as completion_module
+from dglkge.inference.missing_links import LinkSearch, choose_axes
+from dglkge.model.kge_model import build_model
+from dglkge.typing import RELATION, Side
+
+CURVE = Platt(slope=3.0, offset=0.5)
+
+
+@pytest.fixture
+def run(folder):
+    opened = dglkge.open_run(folder)
+    manifest = opened.checkpoint.manifest
+    calibration = Calibration("platt", CURVE, 0.5, 1, 0, 1, 1, manifest.run_id, opened.checkpoint.version)
+    (folder / "calibration.json").write_text(json.dumps(calibration.to_dict()))
+    return opened
+
+
+def all_missing(run, splits=("train", "valid", "test")):
+    """Every possible triple that no split has: ids, names and score, the best first."""
+    known = {tuple(row) for split in splits for row in run.dataset.split(split).tolist()}
+    rows = []
+    for relation_id, relation in enumerate(run.tables.relations.relations):
+        heads, tails = run.tables.vocabulary(relation.lhs), run.tables.vocabulary(relation.rhs)
+        whole = run.tables.gather(relation.rhs, torch.arange(len(tails))).double()
+        row = run.tables.gather(RELATION, torch.tensor([relation_id])).double()
+        for head in range(len(heads)):
+            given = run.tables.gather(relation.lhs, torch.tensor([head])).double()
+            scores = run.model.score(given, row, whole, Side.TAIL)
+            rows += [
+                (
+                    head,
+                    relation_id,
+                    tail,
+                    heads[head],
+                    run.tables.relations.labels[relation_id],
+                    tails[tail],
+                    score,
+                )
+                for tail, score in enumerate(scores.tolist())
+                if (head, relation_id, tail) not in known
+            ]
+    frame = pd.DataFrame(rows, columns=["h", "r", "t", "head", "relation", "tail", "score"])
+    return frame.sort_values("score", ascending=False, kind="stable")
+
+
+def same(found, expected):
+    names = ["head", "relation", "tail"]
+    assert found["score"].is_monotonic_decreasing
+    pd.testing.assert_frame_equal(
+        found[[*names, "score"]].sort_values(names, ignore_index=True),
+        expected[[*names, "score"]].sort_values(names, ignore_index=True),
+        rtol=1e-12,
+    )
+
+
+def test_above_a_probability(run):
+    expected = all_missing(run)
+    probability = CURVE(expected["score"].to_numpy())
+    least = float(np.quantile(probability, 0.7))
+    found = run.complete(min_probability=least)
+    assert 100 < len(found) < len(expected)
+    same(found, expected[probability >= least])
+    np.testing.assert_allclose(found["probability"], CURVE(found["score"].to_numpy()))
+
+
+def test_best_k_of_each_query(run):
+    expected = all_missing(run)
+    same(run.complete(k=3), expected.groupby(["h", "r"]).head(3))
+    chosen = expected[(expected["relation"] == "knows") & expected["head"].isin(["person1", "person7"])]
+    found = run.complete(relations=["knows"], heads=["person7", "person1"], k=2, limit=3)
+    same(found, chosen.groupby("h").head(2).head(3))
+
+
+def test_seen_candidates_and_a_held_out_split(run, tmp_path):
+    expected = all_missing(run, ("train", "valid"))
+    train = np.concatenate([run.dataset.split(split) for split in ("train", "valid")])
+    seen = expected[
+        [
+            ((train[:, 1] == r) & (train[:, 0] == h)).any()
+            and ((train[:, 1] == r) & (train[:, 2] == t)).any()
+            for h, r, t in zip(expected["h"], expected["r"], expected["t"])
+        ]
+    ]
+    found = run.complete(k=4, candidates="seen", held_out="test")
+    same(found, seen.groupby(["h", "r"]).head(4))
+
+
+def test_precision_and_recall_of_held_out_triples(run, tmp_path):
+    expected = all_missing(run, ("train", "valid")).groupby(["h", "r"]).head(5)
+    test = {tuple(row) for row in run.dataset.split("test").tolist()}
+    hits = [tuple(row) in test for row in expected[["h", "r", "t"]].to_numpy().tolist()]
+    summary = run.complete_to(tmp_path / "all.parquet", k=5, held_out="test")
+    assert pd.read_parquet(tmp_path / "all.parquet")["held_out"].tolist() == hits
+    assert 0 < sum(hits) < summary["held_out_triples"] == len(test)
+    for point in summary["curve"]:
+        found = sum(hits[: point["rank"]])
+        assert point["precision"] == pytest.approx(found / point["rank"])
+        assert point["recall"] == pytest.approx(found / len(test))
+    assert summary["curve"][-1]["rank"] == len(expected)
+
+
+def test_goes_on_after_an_interruption(run, tmp_path, monkeypatch):
+    monkeypatch.setattr(completion_module, "UNIT_PAIRS", 1)
+    monkeypatch.setattr(completion_module, "QUERY_NUMBERS", 200)
+    path = tmp_path / "missing.parquet"
+    searched = []
+
+    def stop_at_the_third(count):
+        searched.append(count)
+        if len(searched) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run.complete_to(path, k=2, progress=stop_at_the_third)
+    assert not path.exists()
+    with pytest.raises(InputError, match="another completion"):
+        run.complete_to(path, k=3)
+    done = (tmp_path / "missing.parquet.parts" / "done.jsonl").read_text().count("\n")
+    again = []
+    run.complete_to(path, k=2, progress=again.append)
+    assert 3 <= done < len(again)
+    frame = pd.read_parquet(path)
+    same(frame, all_missing(run).groupby(["h", "r"]).head(2))
+    assert [one.name for one in tmp_path.glob("missing*")] == [path.name]
+    with pytest.raises(InputError, match="exists"):
+        run.complete_to(path, k=2)
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        ({"min_probability": 1.5}, "at most 1, got 1.5"),
+        ({"k": 0}, "at least 1, got 0"),
+        ({"relations": ["know"]}, "knows"),
+        ({"heads": ["person99"]}, "person99"),
+        ({"heads": ["town1"], "relations": ["knows"]}, "is of type town"),
+        ({"candidates": "some"}, "seen"),
+        ({"held_out": "dev"}, "valid"),
+    ],
+)
+def test_refuses_bad_questions(run, question, message):
+    with pytest.raises(InputError, match=message):
+        run.complete(**question)
+
+
+def test_needs_probabilities(folder):
+    with pytest.raises(InputError, match="--calibrate|dglkge calibrate"):
+        dglkge.open_run(folder).complete()
+
+
+@pytest.mark.parametrize("share", [0.5, 1e-4])
+def test_bounds_skip_no_pair(share):
+    # Rows as those of a trained model: few directions have most of the length.
+    draws = torch.Generator().manual_seed(3)
+    scales = torch.logspace(0, -2, 48)
+    query = torch.randn(1500, 48, generator=draws) * scales
+    rows = torch.randn(2100, 48, generator=draws) * scales
+    model = build_model("distmult", 48, reciprocal=True)
+    exact = query.double() @ rows.double().T
+    # Between two scores: one that equals the limit may be rounded to either side.
+    least = float(exact.flatten().sort(descending=True).values[int(share * exact.numel()) :][:2].mean())
+    none = torch.empty(0, dtype=torch.int64)
+    norm = float(rows.norm(dim=1).max())
+    search = LinkSearch(model, query.double(), norm, (none, none), least)
+    search.axes = choose_axes(query.double(), rows, norm, search.low, 0)
+    assert (search.axes is not None) == (share < 0.1)
+    for start in range(0, len(rows), 700):
+        search.add(torch.arange(start, start + 700), rows[start : start + 700])
+    found = search.take()
+    expected = torch.nonzero(exact >= least)
+    got = torch.stack([found.query, found.candidate], dim=1)
+    assert {tuple(pair) for pair in got.tolist()} == {tuple(pair) for pair in expected.tolist()}
