@@ -67,7 +67,7 @@ API: dict[str, dict[str, list[str]]] = {
             "training.epochs.finished_epochs",
         ],
         "Callbacks": ["training.callbacks.Callback"],
-        "Trackers": ["training.trackers.Tracker", "training.trackers.TrackedRun"],
+        "Trackers": ["training.statistics.trackers.Tracker", "training.statistics.trackers.TrackedRun"],
     },
     "components": {
         "Score functions": ["model.score_functions.ScoreFunction", "model.functions.dense.DenseScore"],

@@ -166,6 +166,12 @@ def take_over(
         again = _places_again(wanted) if part.table == RELATION else {}
         once = wanted.clone()
         once[list(again)] = -1
+        saved_count = checkpoint.manifest.meta.entity_types.get(source.table)
+        if saved_count is not None:
+            # Entities that were added to an open checkpoint have rows, and no file.
+            added = once >= saved_count
+            part.rows[added] = checkpoint.gather(source.table, once[added])
+            once[added] = -1
         part_files.fill_part(checkpoint.folder, checkpoint.manifest, source, once)
         # The rows as they are scored: the new run adds no vector to them, or one that starts at 0.
         shift = None if part.table == RELATION else checkpoint.global_vector(source.table)

@@ -111,13 +111,14 @@ def convert(args: argparse.Namespace) -> Any:
     from dglkge.checkpoint.reader import open_checkpoint
     from dglkge.data.dataset import Dataset
     from dglkge.inference.exports.import_tables import import_tables
+    from dglkge.inference.run import open_run
 
     output = Path(args.output)
     # Options that would be ignored are errors, before anything is read.
     for name in ("reciprocal", "score_function", "score_option"):
         goes_with(args, name, args.source_format, "--from; a checkpoint has its own score function and shape")
     if args.to != TO_RUN:
-        for name, dest in (("from", "source_format"), ("type", "type")):
+        for name, dest in (("from", "source_format"), ("type", "type"), ("fold-in", "fold_in")):
             goes_with(args, dest, False, f"--to {TO_RUN}, got --to {args.to}", name)
         if args.to == TO_BIGRAPH:
             goes_with(args, "overwrite", False, f"the other formats of --to; got --to {TO_BIGRAPH}")
@@ -127,11 +128,13 @@ def convert(args: argparse.Namespace) -> Any:
     goes_with(args, "overwrite", False, text)
     if not args.dataset:
         raise InputError(f"--to {TO_RUN} needs --dataset: the folder of the run's data set")
-    goes_with(args, "type", not args.source_format, "a checkpoint, not with --from")
+    for name in ("type", "fold_in"):
+        goes_with(args, name, not args.source_format, "a checkpoint, not with --from")
     # After the checks of the options: opening a data set maps all of its arrays.
     dataset = Dataset.open(args.dataset)
     if args.source_format is None:
-        convert_to_run(open_checkpoint(args.run), dataset, output, args.type)
+        run = open_run(args.run).add_entities_of(dataset) if args.fold_in else None
+        convert_to_run(run.checkpoint if run else open_checkpoint(args.run), dataset, output, args.type)
     else:
         options = dict(map(_score_option, args.score_option))
         import_tables(
@@ -170,6 +173,7 @@ With --verify, read every file and compare it with its checksum.""",
 CONVERT_EXAMPLES = """  dglkge checkpoint convert runs/demo --to parquet -o tables/
   dglkge checkpoint convert runs/demo --to bigraph -o bigraph_model/
   dglkge checkpoint convert bigraph_model/ --to run --dataset data/mine -o runs/theirs
+  dglkge checkpoint convert runs/news --to run --dataset datasets/news-02 --fold-in -o runs/news-02
   dglkge checkpoint convert tables/ --from parquet --score-function complex --reciprocal --to run \\
       --dataset data/mine -o runs/back"""
 
@@ -179,7 +183,8 @@ CONVERT = Command(
 --to FORMAT writes the rows for other programs, like dglkge checkpoint export. --to bigraph writes a folder
 that PyTorch-BigGraph resumes from, at the pass where the run stands. --to run creates a run on a data set,
 which can be evaluated and resumed, from a checkpoint of PyTorch-BigGraph, or with --from FORMAT from files of
-rows. Entities, relations and types are matched by name; see --type.""",
+rows. Entities, relations and types are matched by name; see --type. With --fold-in the data set may have
+entities that the checkpoint lacks.""",
     examples=f"examples:\n{CONVERT_EXAMPLES}",
     options=[
         option("run", "a run, a checkpoint, or a folder of files for --from", metavar="SOURCE"),
@@ -211,6 +216,11 @@ rows. Entities, relations and types are matched by name; see --type.""",
             "needed if the names are equal or each side has one type",
             is_repeated=True,
             metavar="THEIRS=OURS",
+        ),
+        flag(
+            "--fold-in",
+            "for --to run: entities that the checkpoint lacks get rows from their training triples in the "
+            "data set",
         ),
         flag("--overwrite", "replace files that exist, not a run"),
         IMPORT,

@@ -6,6 +6,7 @@ import html
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, VERSION_FILE, Progress, 
 from dglkge.checkpoint.manifest import UNKNOWN_CRC32
 from dglkge.checkpoint.mirror import local_path
 from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
+from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import SPLITS, TRAIN
 from dglkge.data.vector_files import feature_files, read_new_vectors
 from dglkge.errors import InputError, unknown_name
@@ -30,6 +32,7 @@ from dglkge.inference.exports.dglke_files import DglkeFolder, DglkeTables, is_dg
 from dglkge.inference.exports.export import export_tables
 from dglkge.inference.exports.hub_tables import HubTables, is_hub_folder
 from dglkge.inference.exports.torch_models import TorchModel, geometric_model, pykeen_model
+from dglkge.inference.fold_in import FoldIn, lacking_triples
 from dglkge.inference.frames import Questions
 from dglkge.inference.search import check_k
 from dglkge.model.device import open_device
@@ -380,6 +383,55 @@ class Run(Questions):
         vectors = torch.as_tensor(np.asarray(features, dtype=np.float32))
         of_type = self._type_with_features(entity_type)
         return Run(self.checkpoint.with_new_entities({of_type: (names, vectors)}), self._dataset_path)
+
+    def add_entities(self, triples: pd.DataFrame) -> Run:
+        """Return this model with the new entities of triples, whose rows are found from these alone.
+
+        The row of a new entity minimizes the loss and the regularizer of the run over its triples, while all
+        other rows stay; see :mod:`dglkge.inference.fold_in`. Nothing is written.
+
+        Parameters
+        ----------
+        triples : DataFrame
+            Columns head, relation and tail. They are known triples of the result (``known_from`` is
+            ``"added"``).
+
+        Returns
+        -------
+        Run
+            Another one, in which new entities are candidates and can be asked for; this one stays as it is.
+
+        Raises
+        ------
+        InputError
+            If a relation is unknown, a new entity has no clear type or is joined to no known one, or the data
+            set cannot be opened.
+
+        Examples
+        --------
+        ::
+
+            facts = pandas.DataFrame({"head": ["Carol"], "relation": ["likes"], "tail": ["Alice"]})
+            run = dglkge.open_run("runs/demo").add_entities(facts)
+            run.predict_tails("Carol", "likes")
+        """
+        checkpoint, added = self._fold_in.with_entities(triples)
+        return Run(checkpoint, self._dataset_path, [*self._added, added])
+
+    @cached_property
+    def _fold_in(self) -> FoldIn:
+        return FoldIn(self.checkpoint, self.model, self.dataset)
+
+    def add_entities_of(self, dataset: Dataset) -> Run:
+        """Return this model with the entities of a data set that it lacks, from their training triples there.
+
+        Raises
+        ------
+        InputError
+            As :meth:`add_entities`.
+        """
+        triples = lacking_triples(self.checkpoint, dataset)
+        return self.add_entities(triples) if len(triples) else self
 
     def with_features(self, files: Sequence[str]) -> Run:
         """Return this model with the entities of files of vectors that it does not know.

@@ -42,6 +42,9 @@ from dglkge.typing import RELATION, RowShard
 
 logger = logging.getLogger(__name__)
 
+ADDED = "added"
+"""``known_from`` of triples that :meth:`dglkge.inference.run.Run.add_entities` was given."""
+
 
 class UnknownEntityError(InputError):
     """No entity has that name."""
@@ -58,15 +61,18 @@ class TrainedModel:
         Rows and names.
     dataset : str, optional
         Folder of the data set; by default the path that the checkpoint has recorded.
+    added : sequence of (n, 3) int64 array
+        Known triples beside those of the data set.
 
     Attributes
     ----------
     tables : Checkpoint or DglkeTables
     """
 
-    def __init__(self, tables: Tables, dataset: str | None = None) -> None:
+    def __init__(self, tables: Tables, dataset: str | None = None, added: Sequence[np.ndarray] = ()) -> None:
         self.tables = tables
         self._dataset_path = dataset
+        self._added = added
         self._max_norms: dict[str, float] = {}
         self._known_of_splits: dict[tuple[str, ...], KnownTriples] = {}
 
@@ -185,18 +191,20 @@ class TrainedModel:
     def known_triples(self, also_known: Sequence[np.ndarray] = ()) -> KnownTriples:
         """Return an index of the triples of all splits, and of others; built once without others."""
         if also_known:
-            return self.dataset.known_triples(SPLITS, also_known)
+            return self.dataset.known_triples(SPLITS, [*self._added, *also_known])
         return self.known_of(SPLITS)
 
     def known_of(self, splits: tuple[str, ...]) -> KnownTriples:
-        """Return an index of the triples of some splits, opened once."""
+        """Return an index of the triples of some splits, and of those of added entities, opened once."""
         if splits not in self._known_of_splits:
-            self._known_of_splits[splits] = self.dataset.known_triples(splits)
+            self._known_of_splits[splits] = self.dataset.known_triples(splits, self._added)
         return self._known_of_splits[splits]
 
     @cached_property
     def _known_by_split(self) -> dict[str, KnownTriples]:
-        return {split: self.known_of((split,)) for split in SPLITS}
+        known = {split: self.dataset.known_triples([split]) for split in SPLITS}
+        added = KnownTriples(self._added, self.dataset.num_relations)
+        return {**known, ADDED: added} if self._added else known
 
     @cached_property
     def degrees(self) -> dict[str, np.ndarray]:

@@ -1,0 +1,195 @@
+"""Rows of new entities from their triples: the least loss by its definition, types, refusals, a run."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from dglkge.checkpoint import open_checkpoint
+from dglkge.cli.main import main
+from dglkge.data.dataset import Dataset
+from dglkge.errors import InputError
+from dglkge.inference.fold_in_loss import run_loss
+from dglkge.inference.run import Run, open_run
+from dglkge.model.kge_model import build_model
+from tests.checkpoint.toy_checkpoint import save_toy_named, toy_meta, toy_tables
+from tests.toy_kg import toy_dataset
+
+N3 = {"loss": {"name": "softmax"}, "regularizer": {"name": "n3", "weight": 0.05}}
+NO_PENALTY = {"loss": {"name": "softmax"}, "regularizer": {"name": "none"}}
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return Dataset.open(toy_dataset())
+
+
+def toy_run(folder, dataset, score_function="complex", config=N3, **changes) -> Run:
+    """Save a run of random rows on a data set, and open it."""
+    meta = toy_meta(
+        score_function,
+        dataset.relations.relations,
+        config=config,
+        dataset_name=dataset.name,
+        dataset_path=str(dataset.path),
+        dataset_fingerprint=dataset.fingerprint,
+        entity_types={name: dataset.num_entities(name) for name in dataset.entity_types},
+        **changes,
+    )
+    tables = toy_tables(meta)
+    for whole in tables.values():
+        whole.rows.nan_to_num_(posinf=1.0)
+    names = {name: dataset.vocabulary(name) for name in dataset.entity_types}
+    save_toy_named(folder / "checkpoint", meta, tables, names, 2)
+    return Run(open_checkpoint(folder))
+
+
+def frame(*triples) -> pd.DataFrame:
+    return pd.DataFrame(triples, columns=["head", "relation", "tail"])
+
+
+FACTS = frame(
+    ("new", "turn_1", "e005"),
+    ("e003", "turn_7", "new"),
+    ("new", "turn_1", "e009"),
+    ("e050", "turn_13", "new"),
+)
+
+
+def definition(run: Run, facts: pd.DataFrame, power: str):
+    """Return the loss of a row of the entity ``new``, from the definitions of ComplEx, DistMult and N3."""
+    known = run.tables.gather("entity", torch.arange(60)).double()
+    relations = run.tables.gather("relation", torch.arange(4)).double()
+    is_complex = power == "complex"
+
+    def numbers(rows):
+        return torch.complex(*rows.chunk(2, -1)) if is_complex else rows
+
+    def queries(given, relation, side):
+        given, relation = numbers(given), numbers(relation)
+        if is_complex and side == "tail":
+            return given * relation
+        return given * relation.conj() if is_complex else given * relation
+
+    def scores(query, rows):
+        return (query * numbers(rows).conj()).sum(-1).real if is_complex else (query * rows).sum(-1)
+
+    names, labels = run.tables.vocabulary("entity"), run.tables.relations
+    own = [(names.find(np.array([h], object))[0], labels.id(r), names.find(np.array([t], object))[0])
+           for h, r, t in facts.itertuples(index=False)]  # fmt: skip
+
+    heads, of, tails = torch.from_numpy(run.dataset.split("train").astype(np.int64)).unbind(1)
+    trained = [queries(known[heads], relations[of], "tail"), queries(known[tails], relations[of], "head")]
+    powers = [scores(query[:, None], known).logsumexp(1) for query in trained]
+
+    def loss(row):
+        total = row.new_zeros(())
+        rows = dict(enumerate(known)) | {-1: row}
+        for h, r, t in own:
+            for side, given, answer in (("tail", h, t), ("head", t, h)):
+                query = queries(rows[given], relations[r], side)
+                answers = known if answer >= 0 else torch.cat([known, row[None]])
+                total = total + scores(query, answers).logsumexp(0) - scores(query, rows[answer])
+                for part in (rows[given], relations[r], rows[answer]):
+                    total = total + 0.05 * numbers(part).abs().pow(3).sum()
+        for query, others in zip(trained, powers):
+            total = total + torch.logaddexp(others, scores(query, row)).sum()
+        return total
+
+    return loss
+
+
+@pytest.mark.parametrize("score_function", ["complex", "distmult"])
+def test_the_row_has_the_least_loss_by_definition(tmp_path, plain, score_function):
+    run = toy_run(tmp_path, plain, score_function, reciprocal=False)
+    found = run.add_entities(FACTS).tables["entity"]["new"].double()
+    loss = definition(run, FACTS, score_function)
+    row = torch.full((6,), 0.1, dtype=torch.float64, requires_grad=True)  # another start, another way
+    for _ in range(30):
+        (gradient,) = torch.autograd.grad(loss(row), row)
+        hessian = torch.autograd.functional.hessian(loss, row.detach())
+        row = (row - 0.7 * torch.linalg.solve(hessian, gradient)).detach().requires_grad_()
+    assert gradient.abs().max() < 1e-6
+    assert loss(found).item() == pytest.approx(loss(row).item(), abs=1e-3)
+    assert found.tolist() == pytest.approx(row.tolist(), abs=5e-3)
+
+
+@pytest.mark.parametrize("score_function", ["rotate", "tucker"])
+def test_any_score_function_gives_the_same_row_twice_with_less_loss(tmp_path, plain, score_function):
+    config = {"loss": {"name": "self_adversarial", "margin": 6.0}, "regularizer": {"name": "none"}}
+    run = toy_run(tmp_path, plain, score_function, config)
+    if score_function == "tucker":
+        module = build_model(score_function, 6, reciprocal=True).module
+        run.tables.dense_parameters = lambda: dict(module.named_parameters())
+    more = run.add_entities(FACTS)
+    row, triples = more.tables["entity"]["new"], more._added[0]
+    assert torch.equal(row, run.add_entities(FACTS).tables["entity"]["new"])
+    fold_in = run._fold_in
+    terms = [*fold_in._queries(("entity", 60), triples), *fold_in._other_queries("entity")]
+    losses = [sum(term.loss_of(one.double()) for term in terms) for one in [row, *run.tables["entity"][:]]]
+    assert losses[0] < np.median(losses[1:])
+
+
+def test_new_entities_answer_and_are_asked_for(tmp_path, plain):
+    run = toy_run(tmp_path, plain)
+    more = run.add_entities(FACTS)
+    tails = more.predict_tails("new", "turn_1", k=61).set_index("entity")
+    assert tails["known_from"].dropna().to_dict() == {"e005": "added", "e009": "added"}
+    assert "new" in more.predict_tails("e003", "turn_7", k=61)["entity"].tolist()
+    assert more.evaluate("test").to_dict()["both"]["num_queries"] == 2 * len(plain.split("test"))
+    assert "new" not in run.tables.vocabulary("entity")
+    one_more = more.add_entities(frame(("newer", "turn_1", "new")))
+    assert one_more.tables["entity"]["new"].tolist() == more.tables["entity"]["new"].tolist()
+    assert "added" in one_more.predict_tails("newer", "turn_1", k=62)["known_from"].tolist()
+
+
+def test_a_chain_of_new_entities_is_found_from_its_known_end(tmp_path, plain):
+    more = toy_run(tmp_path, plain).add_entities(frame(("a", "turn_1", "e001"), ("a", "turn_7", "b")))
+    assert list(more.tables.vocabulary("entity").names[60:]) == ["a", "b"]
+    assert more.tables["entity"][["a", "b"]].abs().sum(1).gt(0).all()
+
+
+def test_relations_give_new_entities_their_types(tmp_path, dataset):
+    run = toy_run(tmp_path, dataset)
+    facts = frame(("Ada", "lives_in", "town1"), ("Ada", "near", "town2"), ("town3", "lies_in", "Utopia"))
+    more = run.add_entities(facts)
+    assert more.type_of("Ada") == "person" and more.type_of("Utopia") == "country"
+
+
+@pytest.mark.parametrize(
+    ("facts", "words"),
+    [
+        (frame(("Ada", "near", "town2")), "person or town"),
+        (frame(("Ada", "lives_in", "country1")), "none"),
+        (frame(("Ada", "lives", "town1")), "row 0: .*lives_in"),
+        (frame(("Ada", "knows", "Bob")), "no triple joins the new entity 'Ada'"),
+        (frame(("Ada", "lives_in", "town1")).drop(columns="tail"), "no column tail"),
+    ],
+)
+def test_triples_that_give_no_row_are_refused(tmp_path, dataset, facts, words):
+    with pytest.raises(InputError, match=words):
+        toy_run(tmp_path, dataset).add_entities(facts)
+
+
+def test_objectives_over_all_candidates_add_their_terms(tmp_path, plain):
+    config = {"loss": {"name": "bce"}, "training": {"objective": {"name": "one_vs_all"}}}
+    loss = run_loss(toy_run(tmp_path, plain, config=config).checkpoint)
+    assert loss(torch.zeros(1), torch.zeros(1, 9)).item() == pytest.approx(10 * np.log(2))
+
+
+def test_a_run_on_an_extended_data_set_has_the_rows(tmp_path, plain):
+    from dglkge.partition.extend import extend_dataset
+
+    run = toy_run(tmp_path / "run", plain)
+    FACTS.to_csv(tmp_path / "more.tsv", sep="\t", header=False, index=False)
+    extend_dataset(plain.path, [tmp_path / "more.tsv"], tmp_path / "extended", "more")
+    words = ["checkpoint", "convert", str(tmp_path / "run"), "--to", "run", "--fold-in"]
+    words += ["--dataset", str(tmp_path / "extended"), "--output", str(tmp_path / "grown")]
+    assert main(words) == 0
+    grown = open_run(tmp_path / "grown")
+    expected = run.add_entities(FACTS).tables["entity"]
+    assert torch.equal(grown.tables["entity"]["new"], expected["new"])
+    assert torch.equal(grown.tables["entity"]["e005"], expected["e005"])
+    assert grown.predict_tails("new", "turn_1", k=61)["known_from"].eq("train").sum() == 2
