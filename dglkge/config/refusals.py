@@ -212,7 +212,8 @@ ROWS: tuple[Row, ...] = (
     row("tables.storage", only("memory", "disk"), "and devices are those of one machine", several_machines),
     *(row(field, only(value), f"which do not wait for one another: {SYNCHRONOUS} is false",
           several_machines, has(SYNCHRONOUS, False))
-      for field, value in (("optimizer.clip_value", 0), ("training.staleness", 0), ("sampling.num_ranges", 1))),
+      for field, value in (("optimizer.clip_value", 0), ("training.staleness", 0),
+                           ("sampling.num_ranges", 1))),
 )
 # fmt: on
 
