@@ -89,7 +89,7 @@ class ElasticTables:
     def finish(self) -> None:
         """Wait for the updates of this trainer."""
         for optimizer in self.optimizers:
-            optimizer.finish()
+            optimizer.drain()
 
     def describe(self) -> CheckpointMeta:
         """Return the description that a version of the checkpoint holds."""

@@ -122,6 +122,8 @@ def test_every_command_says_that_there_is_no_run(refusal, tmp_path):
     more = {
         "predict": ["--head", "a", "--relation", "b"],
         "similar": ["a"],
+        "complete": ["--output", tmp_path / "out"],
+        "ask": ["?x : (a, b, ?x)"],
         "checkpoint export": ["--format", "npy", "--output", tmp_path / "out"],
         "checkpoint convert": ["--to", "npy", "--output", tmp_path / "out"],
     }

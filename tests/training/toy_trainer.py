@@ -119,7 +119,9 @@ class ToyRun:
         self.param_groups = [{"lr": lr} for lr in lrs]
         self.lrs_of_batches: list[list[float]] = []
         optimizer = SimpleNamespace(
-            state_tensors=lambda name: {"sum": self.tables[name].rows + 0.5}, param_groups=self.param_groups
+            state_tensors=lambda name: {"sum": self.tables[name].rows + 0.5},
+            param_groups=self.param_groups,
+            drain=lambda: None,
         )
         absent: Any = None
         tables: Any = self.tables
