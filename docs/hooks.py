@@ -31,7 +31,7 @@ API: dict[str, dict[str, list[str]]] = {
             "inference.run.open_run",
             "inference.run.Run",
             "inference.frames.Questions",
-            "inference.torch_models.TorchModel",
+            "inference.exports.torch_models.TorchModel",
         ],
         "Data sets": [
             "data.dataset.Dataset",
