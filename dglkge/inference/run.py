@@ -259,15 +259,9 @@ class Run(Questions):
     def complete_to(
         self,
         path: str | os.PathLike[str],
-        relations: Sequence[str] | None = None,
-        heads: Sequence[str] | None = None,
-        head_types: Sequence[str] | None = None,
-        min_probability: float | None = None,
-        k: int | None = None,
-        candidates: str = ALL,
-        held_out: str | None = None,
         overwrite: bool = False,
         progress: Callable[[int], object] | None = None,
+        **question: Any,
     ) -> dict[str, Any]:
         """Write likely triples that the data set does not have to a Parquet file.
 
@@ -278,12 +272,12 @@ class Run(Questions):
         ----------
         path : path
             The file, with the columns of :meth:`complete`, sorted by descending score.
-        relations, heads, head_types, min_probability, k, candidates, held_out
-            As in :meth:`complete`.
         overwrite : bool
             Replace the file if it exists.
         progress : callable, optional
             Called with the number of pairs (head, relation) just searched.
+        **question
+            What :meth:`complete` takes before ``limit``.
 
         Returns
         -------
@@ -297,9 +291,7 @@ class Run(Questions):
         InputError
             As :meth:`complete`, or if the file or parts of another question exist.
         """
-        completion = plan_completion(
-            self, relations, heads, head_types, min_probability, k, candidates, held_out
-        )
+        completion = plan_completion(self, **question)
         return write_completion(completion, Path(path), torch.get_num_threads(), overwrite, progress)
 
     def ask(
