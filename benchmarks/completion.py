@@ -1,7 +1,7 @@
 """All missing triples: time by size of the graph, and held-out triples found, at which precision.
 
     python benchmarks/completion.py runs/fb15k237                precision and recall of the test triples
-    python benchmarks/completion.py --growth 10000,100000        seconds by entities, with and without bounds
+    python benchmarks/completion.py --growth 10000,100000        seconds by entities, in bfloat16 and float32
 
 A run must be calibrated: for FB15k-237 ``dglkge calibrate RUN --positive-rate 6e-6 --corruptions 20``. For
 the growth ComplEx rows are made, D = 200, whose n-th principal axis has 1 / n of the variance of the first,
@@ -22,7 +22,7 @@ import torch
 
 import dglkge
 from dglkge.inference import completion
-from dglkge.inference.missing_links import CANDIDATE_PANEL, LinkSearch, choose_axes
+from dglkge.inference.missing_links import CANDIDATE_PANEL, LinkSearch
 from dglkge.model.kge_model import build_model
 from dglkge.typing import Side
 from measuring.machine import describe_machine
@@ -32,7 +32,7 @@ QUERIES = 4096
 """Heads that are searched for a time; the time of all heads is in proportion."""
 
 
-def grown(num_entities: int, with_bounds: bool) -> dict[str, Any]:
+def grown(num_entities: int, is_narrow: bool) -> dict[str, Any]:
     """Search some heads of a relation among all entities, in one thread."""
     draws = torch.Generator().manual_seed(0)
     axes = torch.linalg.qr(torch.randn(DIM, DIM, generator=draws)).Q
@@ -46,16 +46,14 @@ def grown(num_entities: int, with_bounds: bool) -> dict[str, Any]:
     norm = float(rows.norm(dim=1).max())
     none = torch.empty(0, dtype=torch.int64)
     start, begin = time.perf_counter(), time.process_time()
-    search = LinkSearch(model, query, norm, (none, none), least)
-    if with_bounds:
-        search.axes = choose_axes(query, rows[:4096], norm, search.low, 0)
+    search = LinkSearch(model, query, norm, (none, none), least, is_narrow=is_narrow)
     for first in range(0, num_entities, CANDIDATE_PANEL):
         ids = torch.arange(first, min(first + CANDIDATE_PANEL, num_entities))
         search.add(ids, rows[first : first + CANDIDATE_PANEL])
     links = search.take()
     return {
         "entities": num_entities,
-        "bounds": with_bounds,
+        "bfloat16": is_narrow,
         "links": len(links.query),
         "seconds": time.perf_counter() - start,
         "cpu_seconds": time.process_time() - begin,
@@ -99,8 +97,8 @@ def main() -> None:
             grown(5000, True)  # loads the compiled loops
             report["growth"] = []
             for size in map(int, args.growth.split(",")):
-                for with_bounds in (True, False):
-                    report["growth"].append(grown(size, with_bounds))
+                for is_narrow in (True, False):
+                    report["growth"].append(grown(size, is_narrow))
                     print(json.dumps(report["growth"][-1]), flush=True)
     if args.run:
         report["found"] = found(args.run, args.min_probability, args.k, args.threads)

@@ -26,18 +26,11 @@ from dglkge.errors import InputError, unknown_name, write_error
 from dglkge.evaluation.calibration import Curve
 from dglkge.evaluation.queries import full_float32_matmuls
 from dglkge.inference.choices import ALL, CANDIDATES, SEEN
-from dglkge.inference.missing_links import (
-    CANDIDATE_PANEL,
-    FEWEST_PAIRS,
-    SAMPLE,
-    Axes,
-    Links,
-    LinkSearch,
-    choose_axes,
-)
+from dglkge.inference.missing_links import CANDIDATE_PANEL, QUERY_TILE, Links, LinkSearch
 from dglkge.inference.search import check_k
 from dglkge.inference.sorted_runs import LINK, merge_runs, sort_links
 from dglkge.inference.trained_model import TrainedModel
+from dglkge.model.matmul_type import BFLOAT16, faster_type
 from dglkge.typing import RELATION, Relation, Side
 
 QUERY_NUMBERS = 1 << 23
@@ -188,25 +181,21 @@ class Completion:
             (torch.from_numpy(known[0]), torch.from_numpy(known[1])),
             least_score,
             self.k,
+            self.is_narrow,
         )
-        search.axes = self._axes(task, query, max_norm, search)
         for ids, rows in self._panels(task.relation_id):
             search.add(ids, rows)
             if search.num_found() > RUN_ROWS:
                 yield _by_ids(search.take(is_last=False), heads)
         yield _by_ids(search.take(), heads)
 
-    def _axes(self, task: Task, query: torch.Tensor, max_norm: float, search: LinkSearch) -> Axes | None:
-        """Return axes for bounds where scores are inner products, and computing them is worth it."""
-        pairs = len(query) * self.num_tails(task.relation_id)
-        function = self.run.model.score_function
-        if self.min_probability is None or not function.is_product or pairs < FEWEST_PAIRS:
-            return None
-        type_ = self.relation(task.relation_id).rhs
-        draws = np.random.default_rng(task.relation_id)
-        drawn = draws.integers(len(self.run.tables.vocabulary(type_)), size=SAMPLE)
-        sample = self.run.tables.gather(type_, torch.from_numpy(drawn))
-        return choose_axes(query, sample, max_norm, search.low, task.relation_id)
+    @cached_property
+    def is_narrow(self) -> bool:
+        """Whether panels are compared in bfloat16 first: if that is faster and a least score skips most."""
+        model = self.run.model
+        if not model.score_function.is_product or self.k is not None or self.min_probability is None:
+            return False
+        return faster_type((QUERY_TILE, CANDIDATE_PANEL, model.query_dim)) == BFLOAT16
 
     def _panels(self, relation_id: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Yield the ids, ascending, and rows of the candidates of a relation, panel by panel."""
@@ -296,6 +285,7 @@ def plan_completion(
         candidates,
         held_out,
     )
+    completion.is_narrow  # noqa: B018  measured here, before threads take the cores
     completion.known  # noqa: B018  an error now if the data set cannot be opened
     completion.least_score  # noqa: B018  or if no probabilities were fitted
     return completion

@@ -13,7 +13,7 @@ import dglkge
 from dglkge.errors import InputError
 from dglkge.evaluation.calibration import Calibration, Platt
 from dglkge.inference import completion as completion_module
-from dglkge.inference.missing_links import LinkSearch, choose_axes
+from dglkge.inference.missing_links import LinkSearch
 from dglkge.model.kge_model import build_model
 from dglkge.typing import RELATION, Side
 
@@ -162,8 +162,9 @@ def test_needs_probabilities(folder):
         dglkge.open_run(folder).complete()
 
 
+@pytest.mark.parametrize("is_narrow", [False, True], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("share", [0.5, 1e-4])
-def test_bounds_skip_no_pair(share):
+def test_rounding_skips_no_pair(share, is_narrow):
     # Rows as those of a trained model: few directions have most of the length.
     draws = torch.Generator().manual_seed(3)
     scales = torch.logspace(0, -2, 48)
@@ -175,9 +176,7 @@ def test_bounds_skip_no_pair(share):
     least = float(exact.flatten().sort(descending=True).values[int(share * exact.numel()) :][:2].mean())
     none = torch.empty(0, dtype=torch.int64)
     norm = float(rows.norm(dim=1).max())
-    search = LinkSearch(model, query.double(), norm, (none, none), least)
-    search.axes = choose_axes(query.double(), rows, norm, search.low, 0)
-    assert (search.axes is not None) == (share < 0.1)
+    search = LinkSearch(model, query.double(), norm, (none, none), least, is_narrow=is_narrow)
     for start in range(0, len(rows), 700):
         search.add(torch.arange(start, start + 700), rows[start : start + 700])
     found = search.take()

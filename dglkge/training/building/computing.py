@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +20,7 @@ from dglkge.distributed.runtime import Cluster
 from dglkge.errors import CheckpointError, InputError, one_line
 from dglkge.model.device import HOST, ComputeDevice, open_device, problem_of
 from dglkge.model.kge_model import KgeModel
+from dglkge.model.matmul_type import BFLOAT16, DEVICE_MAX_ROWS, FLOAT32, faster_type
 from dglkge.model.precision import LEAST_COMPILED, NARROW_TYPES, LossScale, ModulePrecision
 from dglkge.training.building.checks import autocast_problems
 from dglkge.training.building.components import REFERENCE
@@ -28,19 +28,7 @@ from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE, Side
 
 logger = logging.getLogger(__name__)
 
-AUTO, FLOAT32, BFLOAT16 = "auto", "float32", "bfloat16"
-
-MIN_SPEED_UP = 1.5
-"""Least speed-up of bfloat16 matmuls over float32: rounding to bfloat16 and back costs time too."""
-
-MIN_FLOPS = 10_000_000
-"""Below this a matmul takes microseconds whatever its type."""
-
-MAX_ROWS = 512
-"""Larger shapes are measured by a part of them, so that slow matmuls take milliseconds as well."""
-
-DEVICE_MAX_ROWS = 4096
-"""The same on a device, where smaller matmuls would measure their start."""
+AUTO = "auto"
 
 
 def choose_device(config: Config, cluster: Cluster) -> ComputeDevice:
@@ -113,50 +101,6 @@ def _measured(config: Config, device: ComputeDevice) -> str:
         candidates = DEVICE_MAX_ROWS
     shape = (num_queries, candidates, config.model.dimension)
     return faster_type(shape, device)
-
-
-def faster_type(shape: tuple[int, int, int], device: ComputeDevice = HOST) -> str:
-    """Return ``bfloat16`` where matmuls of a shape are clearly faster in it, else ``float32``.
-
-    Parameters
-    ----------
-    shape : (int, int, int)
-        Queries, negatives and dimension.
-    device : ComputeDevice
-    """
-    most = DEVICE_MAX_ROWS if device.is_staged else MAX_ROWS
-    queries, negatives, dim = (min(shape[0], most), min(shape[1], most), shape[2])
-    flops = 2 * queries * negatives * dim
-    if flops < MIN_FLOPS:
-        return FLOAT32
-    rates = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        left, right = (
-            torch.ones(rows, dim, dtype=dtype, device=device.device) for rows in (queries, negatives)
-        )
-        rates[dtype] = flops / matmul_seconds(left, right) / 1e9
-    chosen = BFLOAT16 if rates[torch.bfloat16] >= MIN_SPEED_UP * rates[torch.float32] else FLOAT32
-    logger.info(
-        "matmuls in %s: float32 reaches %.0f GFLOP/s, bfloat16 %.0f",
-        *(chosen, rates[torch.float32], rates[torch.bfloat16]),
-    )
-    return chosen
-
-
-def matmul_seconds(left: Tensor, right: Tensor, repetitions: int = 5) -> float:
-    """Return the shortest time of several matmuls of left and right's transpose."""
-    # Not counted: oneDNN compiles the matmul for the shape.
-    out = torch.mm(left, right.T)
-    synchronize = getattr(torch, left.device.type).synchronize
-    synchronize()
-    seconds = []
-    for _ in range(repetitions):
-        started = time.perf_counter()
-        torch.mm(left, right.T, out=out)
-        synchronize()
-        seconds.append(time.perf_counter() - started)
-    # The shortest time: other processes and clock frequency only make a matmul slower.
-    return max(min(seconds), 1e-9)
 
 
 TRIED_ROWS = 2 * LEAST_COMPILED
