@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 import dglkge
+from dglkge.evaluation.calibration import Calibration, Platt
 from tests.serving.conftest import IMAGE, ODD, SCRIPT, served
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -239,3 +241,24 @@ def test_token(run_folder, open_page):
         asked.keyboard.press("Enter")
         asked.wait_for_selector(READY)
         assert TOKEN not in asked.url and "town" in asked.inner_text("main")
+
+
+def test_a_question_of_several_hops(run_folder, open_page, tmp_path):
+    folder = shutil.copytree(run_folder, tmp_path / "run")
+    opened = dglkge.open_run(folder).checkpoint
+    curve = Platt(1.0, 0.0)
+    found = Calibration("platt", curve, 0.5, 1, 0, 1, 1, opened.manifest.run_id, opened.version)
+    (folder / "calibration.json").write_text(json.dumps(found.to_dict()))
+    question = "?x : (person10, lives_in, ?y), (?x, lives_in, ?y)"
+    wanted = dglkge.open_run(folder).ask(question, 20)
+    with served(folder) as url:
+        page = open_page(url)
+        page.wait_for_selector(READY)
+        page.fill("section[aria-label=Ask] input", question)
+        page.keyboard.press("Enter")
+        page.locator("section[aria-label=Ask] .rows .name").first.wait_for()
+        assert names_in(page, "Ask") == wanted["entity"].tolist()
+        path = page.locator("section[aria-label=Ask] .note").first.inner_text()
+        assert path.startswith("(person10, lives_in, ") and f"({wanted['entity'][0]}, lives_in, " in path
+        page.click("section[aria-label=Ask] .rows a >> nth=0")
+        wait_for(page, wanted["entity"][0])

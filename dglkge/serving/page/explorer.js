@@ -282,6 +282,7 @@ function row(anchor, text, share, badge) {
     make("span", { class: "value" }, text));
 }
 
+const percent = (probability) => (100 * probability).toFixed(1) + " %";
 const through = (relation, role) => role === "head" ? relation + " →" : "← " + relation;
 
 function group(label, count, isOpen, ...content) {
@@ -332,7 +333,7 @@ function showAnswers(state, target, query, result) {
   const rows = result.answers.map((answer) => {
     const name = query.role === "head" ? answer.tail : answer.head;
     const has = answer.probability !== null;
-    const text = has ? (100 * answer.probability).toFixed(1) + " %" : answer.score.toFixed(3);
+    const text = has ? percent(answer.probability) : answer.score.toFixed(3);
     // Bars begin at zero. Scores below it, as those of distances, have none.
     const share = has ? answer.probability : high > 0 ? answer.score / high : 0;
     return row(stepLink(state, name, result.type, through(query.relation, query.role) + " ?"), text, share,
@@ -457,6 +458,31 @@ async function showEntity(state, signal) {
   });
 }
 
+/** A field for questions of several hops; each answer has the links that led to it. */
+function hops() {
+  const question = make("input", {
+    type: "search", required: "", "aria-label": "Question", placeholder: "?x : (Alice, knows, ?y), (?y, likes, ?x)",
+  });
+  const answers = make("div");
+  const state = { steps: [], showKnown: false, showAll: false };
+  const onsubmit = async (event) => {
+    event.preventDefault();
+    answers.replaceChildren();
+    await fill(answers, async () => {
+      const found = await ask("/ask", {}, { question: question.value, k: ROWS }, shown.signal);
+      const sign = (link) => (link.not ? "not " : "") + `(${link.head}, ${link.relation}, ${link.tail})`
+        + (link.known ? "" : " " + percent(link.probability));
+      const rows = found.answers.map((answer) => [
+        row(stepLink(state, answer.entity, found.type, "asked"), percent(answer.probability), answer.probability, null),
+        make("li", { class: "note" }, answer.path.map(sign).join(", ")),
+      ]);
+      return [rows.length ? make("ul", { class: "rows" }, ...rows.flat()) : make("p", { class: "note" }, "no answers")];
+    });
+  };
+  return make("section", { "aria-label": "Ask" }, make("h2", {}, "Ask"), make("form", { class: "tools", onsubmit },
+    question, make("button", { type: "submit" }, "Ask")), answers);
+}
+
 async function showHome(signal) {
   const types = Object.entries(model.entities);
   const rows = relations.slice().sort((left, right) => (right.triples || 0) - (left.triples || 0));
@@ -481,6 +507,7 @@ async function showHome(signal) {
     make("h1", { tabindex: "-1" }, model.dataset),
     make("p", { class: "facts" }, about),
     model.no_triples ? make("p", { class: "problem" }, model.no_triples) : "",
+    model.probabilities && !model.no_triples ? hops() : "",
     make("div", { class: "columns" }, first, make("section", { "aria-label": "Relations" }, make("h2", {}, "Relations"),
       make("table", {}, make("thead", {}, make("tr", {}, make("th", {}, "relation"),
         types.length > 1 ? make("th", {}, "types") : "", make("th", { class: "count" }, "triples"))), body), more)),
