@@ -48,7 +48,7 @@ def test_trainers_that_leave_an_epoch_by_break_commit_and_validate_it_together(t
     checkpoint.verify()
     assert (checkpoint.progress["finished_epochs"], checkpoint.progress["batches_done"]) == (2, 0)
     validation = json.loads((tmp_path / "run" / "validation.json").read_text())
-    assert validation["finished_epochs"] == 2 and 0 < validation["mrr"] <= 1
+    assert validation == {"finished_epochs": 2}
 
 
 @pytest.mark.parametrize(
