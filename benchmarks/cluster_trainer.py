@@ -108,6 +108,8 @@ class StockRows:
     def finish(self) -> None:
         """Do nothing: DGL's step returns when it is done."""
 
+    drain = finish
+
     def state_tensors(self, embedding: Any) -> dict[str, torch.Tensor]:
         """Return nothing: the commit when the trainer leaves holds rows without DGL's state."""
         return {}

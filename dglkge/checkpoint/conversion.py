@@ -170,7 +170,7 @@ def take_over(
         if saved_count is not None:
             # Entities that were added to an open checkpoint have rows, and no file.
             added = once >= saved_count
-            part.rows[added] = checkpoint.gather(source.table, once[added])
+            part.rows[added] = checkpoint.gather(source.table, once[added]).to(part.rows.dtype)
             once[added] = -1
         part_files.fill_part(checkpoint.folder, checkpoint.manifest, source, once)
         # The rows as they are scored: the new run adds no vector to them, or one that starts at 0.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import dgl.distributed
 import numpy as np
+import psutil
 import pytest
 
 from cluster_hosts import ClusterHost
@@ -40,7 +42,8 @@ def run(hosts: list[ClusterHost], folder: Path, options: list[str], script: list
         job.kill()
         job.wait()
         for process in [process for host in hosts for process in host.processes()]:
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
+                process.kill()
     assert status == 0, (folder / LAUNCHER_LOG).read_text()
 
 

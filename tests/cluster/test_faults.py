@@ -7,6 +7,7 @@ memory, then a host's packets are lost, then the launcher dies.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,8 @@ def kill_all_at_once(hosts: list[ClusterHost]) -> None:
     for process in victims:
         process.suspend()
     for process in victims:
-        process.kill()
+        with contextlib.suppress(psutil.NoSuchProcess):  # the kernel has ended it with its parent
+            process.kill()
 
 
 CHAIN = {
@@ -77,7 +79,8 @@ def live_through(hosts: list[ClusterHost], folder: Path) -> Story:
         story.status = job.wait(60)
     finally:
         for process in [process for host in hosts for process in host.processes()]:
-            process.kill()
+            with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
+                process.kill()
         job.kill()
         job.wait()
     story.output = log.read_text(encoding="utf-8")

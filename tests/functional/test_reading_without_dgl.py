@@ -73,6 +73,8 @@ READING = {
     "evaluate": ["run", "--limit", "3"],
     "predict": ["run", "--head", "person0", "--relation", "lives_in"],
     "calibrate": ["run"],
+    "complete": ["run", "--output", "missing.parquet", "-k", "1"],
+    "ask": ["run", "?x : (person1, knows, ?y), (?y, lives_in, ?x)"],
     "similar": ["run", "person0"],
     "checkpoint export": ["run", "--format", "npy", "--output", "exported"],
     "data check": [toy_dataset(typed=True)],

@@ -122,7 +122,7 @@ def check_files(folder: Path) -> None:
         with h5py.File(path) as file:
             parameters = file["dense/parameters"]
             one.take({name: torch.from_numpy(parameters[name][()]) for name in parameters}, "here")
-            one._restore_state(file)
+            one.take_state(file)
     train(whole, replicated, range(2, 3))
     train(again, other, range(2, 3))
     with dense.whole(), other.whole():

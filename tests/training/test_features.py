@@ -31,7 +31,7 @@ from dglkge.training.trainer import Trainer
 from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset
 from tests.training import live
-from tests.training.live import rows_by_node, train
+from tests.training.live import ranking, rows_by_node, train
 
 DIM = 8
 WIDTHS = {"person": 5, "town": 3}
@@ -210,7 +210,7 @@ def test_another_run_starts_with_the_rows_as_they_are_scored(tmp_path, files, sh
         with opened(given, tmp_path / name, init, *more) as trainer:
             # Without features the rows have the projections in them.
             assert (trainer._job.dense is not None) == bool(given)
-            assert trainer.evaluate("test").to_dict()["both"] == expected
+            assert ranking(trainer)["both"] == expected
     with pytest.raises(InputError, match="features.use is 'alone', and 'added' in the checkpoint"):
         with opened(files, tmp_path / "alone", init, "features.use=alone"):
             pass
