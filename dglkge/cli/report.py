@@ -98,9 +98,14 @@ def watch(args: argparse.Namespace) -> Any:
 
 def _follow(look: Any, interval: float, finished: str, is_shown: bool) -> None:
     """Look until the run is finished, and show the state on the terminal."""
+    from rich import progress_bar, table  # noqa: F401
     from rich.console import Console
     from rich.live import Live
 
+    import dglkge.report.learning_curves  # noqa: F401
+
+    # All imports come before the first look, those of _frame too. They make classes by exec, and CPython ends
+    # by the signal if Ctrl-C interrupts an exec, though the exception is caught.
     console = Console(quiet=not is_shown)
     state = look()
     # Another screen, as in less: the terminal is restored at the end. In a pipe the last frame is written.
