@@ -88,6 +88,9 @@ class Rows(Protocol):
     def gradients(self, places: Places) -> Tensor:
         """Return the gradients (n, D) of some places, to be written."""
 
+    def found_gradients(self, places: Places) -> FoundRows:
+        """Return the addresses of these gradients, in the host's memory."""
+
     def collect(self) -> list[RowGradients]:
         """Return the gradients of all rows, table by table; waits for a device."""
 

@@ -58,6 +58,11 @@ class TableRows:
     gradients: Tensor
     found: Any = None
 
+    @functools.cached_property
+    def found_gradients(self) -> FoundRows:
+        """Where the gradients lie."""
+        return FoundRows.in_array(self.gradients.numpy())
+
 
 @dataclass(frozen=True)
 class CopiedRows(Rows):
@@ -78,6 +83,9 @@ class CopiedRows(Rows):
 
     def gradients(self, places: Places) -> Tensor:
         return self.tables[places.table].gradients[places.run]
+
+    def found_gradients(self, places: Places) -> FoundRows:
+        return self.tables[places.table].found_gradients.part(places.run)
 
 
 class HostRows(CopiedRows):

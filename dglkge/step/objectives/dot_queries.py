@@ -7,8 +7,7 @@ user's) is differentiated by torch, which costs B·D numbers and not B·N.
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -24,7 +23,7 @@ from dglkge.model.functions.autograd import words
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import LoopWeights, Regularizer
 from dglkge.step.contracts import Rows
-from dglkge.step.planning import Group, NodeIds, Places
+from dglkge.step.planning import Group, NodeIds
 from dglkge.typing import Side
 
 Floats = npt.NDArray[np.float32]
@@ -80,23 +79,16 @@ class EdgeRows:
     """
 
     def __init__(self, groups: Sequence[Group], rows: Rows) -> None:
-        self._tables: dict[str, tuple[FoundRows, FoundRows]] = {}
-        each = zip(*((group.heads, group.tails, group.relations) for group in groups))
-        found = [[self._addresses(places, rows) for places in of_groups] for of_groups in each]
-        # Kept alive: an address says nothing of the array that it is in.
-        self.rows, self.gradients = (
-            tuple(np.concatenate([of_group[kind] for of_group in of_groups]) for of_groups in found)
-            for kind in range(2)
-        )
+        self._kept: list[FoundRows] = []
+        places = list(zip(*((group.heads, group.tails, group.relations) for group in groups)))
+        self.rows = tuple(self._joined(map(rows.found, of_groups)) for of_groups in places)
+        self.gradients = tuple(self._joined(map(rows.found_gradients, of_groups)) for of_groups in places)
 
-    def _addresses(self, places: Places, rows: Rows) -> tuple[NodeIds, NodeIds]:
-        """Return the addresses of some places' rows and gradients."""
-        if places.table not in self._tables:
-            whole = dataclasses.replace(places, run=slice(None))
-            gradients = FoundRows.in_array(rows.gradients(whole).numpy())
-            self._tables[places.table] = (rows.found(whole), gradients)
-        found, gradients = self._tables[places.table]
-        return found.addresses[places.run], gradients.addresses[places.run]
+    def _joined(self, found: Iterable[FoundRows]) -> NodeIds:
+        """Return all addresses; an address says nothing of the array that it is in, so that is kept alive."""
+        parts = list(found)
+        self._kept += parts
+        return np.concatenate([part.addresses for part in parts])
 
 
 @dataclass
