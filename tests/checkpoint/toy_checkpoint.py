@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import math
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from dglkge.checkpoint import CheckpointManager, CheckpointMeta, TrainerGroup, open_checkpoint
 from dglkge.data.dataset import Dataset
 from dglkge.data.vocabulary import Vocabulary
+from dglkge.evaluation.calibration import Calibration, Platt
 from dglkge.model.functions.bigraph_operators import OPERATORS
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION, Relation, TablePart
@@ -220,14 +223,24 @@ def save_toy_named(
     return version
 
 
-def save_toy_run(folder: Path, dataset: Dataset) -> Path:
+def calibrated(folder: Path, slope: float, offset: float) -> Platt:
+    """Give a run probabilities, as ``dglkge calibrate`` writes them; returns the curve."""
+    curve, opened = Platt(slope, offset), open_checkpoint(folder)
+    fitted = Calibration("platt", curve, 0.5, 1, 0, 1, 1, opened.manifest.run_id, opened.version)
+    (folder / "calibration.json").write_text(json.dumps(fitted.to_dict()))
+    return curve
+
+
+def save_toy_run(folder: Path, dataset: Dataset, *names_of_model: str, **fields: Any) -> Path:
     """Save an untrained run of random rows in two parts, which knows where its data set is."""
     meta = toy_meta(
+        *names_of_model,
         relations=dataset.relations.relations,
         dataset_name=dataset.name,
         dataset_path=str(dataset.path),
         dataset_fingerprint=dataset.fingerprint,
         entity_types={name: dataset.num_entities(name) for name in dataset.entity_types},
+        **fields,
     )
     tables = toy_tables(meta)
     for whole in tables.values():

@@ -5,19 +5,9 @@ from __future__ import annotations
 import json
 
 import pandas as pd
-import pytest
 
 import dglkge
-from dglkge.evaluation.calibration import Calibration, Platt
-
-
-@pytest.fixture
-def calibrated(run):
-    checkpoint = dglkge.open_run(run).checkpoint
-    curve = Calibration(
-        "platt", Platt(1.0, 0.0), 0.5, 1, 0, 1, 1, checkpoint.manifest.run_id, checkpoint.version
-    )
-    (run / "calibration.json").write_text(json.dumps(curve.to_dict()))
+from tests.checkpoint.toy_checkpoint import calibrated
 
 
 def test_writes_the_best_of_each_query(report, refusal, run, tmp_path):
@@ -31,7 +21,8 @@ def test_writes_the_best_of_each_query(report, refusal, run, tmp_path):
     assert f"{path} exists" in refusal(*words)
 
 
-def test_answers_a_question(report, shown, refusal, run, calibrated):
+def test_answers_a_question(report, shown, refusal, run):
+    calibrated(run, 1.0, 0.0)
     words = ["ask", run, "?x : (person1, knows, ?y), (?y, lives_in, ?x)", "-k", "3"]
     result = report(*words)
     expected = dglkge.open_run(run).ask(words[2], k=3)

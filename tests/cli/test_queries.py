@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-
 import pandas as pd
 import pytest
 
 import dglkge
-from dglkge.evaluation.calibration import Calibration, Platt
 from dglkge.evaluation.queries import score_triples
-from tests.checkpoint.toy_checkpoint import save_toy, toy_meta, toy_tables
+from tests.checkpoint.toy_checkpoint import calibrated, save_toy, toy_meta, toy_tables
 
 COLUMNS = ["head", "relation", "tail"]
 
@@ -147,10 +144,7 @@ def test_columns_known_triples_and_probabilities(report, run, dataset, tmp_path)
     head, relation, tail = names_of(dataset, triple)
     path = tmp_path / "triples.csv"
     path.write_text(f"o,s,p\n{tail},{head},{relation}\n")
-    opened, curve = dglkge.open_run(run), Platt(0.3, -0.1)
-    version = (opened.checkpoint.manifest.run_id, opened.checkpoint.version)
-    calibration = Calibration("platt", curve, 0.5, 10, 0, 5, 5, *version)
-    (run / "calibration.json").write_text(json.dumps(calibration.to_dict()))
+    opened, curve = dglkge.open_run(run), calibrated(run, 0.3, -0.1)
     (found,) = report("score", run, "--input", path, "--columns", "s,p,o")
     by_side = score_triples(opened.model, triple[None], dataset.relations.relations, opened.tables)
     values = [float(curve(scores)[0]) for scores in by_side.values()]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,11 +9,12 @@ import torch
 
 import dglkge
 from dglkge.errors import InputError
-from dglkge.evaluation.calibration import Calibration, Platt
+from dglkge.evaluation.calibration import Platt
 from dglkge.inference import completion as completion_module
 from dglkge.inference.missing_links import LinkSearch
 from dglkge.model.kge_model import build_model
 from dglkge.typing import RELATION, Side
+from tests.checkpoint.toy_checkpoint import calibrated
 
 CURVE = Platt(slope=3.0, offset=0.5)
 
@@ -23,9 +22,7 @@ CURVE = Platt(slope=3.0, offset=0.5)
 @pytest.fixture
 def run(folder):
     opened = dglkge.open_run(folder)
-    manifest = opened.checkpoint.manifest
-    calibration = Calibration("platt", CURVE, 0.5, 1, 0, 1, 1, manifest.run_id, opened.checkpoint.version)
-    (folder / "calibration.json").write_text(json.dumps(calibration.to_dict()))
+    calibrated(folder, CURVE.slope, CURVE.offset)
     return opened
 
 

@@ -14,7 +14,7 @@ from dglkge.errors import InputError
 from dglkge.inference.fold_in_loss import run_loss
 from dglkge.inference.run import Run, open_run
 from dglkge.model.kge_model import build_model
-from tests.checkpoint.toy_checkpoint import save_toy_named, toy_meta, toy_tables
+from tests.checkpoint.toy_checkpoint import save_toy_run
 from tests.toy_kg import toy_dataset
 
 N3 = {"loss": {"name": "softmax"}, "regularizer": {"name": "n3", "weight": 0.05}}
@@ -28,21 +28,7 @@ def plain():
 
 def toy_run(folder, dataset, score_function="complex", config=N3, **changes) -> Run:
     """Save a run of random rows on a data set, and open it."""
-    meta = toy_meta(
-        score_function,
-        dataset.relations.relations,
-        config=config,
-        dataset_name=dataset.name,
-        dataset_path=str(dataset.path),
-        dataset_fingerprint=dataset.fingerprint,
-        entity_types={name: dataset.num_entities(name) for name in dataset.entity_types},
-        **changes,
-    )
-    tables = toy_tables(meta)
-    for whole in tables.values():
-        whole.rows.nan_to_num_(posinf=1.0)
-    names = {name: dataset.vocabulary(name) for name in dataset.entity_types}
-    save_toy_named(folder / "checkpoint", meta, tables, names, 2)
+    save_toy_run(folder, dataset, score_function, config=config, **changes)
     return Run(open_checkpoint(folder))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pandas as pd
 import pytest
@@ -11,8 +9,8 @@ import torch
 
 import dglkge
 from dglkge.errors import InputError
-from dglkge.evaluation.calibration import Calibration, Platt
 from dglkge.typing import RELATION, Side
+from tests.checkpoint.toy_checkpoint import calibrated
 
 COLUMNS = ["head", "relation", "tail"]
 
@@ -165,12 +163,7 @@ def test_scores_of_triples(folder, dataset):
 
 def test_probabilities(folder, dataset):
     run = dglkge.open_run(folder)
-    curve = Platt(0.3, -0.1)
-    checkpoint = run.checkpoint
-    calibration = Calibration(
-        "platt", curve, 0.5, 10, 0, 5, 5, checkpoint.manifest.run_id, checkpoint.version
-    )
-    (folder / "calibration.json").write_text(json.dumps(calibration.to_dict()))
+    calibrated(folder, 0.3, -0.1)
     frame = run.predict_tails("person1", "knows")
     assert frame["probability"].tolist() == pytest.approx(
         (1 / (1 + np.exp(-(0.3 * frame["score"] - 0.1)))).tolist()

@@ -15,9 +15,15 @@ import torch
 
 import dglkge
 from dglkge.data.vocabulary import Vocabulary
-from dglkge.evaluation.calibration import Calibration, Platt
 from dglkge.serving.guard import MAX_BODY_BYTES, MIN_TOKEN_LENGTH, HostNames
-from tests.checkpoint.toy_checkpoint import TWO_PAIRS, save_toy, save_toy_named, toy_meta, toy_tables
+from tests.checkpoint.toy_checkpoint import (
+    TWO_PAIRS,
+    calibrated,
+    save_toy,
+    save_toy_named,
+    toy_meta,
+    toy_tables,
+)
 from tests.serving.conftest import IMAGE, ODD, SCRIPT
 
 pytest.importorskip("fastapi", reason="FastAPI is not installed")
@@ -382,10 +388,7 @@ def test_page_and_headers(client):
 
 def test_probabilities_of_a_calibrated_run(run_folder, calls, tmp_path):
     folder = shutil.copytree(run_folder, tmp_path / "run")
-    opened = dglkge.open_run(folder).checkpoint
-    curve = Platt(0.3, -0.1)
-    found = Calibration("platt", curve, 0.5, 10, 0, 5, 5, opened.manifest.run_id, opened.version)
-    (folder / "calibration.json").write_text(json.dumps(found.to_dict()))
+    curve = calibrated(folder, 0.3, -0.1)
     client = client_of(Explorer(dglkge.open_run(folder)), calls)
     assert client.get("/model").json()["probabilities"] is True
     (result,) = predictions(client, [QUERY])

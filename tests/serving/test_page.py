@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
 import dglkge
-from dglkge.evaluation.calibration import Calibration, Platt
+from tests.checkpoint.toy_checkpoint import calibrated
 from tests.serving.conftest import IMAGE, ODD, SCRIPT, served
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -245,10 +244,7 @@ def test_token(run_folder, open_page):
 
 def test_a_question_of_several_hops(run_folder, open_page, tmp_path):
     folder = shutil.copytree(run_folder, tmp_path / "run")
-    opened = dglkge.open_run(folder).checkpoint
-    curve = Platt(1.0, 0.0)
-    found = Calibration("platt", curve, 0.5, 1, 0, 1, 1, opened.manifest.run_id, opened.version)
-    (folder / "calibration.json").write_text(json.dumps(found.to_dict()))
+    calibrated(folder, 1.0, 0.0)
     question = "?x : (person10, lives_in, ?y), (?x, lives_in, ?y)"
     wanted = dglkge.open_run(folder).ask(question, 20)
     with served(folder) as url:

@@ -120,7 +120,7 @@ def test_held_out_triples_are_ranked_against_rows_of_their_ranges(mode, tmp_path
             def score(triple, pair=pair):
                 head, relation, tail = triple
                 product = rows[pair[0]][head] * rows[RELATION][relation] * rows[pair[1]][tail]
-                return float(product.sum())
+                return float(product.sum().detach())
 
             for triple in batch:
                 others = [one[column] for one in batch] + ids.tolist()
