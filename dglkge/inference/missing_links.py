@@ -22,7 +22,7 @@ QUERY_TILE, CANDIDATE_PANEL = 1024, 1024
 """Queries and candidates of one matmul: 4 MiB of scores, read while they are in the cache."""
 
 PAIR_COST = 1e5
-"""Time of an exact score, in columns of a matmul for one pair."""
+"""Time of an exact score, in multiplications of a matrix product."""
 
 NARROW_SLACK = 3.1 * 2.0**-8
 """Bound of the rounding of an inner product in bfloat16, by the product of the norms: once for each operand
