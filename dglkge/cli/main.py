@@ -30,6 +30,10 @@ COMMANDS = {
     "predict": ("queries", "complete triples: the best tails, heads or relations; score whole ones"),
     "complete": ("completion", "write all likely missing triples to a Parquet file"),
     "ask": ("questions", "answer questions of several hops, with and, or, not"),
+    "explain": (
+        "questions",
+        "reasons for a link: training triples, rules, similar links; rules of a relation",
+    ),
     "similar": ("queries", "the entities most similar to an entity, by cosine"),
     "serve": ("serve", "explore a trained model in the browser"),
     "report": ("report", "one HTML page about a run, or about several side by side"),

@@ -1,4 +1,4 @@
-"""``dglkge ask``: answers to questions of several hops."""
+"""``dglkge ask`` and ``explain``: answers to questions of several hops, and reasons for links."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 from dglkge.cli import common
 from dglkge.cli.common import Command, flag, option, print_columns, print_text
 from dglkge.data.dataset_files import SPLITS
+from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError
 
 
@@ -64,4 +65,65 @@ dglkge calibrate has fitted. Each answer has the links that led to it.""",
     ],
     run=ask,
     show=_print_answers,
+)
+
+
+def explain(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the reasons for a link, or the rules for a relation."""
+    if (args.head is None) != (args.tail is None):
+        raise InputError("give --head and --tail, or neither: then rules for the relation are shown")
+    run = common.open_model(args)
+    if args.head is not None:
+        return run.explain(args.head, args.relation, args.tail, args.k)
+    return {"relation": args.relation, "rules": run.rules(args.relation, args.k).to_dict("records")}
+
+
+def _print_reasons(result: dict[str, Any], _args: argparse.Namespace) -> None:
+    if "head" in result:
+        probability = result["probability"]
+        print_text(
+            f"{_triple(result)}: score {result['score']:.3f}"
+            + ("" if probability is None else f", probability {probability:.4f}")
+        )
+        print_text("\ntraining triples that raise the score most")
+        rows = [[f"{one['influence']:.3f}", one["of"], _triple(one)] for one in result["triples"]]
+        print_columns(["influence", "of the", "triple"], rows)
+        print_text("\nknown links of the relation with a similar entity")
+        rows = [[f"{one['cosine']:.3f}", one["instead_of"], one["entity"]] for one in result["similar"]]
+        print_columns(["cosine", "instead of the", "entity"], rows)
+    print_text(f"\nrules for {result['relation']}")
+    rows = [
+        [f"{one['confidence']:.3f}", f"{one['support']}/{one['pairs']}", one["rule"], *_path(one)]
+        for one in result["rules"]
+    ]
+    print_columns(["confidence", "support", "rule", *(["path"] if "head" in result else [])], rows)
+
+
+def _path(rule: dict[str, Any]) -> list[str]:
+    """Return the path of a rule as one cell; none where it has none."""
+    return ["; ".join(map(_triple, rule["path"]))] if rule.get("path") else []
+
+
+def _triple(one: dict[str, Any]) -> str:
+    return f"({', '.join(one[role] for role in ROLES)})"
+
+
+EXPLAIN = Command(
+    description="""Show why a link is likely: the training triples without which its score would fall most,
+the rules of up to three links that imply it, and known links with a similar entity. Without --head and
+--tail: rules that imply the relation.""",
+    examples="""examples:
+  dglkge explain runs/demo --head Alice --relation likes --tail Bob
+  dglkge explain runs/demo --relation likes                       what implies it?
+  dglkge explain runs/demo --head Alice --relation likes --tail Bob -k 20 --json""",
+    options=[
+        *common.MODEL,
+        common.DATASET,
+        option("--head", "name of the head entity"),
+        option("--relation", "name of the relation", required=True),
+        option("--tail", "name of the tail entity"),
+        option("-k --k", "reasons of each kind", type=int, default=5),
+    ],
+    run=explain,
+    show=_print_reasons,
 )

@@ -34,6 +34,7 @@ from dglkge.inference.exports.hub_tables import HubTables, is_hub_folder
 from dglkge.inference.exports.torch_models import TorchModel, geometric_model, pykeen_model
 from dglkge.inference.fold_in import FoldIn, lacking_triples
 from dglkge.inference.frames import Questions
+from dglkge.inference.reasons import RULE_COLUMNS, Explainer
 from dglkge.inference.search import check_k
 from dglkge.model.device import open_device
 from dglkge.registry import deferred, import_modules
@@ -340,6 +341,67 @@ class Run(Questions):
         frame = pd.DataFrame(answers, columns=["entity", "probability", "path"])
         frame.insert(0, "rank", range(1, len(frame) + 1))
         return frame
+
+    def explain(self, head: str, relation: str, tail: str, k: int = 5) -> dict[str, Any]:
+        """Return reasons for a link in the training triples.
+
+        Parameters
+        ----------
+        head, relation, tail : str
+            The link need not be a known one. If it is, it is no reason for itself.
+        k : int
+            Most reasons of each kind.
+
+        Returns
+        -------
+        dict
+            head, relation, tail, score, probability (None if none was fitted), and three lists of dicts, the
+            best first. ``triples``: head, relation, tail, of (``"head"`` or ``"tail"``: the end of the link
+            whose row it moves) and influence (orders them; see :mod:`dglkge.inference.reasons`). ``rules``:
+            rule (a text), confidence, support, pairs and path (the links from head to tail). ``similar``:
+            entity, instead_of (``"head"`` or ``"tail"``) and cosine, of known links that share the other end.
+
+        Raises
+        ------
+        InputError
+            If a name is unknown, ``k`` is less than 1, or there is no data set.
+
+        Examples
+        --------
+        ::
+
+            pandas.DataFrame(run.explain("Alice", "likes", "Bob")["rules"])
+        """
+        return self._explainer.reasons(head, relation, tail, k)
+
+    def rules(self, relation: str, k: int = 10, samples: int = 100) -> pd.DataFrame:
+        """Return rules that imply a relation, mined from paths of up to three links.
+
+        Parameters
+        ----------
+        relation : str
+            Name or label.
+        k : int
+            Most rules.
+        samples : int
+            Training triples of the relation whose paths are followed.
+
+        Returns
+        -------
+        DataFrame
+            rule, confidence (support / (pairs + 5)), support and pairs, on up to 200 sampled entities; by
+            descending confidence.
+
+        Raises
+        ------
+        InputError
+            If the name is unknown or ambiguous, ``k`` is less than 1, or there is no data set.
+        """
+        return pd.DataFrame(self._explainer.rules_of(relation, k, samples), columns=list(RULE_COLUMNS))
+
+    @cached_property
+    def _explainer(self) -> Explainer:
+        return Explainer(self)
 
     def with_new_entities(self, names: Sequence[str], features: Any, entity_type: str | None = None) -> Run:
         """Return this model with further entities, whose rows are their projected features.

@@ -333,6 +333,17 @@ class Explorer:
         ranked = [{"rank": rank, **answer} for rank, answer in enumerate(answers, start=1)]
         return {"type": type_, "answers": ranked}
 
+    def explain(self, head: str, relation: str, tail: str, k: int) -> dict[str, Any]:
+        """Return the reasons for a link, as :meth:`dglkge.inference.run.Run.explain`.
+
+        Raises
+        ------
+        InputError
+            If a name is unknown, or there is no data set.
+        """
+        reasons = self.run.explain(head, relation, tail, k)
+        return {**reasons, "score": _number(reasons["score"])}
+
     def score(self, triples: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
         """Score triples, as :meth:`dglkge.inference.run.Run.score`; an unknown name is a row's problem."""
         frame = pd.DataFrame([[triple[role] for role in ROLES] for triple in triples], columns=list(ROLES))
