@@ -28,6 +28,7 @@ from dglkge.inference import logic, questions
 from dglkge.inference.bucket_evaluation import BucketResult, EdgeSets, evaluate_buckets
 from dglkge.inference.choices import ALL
 from dglkge.inference.completion import find_links, plan_completion, write_completion
+from dglkge.inference.exports import hub
 from dglkge.inference.exports.dglke_files import DglkeFolder, DglkeTables, is_dglke
 from dglkge.inference.exports.export import export_tables
 from dglkge.inference.exports.hub_tables import HubTables, is_hub_folder
@@ -56,7 +57,8 @@ def open_run(
     path : path
         A run's folder, a checkpoint in it (``checkpoint/``, ``checkpoint/epoch_10``, ``checkpoint/best``), a
         folder that PyTorch-BigGraph or DGL-KE wrote, or one for the Hugging Face hub. Or the URL of a run
-        (``checkpoint.storage``): its newest version is downloaded to a cache folder first.
+        (``checkpoint.storage``) or of a model of the hub (``hf://USER/MODEL@REVISION``, or without the
+        revision): it is downloaded to a cache folder first.
     dataset : str, optional
         Folder of the run's data set, if it has moved since training.
     verify : bool
@@ -85,7 +87,7 @@ def open_run(
     """
     import_modules(imports)
     # A run may contain an export in DGL-KE's format, so a checkpoint is looked for first.
-    path = local_path(path)
+    path = local_path(hub.download(os.fspath(path)))
     folder = Path(path)
     is_checkpoint = (
         (folder / VERSION_FILE).exists() or (folder / CHECKPOINT_FOLDER).is_dir() or is_pointer(folder.name)
@@ -553,6 +555,28 @@ class Run(Questions):
             return {}
         here = self.tables.version
         return {name: result for name, result in self.results.items() if result.get("version", here) == here}
+
+    def push_to_hub(self, name: str, private: bool = True) -> str:
+        """Upload the model to the Hugging Face hub, with names and a model card; ``open_run`` reads it there.
+
+        Parameters
+        ----------
+        name : str
+            ``USER/MODEL``; made if there is none, else it gets a new revision.
+        private : bool
+            Whether a new one is only yours to see.
+
+        Returns
+        -------
+        str
+            The address of the new revision.
+
+        Raises
+        ------
+        InputError
+            If ``huggingface_hub`` is missing, you are not logged in (``hf auth login``), or the hub refuses.
+        """
+        return hub.push(self, name, private)
 
     def torch_model(self) -> TorchModel:
         """Return the model as a module of torch whose rows are parameters.
