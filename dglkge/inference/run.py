@@ -576,7 +576,7 @@ class Run(Questions):
         InputError
             If ``huggingface_hub`` is missing, you are not logged in (``hf auth login``), or the hub refuses.
         """
-        return hub.push(self, name, private)
+        return hub.push(lambda folder: self.export("huggingface", folder), name, private)
 
     def torch_model(self) -> TorchModel:
         """Return the model as a module of torch whose rows are parameters.

@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from dglkge.errors import InputError, import_extra
-
-if TYPE_CHECKING:
-    from dglkge.inference.run import Run
 
 HUB_URL = re.compile(r"hf://([^/@]+/[^/@]+)(?:@(.+))?")
 """``hf://USER/MODEL``, with a revision after ``@``."""
@@ -32,11 +29,11 @@ def _hub(user: str) -> Iterator[Any]:
         raise InputError(f"{user}: {reason}") from None
 
 
-def push(run: Run, name: str, private: bool) -> str:
-    """Upload a run; see :meth:`dglkge.inference.run.Run.push_to_hub`."""
+def push(write: Callable[[Path], object], name: str, private: bool) -> str:
+    """Upload the folder that a function writes; see :meth:`dglkge.inference.run.Run.push_to_hub`."""
     with _hub(f"push_to_hub {name}") as hub, tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / "model"
-        run.export("huggingface", folder)
+        write(folder)
         hub.create_repo(name, private=private, exist_ok=True)
         return str(hub.upload_folder(repo_id=name, folder_path=folder).commit_url)
 
