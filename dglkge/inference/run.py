@@ -27,7 +27,6 @@ from dglkge.evaluation.metrics import BOTH, Protocol, RankingResult, relation_ca
 from dglkge.inference import logic, questions
 from dglkge.inference.bucket_evaluation import BucketResult, EdgeSets, evaluate_buckets
 from dglkge.inference.choices import ALL
-from dglkge.inference.completion import find_links, plan_completion, write_completion
 from dglkge.inference.exports import hub
 from dglkge.inference.exports.dglke_files import DglkeFolder, DglkeTables, is_dglke
 from dglkge.inference.exports.export import export_tables
@@ -35,6 +34,7 @@ from dglkge.inference.exports.hub_tables import HubTables, is_hub_folder
 from dglkge.inference.exports.torch_models import TorchModel, geometric_model, pykeen_model
 from dglkge.inference.fold_in import FoldIn, lacking_triples
 from dglkge.inference.frames import Questions
+from dglkge.inference.links.completion import find_links, plan_completion, write_completion
 from dglkge.inference.reasons import RULE_COLUMNS, Explainer
 from dglkge.inference.search import check_k
 from dglkge.model.device import open_device

@@ -17,8 +17,8 @@ from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError
 from dglkge.inference import questions
 from dglkge.inference.choices import ALL, Known
-from dglkge.inference.completion import find_links, plan_completion
 from dglkge.inference.frames import by_query
+from dglkge.inference.links.completion import find_links, plan_completion
 from dglkge.inference.run import Run
 from dglkge.inference.trained_model import UnknownEntityError
 from dglkge.serving.indexes import NameIndex, Neighbours
