@@ -139,7 +139,7 @@ class EmbeddingTable:
                 row_ids=self.original_ids.numpy(),
             )
         # Shared memory of the machine's servers, not a copy: all its trainers read and update the same rows.
-        self.local_rows: Tensor = self._typed(self.embedding._tensor.local_partition)
+        self.local_rows: Tensor = self.typed(self.embedding._tensor.local_partition)
 
     def __len__(self) -> int:
         return len(self.original_ids)
@@ -154,7 +154,7 @@ class EmbeddingTable:
         """Whether rows are stored in 16 bits: then they are never read in place."""
         return is_narrow(self.local_rows)
 
-    def _typed(self, rows: Tensor) -> Tensor:
+    def typed(self, rows: Tensor) -> Tensor:
         """View rows of the kvstore as numbers."""
         return self.embedding.typed(rows) if isinstance(self.embedding, NarrowEmbedding) else rows
 
@@ -184,7 +184,7 @@ class EmbeddingTable:
         if not bool(here.all()):
             away = node_ids[~here]
             with request_timeout():
-                rows[~here] = self._typed(self.embedding._tensor[away]).float()
+                rows[~here] = self.typed(self.embedding._tensor[away]).float()
             row_bytes = self.dim * self.local_rows.element_size()
             self.pulled_bytes += len(away) * (away.element_size() + row_bytes)
         return rows
