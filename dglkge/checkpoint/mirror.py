@@ -11,11 +11,10 @@ The objects have the names of the run's folder, so the objects copied to a disk 
 
 Commit rule: frozen vectors, then the files of a version, its manifest and the pointer; then pointers to
 versions that are kept; then older versions are removed. Machines upload their parts side by side, each with
-a receipt, for which rank 0 waits. Where machines share a disk, a version is published in the run's folder
-first. Where they share none, their folders are caches: each holds the parts that its machine has written or
-read, and is filled from the store when a job starts. A job takes the store (``writer.json``) before it reads
-the version that it goes on from, reads both again before it replaces the pointer, and removes only versions
-that it has read and that no pointer names.
+a receipt, for which rank 0 waits. The folders of a run that has a store are caches: each holds the parts that
+were written or read there, is filled from the store when a job starts, and publishes a version after the
+store. A job takes the store (``writer.json``) before it reads the version that it goes on from, reads both
+again before it replaces the pointer, and removes only versions that it has read and that no pointer names.
 Nothing is renamed, and no object of a published version is written again except pointers and records.
 A store that does not write atomically may leave a torn pointer, without its last byte. The newest manifest
 with a right checksum and with all its files then takes its place: a manifest is written after all its files.
@@ -76,7 +75,7 @@ _FEATURES_NOTE = f"{layout.FEATURES_FOLDER}/{layout.FEATURES_NOTE_FILE}"
 
 
 class Mirror:
-    """A run's folder and its store.
+    """A run's store, and its folder on this machine as a cache of it.
 
     Parameters
     ----------
@@ -88,8 +87,6 @@ class Mirror:
     commit_seconds : float, optional
         A commit waits for so long for a store that is out of reach; all else for
         :data:`dglkge.checkpoint.stores.RETRY_SECONDS`.
-    is_cache : bool
-        Whether the store has a version before the folder, in which files may be missing.
     keeps_files : bool
         Whether files with rows stay in the folder when the store has them.
     """
@@ -100,11 +97,9 @@ class Mirror:
         output: str | os.PathLike[str],
         lease: Lease | None = None,
         commit_seconds: float | None = None,
-        is_cache: bool = False,
         keeps_files: bool = True,
     ) -> None:
         self.url = store.url
-        self.is_cache = is_cache
         self._keeps_files = keeps_files
         self._store = PatientStore(store, commit_seconds)
         self._run = Path(output)
@@ -170,61 +165,35 @@ class Mirror:
         self._last = self.newest()
         return self._last
 
-    def agree(self, stored: StoredVersion | None, writes: bool) -> None:
-        """Bring the folder and the URL to the newer of their versions.
+    def fill(self, stored: StoredVersion | None, may_upload: bool = False) -> None:
+        """Bring the store's version, and what it says of kept ones, to this machine's folder.
 
         Parameters
         ----------
         stored : StoredVersion or None
             What :meth:`newest` or :meth:`take` returned.
-        writes : bool
-            Whether this job has taken the URL.
+        may_upload : bool
+            Whether a whole version of the folder goes to a store that has none.
 
         Raises
         ------
         CheckpointError
-            If neither of the two versions continues the other, or something is damaged.
+            If the store's version does not continue the folder's, or something is damaged.
         StorageError
             If the store cannot be reached, or the disk is full.
         """
-        problem, local = "", None
-        try:
-            if version := self._storage.named_version():
-                # Sizes only: checksums would read the whole checkpoint on each machine at each start.
-                read = self._storage.stored if self.is_cache else self._storage.checked
-                local = read(version)
-        except CheckpointError as error:
-            problem = str(error)
-        if self.is_cache:
-            self._fill_cache(problem, local, stored)
-        elif stored is not None and problem:
-            raise CheckpointError(
-                f"{problem}; {self.url} has version {stored.version}: move {self._run} away to go on from "
-                "there"
-            )
-        # Without a copy a damaged folder is the matter of resuming and of checkpoint.fallback.
-        elif stored is not None and (local is None or not local.continues(stored)):
-            if not stored.continues(local):
-                here = "none" if local is None else local.describe()
-                raise CheckpointError(
-                    f"{self._run} has {here}, {self.url} has {stored.describe()}; neither "
-                    "continues the other: take another checkpoint.storage or output, or move one of them away"
-                )
-            self.pull(stored, (layout.BEST,))
-            self._pull_records()
-            logger.info("version %d of %s is in %s", stored.version, self.url, self._run)
-        elif writes and local is not None and (stored is None or local.content != stored.content):
-            # Damage of this disk must not take the place of the store's version.
-            check_files(self._storage.folder(local.version).path, local.manifest.binary_files)
-            self.push(local.version)
-
-    def _fill_cache(self, problem: str, local: StoredVersion | None, stored: StoredVersion | None) -> None:
-        """Bring the store's version, and what it says of kept ones, to this machine's folder."""
         here = f"{self._run.resolve()} on {socket.gethostname()}"
-        if problem:
-            raise CheckpointError(f"{problem}; move {here} away")
+        try:
+            version = self._storage.named_version()
+            local = self._storage.stored(version) if version else None
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; move {here} away") from None
         if stored is None:
-            if local is not None:
+            if local is not None and may_upload:
+                # Damage of this disk must not become the store's version.
+                check_files(self._storage.folder(version).path, local.manifest.binary_files)
+                self.push(version)
+            elif local is not None:
                 raise CheckpointError(
                     f"{self.url} has no version of this run, and {here} has {local.describe()}: the run was "
                     "removed there, or belongs to another launcher or URL. To go on, copy it there; to start "
@@ -233,8 +202,8 @@ class Mirror:
             return
         if local is not None and not stored.continues(local):
             raise CheckpointError(
-                f"{here} has {local.describe()}, {self.url} has {stored.describe()}, which does not go "
-                "on from it: move the one away that you do not want"
+                f"{here} has {local.describe()}, {self.url} has {stored.describe()}, which does not go on "
+                "from it: move the one away that you do not want"
             )
         self._pull_pointers()
         self.pull(stored)
@@ -309,19 +278,6 @@ class Mirror:
             self.bring(name, version)
         with contextlib.suppress(OSError):  # the next save removes the same files
             storage.drop_older(version)
-
-    def repair(self) -> None:
-        """Download the damaged files of the folder's version again, if the URL has the same version.
-
-        Raises
-        ------
-        CheckpointError
-            If an object is missing or damaged.
-        StorageError
-            If the store cannot be reached, or the disk is full.
-        """
-        if self._last is not None and self._storage.version_text() == str(self._last.version):
-            self.pull(self._last)
 
     def refresh(self, kept: Sequence[str] = ()) -> None:
         """Download the newest version and the records, if the folder does not have them whole; for reading.
@@ -404,17 +360,8 @@ class Mirror:
             If the store cannot be reached.
         """
         with self._store.committing():
-            mine, newest = self._storage.stored(version), self._last
+            mine = self._storage.stored(version)
             self._check_writer()
-            # After a fallback the folder has other versions of the same numbers.
-            if newest is not None and version <= newest.version:
-                if mine.content == newest.content:
-                    return
-                raise CheckpointError(
-                    f"{self._run} has version {version}, and {self.url} has version {newest.version}, which "
-                    "does not come before it: to go on from the URL, move the folder away; to go on from the "
-                    "folder, take another checkpoint.storage"
-                )
             self._push_features()
             self._push_version(mine, parts)
             self._push_records()
@@ -422,7 +369,7 @@ class Mirror:
             self._check_writer()
             self._store.write(_POINTER, f"{version}\n".encode())
             self._last = mine
-            self._push_pointers()
+            self.push_pointers()
             self._drop_older(mine)
             logger.info("checkpoint version %d in %s", version, self.url)
 
@@ -467,7 +414,7 @@ class Mirror:
         """Upload the run's records, and pointers to versions that are kept, where they have changed."""
         self._push_records()
         if self._last is not None:
-            self._push_pointers()
+            self.push_pointers()
 
     def _push_records(self) -> None:
         """Upload configuration, statistics and metrics."""
@@ -475,14 +422,9 @@ class Mirror:
             if layout.is_record(path.name) and path.is_file():
                 self._push_file(path.name)
 
-    def _push_version(self, stored: StoredVersion, parts: Sequence[FileEntry] = ()) -> None:
-        """Upload the files of a version, then its manifest, unless the store has exactly this version.
-
-        ``parts`` are there already, with receipts.
-        """
+    def _push_version(self, stored: StoredVersion, parts: Sequence[FileEntry]) -> None:
+        """Upload the files of a version but ``parts``, which are there with receipts; then its manifest."""
         manifest, version = stored.manifest, stored.version
-        if self._store.read(_object(version, layout.MANIFEST_FILE)) == stored.content:
-            return
         previous = None if self._last is None else self._last.manifest
         done = {layout.MANIFEST_FILE}
         for part in parts:
@@ -510,13 +452,10 @@ class Mirror:
                 return
         self._push_file(_object(version, name))
 
-    def _push_pointers(self) -> None:
-        """Upload the folder's pointers that the URL does not have, after their versions."""
+    def push_pointers(self) -> None:
+        """Upload the folder's pointers that the store does not have; their versions were published before."""
         for name, note in self._storage.pointers().items():
             if note and note != self._note(name):
-                # A cache has published the version at the store before it was kept.
-                if not self.is_cache:
-                    self._push_version(self._storage.kept(name))
                 self._push_file(f"{layout.CHECKPOINT_FOLDER}/{name}")
 
     def _push_features(self) -> None:

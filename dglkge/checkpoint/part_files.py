@@ -456,7 +456,8 @@ def read_state(
     if found or table != RELATION or blob is None:
         return found
     try:
-        return {"sum": relation_layout.bigraph_row_sums(hdf5_format.read_blob(blob)["state"], meta)}
+        state = hdf5_format.read_blob(blob)["state"]
+        return {"sum": relation_layout.bigraph_row_sums(state, meta, relation_width(file, meta))}
     except (KeyError, ValueError, TypeError) as error:
         # State is optional: it starts anew, while a missing row is an error.
         logger.warning("%s: the optimizer's state is not that of the operators (%r)", path, error)

@@ -124,36 +124,32 @@ class NewVersion:
             If the disk is full or fails, another machine's files do not come, or the store cannot be reached.
             The version before stays as it is.
         """
-        mirror, version = self.mirror, self.version
+        mirror = self.mirror
         config = bigraph_config(self.meta, self.num_parts, str(self._folder.path.resolve()))
         written = self._write_parts(bigraph_attributes(self.meta, config))
-        is_cache = mirror is not None and mirror.is_cache
-        if self.relations is not None and not is_cache:
-            try:
-                files = self._wait_for_all()
-            except CheckpointError as error:
-                # The failure of another machine: a restart of the job may succeed.
-                raise JobError(str(error)) from error
-            self._publish(self._complete(files, config))
-        if mirror is None:
-            return
-        for entry in written:
-            mirror.push_part(version, entry, self.previous)
+        if mirror is not None:
+            for entry in written:
+                mirror.push_part(self.version, entry, self.previous)
         if self.relations is None:
             return
+        files = self._wait_for_all() if mirror is None else self._wait_for_store(mirror, written)
+        manifest = self._complete(files, config)
+        if mirror is not None:
+            mirror.push(self.version, files)
+        self._publish(manifest)
+
+    def _wait_for_store(self, mirror: Mirror, written: Sequence[FileEntry]) -> list[FileEntry]:
+        """Wait until all machines have uploaded their parts, and return them."""
+        version = self.version
         names = [
             layout.embeddings_file(name, part, version)
             for name in self.meta.entity_types
             for part in range(self.num_parts)
         ]
         slowest = max(entry.size_bytes for entry in written) / SLOWEST_UPLOAD_BYTES_PER_SECOND
-        names.append(layout.model_file(version))
-        files = mirror.wait_for_parts(version, names, self.limit_seconds + slowest)
-        # A folder that all machines see has a version before the store; a cache after it.
-        manifest = self._complete(files, config) if is_cache else None
-        mirror.push(version, files)
-        if manifest is not None:
-            self._publish(manifest)
+        return mirror.wait_for_parts(
+            version, [*names, layout.model_file(version)], self.limit_seconds + slowest
+        )
 
     def _write_parts(self, attributes: Mapping[str, Any]) -> list[FileEntry]:
         """Write this process's files, each with a receipt; returns their entries."""
@@ -196,7 +192,11 @@ class NewVersion:
             now = time.monotonic()
             # On timeout, check_complete raises the error with the list of parts that are missing.
             if len(files) >= expected or now - last_news > self.limit_seconds:
-                check_complete(self.meta, files)
+                try:
+                    check_complete(self.meta, files)
+                except CheckpointError as error:
+                    # The failure of another machine: a restart of the job may succeed.
+                    raise JobError(str(error)) from error
                 return files
             if (found := signs_of_life(self._folder.path)) != signs:
                 signs, last_news = found, now

@@ -17,11 +17,13 @@ import torch
 from dglkge.checkpoint import CheckpointManager, TrainerGroup, open_checkpoint
 from dglkge.checkpoint import manager as managers
 from dglkge.checkpoint import mirror as mirrors
+from dglkge.checkpoint.manifest import FileEntry
 from dglkge.checkpoint.mirror import Mirror
-from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.checkpoint.storage import CheckpointStorage, read_receipts
 from dglkge.checkpoint.stores import FileStore, open_store
 from dglkge.distributed.agreement import agree
 from dglkge.distributed.lease import Lease
+from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import CheckpointError, JobError, StorageError
 from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import blank, cut, flip, save_alone, toy_meta, toy_names, toy_tables
@@ -221,15 +223,23 @@ def test_a_host_that_sees_a_version_late_is_waited_for(disks, monkeypatch, work_
 class SlowMirror:
     """Uploads for longer than the limit, in blocks or without a sign of progress."""
 
-    def __init__(self, num_blocks: int, is_stuck: bool) -> None:
-        self.progress, self._num_blocks, self._is_stuck, self.is_cache = 0, num_blocks, is_stuck, False
+    version = 0
+
+    def __init__(self, disk: Path, num_blocks: int, is_stuck: bool) -> None:
+        self.progress, self._num_blocks, self._is_stuck = 0, num_blocks, is_stuck
+        self._folder = LeasedFolder(disk / "v1")
+
+    def manifest(self, _version: int) -> None:
+        """Return nothing: there is no version yet."""
 
     def push_part(self, *_: object) -> None:
         """Do nothing: the parts are small."""
 
-    def wait_for_parts(self, *_: object) -> list[object]:
-        """Return nothing: it is not asked for."""
-        return []
+    def wait_for_parts(self, _version: int, names: Sequence[str], _limit_seconds: float) -> list[FileEntry]:
+        """Return the parts that are on the disk."""
+        while len(entries := read_receipts(self._folder)) < len(names):
+            time.sleep(0.02)
+        return entries
 
     def push(self, version: int, parts: Sequence[object]) -> None:
         for _ in range(self._num_blocks):
@@ -271,7 +281,7 @@ def test_machines_that_share_a_disk_upload_their_parts_side_by_side(tmp_path, mo
 
     def save_as_one_of_two(manager):
         manager.group = dataclasses.replace(manager.group, limit_seconds=1.0)
-        manager._mirror = both[manager.group.rank]
+        manager._mirror, manager._has_store = both[manager.group.rank], True
         return start_saving(manager)
 
     outcomes = together([disk] * 2, save_as_one_of_two)
@@ -294,10 +304,11 @@ def test_machines_that_share_a_disk_upload_their_parts_side_by_side(tmp_path, mo
 def test_waiting_for_a_write_follows_its_progress(tmp_path, monkeypatch, is_stuck):
     """After a fixed time the other trainers ended the job, so no larger version was ever saved."""
     monkeypatch.setattr(managers, "PROGRESS_SECONDS", 0.05)
-    mirror = SlowMirror(15, is_stuck)
+    mirror = SlowMirror(tmp_path / "run", 15, is_stuck)
 
     def save_slowly(manager):
         manager.group = dataclasses.replace(manager.group, limit_seconds=0.5)
+        manager._has_store = True
         if manager.group.rank == 0:
             manager._mirror = mirror
         return start_saving(manager)
@@ -307,4 +318,4 @@ def test_waiting_for_a_write_follows_its_progress(tmp_path, monkeypatch, is_stuc
         assert outcomes == ["error: a version was not written: nothing has changed for 0.5 s"] * 2
     else:
         assert outcomes == ["1", "1"] and mirror.progress == 15
-    assert open_checkpoint(tmp_path / "run").version == 1  # it counts on the disk in any case
+        assert open_checkpoint(tmp_path / "run").version == 1

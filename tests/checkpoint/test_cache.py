@@ -63,16 +63,16 @@ class Cluster:
 
         def trainer(rank: int) -> None:
             run = self.runs[order[rank]]
-            mirror = Mirror(FileStore(f"file://{self.store}"), run, commit_seconds=1.0, is_cache=True)
+            mirror = Mirror(FileStore(f"file://{self.store}"), run, commit_seconds=1.0)
             mirror._job = jobs[0] = jobs[0] or mirror._job
             try:
                 gathering.barrier.wait()
                 mirror._job = jobs[0]
                 if rank == 0:
-                    mirror.agree(mirror.take(refuse_other_runs), writes=True)
+                    mirror.fill(mirror.take(refuse_other_runs))
                 gathering.barrier.wait()
                 if rank > 0:
-                    mirror.agree(mirror.newest(), writes=False)
+                    mirror.fill(mirror.newest())
                 gathering.barrier.wait()
             except DglkgeError as error:
                 outcomes[rank] = str(error)
@@ -84,7 +84,7 @@ class Cluster:
                 rank, True, gathering.barrier.wait, gathering.of(rank), 2.0, has_own_disk=True
             )
             manager = CheckpointManager(
-                run / "checkpoint", group, toy_names(META), len(order), mirror=mirror, is_cache=True
+                run / "checkpoint", group, toy_names(META), len(order), mirror=mirror, has_store=True
             )
             try:
                 outcomes[rank] = work(manager)
