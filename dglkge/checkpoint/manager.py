@@ -531,26 +531,17 @@ class CheckpointManager:
             On all trainers, if one of them finds a damaged checkpoint or another one.
         """
         deadline = time.monotonic() + AGREEMENT_SECONDS
-        mine = {"where": f"{self.storage.path} on {socket.gethostname()}"}
+        where = f"{self.storage.path} on {socket.gethostname()}"
         while True:
-            stored = None
-            mine |= {"problem": "", "what": "none"}
-            try:
-                stored = self.storage.published(texts=texts)
-                if stored is not None:
-                    mine["what"] = f"version {stored.version} (manifest {stored.checksum})"
-            except CheckpointError as error:
-                mine["problem"] = str(error)
-            found = [json.loads(text) for text in self.group.gather(json.dumps(mine))]
-            for rank, one in enumerate(found):
-                if text := one["problem"]:
-                    raise CheckpointError(text if rank == 0 else f"rank {rank}, {one['where']}: {text}")
-            others = [rank for rank, one in enumerate(found) if one["what"] != found[0]["what"]]
+            stored = agree(self.group.gather, lambda: self.storage.published(texts=texts))
+            what = "none" if stored is None else f"version {stored.version} (manifest {stored.checksum})"
+            found = [json.loads(text) for text in self.group.gather(json.dumps([what, where]))]
+            others = [rank for rank, (theirs, _) in enumerate(found) if theirs != found[0][0]]
             if not others:
                 return None if stored is None else stored.manifest
             # Rank 0's clock decides for all: else one rank could raise while another polls on.
             if self.group.gather("late" if time.monotonic() >= deadline else "")[0]:
-                here, there = (f"{one['what']} in {one['where']}" for one in (found[0], found[others[0]]))
+                here, there = (" in ".join(found[rank]) for rank in (0, others[0]))
                 raise CheckpointError(
                     f"the trainers do not find the same checkpoint: rank 0 has {here}, rank {others[0]} has "
                     f"{there}; is the folder mounted on all machines? Machines that share no disk need --sync"

@@ -2,7 +2,7 @@
 
 The objects have the names of the run's folder, so the objects copied to a disk are a run::
 
-    config.json, stats.jsonl, metrics.json, ...     records of the run
+    config.json, stats.jsonl, metrics.json, ...     records of the run, and event files in tensorboard/
     features/{type}.npy, features/features.json     frozen vectors of entities, the same in all versions
     writer.json                                     the job that may write here
     checkpoint/v7/...                               a version, see dglkge.checkpoint.storage
@@ -220,11 +220,10 @@ class Mirror:
                 self._storage.make()
                 self._storage.write_json(pointer, note)
 
-    def bring(self, pointer: str, whole: int = 0) -> None:
-        """Download the version that a pointer at the store names, unless it is ``whole``, and the pointer."""
+    def bring(self, pointer: str) -> None:
+        """Download the version that a pointer at the store names, and the pointer."""
         if note := self._note(pointer):
-            if note["version"] != whole:
-                self._pull_version(self._stored(note["version"]))
+            self._pull_version(self._stored(note["version"]))
             self._storage.write_json(pointer, note)
 
     def manifest(self, version: int) -> Manifest | None:
@@ -253,14 +252,8 @@ class Mirror:
         """The version that this job has published last, or gone on from; 0 if there is none."""
         return 0 if self._last is None else self._last.version
 
-    def pull(self, stored: StoredVersion, kept: Sequence[str] = ()) -> None:
+    def pull(self, stored: StoredVersion) -> None:
         """Download a version and publish it in the folder; files that are there and whole are not downloaded.
-
-        Parameters
-        ----------
-        stored : StoredVersion
-        kept : sequence of str
-            Pointers to download too, with their versions, where the URL has them.
 
         Raises
         ------
@@ -269,15 +262,12 @@ class Mirror:
         StorageError
             If the store cannot be reached, or the disk is full.
         """
-        storage, version = self._storage, stored.version
-        storage.prepare()
+        self._storage.prepare()
         self._pull_features()
         self._pull_version(stored)
-        storage.publish(version)
-        for name in kept:
-            self.bring(name, version)
+        self._storage.publish(stored.version)
         with contextlib.suppress(OSError):  # the next save removes the same files
-            storage.drop_older(version)
+            self._storage.drop_older(stored.version)
 
     def refresh(self, kept: Sequence[str] = ()) -> None:
         """Download the newest version and the records, if the folder does not have them whole; for reading.
@@ -302,7 +292,9 @@ class Mirror:
                 if not self._note(name):
                     raise CheckpointError(f"{self.url} has no kept version {name!r}")
             try:
-                self.pull(stored, kept)
+                self.pull(stored)
+                for name in kept:
+                    self.bring(name)
                 # Of another run, whose place at the URL this one has taken.
                 self._storage.drop_unpublished(stored.version)
                 self._pull_records()
@@ -417,10 +409,11 @@ class Mirror:
             self.push_pointers()
 
     def _push_records(self) -> None:
-        """Upload configuration, statistics and metrics."""
-        for path in sorted(self._run.iterdir()) if self._run.is_dir() else []:
-            if layout.is_record(path.name) and path.is_file():
-                self._push_file(path.name)
+        """Upload configuration, statistics, metrics and event files."""
+        records = [path for path in self._run.glob("*") if layout.is_record(path.name)]
+        for path in sorted([*records, *self._run.glob(f"{layout.EVENTS_FOLDER}/*")]):
+            if path.is_file():
+                self._push_file(path.relative_to(self._run).as_posix())
 
     def _push_version(self, stored: StoredVersion, parts: Sequence[FileEntry]) -> None:
         """Upload the files of a version but ``parts``, which are there with receipts; then its manifest."""

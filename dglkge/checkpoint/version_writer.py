@@ -26,6 +26,7 @@ from dglkge.checkpoint.mirror import SLOWEST_UPLOAD_BYTES_PER_SECOND, Mirror
 from dglkge.checkpoint.storage import (
     CheckpointStorage,
     check_file,
+    check_files,
     describe_text,
     read_receipts,
     receipt_of,
@@ -290,12 +291,12 @@ def write_anew(storage: CheckpointStorage, manifest: Manifest, names: Mapping[st
         If a text differs from the lost one.
     """
     folder = storage.folder(manifest.version)
-    damaged = {}
+    damaged = set()
     for text in manifest.all_texts.values():
         try:
             check_file(folder.path, text, checksum=True)
-        except CheckpointError as error:
-            damaged[text.name] = error
+        except CheckpointError:
+            damaged.add(text.name)
     if not damaged:
         return []
     aside = storage.damaged_folder(manifest.version)
@@ -303,7 +304,7 @@ def write_anew(storage: CheckpointStorage, manifest: Manifest, names: Mapping[st
         if (folder.path / name).exists():
             (folder.path / name).replace(aside / name)
     for entry in manifest.files:
-        if any(text.name in damaged for text in entry.texts):
+        if not damaged.isdisjoint(text.name for text in entry.texts):
             path = folder.path / entry.name
             with hdf5_format.open_file(path) as file:
                 ids = hdf5_format.original_ids(path, file, manifest.first_id(entry)).tolist()
@@ -317,11 +318,7 @@ def write_anew(storage: CheckpointStorage, manifest: Manifest, names: Mapping[st
             _write_text(folder, text.name, manifest.meta, config, names)
     # The same names and rows must give the same bytes. Another result means that the names are not those of
     # the run.
-    for name in damaged:
-        try:
-            check_file(folder.path, manifest.all_texts[name], checksum=True)
-        except CheckpointError:
-            raise CheckpointError(f"{damaged[name]}; written anew it does not come out as it was") from None
+    check_files(folder.path, manifest.all_texts.values())
     return sorted(damaged)
 
 

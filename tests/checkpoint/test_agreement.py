@@ -139,7 +139,7 @@ def test_damage_on_one_disk_ends_all(disks):
     os.truncate(disks[1] / "v2" / "embeddings_person_0.v2.h5", 100)
     outcomes = together(disks, resume)
     assert outcomes[0] == outcomes[1]
-    assert outcomes[0].startswith("error: rank 1, ") and "embeddings_person_0.v2.h5 is damaged" in outcomes[0]
+    assert outcomes[0].startswith("error: rank 1: ") and "embeddings_person_0.v2.h5 is damaged" in outcomes[0]
 
 
 def test_a_fallback_that_fails_on_rank_0_ends_all(tmp_path):

@@ -16,7 +16,7 @@ from dglkge.launch.background import wait
 from dglkge.launch.connection import Events, NodeConnection
 from dglkge.launch.process_plan import TRAINER, PlannedProcess
 from dglkge.launch.protocol import Call, Ended, Gone, Output
-from dglkge.launch.remote import run_store
+from dglkge.launch.remote import file_transfer
 from dglkge.launch.remote.run_store import RunFolder
 from tests.launch.conftest import TIMEOUT_SECONDS
 
@@ -156,7 +156,7 @@ def test_a_full_disk_is_reported_with_its_number(lease, tmp_path, monkeypatch):
     def full(path, mode):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(run_store, "open", full, raising=False)
+    monkeypatch.setattr(file_transfer, "open", full, raising=False)
     arguments = {"name": "x", "token": new_nonce(), "start": 0, "is_last": False}
     reply = RunFolder(tmp_path / "run", lease).answer(Call(1, "put", arguments, b"x"))
     assert (reply.value, reply.error) == (errno.ENOSPC, os.strerror(errno.ENOSPC))
