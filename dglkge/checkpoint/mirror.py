@@ -28,8 +28,6 @@ import json
 import logging
 import os
 import socket
-import stat
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -57,7 +55,7 @@ from dglkge.checkpoint.storage import (
 from dglkge.checkpoint.stores import PatientStore, Store, is_url, open_store
 from dglkge.distributed.lease import Lease, new_nonce
 from dglkge.distributed.leased_folder import LeasedFolder
-from dglkge.errors import CheckpointError, InputError, JobError, StorageError
+from dglkge.errors import CheckpointError, JobError, StorageError
 from dglkge.file_lock import wait_for_lock
 
 logger = logging.getLogger(__name__)
@@ -192,6 +190,9 @@ class Mirror:
             if local is not None and may_upload:
                 # Damage of this disk must not become the store's version.
                 check_files(self._storage.folder(version).path, local.manifest.binary_files)
+                kept = {note["version"] for note in self._storage.pointers().values() if note}
+                for older in sorted(kept - {version}):
+                    self._push_version(self._storage.checked(older))
                 self.push(version)
             elif local is not None:
                 raise CheckpointError(
@@ -415,7 +416,7 @@ class Mirror:
             if path.is_file():
                 self._push_file(path.relative_to(self._run).as_posix())
 
-    def _push_version(self, stored: StoredVersion, parts: Sequence[FileEntry]) -> None:
+    def _push_version(self, stored: StoredVersion, parts: Sequence[FileEntry] = ()) -> None:
         """Upload the files of a version but ``parts``, which are there with receipts; then its manifest."""
         manifest, version = stored.manifest, stored.version
         previous = None if self._last is None else self._last.manifest
@@ -607,7 +608,8 @@ def local_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     Raises
     ------
     InputError
-        If the scheme is unknown, its package is not installed, or there is no run.
+        If the scheme is unknown, its package is not installed, there is no run, or the folder may not be
+        written to.
     StorageError
         If the store cannot be reached, or the disk is full.
     """
@@ -615,7 +617,7 @@ def local_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
         return path
     url, inside, pointer = _split(str(path))
     digits = hashlib.sha256(url.encode()).hexdigest()[:12]
-    folder = _cache_folder() / f"{url.rpartition('/')[2]}-{digits}"
+    folder = Path.home() / ".cache" / "dglkge" / "runs" / f"{url.rpartition('/')[2]}-{digits}"
     mirror = Mirror(open_store(url), folder)
     LeasedFolder(folder).make()
     with _only_this_process(folder, url):
@@ -633,24 +635,6 @@ def _split(url: str) -> tuple[str, bool, str]:
         layout.is_pointer(last) or layout.parse_version_folder(last) is not None
     )
     return (run, True, last) if is_inside else (url.rstrip("/"), False, "")
-
-
-def _cache_folder() -> Path:
-    """Return the user's cache folder for runs; one of the system for temporary files if there is no home."""
-    home = Path.home()
-    if os.access(home, os.W_OK):
-        return home / ".cache" / "dglkge" / "runs"
-    folder = Path(tempfile.gettempdir()) / f"dglkge-{os.getuid()}"
-    # Others can write to the parent: they may have prepared a link, or a folder whose files they change.
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise InputError(
-            f"{folder} is not a folder that only this user can write, and {home} cannot be written; set HOME "
-            "to a folder of yours"
-        )
-    return folder / "runs"
 
 
 @contextlib.contextmanager

@@ -44,7 +44,7 @@ class RunFolder(FileStore):
     """
 
     def __init__(self, folder: Path, lease: Lease) -> None:
-        super().__init__(folder.resolve().as_uri())
+        super().__init__(f"file://{folder.resolve()}")
         self._lease = lease
         self._tasks: dict[str, Callable[..., Any]] = {
             "identity": self._identity,
