@@ -29,7 +29,7 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -55,16 +55,13 @@ from dglkge.checkpoint.storage import (
 from dglkge.checkpoint.stores import PatientStore, Store, is_url, open_store
 from dglkge.distributed.lease import Lease, new_nonce
 from dglkge.distributed.leased_folder import LeasedFolder
-from dglkge.errors import CheckpointError, JobError, StorageError
+from dglkge.errors import CheckpointError, StorageError
 from dglkge.file_lock import wait_for_lock
 
 logger = logging.getLogger(__name__)
 
 OPEN_ATTEMPTS = 3
 """Attempts to read a version while a job publishes newer ones and removes it."""
-RECEIPT_POLL_SECONDS = 1.0
-SLOWEST_UPLOAD_BYTES_PER_SECOND = 1e6
-"""Rate that limits of waits for another machine's part allow for."""
 LOCK_SECONDS = 600.0
 """Limit of the wait for another process that downloads the same run."""
 
@@ -99,6 +96,7 @@ class Mirror:
     ) -> None:
         self.url = store.url
         self._keeps_files = keeps_files
+        self.commit_seconds = commit_seconds or 0.0
         self._store = PatientStore(store, commit_seconds)
         self._run = Path(output)
         self._storage = CheckpointStorage(self._run / layout.CHECKPOINT_FOLDER, lease)
@@ -366,42 +364,24 @@ class Mirror:
             self._drop_older(mine)
             logger.info("checkpoint version %d in %s", version, self.url)
 
-    def wait_for_parts(self, version: int, names: Sequence[str], limit_seconds: float) -> list[FileEntry]:
-        """Wait for the receipts of all parts of a version, and return them.
-
-        Parameters
-        ----------
-        version : int
-        names : sequence of str
-            Of the files.
-        limit_seconds : float
-            Limit of the wait for the next one.
+    def read_receipts(self, version: int, names: Iterable[str]) -> dict[str, FileEntry]:
+        """Return the entries of those of some files for which the store has a receipt of this job.
 
         Raises
         ------
-        JobError
-            If another machine's part does not come.
         StorageError
             If the store cannot be reached.
         """
-        pending = {_object(version, layout.receipt_file(name)): name for name in names}
-        parts: dict[str, FileEntry] = {}
-        last_news = time.monotonic()
+        entries = {}
         with self._store.committing():
-            while True:
-                sizes = self._store.sizes(_object(version))
-                for receipt in pending.keys() & sizes.keys():
-                    # One of an earlier job is of another file; its writer replaces it.
-                    if (entry := parse_receipt(self._store.read(receipt) or b"{}", self._job)) is not None:
-                        parts[pending.pop(receipt)] = entry
-                        last_news = time.monotonic()
-                if not pending:
-                    return [parts[name] for name in names]
-                waited = time.monotonic() - last_news
-                if waited > limit_seconds + (self._store.commit_seconds or 0):
-                    missing = f"{self._store.at(min(pending))} is missing"
-                    raise JobError(f"{missing}: no part has come to the store for {waited:.0f} s")
-                time.sleep(RECEIPT_POLL_SECONDS)
+            sizes = self._store.sizes(_object(version))
+            for name in names:
+                receipt = _object(version, layout.receipt_file(name))
+                # One of an earlier job is of another file; its writer replaces it.
+                content = self._store.read(receipt) if receipt in sizes else None
+                if (entry := parse_receipt(content or b"{}", self._job)) is not None:
+                    entries[name] = entry
+        return entries
 
     def push_records(self) -> None:
         """Upload the run's records, and pointers to versions that are kept, where they have changed."""

@@ -133,11 +133,15 @@ def parse_receipt(content: bytes, nonce: str) -> FileEntry | None:
     return parse(FileEntry, note) if note.pop("nonce", None) == nonce else None
 
 
-def read_receipts(folder: LeasedFolder) -> list[FileEntry]:
-    """Return the entries in the receipts of this job."""
-    paths = sorted(folder.path.glob("*" + layout.RECEIPT_SUFFIX))
-    entries = [parse_receipt(path.read_bytes(), folder.nonce) for path in paths]
-    return [entry for entry in entries if entry is not None]
+def read_receipts(folder: LeasedFolder, names: Iterable[str]) -> dict[str, FileEntry]:
+    """Return the entries of those of some files for which a receipt of this job is there."""
+    entries = {}
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):
+            receipt = (folder.path / layout.receipt_file(name)).read_bytes()
+            if (entry := parse_receipt(receipt, folder.nonce)) is not None:
+                entries[name] = entry
+    return entries
 
 
 def signs_of_life(folder: Path) -> list[tuple[str, int]]:

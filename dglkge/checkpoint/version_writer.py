@@ -19,10 +19,9 @@ from dglkge.checkpoint.manifest import (
     JobVersions,
     Manifest,
     TextEntry,
-    check_complete,
     extended,
 )
-from dglkge.checkpoint.mirror import SLOWEST_UPLOAD_BYTES_PER_SECOND, Mirror
+from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.storage import (
     CheckpointStorage,
     check_file,
@@ -40,7 +39,9 @@ from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.02
+POLL_SECONDS, STORE_POLL_SECONDS = 0.02, 1.0
+SLOWEST_UPLOAD_BYTES_PER_SECOND = 1e6
+"""Rate that the limit of the wait for another machine's part at a store allows for."""
 WRITTEN_IN_PLACE = (layout.CONFIG_FILE, layout.VERSION_FILE)
 """Texts that PyTorch-BigGraph writes when it resumes from a version: they are no links to another's."""
 
@@ -133,24 +134,13 @@ class NewVersion:
                 mirror.push_part(self.version, entry, self.previous)
         if self.relations is None:
             return
-        files = self._wait_for_all() if mirror is None else self._wait_for_store(mirror, written)
+        slowest = max(entry.size_bytes for entry in written) / SLOWEST_UPLOAD_BYTES_PER_SECOND
+        limit = self.limit_seconds + (0 if mirror is None else slowest + mirror.commit_seconds)
+        files = self._wait_for_parts(limit)
         manifest = self._complete(files, config)
         if mirror is not None:
             mirror.push(self.version, files)
         self._publish(manifest)
-
-    def _wait_for_store(self, mirror: Mirror, written: Sequence[FileEntry]) -> list[FileEntry]:
-        """Wait until all machines have uploaded their parts, and return them."""
-        version = self.version
-        names = [
-            layout.embeddings_file(name, part, version)
-            for name in self.meta.entity_types
-            for part in range(self.num_parts)
-        ]
-        slowest = max(entry.size_bytes for entry in written) / SLOWEST_UPLOAD_BYTES_PER_SECOND
-        return mirror.wait_for_parts(
-            version, [*names, layout.model_file(version)], self.limit_seconds + slowest
-        )
 
     def _write_parts(self, attributes: Mapping[str, Any]) -> list[FileEntry]:
         """Write this process's files, each with a receipt; returns their entries."""
@@ -182,26 +172,38 @@ class NewVersion:
                 return old.texts if link_texts(self._folder, self._older, old.texts) else ()
         return ()
 
-    def _wait_for_all(self) -> list[FileEntry]:
-        """Wait for the receipts of all writers, and return them."""
-        # One file for each part of each entity type, and one for all relations.
-        expected = self.num_parts * len(self.meta.entity_types) + 1
-        signs: list[tuple[str, int]] = []
+    def _wait_for_parts(self, limit_seconds: float) -> list[FileEntry]:
+        """Wait for the receipts of all parts, in the folder or at the store; return their entries."""
+        folder, mirror, version, meta = self._folder, self.mirror, self.version, self.meta
+        names = [
+            layout.embeddings_file(name, part, version)
+            for name in meta.entity_types
+            for part in range(self.num_parts)
+        ]
+        names.append(layout.model_file(version))
+        found: dict[str, FileEntry] = {}
+        signs: object = None
         last_news = time.monotonic()
-        while True:
-            files = read_receipts(self._folder)
-            now = time.monotonic()
-            # On timeout, check_complete raises the error with the list of parts that are missing.
-            if len(files) >= expected or now - last_news > self.limit_seconds:
-                try:
-                    check_complete(self.meta, files)
-                except CheckpointError as error:
-                    # The failure of another machine: a restart of the job may succeed.
-                    raise JobError(str(error)) from error
-                return files
-            if (found := signs_of_life(self._folder.path)) != signs:
-                signs, last_news = found, now
-            time.sleep(POLL_SECONDS)
+        while missing := [name for name in names if name not in found]:
+            if mirror is None:
+                found |= read_receipts(folder, missing)
+            else:
+                found |= mirror.read_receipts(version, missing)
+            news, waited = (len(found), signs_of_life(folder.path)), time.monotonic() - last_news
+            if news != signs:
+                signs, last_news = news, time.monotonic()
+            elif waited > limit_seconds:
+                # The failure of another machine: a restart of the job may succeed.
+                where = folder.path if mirror is None else mirror.url
+                receipt = layout.receipt_file(missing[0])
+                raise JobError(f"{receipt} is missing: no part has come to {where} for {waited:.0f} s")
+            if len(found) < len(names):
+                time.sleep(POLL_SECONDS if mirror is None else STORE_POLL_SECONDS)
+        for table, count in {**meta.entity_types, RELATION: len(meta.relations)}.items():
+            rows = sum(entry.num_rows for entry in found.values() if entry.table == table)
+            if rows != count:
+                raise JobError(f"table {table!r}: {rows} rows were written, expected {count}")
+        return [found[name] for name in names]
 
     def _complete(self, files: Sequence[FileEntry], config: Mapping[str, Any]) -> Manifest:
         """Write the texts, the state and the manifest of a version whose parts are complete."""

@@ -16,7 +16,7 @@ import torch
 
 from dglkge.checkpoint import CheckpointManager, TrainerGroup, open_checkpoint
 from dglkge.checkpoint import manager as managers
-from dglkge.checkpoint import mirror as mirrors
+from dglkge.checkpoint import version_writer as writers
 from dglkge.checkpoint.manifest import FileEntry
 from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.storage import CheckpointStorage, read_receipts
@@ -223,7 +223,7 @@ def test_a_host_that_sees_a_version_late_is_waited_for(disks, monkeypatch, work_
 class SlowMirror:
     """Uploads for longer than the limit, in blocks or without a sign of progress."""
 
-    version = 0
+    version, url, commit_seconds = 0, "", 0.0
 
     def __init__(self, disk: Path, num_blocks: int, is_stuck: bool) -> None:
         self.progress, self._num_blocks, self._is_stuck = 0, num_blocks, is_stuck
@@ -235,11 +235,9 @@ class SlowMirror:
     def push_part(self, *_: object) -> None:
         """Do nothing: the parts are small."""
 
-    def wait_for_parts(self, _version: int, names: Sequence[str], _limit_seconds: float) -> list[FileEntry]:
+    def read_receipts(self, _version: int, names: Sequence[str]) -> dict[str, FileEntry]:
         """Return the parts that are on the disk."""
-        while len(entries := read_receipts(self._folder)) < len(names):
-            time.sleep(0.02)
-        return entries
+        return read_receipts(self._folder, names)
 
     def push(self, version: int, parts: Sequence[object]) -> None:
         for _ in range(self._num_blocks):
@@ -250,7 +248,7 @@ class SlowMirror:
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_machines_that_share_a_disk_upload_their_parts_side_by_side(tmp_path, monkeypatch, caplog, is_lost):
     """Rank 0 uploads its own part, and publishes when the other machine's receipt is at the URL."""
-    monkeypatch.setattr(mirrors, "RECEIPT_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(writers, "STORE_POLL_SECONDS", 0.02)
     disk, url = tmp_path / "run" / "checkpoint", f"file://{tmp_path}/bucket/run"
     both = [Mirror(open_store(url), tmp_path / "run", commit_seconds=0.2) for _ in range(2)]
     both[1]._job = both[0]._job

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dglkge.checkpoint import CheckpointManager, TrainerGroup, open_checkpoint
-from dglkge.checkpoint import mirror as mirrors
+from dglkge.checkpoint import version_writer as writers
 from dglkge.checkpoint.layout import BEST
 from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
 from dglkge.checkpoint.mirror import Mirror
@@ -35,7 +35,7 @@ META = toy_meta(relations=TWO_PAIRS)
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mirrors, "RECEIPT_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(writers, "STORE_POLL_SECONDS", 0.02)
     monkeypatch.setattr("dglkge.checkpoint.stores.FIRST_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr("dglkge.checkpoint.stores.RETRY_SECONDS", 0.05)
 
@@ -250,7 +250,7 @@ def test_a_part_that_does_not_come_ends_all(cluster, monkeypatch, caplog):
     monkeypatch.setattr(FileStore, "upload", upload)
     outcomes = cluster.start(save(1))
     assert outcomes[0] == outcomes[1]
-    assert "embeddings_film_1.v1.h5.receipt.json is missing: no part has come to the store" in outcomes[0]
+    assert "embeddings_person_1.v1.h5.receipt.json is missing: no part has come to file:" in outcomes[0]
     assert f"cannot write file://{cluster.store}/checkpoint/v1/embeddings_" in caplog.text
     assert ": not yours" in caplog.text
     assert not (cluster.store / "checkpoint" / "checkpoint_version.txt").exists()

@@ -269,6 +269,7 @@ def test_nodes_that_wait_in_vain(hub: _Hub, free_port: int) -> None:
 def test_stop_signals_of_a_node(hub: _Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first signal to a node stops the job by the launcher; the second ends the node."""
     monkeypatch.setattr("dglkge.launch.stop_signals.FORWARD_SECONDS", 0.0)
+    monkeypatch.setattr("dglkge.launch.stop_signals._received", [])  # other tests' signals
     received: list[Any] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     try:
