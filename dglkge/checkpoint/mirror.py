@@ -48,6 +48,7 @@ from dglkge.checkpoint.storage import (
     check_file,
     check_files,
     file_crc32,
+    outdated,
     parse_pointer,
     parse_receipt,
     receipt_of,
@@ -554,14 +555,10 @@ class Mirror:
         try:
             names = list(self._store.sizes(layout.CHECKPOINT_FOLDER))
             inner = [name.partition("/")[2] for name in names]
-            kept = [self._note(name) for name in inner if layout.is_pointer(name)]
-            if not all(kept):
-                logger.warning("no older version in %s is removed: a pointer to one is damaged", self.url)
-                return
-            keep = {note["version"] for note in kept} | {self._pointer()}
-            for version in {number for name in names if (number := _version_of(name)) is not None}:
-                if version < newest.version and version not in keep:
-                    self._remove(version, newest.manifest.run_id, names)
+            notes = [self._note(name) for name in inner if layout.is_pointer(name)]
+            versions = {number for name in names if (number := _version_of(name)) is not None}
+            for version in outdated(versions - {self._pointer()}, notes, newest.version, self.url):
+                self._remove(version, newest.manifest.run_id, names)
         except (OSError, StorageError, CheckpointError) as error:
             logger.warning("older versions in %s could not be removed: %s", self.url, error)
 

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -126,43 +126,37 @@ class NewVersion:
             If the disk is full or fails, another machine's files do not come, or the store cannot be reached.
             The version before stays as it is.
         """
-        mirror = self.mirror
-        config = bigraph_config(self.meta, self.num_parts, str(self._folder.path.resolve()))
-        written = self._write_parts(bigraph_attributes(self.meta, config))
-        if mirror is not None:
-            for entry in written:
+        folder, mirror, limit = self._folder, self.mirror, self.limit_seconds
+        config = bigraph_config(self.meta, self.num_parts, str(folder.path.resolve()))
+        for entry in self._write_parts(bigraph_attributes(self.meta, config)):
+            # The receipt follows the durable file: its presence is the proof that rank 0 waits for.
+            if mirror is None:
+                folder.write_text(layout.receipt_file(entry.name), receipt_of(entry, folder.nonce))
+            else:
                 mirror.push_part(self.version, entry, self.previous)
+                slowest = mirror.commit_seconds + entry.size_bytes / SLOWEST_UPLOAD_BYTES_PER_SECOND
+                limit = max(limit, self.limit_seconds + slowest)
         if self.relations is None:
             return
-        slowest = max(entry.size_bytes for entry in written) / SLOWEST_UPLOAD_BYTES_PER_SECOND
-        limit = self.limit_seconds + (0 if mirror is None else slowest + mirror.commit_seconds)
         files = self._wait_for_parts(limit)
         manifest = self._complete(files, config)
         if mirror is not None:
             mirror.push(self.version, files)
         self._publish(manifest)
 
-    def _write_parts(self, attributes: Mapping[str, Any]) -> list[FileEntry]:
-        """Write this process's files, each with a receipt; returns their entries."""
+    def _write_parts(self, attributes: Mapping[str, Any]) -> Iterator[FileEntry]:
+        """Write this process's files; yield the entry of each."""
         folder, version, meta = self._folder, self.version, self.meta
         folder.make()
-        entries = []
-
-        def add(entry: FileEntry) -> None:
-            # The receipt follows the durable file: its presence is the proof that rank 0 waits for.
-            folder.write_text(layout.receipt_file(entry.name), receipt_of(entry, folder.nonce))
-            entries.append(entry)
-
         for part in self.parts:
             entry = part_files.write_part(folder, version, part, meta, attributes)
             texts = self._same_names(entry)
             if not texts:
                 ids = part.original_ids.sort().values.tolist()
                 texts = part_files.write_names(folder, part.table, part.part, ids, self.names.get(part.table))
-            add(dataclasses.replace(entry, texts=tuple(texts)))
+            yield dataclasses.replace(entry, texts=tuple(texts))
         if self.relations is not None:
-            add(part_files.write_relations(folder, version, self.relations, meta, attributes))
-        return entries
+            yield part_files.write_relations(folder, version, self.relations, meta, attributes)
 
     def _same_names(self, entry: FileEntry) -> Sequence[TextEntry]:
         """Link a part's names and count if the version before has the same; return their entries."""

@@ -19,11 +19,10 @@ from dglkge.checkpoint import manager as managers
 from dglkge.checkpoint import version_writer as writers
 from dglkge.checkpoint.manifest import FileEntry
 from dglkge.checkpoint.mirror import Mirror
-from dglkge.checkpoint.storage import CheckpointStorage, read_receipts
+from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.checkpoint.stores import FileStore, open_store
 from dglkge.distributed.agreement import agree
 from dglkge.distributed.lease import Lease
-from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import CheckpointError, JobError, StorageError
 from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import blank, cut, flip, save_alone, toy_meta, toy_names, toy_tables
@@ -225,19 +224,18 @@ class SlowMirror:
 
     version, url, commit_seconds = 0, "", 0.0
 
-    def __init__(self, disk: Path, num_blocks: int, is_stuck: bool) -> None:
+    def __init__(self, num_blocks: int, is_stuck: bool) -> None:
         self.progress, self._num_blocks, self._is_stuck = 0, num_blocks, is_stuck
-        self._folder = LeasedFolder(disk / "v1")
+        self._entries: dict[str, FileEntry] = {}
 
     def manifest(self, _version: int) -> None:
         """Return nothing: there is no version yet."""
 
-    def push_part(self, *_: object) -> None:
-        """Do nothing: the parts are small."""
+    def push_part(self, _version: int, entry: FileEntry, _previous: object) -> None:
+        self._entries[entry.name] = entry
 
-    def read_receipts(self, _version: int, names: Sequence[str]) -> dict[str, FileEntry]:
-        """Return the parts that are on the disk."""
-        return read_receipts(self._folder, names)
+    def read_receipts(self, _version: int, _names: Sequence[str]) -> dict[str, FileEntry]:
+        return dict(self._entries)
 
     def push(self, version: int, parts: Sequence[object]) -> None:
         for _ in range(self._num_blocks):
@@ -302,13 +300,11 @@ def test_machines_that_share_a_disk_upload_their_parts_side_by_side(tmp_path, mo
 def test_waiting_for_a_write_follows_its_progress(tmp_path, monkeypatch, is_stuck):
     """After a fixed time the other trainers ended the job, so no larger version was ever saved."""
     monkeypatch.setattr(managers, "PROGRESS_SECONDS", 0.05)
-    mirror = SlowMirror(tmp_path / "run", 15, is_stuck)
+    mirror = SlowMirror(15, is_stuck)
 
     def save_slowly(manager):
         manager.group = dataclasses.replace(manager.group, limit_seconds=0.5)
-        manager._has_store = True
-        if manager.group.rank == 0:
-            manager._mirror = mirror
+        manager._mirror, manager._has_store = mirror, True
         return start_saving(manager)
 
     outcomes = together([tmp_path / "run"] * 2, save_slowly)
