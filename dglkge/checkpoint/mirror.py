@@ -187,8 +187,14 @@ class Mirror:
             raise CheckpointError(f"{error}; move {here} away") from None
         if stored is None:
             if local is not None and may_upload:
-                # Damage of this disk must not become the store's version.
-                check_files(self._storage.folder(version).path, local.manifest.binary_files)
+                try:
+                    # Damage of this disk must not become the store's version.
+                    check_files(self._storage.folder(version).path, local.manifest.binary_files)
+                except CheckpointError as error:
+                    advice = f"move {here} away to start anew"
+                    raise CheckpointError(
+                        f"{self.url} has no version of this run; {error}: {advice}"
+                    ) from None
                 kept = {note["version"] for note in self._storage.pointers().values() if note}
                 for older in sorted(kept - {version}):
                     self._push_version(self._storage.checked(older))
