@@ -14,8 +14,8 @@ from dglkge.cli.common import Command, Parser, TerminalFormatter, flush_output, 
 from dglkge.errors import import_extra, unknown_name
 
 COMMANDS = {
-    "data list": ("data", "the data sets that have a name"),
-    "data get": ("data", "download a data set by its name, and compare checksums and counts"),
+    "data list": ("datasets", "the data sets that have a name"),
+    "data get": ("datasets", "download a data set by its name, and compare checksums and counts"),
     "data build": ("datasets", "turn triples into a data set folder with DGL partitions"),
     "data extend": ("datasets", "add triples and entities to a data set; old ids and partitions stay"),
     "data check": ("datasets", "show repeated triples, leaks into valid and test, unseen names, degrees"),
@@ -28,8 +28,12 @@ COMMANDS = {
     "evaluate": ("evaluate", "rank the true answers of a split, or of a file, among all entities"),
     "calibrate": ("evaluate", "fit probabilities of scores on the valid split"),
     "predict": ("queries", "complete triples: the best tails, heads or relations; score whole ones"),
-    "complete": ("completion", "write all likely missing triples to a Parquet file"),
+    "complete": ("questions", "write all likely missing triples to a Parquet file"),
     "ask": ("questions", "answer questions of several hops, with and, or, not"),
+    "explain": (
+        "questions",
+        "reasons for a link: training triples, rules, similar links; rules of a relation",
+    ),
     "similar": ("queries", "the entities most similar to an entity, by cosine"),
     "serve": ("serve", "explore a trained model in the browser"),
     "report": ("report", "one HTML page about a run, or about several side by side"),

@@ -124,6 +124,7 @@ def test_every_command_says_that_there_is_no_run(refusal, tmp_path):
         "similar": ["a"],
         "complete": ["--output", tmp_path / "out"],
         "ask": ["?x : (a, b, ?x)"],
+        "explain": ["--relation", "r"],
         "checkpoint export": ["--format", "npy", "--output", tmp_path / "out"],
         "checkpoint convert": ["--to", "npy", "--output", tmp_path / "out"],
     }

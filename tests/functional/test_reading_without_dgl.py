@@ -75,6 +75,7 @@ READING = {
     "calibrate": ["run"],
     "complete": ["run", "--output", "missing.parquet", "-k", "1"],
     "ask": ["run", "?x : (person1, knows, ?y), (?y, lives_in, ?x)"],
+    "explain": ["run", "--head", "person1", "--relation", "lives_in", "--tail", "town1"],
     "similar": ["run", "person0"],
     "checkpoint export": ["run", "--format", "npy", "--output", "exported"],
     "data check": [toy_dataset(typed=True)],
