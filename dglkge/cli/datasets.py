@@ -432,3 +432,41 @@ GET = Command(
     run=get_data,
     show=show_data,
 )
+
+
+def text_vectors_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Write the vectors of texts."""
+    from dglkge.data import text_vectors
+
+    output = Path(args.output)
+    if output.exists() and not args.overwrite:
+        raise InputError(f"{output} exists; --overwrite replaces it")
+    texts = text_vectors.read_texts(Path(args.texts))
+    vectors = text_vectors.text_vectors(texts, args.dimension, args.encoder)
+    text_vectors.write_vectors(output, list(texts), vectors)
+    return {"path": str(output), "texts": len(texts), "dimension": vectors.shape[1]}
+
+
+def _show_vectors(result: dict[str, Any], args: argparse.Namespace) -> None:
+    """Print what was written, and how to use it."""
+    print_text(f"{result['texts']} vectors of {result['dimension']} numbers in {result['path']}")
+    print_text(f"next: dglkge train my.yaml 'features.files=[{result['path']}]', or model.init_from.path=...")
+
+
+VECTORS = Command(
+    description="""Turn names, labels or descriptions of entities into vectors: TF-IDF of their words, reduced
+by a singular value decomposition, or a sentence encoder. Training takes them as features or initial rows.""",
+    examples="""examples:
+  dglkge data vectors descriptions.tsv -o vectors.parquet      NAME<tab>TEXT lines
+  dglkge data vectors labels.csv -o vectors.parquet --encoder all-MiniLM-L6-v2
+  dglkge train my.yaml 'features.files=[vectors.parquet]'""",
+    options=[
+        option("texts", "table of names and texts: .tsv, .csv with a header, or .parquet", metavar="TEXTS"),
+        option("-o --output", "Parquet file to write", required=True, metavar="FILE"),
+        option("--dimension", "width of the vectors at most, without an encoder", least=1, default=256),
+        option("--encoder", "model of sentence-transformers: a name on the hub, or a folder", default=""),
+        flag("--overwrite", "replace the file"),
+    ],
+    run=text_vectors_of,
+    show=_show_vectors,
+)

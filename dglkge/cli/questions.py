@@ -221,3 +221,60 @@ the rules of up to three links that imply it, and known links with a similar ent
     run=explain,
     show=_print_reasons,
 )
+
+
+def attributes(args: argparse.Namespace) -> dict[str, Any]:
+    """Return how well known numbers are predicted, and the entities with the greatest ones."""
+    from dglkge.data.text_vectors import read_texts  # here: --help does without pandas
+
+    values = {}
+    for name, text in read_texts(Path(args.values)).items():
+        try:
+            values[name] = float(text)
+        except ValueError:
+            raise InputError(f"{args.values}: the value of {name!r} is {text!r}; expected a number") from None
+    frame = common.open_model(args).predict_numbers(values, args.type)
+    if not args.known:
+        frame = frame[frame["known"].isna()]
+    if args.output:
+        frame.to_parquet(args.output, index=False)
+    best = (frame.tail if args.least else frame.head)(args.k)
+    return {
+        **frame.attrs,
+        "values": len(values),
+        "entities": best.astype(object).where(best.notna(), None).to_dict("records"),
+    }
+
+
+def _print_attributes(result: dict[str, Any], _args: argparse.Namespace) -> None:
+    print_text(
+        f"{result['values']} known values; predicted from one another: R2 {result['r2']:.3f}, "
+        f"mean absolute error {result['mean_error']:.4g}"
+    )
+    rows = [
+        [f"{one['predicted']:.6g}", "" if one["known"] is None else f"{one['known']:.6g}", one["entity"]]
+        for one in result["entities"]
+    ]
+    print_columns(["predicted", "known", "entity"], rows)
+
+
+ATTRIBUTES = Command(
+    description="""Predict a number of every entity of a type, such as a year or a population, from those of
+some: a ridge regression on the rows, whose error on known values is shown.""",
+    examples="""examples:
+  dglkge attributes runs/demo populations.tsv                 NAME<tab>NUMBER lines; the 10 greatest
+  dglkge attributes runs/demo populations.csv -o all.parquet --known""",
+    options=[
+        *common.MODEL,
+        option(
+            "values", "table of names and numbers: .tsv, .csv with a header, or .parquet", metavar="VALUES"
+        ),
+        option("-k --k", "entities to show", least=1, default=10),
+        flag("--least", "those with the smallest numbers"),
+        flag("--known", "also entities with a known value"),
+        option("--type", "entity type, if several have the names"),
+        option("-o --output", "Parquet file with all of them", metavar="FILE"),
+    ],
+    run=attributes,
+    show=_print_attributes,
+)

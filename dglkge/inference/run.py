@@ -25,6 +25,7 @@ from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import BOTH, Protocol, RankingResult, relation_categories
 from dglkge.inference import logic, questions
+from dglkge.inference.attributes import predict_attribute
 from dglkge.inference.bucket_evaluation import BucketResult, EdgeSets, evaluate_buckets
 from dglkge.inference.choices import ALL
 from dglkge.inference.exports import hub
@@ -404,6 +405,35 @@ class Run(Questions):
     @cached_property
     def _explainer(self) -> Explainer:
         return Explainer(self)
+
+    def predict_numbers(self, values: Mapping[str, float], entity_type: str | None = None) -> pd.DataFrame:
+        """Predict a number of every entity of a type, such as a year or a population, from those of some.
+
+        Parameters
+        ----------
+        values : mapping of str to float, or Series
+            By name; at least 10.
+        entity_type : str, optional
+            Needed if several types have the first name.
+
+        Returns
+        -------
+        DataFrame
+            entity, predicted and known (NaN where it was not given), by descending prediction;
+            ``frame.attrs`` has ``r2`` and ``mean_error`` of known values that are predicted from others.
+
+        Raises
+        ------
+        InputError
+            If a name is unknown, a value is no finite number, there are fewer than 10, or scikit-learn is
+            missing.
+        """
+        found = predict_attribute(self, dict(values), entity_type)
+        names = self.tables.vocabulary(found.entity_type).names
+        frame = pd.DataFrame({"entity": list(names), "predicted": found.predicted, "known": found.known})
+        frame = frame.sort_values("predicted", ascending=False, kind="stable", ignore_index=True)
+        frame.attrs |= {"r2": found.r2, "mean_error": found.mean_error}
+        return frame
 
     def with_new_entities(self, names: Sequence[str], features: Any, entity_type: str | None = None) -> Run:
         """Return this model with further entities, whose rows are their projected features.
