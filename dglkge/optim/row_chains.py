@@ -13,6 +13,7 @@ from torch import Tensor
 from dglkge.kernels.chains import chain_sources, choose_owners, find_keys, index_keys, merge_chains
 from dglkge.optim.links import RuleStep
 from dglkge.optim.scratch import Scratch
+from dglkge.optim.threads import split
 
 _ALIGNMENT_BYTES = 8
 
@@ -153,9 +154,12 @@ class GradientRows:
         """
         narrow = merged.element_size() < self.dtype.itemsize
         sums = space.take("sums", len(merged), self.dim, self.row_dtype) if narrow else merged
-        merge_chains(
-            selected, self.heads, self.links, self.addresses, self.counts, sums.numpy(), merged_counts
-        )
+        rows = sums.numpy()
+
+        def merge(part: slice) -> None:
+            merge_chains(selected[part], *self.chain, rows[part], merged_counts[part])
+
+        split(len(selected), self.dim, merge)
         if narrow:
             merged.copy_(sums)
 
@@ -195,7 +199,11 @@ class GradientRows:
         selected : ndarray
             "(n,) int64" position in :attr:`keys` of each target.
         """
-        return step.update(arrays, targets, selected, self.chain)
+
+        def update(part: slice) -> int:
+            return step.update(arrays, targets[part], selected[part], self.chain)
+
+        return sum(split(len(targets), self.dim, update))
 
 
 class PlainRows(GradientRows):
