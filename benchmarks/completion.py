@@ -21,8 +21,8 @@ from typing import Any
 import torch
 
 import dglkge
-from dglkge.inference import completion
-from dglkge.inference.missing_links import CANDIDATE_PANEL, LinkSearch
+from dglkge.inference.links import completion
+from dglkge.inference.links.missing_links import CANDIDATE_PANEL, LinkSearch
 from dglkge.model.kge_model import build_model
 from dglkge.typing import Side
 from measuring.machine import describe_machine

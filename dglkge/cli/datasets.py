@@ -1,12 +1,13 @@
-"""``dglkge data build``, ``extend`` and ``check``: make data sets, and show what is in them.
+"""``dglkge data``: list, download, make and extend data sets, and show what is in them.
 
-The first two are scripts of ``partition_tools`` too. All imports of packages are late: ``--help`` needs none.
+``build`` and ``extend`` are scripts of ``partition_tools`` too. Packages are imported late: for ``--help``.
 """
 
 from __future__ import annotations
 
 import argparse
 import logging
+import tempfile
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -20,6 +21,7 @@ from dglkge.cli.common import (
     flag,
     flush_output,
     option,
+    print_columns,
     print_json,
     print_rich,
     print_text,
@@ -37,6 +39,8 @@ from dglkge.partition.options import (
     parse_memory,
     parse_prefixes,
 )
+
+LIST_COLUMNS = ("name", "entities", "relations", "train", "valid", "test", "verified by")
 
 
 def run_script(name: str, argv: Sequence[str] | None = None) -> int:
@@ -365,4 +369,104 @@ dglkge data build prints the same; docs/data-quality.md explains each figure."""
     options=[option("dataset", "a folder that dglkge data build made", metavar="DATASET")],
     run=check,
     show=_print_quality,
+)
+
+
+def list_data(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the data sets of the registry."""
+    from dglkge.data.public_data import public_data
+
+    return {name: {**vars(entry), "verified_by": entry.verified_by} for name, entry in public_data().items()}
+
+
+def show_list(entries: dict[str, Any], args: argparse.Namespace) -> None:
+    """Print a line for each."""
+    rows = [
+        [name, *(f"{count:,}" for count in entry["counts"].values()), entry["verified_by"]]
+        for name, entry in entries.items()
+    ]
+    print_columns(LIST_COLUMNS, rows)
+
+
+def get_data(args: argparse.Namespace) -> dict[str, Any]:
+    """Download a data set, and compare its counts."""
+    from dglkge.data.public_data import get_public
+    from dglkge.partition.options import Options
+    from dglkge.partition.sources import read_named
+
+    entry = get_public(args.name)
+    with tempfile.TemporaryDirectory(prefix="dglkge-data-") as temporary:
+        options = Options(progress=False if args.quiet or args.json else None)
+        folder, _ = read_named(entry, Path(temporary), options)
+    return {**vars(entry), "folder": str(folder)}
+
+
+def show_data(entry: dict[str, Any], args: argparse.Namespace) -> None:
+    """Print counts, source and folder."""
+    counts = ", ".join(f"{count:,} {what}" for what, count in entry["counts"].items())
+    print_text(
+        f"{entry['name']}: {counts}\n{entry['citation']}\nlicence: {entry['licence']}\n{entry['folder']}"
+    )
+
+
+PLACES = """
+Downloads go to ~/.cache/dglkge, or the folder that DGLKGE_CACHE names. DGLKGE_DATA is the URL of a mirror,
+with the files of each data set in a folder of its name, or a folder of this kind; that needs no network."""
+
+LIST = Command(
+    description="""List the data sets of the field that have a name; dglkge data build and dglkge.train take
+it in place of files. The last column says what a download is compared with.""",
+    examples="""examples:
+  dglkge data list
+  dglkge data list --json    with addresses, checksums, licences and citations""",
+    run=list_data,
+    show=show_list,
+)
+
+GET = Command(
+    description="Download a data set, compare checksums and counts, and print its folder.",
+    examples=f"""examples:
+  dglkge data get fb15k-237
+{PLACES}""",
+    options=[option("name", "of dglkge data list, in any spelling", metavar="NAME")],
+    run=get_data,
+    show=show_data,
+)
+
+
+def text_vectors_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Write the vectors of texts."""
+    from dglkge.data import text_vectors
+
+    output = Path(args.output)
+    if output.exists() and not args.overwrite:
+        raise InputError(f"{output} exists; --overwrite replaces it")
+    texts = text_vectors.read_texts(Path(args.texts))
+    vectors = text_vectors.text_vectors(texts, args.dimension, args.encoder)
+    text_vectors.write_vectors(output, list(texts), vectors)
+    return {"path": str(output), "texts": len(texts), "dimension": vectors.shape[1]}
+
+
+def _show_vectors(result: dict[str, Any], args: argparse.Namespace) -> None:
+    """Print what was written, and how to use it."""
+    print_text(f"{result['texts']} vectors of {result['dimension']} numbers in {result['path']}")
+    print_text(f"next: dglkge train my.yaml 'features.files=[{result['path']}]', or model.init_from.path=...")
+
+
+VECTORS = Command(
+    description="""Turn names, labels or descriptions of entities into vectors: TF-IDF of their words, reduced
+by a singular value decomposition, or a sentence encoder. Training takes them as features or initial rows.""",
+    examples="""examples:
+  dglkge data vectors descriptions.tsv -o vectors.parquet      NAME<tab>TEXT lines
+  dglkge data vectors labels.csv -o vectors.parquet --encoder all-MiniLM-L6-v2
+  dglkge train my.yaml 'features.files=[vectors.parquet]'""",
+    options=[
+        option("texts", "table of names and texts: .tsv, .csv with a header, or .parquet", metavar="TEXTS"),
+        option("-o --output", "Parquet file to write", required=True, metavar="FILE"),
+        option("--dimension", "width of the vectors at most, without an encoder", least=1, default=256),
+        option("--encoder", "model of sentence-transformers: a name on the hub, or a folder", default=""),
+        flag("--overwrite", "replace the file"),
+    ],
+    run=text_vectors_of,
+    show=_show_vectors,
 )

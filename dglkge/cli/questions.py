@@ -1,14 +1,109 @@
-"""``dglkge ask``: answers to questions of several hops."""
+"""``dglkge complete``, ``ask`` and ``explain``: missing triples, questions of several hops, reasons."""
 
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from dglkge.cli import common
 from dglkge.cli.common import Command, flag, option, print_columns, print_text
 from dglkge.data.dataset_files import SPLITS
+from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError
+from dglkge.inference.choices import ALL, CANDIDATES
+from dglkge.launch.machine import usable_cores
+
+SHOWN_RANKS = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
+
+
+def complete(args: argparse.Namespace) -> dict[str, Any]:
+    """Search, write the file, and for held-out triples the curve beside the run."""
+    cores = usable_cores()
+    if args.threads is not None and not 1 <= args.threads <= cores:
+        raise InputError(f"--threads must be 1 to {cores}, the cores of this process; got {args.threads}")
+    import torch  # here: --help does without
+
+    from dglkge.checkpoint.layout import completion_file
+    from dglkge.inference.links.completion import plan_completion, write_completion
+
+    run = common.open_model(args)
+    torch.set_num_threads(args.threads or cores)
+    completion = plan_completion(
+        run,
+        args.relation or None,
+        args.head or None,
+        args.head_type or None,
+        args.min_probability,
+        args.k,
+        args.candidates,
+        args.held_out,
+    )
+    path = Path(args.output)
+    with common.progress_bar(args, completion.num_queries, desc="complete", unit="query") as bar:
+        summary = write_completion(completion, path, args.threads or cores, args.overwrite, bar.update)
+    if args.held_out is not None:
+        target = run.checkpoint.run_folder / completion_file(args.held_out)
+        common.write_json(target, {**completion.identity(), **summary})
+    return summary
+
+
+def _print_summary(summary: dict[str, Any], _args: argparse.Namespace) -> None:
+    print_text(
+        f"{summary['triples']:,} missing triples of {summary['queries']:,} pairs of head and relation, and "
+        f"{summary['pairs']:,} possible triples"
+    )
+    if "held_out" in summary:
+        print_text(f"{summary['held_out_triples']:,} triples of the {summary['held_out']} split to be found:")
+        points = [point for point in summary["curve"] if point["rank"] in SHOWN_RANKS]
+        points += summary["curve"][-1:] if summary["curve"][-1:] != points[-1:] else []
+        rows = [[f"{p['rank']:,}", f"{p['precision']:.4f}", f"{p['recall']:.4f}"] for p in points]
+        print_columns(["best", "precision", "recall"], rows)
+    print_text(f"written to {summary['path']}")
+
+
+COMPLETE = Command(
+    description="""Write the likely triples that the data set does not have to a Parquet file: for every pair
+of head and relation, the tails above a probability or the best k; sorted by descending score. All possible
+triples are compared, on all cores; a bound skips those that cannot be likely. After an interruption the same
+command goes on.""",
+    examples="""examples:
+  dglkge calibrate runs/demo --positive-rate 1e-5       first: the share of true triples
+  dglkge complete runs/demo -o missing.parquet                        probability of .5 or more
+  dglkge complete runs/demo -o missing.parquet --min-probability 0.9 --relation likes
+  dglkge complete runs/demo -o best.parquet -k 3 --candidates seen    the best 3 tails of each pair
+  dglkge complete runs/demo -o found.parquet --held-out test          how many test triples are found?""",
+    options=[
+        *common.MODEL,
+        common.DATASET,
+        option("-o --output", "the Parquet file", required=True, metavar="FILE"),
+        option("--relation", "only this one", is_repeated=True, metavar="NAME"),
+        option("--head", "only this one", is_repeated=True, metavar="NAME"),
+        option("--head-type", "only relations with heads of this type", is_repeated=True, metavar="TYPE"),
+        option(
+            "--min-probability",
+            "least probability, as dglkge calibrate has fitted them (default: 0.5, or none with -k)",
+            type=float,
+            metavar="P",
+        ),
+        option("-k --k", "most tails of each pair of head and relation", type=int),
+        option(
+            "--candidates",
+            "all entities of the types, or heads and tails seen on that side of the relation",
+            choices=CANDIDATES,
+            default=ALL,
+        ),
+        option(
+            "--held-out",
+            "a split that counts as missing; the precision of finding it is shown, and in dglkge report",
+            choices=SPLITS,
+        ),
+        common.OVERWRITE,
+        option("--threads", "threads (default: all cores)", type=int),
+    ],
+    run=complete,
+    show=_print_summary,
+)
 
 
 def ask(args: argparse.Namespace) -> dict[str, Any]:
@@ -64,4 +159,122 @@ dglkge calibrate has fitted. Each answer has the links that led to it.""",
     ],
     run=ask,
     show=_print_answers,
+)
+
+
+def explain(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the reasons for a link, or the rules for a relation."""
+    if (args.head is None) != (args.tail is None):
+        raise InputError("give --head and --tail, or neither: then rules for the relation are shown")
+    run = common.open_model(args)
+    if args.head is not None:
+        return run.explain(args.head, args.relation, args.tail, args.k)
+    return {"relation": args.relation, "rules": run.rules(args.relation, args.k).to_dict("records")}
+
+
+def _print_reasons(result: dict[str, Any], _args: argparse.Namespace) -> None:
+    if "head" in result:
+        probability = result["probability"]
+        print_text(
+            f"{_triple(result)}: score {result['score']:.3f}"
+            + ("" if probability is None else f", probability {probability:.4f}")
+        )
+        print_text("\ntraining triples that raise the score most")
+        rows = [[f"{one['influence']:.3f}", one["of"], _triple(one)] for one in result["triples"]]
+        print_columns(["influence", "of the", "triple"], rows)
+        print_text("\nknown links of the relation with a similar entity")
+        rows = [[f"{one['cosine']:.3f}", one["instead_of"], one["entity"]] for one in result["similar"]]
+        print_columns(["cosine", "instead of the", "entity"], rows)
+    print_text(f"\nrules for {result['relation']}")
+    rows = [
+        [f"{one['confidence']:.3f}", f"{one['support']}/{one['pairs']}", one["rule"], *_path(one)]
+        for one in result["rules"]
+    ]
+    print_columns(["confidence", "support", "rule", *(["path"] if "head" in result else [])], rows)
+
+
+def _path(rule: dict[str, Any]) -> list[str]:
+    """Return the path of a rule as one cell; none where it has none."""
+    return ["; ".join(map(_triple, rule["path"]))] if rule.get("path") else []
+
+
+def _triple(one: dict[str, Any]) -> str:
+    return f"({', '.join(one[role] for role in ROLES)})"
+
+
+EXPLAIN = Command(
+    description="""Show why a link is likely: the training triples without which its score would fall most,
+the rules of up to three links that imply it, and known links with a similar entity. Without --head and
+--tail: rules that imply the relation.""",
+    examples="""examples:
+  dglkge explain runs/demo --head Alice --relation likes --tail Bob
+  dglkge explain runs/demo --relation likes                       what implies it?
+  dglkge explain runs/demo --head Alice --relation likes --tail Bob -k 20 --json""",
+    options=[
+        *common.MODEL,
+        common.DATASET,
+        option("--head", "name of the head entity"),
+        option("--relation", "name of the relation", required=True),
+        option("--tail", "name of the tail entity"),
+        option("-k --k", "reasons of each kind", type=int, default=5),
+    ],
+    run=explain,
+    show=_print_reasons,
+)
+
+
+def attributes(args: argparse.Namespace) -> dict[str, Any]:
+    """Return how well known numbers are predicted, and the entities with the greatest ones."""
+    from dglkge.data.text_vectors import read_texts  # here: --help does without pandas
+
+    values = {}
+    for name, text in read_texts(Path(args.values)).items():
+        try:
+            values[name] = float(text)
+        except ValueError:
+            raise InputError(f"{args.values}: the value of {name!r} is {text!r}; expected a number") from None
+    frame = common.open_model(args).predict_numbers(values, args.type)
+    if not args.known:
+        frame = frame[frame["known"].isna()]
+    if args.output:
+        frame.to_parquet(args.output, index=False)
+    best = (frame.tail if args.least else frame.head)(args.k)
+    return {
+        **frame.attrs,
+        "values": len(values),
+        "entities": best.astype(object).where(best.notna(), None).to_dict("records"),
+    }
+
+
+def _print_attributes(result: dict[str, Any], _args: argparse.Namespace) -> None:
+    print_text(
+        f"{result['values']} known values; predicted from one another: R2 {result['r2']:.3f}, "
+        f"mean absolute error {result['mean_error']:.4g}"
+    )
+    rows = [
+        [f"{one['predicted']:.6g}", "" if one["known"] is None else f"{one['known']:.6g}", one["entity"]]
+        for one in result["entities"]
+    ]
+    print_columns(["predicted", "known", "entity"], rows)
+
+
+ATTRIBUTES = Command(
+    description="""Predict a number of every entity of a type, such as a year or a population, from those of
+some: a ridge regression on the rows, whose error on known values is shown.""",
+    examples="""examples:
+  dglkge attributes runs/demo populations.tsv                 NAME<tab>NUMBER lines; the 10 greatest
+  dglkge attributes runs/demo populations.csv -o all.parquet --known""",
+    options=[
+        *common.MODEL,
+        option(
+            "values", "table of names and numbers: .tsv, .csv with a header, or .parquet", metavar="VALUES"
+        ),
+        option("-k --k", "entities to show", least=1, default=10),
+        flag("--least", "those with the smallest numbers"),
+        flag("--known", "also entities with a known value"),
+        option("--type", "entity type, if several have the names"),
+        option("-o --output", "Parquet file with all of them", metavar="FILE"),
+    ],
+    run=attributes,
+    show=_print_attributes,
 )

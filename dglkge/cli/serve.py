@@ -36,7 +36,22 @@ def serve(args: argparse.Namespace) -> int:
         return 128 + error.number
 
 
+def _serve_agents(args: argparse.Namespace) -> int:
+    """Answer an agent on stdin and stdout until stdin ends."""
+    import_extra("dglkge serve --mcp", "mcp", "mcp")
+    import torch
+
+    from dglkge.serving.agent_tools import build_server
+    from dglkge.serving.explorer import Explorer
+
+    torch.set_num_threads(_threads(args.threads))
+    build_server(Explorer(open_model(args))).run("stdio")
+    return 0
+
+
 def _serve(args: argparse.Namespace) -> int:
+    if args.mcp:
+        return _serve_agents(args)
     for module in ("fastapi", "uvicorn"):  # before the run is read
         import_extra("dglkge serve", module, "serve")
     import torch
@@ -135,6 +150,7 @@ REST under the same address: /predict, /score, /similar, /entities, /relations, 
 /openapi.json. It runs until Ctrl-C or SIGTERM.""",
     examples="""examples:
   dglkge serve runs/demo
+  dglkge serve runs/demo --mcp                           tools for an agent, which starts this command
   dglkge serve runs/demo --port 0                        a free port; the address is printed
   dglkge serve runs/demo --host 0.0.0.0 --token token.txt    reachable from other machines, with a token
   curl 'http://127.0.0.1:8765/entities?prefix=dou'
@@ -159,6 +175,7 @@ REST under the same address: /predict, /score, /similar, /entities, /relations, 
         ),
         flag("--faiss", "search similar entities approximately, in types of --faiss-from entities or more"),
         option("--faiss-from", "smallest type for --faiss", least=1, default=APPROXIMATE_FROM),
+        flag("--mcp", "instead: answer an agent on stdin and stdout, by the Model Context Protocol"),
         option("--threads", "threads of the model (default: all cores)", type=int),
     ],
     run=serve,

@@ -19,7 +19,7 @@ from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError
 from dglkge.evaluation.queries import full_float32_matmuls
 from dglkge.evaluation.ranking import count_greater
-from dglkge.inference.completion import least_score
+from dglkge.inference.links.completion import least_score
 from dglkge.inference.logic import And, Fact, Formula, Not, Or, Question, facts, is_variable, parse, variables
 from dglkge.inference.search import candidate_blocks
 from dglkge.inference.trained_model import TrainedModel

@@ -25,15 +25,18 @@ from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import BOTH, Protocol, RankingResult, relation_categories
 from dglkge.inference import logic, questions
+from dglkge.inference.attributes import predict_attribute
 from dglkge.inference.bucket_evaluation import BucketResult, EdgeSets, evaluate_buckets
 from dglkge.inference.choices import ALL
-from dglkge.inference.completion import find_links, plan_completion, write_completion
+from dglkge.inference.exports import hub
 from dglkge.inference.exports.dglke_files import DglkeFolder, DglkeTables, is_dglke
 from dglkge.inference.exports.export import export_tables
 from dglkge.inference.exports.hub_tables import HubTables, is_hub_folder
 from dglkge.inference.exports.torch_models import TorchModel, geometric_model, pykeen_model
 from dglkge.inference.fold_in import FoldIn, lacking_triples
 from dglkge.inference.frames import Questions
+from dglkge.inference.links.completion import find_links, plan_completion, write_completion
+from dglkge.inference.reasons import RULE_COLUMNS, Explainer
 from dglkge.inference.search import check_k
 from dglkge.model.device import open_device
 from dglkge.registry import deferred, import_modules
@@ -55,7 +58,8 @@ def open_run(
     path : path
         A run's folder, a checkpoint in it (``checkpoint/``, ``checkpoint/epoch_10``, ``checkpoint/best``), a
         folder that PyTorch-BigGraph or DGL-KE wrote, or one for the Hugging Face hub. Or the URL of a run
-        (``checkpoint.storage``): its newest version is downloaded to a cache folder first.
+        (``checkpoint.storage``) or of a model of the hub (``hf://USER/MODEL@REVISION``, or without the
+        revision): it is downloaded to a cache folder first.
     dataset : str, optional
         Folder of the run's data set, if it has moved since training.
     verify : bool
@@ -84,7 +88,7 @@ def open_run(
     """
     import_modules(imports)
     # A run may contain an export in DGL-KE's format, so a checkpoint is looked for first.
-    path = local_path(path)
+    path = local_path(hub.download(os.fspath(path)))
     folder = Path(path)
     is_checkpoint = (
         (folder / VERSION_FILE).exists() or (folder / CHECKPOINT_FOLDER).is_dir() or is_pointer(folder.name)
@@ -341,6 +345,96 @@ class Run(Questions):
         frame.insert(0, "rank", range(1, len(frame) + 1))
         return frame
 
+    def explain(self, head: str, relation: str, tail: str, k: int = 5) -> dict[str, Any]:
+        """Return reasons for a link in the training triples.
+
+        Parameters
+        ----------
+        head, relation, tail : str
+            The link need not be a known one. If it is, it is no reason for itself.
+        k : int
+            Most reasons of each kind.
+
+        Returns
+        -------
+        dict
+            head, relation, tail, score, probability (None if none was fitted), and three lists of dicts, the
+            best first. ``triples``: head, relation, tail, of (``"head"`` or ``"tail"``: the end of the link
+            whose row it moves) and influence (orders them; see :mod:`dglkge.inference.reasons`). ``rules``:
+            rule (a text), confidence, support, pairs and path (the links from head to tail). ``similar``:
+            entity, instead_of (``"head"`` or ``"tail"``) and cosine, of known links that share the other end.
+
+        Raises
+        ------
+        InputError
+            If a name is unknown, ``k`` is less than 1, or there is no data set.
+
+        Examples
+        --------
+        ::
+
+            pandas.DataFrame(run.explain("Alice", "likes", "Bob")["rules"])
+        """
+        return self._explainer.reasons(head, relation, tail, k)
+
+    def rules(self, relation: str, k: int = 10, samples: int = 100) -> pd.DataFrame:
+        """Return rules that imply a relation, mined from paths of up to three links.
+
+        Parameters
+        ----------
+        relation : str
+            Name or label.
+        k : int
+            Most rules.
+        samples : int
+            Training triples of the relation whose paths are followed.
+
+        Returns
+        -------
+        DataFrame
+            rule, confidence (support / (pairs + 5)), support and pairs, on up to 200 sampled entities; by
+            descending confidence.
+
+        Raises
+        ------
+        InputError
+            If the name is unknown or ambiguous, ``k`` is less than 1, or there is no data set.
+        """
+        return pd.DataFrame(self._explainer.rules_of(relation, k, samples), columns=list(RULE_COLUMNS))
+
+    @cached_property
+    def _explainer(self) -> Explainer:
+        return Explainer(self)
+
+    def predict_numbers(self, values: Mapping[str, float], entity_type: str | None = None) -> pd.DataFrame:
+        """Predict a number of every entity of a type, such as a year or a population, from those of some.
+
+        Parameters
+        ----------
+        values : mapping of str to float, or Series
+            By name; at least 10.
+        entity_type : str, optional
+            Needed if several types have the first name.
+
+        Returns
+        -------
+        DataFrame
+            entity, predicted and known (NaN where it was not given), by descending prediction;
+            ``frame.attrs`` has ``r2`` and ``mean_error`` of known values that are predicted from others.
+
+        Raises
+        ------
+        InputError
+            If a name is unknown, a value is no finite number, there are fewer than 10, or scikit-learn is
+            missing.
+        """
+        found = predict_attribute(self, dict(values), entity_type)
+        names = self.tables.vocabulary(found.entity_type).names
+        frame = pd.DataFrame({"entity": list(names), "predicted": found.predicted, "known": found.known})
+        frame = frame.sort_values("predicted", ascending=False, kind="stable", ignore_index=True)
+        frame.attrs |= {"r2": found.r2, "mean_error": found.mean_error}
+        return frame
+
     def with_new_entities(self, names: Sequence[str], features: Any, entity_type: str | None = None) -> Run:
         """Return this model with further entities, whose rows are their projected features.
 
@@ -491,6 +585,28 @@ class Run(Questions):
             return {}
         here = self.tables.version
         return {name: result for name, result in self.results.items() if result.get("version", here) == here}
+
+    def push_to_hub(self, name: str, private: bool = True) -> str:
+        """Upload the model to the Hugging Face hub, with names and a model card; ``open_run`` reads it there.
+
+        Parameters
+        ----------
+        name : str
+            ``USER/MODEL``; made if there is none, else it gets a new revision.
+        private : bool
+            Whether a new one is only yours to see.
+
+        Returns
+        -------
+        str
+            The address of the new revision.
+
+        Raises
+        ------
+        InputError
+            If ``huggingface_hub`` is missing, you are not logged in (``hf auth login``), or the hub refuses.
+        """
+        return hub.push(lambda folder: self.export("huggingface", folder), name, private)
 
     def torch_model(self) -> TorchModel:
         """Return the model as a module of torch whose rows are parameters.

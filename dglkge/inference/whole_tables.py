@@ -71,9 +71,5 @@ class WholeTables(TablesByName):
         return lookup(name)
 
 
-def _shard(rows: torch.Tensor) -> FileShard:
-    return FileShard(torch.arange(len(rows)), rows)
-
-
 Tables = Checkpoint | WholeTables
 """Tables of a trained model on files: rows and names by table."""

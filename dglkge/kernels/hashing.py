@@ -1,7 +1,8 @@
 """Pseudo-random numbers as a function of a key and a counter: every process computes any of them by itself.
 
 The bits are the outputs of SplitMix64 (Steele, Lea and Flood 2014): state = key + position * gamma, mixed.
-Row dropout (:func:`drop_numbers`) draws from them too: by a key, the row's id and the column.
+Row dropout (:func:`drop_numbers`) draws from them too: by a key, the row's id and the column. So does the
+keyed permutation of the training order (:func:`walk_all`).
 """
 
 from __future__ import annotations
@@ -155,3 +156,50 @@ def _scale_kept(row: ndarray, bits: ndarray, limit: np.uint16, scale: np.float32
     """Multiply each number of a row by the scale or by 0."""
     for column in range(len(row)):
         row[column] *= scale if bits[column] >= limit else np.float32(0)
+
+
+@compiled
+def walk_all(values: ndarray, num: int, a: int, b: int, keys: ndarray, forward: bool) -> None:
+    """Permute each value of [0, num), in place.
+
+    A Feistel network permutes [0, a b) with a b >= num; values outside [0, num) are permuted again until they
+    are inside (cycle walking), which is a bijection of [0, num).
+
+    Parameters
+    ----------
+    values : ndarray
+        "(n,) int64", changed.
+    num : int
+        Number of values of the permutation.
+    a, b : int
+        Sizes of the two halves of a value: value = right * a + left.
+    keys : ndarray
+        "(rounds,) uint64" key of each round.
+    forward : bool
+        False: the inverse permutation.
+    """
+    for i in range(values.shape[0]):
+        value = values[i]
+        while True:
+            left, right = value % a, value // a
+            for turn in range(keys.shape[0]):
+                number = turn if forward else keys.shape[0] - 1 - turn
+                if number % 2 == 0:
+                    drawn = _draw(keys[number], right, a)
+                    # The inverse adds a - drawn instead of subtracting: operands of % stay non-negative.
+                    left = (left + (drawn if forward else a - drawn)) % a
+                else:
+                    drawn = _draw(keys[number], left, b)
+                    right = (right + (drawn if forward else b - drawn)) % b
+            value = right * a + left
+            if value < num:
+                break
+        values[i] = value
+
+
+@compiled
+def _draw(key: Any, value: Any, limit: Any) -> Any:
+    """Return the round function of a value: one word of the keyed hash, modulo the limit."""
+    word = mix_word(np.uint64(value) * GOLDEN_GAMMA + key)
+    # One bit is dropped, so that the word fits into int64 as a non-negative number.
+    return np.int64((word >> np.uint64(1)) % np.uint64(limit))

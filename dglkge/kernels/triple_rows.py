@@ -1,4 +1,4 @@
-"""Passes over triples: new numbers, pairs of entities that occur again, degrees, components, partitioning."""
+"""Passes over triples: new numbers, repeated pairs, degrees, components, partitioning, rows of ids."""
 
 from __future__ import annotations
 
@@ -232,3 +232,38 @@ def place_greedily(
         parts[node] = best
         loads[0, best] += 1
         loads[1, best] += in_degrees[node]
+
+
+@compiled
+def find_rows(wanted: ndarray, triple_ids: ndarray, starts: ndarray, shift: int, rows: ndarray) -> None:
+    """Write the row of each wanted id, -1 for ids that are absent.
+
+    Parameters
+    ----------
+    wanted : ndarray
+        "(n,) int64" ids to look up.
+    triple_ids : ndarray
+        "(N,) int64" sorted ids.
+    starts : ndarray
+        First row of each bucket, and N; a bucket holds the ids with the same ``id >> shift``.
+    shift : int
+        Logarithm of the number of ids in a bucket.
+    rows : ndarray
+        "(n,) int64", written.
+    """
+    last = starts.shape[0] - 2
+    for i in range(wanted.shape[0]):
+        rows[i] = -1
+        bucket = wanted[i] >> shift
+        if bucket > last:
+            continue
+        # Binary search (lower bound) inside the bucket.
+        low, high = starts[bucket], starts[bucket + 1]
+        while low < high:
+            middle = (low + high) // 2
+            if triple_ids[middle] < wanted[i]:
+                low = middle + 1
+            else:
+                high = middle
+        if low < starts[bucket + 1] and triple_ids[low] == wanted[i]:
+            rows[i] = low

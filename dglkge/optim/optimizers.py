@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from dglkge.optim.dgl_tables import state_array
 from dglkge.optim.rules import Adagrad, Adam, RowWiseAdagrad
 from dglkge.optim.sparse_optimizer import SparseOptimizer
 
@@ -166,13 +165,3 @@ class SparseAdam(SparseOptimizer):
         **options: Any,
     ) -> None:
         super().__init__(params, Adam((betas[0], betas[1]), eps, bias_correction, row_wise), lr, **options)
-
-    def recover_num_steps(self) -> None:
-        """Recover the number of steps from state tensors that were written directly; a collective call.
-
-        Only ``bias_correction="global"`` needs it; ``step`` then holds the step of each row's last update.
-        """
-        self.finish()
-        for table in self.tables:
-            steps = state_array(table.state["step"])
-            table.num_steps = int(max(self._group.gather(float(steps.max(initial=0.0)))))

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dglkge.data.partition_layout import EdgeTable
-from dglkge.kernels.order import find_rows
+from dglkge.kernels.triple_rows import find_rows
 from dglkge.sampling import triple_order
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder
 

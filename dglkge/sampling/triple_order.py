@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from dglkge.kernels.hashing import combine
-from dglkge.kernels.order import walk_all
+from dglkge.kernels.hashing import combine, walk_all
 
 Ids = npt.NDArray[np.int64]
 

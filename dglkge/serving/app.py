@@ -213,6 +213,47 @@ class AskResponse(BaseModel):
     answers: list[MultiHopAnswer]
 
 
+class ExplainRequest(Triple):
+    """Body of ``/explain``."""
+
+    k: Annotated[int, Field(ge=1, le=MAX_K, description="reasons of each kind")] = 5
+
+
+class InfluentialTriple(Triple):
+    """A training triple that raises the score."""
+
+    of: Role = Field(description="end of the link whose row it moves")
+    influence: float = Field(description="fall of the score without it, overestimated; orders them")
+
+
+class RuleWithPath(BaseModel):
+    """A rule that implies the link."""
+
+    rule: str
+    confidence: float
+    support: int
+    pairs: int
+    path: list[Triple]
+
+
+class SimilarLink(BaseModel):
+    """A known link that shares an end with the link."""
+
+    entity: str
+    instead_of: Role
+    cosine: float
+
+
+class ExplainResponse(Triple):
+    """Answer of ``/explain``, the strongest reasons first."""
+
+    score: float | None = Field(description="null if it is no finite number")
+    probability: float | None = Field(description="null unless dglkge calibrate was run")
+    triples: list[InfluentialTriple]
+    rules: list[RuleWithPath]
+    similar: list[SimilarLink]
+
+
 class SimilarEntity(BaseModel):
     """An entity and its cosine with the given one."""
 
@@ -434,6 +475,11 @@ def create_app(explorer: Explorer, calls: ModelCalls, hosts: HostNames, token: s
     async def ask(body: AskRequest) -> Response:
         """Answer a question of several hops."""
         return JSONResponse(await calls.run(explorer.ask, body.question, body.k, body.beam))
+
+    @app.post("/explain", response_model=ExplainResponse)
+    async def explain(body: ExplainRequest) -> Response:
+        """Find the reasons for a link."""
+        return JSONResponse(await calls.run(functools.partial(explorer.explain, **body.model_dump())))
 
     @app.post("/score", response_model=ScoreResponse)
     async def score(body: ScoreRequest) -> Response:

@@ -17,8 +17,8 @@ from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError
 from dglkge.inference import questions
 from dglkge.inference.choices import ALL, Known
-from dglkge.inference.completion import find_links, plan_completion
 from dglkge.inference.frames import by_query
+from dglkge.inference.links.completion import find_links, plan_completion
 from dglkge.inference.run import Run
 from dglkge.inference.trained_model import UnknownEntityError
 from dglkge.serving.indexes import NameIndex, Neighbours
@@ -332,6 +332,17 @@ class Explorer:
         type_, answers = questions.ask(self.run, question, k, beam)
         ranked = [{"rank": rank, **answer} for rank, answer in enumerate(answers, start=1)]
         return {"type": type_, "answers": ranked}
+
+    def explain(self, head: str, relation: str, tail: str, k: int) -> dict[str, Any]:
+        """Return the reasons for a link, as :meth:`dglkge.inference.run.Run.explain`.
+
+        Raises
+        ------
+        InputError
+            If a name is unknown, or there is no data set.
+        """
+        reasons = self.run.explain(head, relation, tail, k)
+        return {**reasons, "score": _number(reasons["score"])}
 
     def score(self, triples: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
         """Score triples, as :meth:`dglkge.inference.run.Run.score`; an unknown name is a row's problem."""

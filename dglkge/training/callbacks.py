@@ -34,6 +34,14 @@ class Callback:
     def on_batch_end(self, trainer: Any, batch: Any, loss: float) -> None:
         """Follow a step; the loss is the sum over this trainer's triples."""
 
+    def on_pass(self, trainer: Any, record: Mapping[str, Any], is_replayed: bool) -> None:
+        """Follow a pass, or a bucket with ranges of rows; on rank 0 only.
+
+        The record is its line of ``training_stats.json``: ``epoch_idx``, ``edge_path_idx``,
+        ``edge_chunk_idx``, ``index``, ``stats`` and, with ``evaluation.held_out``, ``eval_stats_before`` and
+        ``eval_stats_after``. After a resume those of earlier starts of the job come first (``is_replayed``).
+        """
+
     def on_ranking(self, trainer: Any, split: str, result: Any) -> Mapping[str, float] | None:
         """Return measures of your own beside a ranking's, by name.
 

@@ -32,7 +32,7 @@ from dglkge.training.learning_rates import LearningRates
 from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.resume import Position, resumable
 from dglkge.training.state import TrainingState, Versions
-from dglkge.training.statistics.passes import Passes, StatsHandler
+from dglkge.training.statistics.passes import Passes
 from dglkge.training.statistics.stats import Statistics, describe_job
 
 logger = logging.getLogger(__name__)
@@ -183,22 +183,11 @@ class Trainer:
             records = self._passes.end(epoch, ended, sums)
         for record in records:
             self._checkpoints.add_stats(record)
+            if self.cluster.world.rank == 0:
+                self._call("on_pass", record, False)
         if self._buckets is not None:
             self._statistics.add_buckets(epoch, records)
         return True
-
-    def add_stats_handler(self, handler: StatsHandler) -> None:
-        """Give every record of a pass to a handler of yours, those of earlier starts of the job first.
-
-        Call it on every trainer before the loop over epochs; the handlers of rank 0 are called.
-
-        Parameters
-        ----------
-        handler : StatsHandler
-            With ``on_stats(record, is_replayed)``.
-        """
-        if self.cluster.world.rank == 0:
-            self._passes.add_handler(handler)
 
     def step(self, batch: TrainingBatch) -> float:
         """Train one batch; returns the summed loss of this trainer's triples."""
@@ -227,6 +216,8 @@ class Trainer:
             self.register(f"callback {name or type(callback).__name__}", callback)
         self._callbacks.append(callback)
         callback.on_fit_start(self)
+        for record in self._passes.earlier:
+            callback.on_pass(self, record, True)
 
     def _call(self, event: str, *arguments: Any) -> None:
         for callback in self._callbacks:

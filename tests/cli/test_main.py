@@ -39,7 +39,7 @@ def test_help_teaches_with_examples(command, help_of):
     if command in COMMANDS:
         program = "dglkge-launch" if command == "launch" else f"dglkge {command}"
         assert re.search(
-            rf"{program} (\S+/ |--\w|> \w|runs/|datasets/|\S+\.yaml|fb15k237/|fb15k-237|list|  +\w)", text
+            rf"{program} (\S+/ |--\w|> \w|runs/|datasets/|\S+\.yaml|fb15k237/|fb15k-237|list|\S+\.[ct]sv|  +\w)", text
         )
     else:
         assert all(word in text for word in actions(command))
@@ -119,11 +119,15 @@ def test_version(capsys):
 
 
 def test_every_command_says_that_there_is_no_run(refusal, tmp_path):
+    values = tmp_path / "values.tsv"
+    values.write_text("a\t1\n")
     more = {
         "predict": ["--head", "a", "--relation", "b"],
         "similar": ["a"],
         "complete": ["--output", tmp_path / "out"],
         "ask": ["?x : (a, b, ?x)"],
+        "explain": ["--relation", "r"],
+        "attributes": [values],
         "checkpoint export": ["--format", "npy", "--output", tmp_path / "out"],
         "checkpoint convert": ["--to", "npy", "--output", tmp_path / "out"],
     }

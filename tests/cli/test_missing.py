@@ -1,10 +1,11 @@
-"""``dglkge complete``: the file, the curve beside the run, and what is refused."""
+"""``dglkge complete``, ``ask`` and ``explain``: what they print and write, and what is refused."""
 
 from __future__ import annotations
 
 import json
 
 import pandas as pd
+import pytest
 
 import dglkge
 from tests.checkpoint.toy_checkpoint import calibrated
@@ -33,6 +34,37 @@ def test_answers_a_question(report, shown, refusal, run):
     lines = shown(*words).splitlines()
     assert lines[1].split() == ["rank", "probability", "answer", "path"] and "knows" in lines[2]
     assert "begins with a variable" in refusal("ask", run, "(person1, knows, ?y)")
+
+
+def test_reasons(report, shown, refusal, run):
+    link = ["--head", "person1", "--relation", "lives_in", "--tail", "town1"]
+    words = ["explain", run, *link, "-k", "3"]
+    assert report(*words) == dglkge.open_run(run).explain("person1", "lives_in", "town1", 3)
+    text = shown(*words)
+    assert text.startswith("(person1, lives_in, town1): score ")
+    assert all(part in text for part in ("of the", "instead of the", "confidence", "=> (x, lives_in, y)"))
+    rules = report("explain", run, "--relation", "lives_in", "-k", "2")["rules"]
+    assert [one["rule"] for one in rules] == dglkge.open_run(run).rules("lives_in", 2)["rule"].tolist()
+    assert rules[0]["rule"] in shown("explain", run, "--relation", "lives_in")
+    assert "give --head and --tail, or neither" in refusal("explain", run, *link[:4])
+    assert "nobody" in refusal("explain", run, "--head", "nobody", *link[2:])
+
+
+def test_numbers(report, shown, refusal, run, tmp_path):
+    opened, path = dglkge.open_run(run), tmp_path / "values.tsv"
+    rows = opened.tables["person"][:30]
+    path.write_text("".join(f"person{number}\t{row[:3].sum()}\n" for number, row in enumerate(rows)))
+    result = report("attributes", run, path, "-k", "3", "-o", tmp_path / "all.parquet")
+    expected = opened.predict_numbers(
+        {f"person{number}": float(row[:3].sum()) for number, row in enumerate(rows)}
+    )
+    unknown = expected[expected["known"].isna()]
+    assert result["r2"] == pytest.approx(expected.attrs["r2"]) and result["values"] == 30
+    assert [one["entity"] for one in result["entities"]] == unknown["entity"][:3].tolist()
+    assert pd.read_parquet(tmp_path / "all.parquet")["entity"].tolist() == unknown["entity"].tolist()
+    assert shown("attributes", run, path, "--least", "-k", "1").split()[-1] == unknown["entity"].iloc[-1]
+    path.write_text("person1\tmany\n")
+    assert "the value of 'person1' is 'many'; expected a number" in refusal("attributes", run, path)
 
 
 def test_needs_probabilities(refusal, run, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import signal
 import socket
@@ -13,6 +14,7 @@ import urllib.request
 import psutil
 import pytest
 
+import dglkge
 from tests import warm
 from tests.functional.job import environment
 
@@ -87,6 +89,47 @@ def test_in_the_background_with_a_token(start, tmp_path):
     assert TOKEN not in " ".join(psutil.Process(process.pid).cmdline())
     assert psutil.Process(process.pid).children() == []
     assert end_of(process, signal.SIGTERM) == (143, "", "")
+
+
+def test_an_agent_asks(run, tmp_path):
+    mcp = pytest.importorskip("mcp")
+    python, *words = [*warm.python(), "-m", "dglkge", "serve", str(run), "--mcp"]
+    process = mcp.StdioServerParameters(command=python, args=words, env=environment())
+
+    async def ask_all() -> list:
+        async with mcp.Client(mcp.stdio_client(process)) as client:
+            tools = {tool.name: tool.input_schema for tool in (await client.list_tools()).tools}
+            assert tools["explain"]["required"] == ["head", "relation", "tail"]
+            calls = [
+                ("predict", {"head": "person1", "relation": "lives_in", "k": 3}),
+                ("explain", {"head": "person1", "relation": "lives_in", "tail": "town1"}),
+                ("search_entity", {"text": "person1", "k": 1}),
+                ("ask", {"question": "(a, b, c)"}),
+            ]
+            return [await client.call_tool(*call) for call in calls]
+
+    predicted, explained, found, refused = asyncio.run(asyncio.wait_for(ask_all(), 120))
+    opened = dglkge.open_run(run)
+    answers = json.loads(predicted.content[0].text)["answers"]
+    assert [one["tail"] for one in answers] == opened.predict_tails("person1", "lives_in", 3)[
+        "entity"
+    ].tolist()
+    assert json.loads(explained.content[0].text) == opened.explain("person1", "lives_in", "town1")
+    assert json.loads(found.content[0].text) == {"name": "person1", "type": "person"}
+    assert refused.is_error and "begins with a variable" in refused.content[0].text
+
+
+@pytest.mark.usefixtures("in_foreground")
+def test_a_signal_ends_what_an_agent_asks(run):
+    pytest.importorskip("mcp")
+    words = [*warm.python(), "-m", "dglkge", "serve", str(run), "--mcp"]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    process = subprocess.Popen(words, **pipes, text=True, env=environment())
+    request = {"jsonrpc": "2.0", "id": 1, "method": "ping"}
+    process.stdin.write(json.dumps(request) + "\n")
+    process.stdin.flush()
+    assert process.stdout.readline()  # it answers now
+    assert end_of(process, signal.SIGTERM)[0] == 143
 
 
 def test_other_machines_need_a_token(refusal, run):

@@ -44,6 +44,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     train_alone(f"dataset={toy_dataset(typed=True)}", f"output={folder / 'run'}", *settings)
     write_splits(folder / "triples", ring_triples())
     (folder / "some.tsv").write_text("person0\tlives_in\ttown0\n")
+    (folder / "values.tsv").write_text("".join(f"person{number}\t{number}\n" for number in range(12)))
     # As many triples, entities and relations as Nations has, in place of a download.
     (folder / "named" / "Nations").mkdir(parents=True)
     first = 0
@@ -75,6 +76,9 @@ READING = {
     "calibrate": ["run"],
     "complete": ["run", "--output", "missing.parquet", "-k", "1"],
     "ask": ["run", "?x : (person1, knows, ?y), (?y, lives_in, ?x)"],
+    "explain": ["run", "--head", "person1", "--relation", "lives_in", "--tail", "town1"],
+    "attributes": ["run", "values.tsv"],
+    "data vectors": ["values.tsv", "--output", "vectors.parquet"],
     "similar": ["run", "person0"],
     "checkpoint export": ["run", "--format", "npy", "--output", "exported"],
     "data check": [toy_dataset(typed=True)],

@@ -10,8 +10,8 @@ import torch
 import dglkge
 from dglkge.errors import InputError
 from dglkge.evaluation.calibration import Platt
-from dglkge.inference import completion as completion_module
-from dglkge.inference.missing_links import LinkSearch
+from dglkge.inference.links import completion as completion_module
+from dglkge.inference.links.missing_links import LinkSearch
 from dglkge.model.kge_model import build_model
 from dglkge.typing import RELATION, Side
 from tests.checkpoint.toy_checkpoint import calibrated

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import http.server
 import io
 import json
 import re
+import subprocess
+import threading
+import zlib
 
 import numpy as np
 import pytest
@@ -13,6 +18,8 @@ import pytest
 from dglkge.errors import InputError
 from dglkge.inference.exports.files import bytes_output, write_outputs
 from dglkge.inference.run import open_run
+from tests import warm
+from tests.functional.job import environment
 
 RESULT = {
     "protocol": {"split": "test", "filtering": "filtered", "candidates": "all", "ties": "realistic"},
@@ -159,3 +166,98 @@ def test_damage(hub, name, change, words):
     path.write_bytes(change(path.read_bytes()))
     with pytest.raises(InputError, match=words):
         open_run(hub).similar("town1", entity_type="town")
+
+
+class Hub(http.server.BaseHTTPRequestHandler):
+    """The part of the hub's interface that uploads and downloads of one revision need; in memory."""
+
+    files: dict[str, bytes] = {}
+    asked: list[str] = []
+    protocol_version = "HTTP/1.1"
+
+    def _answer(self, content: bytes, status: int = 200, **headers: str) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(content)
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.asked.append(self.path)
+        answer: dict = {"url": f"http://{self.headers['Host']}/me/graph"}
+        if "/preupload/" in self.path:
+            paths = [one["path"] for one in json.loads(body)["files"]]
+            answer = {
+                "files": [{"path": one, "uploadMode": "regular", "shouldIgnore": False} for one in paths]
+            }
+        elif "/commit/" in self.path:
+            for line in map(json.loads, body.splitlines()):
+                if line["key"] == "file":
+                    self.files[line["value"]["path"]] = base64.b64decode(line["value"]["content"])
+            answer = {"commitUrl": f"{answer['url']}/commit/{REVISION}", "commitOid": REVISION}
+        self._answer(json.dumps(answer).encode())
+
+    def do_GET(self) -> None:
+        self.asked.append(self.path)
+        if self.path.startswith("/api/models/me/graph/tree/"):
+            tree = [
+                {"type": "file", "path": name, "size": len(content), "oid": "0"}
+                for name, content in self.files.items()
+            ]
+            self._answer(json.dumps(tree).encode())
+        elif self.path.startswith("/api/models/me/graph/"):
+            siblings = [{"rfilename": name} for name in self.files]
+            self._answer(json.dumps({"id": "me/graph", "sha": REVISION, "siblings": siblings}).encode())
+        elif self.path.startswith(f"/me/graph/resolve/{REVISION}/"):
+            content = self.files[self.path.rpartition("/")[2]]
+            self._answer(content, ETag=f'"{zlib.crc32(content):x}"', X_Repo_Commit=REVISION)
+        else:
+            self._answer(b'{"error": "Repository not found"}', 404, X_Error_Code="RepoNotFound")
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+REVISION = "5" * 40
+
+
+def test_pushed_to_the_hub_and_opened_there(folder, tmp_path):
+    """In a process of its own: huggingface_hub reads the hub's address when it is imported."""
+    pytest.importorskip("huggingface_hub")
+    pytest.importorskip("safetensors")
+    script = f"""
+import dglkge
+run = dglkge.open_run({str(folder)!r})
+print(run.push_to_hub("me/graph"))
+there = dglkge.open_run("hf://me/graph")
+assert (there.tables["town"][:] == run.tables["town"][:]).all()
+print(there.predict_tails("person1", "lives_in", k=1, known="keep")["entity"][0])
+try:
+    dglkge.open_run("hf://me/other")
+except dglkge.InputError as error:
+    print(error)
+"""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_address[1]}"
+        env = environment() | {
+            "HF_ENDPOINT": address,
+            "HF_HOME": str(tmp_path / "home"),
+            "HF_TOKEN": "hf_test",
+        }
+        done = subprocess.run(
+            [*warm.python(), "-c", script], capture_output=True, text=True, timeout=120, env=env
+        )
+        server.shutdown()
+    assert done.returncode == 0, done.stderr
+    commit, answer, refusal = done.stdout.splitlines()
+    assert commit == f"{address}/me/graph/commit/{REVISION}"
+    expected = open_run(folder).predict_tails("person1", "lives_in", 1, "keep")["entity"].tolist()
+    assert [answer] == expected and refusal.startswith("hf://me/other: ") and "404" in refusal
+    assert {"README.md", "config.json", "model.safetensors", "town.names.txt"} <= set(Hub.files)
+    assert "/api/repos/create" in Hub.asked

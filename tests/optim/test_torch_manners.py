@@ -224,18 +224,3 @@ def test_state_dict_round_trip(make_table, tmp_path, caplog) -> None:
     content["emb_states"][other.name] = content["emb_states"][table.name]
     with pytest.raises(ValueError, match="the file has .* this optimizer"):
         stranger.load_state_dict(content)
-
-
-def test_steps_are_recovered_from_state_that_was_written_directly(make_table) -> None:
-    """A checkpoint that copies state tensors restores the global bias correction too."""
-    table, twin = make_table(), make_table()
-    optimizers = [SparseAdam([each], lr=0.1, bias_correction="global") for each in (table, twin)]
-    for step in range(6):
-        optimizers[0].step_rows([(table, IDS + step % 2, torch.ones(2, 4))])
-    pairs = zip(optimizers[0].state_tensors(table).values(), optimizers[1].state_tensors(twin).values())
-    for source, target in [(table.weight, twin.weight), *pairs]:
-        target[EVERYTHING] = source[EVERYTHING]
-    optimizers[1].recover_num_steps()
-    for optimizer, each in zip(optimizers, (table, twin)):
-        optimizer.step_rows([(each, IDS, torch.ones(2, 4))])
-    torch.testing.assert_close(table.weight[EVERYTHING], twin.weight[EVERYTHING], rtol=0, atol=0)

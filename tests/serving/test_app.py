@@ -110,6 +110,14 @@ def test_a_question_needs_probabilities(client):
     assert "begins with a variable" in error_of(client.post("/ask", json={"question": "(a, b, c)"}), 400)
 
 
+def test_reasons_are_those_of_the_run(client, run):
+    body = {"head": "person3", "relation": "lives_in", "tail": "town4", "k": 3}
+    content = client.post("/explain", json=body).json()
+    check_schema("ExplainResponse", content)
+    assert content == run.explain(**body)
+    assert "nobody" in error_of(client.post("/explain", json={**body, "head": "nobody"}), 400)
+
+
 def test_predictions_are_those_of_the_run(client, run):
     queries = [
         {"head": IMAGE, "relation": SCRIPT},

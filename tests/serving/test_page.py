@@ -135,6 +135,23 @@ def test_search_by_keyboard_click_through_and_back(server, open_page, run_folder
     page.wait_for_selector("text=Relations")
 
 
+def test_a_prediction_opens_its_reasons(server, open_page, run_folder):
+    page = open_page(f"{server}?at=person10&type=person&by=")
+    wait_for(page, "person10")
+    group = page.locator("section[aria-label=Predicted] details").filter(has_text="lives_in →")
+    town = group.locator(".rows .name").first.inner_text()
+    why = group.locator(".why").first
+    why.click()
+    group.locator(".reasons li").first.wait_for()
+    shown = group.locator(".reasons").first.inner_text()
+    wanted = dglkge.open_run(run_folder).explain("person10", "lives_in", town)
+    assert all(one["rule"] in shown for one in wanted["rules"])
+    assert all(f"{one['entity']} instead of" in shown for one in wanted["similar"])
+    assert len(wanted["triples"]) <= shown.count("\n") and why.get_attribute("aria-expanded") == "true"
+    why.click()
+    assert group.locator(".reasons").first.inner_text() == ""
+
+
 @pytest.mark.parametrize("name", [IMAGE, ODD])
 def test_hostile_names_are_text(server, open_page, name):
     page = open_page(server)

@@ -11,6 +11,7 @@ import pytest
 
 from dglkge.distributed.lease import LEASE_FILE, Holder, LeaseTaker, new_nonce
 from dglkge.errors import CheckpointError
+from dglkge.training.callbacks import Callback
 from tests.training.toy_trainer import BATCH_SIZE, NUM_TRIPLES, ToyRun
 
 CHUNKS = "training.edge_chunks=2"
@@ -18,11 +19,11 @@ CHUNKS = "training.edge_chunks=2"
 FIRST_PASS = 3
 
 
-class Collected:
+class Collected(Callback):
     def __init__(self) -> None:
         self.records: list[tuple[dict, bool]] = []
 
-    def on_stats(self, record, is_replayed):
+    def on_pass(self, trainer, record, is_replayed):
         self.records.append((dict(record), is_replayed))
 
 
@@ -114,14 +115,14 @@ def test_batch_statistics_that_begin_inside_an_epoch(tmp_path):
 def test_records_of_a_job_that_was_killed_are_those_of_one_that_was_not(tmp_path, stop_at, measured):
     whole = ToyRun(tmp_path / "whole", CHUNKS, "training.num_epochs=2", has_measures=measured)
     seen = Collected()
-    whole.trainer.add_stats_handler(seen)
+    whole.trainer.add_callback(seen)
     whole.train(2)
     whole.checkpoints.finish()
     settings = (CHUNKS, "training.num_epochs=2", "checkpoint.every_batches=1", "checkpoint.background=false")
     first = ToyRun(tmp_path / "run", *settings, has_measures=measured)
     first.break_off(stop_at)
     second, replayed = ToyRun(tmp_path / "run", *settings, has_measures=measured), Collected()
-    second.trainer.add_stats_handler(replayed)
+    second.trainer.add_callback(replayed)
     second.train(2)
     second.checkpoints.finish()
     assert lines(tmp_path / "run") == lines(tmp_path / "whole")

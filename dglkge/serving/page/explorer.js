@@ -323,8 +323,36 @@ function knownGroup(state, entity, one, isOpen, signal) {
   return element;
 }
 
+/** A button that opens the reasons for a link below its row. */
+function reasons(triple, element, signal) {
+  const shownReasons = make("div", { class: "reasons" });
+  const text = (one) => `(${one.head}, ${one.relation}, ${one.tail})`;
+  const list = (title, rows) => rows.length ? [make("p", { class: "note" }, title),
+    make("ul", {}, ...rows.map((cells) => make("li", {}, cells)))] : [];
+  const button = make("button", { type: "button", class: "why", "aria-expanded": "false" }, "why?");
+  button.addEventListener("click", async () => {
+    const isOpen = button.getAttribute("aria-expanded") === "true";
+    button.setAttribute("aria-expanded", String(!isOpen));
+    shownReasons.replaceChildren();
+    if (isOpen) return;
+    await fill(shownReasons, async () => {
+      const found = await ask("/explain", {}, triple, signal);
+      return [
+        ...list("Rules that imply it", found.rules.map((one) =>
+          `${percent(one.confidence)} ${one.rule}: ${one.path.map(text).join(", ")}`)),
+        ...list("Triples that raise the score most", found.triples.map(text)),
+        ...list("Known with a similar entity", found.similar.map((one) =>
+          `${one.entity} instead of ${triple[one.instead_of]}`)),
+      ];
+    });
+  });
+  element.append(button, shownReasons);
+  return element;
+}
+
 /** Show the answers to one query below its relation. */
-function showAnswers(state, target, query, result) {
+function showAnswers(state, query, result, signal) {
+  const target = query.target;
   if (result.problem) {
     target.replaceChildren(make("p", { class: "problem" }, result.problem));
     return;
@@ -336,8 +364,10 @@ function showAnswers(state, target, query, result) {
     const text = has ? percent(answer.probability) : answer.score.toFixed(3);
     // Bars begin at zero. Scores below it, as those of distances, have none.
     const share = has ? answer.probability : high > 0 ? answer.score / high : 0;
-    return row(stepLink(state, name, result.type, through(query.relation, query.role) + " ?"), text, share,
+    const element = row(stepLink(state, name, result.type, through(query.relation, query.role) + " ?"), text, share,
       answer.known_from);
+    const triple = { head: answer.head, relation: answer.relation, tail: answer.tail };
+    return model.no_triples ? element : reasons(triple, element, signal);
   });
   target.replaceChildren(rows.length ? make("ul", { class: "rows" }, ...rows)
     : make("p", { class: "note" }, "no other answers"));
@@ -366,7 +396,7 @@ function predictions(state, entity, counts, signal) {
     waiting.forEach((query) => { query.asked = true; });
     try {
       const { results } = await ask("/predict", {}, body(waiting), signal);
-      waiting.forEach((query, place) => showAnswers(state, query.target, query, results[place]));
+      waiting.forEach((query, place) => showAnswers(state, query, results[place], signal));
     } catch (error) {
       if (error.name === "AbortError") return;
       waiting.forEach((query) => query.target.replaceChildren(make("p", { class: "problem" }, error.message)));

@@ -1,10 +1,10 @@
-"""Passes of an epoch over chunks of edge sets: a record of each, and the handlers that get the records."""
+"""Passes of an epoch over chunks of edge sets, and a record of each."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -14,23 +14,6 @@ from dglkge.step.contracts import MEASURES
 from dglkge.training.statistics.bucket_stats import BucketStatistics
 from dglkge.training.statistics.held_out import HeldOutEvaluator
 from dglkge.training.statistics.stats import NUM_SUMS, Sums, means_of
-
-
-class StatsHandler(Protocol):
-    """Follower of training; give it to ``trainer.add_stats_handler`` before the loop over epochs."""
-
-    def on_stats(self, record: Mapping[str, Any], is_replayed: bool) -> None:
-        """Take a record; called on rank 0, in the order of passes.
-
-        Parameters
-        ----------
-        record : mapping
-            A line of ``training_stats.json``: ``epoch_idx``, ``edge_path_idx``, ``edge_chunk_idx``,
-            ``index``, ``stats`` and, with ``evaluation.held_out``, ``eval_stats_before`` and
-            ``eval_stats_after``. With ranges it is of a bucket.
-        is_replayed : bool
-            Whether the pass was trained before the job was resumed.
-        """
 
 
 class Passes:
@@ -44,6 +27,11 @@ class Passes:
         Ranks the held-out triples of a pass before and after it.
     buckets : BucketStatistics, optional
         A record of each bucket, which ranks its own, takes the place of that of a pass.
+
+    Attributes
+    ----------
+    earlier : list of dict
+        Records of the passes that were committed before this start of the job; on rank 0.
     """
 
     def __init__(
@@ -56,9 +44,7 @@ class Passes:
         self._held_out, self.buckets = held_out, buckets
         self._num_sets = 1 + max(one.edge_set for one in passes)
         self._num_chunks = 1 + max(one.chunk for one in passes)
-        self._handlers: list[StatsHandler] = []
-        # Records of the passes that were committed before this start of the job.
-        self._earlier: list[dict[str, Any]] = []
+        self.earlier: list[dict[str, Any]] = []
         # Sums of the epoch that its records have already.
         self._recorded = np.zeros(NUM_SUMS)
         self._before: dict[str, Any] | None = None
@@ -84,17 +70,11 @@ class Passes:
         done = [one for one in self._passes if one.end_batch <= batches_done] if batches_done else []
         open_pass = (epoch, done[-1].edge_set, done[-1].chunk) if done else (epoch, -1, -1)
         # A save that was killed may have left records of passes that are trained again.
-        self._earlier = [record for record in read_stats(folder) if pass_of(record) <= open_pass]
+        self.earlier = [record for record in read_stats(folder) if pass_of(record) <= open_pass]
         self._recorded = np.zeros(NUM_SUMS)
-        for record in self._earlier:
+        for record in self.earlier:
             if pass_of(record)[0] == epoch and "stats" in record:
                 self._recorded += _sums_of(record["stats"])
-
-    def add_handler(self, handler: StatsHandler) -> None:
-        """Add a handler, which gets the records of earlier starts of the job at once."""
-        for record in self._earlier:
-            handler.on_stats(record, True)
-        self._handlers.append(handler)
 
     def begin(self, batches_done: int) -> None:
         """Rank the held-out triples of the pass that begins; a collective where triples are held out.
@@ -119,9 +99,7 @@ class Passes:
         return [one for one in self._passes if first <= one.end_batch <= batches_done]
 
     def end(self, epoch: int, ended: Sequence[Pass], sums: Sums) -> list[dict[str, Any]]:
-        """Return the records of passes that ended, and give them to the handlers.
-
-        A collective where triples are held out.
+        """Return the records of passes that ended; a collective where triples are held out.
 
         Parameters
         ----------
@@ -147,9 +125,6 @@ class Passes:
             records.append(record)
         self._before = None
         self._recorded = sums
-        for record in records:
-            for handler in self._handlers:
-                handler.on_stats(record, False)
         return records
 
 

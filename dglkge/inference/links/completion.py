@@ -26,9 +26,9 @@ from dglkge.errors import InputError, unknown_name, write_error
 from dglkge.evaluation.calibration import Curve
 from dglkge.evaluation.queries import full_float32_matmuls
 from dglkge.inference.choices import ALL, CANDIDATES, SEEN
-from dglkge.inference.missing_links import CANDIDATE_PANEL, QUERY_TILE, Links, LinkSearch
+from dglkge.inference.links.missing_links import CANDIDATE_PANEL, QUERY_TILE, Links, LinkSearch
+from dglkge.inference.links.sorted_runs import LINK, merge_runs, sort_links
 from dglkge.inference.search import check_k
-from dglkge.inference.sorted_runs import LINK, merge_runs, sort_links
 from dglkge.inference.trained_model import TrainedModel
 from dglkge.model.matmul_type import BFLOAT16, faster_type
 from dglkge.typing import RELATION, Relation, Side

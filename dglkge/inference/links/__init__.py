@@ -1,0 +1,1 @@
+"""Tables of a run in the files and models of other programs, and back."""

@@ -1,0 +1,228 @@
+"""Reasons for a link: training triples that made it likely, rules that imply it, similar known links.
+
+The influence of a training triple is the change of the link's score that one Newton step of the answer's row
+makes without that triple, as in CRIAGE (Pezeshkpour et al. 2019), here with the softmax over sampled
+candidates. All other rows stay as they are: it orders the triples, and overestimates the change.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dglkge.data.dataset_files import TRAIN
+from dglkge.data.text_format import ROLES
+from dglkge.data.vocabulary import Vocabulary
+from dglkge.evaluation.queries import score_triples
+from dglkge.inference.rules import Entity, Path, Rule, RuleGraph, Step, best_rules, evenly
+from dglkge.inference.search import NamedQuery, check_k, resolve
+from dglkge.inference.trained_model import TrainedModel
+from dglkge.typing import RELATION, Side
+
+MAX_TRIPLES = 1 << 10
+"""Training triples of an entity that are looked at; of more, evenly spaced ones."""
+
+NUM_CANDIDATES = 1 << 12
+"""Entities that stand for all in the softmax of a triple."""
+
+MAX_RULES = 100
+"""Chains between two entities that are measured as rules, the shortest ones."""
+
+RULE_COLUMNS = ("rule", "confidence", "support", "pairs")
+"""What is known of a rule."""
+
+DAMPING = 1.0
+"""Of the curvature of a row, times its mean: triples in which the entity is no answer bend the loss, too."""
+
+
+@dataclass(frozen=True)
+class Link:
+    """A triple by id, with the types of its ends."""
+
+    head: Entity
+    relation_id: int
+    tail: Entity
+
+    def end(self, side: Side) -> Entity:
+        """Return the entity on a side."""
+        return self.tail if side is Side.TAIL else self.head
+
+
+class Explainer:
+    """Finds reasons in the training triples of a run.
+
+    Parameters
+    ----------
+    run : TrainedModel
+    seed : int
+        Of sampled entities.
+    """
+
+    def __init__(self, run: TrainedModel, seed: int = 0) -> None:
+        self._run, self._seed = run, seed
+        self._known = run.known_of((TRAIN,))
+        self._graph = RuleGraph(self._known, run.tables.relations.relations)
+
+    def reasons(self, head: str, relation: str, tail: str, k: int) -> dict[str, Any]:
+        """Return score, probability, triples, rules and similar, the best k of each; ready for JSON.
+
+        Raises
+        ------
+        InputError
+            If a name is unknown, or ``k`` is less than 1.
+        """
+        check_k(k)
+        link = self._link(head, relation, tail)
+        curve = self._run.probability_curve
+        ids = np.array([[link.head[1], link.relation_id, link.tail[1]]])
+        scores = score_triples(self._run.model, ids, self._run.tables.meta.relations, self._run.tables)
+        both = np.concatenate([scores[side] for side in Side])
+        return {
+            **dict(zip(ROLES, self._named(*ids[0].tolist()))),
+            "score": float(both.mean()),
+            "probability": None if curve is None else float(curve(both).mean()),
+            "triples": self.triples(link, k),
+            "rules": self.rules(link, k),
+            "similar": self.similar(link, k),
+        }
+
+    def triples(self, link: Link, k: int) -> list[dict[str, Any]]:
+        """Return the training triples of both ends without which the score would fall most."""
+        found = []
+        for side in Side:
+            triples, influences = self._influences(link, side)
+            found += [
+                {**dict(zip(ROLES, self._named(*triple))), "of": side.value, "influence": influence}
+                for triple, influence in zip(triples.tolist(), influences.tolist())
+                if influence > 0
+            ]
+        # A triple of both ends changes both rows.
+        return sorted(found, key=lambda one: -one["influence"])[:k]
+
+    def rules(self, link: Link, k: int) -> list[dict[str, Any]]:
+        """Return the rules of the paths between the ends with the greatest confidence, each with its path."""
+        paths = {path.steps: path for path in self._graph.paths(link.head, link.relation_id, link.tail)}
+        chains = list(paths)[:MAX_RULES]
+        rules = best_rules([self._graph.rule(steps, link.relation_id, self._seed) for steps in chains])
+        return [self._rule(rule, link.relation_id, paths[rule.steps]) for rule in rules[:k]]
+
+    def similar(self, link: Link, k: int) -> list[dict[str, Any]]:
+        """Return known links of the relation that share an end, the most similar other end first."""
+        found = []
+        for side in Side:
+            type_, own = link.end(side)
+            anchor = link.end(_other(side))[1]
+            _, answers = self._known.answers(side, np.array([anchor]), np.array([link.relation_id]))
+            answers = evenly(answers[answers != own], NUM_CANDIDATES)
+            rows = self._rows(type_, np.append(answers, own))
+            rows = rows / rows.norm(dim=1, keepdim=True).clamp_min(torch.finfo(rows.dtype).tiny)
+            cosines = (rows[:-1] @ rows[-1]).tolist()
+            names = self._run.tables.vocabulary(type_)
+            found += [
+                {"entity": names[id_], "instead_of": side.value, "cosine": cosine}
+                for id_, cosine in zip(answers.tolist(), cosines)
+            ]
+        return sorted(found, key=lambda one: -one["cosine"])[:k]
+
+    def rules_of(self, relation: str, k: int, samples: int) -> list[dict[str, Any]]:
+        """Return the best rules for a relation, mined from a sample of its triples."""
+        check_k(k)
+        (id_, *more) = self._run.tables.relations.ids_of(relation)
+        if more:
+            id_ = self._run.tables.relations.id(relation)  # raises, with the labels
+        train = self._run.dataset.split(TRAIN)
+        own = train[train[:, 1] == id_]
+        draw = np.random.default_rng((self._seed, id_))
+        sample = own[np.sort(draw.permutation(len(own))[:samples])]
+        return [self._rule(rule, id_) for rule in self._graph.rules(id_, sample, MAX_RULES, self._seed)[:k]]
+
+    def _link(self, head: str, relation: str, tail: str) -> Link:
+        tables = self._run.tables
+        query = resolve(NamedQuery(Side.TAIL, head, relation), tables.relations, tables.vocabulary)
+        types = tables.relations[query.relation_id]
+        tail_id = tables.vocabulary(types.rhs).id(tail)
+        return Link((types.lhs, query.entity_id), query.relation_id, (types.rhs, tail_id))
+
+    def _named(self, head: int, relation_id: int, tail: int) -> tuple[str, str, str]:
+        tables, relation = self._run.tables, self._run.tables.relations[relation_id]
+        head_name, tail_name = tables.vocabulary(relation.lhs)[head], tables.vocabulary(relation.rhs)[tail]
+        return head_name, tables.relations.labels[relation_id], tail_name
+
+    def _rule(self, rule: Rule, relation_id: int, path: Path | None = None) -> dict[str, Any]:
+        """Return a rule as a text and its numbers, with its path by name where there is one."""
+        labels, variables = self._run.tables.relations.labels, ["x", *"ab"[: len(rule.steps) - 1], "y"]
+        body = [_atom(labels, step, *ends) for step, ends in zip(rule.steps, zip(variables, variables[1:]))]
+        text = f"{', '.join(body)} => (x, {labels[relation_id]}, y)"
+        found = dict(zip(RULE_COLUMNS, (text, rule.confidence, rule.support, rule.pairs)))
+        links = () if path is None else path.links()
+        return {**found, "path": [dict(zip(ROLES, self._named(*one))) for one in links]}
+
+    def _rows(self, table: str, ids: np.ndarray) -> Tensor:
+        return self._run.tables.gather(table, torch.from_numpy(np.asarray(ids, np.int64))).float()
+
+    def _influences(self, link: Link, side: Side) -> tuple[np.ndarray, np.ndarray]:
+        """Return the training triples (n, 3) of the end on a side, and their influences (n,)."""
+        type_, own = link.end(side)
+        anchor_type, anchor = link.end(_other(side))
+        relation = np.array([link.relation_id])
+        row = self._rows(type_, np.array([own]))
+        (direction,) = self._slopes(side, (anchor_type, np.array([anchor])), relation, row)[1].double()
+        triples, slopes, weights = [np.empty((0, 3), np.int64)], [], []
+        own_triples = list(self._graph.neighbours(type_, np.array([own])))
+        places = evenly(np.arange(len(own_triples)), MAX_TRIPLES).tolist()
+        groups: dict[tuple[Side, str], list[tuple[Step, int]]] = {}
+        for _, step, other_type, other in (own_triples[place] for place in places):
+            groups.setdefault((_other(step[1]), other_type), []).append((step, other))
+        for (own_side, other_type), parts in groups.items():
+            relations = np.array([step[0] for step, _ in parts])
+            others = np.array([other for _, other in parts])
+            table = np.empty((len(parts), 3), np.int64)
+            table[:, 1], table[:, own_side.column], table[:, own_side.anchor_column] = relations, own, others
+            is_asked = (table == [link.head[1], link.relation_id, link.tail[1]]).all(1)
+            query, slope, scores = self._slopes(own_side, (other_type, others), relations, row)
+            triples.append(table[~is_asked])
+            slopes.append(slope[~is_asked].double())
+            weights.append(self._probabilities(type_, query, scores)[~is_asked].double())
+        found = np.concatenate(triples)
+        if not len(found):
+            return found, np.empty(0)
+        slope, probability = torch.cat(slopes), torch.cat(weights)
+        curvature = (slope * (probability * (1 - probability))[:, None]).T @ slope
+        curvature += torch.eye(len(curvature)) * (DAMPING * curvature.diagonal().mean() + 1e-9)
+        effect = slope @ torch.linalg.solve(curvature, direction) * (1 - probability)
+        return found, effect.numpy()
+
+    def _slopes(
+        self, side: Side, others: tuple[str, np.ndarray], relation_ids: np.ndarray, row: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries of triples, slopes (n, D) of their scores in the answer's row, and the scores."""
+        ids, model = torch.from_numpy(relation_ids), self._run.model
+        with torch.no_grad():
+            query = model.query(self._rows(*others), self._rows(RELATION, relation_ids), side, ids)
+        answers = row.expand(len(query), -1).clone().requires_grad_()
+        scores = model.compare_pairs(query, answers)
+        (slopes,) = torch.autograd.grad(scores.sum(), answers)
+        return query, slopes, scores.detach()
+
+    def _probabilities(self, type_: str, query: Tensor, scores: Tensor) -> Tensor:
+        """Return the softmax of scores (n,) among all entities of the type, of which some stand for all."""
+        count = len(self._run.tables.vocabulary(type_))
+        ids = evenly(np.arange(count), NUM_CANDIDATES)
+        with torch.no_grad():
+            others = self._run.model.compare(query, self._rows(type_, ids)).logsumexp(1)
+        return torch.sigmoid(scores - others - math.log(count / len(ids)))
+
+
+def _other(side: Side) -> Side:
+    return Side.HEAD if side is Side.TAIL else Side.TAIL
+
+
+def _atom(labels: Vocabulary, step: Step, before: str, after: str) -> str:
+    """Return a link of a rule as a text."""
+    ends = (before, after) if step[1] is Side.TAIL else (after, before)
+    return f"({ends[0]}, {labels[step[0]]}, {ends[1]})"

@@ -1,0 +1,87 @@
+"""Questions to a run as tools of the Model Context Protocol, on stdin and stdout: for agents."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from mcp.server.mcpserver import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
+
+from dglkge import __version__
+from dglkge.errors import InputError
+from dglkge.inference.choices import ALL
+from dglkge.serving.explorer import Explorer
+
+INSTRUCTIONS = """Answers come from embeddings of the knowledge graph {dataset}:
+{entities} entities, {relations} relations. Names are exact: look an entity up with search_entity, and see
+list_relations. Only scores of one query can be compared; probabilities, where they are not null, are
+calibrated."""
+
+
+def build_server(explorer: Explorer) -> MCPServer[Any]:
+    """Return a server whose tools are the questions that a knowledge graph's agent has.
+
+    Parameters
+    ----------
+    explorer : Explorer
+        Answers them; what it refuses is the text of a tool's error.
+    """
+    facts = explorer.describe()
+    counts = {"entities": sum(facts["entities"].values()), "relations": facts["relations"]}
+    server = MCPServer[Any](
+        "dglkge", version=__version__, instructions=INSTRUCTIONS.format(dataset=facts["dataset"], **counts)
+    )
+
+    def add(tool: Callable[..., Any]) -> None:
+        @functools.wraps(tool)
+        def answer(*args: Any, **kwargs: Any) -> Any:
+            try:
+                return tool(*args, **kwargs)
+            except InputError as error:
+                raise ToolError(str(error)) from None
+
+        server.add_tool(answer, structured_output=False)
+
+    @add
+    def search_entity(text: str, entity_type: str | None = None, k: int = 20) -> list[dict[str, str]]:
+        """Find entities whose name begins with a text, then those that contain it elsewhere."""
+        return explorer.entities(text, entity_type, k, anywhere=True)
+
+    @add
+    def list_relations() -> list[dict[str, Any]]:
+        """List the relations with their entity types and numbers of known triples."""
+        return explorer.relations
+
+    @add
+    def predict(
+        head: str | None = None,
+        relation: str | None = None,
+        tail: str | None = None,
+        k: int = 10,
+        candidates: str = ALL,
+    ) -> dict[str, Any]:
+        """Complete a triple of which one part is left out: the k best heads, relations or tails.
+
+        known_from names the split that has an answer's triple; null: the graph does not have it. candidates
+        "seen" takes only entities that the graph has on that side of the relation.
+        """
+        query = {"head": head, "relation": relation, "tail": tail}
+        (answered,) = explorer.predict([query], k, None, candidates)
+        return answered
+
+    @add
+    def ask(question: str, k: int = 10, beam: int = 16) -> dict[str, Any]:
+        """Answer a question of several hops by the best entities, each with the triples that led to it.
+
+        E.g. ?x : (Alice, knows, ?y), (?y, likes, ?x), not (Bob, likes, ?x)
+        """
+        return explorer.ask(question, k, beam)
+
+    @add
+    def explain(head: str, relation: str, tail: str, k: int = 5) -> dict[str, Any]:
+        """Give reasons for a triple: others that raise its score, rules that imply it, similar known ones."""
+        return explorer.explain(head, relation, tail, k)
+
+    return server
