@@ -22,6 +22,9 @@ NUMBERS_A_PART = 1 << 16
 PRODUCTS_A_TILE = 1 << 25
 """Multiplications of a tile at least: smaller tiles take up to half more time in all, to pack their rows."""
 
+WHOLE = slice(None)
+"""All rows; small chunks are not divided, so this is to cost nothing."""
+
 _ROWS_A_TILE = 16
 """Tiles end at multiples of so many rows: oneDNN compiles a matmul for each new shape."""
 
@@ -81,31 +84,31 @@ def split(num_rows: int, width: int, work: Callable[[slice], Any]) -> list[Any]:
     num_rows, width : int
         Rows, and the numbers that each of them costs; few are one part.
     work : callable
-        Takes a slice of the rows.
+        Takes a slice of the rows; :data:`WHOLE` for all in one part.
 
     Examples
     --------
     >>> split(3, 400, lambda part: part)
-    [slice(0, 3, None)]
+    [slice(None, None, None)]
     """
     num_parts = min(torch.get_num_threads(), num_rows * width // NUMBERS_A_PART)
     if num_parts < 2:
-        return [work(slice(0, num_rows))]
+        return [work(WHOLE)]
     bounds = [num_rows * place // num_parts for place in range(num_parts + 1)]
     return _pool.run([partial(work, slice(*ends)) for ends in zip(bounds, bounds[1:])])
 
 
 def matmul(left: Tensor, right: Tensor, out: Tensor) -> None:
     """Write a product of (n, k) and (k, m) tensors in the host's memory to ``out`` (n, m)."""
-    num_rows, num_columns = out.shape
-    num_products = num_rows * num_columns * left.shape[1]
-    num_tiles = min(torch.get_num_threads(), num_products // PRODUCTS_A_TILE)
+    num_tiles = torch.get_num_threads()
+    if num_tiles > 1:
+        num_tiles = min(num_tiles, out.numel() * left.shape[1] // PRODUCTS_A_TILE)
     if num_tiles < 2:
         torch.mm(left, right, out=out)
         return
     # Two columns of tiles: a tile packs both of its operands, so narrow bands of rows cost more.
     num_bands = num_tiles // 2 if num_tiles > 8 else num_tiles
-    rows, columns = _cuts(num_rows, num_bands), _cuts(num_columns, num_tiles // num_bands)
+    rows, columns = _cuts(out.shape[0], num_bands), _cuts(out.shape[1], num_tiles // num_bands)
 
     def multiply(band: slice, column: slice) -> None:
         torch.mm(left[band], right[:, column], out=out[band, column])

@@ -181,11 +181,9 @@ class EdgeQueries(Protocol):
         """
 
 
-def _parts(arrays: Sequence[NodeIds], part: slice) -> tuple[NodeIds, ...]:
-    """Return a part of each of some arrays; small chunks are not divided, and cost nothing here."""
-    if part == slice(0, len(arrays[0])):
-        return tuple(arrays)
-    return tuple(array[part] for array in arrays)
+def _parts(arrays: tuple[NodeIds, ...], part: slice) -> tuple[NodeIds, ...]:
+    """Return a part of each of some arrays."""
+    return arrays if part is threads.WHOLE else tuple(array[part] for array in arrays)
 
 
 class CompiledQueries(EdgeQueries):

@@ -190,7 +190,8 @@ class DotSoftmax(SampledLoss):
             if measures.are_counted:
                 above = softmax.count_above(of_scores[run], numbers[0][run], numbers[1][run])
                 measures.add_violators(piece.side, above)
-        losses = threads.split(num_queries, num, lambda part: self._loop(of_scores[part], *numbers[:, part]))
+        counted = of_scores[:num_queries]
+        losses = threads.split(num_queries, num, lambda part: self._loop(counted[part], *numbers[:, part]))
         scores[num_queries:] = 0
         clock.enter("backward")
         threads.matmul(scores, candidates, of_queries)
