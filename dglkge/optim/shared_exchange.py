@@ -382,6 +382,8 @@ class SharedExchange:
                 if dtype.itemsize < chains.dtype.itemsize:
                     wide = self._scratch.take((table, number), int(num_rows), chains.dim, chains.row_dtype)
                     sums = wide.copy_(torch.from_numpy(sums.copy()).view(dtype)).numpy()
+                else:
+                    sums = sums.view(chains.dtype)
                 chains.add_delivered(keys, chosen, self._place, (row_of, count_of), sums)
 
     def _wait(self, field: int) -> None:
