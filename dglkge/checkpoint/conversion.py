@@ -159,41 +159,22 @@ def take_over(
     wanted = torch.from_numpy(saved_ids)[part.original_ids]
     num_found = int((wanted >= 0).sum())
     if num_found:
-        # One relation of the checkpoint may be several of the run, where a type of it is several types here.
         source = dataclasses.replace(part, table=table or part.table)  # the same tensors
-        # fill_part matches two ascending lists by merging, so no id may occur twice. Further rows are copied
-        # afterwards from the first one.
-        again = _places_again(wanted) if part.table == RELATION else {}
-        once = wanted.clone()
-        once[list(again)] = -1
-        saved_count = checkpoint.manifest.meta.entity_types.get(source.table)
+        filed, saved_count = wanted.clone(), checkpoint.manifest.meta.entity_types.get(source.table)
         if saved_count is not None:
             # Entities that were added to an open checkpoint have rows, and no file.
-            added = once >= saved_count
-            part.rows[added] = checkpoint.gather(source.table, once[added]).to(part.rows.dtype)
-            once[added] = -1
-        part_files.fill_part(checkpoint.folder, checkpoint.manifest, source, once)
+            added = filed >= saved_count
+            part.rows[added] = checkpoint.gather(source.table, filed[added]).to(part.rows.dtype)
+            filed[added] = -1
+        part_files.fill_part(checkpoint.folder, checkpoint.manifest, source, filed)
         # The rows as they are scored: the new run adds no vector to them, or one that starts at 0.
         shift = None if part.table == RELATION else checkpoint.global_vector(source.table)
         if shift is not None:
-            part.rows[once >= 0] += torch.from_numpy(shift)
+            part.rows[filed >= 0] += torch.from_numpy(shift)
         features = None if part.table == RELATION or keeps_projections else checkpoint.features
         if features is not None and source.table in features.entity_types:
-            part.rows[once >= 0] += features.scored(source.table, once[once >= 0])
-        for place, first in again.items():
-            for values in (part.rows, *part.state.values()):
-                values[place] = values[first]
+            part.rows[filed >= 0] += features.scored(source.table, filed[filed >= 0])
     return num_found
-
-
-def _places_again(wanted: torch.Tensor) -> dict[int, int]:
-    """Return the places of ids that stood before, and where each stood first."""
-    first: dict[int, int] = {}
-    again = {}
-    for place, id_ in enumerate(wanted.tolist()):
-        if id_ >= 0 and first.setdefault(id_, place) != place:
-            again[place] = first[id_]
-    return again
 
 
 def _places(known: list[str], wanted: list[str]) -> np.ndarray:

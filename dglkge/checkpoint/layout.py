@@ -15,6 +15,7 @@ A run's folder::
     features/          frozen vectors of entities: {type}.npy by original id, and features.json about them
     calibration.json   probabilities of scores, see dglkge.evaluation.calibration
     trackers.json      ids of the run in the trackers of training.loggers
+    tensorboard/       event files, with training.loggers: [tensorboard]
     lease.json         the job that may write here, see dglkge.distributed.lease
     checkpoint/        see dglkge.checkpoint.storage
 """
@@ -41,6 +42,8 @@ RUN_VECTORS_FILE = "init_from.json"
 COMPLETION_PATTERN = "completion-*.json"
 RUN_CALIBRATION_FILE = "calibration.json"
 RUN_TRACKERS_FILE = "trackers.json"
+EVENTS_FOLDER = "tensorboard"
+"""Event files of training.loggers."""
 FEATURES_FOLDER = "features"
 FEATURES_NOTE_FILE = "features.json"
 LEASE_FILE = "lease.json"
@@ -91,6 +94,7 @@ _EPOCH_PREFIX = "epoch_"
 _NONCE_DIGITS = 16
 _RECORDS = (
     RUN_CONFIG_FILE,
+    RUN_JOB_FILE,
     RUN_STATS_FILE,
     RUN_VALIDATION_FILE,
     RUN_VECTORS_FILE,
@@ -122,7 +126,7 @@ def completion_file(split: str) -> str:
 
 
 def is_record(name: str) -> bool:
-    """Return whether a name is that of a record in the run's folder, which its copy at a URL has too."""
+    """Return whether a name is that of a record in the run's folder, which its store has too."""
     return name in _RECORDS or fnmatch.fnmatchcase(name, METRICS_PATTERN)
 
 
@@ -170,11 +174,6 @@ def is_temporary_of_a_job(name: str) -> bool:
     nonce = name.removesuffix(TEMPORARY_SUFFIX).rpartition(".")[2]
     is_nonce = len(nonce) == _NONCE_DIGITS and not set(nonce) - set("0123456789abcdef")
     return name.endswith(TEMPORARY_SUFFIX) and is_nonce
-
-
-def is_transient(name: str) -> bool:
-    """Return whether a name is that of a receipt or of an unfinished file: neither belongs to a copy."""
-    return name.endswith((RECEIPT_SUFFIX, TEMPORARY_SUFFIX))
 
 
 def entity_names_file(entity_type: str, part: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -27,7 +28,7 @@ from dglkge.distributed.agreement import agree
 from dglkge.distributed.lease import Lease, new_nonce
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.world import DEFAULT_TIMEOUT_SECONDS
-from dglkge.errors import CheckpointError, JobError, os_errors
+from dglkge.errors import CheckpointError, JobError, StorageError, os_errors
 from dglkge.optim.scratch import Scratch
 from dglkge.typing import TablePart
 
@@ -142,7 +143,7 @@ class CheckpointManager:
     """Saves and restores the tables of a run; each machine handles what it owns.
 
     All trainers call :meth:`save` or :meth:`start` together. The folder is one that all machines see, or each
-    machine's cache of the store.
+    machine's own; of a run that has a store it is a cache.
 
     Parameters
     ----------
@@ -156,11 +157,10 @@ class CheckpointManager:
     lease : Lease or None
         The job's right to write to the run's folder.
     mirror : Mirror or None
-        The run's store beside the folder, on the writer of each machine: a URL, or the launcher's folder. The
-        machines upload their parts side by side.
-    is_cache : bool
-        Whether the store has the run and the folder is a cache of it: where machines share no disk, or the
-        folder is not to keep rows.
+        The run's store, on the writer of each machine: a URL, or the launcher's folder. The machines upload
+        their parts side by side.
+    has_store : bool
+        Whether the run has a store, whether or not this trainer is a writer.
 
     Attributes
     ----------
@@ -179,7 +179,7 @@ class CheckpointManager:
         num_parts: int | None = None,
         lease: Lease | None = None,
         mirror: Mirror | None = None,
-        is_cache: bool = False,
+        has_store: bool = False,
     ) -> None:
         self.storage = CheckpointStorage(path, lease)
         self.records = LeasedFolder(self.storage.path.parent, lease)
@@ -188,7 +188,7 @@ class CheckpointManager:
         self.row_copy = Scratch()
         self.names = names or {}
         self._mirror = mirror
-        self._is_cache = is_cache
+        self._has_store = has_store
         is_alone = group.has_own_disk and group.is_writer
         # Another machine, or the launcher, may see the same folder in spite of --sync, and holds its lease.
         self._owns_folder = group.rank == 0 or (is_alone and (lease is None or lease.is_holder))
@@ -224,7 +224,7 @@ class CheckpointManager:
     def fall_back(self, wait: Callable[[int], object] = lambda num_bytes: None) -> None:
         """Publish the newest undamaged version, if the newest is damaged; a collective.
 
-        A cache has been compared with the store when it was filled.
+        The folder of a run that has a store has been compared with that when it was filled.
 
         Parameters
         ----------
@@ -236,17 +236,14 @@ class CheckpointManager:
         CheckpointError
             On all trainers: if no version is whole.
         """
-        if self._is_cache:
+        if self._has_store:
             return
         # Every version that lies there is read, and then again the one that is gone back to.
         num_bytes = 2 * max(int(text) for text in self.group.gather(str(self.storage.num_bytes())))
 
         def mend() -> None:
-            """Make the newest version whole from the URL, if there is one; else go back to a whole one."""
             # Rank 0 alone works on a shared folder. All others wait in the barrier, then receive its error.
             if self.group.rank == 0:
-                if self._mirror is not None:
-                    self._mirror.repair()
                 fall_back(self.storage, self.names)
 
         agree(self.group.gather, mend, lambda: wait(num_bytes))
@@ -416,7 +413,7 @@ class CheckpointManager:
         self.group.barrier()
 
     def push_records(self) -> None:
-        """Upload metrics and other records to the run's copy at a URL, if there is one; on rank 0."""
+        """Upload metrics, other records and pointers to the run's store, if it has one; on rank 0."""
         if self._mirror is not None and self.group.rank == 0:
             self._mirror.push_records()
 
@@ -432,6 +429,9 @@ class CheckpointManager:
         if math.isnan(score) or (best is not None and not score > best):
             return False
         self.storage.keep(self.storage.published_version(), layout.BEST, {"score": score, **note})
+        if self._mirror is not None:
+            with contextlib.suppress(StorageError):  # which is logged; the next commit uploads it
+                self._mirror.push_pointers()
         return True
 
     def find(self, pointer: str = "") -> tuple[Path, Manifest] | None:
@@ -449,7 +449,7 @@ class CheckpointManager:
 
     def bring(self, pointer: str) -> None:
         """Bring the version that a pointer names to this machine's cache, on its owner."""
-        if self._is_cache and self._mirror is not None and self._owns_folder:
+        if self._mirror is not None and self._owns_folder:
             self._mirror.bring(pointer)
 
     def newest_folder(self) -> Path:
@@ -508,8 +508,8 @@ class CheckpointManager:
 
     def _previous(self, meta: CheckpointMeta) -> tuple[Manifest | None, int]:
         """Return the version before, on writers, and the number of the next; a collective."""
-        if self._is_cache:
-            # The store counts, and rank 0 has published there.
+        if self._has_store:
+            # Rank 0 has published there.
             last = 0 if self._mirror is None else self._mirror.version
             version = int(self.group.gather(str(last))[0])
             mirror = self._mirror
@@ -531,26 +531,17 @@ class CheckpointManager:
             On all trainers, if one of them finds a damaged checkpoint or another one.
         """
         deadline = time.monotonic() + AGREEMENT_SECONDS
-        mine = {"where": f"{self.storage.path} on {socket.gethostname()}"}
+        where = f"{self.storage.path} on {socket.gethostname()}"
         while True:
-            stored = None
-            mine |= {"problem": "", "what": "none"}
-            try:
-                stored = self.storage.published(texts=texts)
-                if stored is not None:
-                    mine["what"] = f"version {stored.version} (manifest {stored.checksum})"
-            except CheckpointError as error:
-                mine["problem"] = str(error)
-            found = [json.loads(text) for text in self.group.gather(json.dumps(mine))]
-            for rank, one in enumerate(found):
-                if text := one["problem"]:
-                    raise CheckpointError(text if rank == 0 else f"rank {rank}, {one['where']}: {text}")
-            others = [rank for rank, one in enumerate(found) if one["what"] != found[0]["what"]]
+            stored = agree(self.group.gather, lambda: self.storage.published(texts=texts))
+            what = "none" if stored is None else f"version {stored.version} (manifest {stored.checksum})"
+            found = [json.loads(text) for text in self.group.gather(json.dumps([what, where]))]
+            others = [rank for rank, (theirs, _) in enumerate(found) if theirs != found[0][0]]
             if not others:
                 return None if stored is None else stored.manifest
             # Rank 0's clock decides for all: else one rank could raise while another polls on.
             if self.group.gather("late" if time.monotonic() >= deadline else "")[0]:
-                here, there = (f"{one['what']} in {one['where']}" for one in (found[0], found[others[0]]))
+                here, there = (" in ".join(found[rank]) for rank in (0, others[0]))
                 raise CheckpointError(
                     f"the trainers do not find the same checkpoint: rank 0 has {here}, rank {others[0]} has "
                     f"{there}; is the folder mounted on all machines? Machines that share no disk need --sync"

@@ -21,7 +21,7 @@ from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationE
 
 from dglkge.checkpoint.layout import MANIFEST_VERSION, Progress, is_pointer
 from dglkge.errors import CheckpointError
-from dglkge.typing import RELATION, Relation
+from dglkge.typing import Relation
 
 UNKNOWN_CRC32 = -1
 """Value for an unknown checksum: PyTorch-BigGraph writes none."""
@@ -441,23 +441,3 @@ def _check_equal(
         old, new = getattr(saved, name), getattr(wanted, name)
         if old != new:
             raise CheckpointError(f"{where} has {name} {old!r}, this run has {new!r}{advice}")
-
-
-def check_complete(meta: CheckpointMeta, files: Sequence[FileEntry]) -> None:
-    """Check that the written parts are numbered from 0 and hold every row of every table.
-
-    Raises
-    ------
-    CheckpointError
-        Naming the table and what is missing.
-    """
-    expected = {**meta.entity_types, RELATION: len(meta.relations)}
-    for table, count in expected.items():
-        entries = [entry for entry in files if entry.table == table]
-        parts = sorted(entry.part for entry in entries)
-        rows = sum(entry.num_rows for entry in entries)
-        if parts != list(range(len(parts))) or rows != count:
-            raise CheckpointError(
-                f"table {table!r}: parts {parts} with {rows} rows were written; "
-                f"expected parts from 0 on with {count} rows in all"
-            )

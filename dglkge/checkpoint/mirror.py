@@ -2,7 +2,7 @@
 
 The objects have the names of the run's folder, so the objects copied to a disk are a run::
 
-    config.json, stats.jsonl, metrics.json, ...     records of the run
+    config.json, stats.jsonl, metrics.json, ...     records of the run, and event files in tensorboard/
     features/{type}.npy, features/features.json     frozen vectors of entities, the same in all versions
     writer.json                                     the job that may write here
     checkpoint/v7/...                               a version, see dglkge.checkpoint.storage
@@ -11,11 +11,10 @@ The objects have the names of the run's folder, so the objects copied to a disk 
 
 Commit rule: frozen vectors, then the files of a version, its manifest and the pointer; then pointers to
 versions that are kept; then older versions are removed. Machines upload their parts side by side, each with
-a receipt, for which rank 0 waits. Where machines share a disk, a version is published in the run's folder
-first. Where they share none, their folders are caches: each holds the parts that its machine has written or
-read, and is filled from the store when a job starts. A job takes the store (``writer.json``) before it reads
-the version that it goes on from, reads both again before it replaces the pointer, and removes only versions
-that it has read and that no pointer names.
+a receipt, for which rank 0 waits. The folders of a run that has a store are caches: each holds the parts that
+were written or read there, is filled from the store when a job starts, and publishes a version after the
+store. A job takes the store (``writer.json``) before it reads the version that it goes on from, reads both
+again before it replaces the pointer, and removes only versions that it has read and that no pointer names.
 Nothing is renamed, and no object of a published version is written again except pointers and records.
 A store that does not write atomically may leave a torn pointer, without its last byte. The newest manifest
 with a right checksum and with all its files then takes its place: a manifest is written after all its files.
@@ -29,10 +28,8 @@ import json
 import logging
 import os
 import socket
-import stat
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +48,7 @@ from dglkge.checkpoint.storage import (
     check_file,
     check_files,
     file_crc32,
+    outdated,
     parse_pointer,
     parse_receipt,
     receipt_of,
@@ -58,16 +56,13 @@ from dglkge.checkpoint.storage import (
 from dglkge.checkpoint.stores import PatientStore, Store, is_url, open_store
 from dglkge.distributed.lease import Lease, new_nonce
 from dglkge.distributed.leased_folder import LeasedFolder
-from dglkge.errors import CheckpointError, InputError, JobError, StorageError
+from dglkge.errors import CheckpointError, StorageError
 from dglkge.file_lock import wait_for_lock
 
 logger = logging.getLogger(__name__)
 
 OPEN_ATTEMPTS = 3
 """Attempts to read a version while a job publishes newer ones and removes it."""
-RECEIPT_POLL_SECONDS = 1.0
-SLOWEST_UPLOAD_BYTES_PER_SECOND = 1e6
-"""Rate that limits of waits for another machine's part allow for."""
 LOCK_SECONDS = 600.0
 """Limit of the wait for another process that downloads the same run."""
 
@@ -76,7 +71,7 @@ _FEATURES_NOTE = f"{layout.FEATURES_FOLDER}/{layout.FEATURES_NOTE_FILE}"
 
 
 class Mirror:
-    """A run's folder and its store.
+    """A run's store, and its folder on this machine as a cache of it.
 
     Parameters
     ----------
@@ -88,8 +83,6 @@ class Mirror:
     commit_seconds : float, optional
         A commit waits for so long for a store that is out of reach; all else for
         :data:`dglkge.checkpoint.stores.RETRY_SECONDS`.
-    is_cache : bool
-        Whether the store has a version before the folder, in which files may be missing.
     keeps_files : bool
         Whether files with rows stay in the folder when the store has them.
     """
@@ -100,12 +93,11 @@ class Mirror:
         output: str | os.PathLike[str],
         lease: Lease | None = None,
         commit_seconds: float | None = None,
-        is_cache: bool = False,
         keeps_files: bool = True,
     ) -> None:
         self.url = store.url
-        self.is_cache = is_cache
         self._keeps_files = keeps_files
+        self.commit_seconds = commit_seconds or 0.0
         self._store = PatientStore(store, commit_seconds)
         self._run = Path(output)
         self._storage = CheckpointStorage(self._run / layout.CHECKPOINT_FOLDER, lease)
@@ -170,61 +162,44 @@ class Mirror:
         self._last = self.newest()
         return self._last
 
-    def agree(self, stored: StoredVersion | None, writes: bool) -> None:
-        """Bring the folder and the URL to the newer of their versions.
+    def fill(self, stored: StoredVersion | None, may_upload: bool = False) -> None:
+        """Bring the store's version, and what it says of kept ones, to this machine's folder.
 
         Parameters
         ----------
         stored : StoredVersion or None
             What :meth:`newest` or :meth:`take` returned.
-        writes : bool
-            Whether this job has taken the URL.
+        may_upload : bool
+            Whether a whole version of the folder goes to a store that has none.
 
         Raises
         ------
         CheckpointError
-            If neither of the two versions continues the other, or something is damaged.
+            If the store's version does not continue the folder's, or something is damaged.
         StorageError
             If the store cannot be reached, or the disk is full.
         """
-        problem, local = "", None
-        try:
-            if version := self._storage.named_version():
-                # Sizes only: checksums would read the whole checkpoint on each machine at each start.
-                read = self._storage.stored if self.is_cache else self._storage.checked
-                local = read(version)
-        except CheckpointError as error:
-            problem = str(error)
-        if self.is_cache:
-            self._fill_cache(problem, local, stored)
-        elif stored is not None and problem:
-            raise CheckpointError(
-                f"{problem}; {self.url} has version {stored.version}: move {self._run} away to go on from "
-                "there"
-            )
-        # Without a copy a damaged folder is the matter of resuming and of checkpoint.fallback.
-        elif stored is not None and (local is None or not local.continues(stored)):
-            if not stored.continues(local):
-                here = "none" if local is None else local.describe()
-                raise CheckpointError(
-                    f"{self._run} has {here}, {self.url} has {stored.describe()}; neither "
-                    "continues the other: take another checkpoint.storage or output, or move one of them away"
-                )
-            self.pull(stored, (layout.BEST,))
-            self._pull_records()
-            logger.info("version %d of %s is in %s", stored.version, self.url, self._run)
-        elif writes and local is not None and (stored is None or local.content != stored.content):
-            # Damage of this disk must not take the place of the store's version.
-            check_files(self._storage.folder(local.version).path, local.manifest.binary_files)
-            self.push(local.version)
-
-    def _fill_cache(self, problem: str, local: StoredVersion | None, stored: StoredVersion | None) -> None:
-        """Bring the store's version, and what it says of kept ones, to this machine's folder."""
         here = f"{self._run.resolve()} on {socket.gethostname()}"
-        if problem:
-            raise CheckpointError(f"{problem}; move {here} away")
+        try:
+            version = self._storage.named_version()
+            local = self._storage.stored(version) if version else None
+        except CheckpointError as error:
+            raise CheckpointError(f"{error}; move {here} away") from None
         if stored is None:
-            if local is not None:
+            if local is not None and may_upload:
+                try:
+                    # Damage of this disk must not become the store's version.
+                    check_files(self._storage.folder(version).path, local.manifest.binary_files)
+                except CheckpointError as error:
+                    advice = f"move {here} away to start anew"
+                    raise CheckpointError(
+                        f"{self.url} has no version of this run; {error}: {advice}"
+                    ) from None
+                kept = {note["version"] for note in self._storage.pointers().values() if note}
+                for older in sorted(kept - {version}):
+                    self._push_version(self._storage.checked(older))
+                self.push(version)
+            elif local is not None:
                 raise CheckpointError(
                     f"{self.url} has no version of this run, and {here} has {local.describe()}: the run was "
                     "removed there, or belongs to another launcher or URL. To go on, copy it there; to start "
@@ -233,8 +208,8 @@ class Mirror:
             return
         if local is not None and not stored.continues(local):
             raise CheckpointError(
-                f"{here} has {local.describe()}, {self.url} has {stored.describe()}, which does not go "
-                "on from it: move the one away that you do not want"
+                f"{here} has {local.describe()}, {self.url} has {stored.describe()}, which does not go on "
+                "from it: move the one away that you do not want"
             )
         self._pull_pointers()
         self.pull(stored)
@@ -251,11 +226,10 @@ class Mirror:
                 self._storage.make()
                 self._storage.write_json(pointer, note)
 
-    def bring(self, pointer: str, whole: int = 0) -> None:
-        """Download the version that a pointer at the store names, unless it is ``whole``, and the pointer."""
+    def bring(self, pointer: str) -> None:
+        """Download the version that a pointer at the store names, and the pointer."""
         if note := self._note(pointer):
-            if note["version"] != whole:
-                self._pull_version(self._stored(note["version"]))
+            self._pull_version(self._stored(note["version"]))
             self._storage.write_json(pointer, note)
 
     def manifest(self, version: int) -> Manifest | None:
@@ -284,15 +258,9 @@ class Mirror:
         """The version that this job has published last, or gone on from; 0 if there is none."""
         return 0 if self._last is None else self._last.version
 
-    def pull(self, stored: StoredVersion, kept: Sequence[str] = ()) -> None:
+    def pull(self, stored: StoredVersion) -> None:
         """Download a version and publish it in the folder; files that are there and whole are not downloaded.
 
-        Parameters
-        ----------
-        stored : StoredVersion
-        kept : sequence of str
-            Pointers to download too, with their versions, where the URL has them.
-
         Raises
         ------
         CheckpointError
@@ -300,28 +268,12 @@ class Mirror:
         StorageError
             If the store cannot be reached, or the disk is full.
         """
-        storage, version = self._storage, stored.version
-        storage.prepare()
+        self._storage.prepare()
         self._pull_features()
         self._pull_version(stored)
-        storage.publish(version)
-        for name in kept:
-            self.bring(name, version)
+        self._storage.publish(stored.version)
         with contextlib.suppress(OSError):  # the next save removes the same files
-            storage.drop_older(version)
-
-    def repair(self) -> None:
-        """Download the damaged files of the folder's version again, if the URL has the same version.
-
-        Raises
-        ------
-        CheckpointError
-            If an object is missing or damaged.
-        StorageError
-            If the store cannot be reached, or the disk is full.
-        """
-        if self._last is not None and self._storage.version_text() == str(self._last.version):
-            self.pull(self._last)
+            self._storage.drop_older(stored.version)
 
     def refresh(self, kept: Sequence[str] = ()) -> None:
         """Download the newest version and the records, if the folder does not have them whole; for reading.
@@ -346,7 +298,9 @@ class Mirror:
                 if not self._note(name):
                     raise CheckpointError(f"{self.url} has no kept version {name!r}")
             try:
-                self.pull(stored, kept)
+                self.pull(stored)
+                for name in kept:
+                    self.bring(name)
                 # Of another run, whose place at the URL this one has taken.
                 self._storage.drop_unpublished(stored.version)
                 self._pull_records()
@@ -404,17 +358,8 @@ class Mirror:
             If the store cannot be reached.
         """
         with self._store.committing():
-            mine, newest = self._storage.stored(version), self._last
+            mine = self._storage.stored(version)
             self._check_writer()
-            # After a fallback the folder has other versions of the same numbers.
-            if newest is not None and version <= newest.version:
-                if mine.content == newest.content:
-                    return
-                raise CheckpointError(
-                    f"{self._run} has version {version}, and {self.url} has version {newest.version}, which "
-                    "does not come before it: to go on from the URL, move the folder away; to go on from the "
-                    "folder, take another checkpoint.storage"
-                )
             self._push_features()
             self._push_version(mine, parts)
             self._push_records()
@@ -422,67 +367,45 @@ class Mirror:
             self._check_writer()
             self._store.write(_POINTER, f"{version}\n".encode())
             self._last = mine
-            self._push_pointers()
+            self.push_pointers()
             self._drop_older(mine)
             logger.info("checkpoint version %d in %s", version, self.url)
 
-    def wait_for_parts(self, version: int, names: Sequence[str], limit_seconds: float) -> list[FileEntry]:
-        """Wait for the receipts of all parts of a version, and return them.
-
-        Parameters
-        ----------
-        version : int
-        names : sequence of str
-            Of the files.
-        limit_seconds : float
-            Limit of the wait for the next one.
+    def read_receipts(self, version: int, names: Iterable[str]) -> dict[str, FileEntry]:
+        """Return the entries of those of some files for which the store has a receipt of this job.
 
         Raises
         ------
-        JobError
-            If another machine's part does not come.
         StorageError
             If the store cannot be reached.
         """
-        pending = {_object(version, layout.receipt_file(name)): name for name in names}
-        parts: dict[str, FileEntry] = {}
-        last_news = time.monotonic()
+        entries = {}
         with self._store.committing():
-            while True:
-                sizes = self._store.sizes(_object(version))
-                for receipt in pending.keys() & sizes.keys():
-                    # One of an earlier job is of another file; its writer replaces it.
-                    if (entry := parse_receipt(self._store.read(receipt) or b"{}", self._job)) is not None:
-                        parts[pending.pop(receipt)] = entry
-                        last_news = time.monotonic()
-                if not pending:
-                    return [parts[name] for name in names]
-                waited = time.monotonic() - last_news
-                if waited > limit_seconds + (self._store.commit_seconds or 0):
-                    missing = f"{self._store.at(min(pending))} is missing"
-                    raise JobError(f"{missing}: no part has come to the store for {waited:.0f} s")
-                time.sleep(RECEIPT_POLL_SECONDS)
+            sizes = self._store.sizes(_object(version))
+            for name in names:
+                receipt = _object(version, layout.receipt_file(name))
+                # One of an earlier job is of another file; its writer replaces it.
+                content = self._store.read(receipt) if receipt in sizes else None
+                if (entry := parse_receipt(content or b"{}", self._job)) is not None:
+                    entries[name] = entry
+        return entries
 
     def push_records(self) -> None:
         """Upload the run's records, and pointers to versions that are kept, where they have changed."""
         self._push_records()
         if self._last is not None:
-            self._push_pointers()
+            self.push_pointers()
 
     def _push_records(self) -> None:
-        """Upload configuration, statistics and metrics."""
-        for path in sorted(self._run.iterdir()) if self._run.is_dir() else []:
-            if layout.is_record(path.name) and path.is_file():
-                self._push_file(path.name)
+        """Upload configuration, statistics, metrics and event files."""
+        records = [path for path in self._run.glob("*") if layout.is_record(path.name)]
+        for path in sorted([*records, *self._run.glob(f"{layout.EVENTS_FOLDER}/*")]):
+            if path.is_file():
+                self._push_file(path.relative_to(self._run).as_posix())
 
     def _push_version(self, stored: StoredVersion, parts: Sequence[FileEntry] = ()) -> None:
-        """Upload the files of a version, then its manifest, unless the store has exactly this version.
-
-        ``parts`` are there already, with receipts.
-        """
+        """Upload the files of a version but ``parts``, which are there with receipts; then its manifest."""
         manifest, version = stored.manifest, stored.version
-        if self._store.read(_object(version, layout.MANIFEST_FILE)) == stored.content:
-            return
         previous = None if self._last is None else self._last.manifest
         done = {layout.MANIFEST_FILE}
         for part in parts:
@@ -510,13 +433,10 @@ class Mirror:
                 return
         self._push_file(_object(version, name))
 
-    def _push_pointers(self) -> None:
-        """Upload the folder's pointers that the URL does not have, after their versions."""
+    def push_pointers(self) -> None:
+        """Upload the folder's pointers that the store does not have; their versions were published before."""
         for name, note in self._storage.pointers().items():
             if note and note != self._note(name):
-                # A cache has published the version at the store before it was kept.
-                if not self.is_cache:
-                    self._push_version(self._storage.kept(name))
                 self._push_file(f"{layout.CHECKPOINT_FOLDER}/{name}")
 
     def _push_features(self) -> None:
@@ -641,14 +561,10 @@ class Mirror:
         try:
             names = list(self._store.sizes(layout.CHECKPOINT_FOLDER))
             inner = [name.partition("/")[2] for name in names]
-            kept = [self._note(name) for name in inner if layout.is_pointer(name)]
-            if not all(kept):
-                logger.warning("no older version in %s is removed: a pointer to one is damaged", self.url)
-                return
-            keep = {note["version"] for note in kept} | {self._pointer()}
-            for version in {number for name in names if (number := _version_of(name)) is not None}:
-                if version < newest.version and version not in keep:
-                    self._remove(version, newest.manifest.run_id, names)
+            notes = [self._note(name) for name in inner if layout.is_pointer(name)]
+            versions = {number for name in names if (number := _version_of(name)) is not None}
+            for version in outdated(versions - {self._pointer()}, notes, newest.version, self.url):
+                self._remove(version, newest.manifest.run_id, names)
         except (OSError, StorageError, CheckpointError) as error:
             logger.warning("older versions in %s could not be removed: %s", self.url, error)
 
@@ -675,7 +591,8 @@ def local_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     Raises
     ------
     InputError
-        If the scheme is unknown, its package is not installed, or there is no run.
+        If the scheme is unknown, its package is not installed, there is no run, or the folder may not be
+        written to.
     StorageError
         If the store cannot be reached, or the disk is full.
     """
@@ -683,7 +600,7 @@ def local_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
         return path
     url, inside, pointer = _split(str(path))
     digits = hashlib.sha256(url.encode()).hexdigest()[:12]
-    folder = _cache_folder() / f"{url.rpartition('/')[2]}-{digits}"
+    folder = Path.home() / ".cache" / "dglkge" / "runs" / f"{url.rpartition('/')[2]}-{digits}"
     mirror = Mirror(open_store(url), folder)
     LeasedFolder(folder).make()
     with _only_this_process(folder, url):
@@ -701,24 +618,6 @@ def _split(url: str) -> tuple[str, bool, str]:
         layout.is_pointer(last) or layout.parse_version_folder(last) is not None
     )
     return (run, True, last) if is_inside else (url.rstrip("/"), False, "")
-
-
-def _cache_folder() -> Path:
-    """Return the user's cache folder for runs; one of the system for temporary files if there is no home."""
-    home = Path.home()
-    if os.access(home, os.W_OK):
-        return home / ".cache" / "dglkge" / "runs"
-    folder = Path(tempfile.gettempdir()) / f"dglkge-{os.getuid()}"
-    # Others can write to the parent: they may have prepared a link, or a folder whose files they change.
-    with contextlib.suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
-        raise InputError(
-            f"{folder} is not a folder that only this user can write, and {home} cannot be written; set HOME "
-            "to a folder of yours"
-        )
-    return folder / "runs"
 
 
 @contextlib.contextmanager

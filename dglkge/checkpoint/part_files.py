@@ -357,7 +357,7 @@ def fill_part(
         Filled in place.
     saved_ids : (n,) int64 tensor, optional
         Original id that each row has in the checkpoint, -1 for a row that stays as it is; without them the
-        part's own ids.
+        part's own ids. Several rows may have one.
 
     Raises
     ------
@@ -402,7 +402,7 @@ def _fill_from(
     Parameters
     ----------
     live : pair of (n,) int64 arrays
-        Ascending ids of the live rows in the checkpoint, and where the rows are.
+        Ascending ids of the live rows in the checkpoint, which may repeat, and where the rows are.
 
     Returns
     -------
@@ -414,7 +414,9 @@ def _fill_from(
     with hdf5_format.open_file(path) as file:
         ids, rows = _ids_and_rows(path, file, part, meta, first_id)
         live_ids, live_rows = live
-        _, here, places = np.intersect1d(ids, live_ids, assume_unique=True, return_indices=True)
+        places = np.searchsorted(ids, live_ids).clip(max=len(ids) - 1)
+        is_here = ids[places] == live_ids if len(ids) else np.zeros(len(live_ids), dtype=bool)
+        here, target_rows = places[is_here], live_rows[is_here]
         # A file without rows is no machine's, so every machine reads it for its checksum.
         if len(ids) and not len(here):
             return 0, None
@@ -424,7 +426,6 @@ def _fill_from(
         }
         for name in sorted(set(state) - set(part.state)):
             logger.warning("%s: optimizer state %r is not used by this run's optimizer", path, name)
-        target_rows = live_rows[places]
         # The checksum is computed in a thread, while rows are copied: both go through the file in its order.
         with ThreadPoolExecutor(max_workers=1, thread_name_prefix="dglkge-checkpoint-reader") as thread:
             checksum = thread.submit(file_crc32, path)
@@ -433,10 +434,10 @@ def _fill_from(
                 for start, stop in hdf5_format.row_blocks(source.shape, source.dtype.itemsize):
                     # Both lists are ascending, so a block's matches are one range of them.
                     first, last = np.searchsorted(here, (start, stop))
-                    block = source[start:stop]
-                    if last - first < len(block):
+                    block, matches = source[start:stop], here[first:last] - start
+                    if not np.array_equal(matches, np.arange(len(block))):
                         # By numpy: torch would start threads that compete for cores with the one that reads.
-                        block = block[here[first:last] - start]
+                        block = block[matches]
                     put_rows(values, target_rows[first:last], block)
         return len(here), checksum.result()
 
@@ -456,7 +457,8 @@ def read_state(
     if found or table != RELATION or blob is None:
         return found
     try:
-        return {"sum": relation_layout.bigraph_row_sums(hdf5_format.read_blob(blob)["state"], meta)}
+        state = hdf5_format.read_blob(blob)["state"]
+        return {"sum": relation_layout.bigraph_row_sums(state, meta, relation_width(file, meta))}
     except (KeyError, ValueError, TypeError) as error:
         # State is optional: it starts anew, while a missing row is an error.
         logger.warning("%s: the optimizer's state is not that of the operators (%r)", path, error)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import shlex
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -107,6 +107,31 @@ def is_dynamic(meta: CheckpointMeta) -> bool:
     return meta.reciprocal and not meta.operators and len(meta.relation_pairs) == 1
 
 
+Cut: TypeAlias = tuple[str, tuple[int, ...], int]
+"""Name, shape and sign of a parameter."""
+
+
+class Parameter(NamedTuple):
+    """A parameter of PyTorch-BigGraph's operators, as a view of relation rows.
+
+    Attributes
+    ----------
+    view : float32 array
+        (R, ...) for dynamic relations, (...) for static ones: (w,), or a matrix.
+    dataset : str
+        Its path in the HDF5 file.
+    key : str or None
+        PyTorch-BigGraph's ``state_dict_key``; None outside of its group.
+    sign : int
+        -1 where the file has the negative.
+    """
+
+    view: np.ndarray
+    dataset: str
+    key: str | None
+    sign: int
+
+
 def to_parameters(rows: np.ndarray, meta: CheckpointMeta) -> Iterator[tuple[str, str | None, np.ndarray]]:
     """Cut relation rows into parameters.
 
@@ -118,28 +143,13 @@ def to_parameters(rows: np.ndarray, meta: CheckpointMeta) -> Iterator[tuple[str,
 
     Yields
     ------
-    path : str
-        Of the dataset in the HDF5 file.
-    key : str or None
-        PyTorch-BigGraph's ``state_dict_key``; None outside of its group.
-    values : float32 array
-        (R, ...) for dynamic relations, (...) for static ones: (w,), or a matrix.
+    dataset, key, values
+        See :class:`Parameter`.
     """
-    for values, index, name, side in _own_pieces(rows, meta):
-        path = _parameter_path(index, side, name)
-        yield _static_dataset(path, side), _static_key(index, side, name), values
-    if meta.operators:
-        return
-    operator = operator_of(meta)
-    for piece, name, sign, side in _pieces(_turned(rows, meta), meta, operator):
+    for parameter in _parameters(_turned(rows, meta), meta):
         # Negation only flips the sign bit, so the way back gives the same bits.
-        values = np.negative(piece) if sign < 0 else piece
-        if is_dynamic(meta):
-            yield f"{MODEL_GROUP}/{_parameter_path(0, side, name)}", f"{side}_operators.0.{name}", values
-            continue
-        for index in range(len(values)):
-            path = _parameter_path(index, side, name)
-            yield _static_dataset(path, side), _static_key(index, side, name), values[index]
+        values = np.negative(parameter.view) if parameter.sign < 0 else parameter.view
+        yield parameter.dataset, parameter.key, values
 
 
 def from_parameters(datasets: Mapping[str, Any], meta: CheckpointMeta, width: int) -> np.ndarray:
@@ -164,26 +174,17 @@ def from_parameters(datasets: Mapping[str, Any], meta: CheckpointMeta, width: in
     """
     # Zeros, as the operator "none" has no parameters.
     rows = np.zeros((len(meta.relations), width), dtype=np.float32)
+    for view, dataset, _, sign in _parameters(rows, meta):
+        view[...] = datasets[dataset]
+        if sign < 0:
+            np.negative(view, out=view)
     if meta.operators:
-        for piece, index, name, side in _own_pieces(rows, meta):
-            piece[...] = datasets[_static_dataset(_parameter_path(index, side, name), side)]
         for half in np.split(rows, 2, axis=1) if meta.reciprocal else [rows]:
             half[:, -1] = [NUMBERS[name] for name in meta.operators]
-        return rows
-    for piece, name, sign, side in _pieces(rows, meta, operator_of(meta)):
-        if is_dynamic(meta):
-            piece[:] = datasets[f"{MODEL_GROUP}/{_parameter_path(0, side, name)}"]
-        else:
-            for index in range(len(rows)):
-                # One small dataset for each relation: HDF5 reads them one by one. Dynamic relations are one
-                # dataset.
-                piece[index] = datasets[_static_dataset(_parameter_path(index, side, name), side)]
-        if sign < 0:
-            np.negative(piece, out=piece)
     return _turned(rows, meta)
 
 
-def bigraph_row_sums(state: Mapping[int, Mapping[str, Any]], meta: CheckpointMeta) -> np.ndarray:
+def bigraph_row_sums(state: Mapping[int, Mapping[str, Any]], meta: CheckpointMeta, width: int) -> np.ndarray:
     """Return row-wise Adagrad's sums out of PyTorch-BigGraph's Adagrad state of its operators.
 
     Its sums are of squared gradients, one for each number; row-wise Adagrad's are of their mean over the
@@ -194,6 +195,8 @@ def bigraph_row_sums(state: Mapping[int, Mapping[str, Any]], meta: CheckpointMet
     state : mapping of int to mapping
         By number of the parameter: all of ``lhs_operators``, then all of ``rhs_operators``.
     meta : CheckpointMeta
+    width : int
+        W, the width of a relation's row.
 
     Returns
     -------
@@ -204,27 +207,14 @@ def bigraph_row_sums(state: Mapping[int, Mapping[str, Any]], meta: CheckpointMet
     KeyError, ValueError
         If the state is not that of the operators.
     """
+    sums = np.zeros((len(meta.relations), width), dtype=np.float32)
+    for number, view in enumerate(_bigraph_views(sums, meta)):
+        view[...] = np.asarray(state[number]["sum"]).reshape(view.shape)
     if meta.operators:
-        own_sums = np.zeros((len(meta.relations), mixed_width(meta)), dtype=np.float32)
-        pieces = [piece for piece, _, _, side in _own_pieces(own_sums, meta) if side == "rhs"]
-        for number, piece in enumerate(pieces):
-            piece[...] = np.asarray(state[number]["sum"])
-        return own_sums
-    count, operator = len(meta.relations), operator_of(meta)
-    if not operator.static:
-        return np.zeros(count, dtype=np.float32)
-    if is_dynamic(meta):
-        # Two sides, each with the parameters of the operator, in the order in which PyTorch-BigGraph
-        # registers them.
-        pieces = [
-            np.asarray(state[index]["sum"]).reshape(count, -1) for index in range(2 * len(operator.dynamic))
-        ]
-        return np.concatenate(pieces, axis=1).mean(axis=1).reshape(count)
-    num_pieces = len(operator.static)
-    numbers = range(count * num_pieces)
-    sums = np.array([np.asarray(state[index]["sum"]).mean() for index in numbers], dtype=np.float32)
-    sizes = [np.asarray(state[index]["sum"]).size for index in range(num_pieces)]
-    return np.average(sums.reshape(count, num_pieces), axis=1, weights=sizes).astype(np.float32)
+        return sums
+    # Of static relations PyTorch-BigGraph has one side.
+    kept = sums if is_dynamic(meta) or not meta.reciprocal else np.split(sums, 2, axis=1)[1]
+    return kept.mean(axis=1)
 
 
 def to_bigraph_sums(sums: np.ndarray, width: int, meta: CheckpointMeta) -> list[np.ndarray]:
@@ -247,14 +237,7 @@ def to_bigraph_sums(sums: np.ndarray, width: int, meta: CheckpointMeta) -> list[
     rows = sums.astype(np.float32)
     if rows.ndim == 1:
         rows = np.repeat(rows[:, None], width, axis=1)
-    if meta.operators:
-        return [piece for piece, _, _, side in _own_pieces(rows, meta) if side == "rhs"]
-    pieces = [(piece, side) for piece, _, _, side in _pieces(_turned(rows, meta), meta, operator_of(meta))]
-    if is_dynamic(meta):
-        return [piece for piece, _ in pieces]
-    of_rhs = [piece for piece, side in pieces if side == "rhs"]
-    # By relation first, then by parameter: the order of PyTorch-BigGraph's list of operators.
-    return [piece[index] for index in range(len(rows)) for piece in of_rhs]
+    return _bigraph_views(_turned(rows, meta), meta)
 
 
 def _turned(rows: np.ndarray, meta: CheckpointMeta) -> np.ndarray:
@@ -266,67 +249,58 @@ def _turned(rows: np.ndarray, meta: CheckpointMeta) -> np.ndarray:
     return np.ascontiguousarray(matrices.transpose(0, 1, 3, 2)).reshape(rows.shape)
 
 
-def _parameter_path(index: int, side: str, name: str) -> str:
-    """Return PyTorch-BigGraph's public name of a parameter."""
-    return f"relations/{index}/operator/{side}/{name}"
-
-
 def mixed_width(meta: CheckpointMeta) -> int:
     """Return the width of a relation's row where operators differ."""
     one_side: int = SCORE_FUNCTIONS.get(meta.score_function)().relation_dim(meta.dim)
     return one_side * (2 if meta.reciprocal else 1)
 
 
-def _static_dataset(path: str, side: str) -> str:
-    """Return the dataset of a parameter of one relation."""
-    return f"{MODEL_GROUP if side == 'rhs' else RECIPROCAL_GROUP}/{path}"
+def _bigraph_views(rows: np.ndarray, meta: CheckpointMeta) -> list[np.ndarray]:
+    """Return the parameters that PyTorch-BigGraph has, in the order of their numbers in its optimizer."""
+    return [parameter.view for parameter in _parameters(rows, meta) if parameter.key is not None]
 
 
-def _static_key(index: int, side: str, name: str) -> str | None:
-    """Return PyTorch-BigGraph's key of it."""
-    return f"rhs_operators.{index}.{name}" if side == "rhs" else None
+def _parameters(rows: np.ndarray, meta: CheckpointMeta) -> Iterator[Parameter]:
+    """Yield all parameters, by side, then by relation: the order of PyTorch-BigGraph's list of operators.
 
-
-def _own_pieces(rows: np.ndarray, meta: CheckpointMeta) -> Iterator[tuple[np.ndarray, int, str, str]]:
-    """Yield (view of a row, relation, parameter name, side) for each parameter, where operators differ.
-
-    By side, then by relation: the order of PyTorch-BigGraph's list of operators.
+    The side is the one that the operator acts on: tails are predicted by acting on the head (lhs). A
+    reciprocal row is [operator on the head | operator on the tail].
     """
-    halves = np.split(rows, 2, axis=1) if meta.reciprocal else [rows]
-    for half, side in zip(halves, ("lhs", "rhs") if meta.reciprocal else ("rhs",)):
-        for index, operator in enumerate(meta.operators):
+    sides = ("lhs", "rhs") if meta.reciprocal else ("rhs",)
+    is_stacked = is_dynamic(meta)
+    width = rows.shape[1] // len(sides)
+    cuts = [_own_cuts(meta, own) for own in meta.operators] or [_common_cuts(meta, width)] * len(rows)
+    for half, side in zip(np.split(rows, len(sides), axis=1), sides):
+        is_theirs = side == "rhs" or is_stacked
+        group = MODEL_GROUP if is_theirs else RECIPROCAL_GROUP
+        for index, values in enumerate([half] if is_stacked else half):
             start = 0
-            for shape, name in zip(OPERATORS[operator].shapes(meta.dim), PARAMETERS[operator][0]):
+            for name, shape, sign in cuts[index]:
                 end = start + math.prod(shape)
-                yield half[index, start:end].reshape(shape), index, name, side
+                # Still a view: only the last axis, which is contiguous, is cut.
+                view = values[..., start:end].reshape(*values.shape[:-1], *shape)
+                key = f"{side}_operators.{index}.{name}" if is_theirs else None
+                yield Parameter(view, f"{group}/relations/{index}/operator/{side}/{name}", key, sign)
                 start = end
 
 
-def _pieces(
-    rows: np.ndarray, meta: CheckpointMeta, operator: Operator
-) -> Iterator[tuple[np.ndarray, str, int, str]]:
-    """Yield (view of the rows, parameter name, sign, side) for each parameter.
+def _own_cuts(meta: CheckpointMeta, operator: str) -> list[Cut]:
+    """Return the parameters of one side of a row, where operators differ."""
+    return [
+        (name, shape, 1) for name, shape in zip(PARAMETERS[operator][0], OPERATORS[operator].shapes(meta.dim))
+    ]
 
-    The side is the one that the operator acts on: tails are predicted by acting on the head (lhs).
-    """
-    if meta.reciprocal:
-        # A reciprocal row is [operator on the head | operator on the tail]; neither half needs an adjoint.
-        halves = zip(np.split(rows, 2, axis=1), ("lhs", "rhs"))
-        signs: tuple[int, ...] = (1,) * len(operator.static)
-    else:
-        halves = zip([rows], ("rhs",))
-        # PyTorch-BigGraph applies the operator to the tail, ours acts on the head: the adjoint gives equal
-        # scores.
-        signs = operator.adjoint_signs
+
+def _common_cuts(meta: CheckpointMeta, width: int) -> list[Cut]:
+    """Return the parameters of one side of a row, where all relations have one operator."""
+    operator = operator_of(meta)
     names = operator.dynamic if is_dynamic(meta) else operator.static
     if not names:
-        return
-    for half, side in halves:
-        width = half.shape[1] // len(names)
-        shapes = operator.shapes(meta.dim) if operator.shapes else ((width,),) * len(names)
-        ends = np.cumsum([math.prod(shape) for shape in shapes])
-        if ends[-1] != half.shape[1]:
-            raise ValueError(f"{half.shape[1]} numbers, expected {ends[-1]}")
-        for piece, shape, name, sign in zip(np.split(half, ends[:-1], axis=1), shapes, names, signs):
-            # Still a view: only the last axis, which is contiguous, is cut.
-            yield piece.reshape(len(piece), *shape), name, sign, side
+        return []
+    shapes = operator.shapes(meta.dim) if operator.shapes else ((width // len(names),),) * len(names)
+    if (total := sum(map(math.prod, shapes))) != width:
+        raise ValueError(f"{width} numbers, expected {total}")
+    # PyTorch-BigGraph applies the operator to the tail, ours acts on the head: the adjoint gives equal
+    # scores. With an operator for each side none is needed.
+    signs = (1,) * len(names) if meta.reciprocal else operator.adjoint_signs
+    return list(zip(names, shapes, signs))

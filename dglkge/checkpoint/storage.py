@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -133,11 +133,15 @@ def parse_receipt(content: bytes, nonce: str) -> FileEntry | None:
     return parse(FileEntry, note) if note.pop("nonce", None) == nonce else None
 
 
-def read_receipts(folder: LeasedFolder) -> list[FileEntry]:
-    """Return the entries in the receipts of this job."""
-    paths = sorted(folder.path.glob("*" + layout.RECEIPT_SUFFIX))
-    entries = [parse_receipt(path.read_bytes(), folder.nonce) for path in paths]
-    return [entry for entry in entries if entry is not None]
+def read_receipts(folder: LeasedFolder, names: Iterable[str]) -> dict[str, FileEntry]:
+    """Return the entries of those of some files for which a receipt of this job is there."""
+    entries = {}
+    for name in names:
+        with contextlib.suppress(FileNotFoundError):
+            receipt = (folder.path / layout.receipt_file(name)).read_bytes()
+            if (entry := parse_receipt(receipt, folder.nonce)) is not None:
+                entries[name] = entry
+    return entries
 
 
 def signs_of_life(folder: Path) -> list[tuple[str, int]]:
@@ -157,6 +161,17 @@ def parse_pointer(content: bytes) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError):
         return {}
     return note if is_whole else {}
+
+
+def outdated(
+    versions: Iterable[int], notes: Collection[Mapping[str, Any]], newest: int, place: object
+) -> list[int]:
+    """Return the versions before the newest that no pointer's note names; none if a pointer is damaged."""
+    if not all(notes):
+        logger.warning("no older version in %s is removed: a pointer to one is damaged", place)
+        return []
+    kept = {note["version"] for note in notes}
+    return [version for version in versions if version < newest and version not in kept]
 
 
 class CheckpointStorage(LeasedFolder):
@@ -411,14 +426,8 @@ class CheckpointStorage(LeasedFolder):
 
     def drop_older(self, version: int) -> None:
         """Remove older versions, apart from those that a pointer names."""
-        pointers = self.pointers()
-        if not all(pointers.values()):
-            logger.warning("no older version in %s is removed: a pointer to one is damaged", self.path)
-            return
-        kept = {note["version"] for note in pointers.values()}
-        for old in self.versions():
-            if old < version and old not in kept:
-                self._remove(old)
+        for old in outdated(self.versions(), self.pointers().values(), version, self.path):
+            self._remove(old)
 
     def drop_unpublished(self, version: int) -> None:
         """Remove what an interrupted save left: versions newer than ``version``, and unfinished files.

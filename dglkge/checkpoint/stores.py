@@ -26,6 +26,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from dglkge.checkpoint.layout import TEMPORARY_SUFFIX
 from dglkge.distributed.leased_folder import sync
 from dglkge.errors import CheckpointError, InputError, StorageError, missing_package
 from dglkge.registry import Registry
@@ -113,18 +114,18 @@ class FileStore:
 
     def read(self, name: str) -> bytes:
         """Return the content of a file."""
-        return (self._folder / name).read_bytes()
+        return self._path(name).read_bytes()
 
     def write(self, name: str, content: bytes) -> None:
         """Write a file in place and flush it."""
-        path = self._folder / name
+        path = self._path(name)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
         sync(path)
 
     def upload(self, path: Path, name: str) -> None:
         """Copy a file to the folder and flush it."""
-        target = self._folder / name
+        target = self._path(name)
         target.parent.mkdir(parents=True, exist_ok=True)
         with open(path, "rb") as source, open(target, "wb") as copy:
             while block := source.read(COPY_BLOCK_BYTES):
@@ -134,26 +135,30 @@ class FileStore:
 
     def download(self, name: str, path: Path) -> None:
         """Copy a file from the folder."""
-        shutil.copyfile(self._folder / name, path)
+        shutil.copyfile(self._path(name), path)
 
     def copy(self, name: str, target: str) -> None:
         """Copy a file inside the folder."""
-        self.upload(self._folder / name, target)
+        self.upload(self._path(name), target)
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Return the sizes of the files in a folder and below it."""
-        found = {}
-        for path in (self._folder / folder).rglob("*"):
-            if path.is_file():
-                found[path.relative_to(self._folder).as_posix()] = path.stat().st_size
-        return found
+        """Return the sizes of the finished files in a folder and below it."""
+        paths = (self._path(folder) if folder else self._folder).rglob("*")
+        return {
+            path.relative_to(self._folder).as_posix(): path.stat().st_size
+            for path in paths
+            if not path.name.endswith(TEMPORARY_SUFFIX) and path.is_file()
+        }
 
     def remove(self, name: str) -> None:
         """Remove a file, and its folder if that is empty then."""
-        path = self._folder / name
+        path = self._path(name)
         path.unlink()
         with contextlib.suppress(OSError):
             path.parent.rmdir()
+
+    def _path(self, name: str) -> Path:
+        return self._folder / name
 
 
 class FsspecStore:

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,13 +19,13 @@ from dglkge.checkpoint.manifest import (
     JobVersions,
     Manifest,
     TextEntry,
-    check_complete,
     extended,
 )
-from dglkge.checkpoint.mirror import SLOWEST_UPLOAD_BYTES_PER_SECOND, Mirror
+from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.storage import (
     CheckpointStorage,
     check_file,
+    check_files,
     describe_text,
     read_receipts,
     receipt_of,
@@ -39,7 +39,9 @@ from dglkge.typing import RELATION, TablePart
 
 logger = logging.getLogger(__name__)
 
-POLL_SECONDS = 0.02
+POLL_SECONDS, STORE_POLL_SECONDS = 0.02, 1.0
+SLOWEST_UPLOAD_BYTES_PER_SECOND = 1e6
+"""Rate that the limit of the wait for another machine's part at a store allows for."""
 WRITTEN_IN_PLACE = (layout.CONFIG_FILE, layout.VERSION_FILE)
 """Texts that PyTorch-BigGraph writes when it resumes from a version: they are no links to another's."""
 
@@ -124,58 +126,37 @@ class NewVersion:
             If the disk is full or fails, another machine's files do not come, or the store cannot be reached.
             The version before stays as it is.
         """
-        mirror, version = self.mirror, self.version
-        config = bigraph_config(self.meta, self.num_parts, str(self._folder.path.resolve()))
-        written = self._write_parts(bigraph_attributes(self.meta, config))
-        is_cache = mirror is not None and mirror.is_cache
-        if self.relations is not None and not is_cache:
-            try:
-                files = self._wait_for_all()
-            except CheckpointError as error:
-                # The failure of another machine: a restart of the job may succeed.
-                raise JobError(str(error)) from error
-            self._publish(self._complete(files, config))
-        if mirror is None:
-            return
-        for entry in written:
-            mirror.push_part(version, entry, self.previous)
+        folder, mirror, limit = self._folder, self.mirror, self.limit_seconds
+        config = bigraph_config(self.meta, self.num_parts, str(folder.path.resolve()))
+        for entry in self._write_parts(bigraph_attributes(self.meta, config)):
+            # The receipt follows the durable file: its presence is the proof that rank 0 waits for.
+            if mirror is None:
+                folder.write_text(layout.receipt_file(entry.name), receipt_of(entry, folder.nonce))
+            else:
+                mirror.push_part(self.version, entry, self.previous)
+                slowest = mirror.commit_seconds + entry.size_bytes / SLOWEST_UPLOAD_BYTES_PER_SECOND
+                limit = max(limit, self.limit_seconds + slowest)
         if self.relations is None:
             return
-        names = [
-            layout.embeddings_file(name, part, version)
-            for name in self.meta.entity_types
-            for part in range(self.num_parts)
-        ]
-        slowest = max(entry.size_bytes for entry in written) / SLOWEST_UPLOAD_BYTES_PER_SECOND
-        names.append(layout.model_file(version))
-        files = mirror.wait_for_parts(version, names, self.limit_seconds + slowest)
-        # A folder that all machines see has a version before the store; a cache after it.
-        manifest = self._complete(files, config) if is_cache else None
-        mirror.push(version, files)
-        if manifest is not None:
-            self._publish(manifest)
+        files = self._wait_for_parts(limit)
+        manifest = self._complete(files, config)
+        if mirror is not None:
+            mirror.push(self.version, files)
+        self._publish(manifest)
 
-    def _write_parts(self, attributes: Mapping[str, Any]) -> list[FileEntry]:
-        """Write this process's files, each with a receipt; returns their entries."""
+    def _write_parts(self, attributes: Mapping[str, Any]) -> Iterator[FileEntry]:
+        """Write this process's files; yield the entry of each."""
         folder, version, meta = self._folder, self.version, self.meta
         folder.make()
-        entries = []
-
-        def add(entry: FileEntry) -> None:
-            # The receipt follows the durable file: its presence is the proof that rank 0 waits for.
-            folder.write_text(layout.receipt_file(entry.name), receipt_of(entry, folder.nonce))
-            entries.append(entry)
-
         for part in self.parts:
             entry = part_files.write_part(folder, version, part, meta, attributes)
             texts = self._same_names(entry)
             if not texts:
                 ids = part.original_ids.sort().values.tolist()
                 texts = part_files.write_names(folder, part.table, part.part, ids, self.names.get(part.table))
-            add(dataclasses.replace(entry, texts=tuple(texts)))
+            yield dataclasses.replace(entry, texts=tuple(texts))
         if self.relations is not None:
-            add(part_files.write_relations(folder, version, self.relations, meta, attributes))
-        return entries
+            yield part_files.write_relations(folder, version, self.relations, meta, attributes)
 
     def _same_names(self, entry: FileEntry) -> Sequence[TextEntry]:
         """Link a part's names and count if the version before has the same; return their entries."""
@@ -185,22 +166,38 @@ class NewVersion:
                 return old.texts if link_texts(self._folder, self._older, old.texts) else ()
         return ()
 
-    def _wait_for_all(self) -> list[FileEntry]:
-        """Wait for the receipts of all writers, and return them."""
-        # One file for each part of each entity type, and one for all relations.
-        expected = self.num_parts * len(self.meta.entity_types) + 1
-        signs: list[tuple[str, int]] = []
+    def _wait_for_parts(self, limit_seconds: float) -> list[FileEntry]:
+        """Wait for the receipts of all parts, in the folder or at the store; return their entries."""
+        folder, mirror, version, meta = self._folder, self.mirror, self.version, self.meta
+        names = [
+            layout.embeddings_file(name, part, version)
+            for name in meta.entity_types
+            for part in range(self.num_parts)
+        ]
+        names.append(layout.model_file(version))
+        found: dict[str, FileEntry] = {}
+        signs: object = None
         last_news = time.monotonic()
-        while True:
-            files = read_receipts(self._folder)
-            now = time.monotonic()
-            # On timeout, check_complete raises the error with the list of parts that are missing.
-            if len(files) >= expected or now - last_news > self.limit_seconds:
-                check_complete(self.meta, files)
-                return files
-            if (found := signs_of_life(self._folder.path)) != signs:
-                signs, last_news = found, now
-            time.sleep(POLL_SECONDS)
+        while missing := [name for name in names if name not in found]:
+            if mirror is None:
+                found |= read_receipts(folder, missing)
+            else:
+                found |= mirror.read_receipts(version, missing)
+            news, waited = (len(found), signs_of_life(folder.path)), time.monotonic() - last_news
+            if news != signs:
+                signs, last_news = news, time.monotonic()
+            elif waited > limit_seconds:
+                # The failure of another machine: a restart of the job may succeed.
+                where = folder.path if mirror is None else mirror.url
+                receipt = layout.receipt_file(missing[0])
+                raise JobError(f"{receipt} is missing: no part has come to {where} for {waited:.0f} s")
+            if len(found) < len(names):
+                time.sleep(POLL_SECONDS if mirror is None else STORE_POLL_SECONDS)
+        for table, count in {**meta.entity_types, RELATION: len(meta.relations)}.items():
+            rows = sum(entry.num_rows for entry in found.values() if entry.table == table)
+            if rows != count:
+                raise JobError(f"table {table!r}: {rows} rows were written, expected {count}")
+        return [found[name] for name in names]
 
     def _complete(self, files: Sequence[FileEntry], config: Mapping[str, Any]) -> Manifest:
         """Write the texts, the state and the manifest of a version whose parts are complete."""
@@ -290,12 +287,12 @@ def write_anew(storage: CheckpointStorage, manifest: Manifest, names: Mapping[st
         If a text differs from the lost one.
     """
     folder = storage.folder(manifest.version)
-    damaged = {}
+    damaged = set()
     for text in manifest.all_texts.values():
         try:
             check_file(folder.path, text, checksum=True)
-        except CheckpointError as error:
-            damaged[text.name] = error
+        except CheckpointError:
+            damaged.add(text.name)
     if not damaged:
         return []
     aside = storage.damaged_folder(manifest.version)
@@ -303,7 +300,7 @@ def write_anew(storage: CheckpointStorage, manifest: Manifest, names: Mapping[st
         if (folder.path / name).exists():
             (folder.path / name).replace(aside / name)
     for entry in manifest.files:
-        if any(text.name in damaged for text in entry.texts):
+        if not damaged.isdisjoint(text.name for text in entry.texts):
             path = folder.path / entry.name
             with hdf5_format.open_file(path) as file:
                 ids = hdf5_format.original_ids(path, file, manifest.first_id(entry)).tolist()
@@ -317,11 +314,7 @@ def write_anew(storage: CheckpointStorage, manifest: Manifest, names: Mapping[st
             _write_text(folder, text.name, manifest.meta, config, names)
     # The same names and rows must give the same bytes. Another result means that the names are not those of
     # the run.
-    for name in damaged:
-        try:
-            check_file(folder.path, manifest.all_texts[name], checksum=True)
-        except CheckpointError:
-            raise CheckpointError(f"{damaged[name]}; written anew it does not come out as it was") from None
+    check_files(folder.path, manifest.all_texts.values())
     return sorted(damaged)
 
 

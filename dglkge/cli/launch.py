@@ -200,7 +200,7 @@ class _Job:
 
     def run(self, log_dir: Path) -> JobResult:
         """Run one attempt to its end."""
-        console, here, site = self.console, self.places.here, self.site
+        console, site = self.console, self.site
         hosts, settings, config = self._prepare(log_dir, is_registered=True)
         # The files come before the check, which looks for them on the machines.
         site.send_files(self.command, config, self.options.part_config, self.places)
@@ -228,18 +228,17 @@ class _Job:
                 "each trainer computes with all of them"
             )
         limits = Limits(stop_seconds=self.options.stop_seconds, exit_seconds=self.options.exit_seconds)
-        output = None if config is None else here / config.output
         result = Supervisor(site, console, log_dir, limits).run(plan)
-        return self._with_files_fetched(result, output, log_dir)
+        return self._with_logs_fetched(result, log_dir)
 
-    def _with_files_fetched(self, result: JobResult, output: Path | None, log_dir: Path) -> JobResult:
-        """Fetch the files of an attempt; return its result, which a problem or a stop changes.
+    def _with_logs_fetched(self, result: JobResult, log_dir: Path) -> JobResult:
+        """Fetch the logs of an attempt; return its result, which a problem or a stop changes.
 
         A success becomes a failure: the user would take the results for complete. Another status stays: 143
-        still means that the state is committed, and the next start of the job fetches it.
+        still means that the state is committed.
         """
         try:
-            self.site.fetch_files(output, log_dir, self.places)
+            self.site.fetch_logs(log_dir, self.places)
         except DglkgeError as error:
             problem = f"not all files could be brought back: {' '.join(str(error).split())}"
             if result.status == 0:
@@ -247,9 +246,7 @@ class _Job:
             self.console.message(f"error: {problem}")
         except KeyboardInterrupt as error:
             words, status = describe_stop(error)
-            problem = (
-                f"{words}: not all files have been brought back; the next start of the job brings the run"
-            )
+            problem = f"{words}: not all files have been brought back"
             if result.status == 0:
                 return dataclasses.replace(result, status=status, reason=problem, is_interrupted=True)
             self.console.message(problem)
@@ -286,10 +283,10 @@ class _Job:
         """Return the machines of an attempt; waits for the nodes of a job without SSH."""
         is_listed = self.place is None or self.place.has_ip_config
         ip_config = here / self.options.ip_config if is_listed else None
-        address = None if self.place is None else self.place.address
         if self.nodes is not None:
-            return self.nodes.machines(ip_config, address)
+            return self.nodes.machines(ip_config)
         if ip_config is None:  # --nodes 1
+            address = None if self.place is None else self.place.address
             return [Machine(address or "127.0.0.1", has_port=False)]
         return read_ip_config(ip_config)
 

@@ -408,8 +408,8 @@ class CheckpointConfig(Settings):
     )
     storage: str = free(
         "",
-        "URL to which each version is committed as well (s3://bucket/run, file:///disk/run); a folder "
-        "without a checkpoint, or with an older one, goes on from there; empty: none",
+        "URL to which each version is committed (s3://bucket/run, file:///disk/run), and from which every "
+        "start goes on; the run's folder is a cache of it; empty: none",
     )
     local: bool = free(
         True, "keep the rows of versions in the run's folder beside checkpoint.storage; false: only there"

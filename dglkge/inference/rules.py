@@ -151,22 +151,39 @@ class RuleGraph:
                     break
         return sorted(found.values(), key=lambda path: len(path.steps))
 
-    def rule(self, steps: tuple[Step, ...], relation_id: int, seed: int = 0) -> Rule:
-        """Measure a chain as a rule for a relation, from sampled entities at its start."""
-        relation, side = steps[0]
-        start_type = self._relations[relation].anchor_type(side)
-        starts = self._known.seen(_opposite(side), relation)
-        draw = np.random.default_rng((seed, relation_id, relation))
-        starts = draw.permutation(starts)[:SAMPLES]
+    def follow(
+        self, starts: np.ndarray, steps: tuple[Step, ...], most: int = MAX_REACHED
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Return the pairs that a chain joins: places of the starts (n,) and entities that they lead to (n,).
+
+        Each pair is there once. No walk comes back to its start.
+
+        Parameters
+        ----------
+        starts : (Q,) int64 array
+        steps : tuple of Step
+        most : int
+            Pairs after each step; of more, evenly spaced ones.
+        """
+        start_type = self._relations[steps[0][0]].anchor_type(steps[0][1])
         origin, reached = np.arange(len(starts)), starts
         for relation, side in steps:
             place, answers = self._known.answers(side, reached, np.full(len(reached), relation))
             size = int(answers.max(initial=0)) + 1
-            pairs = evenly(np.unique(origin[place] * size + answers), MAX_REACHED)
+            pairs = evenly(np.unique(origin[place] * size + answers), most)
             origin, reached = np.divmod(pairs, size)
             if self._relations[relation].candidate_type(side) == start_type:  # the variables differ
                 is_other = starts[origin] != reached
                 origin, reached = origin[is_other], reached[is_other]
+        return origin, reached
+
+    def rule(self, steps: tuple[Step, ...], relation_id: int, seed: int = 0) -> Rule:
+        """Measure a chain as a rule for a relation, from sampled entities at its start."""
+        relation, side = steps[0]
+        starts = self._known.seen(_opposite(side), relation)
+        draw = np.random.default_rng((seed, relation_id, relation))
+        starts = draw.permutation(starts)[:SAMPLES]
+        origin, reached = self.follow(starts, steps)
         joined = self._known.contain(Side.TAIL, starts[origin], np.full(len(origin), relation_id), reached)
         return Rule(steps, int(joined.sum()), len(origin))
 
@@ -192,6 +209,11 @@ class RuleGraph:
 def best_rules(rules: Sequence[Rule]) -> list[Rule]:
     """Return the rules with support, by descending confidence, shorter ones first."""
     return sorted((rule for rule in rules if rule.support), key=lambda one: (-one.confidence, len(one.steps)))
+
+
+def mirrored(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    """Return a chain read from its end."""
+    return tuple((relation, _opposite(side)) for relation, side in reversed(steps))
 
 
 def evenly(rows: np.ndarray, most: int) -> np.ndarray:

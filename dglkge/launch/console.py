@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
 import re
 import select
 import shutil
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -37,16 +37,7 @@ _NOISE = re.compile(
     r"|Start to load partition from .* which is \d+ bytes\. It may take non-trivial time for large "
     r"partition\.$"
     r"|Finished loading (partition|node data|edge data)\.$"
-    # A server that the launcher stops with SIGTERM: DGL aborts it, and libxsmm in torch adds its report.
-    r"|\[[\d:]+\] .*/rpc/rpc\.cc:\d+: $"
-    r"|User pressed Ctrl\+C, Exiting$"
-    r"|LIBXSMM_(VERSION|TARGET): "
-    r"|Registry and code: \d+ MB\b"
-    r"|Command: .*/dglkge/launch/script_runner\.py "
-    r"|Uptime: \d+\.\d{6} s$"
 )
-_STOPPED_SERVER = "User pressed Ctrl+C, Exiting"
-_ABORT = "terminate called without an active exception"
 
 
 def is_noise(line: str) -> bool:
@@ -60,36 +51,13 @@ def is_noise(line: str) -> bool:
     return _NOISE.match(line) is not None
 
 
-def without_noise(lines: Iterable[str], before: str = "") -> list[str]:
-    """Return lines without the routine messages of DGL and torch.
-
-    An abort is routine after DGL's message about its signal only, and an empty line before libxsmm's report
-    belongs to it. ``before`` is the line before the first one.
-
-    Examples
-    --------
-    >>> abort = "terminate called without an active exception"
-    >>> without_noise(["", "User pressed Ctrl+C, Exiting", abort, "a"]), without_noise([abort, "", "a"])
-    (['a'], ['terminate called without an active exception', '', 'a'])
-    """
-    kept: list[str] = []
-    for line in lines:
-        if is_noise(line):
-            while kept and not kept[-1].strip():
-                kept.pop()
-        elif not (line == _ABORT and before == _STOPPED_SERVER):
-            kept.append(line)
-        before = line
-    return kept
-
-
-MOST_WAITING_BYTES = 4 << 20
-"""Most bytes that are queued for a blocked console (Ctrl-S, a pager); more are dropped."""
+MOST_WAITING_TEXTS = 1 << 15
+"""Most texts that are queued for a blocked console (Ctrl-S, a pager); more are dropped."""
 
 FLUSH_SECONDS = 5.0
 """Timeout at the end of a job for a blocked console."""
 
-BLOCK_BYTES = 65536
+POLL_SECONDS = 0.01
 
 
 class BackgroundStream:
@@ -110,10 +78,8 @@ class BackgroundStream:
         # Python's buffer is emptied first: later text bypasses it and must not overtake.
         stream.flush()
         self.descriptor = stream.fileno()
-        self._changed = threading.Condition()
-        self._waiting = bytearray()
-        self._num_dropped = 0
-        self._last_progress = time.monotonic()
+        self._texts: queue.Queue[bytes] = queue.Queue(MOST_WAITING_TEXTS)
+        self._num_dropped = self._num_written = 0
         threading.Thread(target=self._run, name="dglkge-console", daemon=True).start()
 
     def isatty(self) -> bool:
@@ -122,20 +88,14 @@ class BackgroundStream:
 
     def write(self, text: str) -> int:
         """Queue some text, or count its lines as dropped; the next text is preceded by that count."""
-        data = text.encode(errors="replace")
-        with self._changed:
+        words = f"[launcher] {self._num_dropped} lines are missing here: this console was blocked\n"
+        data = (words if self._num_dropped else "") + text
+        try:
             # Dropping is better than blocking: timeouts depend on the loop that writes here.
-            if len(self._waiting) + len(data) > MOST_WAITING_BYTES:
-                self._num_dropped += data.count(b"\n")
-                return len(text)
-            if self._num_dropped:
-                words = f"[launcher] {self._num_dropped} lines are missing here: this console was blocked\n"
-                data = words.encode() + data
-                self._num_dropped = 0
-            if not self._waiting:
-                self._last_progress = time.monotonic()
-            self._waiting += data
-            self._changed.notify_all()
+            self._texts.put_nowait(data.encode(errors="replace"))
+            self._num_dropped = 0
+        except queue.Full:
+            self._num_dropped += text.count("\n")
         return len(text)
 
     def flush(self) -> None:
@@ -146,40 +106,37 @@ class BackgroundStream:
 
         If the last lines were dropped, their number is written instead.
         """
-        with self._changed:
-            while self._waiting or self._num_dropped:
-                if not self._waiting:
-                    self.write("")
-                # The time counts from the last progress: a slow terminal is waited for as long as it accepts
-                # text.
-                left = self._last_progress + seconds - time.monotonic()
-                if left <= 0:
-                    return False
-                self._changed.wait(left)
+        # A slow terminal is waited for as long as it accepts text.
+        num_written, since = self._num_written, time.monotonic()
+        while self._texts.unfinished_tasks or self._num_dropped:
+            if not self._texts.unfinished_tasks:
+                self.write("")
+            if self._num_written != num_written:
+                num_written, since = self._num_written, time.monotonic()
+            elif time.monotonic() - since > seconds:
+                return False
+            time.sleep(POLL_SECONDS)
         return True
 
     def _run(self) -> None:
         """Write what waits without end; the body of the thread."""
         while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._waiting)
-                block = bytes(self._waiting[:BLOCK_BYTES])
-            num_written = len(block)  # also on a closed pipe or a full disk
-            # Written outside of the lock, so that write() never waits for the terminal.
-            try:
-                num_written = os.write(self.descriptor, block)
-            except BlockingIOError:
-                num_written = 0
-                with contextlib.suppress(OSError, ValueError):
-                    # A terminal that is shared with other programs may be non-blocking: the thread waits for
-                    # room, without a busy loop.
-                    select.select([], [self.descriptor], [])
-            except OSError:
-                pass
-            with self._changed:
-                self._last_progress = time.monotonic()
-                del self._waiting[:num_written]
-                self._changed.notify_all()
+            data = self._texts.get()
+            while data:
+                count = len(data)  # also on a closed pipe or a full disk
+                try:
+                    count = os.write(self.descriptor, data)
+                except BlockingIOError:
+                    count = 0
+                    with contextlib.suppress(OSError, ValueError):
+                        # A terminal that is shared with other programs may be non-blocking: the thread waits
+                        # for room, without a busy loop.
+                        select.select([], [self.descriptor], [])
+                except OSError:
+                    pass
+                data = data[count:]
+                self._num_written += count
+            self._texts.task_done()
 
 
 def in_background(stream: Any) -> Any:

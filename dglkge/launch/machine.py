@@ -476,7 +476,7 @@ def node_tasks(job: MachineJob, python: str) -> dict[str, Callable[..., Any]]:
         "clean_up": clean_up,
         "list_files": file_transfer.list_files,
         "stale_files": file_transfer.stale_files,
-        "read_block": file_transfer.read_block,
-        "write_block": file_transfer.write_block,
+        "send_block": file_transfer.send_block,
+        "take_block": file_transfer.take_block,
         "place_folder": file_transfer.place_folder,
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -162,23 +163,12 @@ def bind_error(address: str, port: int) -> int:
 
 
 def describe_listener(port: int) -> str:
-    """Describe the process that listens on a port, if this user may see it."""
-    try:
+    """Describe the process that listens on a port, ``pid 12: command``, as far as this user may see it."""
+    with contextlib.suppress(psutil.Error):
         # Without privileges the list has no pids of other users' processes.
-        connections = psutil.net_connections("tcp")
-    except psutil.Error:
-        connections = []
-    for connection in connections:
-        is_listener = connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
-        if is_listener and connection.pid is not None:
-            return describe_pid(connection.pid)
+        for connection in psutil.net_connections("tcp"):
+            is_listener = connection.status == psutil.CONN_LISTEN and connection.laddr.port == port
+            if is_listener and connection.pid is not None:
+                command = " ".join(psutil.Process(connection.pid).cmdline())
+                return f"pid {connection.pid}: {command[:200]}"
     return "another process (its owner alone may see which)"
-
-
-def describe_pid(pid: int) -> str:
-    """Return ``pid 12: command``, or ``pid 12`` if this user may not see the command."""
-    try:
-        command = " ".join(psutil.Process(pid).cmdline())
-    except psutil.Error:
-        command = ""
-    return f"pid {pid}" + (f": {command[:200]}" if command else "")

@@ -11,7 +11,7 @@ from pathlib import Path
 from dglkge.distributed.preemption import RESTART_STATUS
 from dglkge.errors import FAILURE_STATUS
 from dglkge.launch.connection import Events, RunningProcess
-from dglkge.launch.console import Console, ProcessOutput, plain_text, without_noise
+from dglkge.launch.console import Console, ProcessOutput, is_noise, plain_text
 from dglkge.launch.job_result import JobResult, ProcessResult, describe_status, exit_status
 from dglkge.launch.process_plan import Limits, PlannedProcess
 from dglkge.launch.protocol import Output
@@ -181,7 +181,7 @@ class Supervisor:
         self._process_events(0.0)
         output = self._outputs[process.name]
         # What buries the line that matters is left out, unless there is nothing else.
-        tail = without_noise(output.tail) or output.tail
+        tail = [line for line in output.tail if not is_noise(line)] or output.tail
         lines = [
             self._reason,
             f"the end of its log, {output.log_path}:",
@@ -198,8 +198,9 @@ class Supervisor:
         if self._reason is None and self._signals:
             self._interrupt()
         if self._reason is not None:
-            # Servers too: without their trainers they would wait for clients without end.
-            self._send(self._processes, signal.SIGTERM)
+            # Servers have nothing to save, and at SIGTERM DGL would abort them with a long report.
+            self._send([process for process in self._processes if not process.is_trainer], signal.SIGKILL)
+            self._send([process for process in self._processes if process.is_trainer], signal.SIGTERM)
             self._await_exits(self._processes, self._limits.failure_seconds)
 
     def _await_servers(self) -> None:
@@ -211,8 +212,7 @@ class Supervisor:
         names = ", ".join(process.name for process in lingering)
         limit = f"{self._limits.exit_seconds:g} s"
         self._console.message(f"warning: {names} still ran {limit} after the last trainer; ended")
-        self._send(lingering, signal.SIGTERM)
-        self._await_exits(lingering, self._limits.failure_seconds)
+        self._send(lingering, signal.SIGKILL)
 
     def _interrupt(self) -> None:
         """Forward a stop signal to the trainers and wait until they have committed, or for a second signal.
@@ -322,7 +322,6 @@ class Supervisor:
         output = self._outputs[process.name]
         if process.is_trainer and process.planned.number == 0:
             self._console.progress(process.name, output.progress)
-        tail = output.tail  # it has the new lines already
-        before = tail[-len(lines) - 1] if len(tail) > len(lines) else ""
-        for line in without_noise(lines, before):
-            self._console.line(process.name, self._processes.index(process), line)
+        for line in lines:
+            if not is_noise(line):
+                self._console.line(process.name, self._processes.index(process), line)

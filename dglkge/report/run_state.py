@@ -19,7 +19,7 @@ from dglkge.checkpoint.layout import Progress
 from dglkge.data.dataset_files import TEST, VALID
 from dglkge.distributed.log_format import parse_line
 from dglkge.errors import InputError
-from dglkge.launch.console import LAUNCHER_LOG, without_noise
+from dglkge.launch.console import LAUNCHER_LOG, is_noise
 from dglkge.report.learning_curves import read_lines, records_folder
 
 TRAINING, STOPPED, FINISHED, NEW = "training", "no news", "finished", "not begun"
@@ -228,7 +228,7 @@ def _events(lines: Sequence[Mapping[str, Any]], logs: Path | None) -> list[dict[
 def _log_tail(logs: Path, num_lines: int) -> list[str]:
     """Return the last lines of the first trainer's log without those that are events already."""
     lines = [line for line in _tail(logs / _FIRST_TRAINER_LOG) if parse_line(line) is None]
-    return [line for line in without_noise(lines) if line.strip()][-num_lines:]
+    return [line for line in lines if line.strip() and not is_noise(line)][-num_lines:]
 
 
 def _tail(path: Path) -> list[str]:

@@ -16,7 +16,8 @@ import torch
 
 from dglkge.checkpoint import CheckpointManager, TrainerGroup, open_checkpoint
 from dglkge.checkpoint import manager as managers
-from dglkge.checkpoint import mirror as mirrors
+from dglkge.checkpoint import version_writer as writers
+from dglkge.checkpoint.manifest import FileEntry
 from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.checkpoint.stores import FileStore, open_store
@@ -137,7 +138,7 @@ def test_damage_on_one_disk_ends_all(disks):
     os.truncate(disks[1] / "v2" / "embeddings_person_0.v2.h5", 100)
     outcomes = together(disks, resume)
     assert outcomes[0] == outcomes[1]
-    assert outcomes[0].startswith("error: rank 1, ") and "embeddings_person_0.v2.h5 is damaged" in outcomes[0]
+    assert outcomes[0].startswith("error: rank 1: ") and "embeddings_person_0.v2.h5 is damaged" in outcomes[0]
 
 
 def test_a_fallback_that_fails_on_rank_0_ends_all(tmp_path):
@@ -221,15 +222,20 @@ def test_a_host_that_sees_a_version_late_is_waited_for(disks, monkeypatch, work_
 class SlowMirror:
     """Uploads for longer than the limit, in blocks or without a sign of progress."""
 
+    version, url, commit_seconds = 0, "", 0.0
+
     def __init__(self, num_blocks: int, is_stuck: bool) -> None:
-        self.progress, self._num_blocks, self._is_stuck, self.is_cache = 0, num_blocks, is_stuck, False
+        self.progress, self._num_blocks, self._is_stuck = 0, num_blocks, is_stuck
+        self._entries: dict[str, FileEntry] = {}
 
-    def push_part(self, *_: object) -> None:
-        """Do nothing: the parts are small."""
+    def manifest(self, _version: int) -> None:
+        """Return nothing: there is no version yet."""
 
-    def wait_for_parts(self, *_: object) -> list[object]:
-        """Return nothing: it is not asked for."""
-        return []
+    def push_part(self, _version: int, entry: FileEntry, _previous: object) -> None:
+        self._entries[entry.name] = entry
+
+    def read_receipts(self, _version: int, _names: Sequence[str]) -> dict[str, FileEntry]:
+        return dict(self._entries)
 
     def push(self, version: int, parts: Sequence[object]) -> None:
         for _ in range(self._num_blocks):
@@ -240,7 +246,7 @@ class SlowMirror:
 @pytest.mark.parametrize("is_lost", [False, True])
 def test_machines_that_share_a_disk_upload_their_parts_side_by_side(tmp_path, monkeypatch, caplog, is_lost):
     """Rank 0 uploads its own part, and publishes when the other machine's receipt is at the URL."""
-    monkeypatch.setattr(mirrors, "RECEIPT_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(writers, "STORE_POLL_SECONDS", 0.02)
     disk, url = tmp_path / "run" / "checkpoint", f"file://{tmp_path}/bucket/run"
     both = [Mirror(open_store(url), tmp_path / "run", commit_seconds=0.2) for _ in range(2)]
     both[1]._job = both[0]._job
@@ -271,7 +277,7 @@ def test_machines_that_share_a_disk_upload_their_parts_side_by_side(tmp_path, mo
 
     def save_as_one_of_two(manager):
         manager.group = dataclasses.replace(manager.group, limit_seconds=1.0)
-        manager._mirror = both[manager.group.rank]
+        manager._mirror, manager._has_store = both[manager.group.rank], True
         return start_saving(manager)
 
     outcomes = together([disk] * 2, save_as_one_of_two)
@@ -298,8 +304,7 @@ def test_waiting_for_a_write_follows_its_progress(tmp_path, monkeypatch, is_stuc
 
     def save_slowly(manager):
         manager.group = dataclasses.replace(manager.group, limit_seconds=0.5)
-        if manager.group.rank == 0:
-            manager._mirror = mirror
+        manager._mirror, manager._has_store = mirror, True
         return start_saving(manager)
 
     outcomes = together([tmp_path / "run"] * 2, save_slowly)
@@ -307,4 +312,4 @@ def test_waiting_for_a_write_follows_its_progress(tmp_path, monkeypatch, is_stuc
         assert outcomes == ["error: a version was not written: nothing has changed for 0.5 s"] * 2
     else:
         assert outcomes == ["1", "1"] and mirror.progress == 15
-    assert open_checkpoint(tmp_path / "run").version == 1  # it counts on the disk in any case
+        assert open_checkpoint(tmp_path / "run").version == 1

@@ -178,52 +178,6 @@ def test_row_adagrads_sums_of_relations_in_the_shapes_of_biggraphs_operators(tmp
 DYNAMIC = "model/relations/0/operator"
 
 
-@pytest.mark.parametrize(
-    ("score_function", "parameters"),
-    [
-        ("complex", {"real": (2, 3), "imag": (2, 3)}),
-        ("rotate", {"phases": (2, 3)}),
-    ],
-)
-def test_dynamic_model_file(tmp_path, score_function, parameters):
-    meta = toy_meta(score_function)
-    save_toy(tmp_path, meta, toy_tables(meta))
-    width = 6 if score_function == "rotate" else 12
-    expected = {
-        f"{DYNAMIC}/{side}/{name}": ("<f4", shape)
-        for side in ("lhs", "rhs")
-        for name, shape in parameters.items()
-    }
-    assert tree(tmp_path / "v1" / "model.v1.h5") == {**expected, "optimizer/sum": ("<f4", (2, width))}
-    with h5py.File(tmp_path / "v1" / "model.v1.h5") as file:
-        for side in ("lhs", "rhs"):
-            for name in parameters:
-                key = file[f"{DYNAMIC}/{side}/{name}"].attrs["state_dict_key"]
-                assert key == f"{side}_operators.0.{name}"
-
-
-@pytest.mark.parametrize("reciprocal", [True, False])
-def test_static_model_file(tmp_path, reciprocal):
-    meta = toy_meta("complex", TWO_PAIRS, reciprocal)
-    save_toy(tmp_path, meta, toy_tables(meta))
-    expected = {
-        f"model/relations/{index}/operator/rhs/{name}": ("<f4", (3,))
-        for index in range(3)
-        for name in ("real", "imag")
-    }
-    if reciprocal:
-        expected.update(
-            {
-                path.replace("model/", "reciprocal/").replace("/rhs/", "/lhs/"): kind
-                for path, kind in expected.items()
-            }
-        )
-    expected["optimizer/sum"] = ("<f4", (3, 12 if reciprocal else 6))
-    assert tree(tmp_path / "v1" / "model.v1.h5") == expected
-    with h5py.File(tmp_path / "v1" / "model.v1.h5") as file:
-        assert file["model/relations/2/operator/rhs/imag"].attrs["state_dict_key"] == "rhs_operators.2.imag"
-
-
 def biggraph_operate(rows, parameters, score_function):
     """Apply PyTorch-BigGraph's operator to rows (n, D), in float64."""
     if score_function == "complex":

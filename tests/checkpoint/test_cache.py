@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dglkge.checkpoint import CheckpointManager, TrainerGroup, open_checkpoint
-from dglkge.checkpoint import mirror as mirrors
+from dglkge.checkpoint import version_writer as writers
 from dglkge.checkpoint.layout import BEST
 from dglkge.checkpoint.manifest import CheckpointMeta, check_same_run
 from dglkge.checkpoint.mirror import Mirror
@@ -35,7 +35,7 @@ META = toy_meta(relations=TWO_PAIRS)
 
 @pytest.fixture(autouse=True)
 def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mirrors, "RECEIPT_POLL_SECONDS", 0.02)
+    monkeypatch.setattr(writers, "STORE_POLL_SECONDS", 0.02)
     monkeypatch.setattr("dglkge.checkpoint.stores.FIRST_PAUSE_SECONDS", 0.0)
     monkeypatch.setattr("dglkge.checkpoint.stores.RETRY_SECONDS", 0.05)
 
@@ -63,16 +63,16 @@ class Cluster:
 
         def trainer(rank: int) -> None:
             run = self.runs[order[rank]]
-            mirror = Mirror(FileStore(f"file://{self.store}"), run, commit_seconds=1.0, is_cache=True)
+            mirror = Mirror(FileStore(f"file://{self.store}"), run, commit_seconds=1.0)
             mirror._job = jobs[0] = jobs[0] or mirror._job
             try:
                 gathering.barrier.wait()
                 mirror._job = jobs[0]
                 if rank == 0:
-                    mirror.agree(mirror.take(refuse_other_runs), writes=True)
+                    mirror.fill(mirror.take(refuse_other_runs))
                 gathering.barrier.wait()
                 if rank > 0:
-                    mirror.agree(mirror.newest(), writes=False)
+                    mirror.fill(mirror.newest())
                 gathering.barrier.wait()
             except DglkgeError as error:
                 outcomes[rank] = str(error)
@@ -84,7 +84,7 @@ class Cluster:
                 rank, True, gathering.barrier.wait, gathering.of(rank), 2.0, has_own_disk=True
             )
             manager = CheckpointManager(
-                run / "checkpoint", group, toy_names(META), len(order), mirror=mirror, is_cache=True
+                run / "checkpoint", group, toy_names(META), len(order), mirror=mirror, has_store=True
             )
             try:
                 outcomes[rank] = work(manager)
@@ -250,7 +250,7 @@ def test_a_part_that_does_not_come_ends_all(cluster, monkeypatch, caplog):
     monkeypatch.setattr(FileStore, "upload", upload)
     outcomes = cluster.start(save(1))
     assert outcomes[0] == outcomes[1]
-    assert "embeddings_film_1.v1.h5.receipt.json is missing: no part has come to the store" in outcomes[0]
+    assert "embeddings_person_1.v1.h5.receipt.json is missing: no part has come to file:" in outcomes[0]
     assert f"cannot write file://{cluster.store}/checkpoint/v1/embeddings_" in caplog.text
     assert ": not yours" in caplog.text
     assert not (cluster.store / "checkpoint" / "checkpoint_version.txt").exists()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import zlib
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -76,11 +75,3 @@ def test_no_state_at_all(tmp_path):
         hdf5_format.write_blob(file.create_group("optimizer"), {"state": {}, "param_groups": []})
     with hdf5_format.open_file(path) as file:
         assert hdf5_format.read_state(file) == {}
-
-
-def test_a_file_opened_for_reading_cannot_be_written(tmp_path):
-    path = tmp_path / "x.h5"
-    with hdf5_format.create(path, {}):
-        pass
-    with hdf5_format.open_file(path) as file, pytest.raises((OSError, ValueError, KeyError)):
-        h5py.Group.create_dataset(file, "x", data=[1])

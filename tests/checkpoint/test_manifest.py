@@ -8,7 +8,7 @@ import zlib
 
 import pytest
 
-from dglkge.checkpoint.manifest import FileEntry, Manifest, check_complete, check_same_run
+from dglkge.checkpoint.manifest import FileEntry, Manifest, check_same_run
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION, Relation
 from tests.checkpoint.toy_checkpoint import TWO_PAIRS, toy_meta
@@ -121,28 +121,3 @@ def test_the_same_run_may_go_on():
     meta = toy_meta()
     later = dataclasses.replace(meta, progress={"finished_epochs": 9}, seed=4, dataset_path="/moved")
     check_same_run(meta, later)
-
-
-def test_complete():
-    meta = toy_meta(relations=TWO_PAIRS)
-    for num_parts in (1, 2, 4):
-        check_complete(meta, whole(meta, num_parts))
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda files: files[1:], r"table 'relation': parts \[\] with 0 rows were written"),
-        (
-            lambda files: files[:-1],
-            r"table 'film': parts \[0\] with 4 rows were written; .* with 5 rows in all",
-        ),
-        (lambda files: [*files, entry("film", 2, 1)], r"table 'film': parts \[0, 1, 2\] with 6 rows"),
-        (lambda files: [*files, entry("film", 3, 0)], r"table 'film': parts \[0, 1, 3\] with 5 rows"),
-        (lambda files: [*files, entry("person", 1, 0)], r"table 'person': parts \[0, 1, 1\]"),
-    ],
-)
-def test_incomplete(change, words):
-    meta = toy_meta(relations=TWO_PAIRS)
-    with pytest.raises(CheckpointError, match=words):
-        check_complete(meta, change(whole(meta, 2)))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 import subprocess
 import sys
@@ -17,14 +16,14 @@ import torch
 
 from dglkge.checkpoint import CheckpointManager, open_checkpoint
 from dglkge.checkpoint import mirror as mirror_module
-from dglkge.checkpoint.manager import fall_back
 from dglkge.checkpoint.manifest import check_same_run
 from dglkge.checkpoint.mirror import Mirror, local_path
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.checkpoint.stores import STORES, FileStore, PatientStore, is_url, open_store
 from dglkge.cli.main import main
 from dglkge.errors import CheckpointError, InputError, StorageError
-from tests.checkpoint.toy_checkpoint import flip, same, save_toy, toy_meta, toy_tables
+from dglkge.typing import RELATION
+from tests.checkpoint.toy_checkpoint import cut, flip, same, save_toy, toy_meta, toy_names, toy_tables
 from tests.training.toy_trainer import ToyRun
 
 
@@ -74,19 +73,31 @@ def same_run(saved) -> None:
 
 
 def started(folder: Path, url: str, **options: bool) -> Mirror:
-    """Start a job that takes a URL, and bring the folder and the URL to the newer version."""
+    """Start a job that takes a URL, and bring the folder to its version."""
     mirror = Mirror(open_store(url), folder, **options)
-    mirror.agree(mirror.take(same_run), writes=True)
+    mirror.fill(mirror.take(same_run), may_upload=True)
     return mirror
 
 
-def pushed(folder: Path, url: str, seed: int = 0) -> Mirror:
-    saved(folder, seed)
-    return started(folder, url)
+def commit(folder: Path, mirror: Mirror, seed: int = 0, *kept: str):
+    """Save one more version as the job that has the URL, kept under some names; return its tables."""
+    meta = toy_meta()
+    tables, names = toy_tables(meta, seed), toy_names(meta)
+    folder.mkdir(exist_ok=True)
+    (folder / "config.json").write_text("{}")
+    manager = CheckpointManager(
+        folder / "checkpoint", names=names, num_parts=2, mirror=mirror, has_store=True
+    )
+    parts = [part for name in meta.entity_types for part in cut(name, tables[name], 2)]
+    manager.save(parts, cut(RELATION, tables[RELATION], 1)[0], meta, {name: {} for name in kept})
+    return tables
 
 
-def push(mirror: Mirror) -> None:
-    mirror.push(mirror._storage.published_version())
+def pushed(folder: Path, url: str, seed: int = 0, *kept: str) -> Mirror:
+    """Start a job that commits one version."""
+    mirror = started(folder, url)
+    commit(folder, mirror, seed, *kept)
+    return mirror
 
 
 def trained(folder: Path, epochs: int, mirror: Mirror | None = None) -> ToyRun:
@@ -105,17 +116,19 @@ def names_at(url: str) -> set[str]:
 
 
 def test_a_fresh_machine_goes_on_from_the_url(tmp_path, any_url):
-    tables = saved(tmp_path / "a")
+    first = saved(tmp_path / "a")  # without a URL
+    CheckpointStorage(tmp_path / "a" / "checkpoint").keep(1, "best", {"score": 0.5})
+    tables = saved(tmp_path / "a", seed=2)
     started(tmp_path / "a", any_url)
+    assert same(rows_of(f"{any_url}/checkpoint/best"), first["person"].rows)
     other = started(tmp_path / "b", any_url)
     assert same(rows_of(tmp_path / "b"), tables["person"].rows)
     assert (tmp_path / "b" / "config.json").read_text() == "{}"
     # It is a whole run: the next version is saved on top of it, and published at the URL.
-    newer = saved(tmp_path / "b", seed=1)
-    push(other)
-    assert CheckpointStorage(tmp_path / "b" / "checkpoint").published_version() == 2
+    newer = commit(tmp_path / "b", other, 1)
+    assert CheckpointStorage(tmp_path / "b" / "checkpoint").published_version() == 3
     assert same(rows_of(local_path(any_url)), newer["person"].rows)
-    assert not [name for name in names_at(any_url) if "/v1/" in name]
+    assert {name.split("/")[1] for name in names_at(any_url) if "/v" in name} == {"v1", "v3"}
 
 
 def test_objects_copied_to_a_disk_are_a_run(tmp_path, url):
@@ -151,8 +164,7 @@ def written(monkeypatch):
 
 
 def test_parts_then_manifest_then_pointer(tmp_path, url, written):
-    saved(tmp_path / "a")
-    started(tmp_path / "a", url)
+    pushed(tmp_path / "a", url)
     parts = [number for number, name in enumerate(written) if name.endswith(".h5")]
     assert len(parts) == 3
     assert max(parts) < written.index("checkpoint/v1/manifest.json")
@@ -183,69 +195,66 @@ def test_killed_during_any_write_the_version_before_counts(tmp_path, monkeypatch
         folder = tmp_path / str(stop_at)
         url = f"file://{folder}/bucket"
         mirror = pushed(folder / "a", url)
-        first, second = rows_of(folder / "a"), saved(folder / "a", seed=1)["person"].rows
+        first, second = rows_of(folder / "a"), toy_tables(toy_meta(), 1)["person"].rows
         writes.clear()
         with monkeypatch.context() as patch:
             patch.setattr(FileStore, "upload", torn(FileStore.upload))
             patch.setattr(FileStore, "write", torn(FileStore.write))
             with contextlib.suppress(Killed):
-                push(mirror)
+                commit(folder / "a", mirror, 1)
         read, is_whole = rows_of(url), len(writes) < stop_at
         assert same(read, second) or (same(read, first) and not is_whole)
-        # The next job of the same machine uploads what was left out.
-        started(folder / "a", url)
+        # The next job of the same machine goes on from there.
+        again = started(folder / "a", url)
+        assert same(rows_of(folder / "a"), read)
+        commit(folder / "a", again, 1)
         assert same(rows_of(url), second)
         if is_whole:
             break
     assert writes[-1] == "checkpoint/checkpoint_version.txt" and len(writes) > 10
 
 
-def test_snapshots_are_kept_and_brought_back(tmp_path, url):
-    mirror = pushed(tmp_path / "a", url)
+def test_snapshots_are_kept(tmp_path, url):
+    mirror = pushed(tmp_path / "a", url, 0, "best")
     best = rows_of(tmp_path / "a")
-    CheckpointStorage(tmp_path / "a" / "checkpoint").keep(1, "best", {"score": 0.5})
     for seed in (1, 2):
-        saved(tmp_path / "a", seed=seed)
-        push(mirror)
+        commit(tmp_path / "a", mirror, seed)
     assert {name.split("/")[1] for name in names_at(url) if "/v" in name} == {"v1", "v3"}
-    started(tmp_path / "b", url)
+    started(tmp_path / "b", url).bring("best")
     assert same(rows_of(tmp_path / "b" / "checkpoint" / "best"), best)
     assert same(rows_of(url + "/checkpoint/best"), best)
     with pytest.raises(CheckpointError, match="has no kept version 'epoch_7'"):
         open_checkpoint(url + "/checkpoint/epoch_7")
 
 
-def test_a_damaged_version_does_not_take_the_place_of_the_one_at_the_url(tmp_path, url):
-    """It was published here when its job was killed, and a byte of it has changed since."""
-    mirror = pushed(tmp_path / "a", url)
-    rows = rows_of(url)
-    saved(tmp_path / "a", seed=1)
-    flip(tmp_path / "a" / "checkpoint" / "v2" / "embeddings_person_0.v2.h5", 2500)
-    with pytest.raises(CheckpointError, match="embeddings_person_0.v2.h5 is damaged: its checksum"):
-        mirror.agree(mirror.take(same_run), writes=True)
-    assert same(rows_of(url), rows)
+def test_a_damaged_run_is_not_uploaded(tmp_path, url):
+    saved(tmp_path / "a")
+    flip(tmp_path / "a" / "checkpoint" / "v1" / "embeddings_person_0.v1.h5", 2500)
+    with pytest.raises(
+        CheckpointError, match="no version of this run; .*_0.v1.h5 is damaged: its checksum.* anew"
+    ):
+        started(tmp_path / "a", url)
+    assert "checkpoint/checkpoint_version.txt" not in names_at(url)
 
 
 def test_two_histories_are_refused(tmp_path, url):
     pushed(tmp_path / "a", url)
     saved(tmp_path / "b", seed=1)
-    with pytest.raises(CheckpointError, match="neither continues the other: take another checkpoint.storage"):
+    with pytest.raises(CheckpointError, match="has version 1 of run .*, which does not go on from it: move"):
         started(tmp_path / "b", url)
 
 
 def test_a_job_that_was_replaced_publishes_nothing(tmp_path, url):
     mirror = pushed(tmp_path / "a", url)
     started(tmp_path / "b", url)
-    saved(tmp_path / "a", seed=1)
     with pytest.raises(CheckpointError, match="was taken over by job [0-9a-f]{8} on .*no longer writes"):
-        push(mirror)
+        commit(tmp_path / "a", mirror, 1)
     assert "checkpoint/v2/manifest.json" not in names_at(url)
 
 
 def test_a_job_that_is_replaced_during_an_upload_does_not_publish(tmp_path, url, monkeypatch):
     mirror = pushed(tmp_path / "a", url)
     rows, real = rows_of(url), FileStore.upload
-    saved(tmp_path / "a", seed=1)
 
     def upload(self, path, name):
         real(self, path, name)
@@ -254,30 +263,19 @@ def test_a_job_that_is_replaced_during_an_upload_does_not_publish(tmp_path, url,
 
     monkeypatch.setattr(FileStore, "upload", upload)
     with pytest.raises(CheckpointError, match="was taken over by job"):
-        push(mirror)
+        commit(tmp_path / "a", mirror, 1)
     assert same(rows_of(url), rows)
 
 
-def test_versions_that_a_fallback_gave_up_are_not_overwritten(tmp_path, url):
-    mirror = pushed(tmp_path / "a", url)
-    storage = CheckpointStorage(tmp_path / "a" / "checkpoint")
-    storage.keep(1, "best", {"score": 0.5})
-    second = saved(tmp_path / "a", seed=1)["person"].rows
-    push(mirror)
-    (storage.path / "v2" / "model.v2.h5").write_bytes(b"")
-    assert fall_back(storage) == 1
-    saved(tmp_path / "a", seed=2)
-    with pytest.raises(
-        CheckpointError, match="has version 2, and .* has version 2, which does not come before"
-    ):
-        push(mirror)
-    assert same(rows_of(url), second)
-
-
-def test_a_damaged_folder_does_not_hide_the_copy(tmp_path, url):
+def test_a_damaged_folder_is_filled_again(tmp_path, url):
     pushed(tmp_path / "a", url)
+    rows = rows_of(tmp_path / "a")
     (tmp_path / "a" / "checkpoint" / "v1" / "model.v1.h5").write_bytes(b"cut off")
-    with pytest.raises(CheckpointError, match="model.v1.h5 is damaged.*has version 1: move .* away to go on"):
+    flip(tmp_path / "a" / "checkpoint" / "v1" / "embeddings_person_0.v1.h5", 2500)
+    commit(tmp_path / "a", started(tmp_path / "a", url), 1)
+    assert not same(rows_of(tmp_path / "a"), rows)
+    flip(tmp_path / "a" / "checkpoint" / "v2" / "manifest.json")
+    with pytest.raises(CheckpointError, match="manifest.json: .*damaged.*; move .* away"):
         started(tmp_path / "a", url)
 
 
@@ -330,7 +328,6 @@ def test_a_commit_waits_for_a_store_that_is_out_of_reach(tmp_path, url, monkeypa
     """Each request fails for a while, far longer than a request of a reader may."""
     mirror = pushed(tmp_path / "a", url)
     mirror._store.commit_seconds = 30.0
-    newer = saved(tmp_path / "a", seed=1)["person"].rows
     real, failed_at = FileStore.upload, {}
 
     def upload(self, path, name):
@@ -341,21 +338,20 @@ def test_a_commit_waits_for_a_store_that_is_out_of_reach(tmp_path, url, monkeypa
 
     monkeypatch.setattr(FileStore, "upload", upload)
     before = mirror.progress
-    push(mirror)
+    newer = commit(tmp_path / "a", mirror, 1)["person"].rows
     assert same(rows_of(url), newer) and mirror.progress > before
     assert "v2.h5: no route to host; it is tried again for 30 s" in caplog.text
 
 
 def test_a_job_ends_when_the_connection_is_lost(tmp_path, monkeypatch):
     mirror = pushed(tmp_path / "a", f"file://{tmp_path}/bucket/run")
-    saved(tmp_path / "a", seed=1)
 
     def upload(self, path, name):
         raise ConnectionError("no route to host")
 
     monkeypatch.setattr(FileStore, "upload", upload)
     with pytest.raises(StorageError, match="cannot write file:.*for 0.05 s: no route to host"):
-        push(mirror)
+        commit(tmp_path / "a", mirror, 1)
 
 
 def test_unknown_schemes_list_the_known_ones():
@@ -390,26 +386,6 @@ def test_registered_schemes_are_used(tmp_path, url):
         del STORES._members["vault"]
 
 
-def test_prepared_cache_folders_are_refused(tmp_path, url, monkeypatch):
-    """In the system's folder for temporary files, which all users can write."""
-    pushed(tmp_path / "a", url)
-    shared = tmp_path / "shared"
-    (tmp_path / "target").mkdir()
-    shared.mkdir()
-    monkeypatch.setattr(mirror_module.os, "access", lambda *_arguments: False)
-    monkeypatch.setattr(mirror_module.tempfile, "gettempdir", lambda: str(shared))
-    cache = shared / f"dglkge-{os.getuid()}"
-    cache.symlink_to(tmp_path / "target")
-    with pytest.raises(InputError, match="is not a folder that only this user can write, .* set HOME"):
-        local_path(url)
-    assert not list((tmp_path / "target").iterdir())
-    cache.unlink()
-    assert Path(local_path(url)).is_relative_to(cache) and cache.stat().st_mode & 0o777 == 0o700
-    cache.chmod(0o777)
-    with pytest.raises(InputError, match="is not a folder that only this user can write"):
-        local_path(url)
-
-
 def test_another_process_that_downloads_is_waited_for(tmp_path, url, monkeypatch):
     pushed(tmp_path / "a", url)
     monkeypatch.setattr(mirror_module, "LOCK_SECONDS", 0.0)
@@ -431,7 +407,7 @@ def test_a_trainer_goes_on_from_the_url(tmp_path, url):
 
 def test_a_run_may_have_its_rows_at_the_url_only(tmp_path, any_url):
     def life(folder, epochs):
-        return trained(folder, epochs, started(folder, any_url, is_cache=True, keeps_files=False))
+        return trained(folder, epochs, started(folder, any_url, keeps_files=False))
 
     life(tmp_path / "a", 2)
     assert not list((tmp_path / "a").rglob("*.h5"))
@@ -481,9 +457,7 @@ def s3_url(s3, monkeypatch):
 
 
 def test_s3(tmp_path, s3_url, capsys):
-    mirror = pushed(tmp_path / "a", s3_url)
-    newer = saved(tmp_path / "a", seed=1)["person"].rows
-    push(mirror)
+    newer = commit(tmp_path / "a", pushed(tmp_path / "a", s3_url), 1)["person"].rows
     assert same(rows_of(s3_url), newer)
     assert not [name for name in names_at(s3_url) if "/v1/" in name]
     started(tmp_path / "b", s3_url)
@@ -522,21 +496,17 @@ def test_a_refused_start_takes_nothing(tmp_path, url):
     mirror = pushed(tmp_path / "a", url)
     with pytest.raises(CheckpointError, match="has dim 6, this run has 7"):
         Mirror(open_store(url), tmp_path / "b").take(lambda saved: check_same_run(saved, toy_meta(dim=7)))
-    newer = saved(tmp_path / "a", seed=1)["person"].rows
-    push(mirror)
+    newer = commit(tmp_path / "a", mirror, 1)["person"].rows
     assert same(rows_of(url), newer)
 
 
 def test_a_version_that_is_committed_during_a_takeover_stays(tmp_path, url):
     """It is what the new job goes on from; before, the job removed it."""
     mirror = pushed(tmp_path / "a", url)
-    newer = saved(tmp_path / "a", seed=1)["person"].rows
     other = Mirror(open_store(url), tmp_path / "b")
-
-    def commit(meta):
-        push(mirror)  # after the first look, before the URL is taken
-
-    other.agree(other.take(commit), writes=True)
+    # After the first look, before the URL is taken.
+    other.fill(other.take(lambda meta: commit(tmp_path / "a", mirror, 1)))
+    newer = toy_tables(toy_meta(), 1)["person"].rows
     assert same(rows_of(tmp_path / "b"), newer) and same(rows_of(url), newer)
 
 
@@ -544,23 +514,22 @@ def test_versions_that_were_not_read_are_not_removed(tmp_path, url):
     """Of another run, or with a manifest that cannot be read."""
     mirror = pushed(tmp_path / "a", url)
     folder = tmp_path / "bucket" / "run" / "checkpoint"
-    for seed in (1, 2):
-        saved(tmp_path / "a", seed=seed)
-    shutil.copytree(tmp_path / "a" / "checkpoint" / "v3", folder / "v2")
-    flip(folder / "v2" / "manifest.json")
-    push(mirror)
-    assert {path.name for path in folder.glob("v*")} >= {"v2", "v3"}
+    shutil.copytree(folder / "v1", folder / "v0")
+    flip(folder / "v0" / "manifest.json")
+    commit(tmp_path / "a", mirror, 1)
+    assert {path.name for path in folder.glob("v*")} >= {"v0", "v2"}
     assert same(rows_of(url), rows_of(tmp_path / "a"))
 
 
 def test_pointers_to_kept_versions_follow_the_pointer(tmp_path, url, written):
     """A job that was killed in between left a best that named other rows, or none."""
     mirror = pushed(tmp_path / "a", url)
-    saved(tmp_path / "a", seed=1)
-    CheckpointStorage(tmp_path / "a" / "checkpoint").keep(2, "best", {"score": 0.5})
-    push(mirror)
-    assert written[-2:] == ["checkpoint/checkpoint_version.txt", "checkpoint/best"]
-    assert open_checkpoint(url + "/checkpoint/best").version == 2
+    manager = CheckpointManager(tmp_path / "a" / "checkpoint", mirror=mirror, has_store=True)
+    assert manager.keep_best(0.5, {})
+    # At once: were the job killed here, the next one would not rank that version again.
+    assert open_checkpoint(url + "/checkpoint/best").version == 1
+    assert written[-1] == "checkpoint/best"
+    assert written.index("checkpoint/checkpoint_version.txt") < len(written) - 1
 
 
 def test_a_run_in_a_folder_that_begins_with_checkpoint(tmp_path, url):
@@ -574,8 +543,7 @@ def test_the_cache_of_a_url_repairs_itself(tmp_path, url):
     """After a flipped bit in the cache, and after another run has taken the place at the URL."""
     mirror = pushed(tmp_path / "a", url)
     for seed in (1, 2, 3):
-        saved(tmp_path / "a", seed=seed)
-        push(mirror)
+        commit(tmp_path / "a", mirror, seed)
     rows = rows_of(url)
     for path in (Path(local_path(url)) / "checkpoint" / "v4").glob("*[!s].[jh]*"):
         flip(path)
@@ -585,19 +553,3 @@ def test_the_cache_of_a_url_repairs_itself(tmp_path, url):
     shutil.rmtree(tmp_path / "a")
     pushed(tmp_path / "a", url, seed=5)
     assert same(rows_of(url), rows_of(tmp_path / "a")) and not same(rows_of(url), rows)
-
-
-def test_a_fallback_takes_the_newest_version_from_the_url(tmp_path, url):
-    """It went back to an older one, which the URL refused at the first save."""
-    mirror = pushed(tmp_path / "a", url)
-    CheckpointStorage(tmp_path / "a" / "checkpoint").keep(1, "epoch_1", {})
-    newer = saved(tmp_path / "a", seed=1)["person"].rows
-    push(mirror)
-    flip(tmp_path / "a" / "checkpoint" / "v2" / "embeddings_person_0.v2.h5")
-    again = started(tmp_path / "a", url)
-    manager = CheckpointManager(tmp_path / "a" / "checkpoint", mirror=again)
-    manager.fall_back()
-    assert same(rows_of(tmp_path / "a"), newer)
-    saved(tmp_path / "a", seed=2)
-    push(again)
-    assert open_checkpoint(url).version == 3

@@ -66,11 +66,11 @@ def test_row_sums_of_bigraphs_adagrad(relations, reciprocal, score_function):
     ]
     assert len(keys) == len(found)
     state = {number: {"step": 1, "sum": torch.from_numpy(found[key] ** 2)} for number, key in enumerate(keys)}
-    np.testing.assert_allclose(bigraph_row_sums(state, meta), (rows**2).mean(axis=1), rtol=1e-6)
+    np.testing.assert_allclose(bigraph_row_sums(state, meta, width), (rows**2).mean(axis=1), rtol=1e-6)
     if state:
         del state[0]
         with pytest.raises(KeyError):
-            bigraph_row_sums(state, meta)
+            bigraph_row_sums(state, meta, width)
 
 
 def test_when_relations_are_dynamic():
@@ -164,7 +164,7 @@ def test_sums_of_matrices_are_laid_out_as_the_matrices(reciprocal):
     sums = to_bigraph_sums(rows, rows.shape[1], meta)
     assert [one.tolist() for one in sums] == [one.tolist() for one in parameters]
     state = {number: {"sum": torch.from_numpy(one.copy())} for number, one in enumerate(sums)}
-    np.testing.assert_allclose(bigraph_row_sums(state, meta), rows.mean(axis=1))
+    np.testing.assert_allclose(bigraph_row_sums(state, meta, rows.shape[1]), rows.mean(axis=1))
 
 
 @pytest.fixture

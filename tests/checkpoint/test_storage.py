@@ -85,21 +85,6 @@ def test_a_file_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):
     assert (tmp_path / "checkpoint_version.txt").read_text() == "4\n"
 
 
-def test_the_version_is_published_after_all_of_it_is_on_the_disk(tmp_path, monkeypatch):
-    order = []
-    real_replace = os.replace
-
-    def replace(source, target):
-        order.append(os.path.basename(target))
-        real_replace(source, target)
-
-    monkeypatch.setattr(os, "replace", replace)
-    save_alone(tmp_path, toy_meta(), toy_tables(toy_meta()))
-    assert order[0] == "checkpoint_version.txt"
-    assert order[-3:] == ["manifest.json", "checkpoint_version.txt", "latest"]
-    assert {"embeddings_person_0.v1.h5", "model.v1.h5", "vocabulary_person.txt"} < set(order[1:-3])
-
-
 def test_prepare_says_that_nothing_counts_yet(tmp_path):
     storage = CheckpointStorage(tmp_path / "a" / "b")
     assert storage.published_version() == 0

@@ -39,7 +39,8 @@ def test_help_teaches_with_examples(command, help_of):
     if command in COMMANDS:
         program = "dglkge-launch" if command == "launch" else f"dglkge {command}"
         assert re.search(
-            rf"{program} (\S+/ |--\w|> \w|runs/|datasets/|\S+\.yaml|fb15k237/|fb15k-237|list|\S+\.[ct]sv|  +\w)", text
+            rf"{program} (\S+/ |--\w|> \w|runs/|datasets/|\S+\.(yaml|tsv)|fb15k237/|fb15k-237|list|  +\w)",
+            text,
         )
     else:
         assert all(word in text for word in actions(command))

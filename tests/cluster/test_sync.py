@@ -165,6 +165,6 @@ def test_a_job_is_stopped_and_goes_on_with_its_hosts_reversed(two_hosts, tmp_pat
     assert run.meta.progress["finished_epochs"] == NUM_EPOCHS
     assert len(run["entity"][:]) == Dataset.open(toy_dataset(2)).num_entities("entity")
     assert json.loads((first.folder / "run" / "metrics.json").read_text())["test"]["both"]["mrr"] > 0.5
-    assert not [path for path in (second.folder / "run").iterdir() if path.name.startswith(".dglkge")]
+    assert not list((second.folder / "run").rglob("*.tmp"))
     assert not (first.folder / "run" / "lease.json").exists()
     assert seconds_until(lambda: not any(host.processes() for host in two_hosts)) <= ALLOWED_SECONDS

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import os
-import subprocess
-import sys
 import threading
-from collections.abc import Callable
+import time
 from pathlib import Path
 
 import pytest
 
+from dglkge.checkpoint.layout import temporary_file
+from dglkge.distributed.lease import new_nonce
 from dglkge.errors import InputError
 from dglkge.launch.background import wait
 from dglkge.launch.connection import NodeConnection
 from dglkge.launch.remote import file_transfer
 from dglkge.launch.remote.file_transfer import Tree
-from tests.launch.conftest import ROOT, TIMEOUT_SECONDS
+from tests.launch.conftest import TIMEOUT_SECONDS
 
 ODD_NAMES = ("a b", "it's", "$x; `id`", "-C", "deep/er/file", "new\nline", "é", "@file")
 
@@ -44,14 +44,8 @@ def send(session: NodeConnection, here: Path, there: Path, *names: str) -> int:
     return wait(file_transfer.send(session, Tree(str(here), str(there), names)))
 
 
-def fetch(
-    session: NodeConnection,
-    there: Path,
-    here: Path,
-    is_wanted: Callable[[str], bool] = lambda name: True,
-    check: Callable[[], object] = lambda: None,
-) -> int:
-    return wait(file_transfer.fetch(session, str(there), str(here), is_wanted, check))
+def fetch(session: NodeConnection, there: Path, here: Path) -> int:
+    return wait(file_transfer.fetch(session, str(there), str(here)))
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -68,13 +62,10 @@ def test_there_and_back(session: NodeConnection, here: Path, tmp_path: Path) -> 
     assert send(session, here, there) == 1
     assert (there / "a b").read_text() == "longer"
 
-    def is_wanted(name: str) -> bool:
-        return name != "it's"
-
-    assert fetch(session, there, back, is_wanted) == len(ODD_NAMES) - 1
-    assert contents(back) == {name: text for name, text in contents(here).items() if name != "it's"}
-    assert fetch(session, there, back, is_wanted) == 0
-    assert not [path for path in tmp_path.rglob("*") if file_transfer.UNFINISHED_PREFIX in path.name]
+    assert fetch(session, there, back) == len(ODD_NAMES)
+    assert contents(back) == contents(here)
+    assert fetch(session, there, back) == 0
+    assert not list(tmp_path.rglob("*.tmp"))
 
 
 def test_what_a_machine_keeps(session: NodeConnection, tmp_path: Path) -> None:
@@ -115,15 +106,16 @@ def test_records_of_one_second_and_size_are_sent(session: NodeConnection, tmp_pa
 
 
 def test_unfinished_files_of_a_broken_copy_go(session: NodeConnection, here: Path, tmp_path: Path) -> None:
-    """The next copy removes what an ended process has written and never finished, and no other's."""
-    script = "import sys; from dglkge.launch.remote.file_transfer import write_block as write; "
-    script += "write(sys.argv[1], 'x', '1', 0, None, b'x')"
-    there = tmp_path / "there"
-    subprocess.run([sys.executable, "-c", script, str(there)], check=True, env={"PYTHONPATH": str(ROOT)})
-    file_transfer.write_block(str(there), "mine", "2", 0, None, b"x")
-    (own,) = [path for path in there.iterdir() if str(os.getpid()) in path.name]  # the other is gone
+    """The next copy removes those to which nothing was written for long, and no other's."""
+    there, old = tmp_path / "there", time.time() - file_transfer.ABANDONED_SECONDS - 1
+    there.mkdir()
+    names = [temporary_file("x", new_nonce()), temporary_file("y", new_nonce()), "z.tmp"]
+    for name in names:
+        (there / name).touch()
+    for name in (names[0], names[2]):
+        os.utime(there / name, (old, old))
     send(session, here, there)
-    assert [path for path in there.iterdir() if file_transfer.UNFINISHED_PREFIX in path.name] == [own]
+    assert {path.name for path in there.glob("*.tmp")} == set(names[1:])
 
 
 def test_machines_are_copied_from_side_by_side(session: NodeConnection, tmp_path: Path) -> None:
@@ -135,7 +127,7 @@ def test_machines_are_copied_from_side_by_side(session: NodeConnection, tmp_path
 
     async def both() -> None:
         folders = [str(tmp_path / name) for name in ("a", "b")]
-        copies = (file_transfer.fetch(session, each, str(tmp_path / "back"), bool) for each in folders)
+        copies = (file_transfer.fetch(session, each, str(tmp_path / "back")) for each in folders)
         await asyncio.gather(*copies)
 
     wait(both())
@@ -157,22 +149,22 @@ def test_what_cannot_be_copied(session: NodeConnection, here: Path, tmp_path: Pa
     with pytest.raises(
         InputError, match=rf"^cannot write {back}/deep/er/file: (File exists|Not a directory)$"
     ):
-        fetch(session, here, back, lambda name: name.startswith("deep"))
-    assert [path.name for path in back.iterdir()] == ["deep"]
+        fetch(session, here, back)
+    assert not list(back.rglob("*.tmp"))
 
 
-@pytest.mark.parametrize("stuck", ["read_block", "write_block"])
+@pytest.mark.parametrize("stuck", ["send_block", "take_block"])
 def test_a_blocked_disk_does_not_hold_the_launcher(
     session: NodeConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck: str
 ) -> None:
     """A block that does not move is given up, whether it is read here or written."""
     blocked = threading.Event().wait
     monkeypatch.setattr(file_transfer, "STALL_SECONDS", 1.0)
-    monkeypatch.setattr(file_transfer, stuck, lambda *_: blocked(TIMEOUT_SECONDS))
+    monkeypatch.setattr(file_transfer, stuck, lambda *_, **__: blocked(TIMEOUT_SECONDS))
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "large").write_bytes(b"x" * 3_000_000)
     with pytest.raises(InputError, match=r"copied from or to here: nothing moved for 1 s; is a disk blocked"):
-        (send if stuck == "read_block" else fetch)(session, tmp_path / "here", tmp_path / "there")
+        (send if stuck == "send_block" else fetch)(session, tmp_path / "here", tmp_path / "there")
     assert not list((tmp_path / "there").glob("large"))
 
 
@@ -190,27 +182,14 @@ def test_large_files_and_their_attributes(session: NodeConnection, tmp_path: Pat
     assert (status.st_mode & 0o777, status.st_mtime) == (0o750, 1_000_000_000)
 
 
-@pytest.mark.parametrize("name", ["../x", "/tmp/x", "a/../../x", "link/x", ".", ""])
-def test_a_machine_writes_nowhere_else(tmp_path: Path, name: str) -> None:
-    """Neither by names nor through links that are there already."""
-    folder = tmp_path / "folder"
-    folder.mkdir()
-    (folder / "link").symlink_to(tmp_path)
+def test_a_machine_that_names_a_file_elsewhere(session: NodeConnection, here: Path, tmp_path: Path) -> None:
+    """Through a link in the local folder, which a name of the machine's follows."""
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "back").mkdir()
+    (tmp_path / "back" / "deep").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(InputError, match="leads out of"):
-        file_transfer.write_block(str(folder), name, "1", 0, (0o600, 0), b"x", check=lambda: None)
-    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
-    assert [path.name for path in folder.iterdir()] == ["link"]
-
-
-def test_nothing_takes_its_place_unless_it_may(session: NodeConnection, here: Path, tmp_path: Path) -> None:
-    """The folder is looked at again when a file has come: by then it may be another job's."""
-
-    def check() -> None:
-        raise InputError("it is another's")
-
-    with pytest.raises(InputError, match="^it is another's$"):
-        fetch(session, here, tmp_path / "back", check=check)
-    assert list((tmp_path / "back").iterdir()) == []
+        fetch(session, here, tmp_path / "back")
+    assert not list((tmp_path / "elsewhere").iterdir())
 
 
 def test_same_folder(session: NodeConnection, here: Path) -> None:

@@ -14,7 +14,6 @@ from dglkge.launch import ports
 from dglkge.launch.job_result import JobResult, ProcessResult
 from dglkge.launch.ports import (
     check_server_ports,
-    describe_pid,
     find_master_port,
     taken_port,
     with_ports_chosen_again,
@@ -100,12 +99,6 @@ def test_master_port_is_free_and_avoids_the_servers() -> None:
 def test_jobs_that_start_together_choose_different_master_ports() -> None:
     """No port is bound between the choice and torch's start, so the choices themselves must differ."""
     assert len({find_master_port("127.0.0.1", ()) for _ in range(20)}) > 10
-
-
-def test_describe_pid() -> None:
-    """A process that may be seen shows its command, one that is gone at least its number."""
-    assert describe_pid(os.getpid()).startswith(f"pid {os.getpid()}: ")
-    assert describe_pid(2**22 + 1) == f"pid {2**22 + 1}"
 
 
 def result(folder: Path, *processes: tuple[int, str], is_interrupted: bool = False) -> JobResult:

@@ -40,7 +40,9 @@ class _Hub:
     def __init__(self, port: int) -> None:
         self.port = port
         self.reports: list[str] = []
-        self.nodes = Rendezvous("127.0.0.1", port, 2, SECRET, TIMEOUT_SECONDS, self.reports.append)
+        self.nodes = Rendezvous(
+            NodePlace(0, 2, "127.0.0.1", port), SECRET, TIMEOUT_SECONDS, self.reports.append
+        )
         self.started: list[subprocess.Popen[str]] = []
 
     def start_node(self, rank: int = 1, secret: bytes = SECRET, *options: str) -> subprocess.Popen[str]:
@@ -119,7 +121,7 @@ def test_a_job_of_two_nodes(hub: _Hub, tmp_path: Path) -> None:
     content = os.urandom(9 << 20)
     (here / "a b").write_bytes(content)
     assert wait(send(session, Tree(str(here), str(there), ("a b",)))) == 1
-    assert wait(fetch(session, str(there), str(back), lambda name: True)) == 1
+    assert wait(fetch(session, str(there), str(back))) == 1
     assert (back / "a b").read_bytes() == content
     process, events = hub.start("echo $ODD$DGLKGE_SECRET$TORCHELASTIC_USE_AGENT_STORE; exit 5")
     assert (outcome(process, events), process.status) == (b"it's\n", 5)
@@ -267,6 +269,7 @@ def test_nodes_that_wait_in_vain(hub: _Hub, free_port: int) -> None:
 def test_stop_signals_of_a_node(hub: _Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first signal to a node stops the job by the launcher; the second ends the node."""
     monkeypatch.setattr("dglkge.launch.stop_signals.FORWARD_SECONDS", 0.0)
+    monkeypatch.setattr("dglkge.launch.stop_signals._received", [])  # other tests' signals
     received: list[Any] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     try:
@@ -304,7 +307,7 @@ def test_ipv6(free_port: int) -> None:
         listen("::1", free_port).close()
     except (OSError, InputError):
         pytest.skip("this machine has no IPv6 loopback")
-    nodes = Rendezvous("::1", free_port, 2, SECRET, 10.0, lambda _: None)
+    nodes = Rendezvous(NodePlace(0, 2, "::1", free_port), SECRET, 10.0, lambda _: None)
     try:
         place = NodePlace(1, 2, "::1", free_port)
         with pytest.raises(RefusedError, match="sockets are IPv4 only: give this machine's IPv4 address"):

@@ -16,7 +16,7 @@ from dglkge.launch.background import wait
 from dglkge.launch.connection import Events, NodeConnection
 from dglkge.launch.process_plan import TRAINER, PlannedProcess
 from dglkge.launch.protocol import Call, Ended, Gone, Output
-from dglkge.launch.remote import run_store
+from dglkge.launch.remote import file_transfer
 from dglkge.launch.remote.run_store import RunFolder
 from tests.launch.conftest import TIMEOUT_SECONDS
 
@@ -41,7 +41,7 @@ def error_of(work, *arguments):
 
 @pytest.fixture
 def lease(tmp_path: Path) -> Iterator[Lease]:
-    taken = LeaseTaker(tmp_path / "run", new_nonce(), "job", LAUNCHER).take()
+    taken = LeaseTaker(tmp_path / "a run", new_nonce(), "job", LAUNCHER).take()
     yield taken
     taken.release()
 
@@ -67,7 +67,7 @@ def run_trainer(
 
 
 def test_files_go_to_the_launcher_and_back_whole(session, lease, tmp_path):
-    run, machine = tmp_path / "run", tmp_path / "machine"
+    run, machine = tmp_path / "a run", tmp_path / "machine"
     machine.mkdir()
     content = os.urandom(5500)
     (machine / "part.h5").write_bytes(content)
@@ -101,7 +101,7 @@ for work, name in ((store.read, "none"), (store.remove, "none"), (lambda n: stor
 
 
 def test_a_machine_that_has_the_launchers_folder_sends_nothing(session, lease, tmp_path):
-    run = tmp_path / "run"
+    run = tmp_path / "a run"
     (run / "checkpoint").mkdir()
     (run / "checkpoint" / "part.h5").write_bytes(b"rows")
     session.store = RunFolder(run, lease).answer
@@ -119,25 +119,25 @@ print(store.num_bytes, store.read("checkpoint/part.h5"))
 
 @pytest.mark.parametrize("name", ["../x", "/etc/x", "lease.json", "out/x", "a/../../x"])
 def test_a_machine_writes_nowhere_else(lease, tmp_path, name):
-    (tmp_path / "run" / "out").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / "a run" / "out").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere").mkdir()
-    before = (tmp_path / "run" / "lease.json").read_bytes()
-    answer = RunFolder(tmp_path / "run", lease).answer
+    before = (tmp_path / "a run" / "lease.json").read_bytes()
+    answer = RunFolder(tmp_path / "a run", lease).answer
     arguments = {"name": name, "token": new_nonce(), "start": 0, "is_last": True}
     reply = answer(Call(1, "put", arguments, b"x"))
     assert reply.error is not None and reply.is_input and repr(name) in reply.error
     assert not list((tmp_path / "elsewhere").iterdir()) and not (tmp_path / "x").exists()
-    assert (tmp_path / "run" / "lease.json").read_bytes() == before
+    assert (tmp_path / "a run" / "lease.json").read_bytes() == before
 
 
 def test_what_is_no_request_is_answered(lease, tmp_path):
     for task, arguments in (("format", {}), ("get", {"name": "x"}), ("sizes", {"folder": 3})):
-        reply = RunFolder(tmp_path / "run", lease).answer(Call(7, task, arguments))
+        reply = RunFolder(tmp_path / "a run", lease).answer(Call(7, task, arguments))
         assert reply.id == 7 and reply.error.startswith(f"{task} failed: ")
 
 
 def test_a_launcher_that_has_lost_its_lease_writes_nothing(lease, tmp_path):
-    run = tmp_path / "run"
+    run = tmp_path / "a run"
     folder = RunFolder(run, lease)
     arguments = {"name": "stats.jsonl", "token": new_nonce(), "start": 0, "is_last": True}
     assert folder.answer(Call(1, "put", arguments, b"mine")).error is None
@@ -156,9 +156,9 @@ def test_a_full_disk_is_reported_with_its_number(lease, tmp_path, monkeypatch):
     def full(path, mode):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(run_store, "open", full, raising=False)
+    monkeypatch.setattr(file_transfer, "open", full, raising=False)
     arguments = {"name": "x", "token": new_nonce(), "start": 0, "is_last": False}
-    reply = RunFolder(tmp_path / "run", lease).answer(Call(1, "put", arguments, b"x"))
+    reply = RunFolder(tmp_path / "a run", lease).answer(Call(1, "put", arguments, b"x"))
     assert (reply.value, reply.error) == (errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

@@ -113,7 +113,7 @@ class ToyRun:
             TrainerGroup(barrier=self.cluster.barrier),
             num_parts=1,
             mirror=mirror,
-            is_cache=mirror is not None and mirror.is_cache,
+            has_store=mirror is not None,
         )
         folder.mkdir(exist_ok=True)
         self.param_groups = [{"lr": lr} for lr in lrs]

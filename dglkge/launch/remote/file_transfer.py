@@ -7,19 +7,19 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import os
-import socket
 import stat
+import time
 import zlib
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import psutil
-
-from dglkge.checkpoint.layout import is_transient
-from dglkge.distributed.lease import new_nonce
+from dglkge.checkpoint.layout import TEMPORARY_SUFFIX, is_temporary_of_a_job, temporary_file
+from dglkge.distributed.lease import Lease, new_nonce
+from dglkge.distributed.leased_folder import sync
 from dglkge.errors import InputError, os_errors
 from dglkge.launch.background import in_thread
 from dglkge.launch.connection import NodeConnection
@@ -27,7 +27,6 @@ from dglkge.launch.connection import NodeConnection
 BLOCK_BYTES = 1 << 20
 """Small enough that heartbeats on the same stream are not late on a slow network."""
 
-UNFINISHED_PREFIX = ".dglkge-sync-"
 SMALL_FILE_BYTES = 1 << 20
 """Files up to this size are compared by content: two of one second and size may differ."""
 
@@ -37,6 +36,9 @@ SLOWEST_DISK_BYTES_PER_SECOND = 10e6
 
 STALL_SECONDS = 300.0
 """Timeout of one block: a blocked disk never fails by itself."""
+
+ABANDONED_SECONDS = 2 * STALL_SECONDS
+"""An unfinished file to which nothing was written for this time belongs to a copy that was interrupted."""
 
 
 class FileState(NamedTuple):
@@ -57,7 +59,7 @@ def file_names(folder: str, follow_links: bool = False) -> Iterator[str]:
             path = os.path.join(parent, name)
             # A pipe or socket would block who opens it.
             with contextlib.suppress(OSError):
-                if stat.S_ISREG(get_status(path).st_mode) and not name.startswith(UNFINISHED_PREFIX):
+                if stat.S_ISREG(get_status(path).st_mode):
                     yield os.path.relpath(path, folder)
 
 
@@ -74,26 +76,35 @@ def file_state(folder: str, name: str) -> FileState | None:
 
 
 def list_files(folder: str) -> list[FileState]:
-    """Return the states of all files below a folder; empty if it does not exist."""
-    return [state for name in file_names(folder) if (state := file_state(folder, name)) is not None]
+    """Return the states of all finished files below a folder; empty if it does not exist."""
+    names = (name for name in file_names(folder) if not name.endswith(TEMPORARY_SUFFIX))
+    return [state for name in names if (state := file_state(folder, name)) is not None]
 
 
 def stale_files(folder: str, expected: Sequence[Sequence[Any]]) -> list[str]:
-    """Return the names of files that are absent in a folder or have another state than expected."""
+    """Return the names of files that are absent in a folder or have another state than expected.
+
+    Removes what interrupted copies have left.
+    """
+    for parent in {Path(folder, state[0]).parent for state in expected}:
+        for path in parent.glob(f"*{TEMPORARY_SUFFIX}"):
+            with contextlib.suppress(OSError):
+                is_old = path.stat().st_mtime < time.time() - ABANDONED_SECONDS
+                if is_temporary_of_a_job(path.name) and is_old:
+                    path.unlink()
     states = (FileState(*state) for state in expected)  # lists, if they come as JSON
     return [state.name for state in states if file_state(folder, state.name) != state]
 
 
-def read_block(folder: str, name: str, start: int) -> tuple[tuple[bool, tuple[int, int]], bytes]:
+def read_block(path: Path, start: int) -> tuple[tuple[bool, tuple[int, int]], bytes]:
     """Return a block of a file, whether it is the last one, and the file's mode and time of its last change.
 
     Raises
     ------
-    InputError
+    OSError
         If it cannot be read.
     """
-    path = os.path.join(folder, name)
-    with os_errors(InputError, f"cannot read {path}"), open(path, "rb") as file:
+    with open(path, "rb") as file:
         file.seek(start)
         data = file.read(BLOCK_BYTES)
         status = os.fstat(file.fileno())
@@ -102,84 +113,67 @@ def read_block(folder: str, name: str, start: int) -> tuple[tuple[bool, tuple[in
 
 
 def write_block(
-    folder: str,
-    name: str,
-    copy: str,
+    path: Path,
+    token: str,
     start: int,
-    attributes: Sequence[int] | None,
+    is_last: bool,
     data: bytes = b"",
-    check: Callable[[], object] | None = None,
+    attributes: Sequence[int] | None = None,
+    lease: Lease | None = None,
 ) -> None:
     """Write a block of a file, which gets its name with the last one.
 
     Parameters
     ----------
-    folder : str
-        Created with the first block.
-    name : str
-        In the folder.
-    copy : str
-        Id of the copy, which writes one file after the other.
+    path : Path
+        Its folder is created.
+    token : str
+        Nonce of the copy, which tells its unfinished file from those of others.
     start : int
         Place of the block in the file.
-    attributes : sequence of int or None
-        Mode, and time of the last change in nanoseconds, with the last block.
+    is_last : bool
     data : bytes
-    check : callable, optional
-        For files of another machine, which may not lead out of the folder: called before the file gets its
-        name, and raises if it must not.
+    attributes : sequence of int or None
+        Mode, and time of the last change in nanoseconds.
+    lease : Lease, optional
+        The right to write to the folder; it is read again before the file gets its name.
 
     Raises
     ------
-    InputError
-        If the file cannot be written, or its name leads out of the folder.
+    OSError
+        If the file cannot be written.
+    CheckpointError
+        If the lease is lost.
     """
-    target = os.path.join(folder, name) if check is None else inner_path(folder, name)
-    unfinished = _unfinished_file(folder, copy)
-    try:
-        if start == 0:
-            os.makedirs(folder, exist_ok=True)
-            _remove_unfinished(folder)
-        with open(unfinished, "r+b" if start else "wb") as file:
-            file.seek(start)
-            file.write(data)
-            if attributes is None:
-                return
-            # Content first, then the name, then the folder: after a power failure no name is without content.
-            file.flush()
-            os.fchmod(file.fileno(), attributes[0])
-            os.utime(file.fileno(), ns=(attributes[1], attributes[1]))
-            os.fsync(file.fileno())
-        if check is not None:
-            check()
-        os.makedirs(os.path.dirname(target), exist_ok=True)
-        os.replace(unfinished, target)
-        parent = os.open(os.path.dirname(target), os.O_RDONLY)
-        os.fsync(parent)
-        os.close(parent)
-    except OSError as error:
-        abandon_copy(folder, copy)
-        raise InputError(f"cannot write {target}: {error.strerror}") from None
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(temporary_file(path.name, token))
+    with open(unfinished, "r+b" if start else "wb") as file:
+        file.seek(start)
+        file.write(data)
+    if is_last:
+        if attributes is not None:
+            os.chmod(unfinished, attributes[0])
+            os.utime(unfinished, ns=(attributes[1], attributes[1]))
+        # Content first, then the name, then the folder: after a power failure no name is without content.
+        sync(unfinished)
+        if lease is not None:
+            lease.check()
+        os.replace(unfinished, path)
+        sync(path.parent)
 
 
-def abandon_copy(folder: str, copy: str) -> None:
-    """Remove the file that a copy has not finished, if there is one."""
-    with contextlib.suppress(OSError):
-        os.unlink(_unfinished_file(folder, copy))
+def send_block(folder: str, name: str, start: int) -> tuple[Any, bytes]:
+    """Read a block of a file in a folder; raises InputError if it cannot be read."""
+    path = Path(folder, name)
+    with os_errors(InputError, f"cannot read {path}"):
+        return read_block(path, start)
 
 
-def _unfinished_file(folder: str, copy: str) -> str:
-    """Return the path of the file that a copy writes to: of this machine and process, to find those left."""
-    return os.path.join(folder, f"{UNFINISHED_PREFIX}{socket.gethostname()}-{os.getpid()}-{copy}")
-
-
-def _remove_unfinished(folder: str) -> None:
-    """Remove what interrupted copies have left: unfinished files of ended processes of this machine."""
-    prefix = f"{UNFINISHED_PREFIX}{socket.gethostname()}-"
-    for path in Path(folder).glob(f"{prefix}*"):
-        pid = path.name.removeprefix(prefix).partition("-")[0]
-        if not pid.isdecimal() or not psutil.pid_exists(int(pid)):
-            path.unlink(missing_ok=True)
+def take_block(folder: str, name: str, **block: Any) -> None:
+    """Write a block of a file in a folder; raises InputError if it cannot be written."""
+    path = Path(folder, name)
+    with os_errors(InputError, f"cannot write {path}"):
+        write_block(path, **block)
 
 
 def inner_path(folder: str, name: str) -> str:
@@ -249,18 +243,16 @@ async def send(session: NodeConnection, tree: Tree) -> int:
         return 0
     expected = await _in_time(session, _states, tree)
     stale = await session.call("stale_files", COMPARE_SECONDS, folder=tree.there, expected=expected)
-    copy = new_nonce()
 
     async def read(name: str, start: int) -> tuple[Any, bytes]:
-        return await _in_time(session, read_block, tree.here, name, start)
+        return await _in_time(session, send_block, tree.here, name, start)
 
-    async def write(name: str, start: int, attributes: Sequence[int] | None, data: bytes) -> None:
+    async def write(name: str, start: int, **block: Any) -> None:
         # The machine flushes the whole file to its disk before it answers the last block.
         seconds = STALL_SECONDS + start / SLOWEST_DISK_BYTES_PER_SECOND
-        block = {"name": name, "copy": copy, "start": start, "attributes": attributes, "data": data}
-        await session.call("write_block", seconds, folder=tree.there, **block)
+        await session.call("take_block", seconds, folder=tree.there, name=name, start=start, **block)
 
-    await _copy(stale, read, write)
+    await _copy(stale, read, write, new_nonce())
     return len(stale)
 
 
@@ -273,13 +265,7 @@ def _states(tree: Tree) -> list[FileState]:
     return [state for _, state in states if state is not None]
 
 
-async def fetch(
-    session: NodeConnection,
-    there: str,
-    here: str,
-    is_wanted: Callable[[str], bool],
-    check: Callable[[], object] = lambda: None,
-) -> int:
+async def fetch(session: NodeConnection, there: str, here: str) -> int:
     """Copy the finished files of a folder from a machine, except those that exist here already.
 
     Parameters
@@ -287,10 +273,6 @@ async def fetch(
     session : NodeConnection
     there, here : str
         The folder on the machine; the local folder.
-    is_wanted : callable
-        Whether a file is copied, given its name.
-    check : callable
-        Called before each file gets its name; an exception prevents it.
 
     Returns
     -------
@@ -300,29 +282,27 @@ async def fetch(
     Raises
     ------
     InputError
-        If the machine cannot be reached, or there is no room here.
+        If the machine cannot be reached, or a file cannot be written here.
     """
     if _is_same_folder(session, here, there):
         return 0
-    # An unfinished file would be gone by the time at which it is read.
-    expected = [
-        state
-        for state in await session.call("list_files", COMPARE_SECONDS, folder=there)
-        if is_wanted(state[0]) and not is_transient(Path(state[0]).name)
-    ]
+    expected = await session.call("list_files", COMPARE_SECONDS, folder=there)
+    for name, *_ in expected:
+        inner_path(here, name)  # a machine writes nowhere else
     stale = await _in_time(session, stale_files, here, expected)
-    copy = new_nonce()
 
     async def read(name: str, start: int) -> tuple[Any, bytes]:
-        return await session.call_for_data("read_block", STALL_SECONDS, folder=there, name=name, start=start)
+        return await session.call_for_data("send_block", STALL_SECONDS, folder=there, name=name, start=start)
 
-    async def write(name: str, start: int, attributes: Sequence[int] | None, data: bytes) -> None:
-        await _in_time(session, write_block, here, name, copy, start, attributes, data, check)
+    async def write(name: str, start: int, **block: Any) -> None:
+        await _in_time(session, functools.partial(take_block, here, name, start=start, **block))
 
+    token = new_nonce()
     try:
-        await _copy(stale, read, write)
+        await _copy(stale, read, write, token)
     finally:
-        abandon_copy(here, copy)
+        for path in Path(here).rglob(temporary_file("*", token)):
+            path.unlink(missing_ok=True)
     return len(stale)
 
 
@@ -334,14 +314,15 @@ def _is_same_folder(session: NodeConnection, here: str, there: str) -> bool:
 async def _copy(
     names: Sequence[str],
     read: Callable[[str, int], Awaitable[tuple[Any, bytes]]],
-    write: Callable[[str, int, Sequence[int] | None, bytes], Awaitable[None]],
+    write: Callable[..., Awaitable[None]],
+    token: str,
 ) -> None:
     """Copy files block by block."""
     for name in names:
         start, is_last = 0, False
         while not is_last:
             (is_last, attributes), data = await read(name, start)
-            await write(name, start, attributes if is_last else None, data)
+            await write(name, start, token=token, is_last=is_last, data=data, attributes=attributes)
             start += len(data)
 
 

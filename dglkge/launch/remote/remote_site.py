@@ -278,7 +278,7 @@ class RemoteSite:
     ) -> None:
         """Do nothing: the machines share a disk with this one."""
 
-    def fetch_files(self, output: Path | None, log_dir: Path, places: Places) -> None:
+    def fetch_logs(self, log_dir: Path, places: Places) -> None:
         """Do nothing: the machines share a disk with this one."""
 
     def write_job_files(self, log_dir: Path, hosts: Sequence[Host]) -> None:

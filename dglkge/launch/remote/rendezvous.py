@@ -65,7 +65,7 @@ def nodes_of_job(
     # No process of the job may inherit it.
     for name in NOT_INHERITED:
         os.environ.pop(name, None)
-    nodes = Rendezvous(place.host, place.port, place.num_nodes, secret, seconds, report)
+    nodes = Rendezvous(place, secret, seconds, report)
     try:
         yield nodes
     except DglkgeError as error:
@@ -84,11 +84,9 @@ class Rendezvous:
 
     Parameters
     ----------
-    host, port
-        Where nodes connect. It listens on the host's address if that is this machine's, else (the name of a
-        service, an address before a NAT) on all interfaces.
-    num_nodes : int
-        Node 0 included.
+    place : NodePlace
+        This node's. It listens on the host's address if that is this machine's, else (the name of a service,
+        an address before a NAT) on all interfaces.
     secret : bytes
     seconds : float
         Timeout of :meth:`await_nodes`.
@@ -102,16 +100,10 @@ class Rendezvous:
     """
 
     def __init__(
-        self,
-        host: str,
-        port: int,
-        num_nodes: int,
-        secret: bytes,
-        seconds: float,
-        report: Callable[[str], None],
+        self, place: NodePlace, secret: bytes, seconds: float, report: Callable[[str], None]
     ) -> None:
-        self.num_nodes = num_nodes
-        self._where = f"{host}:{port}"
+        self._place, self.num_nodes = place, place.num_nodes
+        self._where = f"{place.host}:{place.port}"
         self._secret = secret
         self._seconds = seconds
         self._report = report
@@ -122,18 +114,16 @@ class Rendezvous:
         self._num_handshakes = 0
         self._has_ended = False
         self._forwarder = StopForwarder(report)
-        self._listener = listen(host, port)
+        self._listener = listen(place.host, place.port)
         self._server = wait(asyncio.start_server(self._welcome, sock=self._listener))
 
-    def machines(self, ip_config: Path | None, address: str | None) -> list[Machine]:
+    def machines(self, ip_config: Path | None) -> list[Machine]:
         """Wait for all nodes; return the machines of the job.
 
         Parameters
         ----------
         ip_config : Path or None
             A file whose line k is node k; None: the nodes' own addresses.
-        address : str or None
-            Of this node; None: the one that the others reach.
 
         Raises
         ------
@@ -151,7 +141,7 @@ class Rendezvous:
             return machines
         nodes = [node for _, node in sorted(self._nodes.items())]
         sockets = [self._listener, *(node.stream.writer.get_extra_info("socket") for node in nodes)]
-        own = address or own_address(sockets)
+        own = self._place.address or own_address(sockets)
         return [Machine(each, has_port=False) for each in (own, *(node.address for node in nodes))]
 
     async def await_nodes(self) -> None:

@@ -7,7 +7,6 @@ before the next: a slow disk or network slows the writer down, and nothing else.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import io
 import itertools
@@ -20,20 +19,21 @@ from typing import Any, BinaryIO
 
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.storage import CheckpointStorage
+from dglkge.checkpoint.stores import FileStore
 from dglkge.distributed.lease import Lease, new_nonce
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.world import OWN_DISKS_VARIABLE
 from dglkge.errors import CheckpointError, InputError, NotReadyError, StorageError, os_errors
 from dglkge.launch import protocol
 from dglkge.launch.protocol import STORE_VARIABLE, Call, Reply, answer
-from dglkge.launch.remote.file_transfer import BLOCK_BYTES, inner_path
+from dglkge.launch.remote.file_transfer import BLOCK_BYTES, inner_path, read_block, write_block
 
 ANSWER_SECONDS = 60.0
 
 _POINTER = f"{layout.CHECKPOINT_FOLDER}/{layout.VERSION_FILE}"
 
 
-class RunFolder:
+class RunFolder(FileStore):
     """Answers requests for the files of a run's folder on this machine; other machines write nowhere else.
 
     Parameters
@@ -41,25 +41,18 @@ class RunFolder:
     folder : Path
     lease : Lease
         The launcher's right to write there; it is read again before a file gets its name.
-
-    Attributes
-    ----------
-    lease : Lease
-    was_taken : bool
-        Whether a trainer has taken the run, after which the folder of the first machine continues it.
     """
 
     def __init__(self, folder: Path, lease: Lease) -> None:
-        self.was_taken = False
-        self.lease = lease
-        self._run = folder
+        super().__init__(f"file://{folder.resolve()}")
+        self._lease = lease
         self._tasks: dict[str, Callable[..., Any]] = {
             "identity": self._identity,
             "get": self._get,
             "put": self._put,
-            "copy": self._copy,
-            "sizes": self._sizes,
-            "remove": self._remove,
+            "copy": self.copy,
+            "sizes": self.sizes,
+            "remove": self.remove,
         }
 
     def answer(self, call: Call) -> Reply:
@@ -68,62 +61,38 @@ class RunFolder:
 
     def _identity(self) -> dict[str, Any]:
         """Return where the folder is, and what tells whether a path is the same folder."""
-        return {"place": f"{socket.gethostname()}:{self._run.resolve()}", "same": identity(self._run)}
+        return {"place": f"{socket.gethostname()}:{self._folder}", "same": identity(self._folder)}
 
     def _path(self, name: str) -> Path:
-        return Path(inner_path(str(self._run), name))
+        return Path(inner_path(str(self._folder), name))
 
-    def _get(self, name: str, start: int) -> tuple[bool, bytes]:
+    def _get(self, name: str, start: int) -> tuple[Any, bytes]:
         """Return some bytes of a file, and whether they are its last."""
-        with open(self._path(name), "rb") as file:
-            file.seek(start)
-            data = file.read(BLOCK_BYTES)
-            return not file.read(1), data
+        return read_block(self._path(name), start)
 
     def _put(self, name: str, token: str, start: int, is_last: bool, data: bytes = b"") -> None:
         """Write some bytes of a file, which gets its name with the last of them."""
         if name == layout.LEASE_FILE or not token.isalnum():
             raise InputError(f"{name!r} is no file of a run")
         path = self._path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        folder = LeasedFolder(path.parent, self.lease)
-        folder.check_lease()
+        self._lease.check()
         if start == 0 and is_last and name == _POINTER:
-            CheckpointStorage(path.parent, self.lease).publish(int(data))
-            return
-        part = path.with_name(layout.temporary_file(path.name, token))
-        with open(part, "r+b" if start else "wb") as file:
-            file.seek(start)
-            file.write(data)
-        if is_last:
-            with folder.new_file(path.name) as temporary:
-                os.replace(part, temporary)
-            self.was_taken |= name == layout.WRITER_FILE
+            CheckpointStorage(path.parent, self._lease).publish(int(data))
+        else:
+            write_block(path, token, start, is_last, data, lease=self._lease)
 
-    def _copy(self, name: str, target: str) -> None:
+    def copy(self, name: str, target: str) -> None:
         """Give a file that never changes one more name."""
         source, path = self._path(name), self._path(target)
         if not source.is_file():
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
         path.parent.mkdir(parents=True, exist_ok=True)
-        LeasedFolder(path.parent, self.lease).link_or_copy(source, path.name)
+        LeasedFolder(path.parent, self._lease).link_or_copy(source, path.name)
 
-    def _sizes(self, folder: str) -> dict[str, int]:
-        """Return the bytes of the finished files in a folder and below it."""
-        paths = (self._path(folder) if folder else self._run).rglob("*")
-        return {
-            path.relative_to(self._run).as_posix(): path.stat().st_size
-            for path in paths
-            if not path.name.endswith(layout.TEMPORARY_SUFFIX) and path.is_file()
-        }
-
-    def _remove(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         """Remove a file, and its folder if that is empty then."""
-        self.lease.check()
-        path = self._path(name)
-        path.unlink()
-        with contextlib.suppress(OSError):
-            path.parent.rmdir()
+        self._lease.check()
+        super().remove(name)
 
 
 class LauncherStore:
@@ -211,7 +180,7 @@ class LauncherStore:
     def _blocks(self, name: str) -> Iterator[bytes]:
         start, is_last = 0, False
         while not is_last:
-            is_last, block = self._ask("get", name=name, start=start)
+            (is_last, _), block = self._ask("get", name=name, start=start)
             start += len(block)
             yield block
 

@@ -9,7 +9,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
-from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, FEATURES_FOLDER, LEASE_FILE, WRITER_FILE
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.config import Config
 from dglkge.data.dataset_files import PARTITIONS, Field, part_of_folder
@@ -23,11 +23,6 @@ from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.remote.rendezvous import Rendezvous
 from dglkge.launch.remote.run_store import RunFolder
 from dglkge.launch.remote.ssh import SshSettings
-
-NOT_RECORDS = (CHECKPOINT_FOLDER, FEATURES_FOLDER, LEASE_FILE, WRITER_FILE)
-"""Of a run's folder: what the store has, or belongs to one machine."""
-
-JOB_FILE = "ip_config.txt"
 
 
 def plan_sync(
@@ -155,7 +150,6 @@ class SyncedSite(RemoteSite):
         self._job = job
         self._repair = repair
         self._lease: Lease | None = None
-        self._run: RunFolder | None = None
 
     def send_files(
         self, command: Sequence[str], config: Config | None, part_config: str | None, places: Places
@@ -195,46 +189,26 @@ class SyncedSite(RemoteSite):
         if storage.path.is_dir():
             storage.drop_unpublished(storage.published_version())
         LeasedFolder(output, self._lease).drop_temporaries()
-        self._run = RunFolder(output, self._lease)
+        folder = RunFolder(output, self._lease)
         for session in self._sessions.values():
-            session.store = self._run.answer
+            session.store = folder.answer
 
-    def fetch_files(self, output: Path | None, log_dir: Path, places: Places) -> None:
-        """Fetch the logs of all machines, and the run's records from the first.
+    def fetch_logs(self, log_dir: Path, places: Places) -> None:
+        """Fetch what scripts have written to the folder of the logs on all machines.
 
         A machine whose node program has ended meanwhile gets a new one.
 
         Raises
         ------
         PreflightError
-            If a machine cannot be reached; the message has the path of the run's folder there.
+            If a machine cannot be reached, or a file cannot be written here.
         """
         self._problems = []
         for address, session in self._sessions.items():
-            # Results are fetched even if the node program has ended, for instance after a lost connection.
             if not session.is_alive:
                 self._sessions[address] = self._reopen(address)
-
-        async def fetch_logs(address: str) -> None:
-            there = str(places.on_machines(log_dir))
-            # The launcher itself writes the processes' logs here.
-            await fetch(self._sessions[address], there, str(log_dir), lambda name: name != JOB_FILE)
-
-        self._run_all(fetch_logs)
-        run = self._run
-        # A job that was refused has left nothing there, or the folder belongs to another run.
-        if output is not None and run is not None and run.was_taken:
-            there, here = str(places.on_machines(output)), str(output)
-
-            async def fetch_records(address: str) -> None:
-                try:
-                    # The lease, before a file gets its name: another job may write here now.
-                    await fetch(self._sessions[address], there, here, is_record_of_job, run.lease.check)
-                except InputError as error:
-                    raise InputError(f"the run's folder is still {there} there: {error}") from None
-
-            # Rank 0, which writes records, is on the first machine.
-            self._run_all(fetch_records, self.addresses[:1])
+        there = str(places.on_machines(log_dir))
+        self._run_all(lambda address: fetch(self._sessions[address], there, str(log_dir)))
         self._raise_problems("their files are still there")
 
     def close(self) -> None:
@@ -243,8 +217,3 @@ class SyncedSite(RemoteSite):
         if self._lease is not None:
             self._lease.release()
             self._lease = None
-
-
-def is_record_of_job(name: str) -> bool:
-    """Return whether a file of a run's folder is a record, which comes back when the job ends."""
-    return name.split("/")[0] not in NOT_RECORDS

@@ -88,9 +88,9 @@ class RunPlace:
         settings = config.checkpoint
         return cls(Path(config.output), settings.storage, settings.store_seconds, settings.local)
 
-    def is_cache(self, world: World) -> bool:
+    def has_store(self, world: World) -> bool:
         """Return whether a store has the run, and the run's folder is a cache of it."""
-        return world.has_own_disk or not self.keeps_files
+        return bool(self.url) or world.has_own_disk
 
 
 def open_mirror(
@@ -121,7 +121,7 @@ def open_mirror(
         On all trainers, if the store cannot be reached.
     """
     world = cluster.world
-    if not place.url and not world.has_own_disk:
+    if not place.has_store(world):
         return None
 
     def open_here() -> Mirror | None:
@@ -129,23 +129,28 @@ def open_mirror(
         if not world.is_machine_leader:
             return None
         store = open_store(place.url) if place.url else LauncherStore.of_this_process(place.output)
-        is_cache = place.is_cache(world)
-        return Mirror(store, place.output, lease, place.store_seconds, is_cache, place.keeps_files)
+        return Mirror(store, place.output, lease, place.store_seconds, place.keeps_files)
 
     mirror = cluster.agree(open_here)
-    # Rank 0 first: it may have a version that was not uploaded when its job was killed.
+    # Rank 0 first: it takes the store, to which a folder that has a run already may be uploaded.
     where = "" if mirror is None else mirror.url
-    _agree(cluster, mirror if world.rank == 0 else None, lambda saved: fits(saved, where))
+    is_first = world.rank == 0
+    _fill(cluster, mirror if is_first else None, lambda saved: fits(saved, where), bool(place.url))
     # Another machine may see the same folder in spite of --sync: then its lease is that machine's.
-    fills = world.rank != 0 and world.is_disk_leader and lease.is_holder
-    _agree(cluster, mirror if fills else None, None)
+    fills = not is_first and world.is_disk_leader and lease.is_holder
+    _fill(cluster, mirror if fills else None)
     return mirror
 
 
-def _agree(cluster: Cluster, mirror: Mirror | None, check: Callable[[CheckpointMeta], object] | None) -> None:
-    """Bring a disk and the URL to the newer version, on the trainers with a mirror; a collective.
+def _fill(
+    cluster: Cluster,
+    mirror: Mirror | None,
+    check: Callable[[CheckpointMeta], object] | None = None,
+    may_upload: bool = False,
+) -> None:
+    """Bring a disk to the store's version, on the trainers with a mirror; a collective.
 
-    With a check of the run there the job takes the URL.
+    With a check of the run there the job takes the store.
     """
     found: list[StoredVersion | None] = []
 
@@ -157,7 +162,7 @@ def _agree(cluster: Cluster, mirror: Mirror | None, check: Callable[[CheckpointM
     cluster.agree(find)
     sizes = [one.manifest.num_bytes for one in found if one is not None]
     most = max(map(int, cluster.gather_texts(str(max(sizes, default=0)))))
-    cluster.agree(lambda: mirror.agree(found[0], check is not None) if mirror is not None else None, most)
+    cluster.agree(lambda: mirror.fill(found[0], may_upload) if mirror is not None else None, most)
 
 
 def open_manager(
@@ -179,4 +184,4 @@ def open_manager(
         world.has_own_disk,
     )
     folder = place.output / CHECKPOINT_FOLDER
-    return CheckpointManager(folder, group, names, num_parts, lease, mirror, place.is_cache(world))
+    return CheckpointManager(folder, group, names, num_parts, lease, mirror, place.has_store(world))

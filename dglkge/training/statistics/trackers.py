@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dglkge.checkpoint.layout import EVENTS_FOLDER
 from dglkge.errors import one_line
 from dglkge.registry import Registry
 
@@ -100,7 +101,7 @@ class TensorBoard(Tracker):
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
-        folder = run.folder / "tensorboard"
+        folder = run.folder / EVENTS_FOLDER
         self.id = folder.name
         # TensorBoard hides events of these steps that an earlier start had written after its last commit.
         self._writer = SummaryWriter(str(folder), purge_step=run.first_step + 1 if run.earlier_id else 0)
