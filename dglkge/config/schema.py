@@ -334,7 +334,7 @@ class TrainingConfig(Settings):
         True,
         "trainers wait for one another after each batch; false: they do not (Hogwild), and runs of several "
         "trainers differ from one another; gradients for rows of other machines are sent in the background "
-        "and applied on arrival, and rows are read as by lookup kvstore",
+        "and applied on arrival, and rows of theirs are requested up to four batches ahead",
     )
     max_lag: int = until_finished(
         100,

@@ -139,7 +139,7 @@ class EmbeddingTable:
                 row_ids=self.original_ids.numpy(),
             )
         # Shared memory of the machine's servers, not a copy: all its trainers read and update the same rows.
-        self.local_rows: Tensor = self._typed(self.embedding._tensor.local_partition)
+        self.local_rows: Tensor = self.typed(self.embedding._tensor.local_partition)
 
     def __len__(self) -> int:
         return len(self.original_ids)
@@ -154,7 +154,7 @@ class EmbeddingTable:
         """Whether rows are stored in 16 bits: then they are never read in place."""
         return is_narrow(self.local_rows)
 
-    def _typed(self, rows: Tensor) -> Tensor:
+    def typed(self, rows: Tensor) -> Tensor:
         """View rows of the kvstore as numbers."""
         return self.embedding.typed(rows) if isinstance(self.embedding, NarrowEmbedding) else rows
 
@@ -191,7 +191,7 @@ class EmbeddingTable:
 
     def _pulled(self, node_ids: Tensor) -> Tensor:
         """Pull rows through the kvstore, as float32."""
-        return self._typed(self.embedding._tensor[node_ids]).float()
+        return self.typed(self.embedding._tensor[node_ids]).float()
 
     def shard(self, index: int, count: int) -> TableShard:
         """Return one of ``count`` nearly equal ranges of this machine's rows."""

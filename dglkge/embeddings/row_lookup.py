@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.embeddings.row_exchange import Ids, RowExchange, RowRequests
+from dglkge.embeddings.row_requests import ServerRequests
 from dglkge.kernels.rows import copy_rows
 from dglkge.optim.narrow_rows import is_narrow
 
@@ -107,11 +109,11 @@ class RowLookup:
 
     Attributes
     ----------
-    looks_ahead : bool
-        Whether a batch should be announced before its rows are fetched.
+    num_ahead : int
+        Batches that should be announced, each once, before rows are fetched for the first of them.
     """
 
-    looks_ahead = False
+    num_ahead = 0
 
     @property
     def sent_bytes(self) -> int:
@@ -119,7 +121,7 @@ class RowLookup:
         raise NotImplementedError
 
     def announce(self, batch: int, wanted: Wanted) -> None:
-        """Start the lookup of the batch that the next call of ``rows`` is for."""
+        """Start the lookup of a batch that ``rows`` is called for next, or after those announced before."""
 
     def rows(self, batch: int, wanted: Wanted) -> Mapping[str, LocatedRows]:
         """Locate the rows of each table's ids."""
@@ -173,6 +175,55 @@ class DirectRows:
         return self.table.gather(self.ids, out)
 
 
+class RequestedLookup(RowLookup):
+    """Rows of other machines from DGL's servers, which are asked for them some batches before.
+
+    Rows of this machine are always read when they are needed. Nothing else may be asked of the servers
+    before :meth:`finish`.
+
+    Parameters
+    ----------
+    tables : mapping of str to EmbeddingTable
+    num_ahead : int
+        Batches between the request and the use of a row.
+    """
+
+    def __init__(self, tables: Mapping[str, EmbeddingTable], num_ahead: int) -> None:
+        self._tables, self.num_ahead = tables, num_ahead
+        self._requests = ServerRequests()
+        self._announced: dict[int, dict[str, tuple[_Route, list[int]]]] = {}
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of ids and rows that went through the kvstore, without its own overhead."""
+        return self._requests.num_bytes
+
+    def announce(self, batch: int, wanted: Wanted) -> None:
+        """Ask the servers for the rows of a batch."""
+        asked = {}
+        for name, ids in wanted.items():
+            table = self._tables[name]
+            ends = table.range_starts[1:]
+            machines_of = functools.partial(np.searchsorted, ends, side="right")
+            route = _Route(table, ids, machines_of, len(ends))
+            asked[name] = route, self._requests.send(table, route.by_rank)
+        self._announced[batch] = asked
+
+    def rows(self, batch: int, wanted: Wanted) -> dict[str, FoundRows]:
+        """Return the rows of each table's ids, for an announced batch or any other."""
+        if batch not in self._announced:
+            self.announce(batch, wanted)
+        return {
+            name: route.found(self._requests.receive(self._tables[name], numbers))
+            for name, (route, numbers) in self._announced.pop(batch).items()
+        }
+
+    def finish(self) -> None:
+        """Receive what was asked for batches that will not be trained, or not next, and drop it."""
+        for batch in list(self._announced):
+            self.rows(batch, {})
+
+
 class ExchangeLookup(RowLookup):
     """Rows of other machines through a :class:`RowExchange`; a collective, as is each of its methods.
 
@@ -189,7 +240,7 @@ class ExchangeLookup(RowLookup):
     staleness : {0, 1}
     """
 
-    looks_ahead = True
+    num_ahead = 1
 
     def __init__(self, tables: Mapping[str, EmbeddingTable], exchange: RowExchange, staleness: int) -> None:
         self._tables = tables
@@ -259,7 +310,9 @@ class ExchangeLookup(RowLookup):
     def _prepare(self, batch: int, wanted: Wanted) -> _Prepared:
         """Exchange ids."""
         routes = [
-            _Route(table, wanted.get(name), self._exchange, number)
+            _Route(
+                table, wanted.get(name), functools.partial(self._exchange.owners, number), self._exchange.size
+            )
             for number, (name, table) in enumerate(self._tables.items())
         ]
         return _Prepared(routes, self._exchange.exchange_ids([route.by_rank for route in routes], batch))
@@ -285,23 +338,25 @@ class _Route:
     Attributes
     ----------
     by_rank : list of (m,) int64
-        The distinct remote ids for each rank that serves them.
+        The distinct remote ids for each of ``count`` ranks that serve them, or machines.
     """
 
-    def __init__(self, table: EmbeddingTable, ids: Tensor | None, exchange: RowExchange, number: int) -> None:
+    def __init__(
+        self, table: EmbeddingTable, ids: Tensor | None, owners_of: Callable[[Ids], Any], count: int
+    ) -> None:
         self._table = table
         all_ids: Ids = np.empty(0, np.int64) if ids is None else ids.numpy()
         away = np.flatnonzero((all_ids < table.first_node_id) | (all_ids >= table.end_node_id))
         # Each remote row travels once a batch, however often the batch has it.
         distinct, source = np.unique(all_ids[away], return_inverse=True)
-        owners = exchange.owners(number, distinct)
+        owners = owners_of(distinct)
         order = np.argsort(owners, kind="stable")
         place = np.empty_like(order)
         place[order] = np.arange(len(order))
         # As FoundRows takes them: a row of this machine, or -1 - i for the i-th of the rows that come.
         self._places = all_ids - table.first_node_id
         self._places[away] = -1 - place[source]
-        counts = np.bincount(owners, minlength=exchange.size)
+        counts = np.bincount(owners, minlength=count)
         self.by_rank = np.split(distinct[order], np.cumsum(counts)[:-1])
 
     def found(self, remote: Tensor) -> FoundRows:

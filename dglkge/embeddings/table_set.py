@@ -11,7 +11,7 @@ import torch
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.embeddings.embedding_table import FLOAT32_ROWS, EmbeddingTable, RowStorage
 from dglkge.embeddings.row_exchange import RowExchange
-from dglkge.embeddings.row_lookup import DirectLookup, ExchangeLookup, RowLookup
+from dglkge.embeddings.row_lookup import DirectLookup, ExchangeLookup, RequestedLookup, RowLookup
 from dglkge.optim.alltoall import Alltoall
 from dglkge.typing import RELATION
 
@@ -34,7 +34,7 @@ class TableSet(Mapping[str, EmbeddingTable]):
     Attributes
     ----------
     lookup : RowLookup
-        Lookup of the rows of a batch; :meth:`use_exchange` replaces it on several machines.
+        Lookup of the rows of a batch; ``use_exchange`` or ``use_requests`` replaces it on several machines.
     """
 
     def __init__(
@@ -70,10 +70,9 @@ class TableSet(Mapping[str, EmbeddingTable]):
         return [name for name in self._tables if name != RELATION]
 
     def replaced(self, tables: Mapping[str, EmbeddingTable]) -> TableSet:
-        """Return the set with other tables of the same names; remote rows come through the kvstore."""
+        """Return the set with other tables of the same names, for :meth:`gather`; the lookup is this set's."""
         found = copy.copy(self)
         found._tables = dict(tables)
-        found.lookup = DirectLookup(found._tables)
         return found
 
     def use_exchange(self, group: Alltoall, wire_dtype: torch.dtype, staleness: int) -> None:
@@ -91,7 +90,13 @@ class TableSet(Mapping[str, EmbeddingTable]):
         exchange = RowExchange(group, self._part, list(self._tables.values()), wire_dtype)
         self.lookup = ExchangeLookup(self._tables, exchange, staleness)
 
+    def use_requests(self, num_ahead: int) -> None:
+        """Ask DGL's servers for the rows of batches that many batches ahead from now on."""
+        self.lookup = RequestedLookup(self._tables, num_ahead)
+
     def gather(self, table: str, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows (n, D) of the original ids (n,) of a table."""
+        if isinstance(self.lookup, RequestedLookup):
+            self.lookup.finish()
         found = self._tables[table]
         return found.gather(found.node_ids[ids])

@@ -99,8 +99,8 @@ class RowStore(Protocol):
     """Where rows live."""
 
     @property
-    def looks_ahead(self) -> bool:
-        """Whether the next batch should be planned while one computes."""
+    def num_ahead(self) -> int:
+        """Number of the next batches that should be planned while one computes."""
 
     @property
     def sent_bytes(self) -> int:
@@ -110,7 +110,7 @@ class RowStore(Protocol):
         """Start what does not read rows: copies of ids to a device, routes. May be a collective."""
 
     def announce(self, plan: Plan) -> None:
-        """Start to fetch the rows of the plan that comes next, where they may be fetched early."""
+        """Start to fetch the rows of the plan after those announced, where they may be fetched early."""
 
     def rows(self, plan: Plan) -> Rows:
         """Return the rows of a prepared plan, after all transforms."""

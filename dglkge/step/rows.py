@@ -117,8 +117,8 @@ class LookupStore(RowStore):
         return self._tables.lookup
 
     @property
-    def looks_ahead(self) -> bool:
-        return self._lookup.looks_ahead
+    def num_ahead(self) -> int:
+        return self._lookup.num_ahead
 
     @property
     def sent_bytes(self) -> int:

@@ -203,8 +203,8 @@ class StagedStore(LookupStore):
         self._memory = {name: StagedMemory(device) for name in tables}
 
     @property
-    def looks_ahead(self) -> bool:
-        return True
+    def num_ahead(self) -> int:
+        return 1
 
     def prepare(self, plan: Plan) -> Plan:
         upload, self._spare_upload = self._spare_upload, self._upload

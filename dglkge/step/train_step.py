@@ -5,6 +5,7 @@ Steps 1 and 2, order and edges, are the batch itself (``sampling/``).
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -106,7 +107,7 @@ class LookAhead(EpochBatches):
     clock: PhaseClock
 
     def __post_init__(self) -> None:
-        self._next: tuple[TrainingBatch, Plan] | None = None
+        self._next: deque[tuple[TrainingBatch, Plan]] = deque()
         self.order_mark = self.batches.order_mark
 
     def __len__(self) -> int:
@@ -120,25 +121,25 @@ class LookAhead(EpochBatches):
     def batch(self, epoch: int, index: int, enter: Callable[[str], None]) -> TrainingBatch:
         """Return this trainer's share of a global batch; see :class:`EdgeBatches`."""
         self.batches.begin(epoch, index)
-        if self._next is not None and (self._next[0].epoch, self._next[0].index) == (epoch, index):
-            return self._next[0]
+        if self._next and (self._next[0][0].epoch, self._next[0][0].index) == (epoch, index):
+            return self._next[0][0]
         return self.batches.batch(epoch, index, enter)
 
     def plan(self, batch: TrainingBatch) -> Plan:
         """Return the plan of a batch."""
-        ahead, self._next = self._next, None
-        if ahead is not None and ahead[1].number == number_of(batch):
-            return ahead[1]
+        if self._next and self._next[0][1].number == number_of(batch):
+            return self._next.popleft()[1]
+        self._next.clear()
         return self._planned(batch)
 
     def look(self, batch: TrainingBatch) -> None:
-        """Plan the batch that comes next in the epoch, where its ids go to other machines or to a device."""
-        if not self.store.looks_ahead or batch.index + 1 >= len(self):
-            return
-        following = self.batches.batch(batch.epoch, batch.index + 1, self.clock.enter)
-        plan = self._planned(following)
-        self._next = (following, plan)
-        self.store.announce(plan)
+        """Plan the batches that come next in the epoch, as many as the store fetches rows for."""
+        stop = min(batch.index + 1 + self.store.num_ahead, len(self))
+        for index in range(batch.index + 1 + len(self._next), stop):
+            following = self.batches.batch(batch.epoch, index, self.clock.enter)
+            plan = self._planned(following)
+            self._next.append((following, plan))
+            self.store.announce(plan)
 
     def _planned(self, batch: TrainingBatch) -> Plan:
         """Draw the negatives of a batch, and start what its rows need."""

@@ -132,7 +132,7 @@ class Trainer:
         self._statistics.begin(epoch)
         self._call("on_epoch_start", epoch)
         try:
-            self.optimizer.drain()
+            self._drain()
             self.stop_if_asked()
             self._begin_pass(done)
             if self._buckets is not None:
@@ -177,7 +177,7 @@ class Trainer:
         ended = self._passes.ending(done)
         if not ended:
             return False
-        self.optimizer.drain()
+        self._drain()
         sums = self._statistics.sums()
         with self._ranking_of_passes():
             records = self._passes.end(epoch, ended, sums)
@@ -249,9 +249,14 @@ class Trainer:
         self._commit()
         self._checkpoints.finish_together()
 
+    def _drain(self) -> None:
+        """Apply all gradients, and receive what DGL's servers were asked for: they are asked for more now."""
+        self.optimizer.drain()
+        self._job.tables.lookup.finish()
+
     def _commit(self) -> None:
         """Write a version, unless one holds this state; a collective."""
-        self.optimizer.drain()
+        self._drain()
         position = finished, batches_done = self._position.now
         self._job.average(finished)
         if position != self._position.committed:
@@ -297,7 +302,7 @@ class Trainer:
 
     def _evaluate(self, split: str) -> tuple[RankingResult, dict[str, Any]]:
         """Return a ranking, and its record: with the measures of callbacks beside those of both sides."""
-        self.optimizer.drain()
+        self._drain()
         most = self.config.evaluation.max_triples
         with self._job.ranking():
             result = self._evaluator.evaluate(split, most, self._statistics.has_bar, self.stop_if_asked)
@@ -318,7 +323,7 @@ class Trainer:
         # Runs once an epoch, though several places call it.
         if self._position.ended >= done:
             return
-        self.optimizer.drain()
+        self._drain()
         self._rates.after_epochs(done)
         if self._job.device_tables is not None:
             self._job.settle()

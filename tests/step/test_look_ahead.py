@@ -20,8 +20,8 @@ class Parts:
     order_mark = 0
     sent_bytes = 0
 
-    def __init__(self, looks_ahead: bool) -> None:
-        self.looks_ahead = looks_ahead
+    def __init__(self, num_ahead: int) -> None:
+        self.num_ahead = num_ahead
         self.calls: list[tuple[str, int]] = []
 
     def __len__(self) -> int:
@@ -46,9 +46,9 @@ class Parts:
         self.calls.append(("announce", plan.number))
 
 
-@pytest.mark.parametrize("looks_ahead", [False, True])
-def test_each_batch_is_made_and_planned_once(looks_ahead: bool) -> None:
-    parts: Any = Parts(looks_ahead)
+@pytest.mark.parametrize("num_ahead", [0, 1, 2, 9])
+def test_each_batch_is_made_and_planned_once(num_ahead: int) -> None:
+    parts: Any = Parts(num_ahead)
     ahead = LookAhead(parts, parts, parts, PhaseClock())
     ignored: Any = None
     for index in range(NUM_BATCHES):
@@ -58,14 +58,19 @@ def test_each_batch_is_made_and_planned_once(looks_ahead: bool) -> None:
     for name in ("begin", "batch", "plan"):
         assert [index for call, index in parts.calls if call == name] == [0, 1, 2]
     announced = [index for call, index in parts.calls if call == "announce"]
-    assert announced == ([1, 2] if looks_ahead else [])
-    if looks_ahead:
+    assert announced == ([1, 2] if num_ahead else [])
+    # Announced after the batch that many batches before, or after the first.
+    begun = [parts.calls[: parts.calls.index(("announce", index))].count(("begin", 0)) for index in announced]
+    assert begun == [1] * len(begun)
+    if num_ahead > 1:
+        assert parts.calls.index(("announce", 2)) < parts.calls.index(("begin", 1))
+    if num_ahead:
         # Made while the batch before computes, and begun when the loop asks for it.
         assert parts.calls.index(("batch", 1)) < parts.calls.index(("begin", 1))
 
 
 def test_another_batch_than_the_next_is_planned_anew() -> None:
-    parts: Any = Parts(True)
+    parts: Any = Parts(1)
     ahead = LookAhead(parts, parts, parts, PhaseClock())
     ignored: Any = None
     ahead.look(ahead.batch(0, 0, ignored))

@@ -29,6 +29,9 @@ from dglkge.training.building.components import relation_operators
 from dglkge.training.building.features import RunFeatures
 from dglkge.typing import DEVICE_STORAGE, RELATION
 
+REQUESTS_AHEAD = 4
+"""Batches between the request of rows and their use, where machines do not wait for one another."""
+
 
 def open_tables(
     config: Config, cluster: Cluster, dataset: Dataset, layout: PartitionLayout, model: KgeModel
@@ -146,11 +149,13 @@ def choose_lookup(config: Config, tables: TableSet, num_machines: int) -> None:
     num_machines : int
     """
     chosen = config.training
-    # Trainers that do not wait for one another have no collective: DGL's servers answer at any time.
-    if chosen.lookup == "kvstore" or not chosen.synchronous:
-        return
     # On one machine every row is in shared memory.
-    if num_machines > 1:
+    if num_machines == 1:
+        return
+    if not chosen.synchronous:
+        # Trainers that do not wait for one another have no collective: DGL's servers answer at any time.
+        tables.use_requests(min(REQUESTS_AHEAD, chosen.max_lag))
+    elif chosen.lookup == "exchange":
         group = Alltoall(
             request_timeout_seconds(),
             # The exchange runs in a background thread; in a shared group its collectives would mix with the
