@@ -70,7 +70,7 @@ class TableSet(Mapping[str, EmbeddingTable]):
         return [name for name in self._tables if name != RELATION]
 
     def replaced(self, tables: Mapping[str, EmbeddingTable]) -> TableSet:
-        """Return the set with other tables of the same names, for :meth:`gather`; the lookup is this set's."""
+        """Return the set with other tables of the same names, for :meth:`gather`; the lookup is shared."""
         found = copy.copy(self)
         found._tables = dict(tables)
         return found
