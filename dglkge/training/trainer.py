@@ -250,9 +250,10 @@ class Trainer:
         self._checkpoints.finish_together()
 
     def _drain(self) -> None:
-        """Apply all gradients, and receive what DGL's servers were asked for: they are asked for more now."""
+        """Apply all gradients, and receive all rows that are on their way, where machines do not wait."""
         self.optimizer.drain()
-        self._job.tables.lookup.finish()
+        if self._is_lagged:
+            self._job.tables.lookup.finish()
 
     def _commit(self) -> None:
         """Write a version, unless one holds this state; a collective."""
