@@ -23,7 +23,7 @@ from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
 from dglkge.inference.rules import Rule, RuleGraph, mirrored
 from dglkge.typing import RELATION, Side
 
-WEIGHTS = (0.0, 0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0)
+WEIGHTS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0)
 QUERIES_AT_A_TIME = 256
 MOST_PAIRS = 1 << 22
 """Pairs of a query and a candidate that a chain may lead to; of more, evenly spaced ones."""
@@ -63,13 +63,14 @@ class Ranking:
 
     def blocks(self, split: str, limit: int | None) -> Iterator[Block]:
         """Yield the queries of a split."""
-        triples = np.asfortranarray(self.run.dataset.split(split)[:limit], np.int64)
+        triples = self.run.dataset.split(split)[:limit]
         for relation_id in np.unique(triples[:, 1]).tolist():
             part = triples[triples[:, 1] == relation_id]
             for start in range(0, len(part), QUERIES_AT_A_TIME):
                 for side in Side:
-                    some = part[start : start + QUERIES_AT_A_TIME]
-                    yield self._block(side, relation_id, some[:, side.anchor_column], some[:, side.column])
+                    columns = np.ascontiguousarray(part[start : start + QUERIES_AT_A_TIME].T)
+                    anchors, answers = columns[side.anchor_column], columns[side.column]
+                    yield self._block(side, relation_id, anchors, answers)
 
     def _block(self, side: Side, relation_id: int, anchors: np.ndarray, answers: np.ndarray) -> Block:
         relation, tables = self._relations[relation_id], self.run.tables

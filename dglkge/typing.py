@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 RELATION = "relation"
 """Name of the node type, and of the table, that holds the relations."""
 
+TRAINED_ROWS = "trained_rows"
+"""Name of the rows that train, beside the optimizer's state, where the rows of a version are averages."""
+
 DEVICE_STORAGE = "device"
 """``tables.storage`` of rows and optimizer state that train on the devices of a machine's trainers."""
 

@@ -30,7 +30,7 @@ from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import CheckpointError
 from dglkge.model.choices import OPTIMIZERS
-from dglkge.typing import RELATION, TablePart
+from dglkge.typing import RELATION, TRAINED_ROWS, TablePart
 
 logger = logging.getLogger(__name__)
 
@@ -420,7 +420,9 @@ def _fill_from(
         # A file without rows is no machine's, so every machine reads it for its checksum.
         if len(ids) and not len(here):
             return 0, None
-        state = read_state(path, file, part.table, meta)
+        # Rows without averages are those that train.
+        state = {TRAINED_ROWS: rows} if TRAINED_ROWS in part.state else {}
+        state |= read_state(path, file, part.table, meta)
         targets = {"": part.rows} | {
             name: values for name, values in part.state.items() if _state_fits(name, values, state, path)
         }
@@ -518,7 +520,7 @@ def _state_fits(name: str, live: torch.Tensor, state: Mapping[str, Rows], path: 
         logger.warning("%s: has no optimizer state %r; it starts anew", path, name)
         return False
     stored = state[name]
-    expected = live[:0].cpu().numpy().dtype
+    expected = file_dtype(live)
     if tuple(stored.shape[1:]) != tuple(live.shape[1:]) or stored.dtype != expected:
         logger.warning(
             "%s: optimizer state %r is %s of row shape %s, this run's is %s of %s; it starts anew",

@@ -41,6 +41,7 @@ from dglkge.launch.process_plan import (
     choose_num_trainers,
     describe_plan,
     device_of_trainers,
+    num_threads,
     plan_to_dict,
 )
 from dglkge.launch.remote.node import run_node
@@ -49,9 +50,10 @@ from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.remote.rendezvous import Rendezvous, nodes_of_job
 from dglkge.launch.remote.ssh import SshSettings
 from dglkge.launch.remote.synced_site import SyncedSite
-from dglkge.launch.script_config import machine_needs, partition_file, script_config
+from dglkge.launch.script_config import machine_needs, most_trainers_of, partition_file, script_config
 from dglkge.launch.stop_signals import describe_stop, stop_signals_raised
 from dglkge.launch.supervisor import Supervisor
+from dglkge.planning.trainers import MOST_DEFAULT_TRAINERS
 from dglkge.typing import CUDA_DEVICE
 
 
@@ -215,6 +217,16 @@ class _Job:
         console.log_to(log_dir / LAUNCHER_LOG)
         site.write_job_files(Path(settings.log_dir), hosts)
         console.message(_announce(settings, hosts, log_dir))
+        threads = min(num_threads(settings, host) for host in hosts)
+        if (
+            self.options.num_trainers is None
+            and threads > 1
+            and settings.num_trainers < MOST_DEFAULT_TRAINERS
+        ):
+            console.message(
+                f"{threads} threads a trainer, not a trainer a core: threads share the negatives of a chunk, "
+                "each trainer computes with all of them"
+            )
         limits = Limits(stop_seconds=self.options.stop_seconds, exit_seconds=self.options.exit_seconds)
         result = Supervisor(site, console, log_dir, limits).run(plan)
         return self._with_logs_fetched(result, log_dir)
@@ -247,8 +259,7 @@ class _Job:
         machines = self._machines(here)
         config = script_config(self.command, here)
         hosts = self.site.connect(machines, self._entry(log_dir, config) if is_registered else None)
-        device = "" if config is None else config.training.device
-        settings = _settings(self.options, self.command, hosts, machines, log_dir, self.places, device)
+        settings = _settings(self.options, self.command, hosts, machines, log_dir, self.places, config)
         hosts = self.site.with_ports(hosts, machines, settings.num_servers)
         settings = dataclasses.replace(settings, job=self.name, attempt=next(self.attempts))
         return hosts, settings, config
@@ -319,11 +330,13 @@ def _settings(
     machines: Sequence[Machine],
     log_dir: Path,
     places: Places,
-    device: str,
+    config: Config | None,
 ) -> JobSettings:
     """Build the settings with all defaults; paths are those on the machines."""
+    device = "" if config is None else config.training.device
     lowest, highest = options.num_trainers or (1, None)
-    num_trainers = choose_num_trainers(hosts, lowest, highest, device)
+    most = most_trainers_of(config, places)
+    num_trainers = choose_num_trainers(hosts, lowest, highest, device, most)
     log_dir = places.on_machines(log_dir) if options.sync else log_dir
     part_config = None if options.part_config is None else places.on_machines(Path(options.part_config))
     return JobSettings(

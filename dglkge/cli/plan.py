@@ -16,10 +16,10 @@ from dglkge.distributed.process_memory import human_bytes
 from dglkge.errors import InputError
 from dglkge.launch.gpus import usable_gpus
 from dglkge.launch.machine import usable_cores
-from dglkge.launch.process_plan import MOST_DEFAULT_TRAINERS
 from dglkge.planning.epoch_time import Rates, epoch_seconds
 from dglkge.planning.host import HostMemory, host_memory
 from dglkge.planning.memory import PlannedHost, misfits, plan_memory
+from dglkge.planning.trainers import most_trainers
 from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
     gpus = usable_gpus() if device in (AUTO_DEVICE, CUDA_DEVICE) else ()
     num_trainers = args.num_trainers
     if num_trainers is None:
-        num_trainers = len(gpus) or min(MOST_DEFAULT_TRAINERS, usable_cores())
+        num_trainers = len(gpus) or min(most_trainers(config, size), usable_cores())
     if num_trainers < 1 or args.num_servers < 0 or (args.num_servers == 0 and num_trainers > 1):
         raise InputError("--num-trainers must be at least 1, and 1 where --num-servers is 0")
     hosts = plan_memory(config, size, num_trainers, args.num_servers)

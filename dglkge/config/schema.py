@@ -300,6 +300,13 @@ class TrainingConfig(Settings):
     early_stopping: EarlyStoppingConfig | None = optional(
         "end of training by the valid split; null: after num_epochs"
     )
+    averaging: float | None = free(
+        None,
+        "rank and write the mean of the rows at the ends of the epochs, epoch k with a weight of about k to "
+        "this power, instead of the rows, which go on training beside it (docs/training-control.md); null: "
+        "the rows themselves",
+        ge=0,
+    )
     batch_size: int = until_finished(1000, "triples in a global batch, over all trainers", ge=1)
     kernels: Literal["auto", "reference"] = until_finished(
         "auto",

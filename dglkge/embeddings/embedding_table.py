@@ -184,10 +184,14 @@ class EmbeddingTable:
         if not bool(here.all()):
             away = node_ids[~here]
             with request_timeout():
-                rows[~here] = self.typed(self.embedding._tensor[away]).float()
+                rows[~here] = self._pulled(away)
             row_bytes = self.dim * self.local_rows.element_size()
             self.pulled_bytes += len(away) * (away.element_size() + row_bytes)
         return rows
+
+    def _pulled(self, node_ids: Tensor) -> Tensor:
+        """Pull rows through the kvstore, as float32."""
+        return self.typed(self.embedding._tensor[node_ids]).float()
 
     def shard(self, index: int, count: int) -> TableShard:
         """Return one of ``count`` nearly equal ranges of this machine's rows."""

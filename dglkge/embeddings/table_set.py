@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -67,6 +68,12 @@ class TableSet(Mapping[str, EmbeddingTable]):
     def entity_types(self) -> list[str]:
         """Names of the entity types."""
         return [name for name in self._tables if name != RELATION]
+
+    def replaced(self, tables: Mapping[str, EmbeddingTable]) -> TableSet:
+        """Return the set with other tables of the same names, for :meth:`gather`; the lookup is shared."""
+        found = copy.copy(self)
+        found._tables = dict(tables)
+        return found
 
     def use_exchange(self, group: Alltoall, wire_dtype: torch.dtype, staleness: int) -> None:
         """Look the rows of batches up through the trainers' own exchange from now on; a collective.

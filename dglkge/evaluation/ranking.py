@@ -19,6 +19,7 @@ from dglkge.evaluation.queries import QueryBatch, ScoredQueries, exact_scores
 from dglkge.kernels.counting import count_scores, list_close
 from dglkge.kernels.hashing import column_bits, in_range, row_keys, stream_key
 from dglkge.model.kge_model import KgeModel
+from dglkge.optim.threads import split
 from dglkge.typing import RowShard
 
 
@@ -43,7 +44,12 @@ def count_greater(scores: Tensor, row_of: Tensor, low: Tensor, high: Tensor) -> 
     # Two passes, so that the list of close scores is allocated once at its exact size.
     arrays = (scores.contiguous().numpy(), row_of.numpy(), low.numpy(), high.numpy())
     num_greater, num_close = np.empty((2, len(row_of)), np.int64)
-    count_scores(*arrays, num_greater, num_close)
+
+    def count(part: slice) -> None:
+        of_part = (array[part] for array in arrays[1:])
+        count_scores(arrays[0], *of_part, num_greater[part], num_close[part])
+
+    split(len(row_of), scores.shape[1], count)
     close = np.repeat(np.arange(len(row_of)), num_close)
     column = np.empty(len(close), np.int64)
     list_close(*arrays, num_close, column)

@@ -44,25 +44,6 @@ def index_keys(slots: ndarray, keys: ndarray, num_keys: int) -> None:
 
 
 @compiled
-def find_keys(slots: ndarray, keys: ndarray, wanted: ndarray, found: ndarray) -> None:
-    """Write the position of each wanted key among the keys of a hash table, -1 where it is absent.
-
-    Parameters
-    ----------
-    slots, keys : ndarray
-        Hash table, "(H,) int32" positions into "(K,) int64" keys, H a power of two.
-    wanted, found : ndarray
-        "(n,) int64" keys to look up, and their positions, written.
-    """
-    mask = np.uint64(slots.shape[0] - 1)
-    for i in range(wanted.shape[0]):
-        slot = slot_of(wanted[i], mask)
-        while slots[slot] >= 0 and keys[slots[slot]] != wanted[i]:
-            slot = (slot + np.uint64(1)) & mask
-        found[i] = slots[slot]
-
-
-@compiled
 def chain_sources(
     ids: ndarray,
     first_source: int,
@@ -153,23 +134,73 @@ def merge_chains(
 
 
 @compiled
-def choose_owners(positions: ndarray, ids: ndarray, place: int, num_places: int, owners: ndarray) -> None:
-    """Make the trainer at ``place`` the owner of the rows to which it is nearer than the owner so far.
+def match_keys(
+    table: tuple, ids: ndarray, place: int, num_places: int, owners: ndarray, shared: ndarray, found: ndarray
+) -> None:
+    """Find the rows that another trainer has a gradient for too, and make it their owner if it is nearer.
 
     Its distance from a row is (place - id) modulo the number of places, so hubs are spread evenly.
 
     Parameters
     ----------
-    positions : ndarray
-        "(n,) int64" position of each row that the trainer has a gradient for, -1: skip.
+    table : tuple of ndarray
+        Hash table, "(H,) int32" positions into "(K,) int64" keys, H a power of two; and the keys.
     ids : ndarray
-        "(n,) int64" their row ids.
+        "(n,) int64" rows that the trainer has a gradient for.
     place, num_places : int
         Number of the trainer among those of the machine, and how many these are.
-    owners : ndarray
-        "(num_keys,) int64" places of the owners so far, changed.
+    owners, shared : ndarray
+        "(num_keys,) int64" places of the owners so far and "(num_keys,) bool", changed.
+    found : ndarray
+        "(n,) int64" position of each id among the keys, -1 where it is absent; written.
     """
-    for i in range(positions.shape[0]):
-        key = positions[i]
-        if key >= 0 and (place - ids[i]) % num_places < (owners[key] - ids[i]) % num_places:
-            owners[key] = place
+    slots, keys = table
+    mask = np.uint64(slots.shape[0] - 1)
+    for i in range(ids.shape[0]):
+        slot = slot_of(ids[i], mask)
+        while slots[slot] >= 0 and keys[slots[slot]] != ids[i]:
+            slot = (slot + np.uint64(1)) & mask
+        key = slots[slot]
+        found[i] = key
+        if key >= 0:
+            shared[key] = True
+            if (place - ids[i]) % num_places < (owners[key] - ids[i]) % num_places:
+                owners[key] = place
+
+
+@compiled
+def chain_delivered(
+    found: ndarray, owners: ndarray, place: int, delivered: tuple, rows: tuple, chain: tuple, num_sources: int
+) -> int:
+    """Append the rows that another trainer delivered for the keys of the trainer at ``place``.
+
+    Parameters
+    ----------
+    found, owners, place
+        As :func:`match_keys` left them for that trainer's ids.
+    delivered : tuple of ndarray
+        "(n,) int32" number of the row of each of its ids, and "(r,) int32" number of gradients in each row.
+    rows : tuple of int
+        Address of the first row, and bytes from one to the next.
+    chain : tuple of ndarray
+        Tails of :func:`chain_sources`, and links, addresses and counts of the sources; changed.
+    num_sources : int
+        Number of sources so far.
+
+    Returns
+    -------
+    int
+        Number of sources afterwards.
+    """
+    row_of, count_of = delivered
+    tails, links, addresses, counts = chain
+    for i in range(found.shape[0]):
+        key = found[i]
+        if key >= 0 and owners[key] == place:
+            addresses[num_sources] = rows[0] + row_of[i] * rows[1]
+            counts[num_sources] = count_of[row_of[i]]
+            links[num_sources] = -1
+            links[tails[key]] = num_sources
+            tails[key] = num_sources
+            num_sources += 1
+    return num_sources

@@ -18,6 +18,7 @@ from dglkge.distributed.log_format import VARIABLE as LOG_FORMAT_VARIABLE
 from dglkge.distributed.world import JOB_VARIABLE, NO_VERIFY_VARIABLE, OWN_DISKS_VARIABLE
 from dglkge.errors import InputError
 from dglkge.launch.gpus import VISIBLE_VARIABLE, gpu_variables
+from dglkge.planning.trainers import MOST_DEFAULT_TRAINERS
 from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE
 
 
@@ -65,9 +66,6 @@ class Limits:
 
 SERVER = "server"
 TRAINER = "trainer"
-
-MOST_DEFAULT_TRAINERS = 8
-"""Most trainers on one machine without the user's choice: each needs a few hundred megabytes."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +197,11 @@ class PlannedProcess:
 
 
 def choose_num_trainers(
-    hosts: Sequence[Host], lowest: int = 1, highest: int | None = None, device: str = ""
+    hosts: Sequence[Host],
+    lowest: int = 1,
+    highest: int | None = None,
+    device: str = "",
+    most: int = MOST_DEFAULT_TRAINERS,
 ) -> int:
     """Return one trainer for each core of the smallest machine, or for each GPU, within limits.
 
@@ -207,16 +209,17 @@ def choose_num_trainers(
     ----------
     hosts : sequence of Host
     lowest, highest : int
-        By default at least 1, and at most :data:`MOST_DEFAULT_TRAINERS` without GPUs.
+        By default at least 1, and at most ``most`` without GPUs.
     device : str
         ``training.device``, or empty. GPUs count if it allows them and every machine has some.
+    most : int
     """
     # One number for all machines: a trainer's machine follows from its rank.
     if device in (AUTO_DEVICE, CUDA_DEVICE) and hosts and all(host.gpus for host in hosts):
         counts = [len(host.gpus) for host in hosts]
     else:
         counts = [host.num_cores for host in hosts]
-        highest = MOST_DEFAULT_TRAINERS if highest is None else highest
+        highest = most if highest is None else highest
     return max(lowest, min([*counts] if highest is None else [highest, *counts]))
 
 
@@ -365,18 +368,22 @@ def _shared_environment(settings: JobSettings, num_hosts: int) -> dict[str, str]
     return environment
 
 
+def num_threads(settings: JobSettings, host: Host) -> int:
+    """Return the threads of a trainer on a machine."""
+    # Rounded down, so that trainers have no more threads than the machine has cores.
+    return settings.num_omp_threads or max(1, host.num_cores // settings.num_trainers)
+
+
 def _trainer_environment(
     hosts: Sequence[Host], settings: JobSettings, machine: int, local: int
 ) -> dict[str, str]:
     """Return the variables of one trainer, without the rendezvous port."""
-    # Rounded down, so that trainers have no more threads than the machine has cores.
-    num_threads = settings.num_omp_threads or max(1, hosts[machine].num_cores // settings.num_trainers)
     return {
         "DGL_ROLE": "client",
         "DGL_DIST_MODE": "distributed",
         # DGL numbers groups of clients of long-lived servers; a job of this launcher has one.
         "DGL_GROUP_ID": "0",
-        "OMP_NUM_THREADS": str(num_threads),
+        "OMP_NUM_THREADS": str(num_threads(settings, hosts[machine])),
         "RANK": str(machine * settings.num_trainers + local),
         "LOCAL_RANK": str(local),
         "WORLD_SIZE": str(settings.num_trainers * len(hosts)),

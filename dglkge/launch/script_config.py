@@ -14,6 +14,7 @@ from dglkge.data import dataset_files
 from dglkge.errors import InputError
 from dglkge.launch.process_plan import Places
 from dglkge.planning.memory import plan_memory
+from dglkge.planning.trainers import MOST_DEFAULT_TRAINERS, most_trainers
 
 
 def check_partition(path: Path, part_id: int | None, num_machines: int) -> str:
@@ -140,6 +141,14 @@ def partition_file(config: Config | None, folder: Path) -> Path | None:
         return dataset_files.locate_partitions(dataset)[1]
     except InputError:
         return None
+
+
+def most_trainers_of(config: Config | None, places: Places) -> int:
+    """Return the trainers of a machine at most without the user's choice, as far as the data set is here."""
+    if config is not None:
+        with contextlib.suppress(InputError):
+            return most_trainers(config, dataset_files.read_dataset_size(places.here / config.dataset))
+    return MOST_DEFAULT_TRAINERS
 
 
 def machine_needs(

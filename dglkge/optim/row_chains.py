@@ -10,9 +10,10 @@ import torch
 from numpy import ndarray
 from torch import Tensor
 
-from dglkge.kernels.chains import chain_sources, choose_owners, find_keys, index_keys, merge_chains
+from dglkge.kernels.chains import chain_delivered, chain_sources, index_keys, match_keys, merge_chains
 from dglkge.optim.links import RuleStep
 from dglkge.optim.scratch import Scratch
+from dglkge.optim.threads import split
 
 _ALIGNMENT_BYTES = 8
 
@@ -131,12 +132,6 @@ class GradientRows:
         )
         self.num_sources = end
 
-    def find(self, ids: ndarray) -> ndarray:
-        """Position of each id in :attr:`keys`, -1 where it is absent, "(n,) int64"."""
-        found = np.empty(len(ids), np.int64)
-        find_keys(self._slots, self._keys, ids, found)
-        return found
-
     def merge_into(self, selected: ndarray, merged: Tensor, merged_counts: ndarray, space: Scratch) -> None:
         """Write the sums of the rows of the selected keys.
 
@@ -153,16 +148,17 @@ class GradientRows:
         """
         narrow = merged.element_size() < self.dtype.itemsize
         sums = space.take("sums", len(merged), self.dim, self.row_dtype) if narrow else merged
-        merge_chains(
-            selected, self.heads, self.links, self.addresses, self.counts, sums.numpy(), merged_counts
-        )
+        rows = sums.numpy()
+
+        def merge(part: slice) -> None:
+            merge_chains(selected[part], *self.chain, rows[part], merged_counts[part])
+
+        split(len(selected), self.dim, merge)
         if narrow:
             merged.copy_(sums)
 
-    def choose_owners(
-        self, positions: ndarray, ids: ndarray, place: int, num_places: int, owners: ndarray
-    ) -> None:
-        """Make the trainer at ``place`` the owner of the rows to which it is nearer than the owner so far.
+    def match(self, ids: ndarray, place: int, num_places: int, owners: ndarray, shared: ndarray) -> ndarray:
+        """Find the rows that the trainer at ``place`` has too; it owns those that it is nearer to.
 
         The distance of a trainer from a row is (place - id) modulo the number of places. Every trainer that
         has a gradient for the row computes the same minimum, so all agree without a message, and hubs are
@@ -170,16 +166,48 @@ class GradientRows:
 
         Parameters
         ----------
-        positions : ndarray
-            "(n,) int64" position in :attr:`keys` of each row that the trainer has a gradient for, -1: skip.
         ids : ndarray
-            "(n,) int64" their row ids.
+            "(n,) int64" rows that the trainer has a gradient for, each once.
         place, num_places : int
             Number of the trainer among those of the machine, and how many these are.
-        owners : ndarray
-            "(num_keys,) int64" places of the owners so far, changed.
+        owners, shared : ndarray
+            "(num_keys,) int64" places of the owners so far, and "(num_keys,) bool" whether another trainer
+            has a gradient for the row; changed.
+
+        Returns
+        -------
+        ndarray
+            "(n,) int64" position of each id in :attr:`keys`, -1 where it is absent.
         """
-        choose_owners(positions, ids, place, num_places, owners)
+        found = np.empty(len(ids), np.int64)
+        match_keys((self._slots, self._keys), ids, place, num_places, owners, shared, found)
+        return found
+
+    def add_delivered(
+        self,
+        found: ndarray,
+        owners: ndarray,
+        place: int,
+        delivered: tuple[ndarray, ndarray],
+        rows: ndarray,
+    ) -> None:
+        """Add the rows that another trainer delivered for the keys of the trainer at ``place``.
+
+        Parameters
+        ----------
+        found, owners : ndarray
+            Of its ids, as :meth:`match` returned them and left them.
+        place : int
+        delivered : tuple of ndarray
+            "(n,) int32" number of the row of each id, and "(r,) int32" number of gradients in each row.
+        rows : ndarray
+            "(r, D)", referred to as by :meth:`add`.
+        """
+        self._reserve(self.num_sources + len(found))
+        self._kept.append(rows)
+        where = rows.__array_interface__["data"][0], rows.strides[0]
+        chain = self._tails, self.links, self.addresses, self.counts
+        self.num_sources = chain_delivered(found, owners, place, delivered, where, chain, self.num_sources)
 
     def update(self, step: RuleStep, arrays: Sequence[ndarray], targets: ndarray, selected: ndarray) -> int:
         """Apply the rule of a step to the target rows; returns how many were skipped as not finite.
@@ -195,7 +223,11 @@ class GradientRows:
         selected : ndarray
             "(n,) int64" position in :attr:`keys` of each target.
         """
-        return step.update(arrays, targets, selected, self.chain)
+
+        def update(part: slice) -> int:
+            return step.update(arrays, targets[part], selected[part], self.chain)
+
+        return sum(split(len(targets), self.dim, update))
 
 
 class PlainRows(GradientRows):
@@ -220,11 +252,11 @@ class PlainRows(GradientRows):
             self._position_of.setdefault(row_id, len(self._position_of))
         chosen = rows[: len(ids)] if order is None else rows[order]
         numbers = np.ones(len(ids), np.int64) if counts is None else counts.astype(np.int64)
-        self._sources.append((self.find(ids), chosen, numbers))
+        self._sources.append((self._find(ids), chosen, numbers))
         self.num_keys = len(self._position_of)
         self.num_sources += len(ids)
 
-    def find(self, ids: ndarray) -> ndarray:
+    def _find(self, ids: ndarray) -> ndarray:
         return np.array([self._position_of.get(row_id, -1) for row_id in ids.tolist()], np.int64)
 
     def _sums(self, selected: ndarray) -> tuple[Tensor, Tensor]:
@@ -243,13 +275,27 @@ class PlainRows(GradientRows):
         merged.copy_(sums)
         merged_counts[:] = counts.numpy()
 
-    def choose_owners(
-        self, positions: ndarray, ids: ndarray, place: int, num_places: int, owners: ndarray
-    ) -> None:
-        here = positions >= 0
-        keys, ids = positions[here], ids[here]
+    def match(self, ids: ndarray, place: int, num_places: int, owners: ndarray, shared: ndarray) -> ndarray:
+        found = self._find(ids)
+        keys, ids = found[found >= 0], ids[found >= 0]
         nearer = (place - ids) % num_places < (owners[keys] - ids) % num_places
         owners[keys[nearer]] = place
+        shared[keys] = True
+        return found
+
+    def add_delivered(
+        self,
+        found: ndarray,
+        owners: ndarray,
+        place: int,
+        delivered: tuple[ndarray, ndarray],
+        rows: ndarray,
+    ) -> None:
+        taken = np.flatnonzero(found >= 0)
+        taken = taken[owners[found[taken]] == place]
+        row_of, count_of = delivered[0][taken], delivered[1].astype(np.int64)
+        self._sources.append((found[taken], rows[row_of], count_of[row_of]))
+        self.num_sources += len(taken)
 
     def update(self, step: RuleStep, arrays: Sequence[ndarray], targets: ndarray, selected: ndarray) -> int:
         tables = [torch.from_numpy(array) for array in arrays]

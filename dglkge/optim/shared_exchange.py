@@ -181,8 +181,8 @@ _LIVENESS_SECONDS = 0.5
 
 
 #: Header fields of each table: number of keys and gradients; offsets in the body of ids, slots, counts and
-#: rows; number of rows that were not finite.
-_FIELDS_A_TABLE = 7
+#: rows; number of rows that were not finite, and of those that were delivered.
+_FIELDS_A_TABLE = 8
 
 
 def num_fields(num_tables: int) -> int:
@@ -256,11 +256,9 @@ class SharedExchange:
         enter("waiting")
         self._wait(_PUBLISHED)
         enter("exchange")
-        owners, found = self._choose(owned)
+        owners, found, is_shared = self._choose()
         mine = [chosen[keys] == self._place for chosen, keys in zip(owners, owned)]
-        shared = [
-            self._shared(chains, of_table)[keys] for chains, of_table, keys in zip(self._chains, found, owned)
-        ]
+        shared = [of_table[keys] for of_table, keys in zip(is_shared, owned)]
         self._deliver(owned, mine)
         yield [keys[~also] for keys, also in zip(owned, shared)]
         enter("waiting")
@@ -320,34 +318,24 @@ class SharedExchange:
             self.sent_bytes += len(keys) * id_bytes
         self._outbox.fields[_PUBLISHED] = self._step
 
-    def _choose(self, owned: Sequence[ndarray]) -> tuple[list[ndarray], list[list[ndarray]]]:
-        """Owner (place on the machine) of each key, and for each table and neighbour the keys that it has
-        too.
+    def _choose(self) -> tuple[list[ndarray], list[list[ndarray]], list[ndarray]]:
+        """Owner (place on the machine) of each key, for each neighbour the keys that it has too, and whether
+        some neighbour has them; by table.
 
         All trainers that have a gradient for a row read the same published ids and make the same choice: see
-        :meth:`GradientRows.choose_owners`.
+        :meth:`GradientRows.match`.
         """
-        owners, found = [], []
         num_places = len(self._neighbours) + 1
-        for table, chains in enumerate(self._chains):
-            chosen = np.full(chains.num_keys, self._place, np.int64)
-            positions = []
-            for place, box in zip(self._places, self._neighbours):
-                ids = self._ids(box, table)
-                at = chains.find(ids)
-                chains.choose_owners(at, ids, place, num_places, chosen)
-                positions.append(at)
-            owners.append(chosen)
-            found.append(positions)
-        return owners, found
-
-    @staticmethod
-    def _shared(chains: GradientRows, found: Sequence[ndarray]) -> ndarray:
-        """Whether some neighbour has a gradient for each key too, "(num_keys,) bool"."""
-        shared = np.zeros(chains.num_keys + 1, bool)
-        for positions in found:
-            shared[positions] = True  # position -1, an id that is not here, marks the spare element
-        return shared[:-1]
+        owners = [np.full(chains.num_keys, self._place, np.int64) for chains in self._chains]
+        shared = [np.zeros(chains.num_keys, bool) for chains in self._chains]
+        found = [
+            [
+                chains.match(self._ids(box, table), place, num_places, owners[table], shared[table])
+                for place, box in zip(self._places, self._neighbours)
+            ]
+            for table, chains in enumerate(self._chains)
+        ]
+        return owners, found, shared
 
     def _ids(self, box: NeighbourOutbox, table: int) -> ndarray:
         """Ids that a neighbour published for a table, "(n,) int64"."""
@@ -364,7 +352,8 @@ class SharedExchange:
             chains, dtype = self._chains[table], self._wire.row_dtypes[table]
             selected = keys[~ours]
             num_keys, num_rows = len(keys), len(selected)
-            _, _, _, slots, counts, rows, _ = self._outbox.fields[self._fields[table]]
+            _, _, _, slots, counts, rows, _, _ = self._outbox.fields[self._fields[table]]
+            self._outbox.fields[self._fields[table]][7] = num_rows
             if num_rows == 0:
                 continue
             slot_of = _view(body, slots, num_keys, np.dtype(np.int32))
@@ -380,24 +369,22 @@ class SharedExchange:
         """Chain the rows that neighbours delivered for this trainer's keys."""
         for table, (chains, chosen) in enumerate(zip(self._chains, owners)):
             dtype = self._wire.row_dtypes[table]
-            for number, (box, positions) in enumerate(zip(self._neighbours, found[table])):
-                num_keys, _, _, slots, counts, rows, _ = box.fields[self._fields[table]]
-                taken = np.flatnonzero(positions >= 0)
-                taken = taken[chosen[positions[taken]] == self._place]
-                if len(taken) == 0:
+            plain = np.dtype(f"i{dtype.itemsize}")  # numpy has no bfloat16: rows are moved as integers
+            for number, (box, keys) in enumerate(zip(self._neighbours, found[table])):
+                num_keys, _, _, slots, counts, rows, _, num_rows = box.fields[self._fields[table]]
+                if num_rows == 0:
                     continue
-                slot_of = _view(box.body, slots, num_keys, np.dtype(np.int32))[taken].astype(np.int64)
-                num_rows = int(slot_of.max()) + 1
-                count_of = _view(box.body, counts, num_rows, np.dtype(np.int32))[slot_of]
-                plain = np.dtype(f"i{dtype.itemsize}")  # numpy has no bfloat16: rows are moved as integers
-                delivered = _view(box.body, rows, num_rows * chains.dim, plain).reshape(num_rows, chains.dim)
-                keys = chains.keys[positions[taken]]
+                row_of, count_of = (
+                    _view(box.body, *place, np.dtype(np.int32))
+                    for place in ((slots, num_keys), (counts, num_rows))
+                )
+                sums = _view(box.body, rows, num_rows * chains.dim, plain).reshape(num_rows, chains.dim)
                 if dtype.itemsize < chains.dtype.itemsize:
-                    wide = self._scratch.take((table, number), len(taken), chains.dim, chains.row_dtype)
-                    wide.copy_(torch.from_numpy(delivered[slot_of]).view(dtype))
-                    chains.add(keys, wide.numpy(), count_of)
+                    wide = self._scratch.take((table, number), int(num_rows), chains.dim, chains.row_dtype)
+                    sums = wide.copy_(torch.from_numpy(sums.copy()).view(dtype)).numpy()
                 else:
-                    chains.add(keys, delivered.view(chains.dtype), count_of, slot_of)
+                    sums = sums.view(chains.dtype)
+                chains.add_delivered(keys, chosen, self._place, (row_of, count_of), sums)
 
     def _wait(self, field: int) -> None:
         """Wait until every neighbour has reached this point of the current step."""

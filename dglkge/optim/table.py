@@ -136,7 +136,11 @@ class Table:
         chains = type(self.chains)(self.dim, self.chains.dtype)
         first = np.zeros(1, np.int64)
         chains.add(np.zeros(2, np.int64), np.zeros((2, self.dim), chains.dtype))
-        chains.choose_owners(chains.find(first), first, 0, 1, first.copy())
+        found = chains.match(first, 0, 1, first.copy(), np.zeros(1, bool))
+        delivered = np.zeros(1, np.int32), np.ones(1, np.int32)
+        for one in delivered:
+            one.setflags(write=False)  # as they are in another trainer's memory
+        chains.add_delivered(found, first, 0, delivered, np.zeros((1, self.dim), chains.dtype))
         chains.merge_into(first, torch.empty(1, self.dim, dtype=self.compute_dtype), first.copy(), Scratch())
         arrays = [np.zeros((1, *tensor.shape[1:]), chains.dtype) for tensor in self.tensors]
         if self._narrow is not None:

@@ -113,10 +113,11 @@ def configured_score_function(config: Config) -> Any:
 
 
 def state_widths(width: int, config: Config, table: str = "") -> tuple[int, ...]:
-    """Return the width of a row in each tensor of the state that a table's optimizer keeps."""
+    """Return the width of a row in each tensor that is kept beside a table: optimizer state, and averages."""
     chosen = config.optimizer
     name = chosen.relations.name or chosen.name if table == RELATION else chosen.name
-    return choices.state_widths(name, width)
+    averages = () if config.training.averaging is None else (width,)
+    return (*choices.state_widths(name, width), *averages)
 
 
 def in_pages(num_bytes: int) -> int:

@@ -53,8 +53,8 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     batches = build_batches(job)
     step, ahead = build_step(job, batches)
     checkpoints = open_checkpoints(job, mirror)
-    evaluator = LiveEvaluator(job)
-    passes = build_passes(job, batches, evaluator.gather)
+    evaluator = LiveEvaluator(job.averaged)
+    passes = build_passes(job, batches, LiveEvaluator(job).gather)
     meta = describe_run(job.config, job.dataset)
     trainer = Trainer(job, ahead, step, evaluator, checkpoints, meta, JOB, passes)
     # Last: the Trainer has checked by now that the folder's checkpoint belongs to this run.

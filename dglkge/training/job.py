@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,12 @@ import torch
 from dglkge.config import Config
 from dglkge.data.dataset import Dataset
 from dglkge.data.partition_layout import PartitionLayout
-from dglkge.distributed.dgl_compat import request_timeout_seconds
+from dglkge.distributed.dgl_compat import request_timeout, request_timeout_seconds
 from dglkge.distributed.lease import Lease
 from dglkge.distributed.process_group import DeviceGroups
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
+from dglkge.embeddings.averages import Averages
 from dglkge.embeddings.device_tables import DeviceTables
 from dglkge.embeddings.table_set import TableSet
 from dglkge.model.kge_model import KgeModel
@@ -67,6 +68,8 @@ class Job:
     global_vectors : GlobalVectors or None
     dense : DenseParameters or None
         Parameters of the score function's module, and of the projections of features.
+    averages : Averages or None
+        Of the rows, where they are what is ranked and written.
     step_memory : list
         Memory that objectives of the same kind share, see :func:`dglkge.optim.scratch.sharing`.
     """
@@ -85,6 +88,7 @@ class Job:
     features: RunFeatures | None = None
     global_vectors: GlobalVectors | None = None
     dense: DenseParameters | None = None
+    averages: Averages | None = None
     step_memory: list[Pieces] = field(default_factory=list)
 
     @property
@@ -114,6 +118,11 @@ class Job:
         if init_from is not None and init_from.frozen:
             return self.tables.entity_types
         return [] if self.features is None else self.features.untrained_types
+
+    @property
+    def averaged(self) -> Job:
+        """The job with its tables as they are ranked, written and restored: averages, if there are any."""
+        return self if self.averages is None else replace(self, tables=self.averages.tables)
 
     @property
     def has_loops(self) -> bool:
@@ -148,6 +157,15 @@ class Job:
         if self.device_tables is not None:
             self.device_tables.store()
         self.cluster.barrier()
+        if self.averages is not None and not self.averages.num_epochs:
+            self.averages.add(0)
+            self.cluster.barrier()
+
+    def average(self, num_epochs: int) -> None:
+        """Add the rows after so many epochs to the averages, unless they are in them; a collective."""
+        if self.averages is not None and num_epochs > self.averages.num_epochs:
+            self.settle()
+            self.averages.add(num_epochs)
 
     @contextlib.contextmanager
     def ranking(self) -> Iterator[None]:
@@ -188,6 +206,11 @@ def open_job(config: Config, cluster: Cluster, lease: Lease) -> Job:
         # The first group is that of the entities.
         group, clip_value = optimizer.param_groups[0], config.optimizer.clip_value
         global_vectors = GlobalVectors(tables.entity_types, model.dim, group, cluster.sum, clip_value)
+    averages = None
+    if config.training.averaging is not None:
+        turn = (world.local_rank, world.trainers_per_machine)
+        with request_timeout():
+            averages = Averages(tables, config.training.averaging, turn)
     computation = Computation(
         device,
         getattr(torch, config.training.matmul_dtype),
@@ -199,7 +222,7 @@ def open_job(config: Config, cluster: Cluster, lease: Lease) -> Job:
     cluster.on_leave(tables.lookup.finish)
     return Job(
         config, cluster, dataset, layout, lease, model, computing, computation, tables, optimizer,
-        device_tables, features, global_vectors, dense,
+        device_tables, features, global_vectors, dense, averages,
     )  # fmt: skip
 
 

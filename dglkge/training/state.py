@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from dglkge.checkpoint import hdf5_format
+from dglkge.checkpoint.layout import Progress
 from dglkge.checkpoint.manager import CheckpointManager
 from dglkge.checkpoint.manifest import CheckpointMeta
 from dglkge.errors import CheckpointError, InputError, one_line
@@ -206,7 +207,9 @@ class Versions:
         CheckpointError
             If there is none, or it does not fit.
         """
-        found = self._checkpoints.find(pointer)
+        found, averages = self._checkpoints.find(pointer), self._job.averages
+        if found is not None and averages is not None:
+            averages.num_epochs = found[1].meta.progress[Progress.FINISHED_EPOCHS]
         if found is not None and self._beside:
             folder, manifest = found
             with hdf5_format.open_file(folder / manifest.of_table(RELATION)[0].name) as file:

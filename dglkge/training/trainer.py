@@ -95,7 +95,7 @@ class Trainer:
         )
         # A schedule that cannot be saved is refused now, not at the first commit.
         self._state.to_bytes()
-        self._versions = Versions(job, checkpoints, self._state)
+        self._versions = Versions(job.averaged, checkpoints, self._state)
         self._resume()
         job.load_devices()
         if cluster.world.rank == 0:
@@ -259,6 +259,7 @@ class Trainer:
         """Write a version, unless one holds this state; a collective."""
         self._drain()
         position = finished, batches_done = self._position.now
+        self._job.average(finished)
         if position != self._position.committed:
             if self._buckets is not None:
                 self._buckets.pause()
@@ -327,6 +328,7 @@ class Trainer:
         self._rates.after_epochs(done)
         if self._job.device_tables is not None:
             self._job.settle()
+        self._job.average(done)
         if self._cadence.due_after_epoch(done):
             self._commit()
         if self._cadence.validates_after_epoch(done):

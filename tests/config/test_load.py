@@ -173,7 +173,7 @@ def test_values_of_another_type_are_refused(tmp_path: Path) -> None:
 DOCUMENTED = {
     settings.FREE: """dataset output imports training.num_epochs training.batch_statistics training.profile
         training.device training.lookup training.check_memory training.loggers training.progress
-        training.callbacks
+        training.callbacks training.averaging
         training.early_stopping.patience training.early_stopping.min_gain dense.sharding""".split(),
     settings.UNTIL_FINISHED: """model.init_from.frozen sampling.order tables.dtype tables.rounding
         dense.autocast

@@ -74,6 +74,7 @@ CASES = {
         ),
         trainers=(3,),
     ),
+    "averages": Case(("training.averaging=2", "optimizer.lr=0.05"), trainers=(3,)),
     "tails only, compiled": Case((*NEGATIVES, "negatives.num_for_heads=0")),
     "features": Case(
         (

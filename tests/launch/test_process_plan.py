@@ -120,6 +120,8 @@ def test_number_of_trainers() -> None:
     ):  # fmt: skip
         hosts = [Host(f"10.0.0.{i}", 1, count) for i, count in enumerate(cores)]
         assert (choose_num_trainers(hosts), choose_num_trainers(hosts, 2, 5)) == (by_default, within)
+        assert choose_num_trainers(hosts, most=2) == min(2, by_default)
+        assert choose_num_trainers(hosts, 2, 5, most=1) == within
 
 
 def test_description_can_be_pasted_into_a_shell() -> None:

@@ -40,7 +40,9 @@ def test_sums_of_equal_ids(kind: type[GradientRows], num_ids: int, num_rows: int
         rows64, counts = merged(chains, torch.float32)
         assert counts.tolist() == list(numbers.values())
         assert rows64.tolist() == [row.tolist() for row in sums.values()]
-        assert chains.find(np.array([*list(sums)[:5], num_rows + 1])).tolist() == [
+        owners, shared = np.zeros((2, chains.num_keys), np.int64)
+        found = chains.match(np.array([*list(sums)[:5], num_rows + 1]), 0, 1, owners, shared.astype(bool))
+        assert found.tolist() == [
             *range(min(5, len(sums))),
             -1,
         ]
@@ -67,7 +69,7 @@ def test_holders_agree_on_owners_and_share_hubs(kind: type[GradientRows]) -> Non
         owners = np.full(len(ids), place)
         for other, others_ids in enumerate(held):
             if other != place:
-                chains.choose_owners(chains.find(others_ids), others_ids, other, num_places, owners)
+                chains.match(others_ids, other, num_places, owners, np.zeros(len(ids), bool))
         owner_by_place.append(dict(zip(ids.tolist(), owners.tolist())))
     for key in set(np.concatenate(held).tolist()):
         holders = [place for place in range(num_places) if key in owner_by_place[place]]

@@ -36,11 +36,19 @@ def item(size: DatasetSize, name: str, *settings: str, num_trainers: int = 1, nu
     return dict(host.memory)[name]
 
 
-@pytest.mark.parametrize("optimizer, copies", [("row_adagrad", 1), ("sparse_adagrad", 2), ("sparse_adam", 3)])
-def test_tables_and_state_are_as_large_as_arrays(optimizer: str, copies: int) -> None:
+@pytest.mark.parametrize(
+    "optimizer, averaging, copies",
+    [
+        ("row_adagrad", "null", 1),
+        ("sparse_adagrad", "null", 2),
+        ("sparse_adam", "null", 3),
+        ("sparse_adam", "2", 4),
+    ],
+)
+def test_tables_and_state_are_as_large_as_arrays(optimizer: str, averaging: str, copies: int) -> None:
     size = one_part()
     rows = np.empty((100_000, 200), np.float32).nbytes
-    settings = ("model.dimension=200", f"optimizer.name={optimizer}")
+    settings = ("model.dimension=200", f"optimizer.name={optimizer}", f"training.averaging={averaging}")
     found = item(size, "tables", *settings) + item(size, "optimizer state", *settings)
     assert found == pytest.approx(copies * rows, rel=0.01)
     assert item(size, "checkpoint's background copy", *settings) == found

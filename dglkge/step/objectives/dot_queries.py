@@ -22,6 +22,7 @@ from dglkge.kernels import penalties as kernels
 from dglkge.model.functions.autograd import words
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import LoopWeights, Regularizer
+from dglkge.optim import threads
 from dglkge.step.contracts import Rows
 from dglkge.step.planning import Group, NodeIds
 from dglkge.typing import Side
@@ -180,6 +181,11 @@ class EdgeQueries(Protocol):
         """
 
 
+def _parts(arrays: tuple[NodeIds, ...], part: slice) -> tuple[NodeIds, ...]:
+    """Return a part of each of some arrays."""
+    return arrays if part is threads.WHOLE else tuple(array[part] for array in arrays)
+
+
 class CompiledQueries(EdgeQueries):
     """Queries of DistMult and ComplEx by ``kernels.dot``; rows are read where they lie."""
 
@@ -187,23 +193,32 @@ class CompiledQueries(EdgeQueries):
         self._operator = (model.score_function.complex_valued, model.reciprocal)
         self._penalty, self._queries, self._rows = penalty, queries, rows
         self._edges, self._places = EdgeRows(queries.groups, rows), queries.places()
+        # Numbers of an edge: those of its head, its tail and its relation.
+        self._width = 2 * model.dim + model.relation_width
 
     def write(self, queries: Tensor, positive: np.ndarray, own: np.ndarray) -> None:
-        dot.make_queries(self._edges.rows, self._operator, self._places, words(queries), positive, own)
+        operand = words(queries)
+
+        def make(part: slice) -> None:
+            rows, places = _parts(self._edges.rows, part), _parts(self._places, part)
+            dot.make_queries(rows, self._operator, places, operand, positive, own)
+
+        threads.split(len(self._places[0]), self._width, make)
 
     def differentiate(
         self, of_queries: Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
     ) -> float:
-        penalty: float = dot.write_gradients(
-            self._edges.rows,
-            self._operator,
-            self._places,
-            words(of_queries),
-            (missing, own_shares),
-            factors,
-            self._penalty.n3,
-            self._edges.gradients,
-        )
+        operand, shares = words(of_queries), (missing, own_shares)
+
+        def write(part: slice) -> float:
+            rows, places = _parts(self._edges.rows, part), _parts(self._places, part)
+            gradients, n3 = _parts(self._edges.gradients, part), self._penalty.n3
+            penalty: float = dot.write_gradients(
+                rows, self._operator, places, operand, shares, factors[part], n3, gradients
+            )
+            return penalty
+
+        penalty = float(sum(threads.split(len(factors), self._width, write)))
         return penalty + self._penalty.add(self._queries, self._edges, self._rows, factors)
 
 

@@ -23,6 +23,7 @@ from dglkge.model.functions.autograd import words
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import Loss
 from dglkge.model.negative_terms import IGNORED_SCORE
+from dglkge.optim import threads
 from dglkge.optim.scratch import Scratch
 from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.step.contracts import BatchMeasures, Gradients, Rows
@@ -166,9 +167,13 @@ class DotSoftmax(SampledLoss):
         num, num_queries = len(negatives.ids), numbers.shape[1]
         clock.enter("gather")
         candidates = scratch.take("candidates", num, self.model.dim, self._dtype)
-        dot.gather(found.addresses, words(candidates))
+        of_candidates = words(candidates)
+        threads.split(
+            num, self.model.dim, lambda part: dot.gather(found.addresses[part], of_candidates[part])
+        )
         clock.enter("score")
-        scores = torch.mm(queries, candidates.T, out=scratch.take("scores", len(queries), num, self._dtype))
+        scores = scratch.take("scores", len(queries), num, self._dtype)
+        threads.matmul(queries, candidates.T, scores)
         clock.enter("loss")
         of_scores = words(scores)
         for piece in block.pieces:
@@ -185,18 +190,18 @@ class DotSoftmax(SampledLoss):
             if measures.are_counted:
                 above = softmax.count_above(of_scores[run], numbers[0][run], numbers[1][run])
                 measures.add_violators(piece.side, above)
-        loss: float = self._loop(of_scores[:num_queries], *numbers)
+        counted = of_scores[:num_queries]
+        losses = threads.split(num_queries, num, lambda part: self._loop(counted[part], *numbers[:, part]))
         scores[num_queries:] = 0
         clock.enter("backward")
-        torch.mm(scores, candidates, out=of_queries)
+        threads.matmul(scores, candidates, of_queries)
         if self._dtype == torch.float32:
-            torch.mm(scores.T, queries, out=gradients)
+            threads.matmul(scores.T, queries, gradients)
         else:
-            narrow = torch.mm(
-                scores.T, queries, out=scratch.take("of_candidates", num, self.model.dim, self._dtype)
-            )
+            narrow = scratch.take("of_candidates", num, self.model.dim, self._dtype)
+            threads.matmul(scores.T, queries, narrow)
             gradients.copy_(narrow)
-        return loss
+        return float(sum(losses))
 
 
 class Piece(NamedTuple):

@@ -1,0 +1,89 @@
+"""Averages of rows over epochs: what versions and rankings have, and the rows that train beside them."""
+
+from __future__ import annotations
+
+import json
+import signal
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from dglkge.checkpoint.reader import open_checkpoint
+from tests.functional import job as commands
+from tests.functional.results import metrics, tables
+from tests.toy_kg import toy_dataset
+
+SETTINGS = (
+    *("model.dimension=16", "model.init_scale=0.1", "negatives.num_uniform=20", "negatives.chunk_size=25"),
+    *("training.batch_size=50", "training.matmul_dtype=float32", "evaluation.valid_every_epochs=2"),
+)
+
+
+def settings(output: Path, *more: str) -> tuple[str, ...]:
+    return (f"dataset={toy_dataset()}", f"output={output}", *SETTINGS, *more)
+
+
+def trained(run: Path) -> dict[str, np.ndarray]:
+    """Return the rows that train, by table and original id."""
+    found = {}
+    for path in (run / "checkpoint" / "latest").glob("*.h5"):
+        with h5py.File(path) as file:
+            name = "relation" if "model" in file else "entity"
+            found[name] = np.asarray(file["optimizer/trained_rows"])
+    return found
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_version_has_the_weighted_mean_of_the_epochs(tmp_path: Path, dtype: str) -> None:
+    common = (f"tables.dtype={dtype}", "training.num_epochs=4")
+    plain = settings(tmp_path / "plain", *common, "checkpoint.keep_every_epochs=1", "evaluation.split=none")
+    commands.train(tmp_path, 2, *plain)
+    commands.train(tmp_path, 2, *settings(tmp_path / "mean", *common, "training.averaging=2"))
+    averages, rows = tables(tmp_path / "mean"), trained(tmp_path / "mean")
+    epochs = [tables(tmp_path / "plain" / "checkpoint" / f"epoch_{epoch}") for epoch in (1, 2, 3, 4)]
+    for name, average in averages.items():
+        # k(k + 1) is what the recursion gives epoch k.
+        exact = sum(k * (k + 1) / 40 * epochs[k - 1][name].astype(float) for k in (1, 2, 3, 4))
+        assert np.abs(average - exact).max() < 1e-6 < np.abs(average - rows[name]).max()
+        assert np.array_equal(rows[name], epochs[-1][name])
+    done = commands.dglkge("evaluate", str(tmp_path / "mean"), "--json")
+    ranked = metrics(tmp_path / "mean")["both"]["mrr"]
+    assert json.loads(done.stdout)["both"]["mrr"] == pytest.approx(ranked)
+    done = commands.dglkge("evaluate", str(tmp_path / "plain"), "--json")
+    assert json.loads(done.stdout)["both"]["mrr"] != pytest.approx(ranked)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_killed_job_goes_on_bit_by_bit(tmp_path: Path, dtype: str) -> None:
+    chosen = ("training.averaging=4", f"tables.dtype={dtype}", "evaluation.split=none")
+    endless = (*chosen, "training.num_epochs=100000", "checkpoint.every_batches=1")
+    with commands.training_job(tmp_path, 2, *settings(tmp_path / "killed", *endless)) as job:
+        commands.wait_for_line(tmp_path / "killed" / "stats.jsonl", job, num_lines=4)
+        commands.processes_of(job, "client")[1].send_signal(signal.SIGKILL)
+        job.communicate(timeout=60)
+    reached = open_checkpoint(tmp_path / "killed").meta.progress
+    until = f"training.num_epochs={reached['finished_epochs'] + 2}"
+    for name in ("killed", "whole"):
+        # The one that goes on does so with tables in files, which hold the same bits.
+        more = (*chosen, until, *(["tables.storage=disk"] if name == "killed" else []))
+        commands.train(tmp_path, 2, *settings(tmp_path / name, *more))
+    for read in (tables, trained):
+        killed, whole = read(tmp_path / "killed"), read(tmp_path / "whole")
+        assert all(np.array_equal(values, whole[name]) for name, values in killed.items())
+    valid = [metrics(tmp_path / name, "valid")["both"]["mrr"] for name in ("killed", "whole")]
+    assert valid[0] == valid[1]
+
+
+def test_averages_that_begin_in_a_resume(tmp_path: Path) -> None:
+    for name, more in (("plain", ()), ("mean", ("training.averaging=1",))):
+        for epochs, chosen in ((2, ()), (3, more)):
+            run = settings(tmp_path / name, *chosen, f"training.num_epochs={epochs}", "evaluation.split=none")
+            commands.train_alone(*run, "checkpoint.keep_every_epochs=1")
+    before = tables(tmp_path / "plain" / "checkpoint" / "epoch_2")
+    for name, rows in tables(tmp_path / "plain").items():
+        assert np.array_equal(trained(tmp_path / "mean")[name], rows)
+        # The weight of epoch 3 is 2/4.
+        exact = (before[name].astype(float) + rows) / 2
+        assert np.abs(tables(tmp_path / "mean")[name] - exact).max() < 1e-6
