@@ -89,7 +89,7 @@ def process_cpu_seconds(pid: int) -> float:
 class StockRows:
     """Stands in for both the lookup of rows and the optimizer, with what DGL has."""
 
-    looks_ahead = False
+    num_ahead = 0
     sent_bytes = 0
     network_bytes = 0
 

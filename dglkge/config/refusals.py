@@ -196,7 +196,7 @@ ROWS: tuple[Row, ...] = (
         in_buckets),
     # Optimizer, schedule, early stopping
     *(row("training.averaging", only(None), "of which no averages are kept", condition)
-      for condition in (has_module, is_set("model.global_vectors"), is_set("features"), on_devices)),
+      for condition in (has_module, is_set("model.global_vectors"), is_set("features.files"), on_devices)),
     row(SYNCHRONOUS, only(True), "which takes the gradients of all", is_set("optimizer.clip_norm")),
     row("optimizer.decoupled_weight_decay", only(False), "so nothing decays",
         has("optimizer.weight_decay", 0)),

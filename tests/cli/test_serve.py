@@ -122,7 +122,7 @@ def test_an_agent_asks(run, tmp_path):
 @pytest.mark.usefixtures("in_foreground")
 def test_a_signal_ends_what_an_agent_asks(run):
     pytest.importorskip("mcp")
-    words = [*warm.python(), "-m", "dglkge", "serve", str(run), "--mcp"]
+    words = [sys.executable, "-m", "dglkge", "serve", str(run), "--mcp"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     process = subprocess.Popen(words, **pipes, text=True, env=environment())
     request = {"jsonrpc": "2.0", "id": 1, "method": "ping"}

@@ -209,6 +209,16 @@ loss.relation_weights.a=1 training.objective=k_vs_all
 loss.name=hinge loss.margin=0
     loss.margin is 0.0; allowed: a number above 0
 """,
+    "averages": """
+training.averaging=2 model.score_function=tucker
+    training.averaging is 2 and model.score_function is tucker, of which no averages are kept; allowed: null,
+training.averaging=2 model.global_vectors=true model.reciprocal_relations=false
+    training.averaging is 2 and model.global_vectors is true, of which no averages are kept
+training.averaging=2 features.files=[person=x.npy]
+    training.averaging is 2 and features.files is person=x.npy, of which no averages are kept
+training.averaging=2 training.device=cpu_staged tables.storage=device
+    training.averaging is 2 and tables.storage is device, of which no averages are kept
+""",
     "optimizer": """
 optimizer.name=adam
     unknown optimizer 'adam';
