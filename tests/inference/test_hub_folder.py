@@ -261,3 +261,18 @@ except dglkge.InputError as error:
     assert [answer] == expected and refusal.startswith("hf://me/other: ") and "404" in refusal
     assert {"README.md", "config.json", "model.safetensors", "town.names.txt"} <= set(Hub.files)
     assert "/api/repos/create" in Hub.asked
+    script = f"""
+import dglkge
+run = dglkge.open_run({str(folder)!r})
+for task in (lambda: run.push_to_hub("me/graph"), lambda: run.push_to_hub("a b"), lambda: dglkge.open_run("hf://me/x")):
+    try:
+        task()
+    except dglkge.InputError as error:
+        print(error)
+"""
+    done = subprocess.run(
+        [*warm.python(), "-c", script], capture_output=True, text=True, timeout=120, env=env
+    )
+    network, name, both = done.stdout.splitlines()  # the server is gone
+    assert done.returncode == 0 and "push_to_hub me/graph: " in network and "refused" in network
+    assert "push_to_hub a b: " in name and "hf://me/x: " in both

@@ -19,12 +19,13 @@ HUB_URL = re.compile(r"hf://([^/@]+/[^/@]+)(?:@(.+))?")
 def _hub(user: str) -> Iterator[Any]:
     """Provide ``huggingface_hub``; what the hub or the network refuses is an :class:`InputError`."""
     module = import_extra(user, "huggingface_hub", "huggingface")
-    import httpx
-
     try:
         yield module
-    # Names that are none, answers of the hub, and no network at all.
-    except (ValueError, OSError, httpx.HTTPError, module.errors.HfHubHTTPError) as error:
+    except Exception as error:
+        # Refusals of the hub and failures of the network are errors of whichever HTTP library it uses.
+        is_http = any(base.__name__ == "HTTPError" for base in type(error).__mro__)
+        if not is_http and not isinstance(error, (ValueError, OSError)):
+            raise
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{user}: {reason}") from None
 
