@@ -225,7 +225,7 @@ the rules of up to three links that imply it, and known links with a similar ent
 
 def attributes(args: argparse.Namespace) -> dict[str, Any]:
     """Return how well known numbers are predicted, and the entities with the greatest ones."""
-    from dglkge.data.text_vectors import read_texts  # here: --help does without pandas
+    from dglkge.data.text_vectors import read_texts, write_parquet  # here: --help does without pandas
 
     values = {}
     for name, text in read_texts(Path(args.values)).items():
@@ -237,7 +237,7 @@ def attributes(args: argparse.Namespace) -> dict[str, Any]:
     if not args.known:
         frame = frame[frame["known"].isna()]
     if args.output:
-        frame.to_parquet(args.output, index=False)
+        write_parquet(Path(args.output), dict(frame.items()))
     best = (frame.tail if args.least else frame.head)(args.k)
     return {
         **frame.attrs,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dglkge.errors import InputError, import_extra
+from dglkge.data.dataset_files import partial_path
+from dglkge.errors import InputError, import_extra, write_error
 from dglkge.registry import deferred
 
 if TYPE_CHECKING:
@@ -103,11 +105,31 @@ def read_texts(path: Path) -> dict[str, str]:
     return dict(zip(names, texts.agg(". ".join, axis=1)))
 
 
-def write_vectors(path: Path, names: list[str], vectors: np.ndarray) -> None:
-    """Write a Parquet file with the columns name and embedding, as ``features.files`` reads it."""
+def write_parquet(path: Path, columns: Mapping[str, Any]) -> None:
+    """Write columns to a Parquet file, which is there when it is complete.
+
+    Raises
+    ------
+    DglkgeError
+        If it cannot be written.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    width = vectors.shape[1]
-    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), width)
-    pq.write_table(pa.table({"name": names, "embedding": column}), path)
+    partial = partial_path(path)
+    try:
+        with open(partial, "wb") as file:
+            pq.write_table(pa.table(dict(columns)), file)
+        partial.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise write_error(f"cannot write {path}", error) from None
+
+
+def write_vectors(path: Path, names: list[str], vectors: np.ndarray) -> None:
+    """Write a Parquet file with the columns name and embedding, as ``features.files`` reads it."""
+    import pyarrow as pa
+
+    column = pa.FixedSizeListArray.from_arrays(pa.array(vectors.reshape(-1)), vectors.shape[1])
+    write_parquet(path, {"name": names, "embedding": column})

@@ -13,7 +13,7 @@ import pytest
 
 from dglkge.data.text_vectors import read_texts, text_vectors, write_vectors
 from dglkge.data.vector_files import open_vectors
-from dglkge.errors import InputError
+from dglkge.errors import DglkgeError, InputError
 
 pytest.importorskip("sklearn")
 
@@ -65,6 +65,14 @@ def test_what_is_written_is_what_training_reads(tmp_path):
     assert list(file.names()) == list(TEXTS) and file.width == 3
     ((numbers, rows),) = file.rows(np.arange(6))
     assert np.array_equal(numbers, np.arange(6)) and np.array_equal(rows, vectors)
+
+
+def test_a_file_that_cannot_be_written(tmp_path):
+    (tmp_path / "v.parquet").mkdir()
+    for path in (tmp_path / "none" / "v.parquet", tmp_path / "v.parquet"):
+        with pytest.raises(DglkgeError, match=f"^cannot write {path}: "):
+            write_vectors(path, ["a"], np.ones((1, 2), np.float32))
+    assert [path.name for path in tmp_path.iterdir()] == ["v.parquet"]
 
 
 def test_tables_of_texts(tmp_path):
