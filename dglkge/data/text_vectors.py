@@ -118,6 +118,7 @@ def write_parquet(path: Path, columns: Mapping[str, Any]) -> None:
 
     partial = partial_path(path)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(partial, "wb") as file:
             pq.write_table(pa.table(dict(columns)), file)
         partial.replace(path)

@@ -13,7 +13,7 @@ import pytest
 
 from dglkge.data.text_vectors import read_texts, text_vectors, write_vectors
 from dglkge.data.vector_files import open_vectors
-from dglkge.errors import DglkgeError, InputError
+from dglkge.errors import CheckpointError, InputError, exit_status_of
 
 pytest.importorskip("sklearn")
 
@@ -69,10 +69,12 @@ def test_what_is_written_is_what_training_reads(tmp_path):
 
 def test_a_file_that_cannot_be_written(tmp_path):
     (tmp_path / "v.parquet").mkdir()
-    for path in (tmp_path / "none" / "v.parquet", tmp_path / "v.parquet"):
-        with pytest.raises(DglkgeError, match=f"^cannot write {path}: "):
+    (tmp_path / "file").touch()
+    for path in (tmp_path / "file" / "v.parquet", tmp_path / "v.parquet"):
+        with pytest.raises(CheckpointError, match=f"^cannot write {path}: ") as caught:
             write_vectors(path, ["a"], np.ones((1, 2), np.float32))
-    assert [path.name for path in tmp_path.iterdir()] == ["v.parquet"]
+        assert exit_status_of(caught.value) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "v.parquet"]
 
 
 def test_tables_of_texts(tmp_path):
