@@ -242,6 +242,7 @@ try:
 except dglkge.InputError as error:
     print(error)
 """
+    python = [*warm.python(), "-c"]  # first: what it starts is in the environment then
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         address = f"http://127.0.0.1:{server.server_address[1]}"
@@ -250,9 +251,7 @@ except dglkge.InputError as error:
             "HF_HOME": str(tmp_path / "home"),
             "HF_TOKEN": "hf_test",
         }
-        done = subprocess.run(
-            [*warm.python(), "-c", script], capture_output=True, text=True, timeout=120, env=env
-        )
+        done = subprocess.run([*python, script], capture_output=True, text=True, timeout=120, env=env)
         server.shutdown()
     assert done.returncode == 0, done.stderr
     commit, answer, refusal = done.stdout.splitlines()
@@ -270,9 +269,7 @@ for task in (lambda: run.push_to_hub("me/graph"), lambda: run.push_to_hub("a b")
     except dglkge.InputError as error:
         print(error)
 """
-    done = subprocess.run(
-        [*warm.python(), "-c", script], capture_output=True, text=True, timeout=120, env=env
-    )
+    done = subprocess.run([*python, script], capture_output=True, text=True, timeout=120, env=env)
     network, name, both = done.stdout.splitlines()  # the server is gone
     assert done.returncode == 0 and "push_to_hub me/graph: " in network and "refused" in network
     assert "push_to_hub a b: " in name and "hf://me/x: " in both
