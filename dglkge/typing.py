@@ -40,6 +40,11 @@ class Side(enum.Enum):
     __hash__ = object.__hash__
 
     @property
+    def other(self) -> Side:
+        """The side of the entity that is given."""
+        return Side.HEAD if self is Side.TAIL else Side.TAIL
+
+    @property
     def column(self) -> int:
         """Column of the missing entity in a (n, 3) array of head, relation, tail."""
         # Columns of triples are fixed everywhere: head 0, relation 1, tail 2.

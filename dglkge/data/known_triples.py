@@ -509,7 +509,7 @@ class KnownTriples:
     def seen(self, side: Side, relation_id: int) -> np.ndarray:
         """Return the entities (n,) int64 that triples of a relation have on a side, ascending."""
         # They are the given entities where the other side is wanted.
-        other = self.directions(Side.HEAD if side is Side.TAIL else Side.TAIL)
+        other = self.directions(side.other)
         return np.unique(np.concatenate([direction.anchors(relation_id) for direction in other]))
 
     def directions(self, side: Side) -> list[Direction]:

@@ -59,12 +59,10 @@ class Explainer:
     Parameters
     ----------
     run : TrainedModel
-    seed : int
-        Of sampled entities.
     """
 
-    def __init__(self, run: TrainedModel, seed: int = 0) -> None:
-        self._run, self._seed = run, seed
+    def __init__(self, run: TrainedModel) -> None:
+        self._run = run
         self._known = run.known_of((TRAIN,))
         self._graph = RuleGraph(self._known, run.tables.relations.relations)
 
@@ -108,7 +106,7 @@ class Explainer:
         """Return the rules of the paths between the ends with the greatest confidence, each with its path."""
         paths = {path.steps: path for path in self._graph.paths(link.head, link.relation_id, link.tail)}
         chains = list(paths)[:MAX_RULES]
-        rules = best_rules([self._graph.rule(steps, link.relation_id, self._seed) for steps in chains])
+        rules = best_rules([self._graph.rule(steps, link.relation_id) for steps in chains])
         return [self._rule(rule, link.relation_id, paths[rule.steps]) for rule in rules[:k]]
 
     def similar(self, link: Link, k: int) -> list[dict[str, Any]]:
@@ -116,7 +114,7 @@ class Explainer:
         found = []
         for side in Side:
             type_, own = link.end(side)
-            anchor = link.end(_other(side))[1]
+            anchor = link.end(side.other)[1]
             _, answers = self._known.answers(side, np.array([anchor]), np.array([link.relation_id]))
             answers = evenly(answers[answers != own], NUM_CANDIDATES)
             rows = self._rows(type_, np.append(answers, own))
@@ -132,14 +130,12 @@ class Explainer:
     def rules_of(self, relation: str, k: int, samples: int) -> list[dict[str, Any]]:
         """Return the best rules for a relation, mined from a sample of its triples."""
         check_k(k)
-        (id_, *more) = self._run.tables.relations.ids_of(relation)
-        if more:
-            id_ = self._run.tables.relations.id(relation)  # raises, with the labels
+        id_ = self._run.tables.relations.id(relation)
         train = self._run.dataset.split(TRAIN)
         own = train[train[:, 1] == id_]
-        draw = np.random.default_rng((self._seed, id_))
+        draw = np.random.default_rng((0, id_))
         sample = own[np.sort(draw.permutation(len(own))[:samples])]
-        return [self._rule(rule, id_) for rule in self._graph.rules(id_, sample, MAX_RULES, self._seed)[:k]]
+        return [self._rule(rule, id_) for rule in self._graph.rules(id_, sample, MAX_RULES)[:k]]
 
     def _link(self, head: str, relation: str, tail: str) -> Link:
         tables = self._run.tables
@@ -168,7 +164,7 @@ class Explainer:
     def _influences(self, link: Link, side: Side) -> tuple[np.ndarray, np.ndarray]:
         """Return the training triples (n, 3) of the end on a side, and their influences (n,)."""
         type_, own = link.end(side)
-        anchor_type, anchor = link.end(_other(side))
+        anchor_type, anchor = link.end(side.other)
         relation = np.array([link.relation_id])
         row = self._rows(type_, np.array([own]))
         (direction,) = self._slopes(side, (anchor_type, np.array([anchor])), relation, row)[1].double()
@@ -177,7 +173,7 @@ class Explainer:
         places = evenly(np.arange(len(own_triples)), MAX_TRIPLES).tolist()
         groups: dict[tuple[Side, str], list[tuple[Step, int]]] = {}
         for _, step, other_type, other in (own_triples[place] for place in places):
-            groups.setdefault((_other(step[1]), other_type), []).append((step, other))
+            groups.setdefault((step[1].other, other_type), []).append((step, other))
         for (own_side, other_type), parts in groups.items():
             relations = np.array([step[0] for step, _ in parts])
             others = np.array([other for _, other in parts])
@@ -216,10 +212,6 @@ class Explainer:
         with torch.no_grad():
             others = self._run.model.compare(query, self._rows(type_, ids)).logsumexp(1)
         return torch.sigmoid(scores - others - math.log(count / len(ids)))
-
-
-def _other(side: Side) -> Side:
-    return Side.HEAD if side is Side.TAIL else Side.TAIL
 
 
 def _atom(labels: Vocabulary, step: Step, before: str, after: str) -> str:

@@ -124,7 +124,7 @@ class RuleGraph:
         # The last link of a path, read towards the tail.
         last: dict[Entity, list[Step]] = {}
         for (relation, side), entity in around[tail]:
-            last.setdefault(entity, []).append((relation, _opposite(side)))
+            last.setdefault(entity, []).append((relation, side.other))
         between = [part for part in around[head] if part[1] not in (head, tail)]
         for step, entity in around[head]:
             if entity == tail and step != (relation_id, Side.TAIL):
@@ -177,17 +177,17 @@ class RuleGraph:
                 origin, reached = origin[is_other], reached[is_other]
         return origin, reached
 
-    def rule(self, steps: tuple[Step, ...], relation_id: int, seed: int = 0) -> Rule:
+    def rule(self, steps: tuple[Step, ...], relation_id: int) -> Rule:
         """Measure a chain as a rule for a relation, from sampled entities at its start."""
         relation, side = steps[0]
-        starts = self._known.seen(_opposite(side), relation)
-        draw = np.random.default_rng((seed, relation_id, relation))
+        starts = self._known.seen(side.other, relation)
+        draw = np.random.default_rng((0, relation_id, relation))
         starts = draw.permutation(starts)[:SAMPLES]
         origin, reached = self.follow(starts, steps)
         joined = self._known.contain(Side.TAIL, starts[origin], np.full(len(origin), relation_id), reached)
         return Rule(steps, int(joined.sum()), len(origin))
 
-    def rules(self, relation_id: int, triples: np.ndarray, most: int, seed: int = 0) -> list[Rule]:
+    def rules(self, relation_id: int, triples: np.ndarray, most: int) -> list[Rule]:
         """Return the rules for a relation with the greatest confidence.
 
         Parameters
@@ -203,7 +203,7 @@ class RuleGraph:
             paths = self.paths((relation.lhs, head), relation_id, (relation.rhs, tail))
             seen.update(path.steps for path in paths)
         chains = [steps for steps, _ in seen.most_common(most)]
-        return best_rules([self.rule(steps, relation_id, seed) for steps in chains])
+        return best_rules([self.rule(steps, relation_id) for steps in chains])
 
 
 def best_rules(rules: Sequence[Rule]) -> list[Rule]:
@@ -213,13 +213,9 @@ def best_rules(rules: Sequence[Rule]) -> list[Rule]:
 
 def mirrored(steps: tuple[Step, ...]) -> tuple[Step, ...]:
     """Return a chain read from its end."""
-    return tuple((relation, _opposite(side)) for relation, side in reversed(steps))
+    return tuple((relation, side.other) for relation, side in reversed(steps))
 
 
 def evenly(rows: np.ndarray, most: int) -> np.ndarray:
     """Return the rows if there are at most so many, else so many, evenly spaced."""
     return rows if len(rows) <= most else rows[np.linspace(0, len(rows) - 1, most).astype(np.int64)]
-
-
-def _opposite(side: Side) -> Side:
-    return Side.HEAD if side is Side.TAIL else Side.TAIL

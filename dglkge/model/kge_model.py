@@ -161,8 +161,7 @@ class KgeModel:
         Compared with the entity given it has the score of :meth:`query` compared with the answer.
         """
         forward = Side.TAIL if self.reciprocal else side
-        backward = Side.HEAD if forward is Side.TAIL else Side.TAIL
-        return self.score_function.query(answer, self.direction(relation_row, side), backward)
+        return self.score_function.query(answer, self.direction(relation_row, side), forward.other)
 
     def entity_product(self, given: Tensor, answer: Tensor, side: Side) -> Tensor:
         """Return rows (B, Dr) whose inner products with relations are scores; see ``relation_product``."""
