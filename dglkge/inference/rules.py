@@ -22,6 +22,9 @@ Step = tuple[int, Side]
 Entity = tuple[str, int]
 """Type and id."""
 
+MAX_LINKS = 1 << 17
+"""Links of some entities in one direction that are looked at; of more, evenly spaced ones."""
+
 MAX_NEIGHBOURS = 256
 """Entities next to the head through which paths of three links are searched; of more, evenly spaced ones."""
 
@@ -101,7 +104,8 @@ class RuleGraph:
             )
             anchors = np.repeat(ids, len(relations))
             queries, others = self._known.answers(side, anchors, np.tile(relations, len(ids)))
-            for query, other in zip(queries.tolist(), others.tolist()):
+            links = evenly(np.stack([queries, others], 1), MAX_LINKS)
+            for query, other in links.tolist():
                 place, which = divmod(query, len(relations))
                 relation = int(relations[which])
                 yield place, (relation, side), self._relations[relation].candidate_type(side), other

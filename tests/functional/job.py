@@ -12,11 +12,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import psutil
 
+from dglkge.checkpoint.reader import open_checkpoint
 from tests import warm
 from tests.surroundings import free_ports
 from tests.toy_kg import REPOSITORY
@@ -147,3 +148,23 @@ def wait_for_line(path: Path, job: subprocess.Popen[str], num_lines: int = 1) ->
 def sets(settings: Sequence[str]) -> list[str]:
     """Return settings as options of a command."""
     return [word for setting in settings for word in ("--set", setting)]
+
+
+def kill_and_resume(folder: Path, settings: Callable[..., Sequence[str]], *more: str) -> list[str]:
+    """Train ``folder/killed``, kill a trainer and go on with tables in files; train ``folder/whole`` at once.
+
+    Both end two epochs after the kill. ``settings(output, *more)`` are those of a run. Returns what the last
+    job of each has printed.
+    """
+    endless = (*more, "training.num_epochs=100000", "checkpoint.every_batches=1", "evaluation.split=none")
+    with training_job(folder, 2, *settings(folder / "killed", *endless)) as job:
+        wait_for_line(folder / "killed" / "stats.jsonl", job, num_lines=4)
+        processes_of(job, "client")[1].send_signal(signal.SIGKILL)
+        job.communicate(timeout=60)
+    reached = open_checkpoint(folder / "killed").meta.progress
+    until = f"training.num_epochs={reached['finished_epochs'] + 2}"
+    printed = []
+    for name, storage in (("killed", ["tables.storage=disk"]), ("whole", [])):
+        done = train(folder, 2, *settings(folder / name, *more, until, *storage))
+        printed.append(done.stdout + done.stderr)
+    return printed

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import signal
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
-from dglkge.checkpoint.reader import open_checkpoint
 from tests.functional import job as commands
 from tests.functional.results import metrics, tables
 from tests.toy_kg import toy_dataset
@@ -57,18 +55,7 @@ def test_a_version_has_the_weighted_mean_of_the_epochs(tmp_path: Path, dtype: st
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_killed_job_goes_on_bit_by_bit(tmp_path: Path, dtype: str) -> None:
-    chosen = ("training.averaging=4", f"tables.dtype={dtype}", "evaluation.split=none")
-    endless = (*chosen, "training.num_epochs=100000", "checkpoint.every_batches=1")
-    with commands.training_job(tmp_path, 2, *settings(tmp_path / "killed", *endless)) as job:
-        commands.wait_for_line(tmp_path / "killed" / "stats.jsonl", job, num_lines=4)
-        commands.processes_of(job, "client")[1].send_signal(signal.SIGKILL)
-        job.communicate(timeout=60)
-    reached = open_checkpoint(tmp_path / "killed").meta.progress
-    until = f"training.num_epochs={reached['finished_epochs'] + 2}"
-    for name in ("killed", "whole"):
-        # The one that goes on does so with tables in files, which hold the same bits.
-        more = (*chosen, until, *(["tables.storage=disk"] if name == "killed" else []))
-        commands.train(tmp_path, 2, *settings(tmp_path / name, *more))
+    commands.kill_and_resume(tmp_path, settings, "training.averaging=4", f"tables.dtype={dtype}")
     for read in (tables, trained):
         killed, whole = read(tmp_path / "killed"), read(tmp_path / "whole")
         assert all(np.array_equal(values, whole[name]) for name, values in killed.items())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 from pathlib import Path
 
 import h5py
@@ -54,18 +53,8 @@ def assert_near(left: dict[str, torch.Tensor], right: dict[str, torch.Tensor]) -
 
 
 def test_a_killed_job_goes_on_bit_by_bit(tmp_path: Path) -> None:
-    endless = ("training.num_epochs=100000", "checkpoint.every_batches=1", "evaluation.split=none")
-    with commands.training_job(tmp_path, 2, *settings(tmp_path / "killed", *endless)) as job:
-        commands.wait_for_line(tmp_path / "killed" / "stats.jsonl", job, num_lines=4)
-        commands.processes_of(job, "client")[1].send_signal(signal.SIGKILL)
-        job.communicate(timeout=60)
-    reached = open_checkpoint(tmp_path / "killed").meta.progress
-    until = f"training.num_epochs={reached['finished_epochs'] + 2}"
-    for name in ("killed", "whole"):
-        # The one that goes on does so with tables in files, which hold the same bits.
-        more = (until, "tables.storage=disk") if name == "killed" else (until,)
-        done = commands.train(tmp_path, 2, *settings(tmp_path / name, *more))
-        assert ("resumed: " in done.stdout + done.stderr) == (name == "killed")
+    printed = commands.kill_and_resume(tmp_path, settings)
+    assert ["resumed: " in text for text in printed] == [True, False]
     killed, whole = rows(tmp_path / "killed"), rows(tmp_path / "whole")
     assert all(torch.equal(values, whole[name]) for name, values in killed.items())
     assert np.array_equal(state(tmp_path / "killed"), state(tmp_path / "whole"))
@@ -76,7 +65,8 @@ def test_a_killed_job_goes_on_bit_by_bit(tmp_path: Path) -> None:
     done = commands.dglkge("evaluate", str(tmp_path / "whole"), "--json")
     assert json.loads(done.stdout)["both"]["mrr"] == pytest.approx(metrics(tmp_path / "whole")["both"]["mrr"])
     # The random bits do not depend on the number of trainers.
-    done = commands.train_alone(*settings(tmp_path / "alone", until))
+    epochs = open_checkpoint(tmp_path / "whole").meta.progress["finished_epochs"]
+    commands.train_alone(*settings(tmp_path / "alone", f"training.num_epochs={epochs}"))
     alone = rows(tmp_path / "alone")
     assert_near(alone, whole)
 
