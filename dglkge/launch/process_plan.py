@@ -319,6 +319,21 @@ def plan_processes(
     return servers + trainers
 
 
+def common_environment(processes: Sequence[PlannedProcess]) -> dict[str, str]:
+    """Return the variables that all processes share, with a trainer's number of threads.
+
+    What is imported before the processes are forked reads them, and the threads when it is loaded.
+    """
+    items = set.intersection(*(set(process.environment.items()) for process in processes))
+    threads = {
+        name: process.environment[name]
+        for process in processes
+        for name in ("OMP_NUM_THREADS",)
+        if process.role == TRAINER
+    }
+    return {**dict(items), **threads}
+
+
 def describe_plan(processes: Sequence[PlannedProcess]) -> str:
     """Return the plan as shell commands with quoted values, for ``--dry_run``."""
     lines = []

@@ -302,6 +302,12 @@ class RemoteSite:
             if answer["note"]
         ]
 
+    def prepare(self, plan: Sequence[PlannedProcess]) -> None:
+        """Let every machine import what its processes need."""
+        for address in self._described:
+            planned = [process for process in plan if process.address == address]
+            wait(self._sessions[address].prepare(planned, self._folder))
+
     def start(self, planned: PlannedProcess, events: Events) -> RunningProcess:
         """Start one process on its machine."""
         return wait(self._sessions[planned.address].start(planned, self._folder, events))
