@@ -325,13 +325,8 @@ def common_environment(processes: Sequence[PlannedProcess]) -> dict[str, str]:
     What is imported before the processes are forked reads them, and the threads when it is loaded.
     """
     items = set.intersection(*(set(process.environment.items()) for process in processes))
-    threads = {
-        name: process.environment[name]
-        for process in processes
-        for name in ("OMP_NUM_THREADS",)
-        if process.role == TRAINER
-    }
-    return {**dict(items), **threads}
+    threads = [each.environment["OMP_NUM_THREADS"] for each in processes if each.role == TRAINER]
+    return {**dict(items), **{"OMP_NUM_THREADS": each for each in threads}}
 
 
 def describe_plan(processes: Sequence[PlannedProcess]) -> str:

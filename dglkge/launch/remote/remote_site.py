@@ -303,10 +303,16 @@ class RemoteSite:
         ]
 
     def prepare(self, plan: Sequence[PlannedProcess]) -> None:
-        """Let every machine import what its processes need."""
-        for address in self._described:
-            planned = [process for process in plan if process.address == address]
-            wait(self._sessions[address].prepare(planned, self._folder))
+        """Let every machine import what those of its processes need that run a script."""
+        for address, described in self._described.items():
+            runner = tuple(described["runner"])
+            planned = [
+                process
+                for process in plan
+                if process.address == address and process.command[: len(runner)] == runner
+            ]
+            if planned:
+                wait(self._sessions[address].prepare(planned, self._folder))
 
     def start(self, planned: PlannedProcess, events: Events) -> RunningProcess:
         """Start one process on its machine."""
