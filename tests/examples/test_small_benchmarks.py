@@ -13,6 +13,7 @@ import bucket_order
 import bucket_schedules
 import device
 import quality
+import start
 from dglkge.config import load_config
 from dglkge.errors import InputError
 from dglkge.model.kge_model import build_model
@@ -154,3 +155,18 @@ def test_scores_are_equal(name, side):
     torch.testing.assert_close(plain_torch_scores.compare(name, query, relation, candidates, tails), expected)
     pairs = plain_torch_scores.compare(name, query, relation, candidates.unsqueeze(1), tails)
     torch.testing.assert_close(pairs.squeeze(1), expected.diagonal())
+
+
+def test_table_of_a_start():
+    rows = {"first batch": [2.5], "end of the job": [3.456, 7.0]}
+    assert start.table("job", rows).splitlines() == [
+        "| job | s | processor s |",
+        "|---|--:|--:|",
+        "| first batch | 2.50 |  |",
+        "| end of the job | 3.46 | 7.00 |",
+    ]
+    code = "import time; begin = time.process_time()\nwhile time.process_time() - begin < 0.3: pass"
+    seconds, processors = start.timed([sys.executable, "-c", code])
+    assert 0.3 <= processors <= seconds + 0.1
+    with pytest.raises(RuntimeError, match="ended with status 3"):
+        start.timed([sys.executable, "-c", "raise SystemExit(3)"])
