@@ -16,9 +16,8 @@ a synchronization, so no copy is still under way then.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,6 +30,7 @@ from dglkge.embeddings.device_tables import DeviceTables, Route
 from dglkge.embeddings.row_lookup import FoundRows
 from dglkge.embeddings.table_set import TableSet
 from dglkge.model.device import ComputeDevice
+from dglkge.optim.row_sums import sum_by_place
 from dglkge.optim.scratch import Scratch
 from dglkge.step.contracts import RowGradients
 from dglkge.step.planning import Places, Plan
@@ -153,35 +153,18 @@ class StagedRows(CopiedRows):
 
     def collect(self) -> list[RowGradients]:
         collected = [
-            RowGradients(name, rows.ids, self._returned(name, self._merged(name, rows)))
+            RowGradients(
+                name, rows.ids, self._returned(name, sum_by_place(rows.gradients, rows.places, len(rows.ids)))
+            )
             for name, rows in self.tables.items()
         ]
         self.device.backend.synchronize()
         return collected
 
-    def _merged(self, name: str, rows: DeviceTableRows) -> Tensor:
-        """Return the sums of the gradients of equal rows, (U, D) on the device."""
-        size = (len(rows.ids), rows.gradients.shape[1])
-        merged = self.memory[name].device.take("merged", *size).zero_()
-        with _fixed_order_of_sums():
-            merged.index_add_(0, rows.places, rows.gradients)
-        return merged
-
     def _returned(self, name: str, merged: Tensor) -> Tensor:
         """Begin the copy of merged gradients to the host; complete after a synchronization."""
         room = self.memory[name].host.take("gradients", *merged.shape)
         return room.copy_(merged, non_blocking=True)
-
-
-@contextlib.contextmanager
-def _fixed_order_of_sums() -> Iterator[None]:
-    """Sum in the same order in every run inside the block; ``index_add_`` on a GPU does not by itself."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
 
 
 class StagedStore(LookupStore):
