@@ -158,11 +158,14 @@ class RuleStep(NamedTuple):
             Number of rows that were skipped because their gradient was not finite.
         """
         finite = torch.isfinite(gradient).all(dim=1)
-        targets, gradient = targets[finite], gradient[finite]
+        num_bad = int((~finite).sum())
+        if num_bad:
+            targets, gradient = targets[finite], gradient[finite]
+            counts = None if counts is None else counts[finite]
         if self.mean:
             if counts is None:
                 raise ValueError("update_plain: the mean of gradients needs their numbers (counts)")
-            gradient = gradient / counts[finite][:, None]
+            gradient = gradient / counts[:, None]
         if self.max_row_norm < math.inf:
             norms = gradient.norm(dim=1, keepdim=True)
             gradient = torch.where(
@@ -177,7 +180,7 @@ class RuleStep(NamedTuple):
         limit_norms_plain(rows, self.max_norm)
         for table, updated in zip(tables, [rows, *state]):
             table[targets] = updated
-        return int((~finite).sum())
+        return num_bad
 
 
 def limit_norms_plain(rows: Tensor, max_norm: float) -> None:

@@ -207,8 +207,8 @@ class Table:
         return num_bad
 
 
-ROWS_A_BLOCK = 65536
-"""Rows that are updated at a time."""
+NUMBERS_A_BLOCK = 1 << 26
+"""Numbers of rows that are updated at a time: the update works on copies of rows and state."""
 
 
 class DeviceRows:
@@ -270,8 +270,7 @@ class DeviceRows:
         int
             Number of rows that were skipped because their gradient was not finite.
         """
-        num_bad = 0
-        # In blocks: the update works on copies of rows and state.
-        for some, of_some in zip(targets.split(ROWS_A_BLOCK), gradient.split(ROWS_A_BLOCK)):
+        num_bad, rows_a_block = 0, max(1, NUMBERS_A_BLOCK // gradient.shape[1])
+        for some, of_some in zip(targets.split(rows_a_block), gradient.split(rows_a_block)):
             num_bad += step.update_plain(self._there, some, of_some)
         return num_bad

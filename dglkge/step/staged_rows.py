@@ -26,7 +26,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dglkge.embeddings.device_tables import DeviceTables, Route
+from dglkge.embeddings.device_tables import DeviceTables, OnDevice, Present, Route
 from dglkge.embeddings.row_lookup import FoundRows
 from dglkge.embeddings.table_set import TableSet
 from dglkge.model.device import ComputeDevice
@@ -115,14 +115,14 @@ class Staged:
     Attributes
     ----------
     upload : Upload
-    places : mapping of str to Piece
+    places : mapping of str to OnDevice
         By table: place among the distinct rows of each place of the batch.
     routes : mapping of str to Route
         By table, where rows are on devices.
     """
 
     upload: Upload
-    places: Mapping[str, Piece]
+    places: Mapping[str, OnDevice]
     routes: Mapping[str, Any]
 
 
@@ -195,13 +195,16 @@ class StagedStore(LookupStore):
         upload.clear()
         distinct, places = {}, {}
         for name, ids in plan.ids.items():
-            rows, inverse = np.unique(ids.numpy(), return_inverse=True)
-            distinct[name] = torch.from_numpy(rows)
-            places[name] = upload.add(inverse.reshape(-1).astype(np.int64, copy=False))
+            distinct[name], places[name] = self._distinct(ids, upload)
         routes = self._routes(plan.number, distinct, upload)
         groups = [group.staged(upload.add) for group in plan.groups]
         upload.send()
         return dataclasses.replace(plan, ids=distinct, groups=groups, staged=Staged(upload, places, routes))
+
+    def _distinct(self, ids: Tensor, upload: Upload) -> tuple[Tensor, OnDevice]:
+        """Return the distinct ids (U,), ascending, and the place of each id among them."""
+        rows, inverse = np.unique(ids.numpy(), return_inverse=True)
+        return torch.from_numpy(rows), upload.add(inverse.reshape(-1).astype(np.int64, copy=False))
 
     def _routes(self, number: int, ids: Mapping[str, Tensor], upload: Upload) -> Mapping[str, Any]:
         """Return the routes of rows between devices: none, they are in the host's memory."""
@@ -265,6 +268,12 @@ class DeviceStore(StagedStore):
     ) -> None:
         super().__init__(tables, transforms, device)
         self._device_tables = device_tables
+
+    def _distinct(self, ids: Tensor, upload: Upload) -> tuple[Tensor, OnDevice]:
+        if not ids.is_cuda:
+            return super()._distinct(ids, upload)
+        rows, inverse = torch.unique(ids, return_inverse=True)
+        return rows, Present(inverse)
 
     def _routes(self, number: int, ids: Mapping[str, Tensor], upload: Upload) -> Mapping[str, Route]:
         return self._device_tables.routes(number, ids, upload.add)
