@@ -1,4 +1,4 @@
-"""Sums of equal rows by kernels for a GPU, run by Triton's interpreter, against sums in float64."""
+"""Sums of equal rows by the kernel for a GPU, run by Triton's interpreter, against sums in float64."""
 
 from __future__ import annotations
 
@@ -12,37 +12,66 @@ import torch
 from dglkge.optim import row_sums
 from tests.toy_kg import REPOSITORY
 
-SCRIPT = """
+INTERPRETED = """
 import torch
-from dglkge.optim.row_sums import COLUMNS, LENGTH, sum_in_order
+from dglkge.optim import row_sums
+from dglkge.optim.row_sums import COLUMNS, sum_in_order
+length = row_sums.LENGTH = 8
 random = torch.Generator().manual_seed(1)
-for num, num_sums, width in [(1, 1, 1), (5, 5, 3), (LENGTH, 1, 2), (3 * LENGTH + 7, 1, 4), (3 * LENGTH, 3, 5),
-                             (5 * LENGTH + 1, 40, COLUMNS + 3), (4 * LENGTH, 4 * LENGTH, 2)]:
-    # Skewed, and every sum has a row: runs that end with a block, and runs over several.
-    more = (torch.rand(num - num_sums, generator=random) ** 4 * num_sums).long()
-    places = torch.cat([torch.arange(num_sums), more])[torch.randperm(num, generator=random)]
+for num, num_sums, width in [(1, 1, 1), (5, 5, 3), (length, 1, 2), (3 * length + 7, 1, 4), (3 * length, 3, 5),
+                             (40 * length + 1, 60, COLUMNS + 3), (4 * length, 4 * length, 2), (700, 2, 3)]:
+    # Skewed, so that there are runs within a program and over many, and one that ends with a program.
+    places = (torch.rand(num, generator=random) ** 4 * num_sums).long()
     rows = torch.randn(num, width, generator=random)
     expected = torch.zeros(num_sums, width, dtype=torch.float64).index_add_(0, places, rows.double())
-    torch.testing.assert_close(sum_in_order(rows, places, num_sums).double(), expected, rtol=1e-5, atol=1e-5)
-assert sum_in_order(torch.empty(0, 3), torch.empty(0, dtype=torch.int64), 0).shape == (0, 3)
+    found = sum_in_order(rows, places, num_sums)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(found, sum_in_order(rows, places, num_sums))
+assert sum_in_order(torch.empty(0, 3), torch.empty(0, dtype=torch.int64), 2).tolist() == [[0.0] * 3] * 2
 print("equal")
 """
 
+COMPILED = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from dglkge.optim.row_sums import COLUMNS, LENGTH, sum_runs
+rows = "*fp32"
+types = dict(rows=rows, order="*i64", places="*i32", sums=rows, parts=rows, num_rows="i32", width="i32",
+             num_parts="i32", adds="constexpr", length="constexpr", num_columns="constexpr")
+for adds in (False, True):
+    values = dict(adds=adds, length=LENGTH, num_columns=COLUMNS)
+    made = triton.compile(ASTSource(sum_runs, types, values), target=GPUTarget("cuda", 90, 32))
+    assert len(made.asm["cubin"]) > 1000
+print("compiled")
+"""
 
-@pytest.mark.skipif(row_sums.triton is None, reason="no Triton here")
-def test_kernels_give_the_sums() -> None:
-    """Runs that begin, end and go on at the borders of blocks."""
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+needs_triton = pytest.mark.skipif(row_sums.triton is None, reason="no Triton here")
+
+
+def printed(script: str, **environment: str) -> str:
+    """Return what a script prints."""
+    command = [sys.executable, "-c", script]
     done = subprocess.run(
-        [sys.executable, "-c", SCRIPT],
+        command,
         capture_output=True,
         text=True,
         timeout=200,
         cwd=REPOSITORY,
-        env=environment,
+        env={**os.environ, **environment},
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout == "equal\n"
+    return done.stdout
+
+
+@needs_triton
+def test_the_kernel_gives_the_sums() -> None:
+    assert printed(INTERPRETED, TRITON_INTERPRET="1") == "equal\n"
+
+
+@needs_triton
+def test_the_kernel_compiles_for_a_gpu_that_is_not_here() -> None:
+    assert printed(COMPILED) == "compiled\n"
 
 
 def test_plain_twin() -> None:

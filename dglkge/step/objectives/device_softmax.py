@@ -25,6 +25,7 @@ from dglkge.model.regularizers import Regularizer
 from dglkge.sampling.device_batches import ChunkNegatives, DeviceBatch, find_equal
 from dglkge.step.computation import Computation
 from dglkge.step.contracts import Gradients, Objective, Rows
+from dglkge.step.objectives.score_shares import share_scores
 from dglkge.step.planning import Places, Plan, PlannedGroup, number_of
 from dglkge.typing import RELATION, Side
 
@@ -32,17 +33,7 @@ NO_IDS = np.empty(0, np.int64)
 """Ids of places on a device: they are in the plan alone."""
 
 SCORES_A_BLOCK = 1 << 28
-"""Scores that are held at a time: 0.5 GiB in bfloat16, and as much for the shares."""
-
-
-def shares_of(scores: Tensor) -> tuple[Tensor, Tensor]:
-    """Return shares (Q, N), in the type of the scores, and the logarithm (Q,) of each sum of powers.
-
-    A function of one tensor, so that ``torch.compile`` fuses it: scores are read and shares written once.
-    """
-    wide = scores.float()
-    logs = wide.logsumexp(1)
-    return (wide - logs[:, None]).exp().to(scores.dtype), logs
+"""Scores that are held at a time: 0.5 GiB in bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -137,9 +128,6 @@ class DeviceSoftmax(Objective):
 
     reads_in_place = False
     sent_bytes = 0
-
-    def __post_init__(self) -> None:
-        self._shares = torch.compile(shares_of) if self.computation.is_compiled else shares_of
 
     def plan(self, batch: DeviceBatch) -> Plan:
         num_chunks = -(-len(batch) // self.chunk_size)
@@ -253,14 +241,13 @@ class DeviceSoftmax(Objective):
             candidates = negatives[run.chunks].to(dtype)
             scores = queries.to(dtype) @ candidates.mT
             scores.view(-1).index_fill_(0, run.ignored[side], IGNORED_SCORE)
-            shares, logs = self._shares(scores.view(len(factors), -1))
-            shares = shares.view_as(scores)
+            logs = share_scores(scores.view(len(factors), -1))
             of_run = pairs[:, run.queries]
             totals = torch.cat([of_run, logs[None]]).logsumexp(0)
             losses[run.queries] = totals - of_run[0]
             of_pairs[:, run.queries] = (of_run - totals).exp() * factors
             weights = ((logs - totals).exp() * factors).view(run.num_chunks, -1, 1)
-            of_query[run.queries] = (weights * (shares @ candidates)).view(-1, dim)
-            of_negatives[run.chunks] += shares.mT @ (weights * queries).to(dtype)
+            of_query[run.queries] = (weights * (scores @ candidates)).view(-1, dim)
+            of_negatives[run.chunks] += scores.mT @ (weights * queries).to(dtype)
         of_pairs[0] -= group.factors
         return losses, of_query, of_pairs
