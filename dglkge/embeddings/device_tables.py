@@ -94,6 +94,8 @@ class DeviceTables:
     device : torch.device
     timeout_seconds : float
         Limit of every wait for the other trainers.
+    is_compiled : bool
+        Update rows by torch.compile.
 
     network_bytes : int
         Bytes of gradients sent to other machines: 0, the tables are those of one machine.
@@ -107,6 +109,7 @@ class DeviceTables:
     num_trainers: int
     device: torch.device
     timeout_seconds: float
+    is_compiled: bool = False
 
     def __post_init__(self) -> None:
         duty = "train every batch, also with no triples of its own"
@@ -274,7 +277,7 @@ class DeviceTables:
         num_bad[-1] = extra
         for place, (step, (name, shard)) in enumerate(zip(steps, self._shards.items())):
             if name in sums:
-                num_bad[place] = shard.update(step, *sums[name])
+                num_bad[place] = shard.update(step, *sums[name], self.is_compiled)
         self._is_changed = True
         self._enter("waiting")
         *all_bad, extra_sum = self._host.sum(num_bad).tolist()

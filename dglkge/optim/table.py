@@ -254,7 +254,7 @@ class DeviceRows:
         for there, host in zip(self._there, self._host):
             host.copy_(there)
 
-    def update(self, step: RuleStep, targets: Tensor, gradient: Tensor) -> int:
+    def update(self, step: RuleStep, targets: Tensor, gradient: Tensor, is_compiled: bool) -> int:
         """Apply an update rule on the device.
 
         Parameters
@@ -264,6 +264,8 @@ class DeviceRows:
             "(n,) int64": distinct places in :attr:`rows`.
         gradient : Tensor
             "(n, D)" sums of their gradients.
+        is_compiled : bool
+            By torch.compile, in one pass.
 
         Returns
         -------
@@ -272,5 +274,6 @@ class DeviceRows:
         """
         num_bad, rows_a_block = 0, max(1, NUMBERS_A_BLOCK // gradient.shape[1])
         for some, of_some in zip(targets.split(rows_a_block), gradient.split(rows_a_block)):
-            num_bad += step.update_plain(self._there, some, of_some)
+            update = step.update_compiled if is_compiled else step.update_plain
+            num_bad += int(update(self._there, some, of_some))
         return num_bad

@@ -1,4 +1,4 @@
-"""Training and ranking on a GPU, against the CPU's plain twin; the other tests have the CPU in a GPU's place."""
+"""Training and ranking on a GPU, against the plain twin; other tests have the CPU in a GPU's place."""
 
 from __future__ import annotations
 
@@ -12,8 +12,6 @@ from tests.training.test_device import CASES, OBJECTIVES
 from tests.training.test_reference import trained
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch finds no GPU here")
-
-MOMENTUM = "optimizer.name=sgd"
 
 
 @pytest.mark.parametrize("storage", ["memory", "device"])

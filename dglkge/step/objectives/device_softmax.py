@@ -129,6 +129,9 @@ class DeviceSoftmax(Objective):
     reads_in_place = False
     sent_bytes = 0
 
+    def __post_init__(self) -> None:
+        self._scored = torch.compile(self._score) if self.computation.is_compiled else self._score
+
     def plan(self, batch: DeviceBatch) -> Plan:
         num_chunks = -(-len(batch) // self.chunk_size)
         ids = _Ids(self.entity_type)
@@ -179,9 +182,21 @@ class DeviceSoftmax(Objective):
         self.computation.clock.enter("score")
         (group,) = plan.groups
         heads, relations, tails = map(rows.leaf, (group.heads, group.relations, group.tails))
-        entities = {Side.TAIL: (heads, tails), Side.HEAD: (tails, heads)}
-        losses = [self._side_loss(group, rows, side, relations, *entities[side]) for side in group.negatives]
-        loss = torch.stack(losses).sum()
+        of_sides = self._scored(heads, relations, tails, group.is_loop)
+        loss = torch.zeros((), device=group.factors.device)
+        outputs, outer = [], []
+        for side, (query, pairs, penalty) in zip(self.samplers, of_sides):
+            losses, of_query, of_pairs = self._against_negatives(
+                group, side, query.detach(), pairs.detach(), rows
+            )
+            outputs += [query, pairs]
+            outer += [of_query, of_pairs]
+            if penalty is not None:
+                losses += penalty.detach()
+                outputs.append(penalty)
+                outer.append(group.factors)
+            loss += losses @ group.factors
+        torch.autograd.backward(outputs, outer)
 
         def finish() -> Gradients:
             self.computation.clock.enter("backward")
@@ -189,27 +204,27 @@ class DeviceSoftmax(Objective):
 
         return finish
 
-    def _side_loss(
-        self, group: ChunkedGroup, rows: Rows, side: Side, relations: Tensor, anchors: Tensor, truths: Tensor
-    ) -> Tensor:
-        """Write the gradients of the queries of one side; returns the loss, penalties included."""
-        query = self.model.query(anchors, relations, side)
-        # Of single pairs: the true answer, and the own entity.
-        pairs = [self.model.compare_pairs(query, truths)]
-        if self.own_entity:
-            own = self.model.compare_pairs(query, anchors)
-            pairs.append(own.masked_fill(group.is_loop, IGNORED_SCORE))
-        losses, of_query, of_pairs = self._against_negatives(
-            group, side, query.detach(), torch.stack(pairs).detach(), rows
-        )
-        outputs, outer = [query, *pairs], [of_query, *of_pairs]
-        if self.regularizer is not None:
-            penalty = self.regularizer.penalties(self.model, anchors, relations, truths, side, query)
-            outputs.append(penalty)
-            outer.append(group.factors)
-            losses = losses + penalty.detach()
-        torch.autograd.backward(outputs, outer)
-        return losses @ group.factors
+    def _score(
+        self, heads: Tensor, relations: Tensor, tails: Tensor, is_loop: Tensor
+    ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+        """Return for each side queries (B, D), scores of single pairs (1 or 2, B) and penalties (B,).
+
+        The pairs are those with the true answers, and with the own entities. A function of tensors, which
+        ``torch.compile`` fuses.
+        """
+        found = []
+        for side in self.samplers:
+            anchors, truths = (heads, tails) if side is Side.TAIL else (tails, heads)
+            query = self.model.query(anchors, relations, side)
+            pairs = [self.model.compare_pairs(query, truths)]
+            if self.own_entity:
+                own = self.model.compare_pairs(query, anchors)
+                pairs.append(own.masked_fill(is_loop, IGNORED_SCORE))
+            penalty = None
+            if self.regularizer is not None:
+                penalty = self.regularizer.penalties(self.model, anchors, relations, truths, side, query)
+            found.append((query, torch.stack(pairs), penalty))
+        return found
 
     def _against_negatives(
         self, group: ChunkedGroup, side: Side, query: Tensor, pairs: Tensor, rows: Rows

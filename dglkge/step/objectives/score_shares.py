@@ -5,10 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dglkge.optim.row_sums import jit, triton
+from dglkge.optim.row_sums import jit
 
-if triton is not None:
+try:
+    import triton
     import triton.language as tl
+except ImportError:  # it comes with torch for GPUs
+    triton = None
 
 MOST_COLUMNS = 1 << 14
 """Scores of a query up to which a program of the kernel holds all of them."""
@@ -39,7 +42,9 @@ def share_in_one_pass(scores: Tensor) -> Tensor:
     """Return :func:`share_scores` by the kernel."""
     num, width = scores.shape
     logs = torch.empty(num, device=scores.device)
-    share_row[(num,)](scores, logs, width, num_columns=triton.next_power_of_2(width))
+    num_columns = triton.next_power_of_2(width)
+    num_warps = min(16, max(4, num_columns // 512))
+    share_row[(num,)](scores, logs, width, num_columns=num_columns, num_warps=num_warps)
     return logs
 
 
