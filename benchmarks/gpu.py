@@ -1,4 +1,4 @@
-"""Everything about one GPU in ten minutes: exactness, speed of sampled negatives, quality; tables for the docs.
+"""One GPU in ten minutes: exactness, speed of sampled negatives, MRR; tables for the docs.
 
     python benchmarks/gpu.py --dataset data/fb15k237 --json gpu.json
     python benchmarks/gpu.py --parts speed --work /tmp/gpu
@@ -6,7 +6,8 @@
 * exactness: the tests that train on a GPU, against the plain twin on the CPU.
 * speed: ComplEx, D = 100, against 1,000 negatives of each chunk of 1,000 triples, with all tables on the GPU
   and row-wise Adagrad, on a synthetic graph (synthetic_graph.py); the first epoch is the warm-up.
-* quality: the recipe fb15k237/complex-gpu, trained and ranked on the test split of FB15k-237.
+* mrr: ComplEx, D = 2000, against all entities with relation prediction (Chen et al. 2021), trained and
+  ranked on the test split of FB15k-237.
 
 Markdown goes to stdout, everything to --json.
 """
@@ -23,17 +24,33 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import device
 import torch
-from dglkge.config.load import recipe_file
+
+import device
 from dglkge.errors import DglkgeError
 from measuring import our_job
 from measuring.machine import describe_machine
 
 TESTS = ("tests/training/test_on_gpu.py", "tests/training/test_drawn_on_device.py")
-PARTS = ("exactness", "speed", "quality")
-RECIPE = "fb15k237/complex-gpu"
-ON_GPU = ("training.device=cuda", "tables.storage=device", "checkpoint.every_epochs=0")
+PARTS = ("exactness", "speed", "mrr")
+ON_GPU = (
+    "training.device=cuda",
+    "tables.storage=device",
+    "checkpoint.every_epochs=0",
+    "training.profile=true",
+)
+RANKED = (
+    "model.score_function=complex",
+    "model.dimension=2000",
+    "training.objective=one_vs_all",
+    "training.relation_prediction=0.5",
+    "training.batch_size=1000",
+    "training.num_epochs=36",
+    "regularizer.name=n3",
+    "regularizer.weight=0.05",
+    "optimizer.lr=0.2",
+    "optimizer.schedule={name: CosineAnnealingLR, T_max: 36}",
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -43,13 +60,13 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--parts", default=",".join(PARTS), metavar="NAME,...", help="default: %(default)s")
-    add("--dataset", help="partitioned FB15k-237, for quality (default: by name, which downloads it)")
+    add("--dataset", help="partitioned FB15k-237, for mrr (default: by name, which downloads it)")
     add("--entities", type=int, default=5_000_000)
     add("--relations", type=int, default=1000)
     add("--edges", type=int, default=20_000_000)
     add("--epochs", type=int, default=5, help="of speed; the first is the warm-up (default: %(default)s)")
     add("--batch-sizes", default="500000,1000000", metavar="N,...", help="of speed (default: %(default)s)")
-    add("--set", action="append", default=[], metavar="KEY=VALUE", help="override one field of quality")
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="override one field of mrr")
     add("--limit-seconds", type=float, default=600.0, help="of each run")
     add("--work", type=Path, help="where graph and runs are kept (default: a temporary folder, removed)")
     add("--json", type=Path, help="file for all figures")
@@ -76,7 +93,6 @@ def speed_settings(batch_size: str) -> list[str]:
         "negatives.chunk_size=1000",
         f"training.batch_size={batch_size}",
         "training.compile=true",
-        "training.profile=true",
         "regularizer.name=none",
         "optimizer.name=row_adagrad",
         "evaluation.split=none",
@@ -98,10 +114,10 @@ def speed(args: argparse.Namespace, work: Path) -> dict[str, Any]:
     return found
 
 
-def quality(args: argparse.Namespace, work: Path) -> dict[str, Any]:
-    """Return the figures of the recipe."""
-    sets = [f"dataset={args.dataset or 'fb15k-237'}", "training.profile=true", *args.set]
-    done = our_job.train(recipe_file(RECIPE), sets, 1, work / "quality", args.limit_seconds)
+def mrr(args: argparse.Namespace, work: Path) -> dict[str, Any]:
+    """Return the figures of the run."""
+    sets = [f"dataset={args.dataset or 'fb15k-237'}", *ON_GPU, *RANKED, *args.set]
+    done = our_job.train(None, sets, 1, work / "mrr", args.limit_seconds)
     return done.to_dict()
 
 
@@ -117,12 +133,12 @@ def report(found: dict[str, Any]) -> str:
                 f"| {int(size):,} | {one['edges_per_second']:,.0f} | {one['first_batch_seconds']:.1f} |"
             )
         lines.append("")
-    if "quality" in found:
-        one = found["quality"]
+    if "mrr" in found:
+        one = found["mrr"]
         lines += [
             "| FB15k-237 | seconds of training | test MRR |",
             "|---|---:|---:|",
-            f"| {RECIPE} | {one['wall_seconds']:.0f} | {one['mrr']:.4f} |",
+            f"| ComplEx, D = 2000 | {one['wall_seconds']:.0f} | {one['mrr']:.4f} |",
         ]
     return "\n".join(lines).rstrip()
 

@@ -89,7 +89,7 @@ def test_shards_are_those_of_the_host(case: str, tmp_path: Path, monkeypatch: py
 def test_a_shard_without_room_for_shares_computes_by_autograd(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_shard, "MOST_SHARES", 100)
+    monkeypatch.setattr(device_shard, "KEPT_SHARES", 100)
     assert_equal_runs(OVER_ALL[0], tmp_path)
 
 

@@ -11,11 +11,9 @@ from torch import Tensor
 from dglkge.model.full_losses import GREATEST, NO_ANSWERS, TARGET, TOTAL, AnswerScores, Totals
 from dglkge.model.negative_terms import IGNORED_SCORE
 from dglkge.optim.row_sums import sum_by_place
+from dglkge.planning.memory import KEPT_SHARES
 from dglkge.step.objectives.score_shares import MOST_COLUMNS, share_scores
 from dglkge.step.objectives.shard_objective import Answers, AutogradShard, Floats, ShardNumbers
-
-MOST_SHARES = 1 << 32
-"""Scores of a batch up to which their shares are kept between the two halves of a step: 8 GiB in bfloat16."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +49,7 @@ class DeviceSoftmaxShard(AutogradShard):
     ) -> ShardNumbers:
         """Score all queries; see :class:`ShardObjective`."""
         self._panels: list[Panel] = []
-        if not 0 < len(queries) * len(rows) <= MOST_SHARES:
+        if not 0 < len(queries) * len(rows) <= KEPT_SHARES:
             return super().score(queries, rows, answers, scores)
         queries = self._queries = queries.to(rows.device)
         self._rows = rows
@@ -65,10 +63,17 @@ class DeviceSoftmaxShard(AutogradShard):
             run = slice(start, min(start + MOST_COLUMNS, len(rows)))
             candidates = rows[run].to(self._dtype)
             powers = operand @ candidates.T
-            here = (places >= run.start) & (places < run.stop)
-            powers[query_of[here], places[here] - start] = IGNORED_SCORE
+            self._ignore_answers(powers, run)
             self._panels.append(Panel(run, candidates, powers, share_scores(powers)))
         return ShardNumbers(self._numbers().cpu().numpy())
+
+    def _ignore_answers(self, scores: Tensor, run: slice) -> None:
+        """Overwrite the scores (Q, w) of answers among the rows of a panel, which are added by themselves."""
+        places, query_of, *_ = self._of_answers
+        if run != slice(0, len(self._rows)):
+            here = (places >= run.start) & (places < run.stop)
+            places, query_of = places[here] - run.start, query_of[here]
+        scores[query_of, places] = IGNORED_SCORE
 
     def _numbers(self) -> Tensor:
         """Return the numbers (3, Q) of this shard."""
@@ -107,9 +112,7 @@ class DeviceSoftmaxShard(AutogradShard):
             scales = (weights * (panel.logs - normalizers).exp())[:, None]
             found += scales * (panel.shares @ panel.rows)
             of_rows[panel.run] = panel.shares.T @ (scales * queries).to(self._dtype)
-        answering, inverse = torch.unique(places, return_inverse=True)
-        sums = sum_by_place(of_true[:, None] * queries[query_of], inverse, len(answering))
-        of_rows.index_add_(0, answering, sums)
+        of_rows += sum_by_place(of_true[:, None] * queries[query_of], places, len(self._rows))
         if self.objective.background:
             found.addr_(weights, self._sum_of_rows, alpha=-self.objective.background)
             of_rows.sub_(self.objective.background * (weights @ queries))
