@@ -1,15 +1,14 @@
 """Fork server: imports torch, DGL and dglkge once; the servers and trainers of a machine are forked from it.
 
 The node program starts it with the command of the job, and sends it one datagram for each process: the
-variables of the process in JSON, with the descriptors of its output and of its gate, a pipe. A forked
-process is made a child of the node program, as one that was started by it is. It answers with its pid, and
-waits until the node program has closed the gate. The standard library only, as of ``script_runner.py``.
+variables of the process in JSON, with the descriptors of its output and of its gate, a pipe. The answer is
+its pid. A forked process is made a child of the node program, as one that was started by it is, and waits
+until the node program has closed the gate. The standard library only, as of ``script_runner.py``.
 """
 
 from __future__ import annotations
 
 import ctypes
-import errno
 import gc
 import json
 import os
@@ -59,29 +58,36 @@ def serve(prepare: Callable[[Mapping[str, str]], None]) -> None:
         environment: dict[str, str] = json.loads(request)
         prepare(environment)
         gc.freeze()  # keeps the pages shared that hold the imported objects
+        reading, writing = os.pipe()
+        error = "it was killed at its start"
         try:
-            if _fork(node):
-                _become(environment, output, gate, control)
-                return
-        except OSError as error:
-            control.send(f"0 {error.strerror}".encode())
-        os.close(output)
-        os.close(gate)
+            is_forked = _fork(node)
+        except OSError as problem:
+            is_forked, error = False, problem.strerror or error
+        if is_forked:
+            os.close(reading)
+            control.close()
+            _become(environment, output, gate, writing)
+            return
+        for descriptor in (writing, output, gate):
+            os.close(descriptor)
+        with open(reading, "rb") as file:
+            pid = file.read()  # nothing if it ends before it writes
+        control.send(pid or f"0 {error}".encode())
 
 
 def _fork(node: int) -> bool:
     """Fork a child that is the node program's; return True in it, False here."""
     between = os.fork()
     if between:
-        if os.waitpid(between, 0)[1]:
-            raise OSError(errno.EAGAIN, "no more processes can be started")
+        os.waitpid(between, 0)
         return False
     between, child = os.getpid(), None
     try:
         child = os.fork()
     finally:
         if child != 0:
-            os._exit(child is None)
+            os._exit(0)
     # Its parent ends at once. The nearest ancestor that takes over orphans is the node program.
     while os.getppid() == between:
         time.sleep(0.0005)
@@ -91,7 +97,7 @@ def _fork(node: int) -> bool:
     return True
 
 
-def _become(environment: Mapping[str, str], output: int, gate: int, control: socket.socket) -> None:
+def _become(environment: Mapping[str, str], output: int, gate: int, told: int) -> None:
     """Take over what a new program starts with: session, output, variables, random numbers."""
     os.setsid()
     for stream in (1, 2):
@@ -108,8 +114,8 @@ def _become(environment: Mapping[str, str], output: int, gate: int, control: soc
     if "numpy.random" in sys.modules:
         sys.modules["numpy.random"].seed()  # else all processes draw the same numbers
     gc.enable()
-    control.send(b"%d" % os.getpid())
-    control.close()
+    os.write(told, b"%d" % os.getpid())
+    os.close(told)
     os.read(gate, 1)
     os.close(gate)
 

@@ -324,9 +324,11 @@ def common_environment(processes: Sequence[PlannedProcess]) -> dict[str, str]:
 
     What is imported before the processes are forked reads them, and the threads when it is loaded.
     """
-    items = set.intersection(*(set(process.environment.items()) for process in processes))
-    threads = [each.environment["OMP_NUM_THREADS"] for each in processes if each.role == TRAINER]
-    return {**dict(items), **{"OMP_NUM_THREADS": each for each in threads}}
+    environment = dict(set.intersection(*(set(each.environment.items()) for each in processes)))
+    for process in processes:
+        if process.role == TRAINER:
+            environment["OMP_NUM_THREADS"] = process.environment["OMP_NUM_THREADS"]
+    return environment
 
 
 def describe_plan(processes: Sequence[PlannedProcess]) -> str:

@@ -238,3 +238,25 @@ def test_another_attempt_has_a_fork_server_of_its_own(forking: Forking) -> None:
     forking.start(2)
     assert forking.program.until(Gone)[1] == b"second\n"
     forking.await_processes(0)
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_no_more_processes(forking: Forking, failing: int) -> None:
+    """A fork that fails is reported, and the server serves on."""
+    before = (
+        "import os, dglkge.launch.fork_server as f; calls, real = [], os.fork\n"
+        "def fork():\n"
+        "    calls.append(1)\n"
+        f"    if len(calls) == {failing}: raise BlockingIOError(11, 'no more processes')\n"
+        "    return real()\n"
+        "f.os.fork = fork\n"
+    )
+    text = f"import sys; from dglkge.launch.fork_server import serve\n{before}serve(id)\nprint('ran')"
+    forking.command = [sys.executable, "-c", text]
+    forking.program.send(Prepare(forking.command, {}, str(forking.program.folder), 2))
+    forking.start(1)
+    ((gone,), _) = forking.program.until(Gone)
+    assert gone.error == ("no more processes" if failing == 1 else "it was killed at its start")
+    if failing == 1:
+        forking.start(2)
+        assert forking.program.until(Gone)[1] == b"ran\n"
