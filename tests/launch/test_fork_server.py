@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import signal
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -106,6 +107,27 @@ def test_a_script_that_fails_at_its_own_import(
     assert "trainer 0" in output and "No module named 'no_such_module'" in output
     assert 'script_0.py", line 2' in output and "script_runner" not in output
     job.await_none_left()
+
+
+IMPORTS = """
+import importlib, os, sys
+from dglkge.launch.script_runner import DGL_MODULES, SERVER_MODULES, TRAINER_MODULES, prepare_dgl
+prepare_dgl()
+import torch
+def refuse(*arguments, **options): raise AssertionError("CUDA is initialized by an import")
+torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = refuse
+for name in (*DGL_MODULES, *SERVER_MODULES, *TRAINER_MODULES):
+    importlib.import_module(name)
+slow = [name for name in ("pandas", "torch._dynamo") if name in sys.modules]
+print(len(os.listdir("/proc/self/task")), slow)
+"""
+
+
+def test_what_is_imported_before_a_fork() -> None:
+    """It neither initializes CUDA nor starts a thread, which a forked process would lack."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", IMPORTS], env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("1 []\n", 0), done.stderr
 
 
 class Forking:
