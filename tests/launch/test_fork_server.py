@@ -118,16 +118,29 @@ def refuse(*arguments, **options): raise AssertionError("CUDA is initialized by 
 torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = refuse
 for name in (*DGL_MODULES, *SERVER_MODULES, *TRAINER_MODULES):
     importlib.import_module(name)
+import dglkge
+from dglkge.training.building.checks import check_config
+check_config(dglkge.load_config(None, ["dataset=x", "output=y"]))  # as each trainer does
 slow = [name for name in ("pandas", "torch._dynamo") if name in sys.modules]
 print(len(os.listdir("/proc/self/task")), slow)
 """
 
 
 def test_what_is_imported_before_a_fork() -> None:
-    """It neither initializes CUDA nor starts a thread, which a forked process would lack."""
+    """It neither initializes CUDA nor starts a thread, which a forked process would lack.
+
+    Nor does it, or a trainer's check of default settings, load pandas or torch's compiler, a second each.
+    """
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-c", IMPORTS], env=environment, capture_output=True, text=True)
     assert (done.stdout, done.returncode) == ("1 []\n", 0), done.stderr
+
+
+@pytest.mark.parametrize("module", ["dglkge.cli.launch", "dglkge.launch.node_program"])
+def test_the_launcher_starts_without_numpy(module: str) -> None:
+    """Each would import it before the processes of a job can start."""
+    code = f"import sys; sys.modules['numpy'] = None; import {module}"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
 
 
 class Forking:
