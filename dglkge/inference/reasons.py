@@ -18,7 +18,6 @@ from torch import Tensor
 from dglkge.data.dataset_files import TRAIN
 from dglkge.data.text_format import ROLES
 from dglkge.data.vocabulary import Vocabulary
-from dglkge.evaluation.queries import score_triples
 from dglkge.inference.rules import Entity, Path, Rule, RuleGraph, Step, best_rules, evenly
 from dglkge.inference.search import NamedQuery, check_k, resolve
 from dglkge.inference.trained_model import TrainedModel
@@ -78,7 +77,7 @@ class Explainer:
         link = self._link(head, relation, tail)
         curve = self._run.probability_curve
         ids = np.array([[link.head[1], link.relation_id, link.tail[1]]])
-        scores = score_triples(self._run.model, ids, self._run.tables.meta.relations, self._run.tables)
+        scores = self._run.scores(ids)
         both = np.concatenate([scores[side] for side in Side])
         return {
             **dict(zip(ROLES, self._named(*ids[0].tolist()))),
