@@ -278,8 +278,8 @@ With reciprocal relations, the first half of a relation's row is the one for que
         ),
         option(
             "--metric",
-            "for faiss and qdrant: the metric of the index (default: that of the score function, e.g. inner-product "
-            "for complex and l2 for transe_l2)",
+            "for faiss and qdrant: metric of the index (default: that of the score function, e.g. "
+            "inner-product for complex and l2 for transe_l2)",
             choices=METRICS,
         ),
         OVERWRITE,

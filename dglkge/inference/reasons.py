@@ -92,7 +92,7 @@ class Explainer:
         """Return the training triples of both ends without which the score would fall most."""
         found = []
         for side in Side:
-            triples, influences = self._influences(link, side)
+            triples, influences = self.influences(link, side)
             found += [
                 {**dict(zip(ROLES, self._named(*triple))), "of": side.value, "influence": influence}
                 for triple, influence in zip(triples.tolist(), influences.tolist())
@@ -160,7 +160,7 @@ class Explainer:
     def _rows(self, table: str, ids: np.ndarray) -> Tensor:
         return self._run.tables.gather(table, torch.from_numpy(np.asarray(ids, np.int64))).float()
 
-    def _influences(self, link: Link, side: Side) -> tuple[np.ndarray, np.ndarray]:
+    def influences(self, link: Link, side: Side) -> tuple[np.ndarray, np.ndarray]:
         """Return the training triples (n, 3) of the end on a side, and their influences (n,)."""
         type_, own = link.end(side)
         anchor_type, anchor = link.end(side.other)

@@ -16,6 +16,7 @@ from dglkge.data.known_triples import KnownTriples
 from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError
 from dglkge.inference import questions
+from dglkge.inference.attributes import best_numbers
 from dglkge.inference.choices import ALL, Known
 from dglkge.inference.frames import by_query
 from dglkge.inference.links.completion import find_links, plan_completion
@@ -343,6 +344,12 @@ class Explorer:
         """
         reasons = self.run.explain(head, relation, tail, k)
         return {**reasons, "score": _number(reasons["score"])}
+
+    def attributes(
+        self, values: Mapping[str, float], type: str | None, k: int, least: bool, known: bool
+    ) -> dict[str, Any]:
+        """Return predicted numbers, as :func:`dglkge.inference.attributes.best_numbers`."""
+        return best_numbers(self.run.predict_numbers(values, type), k, least, known)
 
     def score(self, triples: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
         """Score triples, as :meth:`dglkge.inference.run.Run.score`; an unknown name is a row's problem."""

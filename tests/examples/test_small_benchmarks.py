@@ -12,6 +12,7 @@ import torch
 import bucket_order
 import bucket_schedules
 import device
+import influence
 import quality
 import rules
 from dglkge import open_run
@@ -56,6 +57,19 @@ def test_row_of_rules(tmp_path):
     assert row["chains"] > 0 and row["data"] == "dataset"
     assert row["both MRR"] == round(open_run(run).with_rules().evaluate("test").both.mrr, 4)
     assert row["model MRR"] == round(open_run(run).evaluate("test").both.mrr, 4) < row["rules first MRR"]
+
+
+def test_reasons_are_removed(capsys):
+    words = ["--triples", str(toy_dataset().parent / "source"), "--recipe", "nations/complex"]
+    few = ["--links", "3", "--reasons", "2", "--set", "training.num_epochs=2", "--set", "model.dimension=8"]
+    assert influence.main([*words, *few]) == 0
+    title, *_, nothing, strongest, drawn, weakest = capsys.readouterr().out.splitlines()
+    assert title.startswith("3 test triples, ")
+    assert nothing.split(" | ")[1:4] == ["0", "0.00", "0 of 3"]
+    for line, kind in ((strongest, "strongest"), (drawn, "drawn"), (weakest, "weakest")):
+        assert line.startswith(f"| {kind} | ") and 3 <= int(line.split(" | ")[1]) <= 12
+    assert influence.main([*words, "--links", "3", "--triples", "nowhere"]) == 2
+    assert "nowhere has no train.tsv" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("machines", [2, 4])
