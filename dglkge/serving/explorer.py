@@ -104,6 +104,7 @@ class Explorer:
             "entities": {type_: len(tables.vocabulary(type_)) for type_ in tables.entity_types},
             "relations": len(tables.relations),
             "probabilities": self.has_probabilities,
+            "rules": self.run.bonus is not None,
             "no_triples": self.no_triples,
             "similarity": {type_: self._similarity(type_) for type_ in tables.entity_types},
         }
