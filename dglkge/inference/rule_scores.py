@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from dglkge.checkpoint.layout import RUN_RULES_FILE
 from dglkge.data.dataset_files import TRAIN, VALID, load_json, partial_path
@@ -53,7 +54,7 @@ MOST_PAIRS = 1 << 20
 DENSE_NUMBERS = 1 << 24
 """Most pairs of queries and candidates that are in memory at a time."""
 
-TRIPLES_AT_A_TIME = 4096
+TRIPLES_AT_A_TIME = 1024
 """Valid triples whose confidences are in memory while all weights are tried."""
 
 Confidences = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -174,7 +175,6 @@ def open_rules(run: TrainedModel) -> RuleScores:
         fields = load_json(path)
         if {name: fields.get(name) for name in identity} == identity:
             return scores.loaded(fields["relations"], relations)
-    logger.info("mining rules and choosing their weights, for %s", path)
     scores = weighted(run, mined(run, scores))
     try:
         text = json.dumps({**identity, "relations": scores.to_dict(relations)}, ensure_ascii=False)
@@ -201,7 +201,7 @@ def mined(run: TrainedModel, scores: RuleScores) -> RuleScores:
     train, rules = run.dataset.split(TRAIN), {}
     order = np.argsort(train[:, 1], kind="stable")
     starts = np.searchsorted(train[order, 1], np.arange(len(scores.rules) + 1))
-    for relation_id in scores.rules:
+    for relation_id in tqdm(scores.rules, desc="mine rules", unit="relation", disable=None):
         own = order[starts[relation_id] : starts[relation_id + 1]]
         sample = np.random.default_rng((0, relation_id)).permutation(own)[:SAMPLES]
         found = scores.graph.rules(relation_id, train[np.sort(sample)], MOST_RULES)
@@ -223,7 +223,8 @@ def weighted(run: TrainedModel, scores: RuleScores) -> RuleScores:
     triples = triples[np.argsort(triples[:, 1], kind="stable")]
     shards, known = run.shards(run.tables.entity_types), run.known_triples()
     ranks = np.empty((len(WEIGHTS), len(Side), len(triples)))
-    for start in range(0, len(triples), TRIPLES_AT_A_TIME):
+    starts = range(0, len(triples), TRIPLES_AT_A_TIME)
+    for start in tqdm(starts, desc="weights", unit="block", disable=None):
         part = slice(start, start + TRIPLES_AT_A_TIME)
         bonus = _Tried(replace(scores, weights=np.ones_like(scores.weights)))
         evaluator = RankingEvaluator(run.model, run.tables.meta.relations, Protocol(VALID), bonus=bonus)
