@@ -15,8 +15,8 @@ import device
 import gpu
 import influence
 import quality
-import start
 import rules
+import start
 from dglkge import open_run
 from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
