@@ -136,13 +136,18 @@ def train(
     require_dgl("dglkge.train")
     # What is above needs no torch, which takes seconds to import.
     from dglkge.inference.run import open_run
+    from dglkge.planning.adaptive import adapted, describe
     from dglkge.training.building.checks import check_config
 
     check_config(read)
     dataset = source.dataset or _make(source, folder, making, overwrite)
     if source.dataset is not None and overwrite:
         _remove(folder)
-    words += [f"dataset={dataset}", *_unranked(read, dataset, is_shown)]
+    chosen = adapted(file, words, Path(dataset))
+    if chosen:
+        _say(describe(chosen), is_shown)
+    words += [f"dataset={dataset}", *chosen, *_unranked(read, dataset, is_shown)]
+    read = load_config(file, words)
     script = ["-m", SCRIPT, *(word for setting in words for word in ("--set", setting))]
     script += [] if file is None else ["--config", str(file)]
     if workers is None and is_small(read, Path(dataset)):

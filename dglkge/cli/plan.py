@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dglkge.cli.common import CONFIG, Command, config_words, option, print_columns, print_text
@@ -16,6 +17,7 @@ from dglkge.distributed.process_memory import human_bytes
 from dglkge.errors import InputError
 from dglkge.launch.gpus import usable_gpus
 from dglkge.launch.machine import usable_cores
+from dglkge.planning.adaptive import adapted, describe
 from dglkge.planning.epoch_time import Rates, epoch_seconds
 from dglkge.planning.host import HostMemory, host_memory
 from dglkge.planning.memory import PlannedHost, misfits, plan_memory
@@ -36,7 +38,10 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
     from dglkge.config.refusals import refuse
     from dglkge.training.building.checks import check_config
 
-    config = load_config(*config_words(args), args.imports)
+    file, words = config_words(args)
+    config = load_config(file, words, args.imports)
+    chosen = adapted(file, words, Path(config.dataset))
+    config = load_config(file, [*words, *chosen], args.imports)
     # Mistakes in the configuration first: the measurement below takes a second.
     check_config(config)
     size = read_dataset_size(config.dataset)
@@ -78,6 +83,8 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
     for machine, walk in zip(report["machines"], ranges or []):
         machine["ranges"] = None if walk is None else dataclasses.asdict(walk)
     return report | {
+        "chosen": chosen,
+        "num_epochs": config.training.num_epochs,
         "epoch_seconds": float(f"{seconds:.3g}"),
         "on_device": on_device,
         "tables_in_files": in_files,
@@ -223,7 +230,10 @@ def _print_plan(report: dict[str, Any], _args: argparse.Namespace) -> None:
         )
     # Rates of a GPU are not measured.
     where = "the CPUs of machines like this one" if on_device else "machines like this one"
-    print_text(f"an epoch should take about {report['epoch_seconds']:.3g} s on {where}")
+    seconds, epochs = report["epoch_seconds"], report["num_epochs"]
+    print_text(f"an epoch should take about {seconds:.3g} s on {where}; there are {epochs}")
+    if report["chosen"]:
+        print_text(describe(report["chosen"]))
     for problem in report["problems"]:
         print_text(f"does not fit: {problem}")
     for machine in machines:

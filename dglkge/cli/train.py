@@ -53,11 +53,16 @@ def train(args: argparse.Namespace) -> int:
     # Here: --help does without numpy, and no other command needs the launcher.
     from dglkge.cli import launch
     from dglkge.data.dataset import Dataset
+    from dglkge.planning.adaptive import adapted, describe
 
     if Path(config.output).is_file():
         raise InputError(f"output is {config.output}, which is a file; expected a folder")
     dataset = _dataset(config, args)
-    overrides = [*overrides, f"dataset={dataset}"]
+    chosen = adapted(file, overrides, dataset)
+    if chosen:
+        _say(args, describe(chosen))
+    overrides = [*overrides, f"dataset={dataset}", *chosen]
+    config = load_config(file, overrides, args.imports)
     if args.ip_config is None:
         # On this machine: its servers would say the same, many seconds later.
         Dataset.open(dataset)
