@@ -29,6 +29,7 @@ from dglkge.cli.common import (
     sigterm_raises,
 )
 from dglkge.data.text_format import Columns, bare_path
+from dglkge.data.times import GRANULARITIES
 from dglkge.distributed.dgl_import import require_dgl
 from dglkge.errors import InputError, StorageError
 from dglkge.partition.options import (
@@ -311,6 +312,11 @@ exit status: 0 done, 1 failure, 2 something in the input (one line says what), 1
                 "threads that read and check triples; the data set is the same with any number (all cores)",
                 type=int,
                 metavar="N",
+            ),
+            option(
+                "--time-granularity",
+                "cut dates of the time column (as they are)",
+                choices=tuple(GRANULARITIES),
             ),
             option("--name", "name of the dataset (the output folder's)"),
             flag("--overwrite", "replace the dataset at the output"),

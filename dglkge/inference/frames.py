@@ -216,7 +216,7 @@ class Questions(TrainedModel):
         scores, probabilities = np.full(len(parts), np.nan), np.full(len(parts), np.nan)
         known_from = np.full(len(parts), None, dtype=object)
         if len(good):
-            by_side = score_triples(self.model, ids[good], self.tables.meta.relations, self.tables)
+            by_side = score_triples(self.model, ids[good], self.tables.relations.relations, self.tables)
             scores[good] = (by_side[Side.HEAD] + by_side[Side.TAIL]) / 2
             if curve is not None:
                 # Fitted on the scores of single queries, so each side has a probability of its own.
@@ -336,7 +336,7 @@ class Questions(TrainedModel):
         answers: list[list[tuple[str, float, str | None]]] = []
         for start, stop in _blocks([len(triples) for triples in pairs]):
             triples = np.array(list(chain.from_iterable(pairs[start:stop])), dtype=np.int64)
-            by_side = score_triples(self.model, triples, self.tables.meta.relations, self.tables)
+            by_side = score_triples(self.model, triples, self.tables.relations.relations, self.tables)
             scores = (by_side[Side.HEAD] + by_side[Side.TAIL]) / 2
             splits = splits_of(by_split, triples)
             ends = np.cumsum([len(of_pair) for of_pair in pairs[start:stop]])

@@ -78,7 +78,7 @@ class Explainer:
         link = self._link(head, relation, tail)
         curve = self._run.probability_curve
         ids = np.array([[link.head[1], link.relation_id, link.tail[1]]])
-        scores = score_triples(self._run.model, ids, self._run.tables.meta.relations, self._run.tables)
+        scores = score_triples(self._run.model, ids, self._run.tables.relations.relations, self._run.tables)
         both = np.concatenate([scores[side] for side in Side])
         return {
             **dict(zip(ROLES, self._named(*ids[0].tolist()))),

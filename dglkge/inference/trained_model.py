@@ -277,7 +277,7 @@ class TrainedModel:
         relations = [tables.relations[query.relation_id] for query in resolved]
         types = [relation.candidate_type(query.side) for relation, query in zip(relations, resolved)]
         shards = self.shards(sorted(set(types)))  # no other table is read, or compared with its checksum
-        predictor = LinkPredictor(self.model, tables.meta.relations, tables, shards, known_triples)
+        predictor = LinkPredictor(self.model, tables.relations.relations, tables, shards, known_triples)
         answers_of_queries = predictor.predict(resolved, k, known, candidates)
         labels = tables.relations.labels
         return [

@@ -84,7 +84,7 @@ def classify(
     scored = {}
     for name in true:
         both = np.concatenate([true[name], false[name]])
-        by_side = score_triples(run.model, both, run.tables.meta.relations, run.tables)
+        by_side = score_triples(run.model, both, run.tables.relations.relations, run.tables)
         mean = (by_side[Side.HEAD] + by_side[Side.TAIL]) / 2
         scored[name] = both[:, 1], mean, np.arange(len(both)) < len(true[name])
     thresholds = fit_thresholds(*scored["valid"])
@@ -175,7 +175,7 @@ def labelled_scores(
     labels : (m,) bool array
         Which scores are those of true triples.
     """
-    relations = run.tables.meta.relations
+    relations = run.tables.relations.relations
     parts, labels = [], []
     for side in Side:
         false = draw_corruptions(triples, side, num_each, relations, _num_entities(run), known, stream)

@@ -184,7 +184,7 @@ def _read_frames(tables: Mapping[str, Any], options: Options) -> Reading:
     rules = RowRules() if maps is None else maps.rules
     columns = {split: _columns(table, options.columns) for split, table in tables.items()}
     chunks = {split: frame_chunks(table, columns[split], rules, split) for split, table in tables.items()}
-    triples = ingest(chunks, maps, columns[TRAIN])
+    triples = ingest(chunks, maps, columns[TRAIN], granularity=options.time_granularity)
     return Reading(triples, columns=columns[TRAIN], place=lambda split, row: f"{split}: row {row + 1}")
 
 
