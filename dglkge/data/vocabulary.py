@@ -220,7 +220,28 @@ class RelationVocabulary:
             If there is none; the message shows the nearest known ones.
         """
         ids = self._ids_of_name.get(label_or_name)
+        if ids is None and self.times and any(one.name == label_or_name for one in self.timeless):
+            raise InputError(
+                f"relation {label_or_name!r} has times, from {self.times[0]} to {self.times[-1]}; say which"
+            )
         return [self.labels.id(label_or_name)] if ids is None else ids
+
+    def at(self, name: str | None, time: str | None) -> list[int]:
+        """Return the ids of relations of a name, or of all, at a time, or at all.
+
+        Raises
+        ------
+        InputError
+            If there is none; the message shows the nearest known names.
+        """
+        if time is not None and time not in self.times:
+            raise unknown_name("time", time, self.times)
+        names = [one.name for one in self.timeless]
+        if name is not None and name not in names:
+            raise unknown_name("relation", name, sorted(set(names)))
+        rows = [row for row, known in enumerate(names) if name in (None, known)]
+        times = range(self.num_times) if time is None else [list(self.times).index(time)]
+        return [row * self.num_times + number for row in rows for number in times]
 
     def id(self, label_or_name: str, lhs: str | None = None, rhs: str | None = None) -> int:
         """Return the id of a relation.
