@@ -268,7 +268,7 @@ class TimeRows(nn.Module):
 
     def __init__(self, seed: int, num_times: int, dim: int, power: float) -> None:
         super().__init__()
-        self.rows = normal(seed, "times", num_times, dim, std=1.0)
+        self.rows = normal(seed, "times", max(1, num_times), dim, std=0.001)
         self.power = power
 
     def forward(self, relation: Tensor) -> Tensor:

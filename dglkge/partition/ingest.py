@@ -236,10 +236,9 @@ def _at_times(
     names, places = stamps.in_order()
     times, time_of_name = in_time_order(list(names), granularity)
     check_pairs(len(triples.relations), len(times))
-    time_of_id = time_of_name[places]
     for split, rows in triples.splits.items():
         for _, (some, ids) in pieces(rows, times_of[split]):
-            some[:, 1] = some[:, 1] * len(times) + time_of_id[ids]
+            some[:, 1] = some[:, 1] * len(times) + time_of_name[places[ids]]
     return replace(triples, times=times)
 
 
