@@ -90,8 +90,9 @@ class Questions(TrainedModel):
         """
         query = pd.DataFrame([[head, relation, tail, MISSING]], columns=[*ROLES, TIME], dtype=object)
         frame = self.predict(query, k, known, strict=True)
-        # A label is the relation's name, " @ " and the time.
-        frame[TIME] = frame[RELATION_COLUMN].str[len(label_at(relation, "")) :]
+        relations = self.tables.relations
+        numbers = [relations.labels.id(label) % relations.num_times for label in frame[RELATION_COLUMN]]
+        frame[TIME] = pd.Series([relations.times[number] for number in numbers], frame.index, dtype=object)
         columns = frame.filter(["rank", TIME, "score", "probability", "known_from"])
         return columns.astype({"rank": np.int64})
 

@@ -76,9 +76,8 @@ def test_every_partition_has_relations_at_their_times(tmp_path, num_parts, typed
     assert back[edge_ids].tolist() == list(range(dataset.num_relations))
     # The same triple at another time is another fact: filters and counts of repetitions see no repetition.
     assert figures["duplicates"]["train"] == 0
-    names = dataset.relations.labels
     first = dataset.split("train")[0]
-    assert names[first[1]].rpartition(" @ ")[2] in TIMES
+    assert dataset.relations[first[1]].name.rpartition(" @ ")[2] in TIMES
 
 
 def test_formats(tmp_path):
@@ -131,9 +130,8 @@ def test_one_time_is_a_time(tmp_path):
         ("a\tr\tb\tsoon\n", (), "the time is 'soon'"),
         ("a\tr\tb\t\n", (), "in.tsv:1: the time is empty"),
         ("a\tr\tb\t2020\nb\tr\ta\t2020-01\n", (), "the time is '2020-01' and another '2020'"),
-        ("a\tr\tb\n", (), "in.tsv:1: got 3 columns, expected"),
+        ("a\tr\tb\n", (), "in.tsv:1: got 3 columns separated by tabs, expected 4"),
         ("a\tr\tb\t5\n", ("--time-granularity", "year"), "the time is '5'"),
-        ("a\tr\tb\t5\n", ("--time-granularity", "week"), "choose from day, month, year"),
     ],
 )
 def test_bad_times(tmp_path, capsys, content, more, message):
@@ -141,7 +139,7 @@ def test_bad_times(tmp_path, capsys, content, more, message):
     command = ["data", "build", str(tmp_path / "in.tsv"), "--columns", "hrtT", "-o", str(tmp_path / "out")]
     assert main([*command, *more]) == 2
     err = capsys.readouterr().err
-    assert message in err.replace("'", "'") and "Traceback" not in err
+    assert message in err and "Traceback" not in err
     assert not (tmp_path / "out").exists()
 
 
