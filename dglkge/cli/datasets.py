@@ -177,7 +177,7 @@ examples:
         --entity-map entities.tsv --relation-map relations.tsv -o datasets/udd
 
 --columns takes one of three forms:
-  roles in the order of the columns, for files without a header: head,relation,tail,weight or hrtw, htr, ...
+  roles in the order of the columns, for files without a header: head,relation,tail,time or hrtT, hrtw, ...
   role=name pairs, for files with a header; other columns are not read: head=subject,relation=p,tail=object
   the names of the head, relation, tail [and weight] columns: subject,predicate,object
 A file whose first line has the names head, relation and tail, or source, label and target, or the like, has

@@ -7,7 +7,7 @@ own rows are dense parameters: they are few, and their smoothness has a gradient
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from dglkge.model.functions import Tensor, torch
 from dglkge.model.functions.comparators import Dot, complex_product
@@ -52,7 +52,11 @@ class TemporalScore(Dot, ScoreFunction):
     def module_penalty(self) -> Tensor | None:
         """Return the weighted differences of consecutive times."""
         weight: float = self.settings.smoothness
-        return weight * self.module.roughness() if weight and self.settings.num_times > 1 else None
+        if not weight or self.settings.num_times < 2:
+            return None
+        times: Any = self.module
+        penalty: Tensor = weight * times.roughness()
+        return penalty
 
     def initial_relations(self, drawn: Tensor, dim: int) -> Tensor:
         """Return the rows with the number of no time."""

@@ -49,7 +49,7 @@ def with_num_times(config: Config, dataset: Dataset) -> Config:
     InputError
         If the data set has none, or another number is configured.
     """
-    chosen = config.model.score_function
+    chosen: Any = config.model.score_function
     if not SCORE_FUNCTIONS.get(chosen.name).has_times:
         return config
     if not dataset.relations.times:
