@@ -83,6 +83,45 @@ def in_time_order(stamps: Sequence[str], granularity: str | None = None) -> tupl
     return times, np.array([number[time] for time in cut], np.int32)
 
 
+def time_spans(
+    stamps: Sequence[str], granularity: str | None = None
+) -> tuple[list[str], np.ndarray, np.ndarray]:
+    """Return the distinct times in their order, and the first and the last place of each stamp among them.
+
+    Parameters
+    ----------
+    stamps : sequence of str
+        Times as of :func:`in_time_order`, or intervals of two with ``/`` between them, both included.
+    granularity : str, optional
+
+    Returns
+    -------
+    times : list of str
+        All that occur, as a stamp or as an end of an interval.
+    first, last : (n,) int32
+
+    Raises
+    ------
+    InputError
+        As :func:`in_time_order`, or if an interval ends before it begins.
+
+    Examples
+    --------
+    >>> times, first, last = time_spans(["2001/2003", "2002"])
+    >>> times, first.tolist(), last.tolist()
+    (['2001', '2002', '2003'], [0, 1], [2, 1])
+    """
+    ends = [(stamp.partition("/")[0], stamp.rpartition("/")[2]) for stamp in stamps]
+    points = sorted({point for pair in ends for point in pair})
+    times, places = in_time_order(points, granularity)
+    place_of = dict(zip(points, places.tolist()))
+    spans = np.array([[place_of[point] for point in pair] for pair in ends], np.int32).reshape(-1, 2)
+    wrong = np.flatnonzero(spans[:, 0] > spans[:, 1])
+    if len(wrong):
+        raise InputError(f"the interval {stamps[wrong[0]]!r} ends before it begins")
+    return times, spans[:, 0], spans[:, 1]
+
+
 def _is_date(stamp: str) -> bool:
     """Return whether a text is a date of the calendar, perhaps with a time of the day."""
     match = _DATE.fullmatch(stamp)
@@ -98,7 +137,7 @@ def _is_date(stamp: str) -> bool:
 def _no_time(stamp: str, first: str) -> InputError:
     return InputError(
         f"the time is {stamp!r} and another {first!r}; allowed: all integers, or all ISO 8601 dates "
-        "of one form (2014, 2014-05, 2014-05-31, 2014-05-31T12:30)"
+        "of one form (2014, 2014-05, 2014-05-31, 2014-05-31T12:30), or intervals of two (2014-05/2014-07)"
     )
 
 

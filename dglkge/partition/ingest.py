@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from dglkge.data.quality import contains
 from dglkge.data.text_format import ROLES, TIME, WEIGHT, Columns, RowRules
-from dglkge.data.times import check_pairs, in_time_order
+from dglkge.data.times import check_pairs, time_spans
 from dglkge.data.triples import BLOCK_BYTES, TripleFile
 from dglkge.errors import InputError
 from dglkge.kernels.triple_rows import renumber
@@ -71,6 +71,8 @@ class IdTriples:
         The weights of each split; empty where there are none.
     times : sequence of str
         The times in their order; empty where triples have none.
+    in_order : bool
+        Whether rows are those of the input: an interval makes several.
     """
 
     entities: Sequence[str]
@@ -78,6 +80,7 @@ class IdTriples:
     splits: dict[str, np.ndarray]
     weights: dict[str, np.ndarray] = field(default_factory=dict)
     times: Sequence[str] = ()
+    in_order: bool = True
 
     @property
     def num_times(self) -> int:
@@ -187,7 +190,7 @@ def ingest(
     num_workers : int
         Number of chunks that are parsed and numbered at a time.
     granularity : str, optional
-        Of the times; see :func:`dglkge.data.times.in_time_order`.
+        Of the times; see :func:`dglkge.data.times.time_spans`.
 
     Raises
     ------
@@ -223,7 +226,10 @@ def ingest(
 def _at_times(
     triples: IdTriples, times_of: Mapping[str, np.ndarray], stamps: NameIndex, granularity: str | None
 ) -> IdTriples:
-    """Return triples of relations at their times, in place; without times they stay as they are."""
+    """Return triples of relations at their times, in place; without times they stay as they are.
+
+    One at an interval becomes one at each time in it.
+    """
     if not times_of:
         if granularity is not None:
             raise InputError(
@@ -234,12 +240,25 @@ def _at_times(
     if without:
         raise InputError(f"the {without[0]} triples have no time column, and others have one")
     names, places = stamps.in_order()
-    times, time_of_name = in_time_order(list(names), granularity)
+    times, first, last = time_spans(list(names), granularity)
     check_pairs(len(triples.relations), len(times))
     for split, rows in triples.splits.items():
         for _, (some, ids) in pieces(rows, times_of[split]):
-            some[:, 1] = some[:, 1] * len(times) + time_of_name[places[ids]]
-    return replace(triples, times=times)
+            some[:, 1] = some[:, 1] * len(times) + first[places[ids]]
+    if (first == last).all():
+        return replace(triples, times=times)
+    splits, weights = {}, {}
+    for split, rows in triples.splits.items():
+        stamp_ids = places[times_of[split]]
+        counts = last[stamp_ids] - first[stamp_ids] + 1
+        chosen = np.repeat(np.arange(len(rows)), counts)
+        splits[split] = rows[chosen]
+        splits[split][:, 1] += (np.arange(len(chosen)) - (np.cumsum(counts) - counts)[chosen]).astype(
+            np.int32
+        )
+        if split in triples.weights:
+            weights[split] = triples.weights[split][chosen]
+    return replace(triples, splits=splits, weights=weights, times=times, in_order=False)
 
 
 def _ingest_ids(

@@ -270,7 +270,7 @@ def _make(reading: Reading, output: Path, options: Options) -> dict[str, Any]:
         quality = beside.submit(measure, triples)
         if options.strict_splits is not None:
             # A split and dropping change the numbers of the rows.
-            in_order = not (fractions or options.drop_leaks)
+            in_order = triples.in_order and not (fractions or options.drop_leaks)
             check_leaks(triples, quality.result(), options.strict_splits, place if in_order else None)
         # Beside the measurement, which leaves cores idle in parts.
         weights = {TRAIN_WEIGHTS: triples.weights[TRAIN]} if TRAIN in triples.weights else {}
