@@ -253,9 +253,8 @@ def _at_times(
         counts = last[stamp_ids] - first[stamp_ids] + 1
         chosen = np.repeat(np.arange(len(rows)), counts)
         splits[split] = rows[chosen]
-        splits[split][:, 1] += (np.arange(len(chosen)) - (np.cumsum(counts) - counts)[chosen]).astype(
-            np.int32
-        )
+        starts = np.cumsum(counts) - counts
+        splits[split][:, 1] += (np.arange(len(chosen)) - starts[chosen]).astype(np.int32)
         if split in triples.weights:
             weights[split] = triples.weights[split][chosen]
     return replace(triples, splits=splits, weights=weights, times=times, in_order=False)
