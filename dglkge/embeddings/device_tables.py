@@ -42,13 +42,20 @@ class OnDevice(Protocol):
 
 
 @dataclass(frozen=True)
+class Present:
+    """A tensor that is on the device already."""
+
+    tensor: Tensor
+
+
+@dataclass(frozen=True)
 class Route:
     """Way of one table's rows and gradients between the trainers of a batch.
 
     Attributes
     ----------
     ids : (U,) int64 tensor
-        Distinct node ids that this trainer asks for, ascending.
+        Distinct node ids that this trainer asks for, ascending; of one trainer also on the device.
     asked, given : list of int
         Rows that this trainer asks of each rank, and that each rank asks of this trainer.
     positions : (n,) int64, on the device
@@ -87,6 +94,8 @@ class DeviceTables:
     device : torch.device
     timeout_seconds : float
         Limit of every wait for the other trainers.
+    is_compiled : bool
+        Update rows by torch.compile.
 
     network_bytes : int
         Bytes of gradients sent to other machines: 0, the tables are those of one machine.
@@ -100,6 +109,7 @@ class DeviceTables:
     num_trainers: int
     device: torch.device
     timeout_seconds: float
+    is_compiled: bool = False
 
     def __post_init__(self) -> None:
         duty = "train every batch, also with no triples of its own"
@@ -168,6 +178,8 @@ class DeviceTables:
         RuntimeError
             If another trainer is at another batch.
         """
+        if self._host.size == 1:
+            return {name: self._own_route(name, ids, add) for name, ids in wanted.items()}
         num_ranks, num_tables = self._host.size, len(wanted)
         cuts = {
             name: np.searchsorted(ids.numpy(), self._starts[name]).tolist() for name, ids in wanted.items()
@@ -212,11 +224,17 @@ class DeviceTables:
             )
         return found
 
+    def _own_route(self, name: str, ids: Tensor, add: Callable[[Ids], OnDevice]) -> Route:
+        """Return the route of distinct rows that all are this trainer's; the ids may be on the device."""
+        positions = ids - int(self._starts[name][0])
+        there = add(positions.numpy()) if ids.device.type == "cpu" else Present(positions)
+        return Route(ids, [len(ids)], [len(ids)], there, there, there, len(ids) > 0)
+
     def fetch(self, name: str, route: Route) -> Tensor:
         """Return the rows (U, D) of a route's ids on the device; the next step updates along this route."""
         self._open[name] = route
         given = self._shards[name].rows.index_select(0, route.positions.tensor)
-        return self._network.rows(given, route.given, route.asked)
+        return given if self._host.size == 1 else self._network.rows(given, route.given, route.asked)
 
     @torch.no_grad()
     def step_rows(
@@ -259,7 +277,7 @@ class DeviceTables:
         num_bad[-1] = extra
         for place, (step, (name, shard)) in enumerate(zip(steps, self._shards.items())):
             if name in sums:
-                num_bad[place] = shard.update(step, *sums[name])
+                num_bad[place] = shard.update(step, *sums[name], self.is_compiled)
         self._is_changed = True
         self._enter("waiting")
         *all_bad, extra_sum = self._host.sum(num_bad).tolist()
@@ -272,7 +290,11 @@ class DeviceTables:
         `of_owned` has gradients of all rows that this trainer owns, to which the others are added.
         """
         route = self._open[name]
-        received = self._network.rows(gradients, route.asked, route.given)
+        if self._host.size == 1 and of_owned is None:
+            return route.targets.tensor, gradients
+        received = gradients
+        if self._host.size > 1:
+            received = self._network.rows(gradients, route.asked, route.given)
         if of_owned is None:
             targets, places = route.targets.tensor, route.places.tensor
             sums = received.new_zeros((len(targets), received.shape[1]))

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from dglkge.model.device import HOST, ComputeDevice
+from dglkge.typing import CUDA_DEVICE
 
 logger = logging.getLogger(__name__)
 
@@ -27,6 +28,10 @@ DEVICE_MAX_ROWS = 4096
 """The same on a device, where smaller matmuls would measure their start."""
 
 
+DEVICE_FLOPS = 20_000_000_000
+"""Operations that are measured on a GPU."""
+
+
 def faster_type(shape: tuple[int, int, int], device: ComputeDevice = HOST) -> str:
     """Return ``bfloat16`` where matmuls of a shape are clearly faster in it, else ``float32``.
 
@@ -41,12 +46,16 @@ def faster_type(shape: tuple[int, int, int], device: ComputeDevice = HOST) -> st
     flops = 2 * queries * negatives * dim
     if flops < MIN_FLOPS:
         return FLOAT32
+    # A device computes the chunks of a batch together; one of them would measure its start.
+    is_gpu = device.device.type == CUDA_DEVICE
+    num_chunks = max(1, DEVICE_FLOPS // flops) if is_gpu else 1
     rates = {}
     for dtype in (torch.float32, torch.bfloat16):
         left, right = (
-            torch.ones(rows, dim, dtype=dtype, device=device.device) for rows in (queries, negatives)
+            torch.ones(num_chunks, rows, dim, dtype=dtype, device=device.device).squeeze(0)
+            for rows in (queries, negatives)
         )
-        rates[dtype] = flops / matmul_seconds(left, right) / 1e9
+        rates[dtype] = num_chunks * flops / matmul_seconds(left, right) / 1e9
     chosen = BFLOAT16 if rates[torch.bfloat16] >= MIN_SPEED_UP * rates[torch.float32] else FLOAT32
     logger.info(
         "matmuls in %s: float32 reaches %.0f GFLOP/s, bfloat16 %.0f",
@@ -58,13 +67,13 @@ def faster_type(shape: tuple[int, int, int], device: ComputeDevice = HOST) -> st
 def matmul_seconds(left: Tensor, right: Tensor, repetitions: int = 5) -> float:
     """Return the shortest time of several matmuls of left and right's transpose."""
     # Not counted: oneDNN compiles the matmul for the shape.
-    out = torch.mm(left, right.T)
+    out = left @ right.mT
     synchronize = getattr(torch, left.device.type).synchronize
     synchronize()
     seconds = []
     for _ in range(repetitions):
         started = time.perf_counter()
-        torch.mm(left, right.T, out=out)
+        torch.matmul(left, right.mT, out=out)
         synchronize()
         seconds.append(time.perf_counter() - started)
     # The shortest time: other processes and clock frequency only make a matmul slower.

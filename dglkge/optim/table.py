@@ -207,8 +207,8 @@ class Table:
         return num_bad
 
 
-ROWS_A_BLOCK = 65536
-"""Rows that are updated at a time."""
+NUMBERS_A_BLOCK = 1 << 26
+"""Numbers of rows that are updated at a time: the update works on copies of rows and state."""
 
 
 class DeviceRows:
@@ -254,7 +254,7 @@ class DeviceRows:
         for there, host in zip(self._there, self._host):
             host.copy_(there)
 
-    def update(self, step: RuleStep, targets: Tensor, gradient: Tensor) -> int:
+    def update(self, step: RuleStep, targets: Tensor, gradient: Tensor, is_compiled: bool) -> int:
         """Apply an update rule on the device.
 
         Parameters
@@ -264,14 +264,16 @@ class DeviceRows:
             "(n,) int64": distinct places in :attr:`rows`.
         gradient : Tensor
             "(n, D)" sums of their gradients.
+        is_compiled : bool
+            By torch.compile, in one pass.
 
         Returns
         -------
         int
             Number of rows that were skipped because their gradient was not finite.
         """
-        num_bad = 0
-        # In blocks: the update works on copies of rows and state.
-        for some, of_some in zip(targets.split(ROWS_A_BLOCK), gradient.split(ROWS_A_BLOCK)):
-            num_bad += step.update_plain(self._there, some, of_some)
+        num_bad, rows_a_block = 0, max(1, NUMBERS_A_BLOCK // gradient.shape[1])
+        for some, of_some in zip(targets.split(rows_a_block), gradient.split(rows_a_block)):
+            update = step.update_compiled if is_compiled else step.update_plain
+            num_bad += int(update(self._there, some, of_some))
         return num_bad

@@ -45,6 +45,9 @@ KNOWN_TRIPLE_BYTES = 16
 KNOWN_SORT_BYTES, KNOWN_CHUNK_BYTES = 8, 64 * MIB
 """Private memory of the trainer that builds it: per triple of the largest relation, and of a chunk."""
 
+EDGE_BYTES = 12
+"""Bytes of an edge on a device that draws its batches."""
+
 SPARE_SHARE = 1.125
 """Buffers are allocated an eighth larger than requested."""
 
@@ -59,6 +62,9 @@ DEVICE_DISTANCE_NUMBERS = 1 << 25
 
 KEPT_ROW_BYTES = 2**30
 """Limit of the candidates' rows that stay on a device during a step; others are copied twice."""
+
+KEPT_SHARES = 1 << 32
+"""Scores of a batch against all candidates up to which a device keeps their shares in the softmax."""
 
 RANKED_ROW_BYTES = 4 * 2**30
 """Limit of the rows that are on a device during a ranking (``evaluation/evaluator.py``)."""
@@ -423,6 +429,8 @@ def device_bytes(config: Config, size: DatasetSize, machine: int, world_size: in
         # updated.
         shard = device_shard_bytes(config, size, machine, world_size)
         batch += 2 * rows
+        if world_size == 1 and is_sampled(config):
+            shard += EDGE_BYTES * size.splits[TRAIN]
     if not config.evaluation.ranks_splits:
         return shard + batch
     tables = dim * shared.FLOAT_BYTES * num_entities_of(size.parts[machine])
@@ -458,6 +466,8 @@ def device_candidate_bytes(config: Config, size: DatasetSize, world_size: int) -
     # copied for dropout only, and the gradients of all are kept.
     rows = 2 * min(owned, KEPT_ROW_BYTES)
     if config.tables.storage == DEVICE_STORAGE:
+        num_shares = num_queries * max(num_rows.values())
+        queries += num_shares * shared.FLOAT_BYTES if num_shares <= KEPT_SHARES else 0
         rows = owned * (1 + drops_rows(config)) + min(owned, KEPT_ROW_BYTES)
     return rows + queries + AUTOGRAD_SCORES * block
 

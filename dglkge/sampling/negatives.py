@@ -48,9 +48,17 @@ class UniformNegatives:
         self._draws = _weighted_draws(self.weights)
         self._number_of_type = {name: number for number, name in enumerate(self.node_ids)}
 
+    def key_before_chunk(self, epoch: int, batch: int) -> tuple[int, ...]:
+        """Return what the key of a draw begins with, before chunk and number of the entity type."""
+        return _NEGATIVES_KEY, self.seed, epoch, batch
+
+    def number_of_type(self, entity_type: str) -> int:
+        """Return the number of an entity type, the last part of the key of a draw."""
+        return self._number_of_type[entity_type]
+
     def sample(self, entity_type: str, epoch: int, batch: int, chunk: int) -> Ids:
         """Return the node ids (N,) of a chunk's negatives of one entity type."""
-        key = combine(_NEGATIVES_KEY, self.seed, epoch, batch, chunk, self._number_of_type[entity_type])
+        key = combine(*self.key_before_chunk(epoch, batch), chunk, self.number_of_type(entity_type))
         table = self.node_ids[entity_type]
         if entity_type in self._draws:
             return table[self._draws[entity_type].draw(key, self.num_negatives)]
@@ -151,6 +159,12 @@ class MixedNegatives:
         }
         local = self._local_weights(self.weights) if self.weights and self._num_local else None
         self._local = _weighted_draws(local)
+
+    @property
+    def all_uniform(self) -> UniformNegatives | None:
+        """The sampler of all negatives, where all are uniform entities of the whole graph."""
+        is_global = self.weights is None and self._num_global == self.num_negatives
+        return self._uniform[self._num_global] if is_global else None
 
     def sample(self, entity_type: str, batch: EdgeBatch, chunk: int) -> Ids:
         """Return the node ids (N,) of the negatives of one entity type for a chunk that the batch has."""

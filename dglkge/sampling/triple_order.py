@@ -67,17 +67,21 @@ def inverse_permute(positions: Ids, num_triples: int, seed: int, epoch: int) -> 
 
 def _walk(values: Ids, num: int, seed: int, epoch: int, forward: bool) -> Ids:
     """Encrypt (or decrypt) until every value lies in [0, num)."""
-    # a b exceeds num by less than a, about sqrt(num): a value leaves [0, num) with probability below 1 / b,
-    # so cycle walking almost never repeats.
-    a = max(1, math.isqrt(num))
-    b = -(-num // a)
     result = np.array(values, dtype=np.int64)
-    walk_all(result, num, a, b, _round_keys(seed, epoch), forward)
+    walk_all(result, num, *halves(num), round_keys(seed, epoch), forward)
     return result
 
 
+def halves(num: int) -> tuple[int, int]:
+    """Return the sizes (a, b) of the two halves of a value, with a b just above the number of values."""
+    # a b exceeds num by less than a, about sqrt(num): a value leaves [0, num) with probability below 1 / b,
+    # so cycle walking almost never repeats.
+    a = max(1, math.isqrt(num))
+    return a, -(-num // a)
+
+
 @lru_cache(maxsize=8)
-def _round_keys(seed: int, epoch: int) -> npt.NDArray[np.uint64]:
+def round_keys(seed: int, epoch: int) -> npt.NDArray[np.uint64]:
     """Return the keys of the rounds, (NUM_ROUNDS,)."""
     return np.array([combine(_ORDER_KEY, seed, epoch, turn) for turn in range(NUM_ROUNDS)], np.uint64)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,7 +17,7 @@ import torch
 from dglkge.sampling.edge_batches import EdgeBatch
 from dglkge.sampling.known_answers import KnownAnswers, KnownNegatives
 from dglkge.sampling.negatives import NegativeSampler
-from dglkge.sampling.query_batches import QueryBatch, TrainingBatch
+from dglkge.sampling.query_batches import QueryBatch
 from dglkge.typing import RELATION, Side
 
 NodeIds = npt.NDArray[np.int64]
@@ -396,7 +396,19 @@ class QueryPlanner:
         return Plan(number_of(batch), divisor, ids.joined(), groups, pair_groups)
 
 
-def number_of(batch: TrainingBatch) -> int:
+class Numbered(Protocol):
+    """A batch of any kind."""
+
+    @property
+    def epoch(self) -> int:
+        """The epoch."""
+
+    @property
+    def index(self) -> int:
+        """Number of the global batch in it."""
+
+
+def number_of(batch: Numbered) -> int:
     """Return a number that no other batch of any epoch has."""
     # Also the batch number that trainers compare in the exchange of ids.
     return (batch.epoch << 32) + batch.index

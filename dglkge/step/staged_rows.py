@@ -16,9 +16,8 @@ a synchronization, so no copy is still under way then.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,10 +26,11 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from dglkge.embeddings.device_tables import DeviceTables, Route
+from dglkge.embeddings.device_tables import DeviceTables, OnDevice, Present, Route
 from dglkge.embeddings.row_lookup import FoundRows
 from dglkge.embeddings.table_set import TableSet
 from dglkge.model.device import ComputeDevice
+from dglkge.optim.row_sums import sum_by_place
 from dglkge.optim.scratch import Scratch
 from dglkge.step.contracts import RowGradients
 from dglkge.step.planning import Places, Plan
@@ -115,14 +115,14 @@ class Staged:
     Attributes
     ----------
     upload : Upload
-    places : mapping of str to Piece
+    places : mapping of str to OnDevice
         By table: place among the distinct rows of each place of the batch.
     routes : mapping of str to Route
         By table, where rows are on devices.
     """
 
     upload: Upload
-    places: Mapping[str, Piece]
+    places: Mapping[str, OnDevice]
     routes: Mapping[str, Any]
 
 
@@ -153,35 +153,18 @@ class StagedRows(CopiedRows):
 
     def collect(self) -> list[RowGradients]:
         collected = [
-            RowGradients(name, rows.ids, self._returned(name, self._merged(name, rows)))
+            RowGradients(
+                name, rows.ids, self._returned(name, sum_by_place(rows.gradients, rows.places, len(rows.ids)))
+            )
             for name, rows in self.tables.items()
         ]
         self.device.backend.synchronize()
         return collected
 
-    def _merged(self, name: str, rows: DeviceTableRows) -> Tensor:
-        """Return the sums of the gradients of equal rows, (U, D) on the device."""
-        size = (len(rows.ids), rows.gradients.shape[1])
-        merged = self.memory[name].device.take("merged", *size).zero_()
-        with _fixed_order_of_sums():
-            merged.index_add_(0, rows.places, rows.gradients)
-        return merged
-
     def _returned(self, name: str, merged: Tensor) -> Tensor:
         """Begin the copy of merged gradients to the host; complete after a synchronization."""
         room = self.memory[name].host.take("gradients", *merged.shape)
         return room.copy_(merged, non_blocking=True)
-
-
-@contextlib.contextmanager
-def _fixed_order_of_sums() -> Iterator[None]:
-    """Sum in the same order in every run inside the block; ``index_add_`` on a GPU does not by itself."""
-    before = torch.are_deterministic_algorithms_enabled()
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(before)
 
 
 class StagedStore(LookupStore):
@@ -212,13 +195,16 @@ class StagedStore(LookupStore):
         upload.clear()
         distinct, places = {}, {}
         for name, ids in plan.ids.items():
-            rows, inverse = np.unique(ids.numpy(), return_inverse=True)
-            distinct[name] = torch.from_numpy(rows)
-            places[name] = upload.add(inverse.reshape(-1).astype(np.int64, copy=False))
+            distinct[name], places[name] = self._distinct(ids, upload)
         routes = self._routes(plan.number, distinct, upload)
         groups = [group.staged(upload.add) for group in plan.groups]
         upload.send()
         return dataclasses.replace(plan, ids=distinct, groups=groups, staged=Staged(upload, places, routes))
+
+    def _distinct(self, ids: Tensor, upload: Upload) -> tuple[Tensor, OnDevice]:
+        """Return the distinct ids (U,), ascending, and the place of each id among them."""
+        rows, inverse = np.unique(ids.numpy(), return_inverse=True)
+        return torch.from_numpy(rows), upload.add(inverse.reshape(-1).astype(np.int64, copy=False))
 
     def _routes(self, number: int, ids: Mapping[str, Tensor], upload: Upload) -> Mapping[str, Any]:
         """Return the routes of rows between devices: none, they are in the host's memory."""
@@ -282,6 +268,12 @@ class DeviceStore(StagedStore):
     ) -> None:
         super().__init__(tables, transforms, device)
         self._device_tables = device_tables
+
+    def _distinct(self, ids: Tensor, upload: Upload) -> tuple[Tensor, OnDevice]:
+        if not ids.is_cuda:
+            return super()._distinct(ids, upload)
+        rows, inverse = torch.unique(ids, return_inverse=True)
+        return rows, Present(inverse)
 
     def _routes(self, number: int, ids: Mapping[str, Tensor], upload: Upload) -> Mapping[str, Route]:
         return self._device_tables.routes(number, ids, upload.add)

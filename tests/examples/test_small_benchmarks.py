@@ -12,6 +12,7 @@ import torch
 import bucket_order
 import bucket_schedules
 import device
+import gpu
 import quality
 from dglkge.config import load_config
 from dglkge.errors import InputError
@@ -94,6 +95,31 @@ def test_unknown_device_is_status_2():
     done = subprocess.run([sys.executable, str(path), "--device", "gpu"], capture_output=True, text=True)
     assert done.returncode == 2
     assert done.stderr == "device.py: 'gpu' is no device; known: auto, cpu, cuda, cpu_staged\n"
+
+
+def test_runs_on_a_gpu_can_be_trained():
+    for settings in (gpu.speed_settings("1000"), [*gpu.ON_GPU, *gpu.RANKED]):
+        check_config(load_config(None, ["dataset=x", *settings]))
+
+
+def test_report_of_a_gpu():
+    found = {
+        "gpu": "H",
+        "exactness": {"summary": "3 passed"},
+        "speed": {"500000": {"edges_per_second": 2e7, "first_batch_seconds": 30.0}},
+        "mrr": {"wall_seconds": 100.0, "mrr": 0.25},
+    }
+    text = gpu.report(found)
+    assert "exactness: 3 passed" in text and "| 500,000 | 20,000,000 | 30.0 |" in text
+    assert "| ComplEx, D = 2000 | 100 | 0.2500 |" in text
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_without_a_gpu_is_status_2():
+    path = REPOSITORY / "benchmarks" / "gpu.py"
+    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr == f"gpu.py: torch {torch.__version__} finds no GPU here\n"
 
 
 def test_every_recipe_is_a_valid_configuration():

@@ -60,6 +60,11 @@ class Candidates:
     resident: Callable[[], Tensor] | None = None
 
     @property
+    def device(self) -> torch.device:
+        """Where rows stay, and their gradients are left."""
+        return torch.device("cpu") if self.resident is None else self.stored.device
+
+    @property
     def stored(self) -> Tensor:
         """Owned rows, (R, D) as they are stored: a view on shared memory, or on a device."""
         if self.resident is not None:
@@ -106,7 +111,7 @@ class AllCandidates:
 
     def __post_init__(self) -> None:
         self._scratch = Scratch()
-        self._device_scratch: Scratch | None = None
+        self._scratch_of = {torch.device("cpu"): self._scratch}
         self._owned = {shard.table.name: torch.arange(shard.first, shard.stop) for shard in self.candidates}
 
     @property
@@ -148,9 +153,7 @@ class AllCandidates:
                 scored.append(_Scored(number, block, candidates, own_rows, answers))
         answer_scores = self._answer_scores(scored)
         numbers = [
-            block.candidates.shard.score(
-                torch.from_numpy(block.block.queries), block.rows, block.answers, scores
-            )
+            block.candidates.shard.score(block.block.queries, block.rows, block.answers, scores)
             for block, scores in zip(scored, answer_scores)
         ]
         self.clock.enter("exchange")
@@ -161,8 +164,8 @@ class AllCandidates:
         ]
         self.clock.enter("backward")
         parts = [
-            self._scratch.take(f"query gradients~{number}", *queries.queries.shape)
-            for number, queries in enumerate(gathered)
+            self._memory(block.queries.device).take(f"query gradients~{number}", *block.queries.shape)
+            for number, block in enumerate(gathered)
         ]
         loss, gradients = self._differentiate(scored, totals, parts)
         self.clock.enter("exchange")
@@ -175,8 +178,7 @@ class AllCandidates:
             return [NO_ANSWERS] * len(scored)
         pairs = []
         for block in scored:
-            queries = torch.from_numpy(block.block.queries)
-            scores = block.candidates.shard.score_answers(queries, block.rows, block.answers)
+            scores = block.candidates.shard.score_answers(block.block.queries, block.rows, block.answers)
             pairs.append((block.answers.query_of, scores))
         self.clock.enter("exchange")
         gathered = self.exchange.gather_answers(pairs)
@@ -188,7 +190,7 @@ class AllCandidates:
         table, stored = candidates.table, candidates.stored
         if table.name not in self.transforms and not is_narrow(table.local_rows):
             return stored
-        copy = self._memory(candidates).take(f"copy~{table.name}", len(stored), table.dim)
+        copy = self._memory(candidates.device).take(f"copy~{table.name}", len(stored), table.dim)
         if candidates.resident is None:
             start = candidates.first - table.first_node_id
             table.widened(np.arange(start, start + len(stored)), copy)
@@ -210,7 +212,7 @@ class AllCandidates:
                 # Relation blocks of both directions share one table: its gradients are collected in one
                 # array.
                 size = (candidates.stop - candidates.first, table.dim)
-                gradients[table.name] = self._memory(candidates).take(f"dense~{table.name}", *size)
+                gradients[table.name] = self._memory(candidates.device).take(f"dense~{table.name}", *size)
                 # A block writes only its columns, and the other direction's block may be empty.
                 if columns != slice(0, table.dim):
                     gradients[table.name].zero_()
@@ -240,13 +242,11 @@ class AllCandidates:
             row_gradients.index_add_(0, answering, gradients)
         return penalty.item()
 
-    def _memory(self, candidates: Candidates) -> Scratch:
-        """Return memory where the owned rows are: on the host, or for gradients that are left on a device."""
-        if candidates.resident is None:
-            return self._scratch
-        if self._device_scratch is None:
-            self._device_scratch = Scratch(candidates.stored.device)
-        return self._device_scratch
+    def _memory(self, device: torch.device) -> Scratch:
+        """Return memory on a device."""
+        if device not in self._scratch_of:
+            self._scratch_of[device] = Scratch(device)
+        return self._scratch_of[device]
 
 
 @dataclass(frozen=True)
@@ -396,11 +396,11 @@ class CandidateLoss(Objective):
 def _block(pieces: Sequence[Piece], dim: int) -> QueryBlock:
     """Put the queries of one block together."""
     if not pieces:
-        return QueryBlock(np.empty((0, dim), np.float32), np.empty(0, np.int64), np.empty(0, np.float32))
+        return QueryBlock(torch.empty(0, dim), np.empty(0, np.int64), np.empty(0, np.float32))
     # Detached: the gradients of the queries come back as numbers, and take_back starts autograd from them.
     queries = [piece.queries.detach() for piece in pieces]
     return QueryBlock(
-        (queries[0] if len(queries) == 1 else torch.cat(queries)).cpu().numpy(),
+        queries[0] if len(queries) == 1 else torch.cat(queries),
         np.concatenate([piece.keys for piece in pieces]),
         np.concatenate([piece.factors for piece in pieces]),
     )

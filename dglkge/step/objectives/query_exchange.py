@@ -33,14 +33,15 @@ class QueryBlock:
 
     Attributes
     ----------
-    queries : (Q, D) float32 array
+    queries : (Q, D) float32 tensor
+        On the host, or where they were computed and shall be scored: of one trainer they do not travel.
     keys : (Q,) int64
         Determines the true answers: the node id of the only one, or the number of the query.
     factors : (Q,) float32
         Factor of each query's loss.
     """
 
-    queries: Floats
+    queries: torch.Tensor
     keys: Ids
     factors: Floats
 
@@ -84,7 +85,9 @@ class QueryExchange:
         if size == 1:
             return list(blocks)
         # For each block keys, factors and queries.
-        arrays = [array for block in blocks for array in (block.keys, block.factors, block.queries)]
+        arrays = [
+            array for block in blocks for array in (block.keys, block.factors, block.queries.cpu().numpy())
+        ]
         message = np.concatenate([np.ascontiguousarray(one).reshape(-1).view(np.uint8) for one in arrays])
         # Of a query: key 8 bytes, factor 4, and 4 for each number.
         row_bytes = np.array([8 + _FLOAT_BYTES * (1 + dim) for dim in self._dims])
@@ -98,7 +101,7 @@ class QueryExchange:
         totals = self._ends[-1].tolist()
         gathered = [
             QueryBlock(
-                self._scratch.take(block, total, dim).numpy(),
+                self._scratch.take(block, total, dim),
                 np.empty(total, np.int64),
                 np.empty(total, np.float32),
             )
@@ -108,7 +111,7 @@ class QueryExchange:
         for rank in range(self._group.size):
             for number, block in enumerate(gathered):
                 run = self._run(rank, number)
-                for array in (block.keys, block.factors, block.queries):
+                for array in (block.keys, block.factors, block.queries.numpy()):
                     target = array[run]
                     piece = received[place : place + target.nbytes]
                     target[...] = piece.view(array.dtype).reshape(target.shape)

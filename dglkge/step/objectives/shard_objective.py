@@ -406,7 +406,7 @@ class AutogradShard:
     @torch.no_grad()
     def score_answers(self, queries: Tensor, rows: Tensor, answers: Answers) -> Floats:
         """Return the scores of the answers; see :class:`ShardObjective`."""
-        self._queries = self._there(queries)
+        self._queries = queries.to(self.device.device)
         places, columns = np.unique(answers.places, return_inverse=True)
         scores = np.empty(len(columns), np.float32)
         for block in _runs(len(places), self._block_rows(len(queries) * self.numbers_a_score)):
@@ -421,7 +421,7 @@ class AutogradShard:
         self, queries: Tensor, rows: Tensor, answers: Answers, scores: AnswerScores = NO_ANSWERS
     ) -> ShardNumbers:
         """Score all queries; see :class:`ShardObjective`."""
-        self._queries, self._rows = self._there(queries), rows
+        self._queries, self._rows = queries.to(self.device.device), rows
         self._answers = _AnswersThere(answers, self.objective, self._there, scores)
         self._kept = {}
         loss, num_pairs = self.objective.loss, len(scores.scores)
@@ -434,8 +434,9 @@ class AutogradShard:
     def differentiate(self, totals: Totals, factors: Floats, of_queries: Tensor, of_rows: Tensor) -> None:
         """Write the gradients; see :class:`ShardObjective`."""
         queries = self._queries.detach().requires_grad_()
-        # Autograd accumulates over blocks: into the caller's memory on the CPU.
-        queries.grad = torch.zeros_like(queries) if self.device.is_staged else of_queries.zero_()
+        # Autograd accumulates over blocks: into the caller's memory, if that is where the queries are.
+        is_here = of_queries.device == queries.device
+        queries.grad = of_queries.zero_() if is_here else torch.zeros_like(queries)
         normalizers, pulls = totals.normalizers.astype(np.float32), totals.pulls.astype(np.float32)
         shift, weights = (self._there(torch.from_numpy(one))[:, None] for one in (normalizers, factors))
         answer_pulls = self._there(torch.from_numpy(pulls))
@@ -457,7 +458,7 @@ class AutogradShard:
             _place(returning, of_rows)
             returning.append((run, self._started_back(number % 2, rows.grad), self._recorded()))
         _place(returning, of_rows)
-        if self.device.is_staged:
+        if not is_here:
             of_queries.copy_(queries.grad)
         self._kept = {}
 

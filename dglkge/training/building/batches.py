@@ -24,6 +24,7 @@ from dglkge.sampling.prefetch import Prefetcher, TripleReader
 from dglkge.sampling.query_batches import PairIndex, QueryBatches, QueryIndex, TrainingBatches
 from dglkge.sampling.triple_order import EdgeSet, TripleOrder, plan_passes
 from dglkge.training.building.components import relation_weights
+from dglkge.training.building.on_device import build_device_batches, draws_on_device
 from dglkge.training.job import Job
 from dglkge.training.statistics.bucket_stats import BucketStatistics
 from dglkge.training.statistics.held_out import HeldOutBuckets, HeldOutEvaluator
@@ -48,6 +49,8 @@ def build_batches(job: Job) -> TrainingBatches:
     order = configured_order(job)
     turn = (world.local_rank, world.trainers_per_machine)
     options = edge_options(job, len(dataset.split(TRAIN)), turn, order)
+    if draws_on_device(job):
+        return build_device_batches(job, options)
     if config.sampling.num_ranges == 1:
         return build_edge_batches(job, order, options)
     batches = build_bucket_batches(job, order, options)

@@ -28,6 +28,7 @@ from dglkge.step.objectives.all_candidates import (
     QueryOptions,
     only_answers,
 )
+from dglkge.step.objectives.device_shard import DeviceSoftmaxShard
 from dglkge.step.objectives.k_vs_all import all_answers
 from dglkge.step.objectives.query_exchange import QueryExchange
 from dglkge.step.objectives.relation_prediction import RELATION_BLOCKS, RelationQueries
@@ -115,7 +116,9 @@ def _candidates(
     if one.is_product and loss.kernel and not computation.is_reference and not device.is_staged:
         shard = ProductShard(objective, matmul_dtype)
     else:
-        shard = AutogradShard(
+        is_softmax = is_resident and one.is_product and type(loss) is FullSoftmax
+        kind = DeviceSoftmaxShard if is_softmax and not computation.is_reference else AutogradShard
+        shard = kind(
             objective, one.compare, one.numbers_a_score, device, matmul_dtype, is_resident=is_resident
         )
     answers_of = only_answers(first, stop)

@@ -10,6 +10,7 @@ import torch
 from dglkge.errors import InputError, one_line
 from dglkge.model.choices import NO_TRANSFORM, ROW_TRANSFORMS
 from dglkge.optim.scratch import sharing
+from dglkge.sampling.device_batches import DeviceBatches
 from dglkge.sampling.query_batches import TrainingBatches
 from dglkge.step.contracts import Objective, RowStore, RowTransform, TableTransform
 from dglkge.step.objectives import dot_softmax
@@ -25,6 +26,7 @@ from dglkge.training.building.batches import touched_rows
 from dglkge.training.building.candidates import build_candidate_loss, build_relation_loss
 from dglkge.training.building.components import configured_loss, configured_regularizer
 from dglkge.training.building.negatives import build_known, build_negatives, build_range_offset
+from dglkge.training.building.on_device import build_device_softmax
 from dglkge.training.job import Job
 from dglkge.typing import RELATION
 
@@ -49,7 +51,11 @@ def build_objective(job: Job, batches: TrainingBatches, transforms: Transforms) 
     """Make the objective, and the store of its rows; a collective."""
     over_all = job.config.training.objective.over_all
     with sharing(job.step_memory):
-        objective = (build_candidate_loss if over_all else _build_sampled)(job, batches, transforms)
+        objective: Objective
+        if isinstance(batches, DeviceBatches):
+            objective = build_device_softmax(job)
+        else:
+            objective = (build_candidate_loss if over_all else _build_sampled)(job, batches, transforms)
         return objective, _build_store(job, transforms, objective)
 
 

@@ -181,7 +181,7 @@ def build_device_tables(
         return None
     place, limit = (world.local_rank, world.trainers_per_machine), request_timeout_seconds()
     try:
-        return DeviceTables(tables, optimizer, *place, device.device, limit)
+        return DeviceTables(tables, optimizer, *place, device.device, limit, config.training.compile)
     except torch.cuda.OutOfMemoryError as error:
         reason = str(error).splitlines()[0]
         raise InputError(

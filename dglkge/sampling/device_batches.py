@@ -1,0 +1,142 @@
+"""Edges, their order and their negatives on one device: what a trainer draws that is alone with its tables.
+
+The order and the negatives are those of :mod:`.triple_order` and :mod:`.negatives`, number by number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dglkge.data.partition_layout import EdgeTable
+from dglkge.kernels.hashing import combine
+from dglkge.sampling import device_draws, triple_order
+from dglkge.sampling.edge_batches import EdgeBatches, EdgeOptions, ignore_phase
+from dglkge.sampling.negatives import UniformNegatives
+
+
+@dataclass(frozen=True)
+class DeviceBatch:
+    """A global batch on a device.
+
+    Attributes
+    ----------
+    epoch, index : int
+        The epoch, and the number of the global batch in it.
+    heads, relations, tails : (B,) int64 tensor
+        Node ids.
+    weights : (B,) float32 tensor or None
+    """
+
+    epoch: int
+    index: int
+    heads: Tensor
+    relations: Tensor
+    tails: Tensor
+    weights: Tensor | None
+
+    def __len__(self) -> int:
+        return len(self.heads)
+
+    @property
+    def global_size(self) -> int:
+        """Number of triples in the global batch: this trainer has all of them."""
+        return len(self)
+
+
+class DeviceBatches(EdgeBatches):
+    """Selects the triples of each global batch, all on a device.
+
+    Parameters
+    ----------
+    edges : EdgeTable
+        All training edges.
+    options : EdgeOptions
+        Of one trainer, one edge type and one set of edges, of which none is held out.
+    device : torch.device
+    """
+
+    def __init__(self, edges: EdgeTable, options: EdgeOptions, device: torch.device) -> None:
+        super().__init__(edges, options)
+        self._there = torch.from_numpy(np.ascontiguousarray(self._all_edges)).to(device)
+        self._weights_there = None if self._weights is None else torch.from_numpy(self._weights).to(device)
+        weights = options.relation_weights
+        self._relation_weights = None if weights is None else torch.from_numpy(weights).to(device)
+
+    def batch(  # type: ignore[override]
+        self, epoch: int, index: int, enter: Callable[[str], None] = ignore_phase
+    ) -> DeviceBatch:
+        """Return a global batch; see :class:`EdgeBatches`."""
+        enter("order")
+        num, size = self.order.num_positions, self._options.batch_size
+        positions = torch.arange(index * size, min((index + 1) * size, num), device=self._there.device)
+        halves = triple_order.halves(num)
+        keys = triple_order.round_keys(self._options.seed, epoch).tolist()
+        rows = device_draws.inverse_walk(positions, num, *halves, keys)
+        enter("edges")
+        heads, relations, tails = self._there[rows].T.to(torch.int64).contiguous()
+        weights = None if self._weights_there is None else self._weights_there[rows]
+        if self._relation_weights is not None:
+            own = self._relation_weights[relations]
+            weights = own if weights is None else weights * own
+        return DeviceBatch(epoch, index, heads, relations, tails, weights)
+
+
+class ChunkNegatives:
+    """Uniform negatives of all chunks of a batch at once.
+
+    Parameters
+    ----------
+    sampler : UniformNegatives
+        Without weights.
+    entity_type : str
+    device : torch.device
+
+    Attributes
+    ----------
+    num_negatives : int
+        Negatives N of a chunk.
+    """
+
+    def __init__(self, sampler: UniformNegatives, entity_type: str, device: torch.device) -> None:
+        self.num_negatives = sampler.num_negatives
+        self._node_ids = torch.from_numpy(np.array(sampler.node_ids[entity_type])).to(device)
+        self._key_of = sampler.key_before_chunk
+        self._number = sampler.number_of_type(entity_type)
+
+    def sample(self, epoch: int, batch: int, num_chunks: int) -> Tensor:
+        """Return the node ids (C, N) of the negatives of the chunks of a batch."""
+        before = device_draws.signed(combine(*self._key_of(epoch, batch)))
+        chunks = torch.arange(num_chunks, device=self._node_ids.device)
+        keys = device_draws.extended(device_draws.extended(chunks * 0 + before, chunks), self._number)
+        drawn = device_draws.below(keys, self.num_negatives, len(self._node_ids))
+        return self._node_ids[drawn]
+
+
+def find_equal(ids: Tensor, negative_ids: Tensor) -> Tensor:
+    """Find the negatives that are the true answer itself.
+
+    Parameters
+    ----------
+    ids : (C * c,) int64 tensor
+        Of c queries of each chunk.
+    negative_ids : (C, N) int64 tensor
+
+    Returns
+    -------
+    (M,) int64 tensor
+        Places in the scores (C, c, N), row by row.
+    """
+    num_chunks, num_negatives = negative_ids.shape
+    ordered, order = negative_ids.sort(dim=1)
+    wanted = ids.view(num_chunks, -1)
+    first, stop = (torch.searchsorted(ordered, wanted, right=right).view(-1) for right in (False, True))
+    counts = stop - first
+    queries = torch.repeat_interleave(counts)
+    turns = torch.arange(len(queries), device=ids.device) - (counts.cumsum(0) - counts)[queries]
+    chunks = queries // wanted.shape[1]
+    return queries * num_negatives + order[chunks, first[queries] + turns]

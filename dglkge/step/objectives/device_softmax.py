@@ -1,0 +1,268 @@
+"""Softmax over sampled negatives for batches that are drawn on a device; scores are inner products.
+
+The numbers of :class:`AutogradLoss`, for all chunks of a batch at once. Scores of all queries and negatives
+of a block of chunks are one batched product. One pass turns them into shares of the negatives in their own
+sum, and the gradients are two more products: what a query has besides is a factor of its row,
+
+    loss_i = log(e^{p_i} + sum_j e^{s_ij}) - p_i,    d loss_i / d s_ij = w_i share_ij,
+    share_ij = e^{s_ij - l_i},  l_i = log sum_j e^{s_ij},  w_i = e^{l_i - log(e^{p_i} + e^{l_i})},
+
+and it is multiplied to the query's gradient, and to the query in those of the negatives.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dglkge.model.kge_model import KgeModel
+from dglkge.model.negative_terms import IGNORED_SCORE
+from dglkge.model.regularizers import Regularizer
+from dglkge.sampling.device_batches import ChunkNegatives, DeviceBatch, find_equal
+from dglkge.step.computation import Computation
+from dglkge.step.contracts import Gradients, Objective, Rows
+from dglkge.step.objectives.score_shares import share_scores
+from dglkge.step.planning import Places, Plan, PlannedGroup, number_of
+from dglkge.typing import RELATION, Side
+
+NO_IDS = np.empty(0, np.int64)
+"""Ids of places on a device: they are in the plan alone."""
+
+SCORES_A_BLOCK = 1 << 28
+"""Scores that are held at a time: 0.5 GiB in bfloat16."""
+
+
+@dataclass(frozen=True)
+class ChunkRun:
+    """Consecutive chunks of as many queries each.
+
+    Attributes
+    ----------
+    queries, chunks : slice
+        Their queries of one side, and their numbers.
+    ignored : mapping of Side to (M,) int64 tensor
+        By side, places in the scores (num_chunks, c, N) of negatives that are the true answer.
+    """
+
+    queries: slice
+    chunks: slice
+    ignored: Mapping[Side, Tensor]
+
+    @property
+    def num_chunks(self) -> int:
+        """Number of the chunks."""
+        return self.chunks.stop - self.chunks.start
+
+
+@dataclass(frozen=True)
+class ChunkedGroup(PlannedGroup):
+    """All edges of a batch, chunk by chunk, with the negatives of each chunk.
+
+    Attributes
+    ----------
+    heads, relations, tails : Places
+    is_loop : (B,) bool tensor
+        Whether head and tail are the same entity.
+    negatives : mapping of Side to Places
+        (C * N,) rows; the same object for both sides where they share them.
+    runs : list of ChunkRun
+    factors : (B,) float32 tensor
+        Of the edges' losses.
+    """
+
+    heads: Places
+    relations: Places
+    tails: Places
+    is_loop: Tensor
+    negatives: Mapping[Side, Places]
+    runs: list[ChunkRun]
+    factors: Tensor
+
+
+class _Ids:
+    """Collects the node ids of a table's rows on a device."""
+
+    def __init__(self, table: str) -> None:
+        self._table, self._end = table, 0
+        self.pieces: list[Tensor] = []
+
+    def add(self, ids: Tensor) -> Places:
+        """Ask for the rows of node ids (n,)."""
+        start, self._end = self._end, self._end + len(ids)
+        self.pieces.append(ids)
+        return Places(self._table, slice(start, self._end), NO_IDS)
+
+
+@dataclass
+class DeviceSoftmax(Objective):
+    """Losses of batches on a device against sampled negatives, and their gradients.
+
+    Attributes
+    ----------
+    entity_type : str
+        The only one.
+    samplers : mapping of Side to ChunkNegatives
+        Of the sides that are trained.
+    chunk_size : int
+    model : KgeModel
+    regularizer : Regularizer or None
+    own_entity : bool
+        Whether the query's own entity is one negative more.
+    sums_batch : bool
+        Train the sum over a global batch instead of its mean.
+    computation : Computation
+    """
+
+    entity_type: str
+    samplers: Mapping[Side, ChunkNegatives]
+    chunk_size: int
+    model: KgeModel
+    regularizer: Regularizer | None
+    own_entity: bool
+    sums_batch: bool
+    computation: Computation
+
+    reads_in_place = False
+    sent_bytes = 0
+
+    def __post_init__(self) -> None:
+        self._scored = torch.compile(self._score) if self.computation.is_compiled else self._score
+
+    def plan(self, batch: DeviceBatch) -> Plan:
+        num_chunks = -(-len(batch) // self.chunk_size)
+        ids = _Ids(self.entity_type)
+        heads, tails = ids.add(batch.heads), ids.add(batch.tails)
+        # Sides with the same sampler share their negatives.
+        drawn = {
+            sampler: sampler.sample(batch.epoch, batch.index, num_chunks)
+            for sampler in dict.fromkeys(self.samplers.values())
+        }
+        places = {sampler: ids.add(of_chunks.view(-1)) for sampler, of_chunks in drawn.items()}
+        negatives = {side: places[sampler] for side, sampler in self.samplers.items()}
+        of_sides = {side: drawn[sampler] for side, sampler in self.samplers.items()}
+        divisor = 1 if self.sums_batch else len(batch)
+        factors = torch.full((len(batch),), 1 / divisor, device=batch.heads.device)
+        if batch.weights is not None:
+            factors *= batch.weights
+        group = ChunkedGroup(
+            heads,
+            Places(RELATION, slice(0, len(batch)), NO_IDS),
+            tails,
+            batch.heads == batch.tails,
+            negatives,
+            self._runs(batch, of_sides),
+            factors,
+        )
+        every = {self.entity_type: torch.cat(ids.pieces), RELATION: batch.relations}
+        return Plan(number_of(batch), divisor, every, [group])
+
+    def _runs(self, batch: DeviceBatch, drawn: Mapping[Side, Tensor]) -> list[ChunkRun]:
+        """Cut the chunks of a batch into runs of so many scores; the last chunk may have fewer queries."""
+        truths = {Side.HEAD: batch.heads, Side.TAIL: batch.tails}
+        size, num_negatives = self.chunk_size, max(ids.shape[1] for ids in drawn.values())
+        whole, rest = divmod(len(batch), size)
+        most = max(1, SCORES_A_BLOCK // (size * num_negatives))
+        bounds = [(first, min(first + most, whole), size) for first in range(0, whole, most)]
+        if rest:
+            bounds.append((whole, whole + 1, rest))
+        runs = []
+        for first, stop, length in bounds:
+            queries = slice(first * size, first * size + (stop - first) * length)
+            ignored = {
+                side: find_equal(truths[side][queries], ids[first:stop]) for side, ids in drawn.items()
+            }
+            runs.append(ChunkRun(queries, slice(first, stop), ignored))
+        return runs
+
+    def gradients(self, plan: Plan, rows: Rows) -> Callable[[], Gradients]:
+        self.computation.clock.enter("score")
+        (group,) = plan.groups
+        heads, relations, tails = map(rows.leaf, (group.heads, group.relations, group.tails))
+        of_sides = self._scored(heads, relations, tails, group.is_loop)
+        loss = torch.zeros((), device=group.factors.device)
+        outputs, outer = [], []
+        for side, (query, pairs, penalty) in zip(self.samplers, of_sides):
+            losses, of_query, of_pairs = self._against_negatives(
+                group, side, query.detach(), pairs.detach(), rows
+            )
+            outputs += [query, pairs]
+            outer += [of_query, of_pairs]
+            if penalty is not None:
+                losses += penalty.detach()
+                outputs.append(penalty)
+                outer.append(group.factors)
+            loss += losses @ group.factors
+        torch.autograd.backward(outputs, outer)
+
+        def finish() -> Gradients:
+            self.computation.clock.enter("backward")
+            return Gradients(loss.item() * plan.divisor)
+
+        return finish
+
+    def _score(
+        self, heads: Tensor, relations: Tensor, tails: Tensor, is_loop: Tensor
+    ) -> list[tuple[Tensor, Tensor, Tensor | None]]:
+        """Return for each side queries (B, D), scores of single pairs (1 or 2, B) and penalties (B,).
+
+        The pairs are those with the true answers, and with the own entities. A function of tensors, which
+        ``torch.compile`` fuses.
+        """
+        found = []
+        for side in self.samplers:
+            anchors, truths = (heads, tails) if side is Side.TAIL else (tails, heads)
+            query = self.model.query(anchors, relations, side)
+            pairs = [self.model.compare_pairs(query, truths)]
+            if self.own_entity:
+                own = self.model.compare_pairs(query, anchors)
+                pairs.append(own.masked_fill(is_loop, IGNORED_SCORE))
+            penalty = None
+            if self.regularizer is not None:
+                penalty = self.regularizer.penalties(self.model, anchors, relations, truths, side, query)
+            found.append((query, torch.stack(pairs), penalty))
+        return found
+
+    def _against_negatives(
+        self, group: ChunkedGroup, side: Side, query: Tensor, pairs: Tensor, rows: Rows
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Compare queries with the negatives of their chunks, and add the gradients of these.
+
+        Parameters
+        ----------
+        group, side
+        query : (B, D) tensor
+        pairs : (1 or 2, B) tensor
+            Scores of the true answers, and of the own entities.
+        rows : Rows
+
+        Returns
+        -------
+        losses : (B,) tensor
+        of_query : (B, D) tensor
+            From the negatives.
+        of_pairs : (1 or 2, B) tensor
+        """
+        dtype, dim = self.computation.matmul_dtype, query.shape[1]
+        shape = (-1, self.samplers[side].num_negatives, dim)
+        negatives = rows.leaf(group.negatives[side]).detach().view(shape)
+        of_negatives = rows.gradients(group.negatives[side]).view(shape)
+        losses, of_query, of_pairs = (torch.empty_like(one) for one in (pairs[0], query, pairs))
+        for run in group.runs:
+            queries, factors = query[run.queries].view(run.num_chunks, -1, dim), group.factors[run.queries]
+            candidates = negatives[run.chunks].to(dtype)
+            scores = queries.to(dtype) @ candidates.mT
+            scores.view(-1).index_fill_(0, run.ignored[side], IGNORED_SCORE)
+            logs = share_scores(scores.view(len(factors), -1))
+            of_run = pairs[:, run.queries]
+            totals = torch.cat([of_run, logs[None]]).logsumexp(0)
+            losses[run.queries] = totals - of_run[0]
+            of_pairs[:, run.queries] = (of_run - totals).exp() * factors
+            weights = ((logs - totals).exp() * factors).view(run.num_chunks, -1, 1)
+            of_query[run.queries] = (weights * (scores @ candidates)).view(-1, dim)
+            of_negatives[run.chunks] += scores.mT @ (weights * queries).to(dtype)
+        of_pairs[0] -= group.factors
+        return losses, of_query, of_pairs

@@ -1,0 +1,99 @@
+"""Kernels for a GPU, run by Triton's interpreter beside their plain twins, and compiled."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from dglkge.optim import row_sums
+from tests.toy_kg import REPOSITORY
+
+INTERPRETED = """
+import torch
+from dglkge.optim import row_sums
+from dglkge.optim.row_sums import COLUMNS, sum_in_order
+from dglkge.step.objectives.score_shares import share_in_one_pass, share_scores
+length = row_sums.LENGTH = 8
+random = torch.Generator().manual_seed(1)
+for num, num_sums, width in [(1, 1, 1), (5, 5, 3), (length, 1, 2), (3 * length + 7, 1, 4), (3 * length, 3, 5),
+                             (40 * length + 1, 60, COLUMNS + 3), (4 * length, 4 * length, 2), (700, 2, 3)]:
+    # Skewed, so that there are runs within a program and over many, and one that ends with a program.
+    places = (torch.rand(num, generator=random) ** 4 * num_sums).long()
+    rows = torch.randn(num, width, generator=random)
+    expected = torch.zeros(num_sums, width, dtype=torch.float64).index_add_(0, places, rows.double())
+    found = sum_in_order(rows, places, num_sums)
+    torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-5)
+    assert torch.equal(found, sum_in_order(rows, places, num_sums))
+for dtype, tolerance in [(torch.float32, 1e-6), (torch.bfloat16, 4e-3)]:
+    scores = 5 * torch.randn(7, 37)
+    scores[0, :36] = -1e30
+    shares, expected = scores.to(dtype, copy=True), scores.to(dtype, copy=True)
+    logs, expected_logs = share_in_one_pass(shares), share_scores(expected)
+    torch.testing.assert_close(shares.float(), expected.float(), rtol=0, atol=tolerance)
+    torch.testing.assert_close(logs, expected_logs)
+assert sum_in_order(torch.empty(0, 3), torch.empty(0, dtype=torch.int64), 2).tolist() == [[0.0] * 3] * 2
+print("equal")
+"""
+
+COMPILED = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from dglkge.optim.row_sums import COLUMNS, LENGTH, sum_runs
+from dglkge.step.objectives.score_shares import MOST_COLUMNS, share_row
+
+def compiled(kernel, types, values, num_warps):
+    made = triton.compile(
+        ASTSource(kernel, types, values), target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps}
+    )
+    assert len(made.asm["cubin"]) > 1000
+
+rows = "*fp32"
+types = dict(rows=rows, order="*i64", places="*i32", sums=rows, parts=rows, num_rows="i32", width="i32",
+             num_parts="i32", adds="constexpr", length="constexpr", num_columns="constexpr")
+for adds in (False, True):
+    values = dict(adds=adds, length=LENGTH, num_columns=COLUMNS)
+    compiled(sum_runs, types, values, 4)
+for scores in ("*fp32", "*bf16"):
+    types = dict(scores=scores, logs="*fp32", width="i32", num_columns="constexpr")
+    for num_columns, num_warps in ((1024, 4), (MOST_COLUMNS, 16)):
+        compiled(share_row, types, dict(num_columns=num_columns), num_warps)
+print("compiled")
+"""
+
+needs_triton = pytest.mark.skipif(row_sums.triton is None, reason="no Triton here")
+
+
+def printed(script: str, **environment: str) -> str:
+    """Return what a script prints."""
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=REPOSITORY,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@needs_triton
+def test_kernels_give_what_their_twins_give() -> None:
+    assert printed(INTERPRETED, TRITON_INTERPRET="1") == "equal\n"
+
+
+@needs_triton
+def test_kernels_compile_for_a_gpu_that_is_not_here() -> None:
+    assert printed(COMPILED) == "compiled\n"
+
+
+def test_plain_twin_of_sums() -> None:
+    rows, places = torch.randn(50, 3, dtype=torch.float64), torch.arange(50) % 7
+    expected = torch.stack([rows[places == place].sum(0) for place in range(7)])
+    torch.testing.assert_close(row_sums.sum_by_place(rows, places, 7), expected)

@@ -1,0 +1,127 @@
+"""What one trainer draws and computes on its device, beside its tables, against the plain twin on the host.
+
+On a GPU where there is one, else with the CPU in its place.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dglkge.config import load_config
+from dglkge.kernels import hashing
+from dglkge.model.precision import compiler_problem
+from dglkge.sampling import device_draws, triple_order
+from dglkge.sampling.device_batches import find_equal
+from dglkge.sampling.negatives import find_equal as find_equal_on_host
+from dglkge.step.objectives import device_shard, device_softmax
+from dglkge.step.objectives.device_shard import DeviceSoftmaxShard
+from dglkge.step.objectives.device_softmax import DeviceSoftmax
+from tests.toy_kg import toy_dataset
+from tests.training.live import opened, rows_by_node, train
+
+GPU = torch.cuda.is_available()
+DEVICE = (f"training.device={'cuda' if GPU else 'cpu_staged'}", "tables.storage=device")
+COMPILED = "training.compile=true"
+SAMPLED = (
+    "",
+    "negatives.num_for_heads=5 model.score_function=distmult optimizer.name=row_adagrad",
+    "negatives.own_entity=true regularizer.name=n3 regularizer.weight=0.1 model.reciprocal_relations=false",
+    "negatives.num_for_heads=0 loss.batch_reduction=sum model.score_function=simple "
+    "optimizer.name=sparse_adam",
+    f"{COMPILED} optimizer.schedule.name=CosineAnnealingLR optimizer.schedule.T_max=3 "
+    "optimizer.clip_norm=0.5",
+)
+OVER_ALL = (
+    "training.objective=one_vs_all",
+    "training.objective=one_vs_all training.objective.label_smoothing=0.1 training.relation_prediction=0.5 "
+    "regularizer.name=n3 regularizer.weight=0.1",
+    "training.objective=k_vs_all loss.name=softmax regularizer.name=f2 regularizer.weight=0.1",
+)
+
+
+def trained(folder: Path, *more: str) -> tuple[list[float], dict[str, np.ndarray], object]:
+    """Train an epoch of batches with a short last chunk; return losses, rows and the objective."""
+    settings = [
+        *(f"dataset={toy_dataset()}", f"output={folder}", "training.num_epochs=1", "model.dimension=8"),
+        *("model.init_scale=0.3", "training.batch_size=20", "optimizer.lr=0.05", "checkpoint.every_epochs=0"),
+        *("training.matmul_dtype=float32", "evaluation.max_triples=3"),
+        *(() if "objective" in "".join(more) else ("negatives.num_uniform=12", "negatives.chunk_size=6")),
+    ]
+    with opened(load_config(None, [*settings, *more])) as trainer:
+        losses = train(trainer, 1)
+        tables = {name: rows.numpy() for name, rows in rows_by_node(trainer).items()}
+        return losses, tables, trainer._train_step.objective
+
+
+def assert_equal_runs(case: str, folder: Path) -> object:
+    """Train both ways and compare; returns the objective on the device."""
+    settings = case.split()
+    plain = [one for one in settings if one != COMPILED]
+    losses, tables, _ = trained(folder / "host", "training.kernels=reference", *plain)
+    found_losses, found, objective = trained(folder / "device", *DEVICE, *settings)
+    assert len(losses) > 5
+    np.testing.assert_allclose(found_losses, losses, rtol=1e-5)
+    for name, rows in tables.items():
+        np.testing.assert_allclose(found[name], rows, rtol=1e-3, atol=1e-5, err_msg=name)
+    return objective
+
+
+@pytest.mark.parametrize("case", SAMPLED)
+def test_batches_are_those_of_the_host(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Order, negatives, those that are the true answer, losses and updates; chunks in several runs."""
+    if COMPILED in case and compiler_problem() is not None:
+        pytest.skip("no C++ compiler for torch.compile")
+    monkeypatch.setattr(device_softmax, "SCORES_A_BLOCK", 2 * 6 * 12)
+    assert isinstance(assert_equal_runs(case, tmp_path), DeviceSoftmax)
+
+
+@pytest.mark.parametrize("case", OVER_ALL)
+def test_shards_are_those_of_the_host(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device_shard, "MOST_COLUMNS", 7)
+    objective = assert_equal_runs(case, tmp_path)
+    assert all(isinstance(one.shard, DeviceSoftmaxShard) for one in objective.candidates.candidates)
+
+
+def test_a_shard_without_room_for_shares_computes_by_autograd(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device_shard, "KEPT_SHARES", 100)
+    assert_equal_runs(OVER_ALL[0], tmp_path)
+
+
+@pytest.mark.parametrize("more", ["negatives.mask_known=true", "model.entity_dropout=0.1", "loss.name=bce"])
+def test_other_settings_take_the_general_way(more: str, tmp_path: Path) -> None:
+    assert not isinstance(trained(tmp_path, *DEVICE, more)[2], DeviceSoftmax)
+
+
+@pytest.mark.parametrize("num", [1, 2, 3, 10, 97, 12345, 10**6, 3 * 10**9])
+def test_the_order_is_that_of_the_host(num: int) -> None:
+    positions = np.unique(np.random.default_rng(1).integers(0, num, 500))
+    keys = triple_order.round_keys(5, 3).tolist()
+    found = device_draws.inverse_walk(torch.from_numpy(positions), num, *triple_order.halves(num), keys)
+    assert (found.numpy() == triple_order.inverse_permute(positions, num, 5, 3)).all()
+
+
+@pytest.mark.parametrize("limit", [1, 2, 5_000_000, 10**9, 2**40 + 3])
+def test_draws_are_those_of_the_host(limit: int) -> None:
+    keys = [hashing.combine(7, chunk, 2) for chunk in range(20)]
+    there = device_draws.extended(torch.tensor(device_draws.signed(hashing.combine(7))), torch.arange(20))
+    there = device_draws.extended(there, 2)
+    expected = np.stack([hashing.below(key, 100, limit) for key in keys])
+    assert (device_draws.below(there, 100, limit).numpy() == expected).all()
+
+
+def test_equal_negatives_are_found_with_repetitions() -> None:
+    random = np.random.default_rng(2)
+    ids, negatives = random.integers(0, 6, (3, 4)), random.integers(0, 6, (3, 9))
+    found = find_equal(torch.from_numpy(ids.reshape(-1)), torch.from_numpy(negatives)).numpy()
+    expected = [
+        (chunk * 4 + row) * 9 + column
+        for chunk in range(3)
+        for row, column in zip(*find_equal_on_host(ids[chunk], negatives[chunk]))
+    ]
+    assert sorted(found.tolist()) == sorted(expected) and len(expected) > 10
