@@ -34,6 +34,7 @@ import pandas as pd
 import torch
 
 import dglkge
+from dglkge.data.dataset_files import SPLITS
 from dglkge.data.vector_files import read_new_vectors
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import DglkgeError, InputError
@@ -82,14 +83,15 @@ def build_parser() -> argparse.ArgumentParser:
 
 def read_triples(folder: Path) -> pd.DataFrame:
     """Read the triples of all splits, each once."""
-    parts = []
-    for split in ("train", "valid", "test"):
-        for path in (folder / f"{split}.tsv", folder / f"{split}.tsv.gz"):
-            if path.is_file():
-                parts.append(pd.read_csv(path, sep="\t", names=ROLES, dtype=str, keep_default_na=False))
-    if not parts:
-        raise InputError(f"{folder} has no train.tsv, valid.tsv or test.tsv")
-    return pd.concat(parts).drop_duplicates(ignore_index=True)
+    return pd.concat([read_split(folder, split) for split in SPLITS]).drop_duplicates(ignore_index=True)
+
+
+def read_split(folder: Path, split: str) -> pd.DataFrame:
+    """Read the triples of a split."""
+    for path in (folder / f"{split}.tsv", folder / f"{split}.tsv.gz"):
+        if path.is_file():
+            return pd.read_csv(path, sep="\t", names=ROLES, dtype=str, keep_default_na=False)
+    raise InputError(f"{folder} has no {split}.tsv")
 
 
 def read_types(folder: Path) -> dict[str, list[str]]:

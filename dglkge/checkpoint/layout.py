@@ -41,6 +41,7 @@ RUN_VALIDATION_FILE = "validation.json"
 RUN_VECTORS_FILE = "init_from.json"
 COMPLETION_PATTERN = "completion-*.json"
 RUN_CALIBRATION_FILE = "calibration.json"
+RUN_RULES_FILE = "rules.json"
 RUN_TRACKERS_FILE = "trackers.json"
 EVENTS_FOLDER = "tensorboard"
 """Event files of training.loggers."""
@@ -99,6 +100,7 @@ _RECORDS = (
     RUN_VALIDATION_FILE,
     RUN_VECTORS_FILE,
     RUN_CALIBRATION_FILE,
+    RUN_RULES_FILE,
     RUN_TRACKERS_FILE,
 )
 

@@ -248,6 +248,8 @@ EXPORT = Command(
   word2vec    {table}.vec: a line with n and D, then a name (white space replaced by _) and its numbers
   faiss       {table}.faiss, an exact index (pip install 'dglkge[faiss]'), and {table}.names.txt
   lancedb     {table}.lance: the folder is a LanceDB database (pip install 'dglkge[lancedb]')
+  qdrant      qdrant/: a folder of Qdrant's local mode, a collection for each table (pip install
+              'dglkge[qdrant]')
   projector   tensors, metadata and projector_config.pbtxt, for tensorboard --logdir DIR
   huggingface a folder for the Hugging Face hub: tensors, names, config.json and a model card with the
               metrics of the run; dglkge reads it like a run
@@ -276,8 +278,8 @@ With reciprocal relations, the first half of a relation's row is the one for que
         ),
         option(
             "--metric",
-            "for faiss: the metric of the index (default: that of the score function, e.g. inner-product "
-            "for complex and l2 for transe_l2)",
+            "for faiss and qdrant: metric of the index (default: that of the score function, e.g. "
+            "inner-product for complex and l2 for transe_l2)",
             choices=METRICS,
         ),
         OVERWRITE,

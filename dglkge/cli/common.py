@@ -265,6 +265,11 @@ FEATURES = option(
     action="append",
     metavar="FILE",
 )
+RULES = flag(
+    "--rules",
+    "add the confidence of rules to scores, weighted by the valid split; mined at the first use and kept as "
+    "rules.json in the run's folder",
+)
 OVERWRITE = flag("--overwrite", "replace files that exist")
 COLUMNS = option(
     "--columns",
@@ -319,7 +324,8 @@ def open_model(args: argparse.Namespace) -> Run:
 
     model = open_run(args.run, getattr(args, "dataset", None), verify=not getattr(args, "no_verify", False))
     features = getattr(args, "features", None)
-    return model.with_features(features) if features else model
+    model = model.with_features(features) if features else model
+    return model.with_rules() if getattr(args, "rules", False) else model
 
 
 def file_format(args: argparse.Namespace) -> tuple[Columns | None, str | None]:

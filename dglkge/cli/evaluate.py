@@ -215,6 +215,8 @@ def _metrics_file(args: argparse.Namespace, protocol: Protocol) -> str:
     suffix = protocol.suffix(args.limit)
     if args.features:
         suffix += "-with-features"
+    if args.rules:
+        suffix += "-with-rules"
     if args.triples is None:
         return split_metrics_file(args.split or TEST, suffix)
     return triples_metrics_file(Path(args.triples).name.partition(".")[0], suffix)
@@ -231,6 +233,7 @@ of the data set, and uses every core; no server is needed.""",
   dglkge evaluate runs/demo --triples mine.tsv           triples of your own, by name
   dglkge evaluate runs/demo --triples new.tsv --features new.parquet
                                                          entities that were not trained, by their features
+  dglkge evaluate runs/demo --rules                      rules and embeddings as one ranking
   dglkge evaluate runs/demo --by relation                the metrics of every relation too
   dglkge evaluate runs/demo --by category --by side      1-1, 1-N, N-1 and N-N relations, heads and tails
   dglkge evaluate runs/demo --buckets 4                  the metrics of each pair of ranges of ids too
@@ -246,6 +249,7 @@ the name of another protocol has its options, e.g. RUN/metrics-test-raw-first500
         common.COLUMNS,
         common.DELIMITER,
         common.FEATURES,
+        common.RULES,
         flag("--raw", "rank among other known answers too (default: filtered)"),
         option(
             "--candidates",

@@ -11,6 +11,7 @@ from dglkge.cli.common import (
     DATASET,
     FEATURES,
     MODEL,
+    RULES,
     Command,
     file_format,
     flag,
@@ -218,6 +219,7 @@ scored: higher is more plausible, and only probabilities can be compared between
                                                                   after dglkge calibrate
   dglkge predict runs/demo --head Carol --relation likes --features new.parquet
                                                                   Carol was not trained; the file has a vector
+  dglkge predict runs/demo --head Alice --relation likes --rules  with rules, as dglkge evaluate --rules
   dglkge predict runs/demo --triples queries.tsv --json           many; a ? stands for the part to predict
   dglkge predict runs/demo --triples triples.csv --columns subject,predicate,object
                                                                   scores, where no part is a ?""",
@@ -252,6 +254,7 @@ scored: higher is more plausible, and only probabilities can be compared between
         flag("--probability", "an error where dglkge calibrate has fitted no probabilities, which are shown"),
         DATASET,
         FEATURES,
+        RULES,
     ],
     run=predict,
     show=_print_reports,

@@ -226,6 +226,7 @@ the rules of up to three links that imply it, and known links with a similar ent
 def attributes(args: argparse.Namespace) -> dict[str, Any]:
     """Return how well known numbers are predicted, and the entities with the greatest ones."""
     from dglkge.data.text_vectors import read_texts, write_parquet  # here: --help does without pandas
+    from dglkge.inference.attributes import best_numbers
 
     values = {}
     for name, text in read_texts(Path(args.values)).items():
@@ -234,16 +235,11 @@ def attributes(args: argparse.Namespace) -> dict[str, Any]:
         except ValueError:
             raise InputError(f"{args.values}: the value of {name!r} is {text!r}; expected a number") from None
     frame = common.open_model(args).predict_numbers(values, args.type)
-    if not args.known:
-        frame = frame[frame["known"].isna()]
     if args.output:
-        write_parquet(Path(args.output), dict(frame.items()))
-    best = (frame.tail if args.least else frame.head)(args.k)
-    return {
-        **frame.attrs,
-        "values": len(values),
-        "entities": best.astype(object).where(best.notna(), None).to_dict("records"),
-    }
+        write_parquet(
+            Path(args.output), dict((frame if args.known else frame[frame["known"].isna()]).items())
+        )
+    return {"values": len(values), **best_numbers(frame, args.k, args.least, args.known)}
 
 
 def _print_attributes(result: dict[str, Any], _args: argparse.Namespace) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from dglkge.cli.common import (
     DATASET,
     MODEL,
+    RULES,
     Command,
     flag,
     flush_output,
@@ -132,7 +133,9 @@ def _print_facts(facts: dict, url: str, has_token: bool) -> None:
     )
     if facts["no_triples"] is not None:
         print_text(f"known triples are not shown: {facts['no_triples']}")
-    if not facts["probabilities"]:
+    if facts["rules"]:
+        print_text("scores are those of the model and of rules")
+    elif not facts["probabilities"]:
         print_text("scores instead of probabilities: dglkge calibrate fits some")
     for type_, how in facts["similarity"].items():
         if how["method"] == "faiss":
@@ -159,6 +162,7 @@ REST under the same address: /predict, /score, /similar, /entities, /relations, 
     options=[
         *MODEL,
         DATASET,
+        RULES,
         option("--host", "address to listen on; others need --token", default="127.0.0.1"),
         option("--port", "0 takes a free one", least=0, most=65535, default=DEFAULT_PORT),
         option(

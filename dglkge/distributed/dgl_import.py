@@ -6,10 +6,14 @@ empty module in its place. ``dglkge/__init__.py`` installs it, hence ``import dg
 ``import dgl``. Scripts under ``dglkge-launch``, which may import nothing of ours, get it by
 ``dglkge/launch/script_runner.py``. Processes that a process starts by multiprocessing get it before they
 import the script again.
+
+It also puts off ``dgl.data``, of which DGL needs files only: its data sets import pandas, requests and
+parts of scipy, a quarter of a second of processor time in each process.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.machinery
@@ -33,6 +37,7 @@ TABLE_FOLDER_VARIABLE = "DGLKGE_TABLE_FOLDER"
 
 PACKAGE = "dgl.distributed"
 GRAPHBOLT = "dgl.graphbolt"
+DATA_SETS = "dgl.data"
 
 REASON = (
     "use_graphbolt=True needs dgl.graphbolt, whose libraries in dgl 2.1.0 are for torch 2.0.0 to 2.2.1; "
@@ -74,11 +79,14 @@ class Finder:
             os.environ.setdefault("DGLBACKEND", "pytorch")
         if name == GRAPHBOLT:
             return importlib.machinery.ModuleSpec(name, _Loader())  # type: ignore[arg-type]
-        if name != PACKAGE:
+        if name not in (PACKAGE, DATA_SETS):
             return None
         spec = importlib.machinery.PathFinder.find_spec(name, path, target)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
+            if name == DATA_SETS:
+                spec.loader.exec_module = _at_first_use(execute)  # type: ignore
+                return spec
 
             def execute_and_prepare(module: types.ModuleType) -> None:
                 execute(module)
@@ -146,6 +154,23 @@ def _missing(name: str) -> NoReturn:
     if name.startswith("__"):
         raise AttributeError(name)
     raise GraphBoltError(REASON)
+
+
+def _at_first_use(execute: Callable[[types.ModuleType], None]) -> Callable[[types.ModuleType], None]:
+    """Return a function that executes a module when a name is asked for that it does not have yet."""
+
+    def put_off(module: types.ModuleType) -> None:
+        def find(name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            with contextlib.suppress(AttributeError):
+                del module.__getattr__
+            execute(module)
+            return getattr(module, name)
+
+        module.__getattr__ = find  # type: ignore
+
+    return put_off
 
 
 def _without_graphbolt(function: Callable[..., Any]) -> Callable[..., Any]:

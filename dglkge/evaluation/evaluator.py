@@ -18,6 +18,7 @@ from dglkge.data.vocabulary import RelationVocabulary
 from dglkge.errors import InputError
 from dglkge.evaluation.metrics import Protocol, RankingResult, ranks
 from dglkge.evaluation.queries import (
+    Bonus,
     QueryBatch,
     ScoredQueries,
     full_float32_matmuls,
@@ -64,6 +65,8 @@ class RankingEvaluator:
     kept_bytes : int
         Limit of the rows that are on the device during a ranking; others are copied there for each batch of
         queries, tile by tile.
+    bonus : Bonus, optional
+        What is added to scores of the model.
     """
 
     model: KgeModel
@@ -72,6 +75,7 @@ class RankingEvaluator:
     kernels: str = "auto"
     device: ComputeDevice = HOST
     kept_bytes: int = RANKED_ROW_BYTES
+    bonus: Bonus | None = None
 
     def __post_init__(self) -> None:
         has_loops = self.kernels == "auto" and not self.device.is_staged
@@ -167,7 +171,8 @@ class RankingEvaluator:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return the numbers of negatives, and of greater and equal rows of these shards, (K,) each."""
         device = self.device.device
-        queries = score_queries(model, batch, rows, known if self.protocol.filtered else None, device)
+        known = known if self.protocol.filtered else None
+        queries = score_queries(model, batch, rows, known, device, self.bonus)
         if candidates is None:
             negatives = _count_negatives(queries, num_entities)
             staged = self.device.is_staged
@@ -259,6 +264,7 @@ def _count_entities(
 
 def _count_negatives(queries: ScoredQueries, num_entities: int) -> torch.Tensor:
     """Return the number of entities that each true answer is ranked among in a full ranking, (K,) int64."""
-    num_known = torch.bincount(queries.known_query, minlength=len(queries.query))[queries.query_of]
+    excluded = queries.added.query[queries.added.is_excluded]
+    num_known = torch.bincount(excluded, minlength=len(queries.query))[queries.query_of]
     true_is_known = queries.known_among(queries.query_of, queries.true_ids)
     return num_entities - num_known - (~true_is_known).long()

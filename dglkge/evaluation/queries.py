@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -20,6 +20,10 @@ BLOCK_ELEMENTS = 30_000
 
 RELATION_NUMBERS = 1 << 22
 """Most numbers of relations' rows, one for each query, that are copied at a time."""
+
+Bonus = Callable[[Side, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
+"""Of queries (Q,) of a side, by anchors and relations: query (M,), candidate (M,) and what is added to its
+score (M,), not below 0; each pair once."""
 
 
 def exact_scores(
@@ -126,7 +130,8 @@ def _batches(
     side: Side, types: tuple[str, str], triples: np.ndarray, places: np.ndarray, batch_size: int
 ) -> Iterator[QueryBatch]:
     """Yield the batches of one side and one pair of (anchor, candidate) types."""
-    asked = triples[places][:, [side.anchor_column, 1]]
+    # A batch has few relations: those of few rows, and of few rules.
+    asked = triples[places][:, [1, side.anchor_column]]
     queries, query_of = np.unique(asked, axis=0, return_inverse=True)
     query_of = query_of.reshape(-1)  # numpy 2.0 gave it the shape of its argument
     # In the order of queries a batch needs few distinct ones: a query is scored in two batches at most twice.
@@ -140,12 +145,62 @@ def _batches(
             side=side,
             anchor_type=types[0],
             candidate_type=types[1],
-            anchor_ids=chosen[:, 0],
-            relation_ids=chosen[:, 1],
+            anchor_ids=chosen[:, 1],
+            relation_ids=chosen[:, 0],
             places=places[start:end],
             query_of=query_of[start:end] - first,
             true_ids=triples[places[start:end], side.column],
         )
+
+
+@dataclass(frozen=True)
+class PairScores:
+    """Numbers that are added to the scores of pairs of a query and an entity; 0 for all other pairs.
+
+    Attributes
+    ----------
+    query, ids : (M,) int64 tensor
+        Each pair once, in ascending order.
+    values : (M,) float64 tensor
+        Minus infinity excludes an entity.
+    """
+
+    query: Tensor
+    ids: Tensor
+    values: Tensor
+
+    @classmethod
+    def of_pairs(cls, query: np.ndarray, ids: np.ndarray, values: np.ndarray) -> PairScores:
+        """Return pairs in any order as sorted ones; the first of equal pairs counts."""
+        order = np.lexsort((ids, query))
+        query, ids, values = query[order], ids[order], values[order]
+        is_first = np.ones(len(ids), bool)
+        is_first[1:] = (query[1:] != query[:-1]) | (ids[1:] != ids[:-1])
+        return cls(*(torch.from_numpy(column[is_first]) for column in (query, ids, values)))
+
+    @property
+    def is_excluded(self) -> Tensor:
+        """Whether each pair is excluded: (M,) bool."""
+        return self.values == -torch.inf
+
+    @property
+    def greatest(self) -> float:
+        """Greatest number; 0 if none is added."""
+        return max(float(self.values.max()), 0.0) if len(self.values) else 0.0
+
+    def of(self, queries: Tensor, ids: Tensor) -> Tensor:
+        """Return the numbers of pairs (n,), 0 for others: float64."""
+        if not len(self.ids) or not len(ids):
+            return torch.zeros(len(ids), dtype=torch.float64, device=ids.device)
+        # A pair becomes one integer, and a sorted search replaces a hash table.
+        base = int(max(self.ids.max(), ids.max())) + 1
+        own, asked = self.query * base + self.ids, queries * base + ids
+        place = torch.searchsorted(own, asked).clamp_max(len(own) - 1)
+        return torch.where(own[place] == asked, self.values[place], 0.0)
+
+    def to(self, device: torch.device) -> PairScores:
+        """Return the same on a device."""
+        return PairScores(self.query.to(device), self.ids.to(device), self.values.to(device))
 
 
 @dataclass(frozen=True)
@@ -159,30 +214,29 @@ class ScoredQueries:
         Index of each true answer's query, ascending.
     true_ids : (K,) int64 tensor
     true_scores : (K,) float64 tensor
-    known_query, known_ids : (M,) int64 tensor
-        Known answers to exclude, as pairs in ascending order; empty in raw ranking.
+        With what is added to them.
+    added : PairScores
+        Known answers are excluded, but in raw ranking.
     """
 
     query: Tensor
     query_of: Tensor
     true_ids: Tensor
     true_scores: Tensor
-    known_query: Tensor
-    known_ids: Tensor
+    added: PairScores
 
     def known_among(self, queries: Tensor, ids: Tensor) -> Tensor:
         """Return for pairs of a query and an entity whether the entity is one of its known answers: bool."""
-        if not len(self.known_ids):
-            return torch.zeros_like(ids, dtype=torch.bool)
-        # A pair becomes one integer, and a sorted search replaces a hash table.
-        base = int(max(self.known_ids.max(), ids.max())) + 1 if len(ids) else 1
-        known, asked = self.known_query * base + self.known_ids, queries * base + ids
-        place = torch.searchsorted(known, asked).clamp_max(len(known) - 1)
-        return known[place] == asked
+        return self.added.of(queries, ids) == -torch.inf
 
 
 def score_queries(
-    model: KgeModel, batch: QueryBatch, rows: RowSource, known: KnownTriples | None, device: torch.device
+    model: KgeModel,
+    batch: QueryBatch,
+    rows: RowSource,
+    known: KnownTriples | None,
+    device: torch.device,
+    bonus: Bonus | None = None,
 ) -> ScoredQueries:
     """Look up the rows of a batch and score its true answers.
 
@@ -195,21 +249,28 @@ def score_queries(
         None for raw ranking.
     device : torch.device
         Device of the candidates' rows. Scores are exactly comparable only if one device computed them.
+    bonus : Bonus, optional
+        What is added to scores of the model.
     """
     query = _queries(model, batch, rows, device)
     query_of = torch.from_numpy(batch.query_of).to(device)
     unique_ids, place = np.unique(batch.true_ids, return_inverse=True)
     answers = _gather(rows, batch.candidate_type, unique_ids, device)
-    known_query, known_ids = np.zeros((2, 0), np.int64)
-    if known is not None:
-        known_query, known_ids = known.answers(batch.side, batch.anchor_ids, batch.relation_ids)
+    true_ids = torch.from_numpy(batch.true_ids).to(device)
+    true_scores = exact_scores(model, query, query_of, answers, torch.from_numpy(place).to(device))
+    asked = (batch.side, batch.anchor_ids, batch.relation_ids)
+    index, ids = np.zeros((2, 0), np.int64) if known is None else known.answers(*asked)
+    pairs = [(index, ids, np.full(len(ids), -np.inf))]
+    if bonus is not None:
+        of_rules = bonus(*asked)
+        true_scores = true_scores + PairScores.of_pairs(*of_rules).to(device).of(query_of, true_ids)
+        pairs.append(of_rules)
     return ScoredQueries(
         query=query,
         query_of=query_of,
-        true_ids=torch.from_numpy(batch.true_ids).to(device),
-        true_scores=exact_scores(model, query, query_of, answers, torch.from_numpy(place).to(device)),
-        known_query=torch.from_numpy(known_query).to(device),
-        known_ids=torch.from_numpy(known_ids).to(device),
+        true_ids=true_ids,
+        true_scores=true_scores,
+        added=PairScores.of_pairs(*(np.concatenate(columns) for columns in zip(*pairs))).to(device),
     )
 
 
@@ -255,6 +316,7 @@ def score_triples(
     relations: Sequence[Relation],
     rows: RowSource,
     batch_size: int = 8192,
+    bonus: Bonus | None = None,
 ) -> dict[Side, np.ndarray]:
     """Score triples in float64 as answers to (h, r, ?) and to (?, r, t).
 
@@ -270,6 +332,8 @@ def score_triples(
     rows : RowSource
     batch_size : int
         Affects memory, not the result.
+    bonus : Bonus, optional
+        What is added to scores of the model.
 
     Returns
     -------
@@ -285,7 +349,7 @@ def score_triples(
         return scores
     with torch.no_grad():
         for batch in plan_queries(triples, relations, batch_size):
-            scored = score_queries(model, batch, rows, None, torch.device("cpu"))
+            scored = score_queries(model, batch, rows, None, torch.device("cpu"), bonus)
             scores[batch.side][batch.places] = scored.true_scores.numpy()
     if not all(np.isfinite(values).all() for values in scores.values()):
         raise InputError("a score is not finite; the training diverged, or the rows are not this model's")

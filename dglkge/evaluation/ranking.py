@@ -18,6 +18,7 @@ from dglkge.errors import InputError
 from dglkge.evaluation.queries import QueryBatch, ScoredQueries, exact_scores
 from dglkge.kernels.counting import count_scores, list_close
 from dglkge.kernels.hashing import column_bits, in_range, row_keys, stream_key
+from dglkge.model.functions.comparators import FLOAT32_UNIT
 from dglkge.model.kge_model import KgeModel
 from dglkge.optim.threads import split
 from dglkge.typing import RowShard
@@ -152,16 +153,17 @@ def rank_against_shard(
     device, tile = queries.query.device, DEVICE_CANDIDATE_TILE if on_device else CANDIDATE_TILE
     original_ids = shard.original_ids.to(device)
     query, limits = queries.query.float(), _limits(model, queries, shard.max_norm)
-    known = _KnownPlaces(queries, shard, tile)
+    added = _AddedPlaces(queries, shard, tile)
     for first in range(0, len(rows), tile):
         block = rows[first : first + tile].to(device)
         greater, close, place = _count_block(
-            model, query, queries.query_of, limits, block.float(), first, known, count
+            model, query, queries.query_of, limits, block.float(), first, added, count
         )
         # The true answer is always among the close ones, so it is excluded here and not from the tiles.
         others = original_ids[place] != queries.true_ids[close]
         close, place = close[others], place[others]
         exact = exact_scores(model, queries.query, queries.query_of[close], block, place - first)
+        exact += queries.added.of(queries.query_of[close], original_ids[place])
         true_scores = queries.true_scores[close]
         num_greater += greater + torch.bincount(close[exact > true_scores], minlength=len(num_greater))
         num_equal += torch.bincount(close[exact == true_scores], minlength=len(num_equal))
@@ -175,7 +177,7 @@ def _count_block(
     limits: tuple[Tensor, Tensor],
     block: Tensor,
     first_place: int,
-    known: _KnownPlaces,
+    added: _AddedPlaces,
     count: Counter,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Score queries (U, D) against a block of candidates (N, D) in float32.
@@ -193,7 +195,7 @@ def _count_block(
     counts, closes, places = [], [], []
     for tile, first in enumerate(starts):
         scores = model.compare(query[first : first + QUERY_TILE], block)
-        known.leave_out(scores, first, first_place)
+        added.add_to(scores, first, first_place)
         answers = slice(int(answer_starts[tile]), int(answer_starts[tile + 1]))
         row_of = query_of[answers] - first
         greater, close, column = count(scores, row_of, low[answers], high[answers])
@@ -206,7 +208,15 @@ def _count_block(
 def _limits(model: KgeModel, queries: ScoredQueries, max_norm: float) -> tuple[Tensor, Tensor]:
     """Return the float32 limits (K,) below and above which a float32 score is decided."""
     true_queries = queries.query[queries.query_of]
-    bound = model.score_function.rounding_bound(true_queries, max_norm, queries.true_scores)
+    most = queries.added.greatest
+    # A candidate's own score may be less than the true one by what is added to it. Each part of a bound
+    # grows or falls with the score, so the sum of both ends bounds what is between. A bound depends on the
+    # score of distances only, which is at most 0.
+    ends = [queries.true_scores - added for added in {0.0, most}]
+    bounds = [model.score_function.rounding_bound(true_queries, max_norm, end.clamp_max(0)) for end in ends]
+    bound = torch.stack(bounds).sum(0)
+    if most:
+        bound += 4 * FLOAT32_UNIT * (queries.true_scores.abs() + most + bound)
     if not bool(torch.isfinite(bound).all() and torch.isfinite(queries.true_scores).all()):
         raise InputError(
             "the embeddings cannot be ranked: a score is not finite or overflows float32 (the longest "
@@ -218,29 +228,31 @@ def _limits(model: KgeModel, queries: ScoredQueries, max_norm: float) -> tuple[T
     return low, high
 
 
-class _KnownPlaces:
-    """Positions in a shard of the known answers to a batch of queries, sorted by tile of candidates."""
+class _AddedPlaces:
+    """Positions in a shard of pairs to whose scores something is added, sorted by tile of candidates."""
 
     def __init__(self, queries: ScoredQueries, shard: RowShard, tile: int) -> None:
         self._tile = tile
-        place = shard.locate(queries.known_ids.cpu()).to(queries.known_ids.device)
+        added = queries.added
+        place = shard.locate(added.ids.cpu()).to(added.ids.device)
         here = place >= 0
-        place, query = place[here], queries.known_query[here]
+        place, query = place[here], added.query[here]
         # The pairs arrive sorted by query; a stable sort by tile keeps that order within a tile, so the pairs
         # of a tile of scores are one slice.
         order = torch.argsort(place // tile, stable=True)
-        self._place, self._query = place[order], query[order]
+        self._place, self._query, self._values = place[order], query[order], added.values[here][order].float()
         num_tiles = math.ceil(len(shard.rows) / tile)
         tiles = torch.arange(num_tiles + 1, device=place.device)
         self._starts = torch.searchsorted(self._place // tile, tiles)
 
-    def leave_out(self, scores: Tensor, first_query: int, first_place: int) -> None:
-        """Set the scores of known answers in a tile to minus infinity."""
+    def add_to(self, scores: Tensor, first_query: int, first_place: int) -> None:
+        """Add to the scores of a tile, minus infinity to those of known answers."""
         tile = first_place // self._tile
         start, end = int(self._starts[tile]), int(self._starts[tile + 1])
         limits = torch.tensor([first_query, first_query + len(scores)], device=scores.device)
         from_, to = (start + torch.searchsorted(self._query[start:end], limits)).tolist()
-        scores[self._query[from_:to] - first_query, self._place[from_:to] - first_place] = -math.inf
+        index = self._query[from_:to] - first_query, self._place[from_:to] - first_place
+        scores.index_put_(index, self._values[from_:to], accumulate=True)
 
 
 def draw_candidates(batch: QueryBatch, num_candidates: int, num_entities: int, seed: int) -> Tensor:
@@ -291,9 +303,12 @@ def rank_against_candidates(
     num_greater, num_equal : (K,) int64 tensor
     """
     answer, _ = competes.nonzero(as_tuple=True)
-    place = shard.locate(candidates[competes].cpu()).to(answer.device)
-    answer, place = answer[place >= 0], place[place >= 0]
+    ids = candidates[competes]
+    place = shard.locate(ids.cpu()).to(answer.device)
+    is_here = place >= 0
+    answer, place, ids = answer[is_here], place[is_here], ids[is_here]
     scores = _scores_at(model, queries, answer, shard.rows, place)
+    scores = scores + queries.added.of(queries.query_of[answer], ids)
     true_scores = queries.true_scores[answer]
     num_answers = len(queries.true_ids)
     return (

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from dglkge.errors import InputError, import_extra
 from dglkge.inference.trained_model import TrainedModel
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PENALTIES = tuple(10.0**power for power in range(-3, 5))
 """Weights of the squared coefficients; the best by leave-one-out is taken. Rows are standardized."""
@@ -84,3 +88,21 @@ def predict_attribute(
         float(r2_score(numbers, held_out)),
         float(mean_absolute_error(numbers, held_out)),
     )
+
+
+def best_numbers(frame: pd.DataFrame, k: int, least: bool, known: bool) -> dict[str, Any]:
+    """Return the first rows of :meth:`dglkge.inference.run.Run.predict_numbers` and its errors, for JSON.
+
+    Parameters
+    ----------
+    frame : DataFrame
+    k : int
+        Number of rows.
+    least : bool
+        Those with the smallest numbers.
+    known : bool
+        Also those with a given value.
+    """
+    rows = frame if known else frame[frame["known"].isna()]
+    best = rows[::-1][:k] if least else rows[:k]
+    return {**frame.attrs, "entities": best.astype(object).where(best.notna(), None).to_dict("records")}

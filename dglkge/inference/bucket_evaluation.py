@@ -111,7 +111,8 @@ def _evaluate(
     categories = relation_categories(dataset.split(TRAIN), dataset.num_relations)
     results_of_sets = []
     for name, triples in edge_sets.items():
-        evaluator = RankingEvaluator(run.model, relations, replace(protocol, split=name), device=device)
+        protocol_of_set = replace(protocol, split=name)
+        evaluator = RankingEvaluator(run.model, relations, protocol_of_set, device=device, bonus=run.bonus)
         buckets = _buckets(relations, run.tables.meta.entity_types, triples, num_ranges)
         results, places = [], []
         for bucket in np.unique(buckets).tolist():

@@ -11,8 +11,8 @@ CANDIDATES = ALL, SEEN = "all", "seen"
 """Candidates of a prediction: all entities of the type, or those seen on that side of the relation."""
 
 EXPORT_FORMATS = (
-    *("dglke", "faiss", "huggingface", "lancedb", "npy", "parquet", "projector", "safetensors", "tsv"),
-    "word2vec",
+    *("dglke", "faiss", "huggingface", "lancedb", "npy", "parquet", "projector", "qdrant"),
+    *("safetensors", "tsv", "word2vec"),
 )
 """Formats that :mod:`dglkge.inference.exports.export` writes, sorted."""
 

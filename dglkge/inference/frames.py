@@ -13,7 +13,6 @@ from dglkge.data.known_triples import KnownTriples
 from dglkge.data.text_format import ROLES, TIME
 from dglkge.data.times import label_at
 from dglkge.errors import InputError
-from dglkge.evaluation.queries import score_triples
 from dglkge.inference.choices import ALL, MISSING, Known
 from dglkge.inference.search import LinkQuery, NamedQuery, Prediction, check_k, resolve
 from dglkge.inference.trained_model import TrainedModel
@@ -233,7 +232,7 @@ class Questions(TrainedModel):
         scores, probabilities = np.full(len(parts), np.nan), np.full(len(parts), np.nan)
         known_from = np.full(len(parts), None, dtype=object)
         if len(good):
-            by_side = score_triples(self.model, ids[good], self.tables.relations.relations, self.tables)
+            by_side = self.scores(ids[good])
             scores[good] = (by_side[Side.HEAD] + by_side[Side.TAIL]) / 2
             if curve is not None:
                 # Fitted on the scores of single queries, so each side has a probability of its own.
@@ -358,7 +357,7 @@ class Questions(TrainedModel):
         answers: list[list[tuple[str, float, str | None]]] = []
         for start, stop in _blocks([len(triples) for triples in pairs]):
             triples = np.array(list(chain.from_iterable(pairs[start:stop])), dtype=np.int64)
-            by_side = score_triples(self.model, triples, self.tables.relations.relations, self.tables)
+            by_side = self.scores(triples)
             scores = (by_side[Side.HEAD] + by_side[Side.TAIL]) / 2
             splits = splits_of(by_split, triples)
             ends = np.cumsum([len(of_pair) for of_pair in pairs[start:stop]])

@@ -18,7 +18,6 @@ from torch import Tensor
 from dglkge.data.dataset_files import TRAIN
 from dglkge.data.text_format import ROLES
 from dglkge.data.vocabulary import Vocabulary
-from dglkge.evaluation.queries import score_triples
 from dglkge.inference.rules import Entity, Path, Rule, RuleGraph, Step, best_rules, evenly
 from dglkge.inference.search import NamedQuery, check_k, resolve
 from dglkge.inference.trained_model import TrainedModel
@@ -78,7 +77,7 @@ class Explainer:
         link = self._link(head, relation, tail)
         curve = self._run.probability_curve
         ids = np.array([[link.head[1], link.relation_id, link.tail[1]]])
-        scores = score_triples(self._run.model, ids, self._run.tables.relations.relations, self._run.tables)
+        scores = self._run.scores(ids)
         both = np.concatenate([scores[side] for side in Side])
         return {
             **dict(zip(ROLES, self._named(*ids[0].tolist()))),
@@ -93,7 +92,7 @@ class Explainer:
         """Return the training triples of both ends without which the score would fall most."""
         found = []
         for side in Side:
-            triples, influences = self._influences(link, side)
+            triples, influences = self.influences(link, side)
             found += [
                 {**dict(zip(ROLES, self._named(*triple))), "of": side.value, "influence": influence}
                 for triple, influence in zip(triples.tolist(), influences.tolist())
@@ -161,7 +160,7 @@ class Explainer:
     def _rows(self, table: str, ids: np.ndarray) -> Tensor:
         return self._run.tables.gather(table, torch.from_numpy(np.asarray(ids, np.int64))).float()
 
-    def _influences(self, link: Link, side: Side) -> tuple[np.ndarray, np.ndarray]:
+    def influences(self, link: Link, side: Side) -> tuple[np.ndarray, np.ndarray]:
         """Return the training triples (n, 3) of the end on a side, and their influences (n,)."""
         type_, own = link.end(side)
         anchor_type, anchor = link.end(side.other)

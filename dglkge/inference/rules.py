@@ -1,8 +1,8 @@
 """Paths between two entities, and the rules that they are examples of, with support and confidence.
 
-A rule (x, r1, a), (a, r2, y) => (x, r, y) follows up to three links, each read in either direction, as in
-AnyBURL (Meilicke et al. 2019). Its confidence is estimated on sampled entities x. Everything is looked up in
-the index of known triples, which stays on the disk.
+A rule (x, r1, a), (a, r2, y) => (x, r, y) follows up to three links, each read in either direction; a rule
+with constants is (x, r1, d) => (x, r, c). Both are as in AnyBURL (Meilicke et al. 2019). Everything is looked
+up in the index of known triples, which stays on the disk.
 """
 
 from __future__ import annotations
@@ -28,10 +28,13 @@ MAX_LINKS = 1 << 17
 MAX_NEIGHBOURS = 256
 """Entities next to the head through which paths of three links are searched; of more, evenly spaced ones."""
 
-MAX_PATHS = 10_000
-"""Paths of three links between two entities that are looked at."""
+MINED_NEIGHBOURS = 32
+"""The same, of each triple from which rules are mined."""
 
-MAX_REACHED = 1 << 16
+MAX_PATHS = 10_000
+"""Paths of three links between two entities that are looked at; of more, evenly spaced ones."""
+
+MAX_REACHED = 1 << 14
 """Pairs of a sampled entity and one that it leads to; of more, evenly spaced ones."""
 
 SAMPLES = 200
@@ -39,6 +42,16 @@ SAMPLES = 200
 
 PESSIMISM = 5
 """Examples without the conclusion that every rule is given, so that few examples do not make a sure rule."""
+
+MIN_SUPPORT = 3
+MIN_CONFIDENCE = 0.05
+"""Of rules with constants."""
+
+MAX_STARTS = 1 << 14
+"""Entities of a relation of which rules with constants are counted; of more, evenly spaced ones."""
+
+_ID_BITS = 48
+"""A node is the number of an entity's type, followed by its id in so many bits."""
 
 
 @dataclass(frozen=True)
@@ -95,65 +108,87 @@ class RuleGraph:
 
     def __init__(self, known: KnownTriples, relations: Sequence[Relation]) -> None:
         self._known, self._relations = known, relations
+        self._types = sorted({type_ for relation in relations for type_ in (relation.lhs, relation.rhs)})
+        # The number of a step is twice its relation's, plus 1 if it is read from the tail.
+        self._steps: list[Step] = [(id_, side) for id_ in range(len(relations)) for side in _READ]
+        self._reached = np.array(
+            [self._types.index(relations[id_].candidate_type(side)) for id_, side in self._steps], np.int64
+        )
 
     def neighbours(self, type_: str, ids: np.ndarray) -> Iterator[tuple[int, Step, str, int]]:
         """Yield place of the entity, step, type and id of every neighbour of entities (n,)."""
-        for side in Side:
-            relations = np.array(
-                [id_ for id_, one in enumerate(self._relations) if one.anchor_type(side) == type_], np.int64
-            )
-            anchors = np.repeat(ids, len(relations))
-            queries, others = self._known.answers(side, anchors, np.tile(relations, len(ids)))
-            links = evenly(np.stack([queries, others], 1), MAX_LINKS)
-            for query, other in links.tolist():
-                place, which = divmod(query, len(relations))
-                relation = int(relations[which])
-                yield place, (relation, side), self._relations[relation].candidate_type(side), other
+        for place, step, node in zip(*(column.tolist() for column in self._links(type_, ids))):
+            yield place, self._steps[step], *self._entity(node)
 
-    def paths(self, head: Entity, relation_id: int, tail: Entity) -> list[Path]:
+    def _links(self, type_: str, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return place of the entity, number of the step and node of every neighbour of entities (n,)."""
+        parts = []
+        for side in _READ:
+            relations = self._anchored(type_, side)
+            anchors = np.repeat(ids, len(relations))
+            found = self._known.answers(side, anchors, np.tile(relations, len(ids)))
+            queries, others = evenly(np.stack(found, 1), MAX_LINKS).T
+            places, which = np.divmod(queries, max(len(relations), 1))
+            steps = 2 * relations[which] + _READ.index(side)
+            parts.append((places, steps, self._reached[steps] << _ID_BITS | others))
+        places, steps, nodes = (np.concatenate(columns) for columns in zip(*parts))
+        return places, steps, nodes
+
+    def _anchored(self, type_: str, side: Side) -> np.ndarray:
+        """Return the relations (n,) whose links lead from a type to their ends on a side."""
+        return np.array(
+            [id_ for id_, one in enumerate(self._relations) if one.anchor_type(side) == type_], np.int64
+        )
+
+    def _entity(self, node: int) -> Entity:
+        return self._types[node >> _ID_BITS], node & (1 << _ID_BITS) - 1
+
+    def paths(self, head: Entity, relation_id: int, tail: Entity, most: int = MAX_NEIGHBOURS) -> list[Path]:
         """Return paths of one to three links that visit no entity twice, without the link itself.
 
         One path for each chain of relations, shorter chains first.
+
+        Parameters
+        ----------
+        head, tail : Entity
+        relation_id : int
+        most : int
+            Entities of a type next to the head through which paths of three links are searched.
         """
-        around = {
-            end: [(step, (type_, id_)) for _, step, type_, id_ in self.neighbours(end[0], np.array([end[1]]))]
-            for end in (head, tail)
-        }
-        found: dict[tuple[Step, ...], Path] = {}
-
-        def add(*parts: tuple[Step, Entity]) -> None:
-            steps = tuple(step for step, _ in parts)
-            found.setdefault(steps, Path(steps, (head, *(entity for _, entity in parts))))
-
-        # The last link of a path, read towards the tail.
-        last: dict[Entity, list[Step]] = {}
-        for (relation, side), entity in around[tail]:
-            last.setdefault(entity, []).append((relation, side.other))
-        between = [part for part in around[head] if part[1] not in (head, tail)]
-        for step, entity in around[head]:
-            if entity == tail and step != (relation_id, Side.TAIL):
-                add((step, tail))
-        for step, entity in between:
-            for end in last.get(entity, ()):
-                add((step, entity), (end, tail))
-        budget = MAX_PATHS
-        for type_ in dict.fromkeys(entity[0] for _, entity in between):
-            first: dict[int, list[Step]] = {}
-            for step, (other_type, id_) in between:
-                if other_type == type_:
-                    first.setdefault(id_, []).append(step)
-            ids = evenly(np.array(list(first), np.int64), MAX_NEIGHBOURS)
-            for place, step, other_type, id_ in self.neighbours(type_, ids):
-                entity, middle = (other_type, id_), (type_, int(ids[place]))
-                if entity in (head, tail, middle) or entity not in last:
-                    continue
-                for start in first[middle[1]]:
-                    for end in last[entity]:
-                        add((start, middle), (step, entity), (end, tail))
-                        budget -= 1
-                if budget < 0:
-                    break
-        return sorted(found.values(), key=lambda path: len(path.steps))
+        (_, first, near), (_, last, far) = (
+            self._links(type_, np.array([id_])) for type_, id_ in (head, tail)
+        )
+        last = last ^ 1  # read towards the tail
+        ends = [self._types.index(type_) << _ID_BITS | id_ for type_, id_ in (head, tail)]
+        is_direct = (near == ends[1]) & (first != 2 * relation_id)
+        found = _distinct_chains([first[is_direct]], [])
+        is_between = ~np.isin(near, ends)
+        first, near = first[is_between], near[is_between]
+        i, j = joined(near, far)
+        found += _distinct_chains([first[i], last[j]], [near[i]])
+        chains, nodes = [], []
+        for type_ in np.unique(near >> _ID_BITS).tolist():
+            middle = evenly(np.unique(near[near >> _ID_BITS == type_]), most)
+            place, step, beyond = self._links(self._types[type_], middle & (1 << _ID_BITS) - 1)
+            before = middle[place]
+            fits = np.isin(beyond, far) & ~np.isin(beyond, ends) & (beyond != before)
+            step, beyond, before = step[fits], beyond[fits], before[fits]
+            i, j = evenly(np.stack(joined(near, before), 1), MAX_PATHS).T
+            at, k = evenly(np.stack(joined(beyond[j], far), 1), MAX_PATHS).T
+            i, j = i[at], j[at]
+            chains.append((first[i], step[j], last[k]))
+            nodes.append((near[i], beyond[j]))
+        if chains:
+            found += _distinct_chains(
+                *([np.concatenate(one) for one in zip(*part)] for part in (chains, nodes))
+            )
+        return [
+            Path(
+                tuple(self._steps[step] for step in steps),
+                (head, *(self._entity(node) for node in between), tail),
+            )
+            for steps, between in found
+        ]
 
     def follow(
         self, starts: np.ndarray, steps: tuple[Step, ...], most: int = MAX_REACHED
@@ -172,9 +207,13 @@ class RuleGraph:
         start_type = self._relations[steps[0][0]].anchor_type(steps[0][1])
         origin, reached = np.arange(len(starts)), starts
         for relation, side in steps:
-            place, answers = self._known.answers(side, reached, np.full(len(reached), relation))
+            asked = _distinct(reached)
+            first, count, answers = self._known.runs(side, asked, np.full(len(asked), relation))
+            own = np.searchsorted(asked, reached)
+            place, within = _spread(count[own])
+            answers = answers[first[own[place]] + within].astype(np.int64)
             size = int(answers.max(initial=0)) + 1
-            pairs = evenly(np.unique(origin[place] * size + answers), most)
+            pairs = evenly(_distinct(origin[place] * size + answers), most)
             origin, reached = np.divmod(pairs, size)
             if self._relations[relation].candidate_type(side) == start_type:  # the variables differ
                 is_other = starts[origin] != reached
@@ -188,8 +227,8 @@ class RuleGraph:
         draw = np.random.default_rng((0, relation_id, relation))
         starts = draw.permutation(starts)[:SAMPLES]
         origin, reached = self.follow(starts, steps)
-        joined = self._known.contain(Side.TAIL, starts[origin], np.full(len(origin), relation_id), reached)
-        return Rule(steps, int(joined.sum()), len(origin))
+        joins = self._known.contain(Side.TAIL, starts[origin], np.full(len(origin), relation_id), reached)
+        return Rule(steps, int(joins.sum()), len(origin))
 
     def rules(self, relation_id: int, triples: np.ndarray, most: int) -> list[Rule]:
         """Return the rules for a relation with the greatest confidence.
@@ -204,10 +243,69 @@ class RuleGraph:
         """
         relation, seen = self._relations[relation_id], Counter[tuple[Step, ...]]()
         for head, _, tail in triples.tolist():
-            paths = self.paths((relation.lhs, head), relation_id, (relation.rhs, tail))
-            seen.update(path.steps for path in paths)
+            ends = (relation.lhs, head), (relation.rhs, tail)
+            seen.update(path.steps for path in self.paths(ends[0], relation_id, ends[1], MINED_NEIGHBOURS))
         chains = [steps for steps, _ in seen.most_common(most)]
         return best_rules([self.rule(steps, relation_id) for steps in chains])
+
+    def constants(
+        self, side: Side, relation_id: int, anchors: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Yield what rules with constants say about queries of a relation, one relation of bodies at a time.
+
+        A rule (x, s, d) => (x, r, c), or the same for the other sides, has support (its examples x) and
+        confidence as those of chains, with all entities x of the relation s and d.
+
+        Parameters
+        ----------
+        side : Side
+            The missing side.
+        relation_id : int
+        anchors : (Q,) int64 array
+            The given entities.
+
+        Yields
+        ------
+        query, answer, confidence : (n,) arrays
+            Places of the anchors, constants c, and the confidence of a rule that leads to them; a pair may be
+            there several times.
+        """
+        known, relation = self._known, self._relations[relation_id]
+        starts = known.seen(side.other, relation_id)
+        scale = max(1.0, len(starts) / MAX_STARTS)
+        starts = evenly(starts, MAX_STARTS)
+        origins, conclusions = known.answers(side, starts, np.full(len(starts), relation_id))
+        count = np.bincount(origins, minlength=len(starts))
+        ends = np.cumsum(count)
+        size = int(conclusions.max(initial=0)) + 1
+        for side_of_body in _READ:
+            for body in self._anchored(relation.anchor_type(side), side_of_body).tolist():
+                query, given = known.answers(side_of_body, anchors, np.full(len(anchors), body))
+                features = _distinct(given)
+                if not len(features):
+                    continue
+                x, d = known.answers(side_of_body, starts, np.full(len(starts), body))
+                # Examples: of each start with a feature, its conclusions.
+                place = np.searchsorted(features, d).clip(max=len(features) - 1)
+                x, place = x[features[place] == d], place[features[place] == d]
+                example, within = _spread(count[x])
+                codes = np.sort(
+                    place[example] * size + conclusions[ends[x[example]] - count[x[example]] + within]
+                )
+                first = np.flatnonzero(np.diff(codes, prepend=-1))
+                support = np.diff(first, append=len(codes))
+                feature, answer = np.divmod(codes[first], size)
+                _, examples = known.runs(side_of_body.other, features, np.full(len(features), body))[:2]
+                confidence = support * scale / (examples[feature] + PESSIMISM)
+                is_kept = (support >= MIN_SUPPORT) & (confidence >= MIN_CONFIDENCE)
+                if (body, side_of_body) == (relation_id, side):  # the conclusion itself
+                    is_kept &= features[feature] != answer
+                feature, answer, confidence = feature[is_kept], answer[is_kept], confidence[is_kept]
+                i, j = joined(given, features[feature])
+                yield query[i], answer[j], confidence[j]
+
+
+_READ = (Side.TAIL, Side.HEAD)
 
 
 def best_rules(rules: Sequence[Rule]) -> list[Rule]:
@@ -223,3 +321,38 @@ def mirrored(steps: tuple[Step, ...]) -> tuple[Step, ...]:
 def evenly(rows: np.ndarray, most: int) -> np.ndarray:
     """Return the rows if there are at most so many, else so many, evenly spaced."""
     return rows if len(rows) <= most else rows[np.linspace(0, len(rows) - 1, most).astype(np.int64)]
+
+
+def joined(left: np.ndarray, right: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the places (n,) of all pairs of equal values of two arrays."""
+    order = np.argsort(right, kind="stable")
+    ranked = right[order]
+    low = np.searchsorted(ranked, left)
+    place, within = _spread(np.searchsorted(ranked, left, "right") - low)
+    return place, order[low[place] + within]
+
+
+def _spread(count: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return for runs of some lengths (n,) the run of each member, and its place in the run."""
+    runs = np.repeat(np.arange(len(count)), count)
+    return runs, np.arange(len(runs)) - (np.cumsum(count) - count)[runs]
+
+
+def _distinct(values: np.ndarray) -> np.ndarray:
+    """Return the values in ascending order, each once: a sort is faster than numpy's hash table."""
+    values = np.sort(values)
+    is_new = np.ones(len(values), bool)
+    is_new[1:] = values[1:] != values[:-1]
+    return values[is_new]
+
+
+def _distinct_chains(
+    steps: Sequence[np.ndarray], nodes: Sequence[np.ndarray]
+) -> list[tuple[list[int], list[int]]]:
+    """Return each chain of steps (n,) once, with the nodes between them of its first path."""
+    order = np.lexsort(steps[::-1])
+    table = np.stack(steps, 1)[order]
+    is_new = np.ones(len(table), bool)
+    is_new[1:] = (table[1:] != table[:-1]).any(1)
+    between = np.stack(nodes, 1)[order] if nodes else np.empty((len(table), 0), np.int64)
+    return list(zip(table[is_new].tolist(), between[is_new].tolist()))

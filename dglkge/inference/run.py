@@ -37,6 +37,7 @@ from dglkge.inference.fold_in import FoldIn, lacking_triples
 from dglkge.inference.frames import Questions
 from dglkge.inference.links.completion import find_links, plan_completion, write_completion
 from dglkge.inference.reasons import RULE_COLUMNS, Explainer
+from dglkge.inference.rule_scores import open_rules
 from dglkge.inference.search import check_k
 from dglkge.model.device import open_device
 from dglkge.registry import deferred, import_modules
@@ -175,7 +176,7 @@ class Run(Questions):
         # One index over all splits: filtering does not depend on which split has the triple.
         known = self.known_triples(also_known) if protocol.filtered else None
         relations, place = self.tables.relations.relations, open_device(device, "device")
-        evaluator = RankingEvaluator(self.model, relations, protocol, device=place)
+        evaluator = RankingEvaluator(self.model, relations, protocol, device=place, bonus=self.bonus)
         shards = self.shards(self.tables.entity_types)
         result = evaluator.evaluate(
             triples, known, self.tables, shards, progress=progress, candidates=candidates
@@ -401,6 +402,35 @@ class Run(Questions):
             If the name is unknown or ambiguous, ``k`` is less than 1, or there is no data set.
         """
         return pd.DataFrame(self._explainer.rules_of(relation, k, samples), columns=list(RULE_COLUMNS))
+
+    def with_rules(self) -> Run:
+        """Return this model with rules beside it, as one ranking.
+
+        The greatest confidence of a rule that leads to a candidate, times a weight of the relation, is added
+        to the candidate's score; see :mod:`dglkge.inference.rule_scores`. Rules are mined from the training
+        triples and weights chosen on the valid split at the first call, which writes ``rules.json`` to the
+        run's folder; later ones read it.
+
+        Returns
+        -------
+        Run
+            Another one, which ranks, predicts and scores with rules, without probabilities; this one stays as
+            it is. Of new entities (:meth:`add_entities`) ask for rules last.
+
+        Raises
+        ------
+        InputError
+            If the run is no checkpoint, there is no data set, or its valid split is empty.
+
+        Examples
+        --------
+        ::
+
+            run = dglkge.open_run("runs/demo").with_rules()
+            run.evaluate("test")
+            run.predict_tails("Alice", "likes")
+        """
+        return Run(self.tables, self._dataset_path, self._added, open_rules(self))
 
     @cached_property
     def _explainer(self) -> Explainer:

@@ -15,6 +15,7 @@ from torch.nn.functional import normalize
 from dglkge.data.known_triples import KnownTriples
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import InputError, unknown_name
+from dglkge.evaluation.queries import Bonus
 from dglkge.inference.choices import ALL, CANDIDATES, SEEN, Known
 from dglkge.model.kge_model import KgeModel
 from dglkge.typing import RELATION, Relation, RowShard, RowSource, Side
@@ -125,6 +126,8 @@ class LinkPredictor:
         All rows of each entity type.
     known_triples : mapping of str to KnownTriples, optional
         Known triples by split; required to mark or drop known answers.
+    bonus : Bonus, optional
+        What is added to scores of the model.
     """
 
     def __init__(
@@ -134,12 +137,14 @@ class LinkPredictor:
         rows: RowSource,
         shards: Mapping[str, Sequence[RowShard]],
         known_triples: Mapping[str, KnownTriples] | None = None,
+        bonus: Bonus | None = None,
     ) -> None:
         self._model = model
         self._relations = relations
         self._rows = rows
         self._shards = shards
         self._known_triples = known_triples or {}
+        self._bonus = bonus
 
     def predict(
         self, queries: Sequence[LinkQuery], k: int = 10, known: Known = Known.KEEP, candidates: str = ALL
@@ -189,7 +194,14 @@ class LinkPredictor:
                     self._known_answers(side, entity_ids, relation_ids) if known is not Known.KEEP else {}
                 )
                 seen = self._seen(side, relation_ids) if candidates == SEEN else []
-                best = self._search(query, candidate_type, k, answered if known is Known.DROP else {}, seen)
+                added = [
+                    (index, ids, np.full(len(ids), -np.inf, np.float32))
+                    for index, ids in (answered.values() if known is Known.DROP else ())
+                ]
+                if self._bonus is not None:
+                    index, ids, bonus = self._bonus(side, entity_ids.numpy(), relation_ids.numpy())
+                    added.append((index, ids, bonus.astype(np.float32)))
+                best = self._search(query, candidate_type, k, added, seen)
                 for place, row in zip(batch, _to_answers(*best, answered if known is Known.MARK else {})):
                     answers[place] = row
         return answers
@@ -232,7 +244,7 @@ class LinkPredictor:
         query: torch.Tensor,
         candidate_type: str,
         k: int,
-        dropped: KnownAnswers,
+        added: Sequence[tuple[np.ndarray, np.ndarray, np.ndarray]],
         seen: Sequence[tuple[torch.Tensor, torch.Tensor]],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Score queries (Q, D) against all rows of a type, block by block; return scores and ids (Q, k)."""
@@ -241,11 +253,11 @@ class LinkPredictor:
             for shard in self._shards[candidate_type]:
                 for start, stop in candidate_blocks(len(query), shard):
                     scores = self._model.compare(query, shard.rows[start:stop])
-                    for index, ids in dropped.values():
-                        # Known answers of other shards and blocks have places outside [0, stop - start).
+                    for index, ids, values in added:
+                        # Candidates of other shards and blocks have places outside [0, stop - start).
                         places = shard.locate(torch.from_numpy(ids)) - start
                         here = (places >= 0) & (places < stop - start)
-                        scores[torch.from_numpy(index)[here], places[here]] = -torch.inf
+                        scores[torch.from_numpy(index)[here], places[here]] += torch.from_numpy(values)[here]
                     for rows, seen_ids in seen:
                         places = shard.locate(seen_ids) - start
                         is_unseen = torch.ones(stop - start, dtype=torch.bool)

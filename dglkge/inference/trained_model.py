@@ -21,6 +21,7 @@ from dglkge.data.known_triples import KnownTriples
 from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.calibration import Calibration, Curve
 from dglkge.evaluation.metrics import load_results
+from dglkge.evaluation.queries import Bonus, score_triples
 from dglkge.evaluation.ranking import RankedShard
 from dglkge.inference.choices import ALL, SEEN, Known
 from dglkge.inference.exports.dglke_files import DglkeTables
@@ -38,7 +39,7 @@ from dglkge.inference.search import (
 from dglkge.inference.whole_tables import Tables
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.sampling.draws import count_degrees
-from dglkge.typing import RELATION, RowShard
+from dglkge.typing import RELATION, RowShard, Side
 
 logger = logging.getLogger(__name__)
 
@@ -63,14 +64,24 @@ class TrainedModel:
         Folder of the data set; by default the path that the checkpoint has recorded.
     added : sequence of (n, 3) int64 array
         Known triples beside those of the data set.
+    bonus : Bonus, optional
+        What is added to the scores of answers and of whole triples.
 
     Attributes
     ----------
     tables : Checkpoint or DglkeTables
+    bonus : Bonus or None
     """
 
-    def __init__(self, tables: Tables, dataset: str | None = None, added: Sequence[np.ndarray] = ()) -> None:
+    def __init__(
+        self,
+        tables: Tables,
+        dataset: str | None = None,
+        added: Sequence[np.ndarray] = (),
+        bonus: Bonus | None = None,
+    ) -> None:
         self.tables = tables
+        self.bonus = bonus
         self._dataset_path = dataset
         self._added = added
         self._max_norms: dict[str, float] = {}
@@ -214,6 +225,12 @@ class TrainedModel:
         num_entities = {name: dataset.num_entities(name) for name in dataset.entity_types}
         return count_degrees(dataset.split(TRAIN), types, num_entities)
 
+    def scores(self, triples: np.ndarray) -> dict[Side, np.ndarray]:
+        """Score triples (n, 3), original ids; see :func:`dglkge.evaluation.queries.score_triples`."""
+        return score_triples(
+            self.model, triples, self.tables.relations.relations, self.tables, bonus=self.bonus
+        )
+
     def shards(self, tables: Sequence[str]) -> dict[str, Sequence[RowShard]]:
         """Return all rows of some tables."""
         return {table: self.tables.shards(table) for table in tables}
@@ -277,7 +294,9 @@ class TrainedModel:
         relations = [tables.relations[query.relation_id] for query in resolved]
         types = [relation.candidate_type(query.side) for relation, query in zip(relations, resolved)]
         shards = self.shards(sorted(set(types)))  # no other table is read, or compared with its checksum
-        predictor = LinkPredictor(self.model, tables.relations.relations, tables, shards, known_triples)
+        predictor = LinkPredictor(
+            self.model, tables.relations.relations, tables, shards, known_triples, self.bonus
+        )
         answers_of_queries = predictor.predict(resolved, k, known, candidates)
         labels = tables.relations.labels
         return [
@@ -320,8 +339,10 @@ class TrainedModel:
         Raises
         ------
         InputError
-            If there are none, or they are those of another version.
+            If there are none, or they are those of another version, or rules are added to scores.
         """
+        if self.bonus is not None:
+            raise InputError("probabilities are fitted to scores of the model alone: ask without rules")
         checkpoint = self.checkpoint
         path = checkpoint.run_folder / RUN_CALIBRATION_FILE
         calibration = Calibration.load(path)

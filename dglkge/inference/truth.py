@@ -23,7 +23,6 @@ from dglkge.evaluation.classification import (
     fit_thresholds,
     seen_entities,
 )
-from dglkge.evaluation.queries import score_triples
 from dglkge.inference.run import Run
 from dglkge.typing import Side
 
@@ -84,7 +83,7 @@ def classify(
     scored = {}
     for name in true:
         both = np.concatenate([true[name], false[name]])
-        by_side = score_triples(run.model, both, run.tables.relations.relations, run.tables)
+        by_side = run.scores(both)
         mean = (by_side[Side.HEAD] + by_side[Side.TAIL]) / 2
         scored[name] = both[:, 1], mean, np.arange(len(both)) < len(true[name])
     thresholds = fit_thresholds(*scored["valid"])
@@ -180,7 +179,7 @@ def labelled_scores(
     for side in Side:
         false = draw_corruptions(triples, side, num_each, relations, _num_entities(run), known, stream)
         both = np.concatenate([triples, false.triples])
-        parts.append(score_triples(run.model, both, relations, run.tables)[side])
+        parts.append(run.scores(both)[side])
         labels.append(np.arange(len(both)) < len(triples))
     return np.concatenate(parts), np.concatenate(labels)
 

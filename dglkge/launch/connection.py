@@ -13,7 +13,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from dglkge.errors import InputError, NotReadyError
 from dglkge.launch import protocol
 from dglkge.launch.background import in_thread, spawn, wait
 from dglkge.launch.job_result import describe_process
-from dglkge.launch.process_plan import TRAINER, PlannedProcess
+from dglkge.launch.process_plan import TRAINER, PlannedProcess, common_environment
 from dglkge.launch.remote.ssh import STARTER, SshSettings, ssh_command
 
 NEVER_STARTED_STATUS = 127
@@ -349,6 +349,13 @@ class NodeConnection:
             words = reply.error if reply.value is None else f"{task} failed: {reply.error}"
             raise (InputError if reply.is_input else NotReadyError)(words)
         return reply.value, reply.data
+
+    async def prepare(self, planned: Sequence[PlannedProcess], folder: str) -> None:
+        """Let the node program import what processes of one command need, before they are started."""
+        if self.is_alive:
+            environment = {**self._environment, **common_environment(planned)}
+            command = list(planned[0].command)
+            self.stream.send(protocol.Prepare(command, environment, folder, len(planned)))
 
     async def start(self, planned: PlannedProcess, folder: str, events: Events) -> RunningProcess:
         """Start a process there; `events` gets its messages."""

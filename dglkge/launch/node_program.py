@@ -19,11 +19,10 @@ import signal
 import socket
 import stat
 import struct
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from typing import IO, Any
 
 import psutil
 
@@ -34,6 +33,7 @@ from dglkge.errors import NotReadyError
 from dglkge.launch import protocol
 from dglkge.launch.background import in_thread, spawn
 from dglkge.launch.machine import MachineJob, has_variable, node_tasks, wait_while
+from dglkge.launch.processes import ForkServer, execute
 from dglkge.launch.stop_signals import STOP_SIGNALS, status_of_stop
 
 POLL_SECONDS = 0.05
@@ -47,18 +47,20 @@ LEFT_SECONDS = 15.0
 PROCESS_VARIABLE = "DGLKGE_PROCESS"
 """Tells to which process of the job an orphan belongs."""
 
-_PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
-_LIBC = ctypes.CDLL(None, use_errno=True)
+_LIBC = ctypes.CDLL(None)
 
 
 class _Process:
-    """A process of the job: its number, pid, and whether it has ended, and with it all its descendants."""
+    """A process of the job: its number, pid, and whether it has ended, and with it all its descendants.
 
-    def __init__(self, number: int, popen: subprocess.Popen[bytes]) -> None:
+    Until it is started its pid is 0; `signal` is the last that was sent to it meanwhile.
+    """
+
+    def __init__(self, number: int) -> None:
         self.number = number
-        self.pid = popen.pid
-        self.popen = popen
+        self.pid = 0
+        self.signal = 0
         self.output: asyncio.Task[None] | None = None
         self.is_ended = False
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -101,6 +103,7 @@ class NodeProgram:
         self._greeting = greeting
         self.end: protocol.JobEnd | None = None
         self._processes: dict[int, _Process] = {}
+        self._fork_server: ForkServer | None = None
         self._requests_of_trainers: dict[int, tuple[int, asyncio.StreamWriter]] = {}
         self._numbers = itertools.count()
 
@@ -155,8 +158,11 @@ class NodeProgram:
         """Do what a message asks for."""
         if isinstance(message, protocol.Call):
             spawn(self._answer(message))
+        elif isinstance(message, protocol.Prepare):
+            self._prepare(message)
         elif isinstance(message, protocol.Start):
-            self._start(message)
+            self._processes[message.process] = _Process(message.process)
+            spawn(self._start(message))
         elif isinstance(message, protocol.Reply):
             number, trainer = self._requests_of_trainers.pop(message.id)
             trainer.write(protocol.encode(dataclasses.replace(message, id=number)))
@@ -180,41 +186,51 @@ class NodeProgram:
             self._report(f"stopped by a second signal, {name}: this node's part ends")
             self._main.cancel()
 
-    def _start(self, request: protocol.Start) -> None:
-        """Start a process in a session of its own; the kernel kills it if this program dies."""
-        program = os.getpid()
-
-        def die_with_program() -> None:
-            _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-            if os.getppid() != program:  # it died before prctl took effect
-                os._exit(1)
-
-        mark = {PROCESS_VARIABLE: _process_mark(request.process)}
-        # For the trainer that writes its machine's part of a checkpoint.
-        variables = request.environment
-        if variables.get(OWN_DISKS_VARIABLE) and variables.get("LOCAL_RANK") == "0":
-            mark[protocol.STORE_VARIABLE] = self._listen_for_requests()
-        try:
-            # A session of its own: signals of a terminal reach the launcher only.
-            popen = subprocess.Popen(
-                request.command,
-                env={**os.environ, **variables, **mark},
-                cwd=request.folder,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=die_with_program,
-                bufsize=0,
+    def _prepare(self, request: protocol.Prepare) -> None:
+        """Start the fork server of the job's command; that of the attempt before ends."""
+        self._end_fork_server()
+        self._fork_server = None
+        with contextlib.suppress(OSError, ValueError):  # reported where a process is started
+            self._fork_server = ForkServer(
+                request.command, request.environment, request.folder, request.num_processes
             )
+
+    def _end_fork_server(self) -> None:
+        """End the fork server: processes that it has not started yet will not be."""
+        if self._fork_server is not None:
+            self._fork_server.end()
+
+    async def _start(self, request: protocol.Start) -> None:
+        """Start a process in a session of its own; the kernel kills it if this program dies."""
+        process, server = self._processes[request.process], self._fork_server
+        variables = {**request.environment, PROCESS_VARIABLE: _process_mark(request.process)}
+        # For the trainer that writes its machine's part of a checkpoint.
+        if variables.get(OWN_DISKS_VARIABLE) and variables.get("LOCAL_RANK") == "0":
+            variables[protocol.STORE_VARIABLE] = self._listen_for_requests()
+        reading, writing = os.pipe()
+        gate: IO[bytes] | None = None
+        try:
+            if server is not None and server.command == request.command:
+                pid, gate = await server.fork(variables, writing)
+                if not psutil.pid_exists(pid):
+                    raise OSError("it was killed at its start")
+                process.pid = pid
+            else:
+                process.pid = execute(request.command, variables, request.folder, output=writing)
         except (OSError, ValueError) as error:
+            os.close(reading)
+            process.is_ended = True
+            process.gone.set_result(None)
+            if process.signal:  # it counts as if it had been started before
+                self._stream.send(protocol.Ended(request.process, -process.signal, time.time()))
             self._stream.send(protocol.Gone(request.process, str(error)))
             return
-
-        popen.returncode = 0  # _reap() waits for it together with the orphans
-        process = self._processes[request.process] = _Process(request.process, popen)
-        self._stream.send(protocol.Started(request.process, popen.pid))
-        process.output = asyncio.get_running_loop().create_task(self._forward_output(process))
+        finally:
+            os.close(writing)
+        self._stream.send(protocol.Started(request.process, process.pid))
+        process.output = asyncio.get_running_loop().create_task(self._forward_output(process, reading))
+        if gate is not None:
+            gate.close()
 
     def _listen_for_requests(self) -> str:
         """Listen for requests of trainers to the launcher's store; return the name of the socket."""
@@ -247,11 +263,11 @@ class NodeProgram:
         finally:
             writer.close()
 
-    async def _forward_output(self, process: _Process) -> None:
+    async def _forward_output(self, process: _Process, output: int) -> None:
         """Send the output of a process; reads on if the stream is lost, so that it is not blocked."""
         reader = asyncio.StreamReader()
         transport, _ = await asyncio.get_running_loop().connect_read_pipe(
-            lambda: asyncio.StreamReaderProtocol(reader), process.popen.stdout
+            lambda: asyncio.StreamReaderProtocol(reader), os.fdopen(output, "rb", 0)
         )
         try:
             while data := await reader.read(protocol.BLOCK_BYTES):
@@ -267,6 +283,8 @@ class NodeProgram:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if pid == 0:
                     return
+                if self._fork_server is not None and self._fork_server.pid == pid:
+                    self._fork_server.pid = 0
                 for process in self._processes.values():
                     if process.pid == pid and not process.is_ended:
                         process.is_ended = True
@@ -307,6 +325,10 @@ class NodeProgram:
     def _signal(self, number: int, signal_number: int) -> None:
         """Send a signal to a process, and SIGKILL to all its descendants too."""
         process = self._processes.get(number)
+        if process is not None and not process.pid and not process.is_ended:
+            process.signal = signal_number
+            self._end_fork_server()
+            return
         # SIGTERM and SIGINT go to the process alone, which decides what they mean to its children.
         if process is not None and signal_number == signal.SIGKILL:
             _send_signal(self._members(process), signal_number)
@@ -315,6 +337,7 @@ class NodeProgram:
 
     async def _end_processes(self) -> None:
         """End all processes in place of the launcher."""
+        self._end_fork_server()
         running = [process for process in self._processes.values() if not process.gone.done()]
         if not running:
             return

@@ -319,6 +319,18 @@ def plan_processes(
     return servers + trainers
 
 
+def common_environment(processes: Sequence[PlannedProcess]) -> dict[str, str]:
+    """Return the variables that all processes share, with a trainer's number of threads.
+
+    What is imported before the processes are forked reads them, and the threads when it is loaded.
+    """
+    environment = dict(set.intersection(*(set(each.environment.items()) for each in processes)))
+    for process in processes:
+        if process.role == TRAINER:
+            environment["OMP_NUM_THREADS"] = process.environment["OMP_NUM_THREADS"]
+    return environment
+
+
 def describe_plan(processes: Sequence[PlannedProcess]) -> str:
     """Return the plan as shell commands with quoted values, for ``--dry_run``."""
     lines = []

@@ -67,6 +67,16 @@ class Reply:
 
 
 @dataclass(frozen=True)
+class Prepare:
+    """The launcher will start processes of one command: a fork server imports what they need."""
+
+    command: list[str]
+    environment: Mapping[str, str]
+    folder: str
+    num_processes: int
+
+
+@dataclass(frozen=True)
 class Start:
     """The launcher starts a process, by which number it is known from here on."""
 
@@ -132,7 +142,10 @@ class JobEnd:
     reason: str = ""
 
 
-Message = Heartbeat | Call | Reply | Start | Signal | Started | Output | Ended | Gone | StopRequest | JobEnd
+Message = (
+    Heartbeat | Call | Reply | Prepare | Start | Signal | Started | Output | Ended | Gone | StopRequest
+    | JobEnd
+)  # fmt: skip
 _KINDS: dict[str, Callable[..., Message]] = {kind.__name__: kind for kind in get_args(Message)}
 
 

@@ -8,6 +8,9 @@ trainer that raised would block there until the others exit, which wait for it, 
 it failed. So this program skips that handler in a failed process, and only that one: other exit handlers run,
 and the status is the one that the interpreter would have given.
 
+Where ``DGLKGE_FORK_SERVER`` is set it imports what servers and trainers need, once, and runs the script in
+processes that are forked from it (``fork_server.py``).
+
 The script may import DGL and nothing of ours. So this program imports ``dglkge/distributed/dgl_import.py``
 first: with it DGL loads with any torch, and its shared memory has names of the job.
 """
@@ -25,10 +28,17 @@ import sys
 import threading
 import traceback
 import types
+from collections.abc import Mapping
 
 INTERRUPTED_STATUS = 130
 EXIT_HANDLERS_SECONDS = 3.0
 BAD_INPUT_STATUS = 2
+
+FORK_SERVER_VARIABLE = "DGLKGE_FORK_SERVER"
+DGL_MODULES = ("torch.distributed", "dgl.distributed")
+SERVER_MODULES = ("dglkge.training.join",)
+TRAINER_MODULES = ("dglkge.training.build", "dglkge.kernels.first_call")
+"""What a process imports before it is forked; the last two for scripts that use dglkge."""
 
 
 def prepare_dgl() -> None:
@@ -40,6 +50,46 @@ def prepare_dgl() -> None:
         # For the processes that the script starts.
         os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), folder]))
     importlib.import_module("dglkge.distributed.dgl_import").install()
+
+
+class Imports:
+    """Imports of a fork server.
+
+    Parameters
+    ----------
+    arguments : list of str
+        Of :func:`run`.
+
+    Attributes
+    ----------
+    error : BaseException or None
+        With which an import has failed: every process that is forked raises it.
+    """
+
+    def __init__(self, arguments: list[str]) -> None:
+        self._arguments = arguments
+        self.error: BaseException | None = None
+
+    def __call__(self, environment: Mapping[str, str]) -> None:
+        """Import what a server or trainer with these variables needs."""
+        is_server = environment.get("DGL_ROLE") == "server"
+        modules = [*DGL_MODULES, *(SERVER_MODULES if is_server else TRAINER_MODULES)]
+        try:
+            for module in modules if uses_dglkge(self._arguments) else DGL_MODULES:
+                importlib.import_module(module)
+        except BaseException as error:
+            self.error = self.error or error
+
+
+def uses_dglkge(arguments: list[str]) -> bool:
+    """Whether a script seems to import dglkge: for one that does not, its modules would be loaded in vain."""
+    if arguments[0] == "-m":
+        return True
+    try:
+        with open(arguments[0], "rb") as file:
+            return b"dglkge" in file.read()
+    except OSError:
+        return False
 
 
 def run(arguments: list[str]) -> None:
@@ -124,6 +174,13 @@ def main() -> None:
     atexit.register(gc.freeze)
     prepare_dgl()
     try:
+        if FORK_SERVER_VARIABLE in os.environ:
+            sys.path.pop(0)  # the folder of this file
+            imports = Imports(sys.argv[1:])
+            importlib.import_module("dglkge.launch.fork_server").serve(imports)
+            sys.path.insert(0, "")
+            if imports.error is not None:
+                raise imports.error
         run(sys.argv[1:])
     except BaseException as error:
         status = exit_status(error)

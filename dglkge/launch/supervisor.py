@@ -90,6 +90,7 @@ class Supervisor:
 
     def _start(self, plan: Sequence[PlannedProcess]) -> None:
         """Start all processes; stop at the first signal or failure."""
+        self._site.prepare(plan)
         for planned in plan:
             if self._signals or any(process.status for process in self._processes):
                 return

@@ -12,7 +12,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
-import numpy as np
 from pydantic import Field
 
 from dglkge.model.functions import Tensor, functional, torch
@@ -30,11 +29,13 @@ from dglkge.registry import Registry, deferred
 from dglkge.settings import ComponentSettings, setting, settings_of
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from dglkge.kernels import losses as kernels
     from dglkge.kernels import softmax as softmax_kernels
     from dglkge.model import full_losses
 else:
-    kernels = deferred("dglkge.kernels.losses")
+    np, kernels = deferred("numpy"), deferred("dglkge.kernels.losses")
     softmax_kernels = deferred("dglkge.kernels.softmax")
     full_losses = deferred("dglkge.model.full_losses")
 

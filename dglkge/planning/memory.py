@@ -21,7 +21,6 @@ from dglkge.data.dataset_files import (
     DatasetSize,
     PartSize,
 )
-from dglkge.data.vector_files import feature_files, open_vectors
 from dglkge.distributed.process_memory import human_bytes as readable
 from dglkge.model.choices import NO_TRANSFORM
 from dglkge.planning import shared_memory as shared
@@ -595,6 +594,9 @@ def features_bytes(config: Config, size: DatasetSize) -> int:
     chosen = config.features
     if chosen is None:
         return 0
+    # Here: few runs have features, and numpy, which nothing else needs here, takes a tenth of a second.
+    from dglkge.data.vector_files import feature_files, open_vectors
+
     entity_types = [table for table in size.num_rows if table != RELATION]
     number_bytes = 2 if chosen.dtype == "float16" else shared.FLOAT_BYTES
     total = 0

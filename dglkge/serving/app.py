@@ -254,6 +254,32 @@ class ExplainResponse(Triple):
     similar: list[SimilarLink]
 
 
+class AttributesRequest(Strict):
+    """Body of ``/attributes``."""
+
+    values: Annotated[dict[Name, float], Field(max_length=MAX_TRIPLES, description="numbers by entity")]
+    type: Annotated[Name | None, Field(description="needed if several types have the first name")] = None
+    k: Annotated[int, Field(ge=1, le=MAX_K)] = 10
+    least: Annotated[bool, Field(description="entities with the smallest numbers")] = False
+    known: Annotated[bool, Field(description="also entities with a given value")] = False
+
+
+class PredictedNumber(BaseModel):
+    """The number of an entity."""
+
+    entity: str
+    predicted: float
+    known: float | None
+
+
+class AttributesResponse(BaseModel):
+    """Answer of ``/attributes``, the greatest or smallest numbers first."""
+
+    r2: float = Field(description="of given values that are predicted from others")
+    mean_error: float
+    entities: list[PredictedNumber]
+
+
 class SimilarEntity(BaseModel):
     """An entity and its cosine with the given one."""
 
@@ -480,6 +506,11 @@ def create_app(explorer: Explorer, calls: ModelCalls, hosts: HostNames, token: s
     async def explain(body: ExplainRequest) -> Response:
         """Find the reasons for a link."""
         return JSONResponse(await calls.run(functools.partial(explorer.explain, **body.model_dump())))
+
+    @app.post("/attributes", response_model=AttributesResponse)
+    async def attributes(body: AttributesRequest) -> Response:
+        """Predict a number of entities from those of some."""
+        return JSONResponse(await calls.run(functools.partial(explorer.attributes, **body.model_dump())))
 
     @app.post("/score", response_model=ScoreResponse)
     async def score(body: ScoreRequest) -> Response:

@@ -16,6 +16,7 @@ from dglkge.data.known_triples import KnownTriples
 from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError
 from dglkge.inference import questions
+from dglkge.inference.attributes import best_numbers
 from dglkge.inference.choices import ALL, Known
 from dglkge.inference.frames import by_query
 from dglkge.inference.links.completion import find_links, plan_completion
@@ -103,6 +104,7 @@ class Explorer:
             "entities": {type_: len(tables.vocabulary(type_)) for type_ in tables.entity_types},
             "relations": len(tables.relations),
             "probabilities": self.has_probabilities,
+            "rules": self.run.bonus is not None,
             "no_triples": self.no_triples,
             "similarity": {type_: self._similarity(type_) for type_ in tables.entity_types},
         }
@@ -343,6 +345,12 @@ class Explorer:
         """
         reasons = self.run.explain(head, relation, tail, k)
         return {**reasons, "score": _number(reasons["score"])}
+
+    def attributes(
+        self, values: Mapping[str, float], type: str | None, k: int, least: bool, known: bool
+    ) -> dict[str, Any]:
+        """Return predicted numbers, as :func:`dglkge.inference.attributes.best_numbers`."""
+        return best_numbers(self.run.predict_numbers(values, type), k, least, known)
 
     def score(self, triples: Sequence[Mapping[str, str]]) -> list[dict[str, Any]]:
         """Score triples, as :meth:`dglkge.inference.run.Run.score`; an unknown name is a row's problem."""

@@ -226,12 +226,26 @@ def test_results_of_other_protocols_have_files_of_their_own(report, run):
         "metrics-test-sampled4-seed0.json": ["--candidates", "4"],
         "metrics-test-raw-sampled4-seed3.json": ["--candidates", "4", "--seed", "3", "--raw"],
         "metrics-valid-pessimistic.json": ["--ties", "pessimistic", "--split", "valid"],
+        "metrics-test-with-rules.json": ["--rules"],
     }
     reports = {name: report("evaluate", run, *options) for name, options in files.items()}
     assert {path.name for path in run.glob("metrics*")} == {*files, "metrics.json"}
     opened = dglkge.open_run(run)
     assert opened.results == {**reports, "metrics.json: test": old["test"]} and opened.metrics == old
-    assert [metrics["num_triples"] for metrics in reports.values()] == [14, 14, 5, 14, 14, 14]
+    assert [metrics["num_triples"] for metrics in reports.values()] == [14, 14, 5, 14, 14, 14, 14]
+
+
+def test_rules_beside_the_model(report, refusal, run):
+    both = dglkge.open_run(run).with_rules()
+    assert report("evaluate", run, "--rules")["both"] == both.evaluate("test").both.to_dict()
+    assert report("evaluate", run, "--rules", "--buckets", "2")["both"]["mrr"] == pytest.approx(
+        both.evaluate("test").both.mrr
+    )
+    asked = ["predict", run, "--head", "person1", "--relation", "knows", "--rules"]
+    frame = both.predict_tails("person1", "knows")
+    assert [one["name"] for one in report(*asked)["answers"]] == frame["entity"].tolist()
+    assert [one["score"] for one in report(*asked)["answers"]] == frame["score"].tolist()
+    assert "probabilities are fitted to scores of the model alone" in refusal(*asked, "--probability")
 
 
 @pytest.mark.parametrize("content", ["{", "[1]"])

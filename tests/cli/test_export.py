@@ -40,7 +40,7 @@ def test_folders_are_listed_with_their_sizes(report, run, tmp_path):
     ("arguments", "words"),
     [
         (["npy", "--max-rows", "5"], "--max-rows goes with --format projector, got --format npy"),
-        (["npy", "--metric", "l2"], "--metric goes with --format faiss, got --format npy"),
+        (["npy", "--metric", "l2"], "--metric goes with --format faiss or qdrant, got --format npy"),
         (["projector", "--max-rows", "0"], "--max-rows must be at least 1, got 0"),
         (["huggingface", "--table", "town"], "holds whole models: the table 'country' is left out"),
         (["dglke"], "reciprocal True; train with model.reciprocal_relations=false for it"),

@@ -93,7 +93,7 @@ def test_in_the_background_with_a_token(start, tmp_path):
 
 def test_an_agent_asks(run, tmp_path):
     mcp = pytest.importorskip("mcp")
-    python, *words = [*warm.python(), "-m", "dglkge", "serve", str(run), "--mcp"]
+    python, *words = [*warm.python(), "-m", "dglkge", "serve", str(run), "--mcp", "--rules"]
     process = mcp.StdioServerParameters(command=python, args=words, env=environment())
 
     async def ask_all() -> list:
@@ -109,7 +109,7 @@ def test_an_agent_asks(run, tmp_path):
             return [await client.call_tool(*call) for call in calls]
 
     predicted, explained, found, refused = asyncio.run(asyncio.wait_for(ask_all(), 120))
-    opened = dglkge.open_run(run)
+    opened = dglkge.open_run(run).with_rules()
     answers = json.loads(predicted.content[0].text)["answers"]
     assert [one["tail"] for one in answers] == opened.predict_tails("person1", "lives_in", 3)[
         "entity"

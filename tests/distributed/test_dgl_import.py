@@ -60,6 +60,26 @@ def test_scripts_of_others_and_their_children(tmp_path: Path) -> None:
     assert done.stdout.split() == ["2", "0"] * 2
 
 
+def test_data_sets_of_dgl_are_loaded_at_their_first_use(tmp_path: Path) -> None:
+    """DGL imports without them and without pandas; their names are there all the same, and wrong ones not."""
+    done = run_script(
+        tmp_path,
+        "import dgl, dgl.distributed, sys\n"
+        "print('pandas' in sys.modules, hasattr(dgl.data.utils, 'save_graphs'))\n"
+        "import dgl.data\n"
+        "print('pandas' in sys.modules)\n"
+        "from dgl.data import FB15k237Dataset\n"
+        "print('pandas' in sys.modules, FB15k237Dataset.__name__, dgl.data.TUDataset.__name__)\n"
+        "try:\n    from dgl.data import NoSuchDataset\nexcept ImportError as error:\n    print(error)\n"
+        "try:\n    dgl.data.NoSuchDataset\nexcept AttributeError as error:\n    print(error)\n",
+    )
+    assert done.returncode == 0, done.stderr
+    first, second, third, missing, absent = done.stdout.splitlines()
+    assert (first, second, third) == ("False True", "False", "True FB15k237Dataset TUDataset")
+    assert "cannot import name 'NoSuchDataset' from 'dgl.data'" in missing
+    assert absent == "module 'dgl.data' has no attribute 'NoSuchDataset'"
+
+
 def test_graphbolt_is_refused_with_one_line(tmp_path: Path) -> None:
     calls = [
         "initialize('ip_config.txt', 1000, None, 1, True)",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -26,6 +27,9 @@ from tests.model.score_oracle import NOT_ON_A_GRID, ORACLES
 ON_DEVICE = {"device": ComputeDevice("cpu_staged")}
 NOT_KEPT = {**ON_DEVICE, "kept_bytes": 0}
 """Options of an evaluator that takes the way of a GPU: rows are copied once, or for each batch of queries."""
+
+BONUS: dict[str, Any] = {"bonus": True}
+"""No options: a number is added to scores."""
 
 
 def known_of(world: World) -> KnownTriples:
@@ -54,15 +58,18 @@ def check_against_brute_force(world: World, protocol: Protocol, num_shards: int)
     num_shards=st.integers(1, 4),
     batch_size=st.integers(1, 9),
     tiles=st.tuples(st.integers(1, 5), st.integers(1, 9)),
+    has_bonus=st.booleans(),
 )
 def test_equals_brute_force(
-    name, reciprocal, seed, dim, num_towns, grid, filtered, ties, num_shards, batch_size, tiles
+    name, reciprocal, seed, dim, num_towns, grid, filtered, ties, num_shards, batch_size, tiles, has_bonus
 ):
     # Turns of a grid are no integers: equal scores would then be a matter of rounding.
     grid = grid and name not in NOT_ON_A_GRID
     world = toy_world(
         name, reciprocal or name in FORWARD_ONLY, dim, num_towns=num_towns, seed=seed, grid=grid
     )
+    if has_bonus:
+        world.draw_bonus(seed)
     protocol = Protocol(filtered=filtered, ties=ties, batch_size=batch_size)
     with mock.patch.multiple(full_ranking, QUERY_TILE=tiles[0], CANDIDATE_TILE=tiles[1]):
         check_against_brute_force(world, protocol, num_shards)
@@ -88,6 +95,7 @@ def test_all_rows_zero_is_one_great_tie(name):
     ("name", "options"),
     [
         *(pytest.param(name, {}, id=name) for name in sorted(ORACLES)),
+        *(pytest.param(name, BONUS, id=f"{name}, bonus") for name in ("complex", "transe_l1", "transe_l2")),
         pytest.param("complex", ON_DEVICE, id="complex, device"),
         pytest.param("transe_l1", NOT_KEPT, id="transe_l1, device, rows copied"),
         pytest.param("pairre", ON_DEVICE, id="pairre, device"),
@@ -109,7 +117,11 @@ def test_near_ties_are_decided_in_float64(name, options, monkeypatch):
     for row in range(1, num_people - 10):
         column = row % dim
         people[row, column] = torch.nextafter(base[column], torch.tensor(float(row % 2) * 200 - 100))
-    world.options = options
+    if options is BONUS:
+        world.draw_bonus(0)
+        world.bonus = dict.fromkeys(world.bonus, 3e3)  # its rounding hides the differences in float32
+    else:
+        world.options = options
     check_against_brute_force(world, Protocol(), num_shards=2)
     scores = {world.score(np.array([0, 0, row]), Side.TAIL) for row in range(num_people)}
     assert len(scores) > 5, "the case must hold scores that only float64 tells apart"

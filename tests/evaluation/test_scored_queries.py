@@ -49,7 +49,7 @@ def test_raw_queries_know_nothing():
     batch = next(plan_queries(world.triples, RELATIONS, 100))
     queries = score_queries(world.model, batch, MemoryRows(world.tables), None, CPU)
     assert not queries.known_among(torch.zeros(3, dtype=torch.long), torch.arange(3)).any()
-    assert len(queries.known_ids) == 0
+    assert len(queries.added.ids) == 0
 
 
 def test_rows_are_looked_up_once_each_and_only_those_asked_for():

@@ -30,14 +30,40 @@ class World:
     triples: np.ndarray
     options: dict[str, Any] = field(default_factory=dict)
     """Of the evaluator."""
+    bonus: dict[tuple[Side, int, int, int], float] = field(default_factory=dict)
+    """Added to scores, by side, given entity, relation and candidate."""
 
     def evaluate(self, protocol: Protocol, num_shards: int = 1, known=None, **more):
         """Rank with the evaluator, the rows dealt out to some shards."""
         shards = {
             type_: split_rows(self.tables[type_], num_shards, seed=num_shards) for type_ in ("person", "town")
         }
-        evaluator = RankingEvaluator(self.model, RELATIONS, protocol, **self.options)
+        evaluator = RankingEvaluator(self.model, RELATIONS, protocol, **self.options, bonus=self._bonus)
         return evaluator.evaluate(self.triples, known, MemoryRows(self.tables), shards, **more)
+
+    def _bonus(self, side: Side, anchors: np.ndarray, relations: np.ndarray):
+        """Return the pairs of queries in no order."""
+        asked = list(enumerate(zip(anchors.tolist(), relations.tolist())))
+        found = [
+            (query, candidate, value)
+            for (own, *of_pair, candidate), value in self.bonus.items()
+            for query, of_query in asked
+            if own is side and tuple(of_pair) == of_query
+        ]
+        pairs = np.array([one[:2] for one in found], np.int64).reshape(-1, 2)
+        return pairs[:, 0], pairs[:, 1], np.array([one[2] for one in found])
+
+    def draw_bonus(self, seed: int) -> None:
+        """Give a third of all candidates of the tested queries, true answers too, one of three numbers."""
+        draw = np.random.default_rng(seed)
+        for side in Side:
+            for triple in self.triples.tolist():
+                candidate_type = RELATIONS[triple[1]].candidate_type(side)
+                for candidate in np.flatnonzero(
+                    draw.random(len(self.tables[candidate_type])) < 1 / 3
+                ).tolist():
+                    key = side, triple[side.anchor_column], triple[1], candidate
+                    self.bonus[key] = float(draw.choice([0.5, 1.0, 4.0]))
 
     def brute_force(
         self, side: Side, triple: np.ndarray, filtered: bool, candidates: Iterable[int] | None = None
@@ -66,7 +92,9 @@ class World:
         if self.model.reciprocal:
             row = row.chunk(2)[0 if side is Side.TAIL else 1]
             head, tail = (head, tail) if side is Side.TAIL else (tail, head)
-        return float64_score(self.name, head.tolist(), row.tolist(), tail.tolist())
+        asked = int(triple[side.anchor_column]), int(triple[1]), int(triple[side.column])
+        added = self.bonus.get((side, *asked), 0.0)
+        return float64_score(self.name, head.tolist(), row.tolist(), tail.tolist()) + added
 
 
 def assert_same(found: RankingResult, expected: RankingResult) -> None:

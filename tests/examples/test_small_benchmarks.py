@@ -13,8 +13,13 @@ import bucket_order
 import bucket_schedules
 import device
 import gpu
+import influence
 import quality
+import rules
+import start
+from dglkge import open_run
 from dglkge.config import load_config
+from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from dglkge.model.kge_model import build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS
@@ -22,8 +27,9 @@ from dglkge.training.building.checks import check_config
 from dglkge.training.building.components import configured_loss, configured_model, configured_regularizer
 from dglkge.typing import Side
 from measuring import plain_torch_scores
+from tests.checkpoint.toy_checkpoint import save_toy_run
 from tests.model.dense_oracle import DENSE
-from tests.toy_kg import REPOSITORY
+from tests.toy_kg import REPOSITORY, toy_dataset
 
 DIM = 8
 SIDES = {"mrr": 0.35678, "hits@1": 0.25, "hits@3": 0.4, "hits@10": 0.5}
@@ -45,6 +51,27 @@ def test_row_of_a_bucket_order():
     assert cells == ["4", "random", cells[2], "0.3420", "+0.0080", "0.5000", "12,346", "61.2"]
     assert int(cells[2]) >= 4
     assert len(cells) == len(bucket_order.HEADER.splitlines()[0].strip("|").split("|"))
+
+
+def test_row_of_rules(tmp_path):
+    run = save_toy_run(tmp_path / "run", Dataset.open(toy_dataset()))
+    row = rules.measure(str(run))
+    assert row["chains"] > 0 and row["data"] == "dataset"
+    assert row["both MRR"] == round(open_run(run).with_rules().evaluate("test").both.mrr, 4)
+    assert row["model MRR"] == round(open_run(run).evaluate("test").both.mrr, 4) < row["rules first MRR"]
+
+
+def test_reasons_are_removed(capsys):
+    words = ["--triples", str(toy_dataset().parent / "source"), "--recipe", "nations/complex"]
+    few = ["--links", "3", "--reasons", "2", "--set", "training.num_epochs=2", "--set", "model.dimension=8"]
+    assert influence.main([*words, *few]) == 0
+    title, *_, nothing, strongest, drawn, weakest = capsys.readouterr().out.splitlines()
+    assert title.startswith("3 test triples, ")
+    assert nothing.split(" | ")[1:4] == ["0", "0.00", "0 of 3"]
+    for line, kind in ((strongest, "strongest"), (drawn, "drawn"), (weakest, "weakest")):
+        assert line.startswith(f"| {kind} | ") and 3 <= int(line.split(" | ")[1]) <= 12
+    assert influence.main([*words, "--links", "3", "--triples", "nowhere"]) == 2
+    assert "nowhere has no train.tsv" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("machines", [2, 4])
@@ -180,3 +207,18 @@ def test_scores_are_equal(name, side):
     torch.testing.assert_close(plain_torch_scores.compare(name, query, relation, candidates, tails), expected)
     pairs = plain_torch_scores.compare(name, query, relation, candidates.unsqueeze(1), tails)
     torch.testing.assert_close(pairs.squeeze(1), expected.diagonal())
+
+
+def test_table_of_a_start():
+    rows = {"first batch": [2.5], "end of the job": [3.456, 7.0]}
+    assert start.table("job", rows).splitlines() == [
+        "| job | s | processor s |",
+        "|---|--:|--:|",
+        "| first batch | 2.50 |  |",
+        "| end of the job | 3.46 | 7.00 |",
+    ]
+    code = "import time; begin = time.process_time()\nwhile time.process_time() - begin < 0.3: pass"
+    seconds, processors = start.timed([sys.executable, "-c", code])
+    assert 0.3 <= processors <= seconds + 0.1
+    with pytest.raises(RuntimeError, match="ended with status 3"):
+        start.timed([sys.executable, "-c", "raise SystemExit(3)"])

@@ -1,4 +1,4 @@
-"""Parquet, faiss, LanceDB and TensorBoard's projector: each read back by its own program."""
+"""Parquet, faiss, LanceDB, Qdrant and TensorBoard's projector: each read back by its own program."""
 
 from __future__ import annotations
 
@@ -201,13 +201,53 @@ def test_projector_shows_a_sample_of_a_large_table(run, tmp_path):
     assert len((tmp_path / "town.tensors.tsv").read_text().splitlines()) == 10
 
 
-@pytest.mark.parametrize("package", ["faiss", "lancedb"])
-def test_a_missing_package_is_named_with_its_extra(folder, tmp_path, monkeypatch, package):
+def test_qdrant(run, tmp_path):
+    qdrant = pytest.importorskip("qdrant_client", reason="needs qdrant-client")
+    (path,) = run.export("qdrant", tmp_path / "out")
+    client = qdrant.QdrantClient(path=str(path))
+    try:
+        assert {one.name for one in client.get_collections().collections} == set(run.tables_in_order)
+        for table in run.tables_in_order:
+            points, _ = client.scroll(table, limit=1000, with_vectors=True)
+            points = sorted(points, key=lambda point: point.id)
+            assert [point.id for point in points] == list(range(len(points)))
+            assert {point.payload["type"] for point in points} == {table}
+            assert same([point.payload["name"] for point in points], [p.vector for p in points], run, table)
+        # The best tails are the nearest by the query that the model makes: ComplEx is a product.
+        query = run.model.query(
+            run.tables["person"]["person1"][None], run.tables["relation"]["lives_in"][None], Side.TAIL
+        )
+        found = client.query_points("town", query=query[0].tolist(), limit=4).points
+        expected = run.predict_tails("person1", "lives_in", 4)
+        assert [point.payload["name"] for point in found] == expected["entity"].tolist()
+        assert [point.score for point in found] == pytest.approx(expected["score"].tolist(), rel=1e-5)
+        server = qdrant.QdrantClient(":memory:")
+        client.migrate(server)
+        assert server.query_points("town", query=query[0].tolist(), limit=4).points == found
+    finally:
+        client.close()
+    with pytest.raises(InputError, match="qdrant exists; give --overwrite"):
+        run.export("qdrant", tmp_path / "out")
+    (path,) = run.export("qdrant", tmp_path / "out", ["town"], overwrite=True, metric="cosine")
+    client = qdrant.QdrantClient(path=str(path))
+    try:
+        row = run.tables["town"]["town3"].tolist()
+        found = client.query_points("town", query=row, limit=4).points
+        assert [point.payload["name"] for point in found] == ["town3", *run.similar("town3", 3)["entity"]]
+        assert not client.collection_exists("person")
+    finally:
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "package"), [("faiss", "faiss"), ("lancedb", "lancedb"), ("qdrant", "qdrant_client")]
+)
+def test_a_missing_package_is_named_with_its_extra(folder, tmp_path, monkeypatch, name, package):
     monkeypatch.setitem(sys.modules, package, None)
     with pytest.raises(
-        InputError, match=rf"^the format {package} needs {package}\S*: pip install 'dglkge\[{package}\]' \("
+        InputError, match=rf"^the format {name} needs {name}\S*: pip install 'dglkge\[{name}\]' \("
     ):
-        open_run(folder).export(package, tmp_path / "out")
+        open_run(folder).export(name, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
 

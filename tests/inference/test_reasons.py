@@ -124,7 +124,7 @@ def test_influences_order_triples_as_training_without_them_does():
     for asked in triples[-40::10].tolist():
         link, influence_of = Link(("entity", asked[0]), asked[1], ("entity", asked[2])), Counter()
         for side in Side:
-            for triple, influence in zip(*explainer._influences(link, side)):
+            for triple, influence in zip(*explainer.influences(link, side)):
                 influence_of[tuple(triple)] += influence
         order = sorted(influence_of, key=influence_of.get)
         for name, some in (("strong", order[-3:]), ("weak", order[:3])):

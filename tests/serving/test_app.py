@@ -110,6 +110,22 @@ def test_a_question_needs_probabilities(client):
     assert "begins with a variable" in error_of(client.post("/ask", json={"question": "(a, b, c)"}), 400)
 
 
+def test_numbers_are_those_of_the_run(client, run):
+    names = run.tables.vocabulary("person").names
+    values = {name: float(number) for number, name in enumerate(names[:12])}
+    body = {"values": values, "k": 3, "least": True, "known": True}
+    content = client.post("/attributes", json=body).json()
+    check_schema("AttributesResponse", content)
+    expected = run.predict_numbers(values)
+    assert [row["entity"] for row in content["entities"]] == expected["entity"].tolist()[:-4:-1]
+    assert (content["r2"], content["mean_error"]) == (expected.attrs["r2"], expected.attrs["mean_error"])
+    found = client.post("/attributes", json={"values": values, "k": 2}).json()["entities"]
+    assert [row["entity"] for row in found] == expected["entity"][expected["known"].isna()].tolist()[:2]
+    assert {row["known"] for row in found} == {None}
+    refused = client.post("/attributes", json={"values": {"nobody": 1.0}})
+    assert "1 entities have a value; at least 10 are needed" in error_of(refused, 400)
+
+
 def test_reasons_are_those_of_the_run(client, run):
     body = {"head": "person3", "relation": "lives_in", "tail": "town4", "k": 3}
     content = client.post("/explain", json=body).json()
@@ -248,7 +264,7 @@ def test_names_and_relations(client, run, hostile_dataset):
         (f"/entities?prefix={'x' * 10_001}", 422, "prefix: String should have at most 10000 characters"),
         ("/triples?entity=town2&role=middle", 422, "role: Input should be 'head' or 'tail', got 'middle'"),
         ("/triples?entity=town2&offset=-1", 422, "offset:"),
-        ("/nowhere", 404, "there is no '/nowhere'; there are /ask, /complete, /entities,"),
+        ("/nowhere", 404, "there is no '/nowhere'; there are /ask, /attributes, /complete,"),
         ("/docs", 404, "there is no '/docs'"),
         ("/page/../../app.py", 404, "there is no"),
         ("/predict", 405, "/predict is not asked with GET"),

@@ -33,7 +33,7 @@ from dglkge.inference.exports.files import (
     write_safetensors,
 )
 from dglkge.inference.exports.hub_folder import plan_huggingface
-from dglkge.inference.exports.vectors import plan_faiss, plan_lancedb, plan_projector
+from dglkge.inference.exports.vectors import plan_faiss, plan_lancedb, plan_projector, plan_qdrant
 from dglkge.inference.whole_tables import Tables
 from dglkge.typing import RELATION
 
@@ -72,6 +72,8 @@ def export_tables(
         ``"faiss"``: ``{table}.faiss``, an exact index, and names as for npy; needs the package faiss.
         ``"lancedb"``: ``{table}.lance``, so that the folder is a LanceDB database with a table ``{table}``
         of columns ``name``, ``type`` and ``vector``; needs the package lancedb.
+        ``"qdrant"``: ``qdrant/``, a folder of Qdrant's local mode with a collection for each table, points
+        with the ids of the data set and payload ``name`` and ``type``; needs the package qdrant-client.
         ``"projector"``: ``{table}.tensors.tsv``, ``{table}.metadata.tsv`` and ``projector_config.pbtxt``:
         a log folder of TensorBoard.
         ``"huggingface"``: a folder for the Hugging Face hub, which
@@ -85,8 +87,8 @@ def export_tables(
         For ``"projector"``: most rows of a table; see
         :data:`dglkge.inference.exports.vectors.PROJECTOR_ROWS`.
     metric : str, optional
-        For ``"faiss"``: one of :data:`dglkge.model.functions.comparators.METRICS` instead of the score
-        function's.
+        For ``"faiss"`` and ``"qdrant"``: one of :data:`dglkge.model.functions.comparators.METRICS` instead
+        of the score function's.
     metrics : mapping, optional
         For ``"huggingface"``: ranking results by name, for the model card.
 
@@ -111,9 +113,14 @@ def export_tables(
             f"{source.path} has relations at {len(source.meta.times)} times, of which no format has rows; "
             "allowed: tables of entity types"
         )
-    for option, value, owner in (("max-rows", max_rows, "projector"), ("metric", metric, "faiss")):
-        if value is not None and file_format != owner:
-            raise InputError(f"--{option} goes with --format {owner}, got --format {file_format}")
+    for option, value, *owners in (
+        ("max-rows", max_rows, "projector"),
+        ("metric", metric, "faiss", "qdrant"),
+    ):
+        if value is not None and file_format not in owners:
+            raise InputError(
+                f"--{option} goes with --format {' or '.join(owners)}, got --format {file_format}"
+            )
     if file_format == "dglke":
         dglke_files.dglke_config(source.meta)  # refuses a model that DGL-KE lacks, before rows are read
     # A damaged or unknown table, or a name that the format cannot hold, is an error before anything is
@@ -228,6 +235,7 @@ FORMATS: dict[str, tuple[Planner, str]] = {
     "npy": (each_table(".npy", _write_npy, with_names=True), LINE_ENDS),
     "parquet": (each_table(".parquet", _write_parquet), ""),
     "projector": (plan_projector, FIELD_ENDS),
+    "qdrant": (plan_qdrant, ""),
     "safetensors": (each_table(".safetensors", _write_safetensors, with_names=True), LINE_ENDS),
     "tsv": (each_table(".tsv", _write_tsv), FIELD_ENDS),
     "word2vec": (_plan_word2vec, ""),

@@ -246,7 +246,7 @@ def check_names(tables: Collection[ExportedTable], forbidden: str, file_format: 
             if match := separator.search(name):
                 raise InputError(
                     f"the name {name!r} of table {table.name!r} has {_SHOWN[match[0]]}, which separates "
-                    f"fields or lines in the format {file_format}; parquet and lancedb hold any name"
+                    f"fields or lines in the format {file_format}; parquet, lancedb and qdrant hold any name"
                 )
 
 

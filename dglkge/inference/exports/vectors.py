@@ -1,4 +1,4 @@
-"""Exports for search and display of vectors: faiss, LanceDB and TensorBoard's projector."""
+"""Exports for search and display of vectors: faiss, LanceDB, Qdrant and TensorBoard's projector."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import json
 import os
 import struct
 import tempfile
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from types import ModuleType
@@ -48,9 +49,7 @@ def plan_faiss(export: Export) -> list[Output]:
     InputError
         If the metric is unknown, or faiss is not installed.
     """
-    metric = export.metric or SCORE_FUNCTIONS.get(export.source.meta.score_function).metric
-    if metric not in METRICS:
-        raise unknown_name("metric", metric, METRICS)
+    metric = _metric(export)
     faiss = import_extra("the format faiss", "faiss", "faiss", "faiss-cpu")
     return [
         output
@@ -60,6 +59,14 @@ def plan_faiss(export: Export) -> list[Output]:
             names_output(table),
         )
     ]
+
+
+def _metric(export: Export) -> str:
+    """Return the metric of an index: the one asked for, or the score function's."""
+    metric = export.metric or SCORE_FUNCTIONS.get(export.source.meta.score_function).metric
+    if metric not in METRICS:
+        raise unknown_name("metric", metric, METRICS)
+    return metric
 
 
 def _write_faiss(table: ExportedTable, metric: str, faiss: ModuleType, file: BinaryIO) -> None:
@@ -112,6 +119,41 @@ def _write_lance(table: ExportedTable, lancedb: ModuleType, temporary: Path) -> 
         except ValueError as error:
             raise InputError(f"LanceDB refuses the table {table.name!r}: {error}") from None
         os.replace(Path(scratch) / f"{table.name}.lance", temporary)
+
+
+def plan_qdrant(export: Export) -> list[Output]:
+    """Plan a folder of Qdrant's local mode with a collection for each table.
+
+    Raises
+    ------
+    InputError
+        If the metric is unknown, or qdrant-client is not installed.
+    """
+    metric = _metric(export)
+    qdrant = import_extra("the format qdrant", "qdrant_client", "qdrant", "qdrant-client")
+    return [Output("qdrant", partial(_write_qdrant, export.tables, metric, qdrant))]
+
+
+def _write_qdrant(tables: Sequence[ExportedTable], metric: str, qdrant: ModuleType, temporary: Path) -> None:
+    """Write points whose ids are those of the data set."""
+    distances = {INNER_PRODUCT: qdrant.models.Distance.DOT, COSINE: qdrant.models.Distance.COSINE}
+    distance = distances.get(metric, qdrant.models.Distance.EUCLID)
+    client = qdrant.QdrantClient(path=str(temporary))
+    try:
+        for table in tables:
+            vectors = qdrant.models.VectorParams(size=table.shape[1], distance=distance)
+            client.create_collection(table.name, vectors_config=vectors)
+            start = 0
+            for names, rows in table.blocks():
+                client.upload_collection(
+                    table.name,
+                    vectors=rows,
+                    payload=[{"name": name, "type": table.name} for name in names],
+                    ids=range(start, start + len(names)),
+                )
+                start += len(names)
+    finally:
+        client.close()
 
 
 def plan_projector(export: Export) -> list[Output]:

@@ -256,6 +256,8 @@ def plan_completion(
     held_out: str | None = None,
 ) -> Completion:
     """Check a question for missing triples, and look its names up; see :meth:`Run.complete`."""
+    if run.bonus is not None:
+        raise InputError("missing triples are searched by the scores of the model alone: ask without rules")
     tables = run.tables
     if candidates not in CANDIDATES:
         raise unknown_name("choice of candidates", candidates, CANDIDATES)

@@ -302,6 +302,18 @@ class RemoteSite:
             if answer["note"]
         ]
 
+    def prepare(self, plan: Sequence[PlannedProcess]) -> None:
+        """Let every machine import what those of its processes need that run a script."""
+        for address, described in self._described.items():
+            runner = tuple(described["runner"])
+            planned = [
+                process
+                for process in plan
+                if process.address == address and process.command[: len(runner)] == runner
+            ]
+            if planned:
+                wait(self._sessions[address].prepare(planned, self._folder))
+
     def start(self, planned: PlannedProcess, events: Events) -> RunningProcess:
         """Start one process on its machine."""
         return wait(self._sessions[planned.address].start(planned, self._folder, events))

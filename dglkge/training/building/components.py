@@ -203,6 +203,8 @@ def dense_problems(config: Config, model: KgeModel) -> Iterator[str]:
             f"dense.compile is true and the module of model.score_function {config.model.score_function} has "
             "no forward to compile, as it is matrix products alone; allowed: false"
         )
+    if chosen == type(chosen)():
+        return  # torch takes it; to try it imports torch's compiler, which takes a second
     tried = torch.nn.Parameter(torch.zeros(2, 2))
     try:
         optimizer = dense_optimizer(chosen, [tried])

@@ -1,0 +1,256 @@
+"""Rules beside embeddings as one ranking: the confidence of rules, weighted, is added to the model's scores.
+
+A candidate of a query gets the greatest confidence of a rule that leads to it, times a weight of the query's
+relation and side (Meilicke et al. 2021). The weights are chosen on the valid split. Chains are mined from
+training triples and kept with the weights beside the checkpoint; rules with constants are counted in the
+index of known triples where they are needed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+from tqdm import tqdm
+
+from dglkge.checkpoint.layout import RUN_RULES_FILE
+from dglkge.data.dataset_files import TRAIN, VALID, load_json, partial_path
+from dglkge.data.vocabulary import RelationVocabulary
+from dglkge.errors import InputError
+from dglkge.evaluation.evaluator import RankingEvaluator
+from dglkge.evaluation.metrics import Protocol
+from dglkge.evaluation.queries import Bonus
+from dglkge.inference.rules import Rule, RuleGraph, mirrored
+from dglkge.inference.trained_model import TrainedModel
+from dglkge.typing import Side
+
+logger = logging.getLogger(__name__)
+
+WEIGHTS = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, 8.0, 12.0, 16.0, 24.0)
+"""Those that are tried."""
+
+PRIOR_RANKS = 30
+"""Valid triples with the mean ranks of all that count beside a relation's own when its weight is chosen."""
+
+SAMPLES = 50
+"""Training triples of a relation whose paths are followed."""
+
+MOST_RULES = 50
+"""Chains of a relation that are measured, those of most of these triples."""
+
+MIN_CONFIDENCE = 0.01
+
+MOST_CANDIDATES = 1 << 10
+"""Of a query, those with the greatest confidences; more if several have the least of these."""
+
+MOST_PAIRS = 1 << 20
+"""Pairs of a query and a candidate that a chain may lead to; of more, evenly spaced ones."""
+
+DENSE_NUMBERS = 1 << 24
+"""Most pairs of queries and candidates that are in memory at a time."""
+
+TRIPLES_AT_A_TIME = 1024
+"""Valid triples whose confidences are in memory while all weights are tried."""
+
+Confidences = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Query (M,), candidate (M,) and confidence (M,), each pair once."""
+
+
+@dataclass(frozen=True)
+class RuleScores:
+    """What rules add to the scores of a model: a :data:`dglkge.evaluation.queries.Bonus`.
+
+    Attributes
+    ----------
+    graph : RuleGraph
+        The training triples.
+    rules : mapping of int to list of Rule
+        Chains, by relation id.
+    weights : (R, 2) float64 array
+        By relation id, for missing heads and tails.
+    num_candidates : mapping of Side to (R,) int64 array
+        Entities of the type that a relation has on a side.
+    """
+
+    graph: RuleGraph
+    rules: Mapping[int, list[Rule]]
+    weights: np.ndarray
+    num_candidates: Mapping[Side, np.ndarray]
+
+    def __call__(self, side: Side, anchor_ids: np.ndarray, relation_ids: np.ndarray) -> Confidences:
+        """Return the pairs that rules lead to, and what is added to their scores."""
+        weights = self.weights[:, list(Side).index(side)]
+        parts = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
+        for relation_id in np.unique(relation_ids).tolist():
+            if weights[relation_id]:
+                places = np.flatnonzero(relation_ids == relation_id)
+                query, candidate, confidence = self.confidences(side, relation_id, anchor_ids[places])
+                parts.append((places[query], candidate, weights[relation_id] * confidence))
+        query, candidate, bonus = (np.concatenate(columns) for columns in zip(*parts))
+        return query, candidate, bonus
+
+    def confidences(self, side: Side, relation_id: int, anchors: np.ndarray) -> Confidences:
+        """Return the greatest confidence of a rule that leads from anchors (Q,) to each candidate."""
+        count = int(self.num_candidates[side][relation_id])
+        step = max(1, DENSE_NUMBERS // max(count, 1))
+        parts = [(np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0))]
+        for start in range(0, len(anchors), step):
+            dense = np.zeros((len(anchors[start : start + step]), count), np.float32)
+            for query, candidate, confidence in self._applied(
+                side, relation_id, anchors[start : start + step]
+            ):
+                np.maximum.at(dense, (query, candidate), confidence)
+            if count > MOST_CANDIDATES:
+                least = np.partition(dense, -MOST_CANDIDATES, axis=1)[:, -MOST_CANDIDATES, None]
+                dense[dense < least] = 0
+            query, candidate = np.nonzero(dense)
+            parts.append((query + start, candidate, dense[query, candidate].astype(np.float64)))
+        query, candidate, confidence = (np.concatenate(columns) for columns in zip(*parts))
+        return query, candidate, confidence
+
+    def _applied(
+        self, side: Side, relation_id: int, anchors: np.ndarray
+    ) -> Iterator[tuple[np.ndarray, np.ndarray, Any]]:
+        """Yield the pairs of one rule after another, and its confidence."""
+        for rule in self.rules[relation_id]:
+            steps = rule.steps if side is Side.TAIL else mirrored(rule.steps)
+            yield *self.graph.follow(anchors, steps, MOST_PAIRS), np.float32(rule.confidence)
+        for query, candidate, confidence in self.graph.constants(side, relation_id, anchors):
+            yield query, candidate, confidence.astype(np.float32)
+
+    def to_dict(self, relations: RelationVocabulary) -> dict[str, Any]:
+        """Return chains and weights as JSON, by the labels of relations."""
+        labels, sides = relations.labels, [side.value for side in Side]
+        return {
+            labels[id_]: {
+                "weights": dict(zip(sides, self.weights[id_].tolist())),
+                "rules": [
+                    {
+                        "steps": [[labels[step], side.value] for step, side in rule.steps],
+                        "support": rule.support,
+                        "pairs": rule.pairs,
+                    }
+                    for rule in rules
+                ],
+            }
+            for id_, rules in self.rules.items()
+        }
+
+    def loaded(self, fields: Mapping[str, Any], relations: RelationVocabulary) -> RuleScores:
+        """Return the same graph with chains and weights of :meth:`to_dict`."""
+        rules: dict[int, list[Rule]] = {id_: [] for id_ in range(len(relations))}
+        weights = np.zeros_like(self.weights)
+        for label, of_relation in fields.items():
+            id_ = relations.id(label)
+            weights[id_] = [of_relation["weights"][side.value] for side in Side]
+            rules[id_] = [
+                Rule(
+                    tuple((relations.id(step), Side(side)) for step, side in rule["steps"]),
+                    rule["support"],
+                    rule["pairs"],
+                )
+                for rule in of_relation["rules"]
+            ]
+        return replace(self, rules=rules, weights=weights)
+
+
+def open_rules(run: TrainedModel) -> RuleScores:
+    """Return the rules of a run's version and their weights, from its folder; else mined, and written there.
+
+    Raises
+    ------
+    InputError
+        If the run is no checkpoint, there is no data set, its valid split is empty, or the file is damaged.
+    """
+    checkpoint, relations = run.checkpoint, run.tables.relations
+    path = checkpoint.run_folder / RUN_RULES_FILE
+    identity = {"run_id": checkpoint.manifest.run_id, "version": checkpoint.version}
+    scores = plain_rules(run)
+    if path.is_file():
+        fields = load_json(path)
+        if {name: fields.get(name) for name in identity} == identity:
+            return scores.loaded(fields["relations"], relations)
+    scores = weighted(run, mined(run, scores))
+    try:
+        text = json.dumps({**identity, "relations": scores.to_dict(relations)}, ensure_ascii=False)
+        partial_path(path).write_text(text + "\n", encoding="utf-8")
+        os.replace(partial_path(path), path)
+    except OSError as error:  # e.g. a run of another user
+        logger.warning("rules are not kept: cannot write %s: %s", path, error.strerror or error)
+    return scores
+
+
+def plain_rules(run: TrainedModel) -> RuleScores:
+    """Return rules with constants only, with weight 0."""
+    relations, counts = run.tables.relations.relations, run.tables.meta.entity_types
+    return RuleScores(
+        RuleGraph(run.known_of((TRAIN,)), relations),
+        {id_: [] for id_ in range(len(relations))},
+        np.zeros((len(relations), len(Side))),
+        {side: np.array([counts[one.candidate_type(side)] for one in relations], np.int64) for side in Side},
+    )
+
+
+def mined(run: TrainedModel, scores: RuleScores) -> RuleScores:
+    """Return the same with chains that are mined from paths of training triples."""
+    train, rules = run.dataset.split(TRAIN), {}
+    order = np.argsort(train[:, 1], kind="stable")
+    starts = np.searchsorted(train[order, 1], np.arange(len(scores.rules) + 1))
+    for relation_id in tqdm(scores.rules, desc="mine rules", unit="relation", disable=None):
+        own = order[starts[relation_id] : starts[relation_id + 1]]
+        sample = np.random.default_rng((0, relation_id)).permutation(own)[:SAMPLES]
+        found = scores.graph.rules(relation_id, train[np.sort(sample)], MOST_RULES)
+        rules[relation_id] = [rule for rule in found if rule.confidence >= MIN_CONFIDENCE]
+    return replace(scores, rules=rules)
+
+
+def weighted(run: TrainedModel, scores: RuleScores) -> RuleScores:
+    """Return the same with the weights of the best filtered MRR on the valid split, by relation and side.
+
+    Raises
+    ------
+    InputError
+        If the valid split is empty.
+    """
+    triples = run.dataset.split(VALID)
+    if not len(triples):
+        raise InputError(f"weights of rules are chosen on the valid split, and {run.dataset.path} has none")
+    triples = triples[np.argsort(triples[:, 1], kind="stable")]
+    shards, known = run.shards(run.tables.entity_types), run.known_triples()
+    ranks = np.empty((len(WEIGHTS), len(Side), len(triples)))
+    starts = range(0, len(triples), TRIPLES_AT_A_TIME)
+    for start in tqdm(starts, desc="weights", unit="block", disable=None):
+        part = slice(start, start + TRIPLES_AT_A_TIME)
+        bonus = _Tried(replace(scores, weights=np.ones_like(scores.weights)))
+        evaluator = RankingEvaluator(run.model, run.tables.relations.relations, Protocol(VALID), bonus=bonus)
+        for place, bonus.weight in enumerate(WEIGHTS):
+            result = evaluator.evaluate(triples[part], known, run.tables, shards)
+            ranks[place, :, part] = [1 / result.ranks[side] for side in Side]
+    # Few triples of a relation say little, so the mean of all counts, too.
+    overall = ranks.mean((1, 2))
+    weights = np.full_like(scores.weights, WEIGHTS[int(overall.argmax())])
+    for relation_id in np.unique(triples[:, 1]).tolist():
+        sums = ranks[:, :, triples[:, 1] == relation_id].sum(2) + PRIOR_RANKS * overall[:, None]
+        weights[relation_id] = np.array(WEIGHTS)[sums.argmax(0)]
+    return replace(scores, weights=weights)
+
+
+class _Tried:
+    """Confidences, which are kept in memory, times a weight that changes."""
+
+    def __init__(self, confidences: Bonus) -> None:
+        self.weight = 0.0
+        self._confidences = confidences
+        self._kept: dict[tuple[Side, bytes, bytes], Confidences] = {}
+
+    def __call__(self, side: Side, anchor_ids: np.ndarray, relation_ids: np.ndarray) -> Confidences:
+        key = side, anchor_ids.tobytes(), relation_ids.tobytes()
+        if key not in self._kept:
+            self._kept[key] = self._confidences(side, anchor_ids, relation_ids)
+        query, candidate, confidence = self._kept[key]
+        return query, candidate, self.weight * confidence

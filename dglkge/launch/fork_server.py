@@ -1,0 +1,132 @@
+"""Fork server: imports torch, DGL and dglkge once; the servers and trainers of a machine are forked from it.
+
+The node program starts it with the command of the job, and sends it one datagram for each process: the
+variables of the process in JSON, with the descriptors of its output and of its gate, a pipe. The answer is
+its pid. A forked process is made a child of the node program, as one that was started by it is, and waits
+until the node program has closed the gate. The standard library only, as of ``script_runner.py``.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import json
+import os
+import re
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+
+VARIABLE = "DGLKGE_FORK_SERVER"
+"""Set in the fork server; its value, spaces, is the room for the variables of a forked process.
+
+``/proc/PID/environ`` shows the memory in which a program found its variables at its start. What finds the
+processes of a job by their variables reads it, and so does ``ps``.
+"""
+ROOM = " " * 4096
+
+MOST_BYTES = 1 << 20
+"""Largest request."""
+
+_PR_SET_PDEATHSIG = 1
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
+
+def serve(prepare: Callable[[Mapping[str, str]], None]) -> None:
+    """Fork a process for each request on standard input, and return in each of them.
+
+    The server itself never returns: it exits when its input ends.
+
+    Parameters
+    ----------
+    prepare : callable
+        Called with the variables of a process before it is forked; imports what it needs.
+    """
+    node = os.getppid()
+    control = socket.socket(fileno=os.dup(0))
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    gc.disable()  # what is imported stays: looking for garbage in it takes a tenth of the time
+    while True:
+        request, descriptors, _, _ = socket.recv_fds(control, MOST_BYTES, 2)
+        if not request:
+            os._exit(0)
+        output, gate = descriptors
+        environment: dict[str, str] = json.loads(request)
+        prepare(environment)
+        gc.freeze()  # keeps the pages shared that hold the imported objects
+        reading, writing = os.pipe()
+        error = "it was killed at its start"
+        try:
+            is_forked = _fork(node)
+        except OSError as problem:
+            is_forked, error = False, problem.strerror or error
+        if is_forked:
+            os.close(reading)
+            control.close()
+            _become(environment, output, gate, writing)
+            return
+        for descriptor in (writing, output, gate):
+            os.close(descriptor)
+        with open(reading, "rb") as file:
+            pid = file.read()  # nothing if it ends before it writes
+        control.send(pid or f"0 {error}".encode())
+
+
+def _fork(node: int) -> bool:
+    """Fork a child that is the node program's; return True in it, False here."""
+    between = os.fork()
+    if between:
+        os.waitpid(between, 0)
+        return False
+    between, child = os.getpid(), None
+    try:
+        child = os.fork()
+    finally:
+        if child != 0:
+            os._exit(0)
+    # Its parent ends at once. The nearest ancestor that takes over orphans is the node program.
+    while os.getppid() == between:
+        time.sleep(0.0005)
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != node:  # it died meanwhile
+        os._exit(1)
+    return True
+
+
+def _become(environment: Mapping[str, str], output: int, gate: int, told: int) -> None:
+    """Take over what a new program starts with: session, output, variables, random numbers."""
+    os.setsid()
+    for stream in (1, 2):
+        os.dup2(output, stream)
+    os.close(output)
+    os.environ.pop(VARIABLE, None)
+    threads = os.environ.get("OMP_NUM_THREADS")
+    show({name: value for name, value in environment.items() if os.environ.get(name) != value})
+    os.environ.update(environment)
+    # OpenMP has read it when it was loaded.
+    if os.environ.get("OMP_NUM_THREADS") != threads and "torch" in sys.modules:
+        found = re.match(r"\s*(\d+)", os.environ.get("OMP_NUM_THREADS", ""))
+        sys.modules["torch"].set_num_threads(max(1, int(found[1]) if found else 1))
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # else all processes draw the same numbers
+    gc.enable()
+    os.write(told, b"%d" % os.getpid())
+    os.close(told)
+    os.read(gate, 1)
+    os.close(gate)
+
+
+def show(environment: Mapping[str, str]) -> None:
+    """Write variables into the room for them in ``/proc/self/environ``; not if it is too small."""
+    with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
+        fields = file.read().rpartition(")")[2].split()
+    start, end = int(fields[47]), int(fields[48])
+    name, room = f"{VARIABLE}=".encode(), ROOM.encode()
+    at = ctypes.string_at(start, end - start).find(name + room) if start else -1
+    text = b"".join(os.fsencode(f"{key}={value}") + b"\0" for key, value in environment.items()) + name
+    if at >= 0 and len(text) <= len(name + room):
+        ctypes.memmove(start + at, text.ljust(len(name + room)), len(name + room))

@@ -1,0 +1,297 @@
+"""Processes that are forked are what started ones would be, and end as they do."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dglkge.launch import fork_server
+from dglkge.launch.protocol import Ended, Gone, Prepare, Signal, Start, Started
+from tests.launch.conftest import TIMEOUT_SECONDS, LaunchedJob
+from tests.launch.test_node_program import STUBBORN, WAIT_FOR_EVER, RunningProgram
+
+TELL = """
+import json, os, random, resource, signal, sys
+imported = [name for name in ("torch", "dgl") if name in sys.modules]
+threads = len(os.listdir("/proc/self/task"))
+import numpy, torch
+with open("/proc/self/environ") as file:
+    shown = dict(text.split("=", 1) for text in file.read().split("\\0") if "=" in text)
+path = f"{os.environ['DGL_ROLE']}-{os.environ.get('DGL_SERVER_ID', os.environ.get('RANK'))}.json"
+facts = {
+    "environment": dict(os.environ), "shown": shown, "imported": imported, "native threads": threads,
+    "threads": torch.get_num_threads(), "draws": [numpy.random.rand(), random.random()],
+    "arguments": sys.argv, "name": __name__, "path": sys.path[0], "folder": os.getcwd(),
+    "input": sys.stdin.read(), "session": os.getsid(0) == os.getpid(),
+    "signals": [signal.getsignal(n) == signal.SIG_DFL for n in (signal.SIGTERM, signal.SIGHUP)],
+    "interrupts": signal.getsignal(signal.SIGINT) is signal.default_int_handler,
+    "descriptors": sorted(map(int, os.listdir("/proc/self/fd")))[:-1],
+    "cores": sorted(os.sched_getaffinity(0)), "files": resource.getrlimit(resource.RLIMIT_NOFILE),
+    "parent": open(f"/proc/{os.getppid()}/cmdline").read(),
+}
+with open(path, "w") as file:
+    json.dump(facts, file)
+print("told by", path)
+print("and on stderr", file=sys.stderr)
+"""
+
+
+def test_a_forked_process_is_as_a_started_one(launch: Callable[..., LaunchedJob], tmp_path: Path) -> None:
+    """Variables are those of the plan, here and for who reads them in /proc; libraries take them over."""
+    options = ["--num_trainers=2", "--num_omp_threads=2", "--extra_envs=COLOUR=a b", "--log_dir=logs"]
+    options += [f"--ip_config={tmp_path / 'ip_config.txt'}"]
+    plan = json.loads(launch([*options, "--dry_run", "--json"], "", "x y").finish())
+    job = launch(options, TELL, "x y")
+    output = job.finish()
+    assert job.launcher.returncode == 0, output
+    told = {}
+    for planned in plan:
+        role, number = planned["name"].split()
+        name = f"{'client' if role == 'trainer' else role}-{number}"
+        facts = told[planned["name"]] = json.loads((tmp_path / f"{name}.json").read_text())
+        wanted = {**planned["environment"]}
+        own = wanted.keys() & {"DGLKGE_JOB", "DGLKGE_SEGMENTS", "MASTER_PORT", "DGL_IP_CONFIG"}
+        for found in (facts["environment"], facts["shown"]):
+            assert {key: found.get(key) for key in wanted.keys() - own} == {
+                key: value for key, value in wanted.items() if key not in own
+            }
+            assert own <= found.keys()
+        assert fork_server.VARIABLE not in facts["environment"]
+        assert f"told by {name}.json" in (tmp_path / f"logs/{role}-{number}.log").read_text()
+        assert "and on stderr" in (tmp_path / f"logs/{role}-{number}.log").read_text()
+        assert facts["imported"] == ["torch", "dgl"]  # before the fork
+        assert facts["threads"] == (2 if role == "trainer" else 1)
+        assert facts["native threads"] == 1
+        assert facts["arguments"] == [str(tmp_path / "script_1.py"), "x y"]
+        assert (facts["name"], facts["path"]) == ("__main__", str(tmp_path))
+        assert (facts["folder"], facts["input"]) == (str(tmp_path), "")
+        assert facts["session"] and facts["signals"] == [True, True] and facts["interrupts"]
+        assert facts["descriptors"] == [0, 1, 2]
+        assert facts["cores"] == sorted(os.sched_getaffinity(0))
+        assert facts["files"] == list(resource.getrlimit(resource.RLIMIT_NOFILE))
+        assert "dglkge.launch.node_program" in facts["parent"]
+    assert len({draw for facts in told.values() for draw in facts["draws"]}) == 6
+
+
+def test_an_import_that_fails(launch: Callable[..., LaunchedJob], tmp_path: Path, ip_config: Path) -> None:
+    """Every process raises its error, which is in its log and at the end of the launcher's output."""
+    (tmp_path / "broken" / "torch").mkdir(parents=True)
+    (tmp_path / "broken" / "torch" / "__init__.py").write_text("raise ImportError('libc10.so is not here')")
+    options = [f"--ip_config={ip_config}", "--num_trainers=1", "--log_dir=logs"]
+    job = launch([*options, f"--extra_envs=PYTHONPATH={tmp_path / 'broken'}"], "print('not reached')")
+    output = job.finish()
+    assert job.launcher.returncode == 1
+    assert "ImportError: libc10.so is not here" in output and "not reached" not in output
+    assert "ImportError: libc10.so" in (tmp_path / "logs/server-0.log").read_text()
+    assert "on 127.0.0.1 ended with status 1" in output
+
+
+def test_a_script_that_fails_at_its_own_import(
+    launch: Callable[..., LaunchedJob], tmp_path: Path, ip_config: Path
+) -> None:
+    job = launch(
+        [f"--ip_config={ip_config}", "--num_trainers=1", "--log_dir=logs"],
+        "import os, time\nif os.environ['DGL_ROLE'] == 'client': import no_such_module\ntime.sleep(60)",
+    )
+    output = job.finish()
+    assert job.launcher.returncode == 1
+    assert "trainer 0" in output and "No module named 'no_such_module'" in output
+    assert 'script_0.py", line 2' in output and "script_runner" not in output
+    job.await_none_left()
+
+
+IMPORTS = """
+import importlib, os, sys
+from dglkge.launch.script_runner import DGL_MODULES, SERVER_MODULES, TRAINER_MODULES, prepare_dgl
+prepare_dgl()
+import torch
+def refuse(*arguments, **options): raise AssertionError("CUDA is initialized by an import")
+torch.cuda.is_available = torch.cuda.device_count = torch.cuda._lazy_init = refuse
+for name in (*DGL_MODULES, *SERVER_MODULES, *TRAINER_MODULES):
+    importlib.import_module(name)
+import dglkge
+from dglkge.training.building.checks import check_config
+check_config(dglkge.load_config(None, ["dataset=x", "output=y"]))  # as each trainer does
+slow = [name for name in ("pandas", "torch._dynamo") if name in sys.modules]
+print(len(os.listdir("/proc/self/task")), slow)
+"""
+
+
+def test_what_is_imported_before_a_fork() -> None:
+    """It neither initializes CUDA nor starts a thread, which a forked process would lack.
+
+    Nor does it, or a trainer's check of default settings, load pandas or torch's compiler, a second each.
+    """
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, "-c", IMPORTS], env=environment, capture_output=True, text=True)
+    assert (done.stdout, done.returncode) == ("1 []\n", 0), done.stderr
+
+
+@pytest.mark.parametrize("module", ["dglkge.cli.launch", "dglkge.launch.node_program"])
+def test_the_launcher_starts_without_numpy(module: str) -> None:
+    """Each would import it before the processes of a job can start."""
+    code = f"import sys; sys.modules['numpy'] = None; import {module}"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0
+
+
+class Forking:
+    """A node program with the fork server of a small command, which imports nothing."""
+
+    def __init__(self, program: RunningProgram) -> None:
+        self.program = program
+
+    def prepare(self, code: str, prepare: str = "id", before: str = "pass", num_processes: int = 2) -> None:
+        text = f"import sys; from dglkge.launch.fork_server import serve; {before}; serve({prepare})\n{code}"
+        self.command = [sys.executable, "-c", text]
+        self.program.send(Prepare(self.command, {"SHARED": "s"}, str(self.program.folder), num_processes))
+
+    def start(self, number: int, **environment: str) -> None:
+        self.program.send(Start(number, self.command, environment, str(self.program.folder)))
+
+    def processes(self) -> list[psutil.Process]:
+        return psutil.Process(self.program.program.pid).children(recursive=True)
+
+    def await_processes(self, count: int) -> None:
+        """Wait until so many processes of the node program are left."""
+        for _ in range(TIMEOUT_SECONDS * 50):
+            if len(self.processes()) == count:
+                return
+            psutil.wait_procs(self.processes(), timeout=0.02)
+        raise AssertionError(self.processes())
+
+
+@pytest.fixture
+def forking(tmp_path: Path) -> Iterator[Forking]:
+    running = RunningProgram(tmp_path)
+    yield Forking(running)
+    running.lose()
+    running.program.stdout.close()
+
+
+def test_statuses(forking: Forking) -> None:
+    """Each process ends with its own; the server itself ends once all have been forked."""
+    forking.prepare(
+        "import os; print(os.environ['SHARED'], flush=True); exec(os.environ['END'])", "id", "pass", 3
+    )
+    ends = {"sys.exit(7)": 7, "os.kill(os.getpid(), 9)": -9, "pass": 0}
+    for number, (end, status) in enumerate(ends.items()):
+        forking.start(number, END=end)
+        (started, ended, gone), output = forking.program.until(Gone)
+        assert isinstance(started, Started) and not psutil.pid_exists(started.pid)
+        assert (ended.process, ended.status, gone.error, output) == (number, status, None, b"s\n")
+    forking.await_processes(0)
+
+
+def test_a_signal_to_one_process_alone(forking: Forking) -> None:
+    forking.prepare(WAIT_FOR_EVER)
+    forking.start(1)
+    first = forking.program.wait_ready()
+    forking.start(2)
+    second = forking.program.wait_ready()
+    forking.program.send(Signal(1, signal.SIGTERM))
+    messages, _ = forking.program.until(Gone)
+    assert messages[0] == Ended(1, -signal.SIGTERM, messages[0].time)
+    assert not first.is_running() and second.is_running()
+
+
+def test_processes_die_with_the_node_program(forking: Forking) -> None:
+    """Even kill -9 ends the forked ones and the fork server, deaf to SIGTERM or not."""
+    forking.prepare(STUBBORN)
+    forking.start(1)
+    forking.program.wait_ready()
+    processes = forking.processes()
+    assert len(processes) == 2
+    forking.program.program.kill()
+    assert psutil.wait_procs(processes, timeout=TIMEOUT_SECONDS)[1] == []
+
+
+def test_the_launcher_is_lost_during_imports(forking: Forking) -> None:
+    forking.prepare("pass", prepare="lambda environment: __import__('time').sleep(600)")
+    forking.start(1)
+    forking.await_processes(1)
+    processes = forking.processes()
+    forking.program.lose()
+    assert psutil.wait_procs(processes, timeout=TIMEOUT_SECONDS)[1] == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_a_signal_during_imports(forking: Forking, number: int) -> None:
+    """It ends the processes at once, as it ends a process that imports by itself."""
+    forking.prepare("pass", prepare="lambda environment: __import__('time').sleep(600)")
+    for process in (1, 2):
+        forking.start(process)
+    forking.await_processes(1)
+    forking.program.send(Signal(1, number))
+    ((ended, gone), _) = forking.program.until(Gone)
+    assert (ended.process, ended.status, gone.process) == (1, -number, 1)
+    ((gone,), _) = forking.program.until(Gone)  # it was not to be signalled, and cannot be started
+    assert gone.process == 2 and "has ended" in gone.error
+    forking.await_processes(0)
+
+
+def test_the_fork_server_is_killed_during_imports(forking: Forking) -> None:
+    """For example because memory is short: no process has been started, and its last line says why."""
+    code = "import os; print('Illegal instruction', flush=True); os._exit(9)"
+    forking.prepare("pass", prepare=f"lambda environment: exec({code!r})")
+    forking.start(1)
+    ((gone,), _) = forking.program.until(Gone)
+    assert gone.error == "the process that imports torch and DGL has ended: Illegal instruction"
+
+
+def test_what_imports_print_is_in_the_log_of_the_first(forking: Forking) -> None:
+    forking.prepare("print('own', flush=True)", before="print('a warning', flush=True)")
+    for number, text in ((1, b"a warning\nown\n"), (2, b"own\n")):
+        forking.start(number)
+        _, output = forking.program.until(Gone)
+        assert output == text
+
+
+def test_variables_that_have_no_room_are_left_out(forking: Forking) -> None:
+    """They are in the process all the same."""
+    forking.prepare(
+        "import os; print(os.environ['LONG'] == 'x' * 9000, open('/proc/self/environ').read().count('LONG'))"
+    )
+    forking.start(1, LONG="x" * 9000)
+    _, output = forking.program.until(Gone)
+    assert output == b"True 0\n"
+
+
+def test_another_attempt_has_a_fork_server_of_its_own(forking: Forking) -> None:
+    forking.prepare("print('first')")
+    forking.start(1)
+    assert forking.program.until(Gone)[1] == b"first\n"
+    forking.prepare("print('second')", num_processes=1)
+    forking.start(2)
+    assert forking.program.until(Gone)[1] == b"second\n"
+    forking.await_processes(0)
+
+
+@pytest.mark.parametrize("failing", [1, 2])
+def test_no_more_processes(forking: Forking, failing: int) -> None:
+    """A fork that fails is reported, and the server serves on."""
+    before = (
+        "import os, dglkge.launch.fork_server as f; calls, real = [], os.fork\n"
+        "def fork():\n"
+        "    calls.append(1)\n"
+        f"    if len(calls) == {failing}: raise BlockingIOError(11, 'no more processes')\n"
+        "    return real()\n"
+        "f.os.fork = fork\n"
+    )
+    text = f"import sys; from dglkge.launch.fork_server import serve\n{before}serve(id)\nprint('ran')"
+    forking.command = [sys.executable, "-c", text]
+    forking.program.send(Prepare(forking.command, {}, str(forking.program.folder), 2))
+    forking.start(1)
+    ((gone,), _) = forking.program.until(Gone)
+    assert gone.error == ("no more processes" if failing == 1 else "it was killed at its start")
+    if failing == 1:
+        forking.start(2)
+        assert forking.program.until(Gone)[1] == b"ran\n"
