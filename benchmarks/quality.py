@@ -23,6 +23,7 @@ from typing import Any
 from dglkge.checkpoint.layout import RUN_METRICS_FILE
 from dglkge.config import load_config
 from dglkge.config.load import recipe_files
+from dglkge.data.public_data import find_public
 from dglkge.errors import DglkgeError, unknown_name
 from measuring import our_job
 from measuring.machine import describe_machine
@@ -46,6 +47,7 @@ FOLDERS = {
     "codex-s": "CoDEx-S",
     "umls": "UMLS",
     "nations": "Nations",
+    "icews14": "ICEWS14",
 }
 """Folders of recipes, and what the folders of their triples are called."""
 PUBLISHED = {
@@ -65,6 +67,7 @@ PUBLISHED = {
     ("CoDEx-S", "complex"): ".465 (Safavi and Koutra 2020)",
     ("CoDEx-S", "rescal"): ".404 (Safavi and Koutra 2020)",
     ("CoDEx-S", "transe_l2"): ".354 (Safavi and Koutra 2020)",
+    ("ICEWS14", "tcomplex"): ".61 (Lacroix et al. 2020)",
 }
 
 
@@ -108,6 +111,9 @@ def partition(triples: Path, work: Path) -> tuple[Path, float]:
     dataset = work / f"dataset-{triples.name}"
     program = our_job.REPOSITORY / "partition_tools" / "partition.py"
     command = [sys.executable, str(program), "--input", str(triples), "--output", str(dataset)]
+    # A data set of the registry may have more columns than a triple.
+    entry = find_public(triples.name)
+    command += ["--columns", entry.columns] if entry is not None and entry.columns else []
     return dataset, run_watched(command, work / "partition.log", LIMIT_SECONDS).seconds
 
 

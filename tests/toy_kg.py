@@ -29,6 +29,36 @@ def ring_triples(num_entities: int = NUM_ENTITIES) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["head", "relation", "tail"])
 
 
+TIMES = ("2021-03", "2021-04", "2021-05", "2021-06")
+
+
+def temporal_triples() -> pd.DataFrame:
+    """Return triples at times: ``turn`` turns the ring by another step at each, ``follow`` always by 5.
+
+    ``open`` holds in the last two months only.
+    """
+    rows = []
+    for place, time in enumerate(TIMES):
+        for i in range(NUM_ENTITIES):
+            steps = {"turn": STEPS[place], "follow": 5, **({"open": 11} if place > 1 else {})}
+            rows += [
+                (f"e{i:03d}", relation, f"e{(i + step) % NUM_ENTITIES:03d}", time)
+                for relation, step in steps.items()
+            ]
+    return pd.DataFrame(rows, columns=["head", "relation", "tail", "time"])
+
+
+def temporal_dataset(num_parts: int = 1) -> Path:
+    """Return the folder of the temporal triples, partitioned once; see :func:`toy_dataset`."""
+
+    def make(folder: Path) -> None:
+        write_splits(folder / "source", temporal_triples())
+        options = ("--num-parts", str(num_parts), "--method", "random", "--columns", "hrtT")
+        partition(folder / "source", folder / "dataset", *options)
+
+    return made_once(f"toy-{num_parts}-temporal", make) / "dataset"
+
+
 def typed_triples() -> tuple[pd.DataFrame, dict[str, str]]:
     """Return triples of people, towns and countries, and the type of each entity.
 

@@ -47,7 +47,8 @@ def dataset_fields(dataset: Dataset) -> dict[str, Any]:
         "dataset_path": str(dataset.path.resolve()),
         "dataset_fingerprint": dataset.fingerprint,
         "entity_types": {name: dataset.num_entities(name) for name in dataset.entity_types},
-        "relations": list(dataset.relations.relations),
+        "relations": list(dataset.relations.timeless),
+        "times": tuple(dataset.relations.times),
     }
 
 

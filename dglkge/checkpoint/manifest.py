@@ -94,6 +94,9 @@ class CheckpointMeta:
         Operator of each relation, where they differ; otherwise empty.
     dims : mapping of str to int
         Width of the rows of entity types where it is not ``dim``.
+    times : tuple of str
+        Times in their order, where triples have them; an id of a relation at a time is
+        ``relation * len(times) + time``.
     """
 
     __pydantic_config__ = NO_OTHER_FIELDS
@@ -114,6 +117,7 @@ class CheckpointMeta:
     score_options: Mapping[str, int | float | str] = field(default_factory=dict)
     operators: tuple[str, ...] = ()
     dims: Mapping[FileName, Positive] = field(default_factory=dict)
+    times: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         counts = (Progress.FINISHED_EPOCHS, Progress.BATCHES_DONE, Progress.GLOBAL_BATCH_SIZE)

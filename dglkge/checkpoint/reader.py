@@ -27,6 +27,7 @@ from dglkge.checkpoint.relation_layout import DENSE_GROUP, dense_parameters, den
 from dglkge.checkpoint.storage import CheckpointStorage, check_file, check_files, read_version
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import CheckpointError, InputError, os_errors, unknown_name
+from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.projections import PREFIX, ProjectedFeatures, projections_of
 from dglkge.typing import RELATION, RowShard
 
@@ -385,8 +386,22 @@ class Checkpoint(TablesByName):
 
     @cached_property
     def relations(self) -> RelationVocabulary:
-        """The relations by id, with their names."""
-        return RelationVocabulary(self.meta.relations)
+        """The relations by id, with their names; at their times where triples have them."""
+        return RelationVocabulary(self.meta.relations, self.meta.times)
+
+    def gather(self, table: str, ids: torch.Tensor) -> torch.Tensor:
+        """Return the rows (n, D) of the original ids (n,) of a table; of a relation at a time with that."""
+        num_times = len(self.meta.times)
+        if table != RELATION or not num_times:
+            return super().gather(table, ids)
+        rows = super().gather(table, ids // num_times)
+        return self._frame.set_times(rows, ids % num_times)
+
+    @cached_property
+    def _frame(self) -> KgeModel:
+        """The model without its dense parameters: it knows where a row has its time."""
+        meta = self.meta
+        return build_model(meta.score_function, meta.dim, meta.reciprocal, meta.score_options)
 
     def vocabulary(self, entity_type: str) -> Vocabulary:
         """Return the names of an entity type; where none were saved, the ids.
@@ -438,7 +453,8 @@ class Checkpoint(TablesByName):
                 with self.open_model() as file:
                     rows = torch.from_numpy(read_relations(self.folder / entries[0].name, file, self.meta))
                 shard = FileShard(torch.arange(len(rows)), rows)
-                self._tables[table] = CheckpointTable(RELATION, [shard], self.relations.id)
+                name_to_id = RelationVocabulary(self.meta.relations).id
+                self._tables[table] = CheckpointTable(RELATION, [shard], name_to_id)
         return self._tables[table]
 
     def _entity_table(self, table: str) -> CheckpointTable:

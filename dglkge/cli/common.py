@@ -272,7 +272,9 @@ RULES = flag(
 )
 OVERWRITE = flag("--overwrite", "replace files that exist")
 COLUMNS = option(
-    "--columns", "head,relation,tail (default), htr, or names of the file's header", metavar="LIST"
+    "--columns",
+    "head,relation,tail (default), hrtT with a time, or names of the file's header",
+    metavar="LIST",
 )
 DELIMITER = option("--delimiter", "instead of tab, and of the comma of .csv", metavar="CHAR")
 OUTPUT = option("-o --output", "folder for what is written", required=True, metavar="DIR")

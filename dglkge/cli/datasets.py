@@ -29,6 +29,7 @@ from dglkge.cli.common import (
     sigterm_raises,
 )
 from dglkge.data.text_format import Columns, bare_path
+from dglkge.data.times import GRANULARITIES
 from dglkge.distributed.dgl_import import require_dgl
 from dglkge.errors import InputError, StorageError
 from dglkge.partition.options import (
@@ -176,7 +177,7 @@ examples:
         --entity-map entities.tsv --relation-map relations.tsv -o datasets/udd
 
 --columns takes one of three forms:
-  roles in the order of the columns, for files without a header: head,relation,tail,weight or hrtw, htr, ...
+  roles in the order of the columns, for files without a header: head,relation,tail,time or hrtT, hrtw, ...
   role=name pairs, for files with a header; other columns are not read: head=subject,relation=p,tail=object
   the names of the head, relation, tail [and weight] columns: subject,predicate,object
 A file whose first line has the names head, relation and tail, or source, label and target, or the like, has
@@ -311,6 +312,11 @@ exit status: 0 done, 1 failure, 2 something in the input (one line says what), 1
                 "threads that read and check triples; the data set is the same with any number (all cores)",
                 type=int,
                 metavar="N",
+            ),
+            option(
+                "--time-granularity",
+                "cut dates of the time column (as they are)",
+                choices=tuple(GRANULARITIES),
             ),
             option("--name", "name of the dataset (the output folder's)"),
             flag("--overwrite", "replace the dataset at the output"),

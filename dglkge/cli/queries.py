@@ -20,7 +20,7 @@ from dglkge.cli.common import (
     print_columns,
     print_text,
 )
-from dglkge.data.text_format import ROLES
+from dglkge.data.text_format import ROLES, TIME
 from dglkge.errors import InputError
 from dglkge.inference.choices import ALL, CANDIDATES, MISSING, Known
 
@@ -73,11 +73,12 @@ def _questions(args: argparse.Namespace) -> pd.DataFrame:
                 "give two of --head, --relation and --tail, and the third is predicted, or all three for "
                 f"their score. Got {got}"
             )
-        return pd.DataFrame([[part or MISSING for part in parts]], columns=list(ROLES))
-    if parts != [None, None, None]:
+        frame = pd.DataFrame([[part or MISSING for part in parts]], columns=list(ROLES))
+        return frame if args.time is None else frame.assign(**{TIME: args.time})
+    if [*parts, args.time] != [None] * 4:
         raise InputError("give either --triples or one query, not both")
     file = TripleFile(Path(args.triples), *file_format(args))
-    frames = [chunk[list(ROLES)].astype(str) for chunk in file.frames()]
+    frames = [chunk.filter([*ROLES, TIME]).astype(str) for chunk in file.frames()]
     if not any(map(len, frames)):
         raise InputError(f"{args.triples} has no triples")
     return pd.concat(frames, ignore_index=True)
@@ -206,6 +207,10 @@ scored: higher is more plausible, and only probabilities can be compared between
   dglkge predict runs/demo --head Alice --relation likes          what does Alice like?
   dglkge predict runs/demo --relation likes --tail Bob -k 3       who likes Bob?
   dglkge predict runs/demo --head Alice --tail Bob                how are Alice and Bob related?
+  dglkge predict runs/news --head Alice --relation visits --time 2014-05-01
+                                                                  where was she then?
+  dglkge predict runs/news --head Alice --relation visits --tail Rome --time '?'
+                                                                  when was she there?
   dglkge predict runs/demo --head Alice --relation likes --known drop
                                                                   only what the data set does not contain
   dglkge predict runs/demo --head Alice --relation likes --candidates seen
@@ -223,6 +228,7 @@ scored: higher is more plausible, and only probabilities can be compared between
         option("--head", "the head", metavar="NAME"),
         option("--relation", "the relation", metavar="NAME"),
         option("--tail", "the tail", metavar="NAME"),
+        option("--time", "of the relation, where triples have times; ? asks when (quote it)", metavar="TIME"),
         option(
             "--triples",
             "a file (as of dglkge data build) instead: with a ? for one part it is predicted, else scored",

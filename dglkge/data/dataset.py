@@ -114,18 +114,30 @@ class Dataset:
 
     @property
     def num_relations(self) -> int:
-        """Number of relations."""
+        """Number of relations, each counted at every time."""
         return len(self.relations)
+
+    @property
+    def num_times(self) -> int:
+        """Number of times; 1 where triples have none."""
+        return int(self.description.get(Field.NUM_TIMES, 1))
 
     @cached_property
     def relations(self) -> RelationVocabulary:
-        """The relations by original id."""
+        """The relations by original id, at their times where triples have one."""
         path = self.path / dataset_files.RELATIONS
-        relations = RelationVocabulary.load(path)
+        has_times = Field.NUM_TIMES in self.description
+        times = read_lines(self.path / dataset_files.TIMES) if has_times else []
+        relations = RelationVocabulary.load(path, times)
         expected = self.description[Field.NUM_RELATIONS]
-        if len(relations) != expected:
+        if len(relations.timeless) != expected:
             raise InputError(
-                f"{path} has {len(relations)} relations, {dataset_files.DESCRIPTION} says {expected}"
+                f"{path} has {len(relations.timeless)} relations, {dataset_files.DESCRIPTION} says {expected}"
+            )
+        if relations.num_times != self.num_times:
+            raise InputError(
+                f"{self.path / dataset_files.TIMES} has {len(times)} times, {dataset_files.DESCRIPTION} says "
+                f"{self.num_times}"
             )
         return relations
 
@@ -310,7 +322,7 @@ class Dataset:
 
     @cached_property
     def _layout(self) -> PartitionLayout:
-        layout = PartitionLayout.open(self.path / dataset_files.PARTITIONS, self.graph_name)
+        layout = PartitionLayout.open(self.path / dataset_files.PARTITIONS, self.graph_name, self.num_times)
         # The two files are written by different programs (ours and DGL): a copy may have mixed two data sets.
         if layout.num_parts != self.num_parts:
             raise InputError(

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from dglkge.data.text_format import ROLES, Columns
+from dglkge.data.text_format import ROLES, TIME, Columns
+from dglkge.data.times import label_at
 from dglkge.data.triples import TripleFile
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import InputError
@@ -74,7 +75,7 @@ def find_triples(
     Parameters
     ----------
     frame : DataFrame
-        Categorical columns head, relation and tail.
+        Categorical columns head, relation and tail, and time where relations have one.
     relations : RelationVocabulary
     vocabulary : callable
         Returns the names of an entity type.
@@ -93,13 +94,22 @@ def find_triples(
 
 
 def _names(frame: pd.DataFrame, row: int | np.integer) -> list[str]:
-    return [str(frame[role].iloc[int(row)]) for role in ROLES]
+    return [str(with_times(frame.iloc[[int(row)]])[role].iloc[0]) for role in ROLES]
+
+
+def with_times(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return triples with relations at their times; without a column of times as they are."""
+    if TIME not in frame.columns:
+        return frame
+    names = [label_at(*pair) for pair in zip(frame["relation"].astype(str), frame[TIME].astype(str))]
+    return frame.assign(relation=pd.Categorical(names))
 
 
 def _resolve(
     chunk: pd.DataFrame, relations: RelationVocabulary, vocabulary: VocabularyOf
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the ids (n, 3) of a chunk, and the number of relations (n,) that fit each triple."""
+    chunk = with_times(chunk)
     ids = np.full((len(chunk), 3), -1, dtype=np.int64)
     num_fitting = np.zeros(len(chunk), dtype=np.int64)
     for relation_id, rows in _relations_of_rows(chunk, relations):

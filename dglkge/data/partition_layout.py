@@ -12,7 +12,9 @@ import numpy.typing as npt
 
 from dglkge.data import dataset_files
 from dglkge.data.dataset_files import Field, load_json
+from dglkge.data.times import extended
 from dglkge.errors import InputError
+from dglkge.typing import RELATION
 
 Rows = range | npt.NDArray[np.int32] | npt.NDArray[np.int64]
 """Rows of a partition's edge table, ascending; a range where they stand together."""
@@ -81,19 +83,26 @@ class PartitionLayout:
         For each node type the first node id of each partition and, last, the number of nodes.
     description : mapping, optional
         Content of DGL's description of the partitions.
+    num_times : int
+        Times that a relation has; an edge has its relation as ``node id * num_times + time``.
     """
 
     def __init__(
-        self, path: Path, boundaries: dict[str, np.ndarray], description: Mapping[str, Any] | None = None
+        self,
+        path: Path,
+        boundaries: dict[str, np.ndarray],
+        description: Mapping[str, Any] | None = None,
+        num_times: int = 1,
     ) -> None:
         self.path = path
+        self.num_times = num_times
         self.description: Mapping[str, Any] = description or {}
         self._boundaries = boundaries
         self._arrays: dict[str, np.ndarray] = {}
         self._edge_tables: dict[int, EdgeTable] = {}
 
     @classmethod
-    def open(cls, path: str | Path, graph_name: str) -> PartitionLayout:
+    def open(cls, path: str | Path, graph_name: str, num_times: int = 1) -> PartitionLayout:
         """Read DGL's description of the partitions and check that the id maps and edge tables fit it.
 
         A machine needs the folder of its own partition only. Partitions without a folder here are skipped;
@@ -105,13 +114,14 @@ class PartitionLayout:
             The folder of the partitions.
         graph_name : str
             Name of the graph: ``<graph_name>.json`` describes it.
+        num_times : int
 
         Raises
         ------
         InputError
             If a file is missing or damaged, or no partition's folder is here.
         """
-        layout = cls.open_maps(path, graph_name)
+        layout = cls.open_maps(path, graph_name, num_times)
         here = [part_id for part_id in range(layout.num_parts) if layout.part_path(part_id).is_dir()]
         if not here:
             raise InputError(f"{path} has no partition: {layout.part_path(0)} and the others are missing")
@@ -120,7 +130,7 @@ class PartitionLayout:
         return layout
 
     @classmethod
-    def open_maps(cls, path: str | Path, graph_name: str) -> PartitionLayout:
+    def open_maps(cls, path: str | Path, graph_name: str, num_times: int = 1) -> PartitionLayout:
         """Do what :meth:`open` does, but skip the edge tables: partitioning writes them last.
 
         Raises
@@ -143,7 +153,7 @@ class PartitionLayout:
                 boundaries[ntype] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"{config_path} is no description of DGL partitions: {error!r}") from error
-        layout = cls(path, boundaries, config)
+        layout = cls(path, boundaries, config, num_times)
         # Mapped now, so that a missing or damaged map is an error before training starts.
         for ntype in layout.ntypes:
             layout.original_ids(ntype)
@@ -197,6 +207,17 @@ class PartitionLayout:
     def node_ids(self, ntype: str) -> np.ndarray:
         """Return the node id of each original id of a type, (n,) int64; inverse of :meth:`original_ids`."""
         return self._id_map(dataset_files.node_ids_file(ntype), ntype)
+
+    def edge_ids(self, ntype: str) -> np.ndarray:
+        """Return what edges have for each original id of a type: its node id, and its time if it has one."""
+        return self._at_times(ntype, self.node_ids(ntype))
+
+    def original_edge_ids(self, ntype: str) -> np.ndarray:
+        """Return the inverse of :meth:`edge_ids`."""
+        return self._at_times(ntype, self.original_ids(ntype))
+
+    def _at_times(self, ntype: str, ids: np.ndarray) -> np.ndarray:
+        return extended(ids, self.num_times) if ntype == RELATION else ids
 
     def part_path(self, part_id: int) -> Path:
         """Return the folder of a partition, which need not be on this machine."""

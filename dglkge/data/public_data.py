@@ -42,6 +42,8 @@ class PublicData:
     counts : mapping of str to int
         Numbers of entities and relations, and of the triples of each split.
     licence, citation : str
+    columns : str
+        As of ``--columns``, where they are not head, relation and tail.
     """
 
     name: str
@@ -50,6 +52,7 @@ class PublicData:
     counts: Mapping[str, int]
     licence: str
     citation: str
+    columns: str = ""
 
     @property
     def verified_by(self) -> str:

@@ -24,9 +24,10 @@ MAX_ID_DIGITS = 18
 
 ROLES = ("head", "relation", "tail")
 WEIGHT = "weight"
-_LETTERS = {"h": "head", "r": "relation", "t": "tail", "w": WEIGHT}
+TIME = "time"
+_LETTERS = {"h": "head", "r": "relation", "t": "tail", "w": WEIGHT, "T": TIME}
 _FORMS = (
-    "allowed are roles in the order of the columns (head,relation,tail[,weight] or hrt, htr, ...), "
+    "allowed are roles in the order of the columns (head,relation,tail[,weight][,time] or hrt, hrtT, ...), "
     "role=name pairs (head=subject,relation=predicate,tail=object) "
     "or the names of the head, relation and tail columns (subject,predicate,object)"
 )
@@ -60,7 +61,7 @@ def parse_columns(text: str) -> Columns:
     Parameters
     ----------
     text : str
-        Roles in order (``head,relation,tail,weight`` or ``hrtw``), ``role=name`` pairs, or three or four
+        Roles in order (``head,relation,tail,time`` or ``hrtT``), ``role=name`` pairs, or three or four
         column names standing for head, relation, tail and weight.
 
     Raises
@@ -86,14 +87,14 @@ def parse_columns(text: str) -> Columns:
         names = {role.strip(): name.strip() for role, name in pairs}
     elif any("=" in item for item in items):
         raise InputError(f"--columns {text!r} mixes role=name with bare names; {_FORMS}")
-    elif set(items) <= {*ROLES, WEIGHT}:
+    elif set(items) <= {*ROLES, WEIGHT, TIME}:
         roles = items
     else:
         roles = [*ROLES, WEIGHT][: len(items)]
         names = dict(zip(roles, items))
         if len(items) > 4:
             raise InputError(f"--columns {text!r} names {len(items)} columns; {_FORMS}")
-    if sorted(roles) not in (sorted(ROLES), sorted([*ROLES, WEIGHT])):
+    if sorted(roles) not in [sorted([*ROLES, *more]) for more in ((), (WEIGHT,), (TIME,), (TIME, WEIGHT))]:
         raise InputError(f"--columns {text!r} does not give head, relation and tail once each; {_FORMS}")
     if names and (len(set(names.values())) < len(names) or "" in names.values()):
         raise InputError(f"--columns {text!r} gives an empty column name or one name twice; {_FORMS}")
@@ -303,7 +304,7 @@ class RowRules:
             return _weight_fault(value)
         if value == "":
             return f"the {role} is empty"
-        if not self.limits:
+        if not self.limits or role == TIME:
             return None
         # isdigit alone accepts digits of other scripts, which Arrow's integers do not.
         digits = value[1:] if value.startswith("-") else value

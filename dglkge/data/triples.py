@@ -22,6 +22,7 @@ import pyarrow.parquet
 from dglkge.data.text_format import (
     EXTENSIONS,
     ROLES,
+    TIME,
     WEIGHT,
     Columns,
     RowRules,
@@ -134,7 +135,7 @@ class TripleFile:
         ------
         DataFrame
             Columns head, relation, tail (categorical, or int64 with integer ids) and, if wanted, weight
-            (float32).
+            (float32) and time (categorical).
 
         Raises
         ------
@@ -248,7 +249,8 @@ class TripleFile:
         Returns
         -------
         dict of str to Array
-            Strings (int64 with integer ids) of head, relation and tail and, if wanted, floats of weight.
+            Strings (int64 with integer ids) of head, relation and tail and, if wanted, floats of weight and
+            strings of time.
 
         Raises
         ------
@@ -394,7 +396,8 @@ def _checked(arrays: dict[str, pa.Array], rules: RowRules, place: str, first_row
         if pa.types.is_floating(array.type) and role != WEIGHT:
             raise InputError(f"{place}: the {role} column holds {array.type}, expected names or integers")
         try:
-            wanted = pa.float64() if role == WEIGHT else pa.int64() if rules.integer_ids else pa.string()
+            is_number = rules.integer_ids and role != TIME
+            wanted = pa.float64() if role == WEIGHT else pa.int64() if is_number else pa.string()
             array = array.cast(wanted)
         except pa.ArrowException as error:
             raise InputError(
@@ -415,8 +418,8 @@ def _checked(arrays: dict[str, pa.Array], rules: RowRules, place: str, first_row
 def _bad_rows(columns: dict[str, pa.Array], rules: RowRules) -> np.ndarray:
     """Return the rows of a chunk that break a rule (not the exact one: the caller finds out which)."""
     bad = np.zeros(len(columns[ROLES[0]]), dtype=bool)
-    for role in ROLES:
-        if rules.integer_ids:
+    for role in [*ROLES, TIME] if TIME in columns else ROLES:
+        if rules.integer_ids and role != TIME:
             ids = columns[role].to_numpy()
             bad |= (ids < 0) | (ids >= rules.limits[role])
         else:
@@ -442,6 +445,8 @@ def _parse_csv(file: _TextFile, content: bytes, rules: RowRules) -> pa.Table:
     types = {name: pa.int64() if rules.integer_ids else pa.string() for name in names.values()}
     if WEIGHT in names:
         types[names[WEIGHT]] = pa.float32()
+    if TIME in names:
+        types[names[TIME]] = pa.string()
     return pa.csv.read_csv(
         pa.BufferReader(content),
         # One block: the threads parse different ones.

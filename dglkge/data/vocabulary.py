@@ -12,6 +12,7 @@ from typing import overload
 
 import numpy as np
 
+from dglkge.data.times import at_times
 from dglkge.errors import InputError, unknown_name
 from dglkge.typing import Relation
 
@@ -175,16 +176,25 @@ class RelationVocabulary:
     ----------
     relations : sequence of Relation
         The relation of id 0, 1, 2, ...
+    times : sequence of str
+        Times in their order: an id is then that of a relation at a time, see :mod:`dglkge.data.times`.
 
     Attributes
     ----------
+    relations : list of Relation
+        By id.
+    timeless : list of Relation
+        The relations that were given: each has a row.
+    times : sequence of str
     labels : Vocabulary
         Label of each relation: its name, or ``name (lhs → rhs)`` where the name joins several pairs of
         entity types.
     """
 
-    def __init__(self, relations: Sequence[Relation]) -> None:
-        self.relations = list(relations)
+    def __init__(self, relations: Sequence[Relation], times: Sequence[str] = ()) -> None:
+        self.times = times
+        self.timeless = list(relations)
+        self.relations = at_times(self.timeless, times)
         # A label identifies a relation alone, while names repeat where one joins several pairs of types.
         uses = Counter(relation.name for relation in self.relations)
         self.labels = Vocabulary(
@@ -210,7 +220,28 @@ class RelationVocabulary:
             If there is none; the message shows the nearest known ones.
         """
         ids = self._ids_of_name.get(label_or_name)
+        if ids is None and self.times and any(one.name == label_or_name for one in self.timeless):
+            raise InputError(
+                f"relation {label_or_name!r} has times, from {self.times[0]} to {self.times[-1]}; say which"
+            )
         return [self.labels.id(label_or_name)] if ids is None else ids
+
+    def at(self, name: str | None, time: str | None) -> list[int]:
+        """Return the ids of relations of a name, or of all, at a time, or at all.
+
+        Raises
+        ------
+        InputError
+            If there is none; the message shows the nearest known names.
+        """
+        if time is not None and time not in self.times:
+            raise unknown_name("time", time, self.times)
+        names = [one.name for one in self.timeless]
+        if name is not None and name not in names:
+            raise unknown_name("relation", name, sorted(set(names)))
+        rows = [row for row, known in enumerate(names) if name in (None, known)]
+        times = range(self.num_times) if time is None else [list(self.times).index(time)]
+        return [row * self.num_times + number for row in rows for number in times]
 
     def id(self, label_or_name: str, lhs: str | None = None, rhs: str | None = None) -> int:
         """Return the id of a relation.
@@ -243,13 +274,18 @@ class RelationVocabulary:
             f"relation {label_or_name!r} joins several pairs of entity types; say which: {known}"
         )
 
+    @property
+    def num_times(self) -> int:
+        """Number of times; 1 where relations have none."""
+        return max(1, len(self.times))
+
     def save(self, path: Path) -> None:
-        """Write one relation per line: name, lhs and rhs, separated by tabs; the line number is the id."""
+        """Write one relation per line, whatever the time: name, lhs and rhs, separated by tabs."""
         with open(path, "w", encoding="utf-8", newline="") as file:
-            file.writelines(f"{r.name}\t{r.lhs}\t{r.rhs}\n" for r in self.relations)
+            file.writelines(f"{r.name}\t{r.lhs}\t{r.rhs}\n" for r in self.timeless)
 
     @classmethod
-    def load(cls, path: Path) -> RelationVocabulary:
+    def load(cls, path: Path, times: Sequence[str] = ()) -> RelationVocabulary:
         """Read a file of :meth:`save`.
 
         Raises
@@ -263,7 +299,7 @@ class RelationVocabulary:
             if len(fields) != 3:
                 raise InputError(f"{path}:{number}: got {len(fields)} fields, expected name, lhs and rhs")
             relations.append(Relation(*fields))
-        return cls(relations)
+        return cls(relations, times)
 
 
 def read_lines(path: Path) -> list[str]:

@@ -48,6 +48,7 @@ class TableSet(Mapping[str, EmbeddingTable]):
         storage: RowStorage = FLOAT32_ROWS,
     ) -> None:
         self._part = part
+        self._num_times = layout.num_times
         self._tables = {
             name: EmbeddingTable(graph, layout, name, entity_dim, part, storage) for name in entity_types
         }
@@ -94,9 +95,13 @@ class TableSet(Mapping[str, EmbeddingTable]):
         """Ask DGL's servers for the rows of batches that many batches ahead from now on."""
         self.lookup = RequestedLookup(self._tables, num_ahead)
 
+    def row_ids(self, table: str, ids: torch.Tensor) -> torch.Tensor:
+        """Return the ids (n,) of rows: a relation has one for all its times."""
+        return ids // self._num_times if table == RELATION and self._num_times > 1 else ids
+
     def gather(self, table: str, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows (n, D) of the original ids (n,) of a table."""
         if isinstance(self.lookup, RequestedLookup):
             self.lookup.finish()
         found = self._tables[table]
-        return found.gather(found.node_ids[ids])
+        return found.gather(found.node_ids[self.row_ids(table, ids)])

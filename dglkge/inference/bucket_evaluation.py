@@ -106,7 +106,7 @@ def _evaluate(
     known: KnownTriples | None,
     device: ComputeDevice,
 ) -> Iterator[BucketResult]:
-    dataset, relations = run.dataset, run.tables.meta.relations
+    dataset, relations = run.dataset, run.tables.relations.relations
     shards = run.shards(run.tables.entity_types)
     categories = relation_categories(dataset.split(TRAIN), dataset.num_relations)
     results_of_sets = []

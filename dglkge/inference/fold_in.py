@@ -126,7 +126,7 @@ class FoldIn:
 
     def __init__(self, checkpoint: Checkpoint, model: KgeModel, dataset: Dataset) -> None:
         self._checkpoint, self._model = checkpoint, model
-        self._counts, self._relations = checkpoint.meta.entity_types, checkpoint.meta.relations
+        self._counts, self._relations = checkpoint.meta.entity_types, checkpoint.relations.relations
         self._loss, self._regularizer = run_loss(checkpoint), run_regularizer(checkpoint, model)
         weights = self._loss.settings.relation_weights
         of_relations = [weights.get(one.name, 1.0) for one in self._relations]

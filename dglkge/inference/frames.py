@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from dglkge.data.known_triples import KnownTriples
-from dglkge.data.text_format import ROLES
+from dglkge.data.text_format import ROLES, TIME
+from dglkge.data.times import label_at
 from dglkge.errors import InputError
 from dglkge.inference.choices import ALL, MISSING, Known
 from dglkge.inference.search import LinkQuery, NamedQuery, Prediction, check_k, resolve
@@ -79,6 +80,21 @@ class Questions(TrainedModel):
         """
         return self._predict_one((head, None, tail), k, known)
 
+    def predict_times(
+        self, head: str, relation: str, tail: str, k: int = 10, known: Known | str | None = None
+    ) -> pd.DataFrame:
+        """Return the times at which a triple is most plausible, by the mean of the scores of both sides.
+
+        As :meth:`predict_tails`, with a column time instead of entity.
+        """
+        query = pd.DataFrame([[head, relation, tail, MISSING]], columns=[*ROLES, TIME], dtype=object)
+        frame = self.predict(query, k, known, strict=True)
+        relations = self.tables.relations
+        numbers = [relations.labels.id(label) % relations.num_times for label in frame[RELATION_COLUMN]]
+        frame[TIME] = pd.Series([relations.times[number] for number in numbers], frame.index, dtype=object)
+        columns = frame.filter(["rank", TIME, "score", "probability", "known_from"])
+        return columns.astype({"rank": np.int64})
+
     def predict(
         self,
         queries: pd.DataFrame,
@@ -93,7 +109,8 @@ class Questions(TrainedModel):
         ----------
         queries : DataFrame
             Columns head, relation and tail. In each row one part is missing: it is None, NaN or ``"?"``, or
-            its column is absent.
+            its column is absent. With a column time, of relations at these times; where the time is missing
+            and nothing else, the answers are the relation at the best times.
         k : int
             Answers to each query; fewer if there are fewer candidates.
         known : Known or str, optional
@@ -117,7 +134,7 @@ class Questions(TrainedModel):
         InputError
             If no query has two of the columns, or ``strict`` and a query has a problem.
         """
-        triples = _parts(queries)
+        triples, within = _parts(queries), _within(queries)
         # By place of the query: missing, rank, type, head, relation, tail, score, known from, problem.
         rows: dict[int, list[tuple[Any, ...]]] = {}
         entity_queries: dict[int, NamedQuery] = {}
@@ -132,7 +149,7 @@ class Questions(TrainedModel):
                         f"a query has two of head, relation and tail; {_shown(parts)} has {3 - len(missing)}"
                     )
                 if relation is None:
-                    pairs[place] = self._fitting_relations(str(head), str(tail))
+                    pairs[place] = self._fitting_relations(str(head), str(tail), *within[place])
                 else:
                     side = Side.TAIL if tail is None else Side.HEAD
                     query = NamedQuery(side, head or tail or "", relation)
@@ -176,7 +193,7 @@ class Questions(TrainedModel):
         Parameters
         ----------
         triples : DataFrame
-            Columns head, relation and tail; others are ignored.
+            Columns head, relation and tail, and time where relations have one; others are ignored.
         strict : bool
             Whether a triple that cannot be scored is an error. Otherwise its row of the result says why.
 
@@ -301,8 +318,12 @@ class Questions(TrainedModel):
         columns = frame.filter(["rank", missing, "score", "probability", "known_from"])
         return columns.rename(columns={missing: name}).astype({"rank": np.int64})
 
-    def _fitting_relations(self, head: str, tail: str) -> list[tuple[int, int, int]]:
+    def _fitting_relations(
+        self, head: str, tail: str, name: str | None, time: str | None
+    ) -> list[tuple[int, int, int]]:
         """Return (head id, relation id, tail id) of every relation whose entity types have both names.
+
+        Of those of a name or a time, where these are given.
 
         Raises
         ------
@@ -310,9 +331,10 @@ class Questions(TrainedModel):
             If there is none; the message has the nearest names.
         """
         tables = self.tables
+        relations = tables.relations
         triples = [
             (tables.vocabulary(relation.lhs).id(head), id_, tables.vocabulary(relation.rhs).id(tail))
-            for id_, relation in enumerate(tables.relations.relations)
+            for id_, relation in ((id_, relations[id_]) for id_ in relations.at(name, time))
             if head in tables.vocabulary(relation.lhs) and tail in tables.vocabulary(relation.rhs)
         ]
         if not triples:
@@ -401,14 +423,26 @@ def _completed(prediction: Prediction, answer: str) -> tuple[str, str, str]:
 
 
 def _parts(frame: pd.DataFrame) -> list[tuple[str | None, ...]]:
-    """Return head, relation and tail of each row, None for a missing one."""
-    columns = [
-        [None if pd.isna(value) or value == MISSING else str(value) for value in frame[role].tolist()]
-        if role in frame.columns
-        else [None] * len(frame)
-        for role in ROLES
-    ]
-    return list(zip(*columns))
+    """Return head, relation (at its time) and tail of each row, None for a missing one."""
+    heads, relations, tails = (_column(frame, role) for role in ROLES)
+    if TIME in frame.columns:
+        pairs = zip(relations, _column(frame, TIME))
+        relations = [None if None in pair else label_at(*pair) for pair in pairs]  # type: ignore[arg-type]
+    return list(zip(heads, relations, tails))
+
+
+def _within(frame: pd.DataFrame) -> list[tuple[str | None, str | None]]:
+    """Return what is given of each row's relation at a time where one of both is missing: name and time."""
+    if TIME not in frame.columns:
+        return [(None, None)] * len(frame)
+    return list(zip(_column(frame, RELATION_COLUMN), _column(frame, TIME)))
+
+
+def _column(frame: pd.DataFrame, role: str) -> list[str | None]:
+    """Return a part of each row, None for a missing one."""
+    if role not in frame.columns:
+        return [None] * len(frame)
+    return [None if pd.isna(value) or value == MISSING else str(value) for value in frame[role].tolist()]
 
 
 def _shown(parts: Sequence[str | None]) -> str:

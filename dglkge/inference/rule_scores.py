@@ -227,7 +227,7 @@ def weighted(run: TrainedModel, scores: RuleScores) -> RuleScores:
     for start in tqdm(starts, desc="weights", unit="block", disable=None):
         part = slice(start, start + TRIPLES_AT_A_TIME)
         bonus = _Tried(replace(scores, weights=np.ones_like(scores.weights)))
-        evaluator = RankingEvaluator(run.model, run.tables.meta.relations, Protocol(VALID), bonus=bonus)
+        evaluator = RankingEvaluator(run.model, run.tables.relations.relations, Protocol(VALID), bonus=bonus)
         for place, bonus.weight in enumerate(WEIGHTS):
             result = evaluator.evaluate(triples[part], known, run.tables, shards)
             ranks[place, :, part] = [1 / result.ranks[side] for side in Side]

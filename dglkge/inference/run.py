@@ -175,7 +175,7 @@ class Run(Questions):
         candidates = dataset.candidates(protocol.split)[:, : len(triples)] if protocol.given else None
         # One index over all splits: filtering does not depend on which split has the triple.
         known = self.known_triples(also_known) if protocol.filtered else None
-        relations, place = self.tables.meta.relations, open_device(device, "device")
+        relations, place = self.tables.relations.relations, open_device(device, "device")
         evaluator = RankingEvaluator(self.model, relations, protocol, device=place, bonus=self.bonus)
         shards = self.shards(self.tables.entity_types)
         result = evaluator.evaluate(

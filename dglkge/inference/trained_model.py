@@ -227,7 +227,9 @@ class TrainedModel:
 
     def scores(self, triples: np.ndarray) -> dict[Side, np.ndarray]:
         """Score triples (n, 3), original ids; see :func:`dglkge.evaluation.queries.score_triples`."""
-        return score_triples(self.model, triples, self.tables.meta.relations, self.tables, bonus=self.bonus)
+        return score_triples(
+            self.model, triples, self.tables.relations.relations, self.tables, bonus=self.bonus
+        )
 
     def shards(self, tables: Sequence[str]) -> dict[str, Sequence[RowShard]]:
         """Return all rows of some tables."""
@@ -293,7 +295,7 @@ class TrainedModel:
         types = [relation.candidate_type(query.side) for relation, query in zip(relations, resolved)]
         shards = self.shards(sorted(set(types)))  # no other table is read, or compared with its checksum
         predictor = LinkPredictor(
-            self.model, tables.meta.relations, tables, shards, known_triples, self.bonus
+            self.model, tables.relations.relations, tables, shards, known_triples, self.bonus
         )
         answers_of_queries = predictor.predict(resolved, k, known, candidates)
         labels = tables.relations.labels

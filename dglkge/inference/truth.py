@@ -174,7 +174,7 @@ def labelled_scores(
     labels : (m,) bool array
         Which scores are those of true triples.
     """
-    relations = run.tables.meta.relations
+    relations = run.tables.relations.relations
     parts, labels = [], []
     for side in Side:
         false = draw_corruptions(triples, side, num_each, relations, _num_entities(run), known, stream)

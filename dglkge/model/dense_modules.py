@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from dglkge.errors import InputError
 from dglkge.kernels.hashing import stream_key
+from dglkge.model.functions.comparators import complex_product
 from dglkge.model.initializers import normal_rows, uniform_rows
 
 ROWS_WITHOUT_GRADIENTS = 256
@@ -256,3 +257,31 @@ class EncoderModule(nn.Module):
         for layer in self.layers:
             tokens = layer(tokens)
         return tokens[:, 0]
+
+
+class TimeRows(nn.Module):
+    """Complex rows (T, D) of times, and the products of relations with them.
+
+    They start as rows of entities do where ``init_scale`` is 1: a product of rows that are all near 0 would
+    have no gradient.
+    """
+
+    def __init__(self, seed: int, num_times: int, dim: int, power: float) -> None:
+        super().__init__()
+        self.rows = normal(seed, "times", max(1, num_times), dim, std=0.001)
+        self.power = power
+
+    def forward(self, relation: Tensor) -> Tensor:
+        """Return r u of relations (n, D + 1), r u + r' of relations (n, 2 D + 1): (n, D)."""
+        dim = self.rows.shape[1]
+        moments = self.rows[relation[:, -1].long()]
+        real, imaginary = moments.chunk(2, dim=1)
+        products = complex_product(relation[:, :dim], real, imaginary)
+        return products if relation.shape[1] == dim + 1 else products + relation[:, dim : 2 * dim]
+
+    def roughness(self) -> Tensor:
+        """Return the mean over consecutive times of sum_k |u_k - u'_k|^p, (), over complex moduli."""
+        differences = (self.rows[1:] - self.rows[:-1]).unflatten(1, (2, -1))
+        # The gradient of this norm is 0 at 0, where that of a square root of squares would be NaN.
+        moduli = torch.linalg.vector_norm(differences, dim=1)
+        return moduli.pow(self.power).sum() / len(differences)

@@ -108,6 +108,13 @@ class KgeModel:
         """Return the width of the rows of a table: an entity type's, or the relations'."""
         return self.relation_width if table == RELATION else self.dim
 
+    def set_times(self, relation_rows: Tensor, times: Tensor) -> Tensor:
+        """Write the numbers of times (n,) into relation rows (n, relation_width), where they have a place."""
+        if self.score_function.has_times:
+            sides = relation_rows.unflatten(-1, (2 if self.reciprocal else 1, -1))
+            sides[..., -1] = times.to(relation_rows.device, relation_rows.dtype)[:, None]
+        return relation_rows
+
     def direction(self, relation_row: Tensor, side: Side) -> Tensor:
         """Return the part of relation rows (..., relation_width) that serves a side, (..., Dr)."""
         if not self.reciprocal:

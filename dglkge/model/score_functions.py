@@ -90,6 +90,9 @@ class ScoreFunction(Comparator):
     needs_reciprocal : bool
         Whether nothing carries a tail back to its head, so that heads can be predicted by relation rows of
         their own only. :meth:`adjoint` is then not asked for.
+    has_times : bool
+        Whether relations have times: their rows then hold the number of the time, as the last number of each
+        direction, and ``settings.num_times`` is the number of times.
     """
 
     help: ClassVar[str] = ""
@@ -105,6 +108,7 @@ class ScoreFunction(Comparator):
     shares_relations: ClassVar[bool] = False
     operators: ClassVar[tuple[str, ...]] = ()
     needs_reciprocal: ClassVar[bool] = False
+    has_times: ClassVar[bool] = False
     # Dimension and seed of the module of a bound score function, and the module once it is built.
     _binding: tuple[int, int] | None = None
     _module: torch.nn.Module | None = None
@@ -141,6 +145,10 @@ class ScoreFunction(Comparator):
             Width of an entity's row.
         seed : int
         """
+        return None
+
+    def module_penalty(self) -> Tensor | None:
+        """Return the penalty, (), of the module's parameters in each batch; None where there is none."""
         return None
 
     @property
@@ -338,6 +346,7 @@ SCORE_FUNCTIONS: Registry[type[ScoreFunction]] = Registry(
         "dglkge.model.functions.bilinear",
         "dglkge.model.functions.projected",
         "dglkge.model.functions.dense",
+        "dglkge.model.functions.temporal",
     ),
 )
 

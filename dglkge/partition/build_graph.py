@@ -78,7 +78,7 @@ def build_partitions(dataset: Path, job: GraphJob) -> None:
     for ntype, ids in original_ids.items():
         _write_id_maps(partitions, ntype, ids.numpy())
     write_edge_tables(partitions, job, train, weights)
-    verify_partitions(partitions, job.graph_name, train, job.edge_types, job.num_workers)
+    verify_partitions(partitions, job.graph_name, train, job.edge_types, job.num_workers, job.num_times)
 
 
 @contextlib.contextmanager
@@ -105,7 +105,7 @@ def given_parts(dataset: Path, job: GraphJob, train: np.ndarray) -> dict[str, np
     if (parts[RELATION] < 0).any():
         uses = np.zeros(job.num_relations, np.int64)
         for _, _, _, rows in _pieces(job, train):
-            count_values(rows[:, 1], uses)
+            count_values(rows[:, 1] // job.num_times, uses)
         parts[RELATION] = relation_parts(job, uses, np.random.default_rng(job.seed))
     return parts
 
@@ -131,7 +131,7 @@ def assign_nodes(job: GraphJob, train: np.ndarray) -> dict[str, np.ndarray]:
     # DGL stores an edge in the partition of its tail, so in-degrees are the load of a partition.
     in_degrees = np.zeros(len(type_of), np.int64)
     for _, rhs, _, rows in _pieces(job, train):
-        count_values(rows[:, 1], uses)
+        count_values(rows[:, 1] // job.num_times, uses)
         count_values(rows[:, 2], in_degrees[starts[rhs] : starts[rhs] + job.entity_types[rhs]])
     heads: np.ndarray = np.empty(0, np.int64)
     tails = heads
@@ -334,9 +334,9 @@ def build_graph(job: GraphJob, parts: dict[str, np.ndarray]) -> dgl.DGLGraph:
 
 def write_edge_tables(partitions: Path, job: GraphJob, train: np.ndarray, weights: np.ndarray | None) -> None:
     """Write the triples that each partition owns: triple ids, and heads, relations and tails as node ids."""
-    layout = PartitionLayout.open_maps(partitions, job.graph_name)
+    layout = PartitionLayout.open_maps(partitions, job.graph_name, job.num_times)
     # Copied into memory: the lookups below are random accesses, and slow on mapped pages.
-    node_ids = {ntype: _smallest(layout.node_ids(ntype)) for ntype in layout.ntypes}
+    node_ids = {ntype: _smallest(layout.edge_ids(ntype)) for ntype in layout.ntypes}
 
     def owners(rhs: str, rows: np.ndarray) -> np.ndarray:
         return layout.part_of(rhs, node_ids[rhs][rows[:, 2]])
@@ -361,7 +361,7 @@ def write_edge_tables(partitions: Path, job: GraphJob, train: np.ndarray, weight
             return files
 
         id_files = create(dataset_files.TRIPLE_IDS, "<i8", ())
-        id_type = "<i4" if max(map(layout.num_nodes, layout.ntypes)) <= np.iinfo(np.int32).max else "<i8"
+        id_type = "<i4" if max(map(len, node_ids.values())) <= np.iinfo(np.int32).max else "<i8"
         edge_files = create(dataset_files.EDGES, id_type, (3,))
         weight_files = [] if weights is None else create(dataset_files.WEIGHTS, "<f4", ())
 
@@ -416,7 +416,12 @@ class VerificationError(Exception):
 
 
 def verify_partitions(
-    partitions: Path, graph_name: str, train: np.ndarray, edge_types: list[list[Any]], num_workers: int = 1
+    partitions: Path,
+    graph_name: str,
+    train: np.ndarray,
+    edge_types: list[list[Any]],
+    num_workers: int = 1,
+    num_times: int = 1,
 ) -> None:
     """Check the partitions against the triples.
 
@@ -432,6 +437,8 @@ def verify_partitions(
         The range of triples of each pair of types.
     num_workers : int
         Number of threads.
+    num_times : int
+        Times that a relation has.
 
     Raises
     ------
@@ -439,7 +446,7 @@ def verify_partitions(
         Unless the id maps are inverse to each other, every triple lies in exactly one partition, that of its
         tail, with the right ends, and DGL's files have the nodes of the id maps.
     """
-    layout = PartitionLayout.open(partitions, graph_name)
+    layout = PartitionLayout.open(partitions, graph_name, num_times)
     for ntype in layout.ntypes:
         verify_id_maps(layout, ntype)
     num_owned = 0
@@ -473,7 +480,7 @@ def verify_edge_table(
 ) -> None:
     """Check that a partition's edges are its triples, and that it owns their tails."""
     # Copied into memory: random accesses to mapped pages are slow.
-    node_ids = {ntype: np.array(layout.node_ids(ntype)) for ntype in layout.ntypes}
+    node_ids = {ntype: np.array(layout.edge_ids(ntype)) for ntype in layout.ntypes}
 
     def verify_piece(first: int) -> None:
         triple_ids = table.triple_ids[first : first + PIECE_ROWS]

@@ -223,6 +223,11 @@ def write_triples(
         num_entities[type_] = len(vocabulary)
     relations.save(folder / dataset_files.RELATIONS)
     paths.append(folder / dataset_files.RELATIONS)
+    times: dict[str, int] = {}
+    if relations.times:
+        Vocabulary(relations.times, "time").save(folder / dataset_files.TIMES)
+        paths.append(folder / dataset_files.TIMES)
+        times[Field.NUM_TIMES] = len(relations.times)
     splits = {split: splits.get(split, np.zeros((0, 3), np.int32)) for split in dataset_files.SPLITS}
     pairs, ranks = pairs_of_types(relations)
     counts = np.zeros(len(pairs), np.int64)
@@ -242,7 +247,8 @@ def write_triples(
     ends = np.cumsum(counts).tolist()
     return {
         Field.ENTITY_TYPES: num_entities,
-        Field.NUM_RELATIONS: len(relations),
+        Field.NUM_RELATIONS: len(relations.timeless),
+        **times,
         Field.SPLITS: {split: len(rows) for split, rows in splits.items()},
         Field.EDGE_TYPES: [
             [*pair, end - count, end] for pair, count, end in zip(pairs, counts.tolist(), ends) if count

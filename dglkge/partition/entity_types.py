@@ -301,9 +301,10 @@ class TypedIds:
     id_in_type : (num_entities,) int32
         Original id of each entity, counted within its type.
     relations : RelationVocabulary
-        The relations, sorted by name, lhs and rhs (with integer ids: by integer, lhs and rhs).
-    relation_keys : (num_relations,) int64
+        The relations, sorted by name, lhs and rhs (with integer ids: by integer, lhs and rhs), at all times.
+    relation_keys : (R,) int64
         Name and types of each relation as one ascending number.
+    num_times : int
     """
 
     types: list[str]
@@ -311,6 +312,7 @@ class TypedIds:
     id_in_type: np.ndarray
     relations: RelationVocabulary
     relation_keys: np.ndarray
+    num_times: int = 1
 
     def num_entities(self) -> dict[str, int]:
         """Return the number of entities of each type."""
@@ -332,7 +334,8 @@ class TypedIds:
             # Each relation id has its one key, those that no triple has too: ids are places.
             found: np.ndarray = triples[:, 1].astype(np.int64)
             return found
-        return np.searchsorted(self.relation_keys, _keys(triples, self.type_of, len(self.types)))
+        keys = _keys(triples, self.type_of, len(self.types), self.num_times)
+        return np.searchsorted(self.relation_keys, keys) * self.num_times + triples[:, 1] % self.num_times
 
     def original_ids(self, triples: np.ndarray) -> np.ndarray:
         """Return head, relation and tail as original ids, (n, 3) int64."""
@@ -346,17 +349,13 @@ class TypedIds:
         return ids
 
 
-def assign_ids(
-    splits: dict[str, np.ndarray], relation_names: Sequence[str], types: list[str], type_of: np.ndarray
-) -> TypedIds:
+def assign_ids(triples: IdTriples, types: list[str], type_of: np.ndarray) -> TypedIds:
     """Plan the original ids.
 
     Parameters
     ----------
-    splits : dict of str to (n, 3) int32
-        The triples, in ids without types.
-    relation_names : list of str
-        Name of each relation id without types.
+    triples : IdTriples
+        In ids without types.
     types : list of str
         The entity types.
     type_of : (num_entities,) int32
@@ -372,8 +371,11 @@ def assign_ids(
         members = np.flatnonzero(type_of == index)
         id_in_type[members] = np.arange(len(members), dtype=np.int32)
     key_pieces = (
-        _keys(piece, type_of, len(types)) for rows in splits.values() for _, (piece,) in pieces(rows)
+        _keys(piece, type_of, len(types), triples.num_times)
+        for rows in triples.splits.values()
+        for _, (piece,) in pieces(rows)
     )
+    relation_names = triples.relations
     keys = distinct_numbers(key_pieces, len(relation_names) * len(types) ** 2)
     # A key is (name * types + lhs) * types + rhs; dividing by types squared gives the name back.
     unused = np.setdiff1d(np.arange(len(relation_names)), keys // len(types) ** 2)
@@ -383,11 +385,12 @@ def assign_ids(
         rest, rhs = divmod(key, len(types))
         name, lhs = divmod(rest, len(types))
         relations.append(Relation(relation_names[name], types[lhs], types[rhs]))
-    return TypedIds(types, type_of, id_in_type, RelationVocabulary(relations), keys)
+    vocabulary = RelationVocabulary(relations, triples.times)
+    return TypedIds(types, type_of, id_in_type, vocabulary, keys, triples.num_times)
 
 
-def _keys(triples: np.ndarray, type_of: np.ndarray, num_types: int) -> np.ndarray:
-    keys = triples[:, 1].astype(np.int64)
+def _keys(triples: np.ndarray, type_of: np.ndarray, num_types: int, num_times: int) -> np.ndarray:
+    keys = triples[:, 1].astype(np.int64) // num_times
     if num_types == 1:
         return keys
     keys = keys * num_types + type_of[triples[:, 0]]

@@ -95,6 +95,10 @@ def extend_dataset(
     """
     dataset = Dataset.open(source)
     dataset.verify()
+    if dataset.relations.times:
+        raise InputError(
+            f"{source} has times, and dglkge data extend adds to data sets without; partition anew"
+        )
     check_output(output, overwrite)
     if output.resolve() == source.resolve():
         raise InputError(f"the output {output} is the data set itself; choose another folder")
@@ -143,7 +147,7 @@ def _resolve(dataset: Dataset, triples: IdTriples, entity_types: Path | None) ->
         names_of_type = names[types[type_of[place]]]
         ids[place] = len(names_of_type)
         names_of_type.append(triples.entities[place])
-    typed = assign_ids(triples.splits, triples.relations, types, type_of)
+    typed = assign_ids(triples, types, type_of)
     number_of = {relation: number for number, relation in enumerate(old)}
     relation_ids = [number_of.setdefault(relation, len(number_of)) for relation in typed.relations.relations]
     columns = ids[rows[:, 0]], np.array(relation_ids)[typed.relation_ids(rows)], ids[rows[:, 2]]

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,8 @@ import numpy as np
 import pyarrow as pa
 
 from dglkge.data.quality import contains
-from dglkge.data.text_format import ROLES, WEIGHT, Columns, RowRules
+from dglkge.data.text_format import ROLES, TIME, WEIGHT, Columns, RowRules
+from dglkge.data.times import check_pairs, time_spans
 from dglkge.data.triples import BLOCK_BYTES, TripleFile
 from dglkge.errors import InputError
 from dglkge.kernels.triple_rows import renumber
@@ -65,15 +66,26 @@ class IdTriples:
     entities, relations : sequence of str
         The names of id 0, 1, 2, ...
     splits : dict of str to (n, 3) int32
-        Head, relation and tail of each split.
+        Head, relation at its time (see :mod:`dglkge.data.times`) and tail of each split.
     weights : dict of str to (n,) float32
         The weights of each split; empty where there are none.
+    times : sequence of str
+        The times in their order; empty where triples have none.
+    in_order : bool
+        Whether rows are those of the input: an interval makes several.
     """
 
     entities: Sequence[str]
     relations: Sequence[str]
     splits: dict[str, np.ndarray]
     weights: dict[str, np.ndarray] = field(default_factory=dict)
+    times: Sequence[str] = ()
+    in_order: bool = True
+
+    @property
+    def num_times(self) -> int:
+        """Number of times; 1 where triples have none."""
+        return max(1, len(self.times))
 
 
 @dataclass
@@ -162,6 +174,7 @@ def ingest(
     columns: Columns | None = None,
     folder: Path | None = None,
     num_workers: int = 1,
+    granularity: str | None = None,
 ) -> IdTriples:
     """Read all splits of triples of names, or of integer ids.
 
@@ -176,20 +189,26 @@ def ingest(
         Folder for temporary files of the ids, 12 bytes a triple; by default they are in memory.
     num_workers : int
         Number of chunks that are parsed and numbered at a time.
+    granularity : str, optional
+        Of the times; see :func:`dglkge.data.times.time_spans`.
 
     Raises
     ------
     InputError
         If a name holds a character that the dataset's files cannot hold; if integers are missing among those
-        that occur, and no id map allows it.
+        that occur, and no id map allows it; if a time is none.
     """
+    stamps = NameIndex()
     if maps is not None:
-        return _ingest_ids(source, maps, columns or Columns(), folder, num_workers)
+        made, times_of = _ingest_ids(source, maps, columns or Columns(), stamps, folder, num_workers)
+        return _at_times(made, times_of, stamps, granularity)
     entities, relations = NameIndex(), NameIndex()
-    index = {"head": entities, "relation": relations, "tail": entities}
+    index = {"head": entities, "relation": relations, "tail": entities, TIME: stamps}
     # First ids by appearance in one pass, then renumbering in place: the names are sorted once, not the
     # triples.
-    splits, weights = _collect(source, lambda role, column: index[role].add(column), folder, num_workers)
+    splits, weights, times_of = _collect(
+        source, lambda role, column: index[role].add(column), folder, num_workers
+    )
     entity_names, entity_places = entities.in_order()
     relation_names, relation_places = relations.in_order()
     check_names(entity_names, relation_names)
@@ -200,15 +219,58 @@ def ingest(
     for triples in splits.values():
         for _ in map_in_order(renumbered, (piece for _, (piece,) in pieces(triples)), num_workers):
             pass
-    return IdTriples(entity_names, relation_names, splits, weights)
+    made = IdTriples(entity_names, relation_names, splits, weights)
+    return _at_times(made, times_of, stamps, granularity)
+
+
+def _at_times(
+    triples: IdTriples, times_of: Mapping[str, np.ndarray], stamps: NameIndex, granularity: str | None
+) -> IdTriples:
+    """Return triples of relations at their times, in place; without times they stay as they are.
+
+    One at an interval becomes one at each time in it.
+    """
+    if not times_of:
+        if granularity is not None:
+            raise InputError(
+                "--time-granularity is given, and the triples have no time column; see --columns"
+            )
+        return triples
+    without = [split for split in triples.splits if split not in times_of]
+    if without:
+        raise InputError(f"the {without[0]} triples have no time column, and others have one")
+    names, places = stamps.in_order()
+    times, first, last = time_spans(list(names), granularity)
+    check_pairs(len(triples.relations), len(times))
+    for split, rows in triples.splits.items():
+        for _, (some, ids) in pieces(rows, times_of[split]):
+            some[:, 1] = some[:, 1] * len(times) + first[places[ids]]
+    if (first == last).all():
+        return replace(triples, times=times)
+    splits, weights = {}, {}
+    for split, rows in triples.splits.items():
+        stamp_ids = places[times_of[split]]
+        counts = last[stamp_ids] - first[stamp_ids] + 1
+        chosen = np.repeat(np.arange(len(rows)), counts)
+        splits[split] = rows[chosen]
+        starts = np.cumsum(counts) - counts
+        splits[split][:, 1] += (np.arange(len(chosen)) - starts[chosen]).astype(np.int32)
+        if split in triples.weights:
+            weights[split] = triples.weights[split][chosen]
+    return replace(triples, splits=splits, weights=weights, times=times, in_order=False)
 
 
 def _ingest_ids(
-    source: Chunks, maps: IdMaps, columns: Columns, folder: Path | None, num_workers: int
-) -> IdTriples:
+    source: Chunks, maps: IdMaps, columns: Columns, stamps: NameIndex, folder: Path | None, num_workers: int
+) -> tuple[IdTriples, dict[str, np.ndarray]]:
     entities, relations = maps.entities, maps.relations
     check_names(entities or (), relations or ())
-    splits, weights = _collect(source, lambda role, column: column.to_numpy(), folder, num_workers)
+
+    def ids_of(role: str, column: Any) -> np.ndarray:
+        found: np.ndarray = stamps.add(column) if role == TIME else column.to_numpy()
+        return found
+
+    splits, weights, times_of = _collect(source, ids_of, folder, num_workers)
     try:
         if entities is None:
             entities = _dense_names(splits, (0, 2), "entity")
@@ -220,35 +282,43 @@ def _ingest_ids(
         if advice is None:
             raise
         raise InputError(f"{error}; {advice}") from error
-    return IdTriples(entities, relations, splits, weights)
+    return IdTriples(entities, relations, splits, weights), times_of
 
 
 def _collect(
     source: Chunks, ids_of: IdsOf, folder: Path | None, num_workers: int
-) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Return the ids (n, 3) int32 and the weights (n,) float32 of each split; without weights no entry."""
+) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Return ids (n, 3) int32, weights (n,) float32 and times (n,) int32 of each split; no entry without."""
     triples = {split: CollectedRows(folder, (3,), np.int32) for split in source}
-    weights: dict[str, CollectedRows] = {}
+    more: dict[str, dict[str, CollectedRows]] = {WEIGHT: {}, TIME: {}}
 
     def numbered(
         piece: tuple[str, Chunk | Callable[[], Chunk]],
-    ) -> tuple[str, np.ndarray, np.ndarray | None]:
+    ) -> tuple[str, np.ndarray, dict[str, np.ndarray]]:
         split, chunk = piece
         columns = chunk() if callable(chunk) else chunk
         ids = np.empty((len(columns[ROLES[0]]), 3), np.int32)
         for place, role in enumerate(ROLES):
             ids[:, place] = ids_of(role, columns[role])
-        return split, ids, columns[WEIGHT].to_numpy().astype(np.float32) if WEIGHT in columns else None
+        others = {}
+        if WEIGHT in columns:
+            others[WEIGHT] = columns[WEIGHT].to_numpy().astype(np.float32)
+        if TIME in columns:
+            others[TIME] = ids_of(TIME, columns[TIME])
+        return split, ids, others
 
     chunks = ((split, chunk) for split, of_split in source.items() for chunk in of_split)
-    for split, ids, values in map_in_order(numbered, chunks, num_workers):
+    for split, ids, others in map_in_order(numbered, chunks, num_workers):
         triples[split].append(ids)
-        if values is not None:
-            weights.setdefault(split, CollectedRows(folder, (), np.float32)).append(values)
-    return (
-        {split: rows.array() for split, rows in triples.items()},
-        {split: rows.array() for split, rows in weights.items()},
+        for role, values in others.items():
+            of_role = more[role]
+            if split not in of_role:
+                of_role[split] = CollectedRows(folder, (), values.dtype.type)
+            of_role[split].append(values)
+    found, weights, times = (
+        {split: rows.array() for split, rows in one.items()} for one in (triples, more[WEIGHT], more[TIME])
     )
+    return found, weights, times
 
 
 def check_names(entities: Sequence[str], relations: Sequence[str]) -> None:

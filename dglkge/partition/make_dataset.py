@@ -247,14 +247,14 @@ def _make(reading: Reading, output: Path, options: Options) -> dict[str, Any]:
     advice = None
     if columns is not None:
         names = () if integer_ids else (triples.entities, triples.relations)
-        advice = column_order_advice(triples.splits, columns, *names)
+        advice = None if triples.times else column_order_advice(triples.splits, columns, *names)
     if advice:
         logger.warning(advice)
     if fractions is not None:
         triples = split_by_hash(triples, fractions, options.seed, output.absolute().parent)
     types, type_of = typing or types_of_entities(options.entity_types, triples.entities, options.integer_ids)
-    ids = assign_ids(triples.splits, triples.relations, types, type_of)
-    check_num_parts(num_parts, {**ids.num_entities(), RELATION: len(ids.relations)})
+    ids = assign_ids(triples, types, type_of)
+    check_num_parts(num_parts, {**ids.num_entities(), RELATION: len(ids.relation_keys)})
     num_workers = options.num_workers or available_cores()
     bucket_bytes = BUCKET_BYTES if options.max_memory is None else options.max_memory // 2
     if num_parts > 1 and parts is None and options.method == "metis":
@@ -270,7 +270,7 @@ def _make(reading: Reading, output: Path, options: Options) -> dict[str, Any]:
         quality = beside.submit(measure, triples)
         if options.strict_splits is not None:
             # A split and dropping change the numbers of the rows.
-            in_order = not (fractions or options.drop_leaks)
+            in_order = triples.in_order and not (fractions or options.drop_leaks)
             check_leaks(triples, quality.result(), options.strict_splits, place if in_order else None)
         # Beside the measurement, which leaves cores idle in parts.
         weights = {TRAIN_WEIGHTS: triples.weights[TRAIN]} if TRAIN in triples.weights else {}
@@ -282,7 +282,7 @@ def _make(reading: Reading, output: Path, options: Options) -> dict[str, Any]:
         if parts is not None:
             # Type after type; relations have none yet.
             by_type = [parts[type_of == number] for number in range(len(types))]
-            np.save(folder / GIVEN_PARTS, np.concatenate([*by_type, np.full(len(ids.relations), -1)]))
+            np.save(folder / GIVEN_PARTS, np.concatenate([*by_type, np.full(len(ids.relation_keys), -1)]))
         measured = quality.result().report
         # The child needs the memory. It reads the triples from the files that were written.
         del triples, ids, type_of, typing, measure, quality, weights

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dglkge.data.text_format import Columns
+from dglkge.data.times import GRANULARITIES
 from dglkge.errors import InputError, unknown_name
 
 DATASET_FOLDER = "dataset"
@@ -183,6 +184,8 @@ class Options:
         implies (``"implied"``).
     num_workers : int, optional
         Threads that read and check triples; by default one for each core.
+    time_granularity : str, optional
+        ``"day"``, ``"month"`` or ``"year"``: dates of the time column are cut to it.
 
     Raises
     ------
@@ -207,6 +210,7 @@ class Options:
     drop_leaks: str | None = None
     max_memory: int | None = None
     num_workers: int | None = None
+    time_granularity: str | None = None
 
     def __post_init__(self) -> None:
         reading = self.reading
@@ -215,6 +219,7 @@ class Options:
             ("kind of leaks to drop", self.drop_leaks, (None, *DROPPED_LEAKS)),
             ("policy for literals", reading.literals, LITERALS),
             ("format", reading.format, (None, *FORMATS)),
+            ("granularity of times", self.time_granularity, (None, *GRANULARITIES)),
         ):
             if value not in allowed:
                 raise unknown_name(noun, str(value), [name for name in allowed if name is not None])

@@ -111,7 +111,8 @@ def partition_figures(dataset: Dataset) -> dict[str, Any]:
         "method": dataset.part_method,
         Field.SEED: description[Field.SEED],
         Field.ENTITY_TYPES: description[Field.ENTITY_TYPES],
-        Field.NUM_RELATIONS: dataset.num_relations,
+        Field.NUM_RELATIONS: len(dataset.relations.timeless),
+        **({Field.NUM_TIMES: dataset.num_times} if dataset.relations.times else {}),
         Field.SPLITS: description[Field.SPLITS],
         Field.DUPLICATES: description[Field.DUPLICATES],
         Field.UNSEEN: description[Field.UNSEEN],
@@ -135,7 +136,10 @@ def print_figures(figures: dict[str, Any], console: Console) -> None:
     splits = ", ".join(f"{count:,} {split}" for split, count in figures[Field.SPLITS].items())
     say = _plain(console)
     num_relations = figures[Field.NUM_RELATIONS]
-    say(f"{figures[Field.NAME]}: {sum(counts.values()):,} entities{types}, {num_relations:,} relations")
+    times = f", {figures[Field.NUM_TIMES]:,} times" if Field.NUM_TIMES in figures else ""
+    say(
+        f"{figures[Field.NAME]}: {sum(counts.values()):,} entities{types}, {num_relations:,} relations{times}"
+    )
     say(f"triples: {splits}")
     table = Table(title=f"partitions ({figures['method']}, seed {figures[Field.SEED]})", title_justify="left")
     for column in ("partition", "entities", "relations", "edges", "edges / mean", "cut edges"):

@@ -49,6 +49,8 @@ class GraphJob:
         Whether the partition of each node is given, in :data:`dglkge.data.dataset_files.GIVEN_PARTS`.
     num_workers : int
         Number of threads that write and verify the edge tables.
+    num_times : int
+        Times that a relation has.
     """
 
     graph_name: str
@@ -61,6 +63,7 @@ class GraphJob:
     has_weights: bool
     has_parts: bool = False
     num_workers: int = 1
+    num_times: int = 1
 
     @classmethod
     def of(cls, description: Mapping[str, Any], num_workers: int = 1, has_parts: bool = False) -> GraphJob:

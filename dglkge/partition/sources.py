@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
 from dglkge.data.public_data import PublicData, find_public, local_folder, public_data
-from dglkge.data.text_format import ROLES, Columns, RowRules, columns_of_header
+from dglkge.data.text_format import ROLES, Columns, RowRules, columns_of_header, parse_columns
 from dglkge.data.triples import frame_chunks
 from dglkge.errors import InputError, unknown_name
 from dglkge.partition.ingest import Reading, ingest
@@ -155,6 +155,8 @@ def read_named(
         If it cannot be downloaded, or its checksums or counts differ.
     """
     folder = local_folder(entry, options.progress)
+    if entry.columns and options.columns == Columns():
+        options = replace(options, columns=parse_columns(entry.columns))
     reading = read_files([folder], temporary, options, delimiter)
     # Triples of types are taken out.
     if options.reading.types_from is None:
@@ -184,7 +186,7 @@ def _read_frames(tables: Mapping[str, Any], options: Options) -> Reading:
     rules = RowRules() if maps is None else maps.rules
     columns = {split: _columns(table, options.columns) for split, table in tables.items()}
     chunks = {split: frame_chunks(table, columns[split], rules, split) for split, table in tables.items()}
-    triples = ingest(chunks, maps, columns[TRAIN])
+    triples = ingest(chunks, maps, columns[TRAIN], granularity=options.time_granularity)
     return Reading(triples, columns=columns[TRAIN], place=lambda split, row: f"{split}: row {row + 1}")
 
 

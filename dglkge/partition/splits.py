@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -56,7 +57,7 @@ def split_by_hash(
     weights = {split: rows.array() for split, rows in kept_weights.items()}
     if len(splits[TRAIN]) == 0:
         raise InputError(f"--split {fractions}: no triple is left to train on out of {len(all_rows)}")
-    return IdTriples(triples.entities, triples.relations, splits, weights)
+    return replace(triples, splits=splits, weights=weights)
 
 
 def hash_triples(triples: np.ndarray, seed: int) -> np.ndarray:
@@ -118,7 +119,7 @@ def drop_leaks(
         for arrays in (splits, weights):
             if split in arrays:
                 arrays[split] = arrays[split][keep]
-    return IdTriples(triples.entities, triples.relations, splits, weights), dropped
+    return replace(triples, splits=splits, weights=weights), dropped
 
 
 def check_leaks(triples: IdTriples, quality: Quality, max_implied: float, place: Place | None) -> None:
@@ -167,5 +168,7 @@ def check_leaks(triples: IdTriples, quality: Quality, max_implied: float, place:
 
 def _show(triples: IdTriples, split: str, row: int, place: Place | None) -> str:
     head, relation, tail = triples.splits[split][row].tolist()
-    names = (triples.entities[head], triples.relations[relation], triples.entities[tail])
+    relation, time = divmod(relation, triples.num_times)
+    names = [triples.entities[head], triples.relations[relation], triples.entities[tail]]
+    names += [triples.times[time]] if triples.times else []
     return f"{place(split, row) if place else split}: {' '.join(map(repr, names))}"

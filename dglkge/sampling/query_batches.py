@@ -264,7 +264,7 @@ class QueryBatches(BatchOrder):
         index, pairs, layout, types = self.index, self.pairs, self.layout, self.types
         self._num_queries = len(index) + (0 if pairs is None else len(pairs))
         machine, *self._turn = self.place_of_trainer
-        self._relations = np.asarray(layout.node_ids(RELATION))[index.relations]
+        self._relations = np.asarray(layout.edge_ids(RELATION))[index.relations]
         # A kind is a side and a pair of types; queries of one kind are looked up and scored together.
         kinds = sorted({(side, *pair) for pair in types for side in (0, 1)})
         number = {kind: i for i, kind in enumerate(kinds)}

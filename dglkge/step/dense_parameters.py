@@ -54,6 +54,9 @@ class DenseParameters(Parameters):
     loss_scale : LossScale, optional
         Factor on the gradients that a batch leaves with the parameters in `scaled`.
     scaled : collection of str
+    penalty : callable
+        Returns a penalty of the parameters, (), which each batch adds to its loss; None: none.
+    num_trainers : int
 
     optimizer : torch.optim.Optimizer
     loss_scale : LossScale or None
@@ -67,6 +70,8 @@ class DenseParameters(Parameters):
     shards_in: Path | None = None
     loss_scale: LossScale | None = None
     scaled: Collection[str] = ()
+    penalty: Callable[[], Tensor | None] = lambda: None
+    num_trainers: int = 1
 
     def __post_init__(self) -> None:
         self._scaled = frozenset(self.scaled)
@@ -100,6 +105,9 @@ class DenseParameters(Parameters):
         self.optimizer.zero_grad(set_to_none=True)
         if self._shards is not None:
             self._shards.gather()
+        if (penalty := self.penalty()) is not None:
+            # Gradients are summed over the trainers; a batch then adds its own.
+            (penalty / self.num_trainers).backward()
 
     def sum_gradients(self, gradients: Sequence[RowGradients] = ()) -> float | None:
         """Sum the gradients of all trainers, and clip them by value; see :class:`Parameters`.

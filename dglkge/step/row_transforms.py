@@ -14,8 +14,10 @@ from torch import Tensor
 from dglkge.checkpoint.relation_layout import global_sums_path, global_vector_path
 from dglkge.errors import CheckpointError
 from dglkge.kernels.hashing import column_bits, drop_numbers, row_keys, stream_key
+from dglkge.model.kge_model import KgeModel
 from dglkge.model.projections import ProjectedFeatures
 from dglkge.step.contracts import Parameters, RowGradients, RowTransform, TableTransform
+from dglkge.typing import RELATION
 
 _BLOCK_WORDS = 1 << 16
 """Random words drawn at a time: the working arrays stay in cache."""
@@ -233,3 +235,30 @@ class AddedFeatures(RowTransform):
         """Add the gradients of the projections: those of e + f(x) are those of f(x), and of e."""
         if len(ids):
             self.features.backward(table, self.original_ids[table][ids], gradients)
+
+
+@dataclass
+class Times(TableTransform):
+    """Writes the number of the time into the rows of relations at a time.
+
+    Attributes
+    ----------
+    model : KgeModel
+    num_times : int
+        An id is ``relation * num_times + time``.
+    """
+
+    model: KgeModel
+    num_times: int
+
+    tables = (RELATION,)
+
+    def start_batch(self, number: int) -> None:
+        """Do nothing: ids have the times."""
+
+    def forward(self, table: str, ids: Tensor, rows: Tensor) -> None:
+        """Write the numbers."""
+        self.model.set_times(rows, ids % self.num_times)
+
+    def backward(self, table: str, ids: Tensor, gradients: Tensor) -> None:
+        """Do nothing: the number of a time has no gradient."""

@@ -125,10 +125,14 @@ class LookupStore(RowStore):
         return self._lookup.sent_bytes
 
     def announce(self, plan: Plan) -> None:
-        self._lookup.announce(plan.number, plan.ids)
+        self._lookup.announce(plan.number, self._row_ids(plan))
 
     def before_update(self) -> None:
         self._lookup.before_update()
+
+    def _row_ids(self, plan: Plan) -> dict[str, Tensor]:
+        """Return the ids of the rows of a plan, by table."""
+        return {name: self._tables.row_ids(name, ids) for name, ids in plan.ids.items()}
 
 
 class HostStore(LookupStore):
@@ -152,7 +156,7 @@ class HostStore(LookupStore):
         return plan
 
     def rows(self, plan: Plan) -> HostRows:
-        located = self._lookup.rows(plan.number, plan.ids)
+        located = self._lookup.rows(plan.number, self._row_ids(plan))
         tables = {}
         for name, ids in plan.ids.items():
             size = (len(ids), self._tables[name].dim)

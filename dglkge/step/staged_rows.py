@@ -221,7 +221,7 @@ class StagedStore(LookupStore):
 
     def _fetched(self, plan: Plan) -> dict[str, Tensor]:
         """Return copies of the distinct rows in page-locked memory."""
-        located = self._lookup.rows(plan.number, plan.ids)
+        located = self._lookup.rows(plan.number, self._row_ids(plan))
         return {
             name: located[name].copied(self._memory[name].host.take("rows", len(ids), self._tables[name].dim))
             for name, ids in plan.ids.items()

@@ -80,6 +80,7 @@ class RowUpdates:
     def _trained(self, gradients: RowGradients) -> tuple[Any, torch.Tensor, torch.Tensor]:
         """Return embedding, ids and gradients of the rows that are trained."""
         table, ids, rows = gradients
+        ids = self.tables.row_ids(table, ids)
         if table in self._touched:
             here = torch.from_numpy(self._touched[table][ids.numpy()])
             ids, rows = ids[here], rows[here]

@@ -29,7 +29,12 @@ from dglkge.optim.scratch import Pieces
 from dglkge.step.computation import Computation, PhaseClock
 from dglkge.step.dense_parameters import DenseParameters
 from dglkge.step.row_transforms import GlobalVectors
-from dglkge.training.building.components import REFERENCE, configured_model, dense_optimizer
+from dglkge.training.building.components import (
+    REFERENCE,
+    configured_model,
+    dense_optimizer,
+    with_num_times,
+)
 from dglkge.training.building.computing import build_precision, choose_device, with_matmul_dtype
 from dglkge.training.building.features import RunFeatures, build_features
 from dglkge.training.building.tables import (
@@ -185,6 +190,7 @@ def open_job(config: Config, cluster: Cluster, lease: Lease) -> Job:
     """
     world, dataset = cluster.world, opened_dataset(config)
     layout = dataset.layout()
+    config = with_num_times(config, dataset)
     device = choose_device(config, cluster)
     # After the lease: the choice is read from the run's folder, which no other job may change now.
     config = with_matmul_dtype(config, cluster, device)
@@ -254,4 +260,6 @@ def _build_dense(
         Path(config.output) if is_sharded else None,
         loss_scale,
         names,
+        model.score_function.module_penalty,
+        cluster.world.world_size,
     )

@@ -14,6 +14,7 @@ from dglkge.evaluation.metrics import Protocol, RankingResult
 from dglkge.training.job import Job
 from dglkge.training.process import open_bar
 from dglkge.training.statistics.split_loss import SplitLoss
+from dglkge.typing import RELATION
 
 
 @dataclass
@@ -90,7 +91,9 @@ class LiveEvaluator:
         return self._scored(table, ids, self.job.tables.gather(table, ids))
 
     def _scored(self, table: str, ids: Tensor, rows: Tensor) -> Tensor:
-        """Return the rows of ids with projected features or the vector of their type, where there are any."""
+        """Return the rows of ids as they are scored: with features, the vector of a type, or a time."""
+        if table == RELATION:
+            return self.job.model.set_times(rows, ids % self.job.layout.num_times)
         features, vectors = self.job.features, self.job.global_vectors
         if features is not None and table in features.entity_types:
             return features.scored(table, ids).add_(rows)

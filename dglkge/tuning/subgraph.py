@@ -12,7 +12,7 @@ import pandas as pd
 
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import TRAIN, VALID
-from dglkge.data.text_format import ROLES, WEIGHT
+from dglkge.data.text_format import ROLES, TIME, WEIGHT
 from dglkge.errors import InputError
 from dglkge.partition.entity_types import DEFAULT_TYPE
 from dglkge.partition.make_dataset import partition_dataframe
@@ -97,7 +97,7 @@ class Cores:
             types = folder.with_name(folder.name + ".types.tsv")
             self._write_types(types)
         frames = [self._named(train), self._named(valid)]
-        columns = ",".join(ROLES)
+        columns = ",".join(frames[0].columns)
         if weights is not None:
             columns += f",{WEIGHT}"
             frames[0][WEIGHT] = weights
@@ -113,16 +113,19 @@ class Cores:
         partition_dataframe(frames[0], folder, frames[1], columns=columns, options=options)
 
     def _named(self, triples: np.ndarray) -> pd.DataFrame:
-        """Return triples by name."""
-        relations = self._dataset.relations.relations
-        names = np.empty((len(triples), 3), dtype=object)
+        """Return triples by name, with their times if they have any."""
+        relations = self._dataset.relations
+        names = np.empty((len(triples), 4), dtype=object)
         for relation_id in np.unique(triples[:, 1]).tolist():
             relation, rows = relations[relation_id], np.flatnonzero(triples[:, 1] == relation_id)
             heads, tails = self._dataset.vocabulary(relation.lhs), self._dataset.vocabulary(relation.rhs)
             names[rows, 0] = [heads[id_] for id_ in triples[rows, 0].tolist()]
-            names[rows, 1] = relation.name
+            row, time = divmod(relation_id, relations.num_times)
+            names[rows, 1] = relations.timeless[row].name
+            names[rows, 3] = relations.times[time] if relations.times else None
             names[rows, 2] = [tails[id_] for id_ in triples[rows, 2].tolist()]
-        return pd.DataFrame(names, columns=list(ROLES))
+        frame = pd.DataFrame(names, columns=[*ROLES, TIME])
+        return frame if relations.times else frame[list(ROLES)]
 
     def _write_types(self, path: Path) -> None:
         """Write the type of each entity, as the partitioner reads it."""

@@ -303,7 +303,7 @@ def test_help_lists_the_components_that_a_field_names() -> None:
     texts = {row[0]: row[3] for row in field_table()}
     assert texts["model.score_function"] == (
         "how a triple is scored: complex, conex, conve, distmult, keci, pairre, quate, rescal, rotate, "
-        "simple, transe_l1, transe_l2, transformer, transr, transr_l1, triplere, tucker"
+        "simple, tcomplex, tntcomplex, transe_l1, transe_l2, transformer, transr, transr_l1, triplere, tucker"
     )
     nouns = dict(component_fields())
     assert nouns == {

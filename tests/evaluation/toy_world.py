@@ -134,7 +134,7 @@ def toy_world(
     tables = {
         "person": rows(num_people, dim),
         "town": rows(num_towns, dim),
-        RELATION: rows(len(RELATIONS), model.relation_width),
+        RELATION: model.set_times(rows(len(RELATIONS), model.relation_width), torch.zeros(len(RELATIONS))),
     }
 
     def triples(num_triples: int) -> np.ndarray:

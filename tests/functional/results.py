@@ -49,7 +49,7 @@ def tables(run: Path) -> dict[str, np.ndarray]:
     """Return all rows of a run's newest version, by table and original id."""
     checkpoint = open_checkpoint(run)
     sizes = {**checkpoint.meta.entity_types, "relation": len(checkpoint.meta.relations)}
-    return {name: checkpoint.gather(name, torch.arange(size)).numpy() for name, size in sizes.items()}
+    return {name: checkpoint[name].gather(torch.arange(size)).numpy() for name, size in sizes.items()}
 
 
 def parameters(run: Path) -> dict[str, np.ndarray]:

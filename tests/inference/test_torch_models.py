@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 from itertools import product
 
 import numpy as np
@@ -27,6 +28,8 @@ def toy_run(path, score_function, reciprocal=True, relations=ONE_PAIR):
     kind = SCORE_FUNCTIONS.get(score_function)()
     dim = 8 if kind.other_dims(6) else 6
     meta = toy_meta(score_function, relations, reciprocal, dim=dim)
+    if kind.has_times:
+        meta = dataclasses.replace(meta, times=("2001",), score_options={"num_times": 1})
     tables = toy_tables(meta)
     for whole in tables.values():
         whole.rows.nan_to_num_(posinf=1.0)

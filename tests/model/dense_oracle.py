@@ -122,6 +122,35 @@ def transformer(head: Row, relation: Row, tail: Row) -> float:
     return sum(q * t for q, t in zip(normalized(query, *of("second_norm")), tail))
 
 
-DENSE = {"tucker": tucker, "conve": conve, "conex": conex, "transformer": transformer}
+def tcomplex(head: Row, relation: Row, tail: Row) -> float:
+    """Lacroix et al. 2020, eq. 3; the last number of the relation is that of the time."""
+    moment = numbers(parameters("tcomplex", len(head))["rows"][int(relation[-1])])
+    factors = zip(numbers(head), numbers(relation[:-1]), moment, numbers(tail))
+    return sum((h * r * u * t.conjugate()).real for h, r, u, t in factors)
+
+
+def tntcomplex(head: Row, relation: Row, tail: Row) -> float:
+    """Lacroix et al. 2020, eq. 4."""
+    dim = len(head)
+    moment = numbers(parameters("tntcomplex", dim)["rows"][int(relation[-1])])
+    changing, constant = numbers(relation[:dim]), numbers(relation[dim : 2 * dim])
+    factors = zip(numbers(head), changing, moment, constant, numbers(tail))
+    return sum((h * (r * u + always) * t.conjugate()).real for h, r, u, always, t in factors)
+
+
+def numbers(row: Row) -> list[complex]:
+    """Read a row as complex numbers: first half real, second half imaginary."""
+    half = len(row) // 2
+    return [complex(real, imaginary) for real, imaginary in zip(row[:half], row[half:])]
+
+
+DENSE = {
+    "tucker": tucker,
+    "conve": conve,
+    "conex": conex,
+    "transformer": transformer,
+    "tcomplex": tcomplex,
+    "tntcomplex": tntcomplex,
+}
 FORWARD_ONLY = {"conve", "conex", "transformer"}
 """Those that predict heads by relation rows of their own only."""

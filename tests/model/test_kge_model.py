@@ -28,7 +28,9 @@ def draw(name: str, reciprocal: bool, num_rows: int = 5):
     model = build_model(name, fitting_dim(name, DIM), reciprocal)
     random = torch.Generator().manual_seed(4)
     widths = (model.dim, model.relation_width, model.dim)
-    return model, *(torch.randn(num_rows, width, generator=random, dtype=torch.float64) for width in widths)
+    rows = [torch.randn(num_rows, width, generator=random, dtype=torch.float64) for width in widths]
+    model.set_times(rows[1], torch.zeros(num_rows))
+    return model, *rows
 
 
 def check_matrix(model, heads, relations, tails, side) -> torch.Tensor:

@@ -27,6 +27,8 @@ def draw(name: str, num_rows: int = 7, dtype=torch.float64):
     function = SCORE_FUNCTIONS.get(name)().bound(dim, 0)
     widths = (dim, function.relation_dim(dim), dim)
     rows = [torch.randn(num_rows, width, generator=random, dtype=torch.float64).to(dtype) for width in widths]
+    if function.has_times:
+        rows[1][:, -1] = 0  # the one time of a module without a data set
     return function, *rows
 
 
@@ -120,7 +122,7 @@ def test_dimension():
 def test_which_are_complex_and_which_are_phases():
     complex_valued = {name for name in SCORE_FUNCTIONS if SCORE_FUNCTIONS.get(name).complex_valued}
     phases = {name for name in SCORE_FUNCTIONS if SCORE_FUNCTIONS.get(name).relation_init == "phase"}
-    assert complex_valued == {"complex", "rotate", "conex"} and phases == {"rotate"}
+    assert complex_valued == {"complex", "rotate", "conex", "tcomplex", "tntcomplex"} and phases == {"rotate"}
     assert SCORE_FUNCTIONS.get("rotate")().relation_dim(8) == 4
 
 

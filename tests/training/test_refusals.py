@@ -85,7 +85,7 @@ model.score_function=rotate model.dimension=7
 model.score_function=transformer model.dimension=10
     the dimension must be a multiple of 4 (heads of the attention), got 10
 model.score_function=complx
-    unknown score function 'complx'; did you mean 'complex'? known:
+    unknown score function 'complx'; did you mean 'complex' or 'tcomplex' or 'tntcomplex'? known:
 model.score_function=conve model.reciprocal_relations=false
     model.reciprocal_relations is false and the score function ConvE computes queries from heads only;
     allowed: true

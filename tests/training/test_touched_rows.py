@@ -44,6 +44,7 @@ def test_marks_are_those_of_a_loop_over_triples_and_each_is_read_once(sets, monk
     )
     original_ids = {name: rng.permutation(count) for name, count in COUNTS.items()}
     layout = SimpleNamespace(
+        num_times=1,
         ntypes=list(COUNTS),
         num_nodes=COUNTS.__getitem__,
         original_ids=original_ids.__getitem__,

@@ -12,7 +12,7 @@ from dglkge.partition.make_dataset import partition_dataframe
 from dglkge.partition.options import Options
 from dglkge.tuning.subgraph import Cores
 from tests.partition_tools.conftest import build_here  # noqa: F401
-from tests.toy_kg import toy_dataset
+from tests.toy_kg import TIMES, temporal_dataset, toy_dataset
 
 pytestmark = pytest.mark.usefixtures("build_here")
 
@@ -81,3 +81,18 @@ def test_nothing_to_rank(tmp_path):
     ):
         Cores(Dataset.open(tmp_path / "all")).write(1, tmp_path / "core", seed=0)
     assert not (tmp_path / "core").exists()
+
+
+def test_a_core_has_the_times_of_its_triples(tmp_path):
+    """As facts by name: relations at their times, out of the files that the core's folder has."""
+    dataset = Dataset.open(temporal_dataset())
+    Cores(dataset).write(2, tmp_path / "core", seed=0)
+    core = Dataset.open(tmp_path / "core")
+    assert set(core.relations.times) == set(dataset.relations.times) == set(TIMES)
+
+    def facts(found: Dataset, split: str) -> set[tuple[str, str, str]]:
+        names = found.vocabulary("entity")
+        return {(names[h], found.relations[r].name, names[t]) for h, r, t in found.split(split).tolist()}
+
+    assert facts(core, "train") <= facts(dataset, "train") and len(core.split("train")) > 100
+    assert facts(core, "valid") <= facts(dataset, "valid") | facts(dataset, "train")

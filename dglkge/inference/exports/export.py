@@ -108,6 +108,11 @@ def export_tables(
     """
     if file_format not in FORMATS:
         raise unknown_name("format", file_format, FORMATS)
+    if RELATION in tables and source.meta.times:
+        raise InputError(
+            f"{source.path} has relations at {len(source.meta.times)} times, of which no format has rows; "
+            "allowed: tables of entity types"
+        )
     for option, value, *owners in (
         ("max-rows", max_rows, "projector"),
         ("metric", metric, "faiss", "qdrant"),

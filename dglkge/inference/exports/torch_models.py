@@ -47,12 +47,13 @@ class TorchModel(nn.Module):
         self.entities = nn.Parameter(torch.cat(rows))
         self.relations = nn.Parameter(_all_rows(run, RELATION))
         self._model = copy.deepcopy(run.model)
+        self._num_times = tables.relations.num_times
         self.module = self._model.module
         if self.module is not None:
             self.module.requires_grad_(True)
         first = dict(zip(types, np.cumsum([0, *map(len, rows)]).tolist()))
         for name, side in (("first_heads", Side.HEAD), ("first_tails", Side.TAIL)):
-            firsts = [first[relation.candidate_type(side)] for relation in tables.meta.relations]
+            firsts = [first[relation.candidate_type(side)] for relation in tables.relations.relations]
             self.register_buffer(name, torch.tensor(firsts), persistent=False)
 
     def forward(self, h: Tensor, r: Tensor, t: Tensor, side: Side | None = None) -> Tensor:
@@ -72,7 +73,8 @@ class TorchModel(nn.Module):
             return (self(h, r, t, Side.HEAD) + self(h, r, t, Side.TAIL)) / 2
         side = side or Side.TAIL
         anchors, answers = (heads, tails) if side is Side.TAIL else (tails, heads)
-        return self._model.compare_pairs(self._model.query(anchors, self.relations[r], side, r), answers)
+        rows = self._model.set_times(self.relations[r // self._num_times], r % self._num_times)
+        return self._model.compare_pairs(self._model.query(anchors, rows, side, r), answers)
 
 
 def _all_rows(run: TrainedModel, table: str) -> Tensor:

@@ -79,7 +79,8 @@ def _read_tables(
         first, *others = files[split]
         return ", ".join(str(file.path) for file in files[split]) if others else first.places([row])[row]
 
-    triples = ingest(table_chunks(files, watch), maps, columns, temporary, num_workers)
+    chunks = table_chunks(files, watch)
+    triples = ingest(chunks, maps, columns, temporary, num_workers, options.time_granularity)
     reading = Reading(triples, columns=columns, place=place)
     header = files[TRAIN][0].header
     if header:

@@ -73,7 +73,7 @@ def edge_options(
     """
     config, dataset = job.config, job.dataset
     # Batches have node ids of relations, the data set lists relations by original id.
-    by_node = job.layout.original_ids(RELATION)
+    by_node = job.layout.original_edge_ids(RELATION)
     number = {pair: index for index, pair in enumerate(job.pairs)}
     # The number of each relation's edge type; -1 where no training triple has it.
     pair_of_relation = [number.get((one.lhs, one.rhs), -1) for one in dataset.relations.relations]
@@ -298,6 +298,6 @@ def touched_rows(job: Job, batches: TrainingBatches) -> dict[str, np.ndarray] | 
             triples = train[ids.start : ids.stop] if isinstance(ids, range) else train[ids]
             heads, numbers, tails = triples.T
             marks[first_head[numbers] + heads] = True
-            marks[starts[RELATION] + numbers] = True
+            marks[starts[RELATION] + numbers // layout.num_times] = True
             marks[first_tail[numbers] + tails] = True
     return {name: marks[start:][layout.original_ids(name)] for name, start in starts.items()}

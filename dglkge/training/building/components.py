@@ -41,6 +41,31 @@ def configured_model(config: Config) -> KgeModel:
     return KgeModel(made, chosen.dimension, chosen.reciprocal_relations, config.seed)
 
 
+def with_num_times(config: Config, dataset: Dataset) -> Config:
+    """Return the configuration with the number of times of the data set, where the score function has times.
+
+    Raises
+    ------
+    InputError
+        If the data set has none, or another number is configured.
+    """
+    chosen: Any = config.model.score_function
+    if not SCORE_FUNCTIONS.get(chosen.name).has_times:
+        return config
+    if not dataset.relations.times:
+        raise InputError(
+            f"model.score_function is {chosen.name}, and the triples of {dataset.path} have no times; "
+            "allowed: another score function, or a data set built with --columns head,relation,tail,time"
+        )
+    if chosen.num_times not in (0, dataset.num_times):
+        raise InputError(
+            f"model.score_function.num_times is {chosen.num_times}, and {dataset.path} has "
+            f"{dataset.num_times} times; allowed: 0"
+        )
+    made = chosen.changed(num_times=dataset.num_times)
+    return config.changed(model=config.model.changed(score_function=made))
+
+
 def configured_loss(config: Config) -> Loss:
     """Make the loss."""
     return LOSSES.get(config.loss.name)(config.loss)

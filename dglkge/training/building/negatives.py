@@ -90,5 +90,5 @@ def build_known(job: Job) -> KnownAnswers | None:
     if not job.config.negatives.mask_known:
         return None
     names = [*job.dataset.entity_types, RELATION]
-    original_ids = {name: np.asarray(job.layout.original_ids(name)) for name in names}
+    original_ids = {name: np.asarray(job.layout.original_edge_ids(name)) for name in names}
     return KnownAnswers(job.dataset.known_triples([TRAIN]), original_ids)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import time
 
+import torch
+
 from dglkge.errors import InputError, one_line
 from dglkge.model.choices import NO_TRANSFORM, ROW_TRANSFORMS
 from dglkge.optim.scratch import sharing
@@ -16,7 +18,7 @@ from dglkge.step.objectives.autograd_loss import AutogradLoss
 from dglkge.step.objectives.relation_prediction import WithRelations
 from dglkge.step.objectives.scored_losses import ScoredLosses
 from dglkge.step.planning import EdgePlanner
-from dglkge.step.row_transforms import AddedFeatures, RowDropout
+from dglkge.step.row_transforms import AddedFeatures, RowDropout, Times
 from dglkge.step.rows import HostStore, Transforms
 from dglkge.step.staged_rows import DeviceStore, StagedStore
 from dglkge.step.train_step import LookAhead, RowUpdates, TrainStep
@@ -92,7 +94,7 @@ def _build_sampled(job: Job, batches: TrainingBatches, transforms: Transforms) -
 def build_transforms(job: Job) -> Transforms:
     """Return the transforms of each table's rows: what is added, then dropout, then the chosen one."""
     config, tables, global_vectors, features = job.config, job.tables, job.global_vectors, job.features
-    original_ids = {name: table.original_ids for name, table in tables.items()}
+    original_ids = {name: torch.from_numpy(job.layout.original_edge_ids(name)) for name in tables}
     chains: dict[str, list[RowTransform]] = {name: [] for name in tables}
     if global_vectors is not None:
         for name in global_vectors.vectors:
@@ -103,10 +105,13 @@ def build_transforms(job: Job) -> Transforms:
     chosen = config.model
     rates = dict.fromkeys(tables.entity_types, chosen.entity_dropout) | {RELATION: chosen.relation_dropout}
     dropout: TableTransform = RowDropout(rates, original_ids, config.seed, config.training.kernels)
-    more = [dropout]
+    more: list[TableTransform] = [dropout]
     if chosen.row_transform.name != NO_TRANSFORM:
         transform = ROW_TRANSFORMS.get(chosen.row_transform.name).load()
         more.append(transform(chosen.row_transform, original_ids, config.seed))
+    if job.model.score_function.has_times:
+        # Last: no other transform may change the number of a time.
+        more.append(Times(job.model, job.layout.num_times))
     for one in more:
         for name in one.tables:
             chains[name].append(one)

@@ -85,7 +85,7 @@ class SplitLoss:
             batches = query_batches(job, triples, KnownTriples([triples], dataset.num_relations))
         else:
             nodes = np.empty(triples.shape, np.int64)
-            nodes[:, 1] = job.layout.node_ids(RELATION)[triples[:, 1]]
+            nodes[:, 1] = job.layout.edge_ids(RELATION)[triples[:, 1]]
             relations = dataset.relations.relations
             for column, types in ((0, [one.lhs for one in relations]), (2, [one.rhs for one in relations])):
                 of_triples = np.array(types)[triples[:, 1]]

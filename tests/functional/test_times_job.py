@@ -1,0 +1,218 @@
+"""Times by the real commands: a graph that only they explain, filtered ranks, questions, resume, trainers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from dglkge import open_run
+from dglkge.checkpoint import open_checkpoint
+from dglkge.data.dataset import Dataset
+from dglkge.errors import InputError
+from tests.functional import job as commands
+from tests.functional.results import assert_same_training, metrics, parameters, progress
+from tests.toy_kg import NUM_ENTITIES, STEPS, TIMES, temporal_dataset, toy_dataset
+
+COMMON = (
+    *("model.dimension=32", "model.init_scale=0.01", "training.objective=one_vs_all", "loss.name=softmax"),
+    *("optimizer.name=sparse_adagrad", "optimizer.lr=0.1", "training.batch_size=60"),
+    *("training.matmul_dtype=float32", "evaluation.batch_size=64"),
+)
+DENSE = ("dense={optimizer: {name: Adagrad}, lr: 0.1}",)
+COLUMNS = ["head", "relation", "tail", "time"]
+
+
+def settings(output: Path, name: str, *more: str, num_epochs: int = 40, num_parts: int = 1) -> list[str]:
+    dataset = temporal_dataset(num_parts)
+    return [
+        *(f"dataset={dataset}", f"output={output}", f"model.score_function.name={name}", *COMMON),
+        *(f"training.num_epochs={num_epochs}", *(DENSE if name != "complex" else ()), *more),
+    ]
+
+
+def asked_at(*parts: str) -> pd.DataFrame:
+    """Return one query: head, relation, tail and time."""
+    return pd.DataFrame([parts], columns=COLUMNS)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run of two trainers."""
+    folder = tmp_path_factory.mktemp("times")
+    more = ("model.score_function.smoothness=0.0001", "regularizer={name: n3, weight: 0.002}")
+    commands.train(folder, 2, *settings(folder / "run", "tntcomplex", *more))
+    return folder / "run"
+
+
+def test_only_times_explain_the_graph(trained, tmp_path):
+    """``turn`` turns by another step at each time: without time a true answer has three rivals."""
+    commands.train_alone(*settings(tmp_path / "static", "complex"))
+    with_times, without = (metrics(run)["both"]["mrr"] for run in (trained, tmp_path / "static"))
+    assert with_times > 0.95
+    assert without < 0.8
+
+
+def complex_rows(rows: torch.Tensor) -> np.ndarray:
+    real, imaginary = rows.double().numpy().reshape(len(rows), 2, -1).transpose(1, 0, 2)
+    return real + 1j * imaginary
+
+
+def brute_force(
+    run: Path, triples: Sequence[tuple[int, int, int]], known: set[tuple[int, ...]]
+) -> list[float]:
+    """Return the filtered ranks of heads and tails out of the arrays of the checkpoint, by the formula."""
+    checkpoint = open_checkpoint(run)
+    entities = complex_rows(checkpoint["entity"].gather(torch.arange(NUM_ENTITIES)))
+    stored = checkpoint["relation"].gather(torch.arange(len(checkpoint.meta.relations)))
+    times = complex_rows(checkpoint.dense_parameters()["rows"])
+    dim = 2 * entities.shape[1]
+    ranks = []
+    for head, number, tail in triples:
+        row, time = divmod(number, len(times))
+        for half, given, answer, column in zip(stored[row].chunk(2), (head, tail), (tail, head), (2, 0)):
+            changing, constant = (complex_rows(part[None])[0] for part in (half[:dim], half[dim:-1]))
+            scores = (entities[given] * (changing * times[time] + constant) * entities.conj()).real.sum(1)
+            filtered = [
+                other
+                for other in range(NUM_ENTITIES)
+                if other == answer
+                or ((head, number, other) if column == 2 else (other, number, tail)) not in known
+            ]
+            ranks.append(1.0 + (scores[filtered] > scores[answer]).sum())
+    return ranks
+
+
+def test_ranks_are_filtered_at_the_time(tmp_path):
+    """A fact of another time is a negative, one of the same time is none."""
+    run = tmp_path / "run"
+    commands.train_alone(*settings(run, "tntcomplex", num_epochs=8))
+    dataset = Dataset.open(temporal_dataset())
+    known = {tuple(row) for split in ("train", "valid", "test") for row in dataset.split(split).tolist()}
+    triples = [tuple(row) for row in dataset.split("test").tolist()]
+    expected = brute_force(run, triples, known)
+    found = open_run(run).evaluate("test").both
+    assert found.mr == pytest.approx(np.mean(expected))
+    assert found.mrr == pytest.approx(np.mean(1 / np.array(expected)))
+    live = metrics(run)["both"]
+    assert live["mrr"] == pytest.approx(found.mrr, abs=1e-6)
+    # With the answers of all times filtered out the ranks are others: the test can fail.
+    number = len(TIMES)
+    always = {(head, n - n % number + time, tail) for head, n, tail in known for time in range(number)}
+    assert np.mean(brute_force(run, triples, always)) != pytest.approx(np.mean(expected))
+
+
+def test_questions_at_a_time_and_when(trained):
+    run = open_run(trained)
+    for step, time in zip(STEPS, TIMES):
+        tails = run.predict(asked_at("e003", "turn", "?", time))
+        assert tails["tail"][0] == f"e{3 + step:03d}" and tails["relation"][0] == f"turn @ {time}"
+        heads = run.predict_heads(f"turn @ {time}", "e040", k=1)
+        assert heads["entity"][0] == f"e{40 - step:03d}"
+        when = run.predict_times("e003", "turn", f"e{3 + step:03d}")
+        assert when["time"][0] == time and sorted(when["time"]) == list(TIMES)
+        assert when["rank"].tolist() == [1, 2, 3, 4] and (np.diff(when["score"]) <= 0).all()
+        assert when["known_from"].notna().tolist() == [True, False, False, False]
+    # True in a period only.
+    scores = run.predict_times("e010", "open", "e021").set_index("time")["score"]
+    assert scores[list(TIMES[2:])].min() > scores[list(TIMES[:2])].max()
+    # Which relation, of all at a time.
+    which = run.predict(asked_at("e003", "?", "e010", TIMES[1]))
+    assert which["relation"][0] == f"turn @ {TIMES[1]}" and len(which) == 3
+    # A score is that of the relation at the time.
+    frame = pd.DataFrame(
+        [["e003", "turn", "e010", time] for time in TIMES], columns=["head", "relation", "tail", "time"]
+    )
+    scores = run.score(frame)["score"].tolist()
+    when = run.predict_times("e003", "turn", "e010").set_index("time")["score"]
+    assert scores == pytest.approx([when[time] for time in TIMES], abs=1e-9)
+    with pytest.raises(InputError, match="relation 'turn' has times, from 2021-03 to 2021-06; say which"):
+        run.predict_tails("e003", "turn")
+    with pytest.raises(InputError, match="unknown time '2022'"):
+        run.predict(
+            asked_at("e003", "?", "e010", "2022"),
+            strict=True,
+        )
+
+
+def test_questions_by_the_command(trained, tmp_path):
+    def asked(*arguments: str) -> dict:
+        return json.loads(commands.dglkge("predict", str(trained), *arguments, "--json", "-k", "2").stdout)
+
+    at = ("--head", "e003", "--relation", "turn", "--time")
+    assert asked(*at, TIMES[2])["answers"][0]["name"] == f"e{3 + STEPS[2]:03d}"
+    report = asked(*at, "?", "--tail", f"e{3 + STEPS[3]:03d}")
+    assert [answer["name"] for answer in report["answers"]][0] == f"turn @ {TIMES[3]}"
+    file = tmp_path / "queries.tsv"
+    file.write_text(f"e003\tturn\t?\t{TIMES[0]}\ne003\tturn\te004\t?\ne003\tturn\te004\t{TIMES[0]}\n")
+    reports = asked("--triples", str(file), "--columns", "hrtT")
+    assert reports[0]["answers"][0]["name"] == "e004"
+    assert reports[1]["answers"][0]["name"] == f"turn @ {TIMES[0]}"
+    assert reports[2]["score"] == pytest.approx(reports[1]["answers"][0]["score"], abs=1e-9)
+    done = commands.dglkge("predict", str(trained), "--head", "e003", "--relation", "turn", status=2)
+    assert done.stderr.splitlines()[-1].endswith(
+        "relation 'turn' has times, from 2021-03 to 2021-06; say which"
+    )
+    # A file of triples is ranked at its times.
+    (tmp_path / "true.tsv").write_text(f"e003\tturn\te004\t{TIMES[0]}\n")
+    arguments = (
+        "evaluate",
+        str(trained),
+        "--triples",
+        str(tmp_path / "true.tsv"),
+        "--columns",
+        "hrtT",
+        "--json",
+    )
+    assert json.loads(commands.dglkge(*arguments).stdout)["both"]["mrr"] == 1
+
+
+@pytest.mark.parametrize("name", ["tcomplex", "tntcomplex"])
+@pytest.mark.parametrize(
+    ("trainers", "more"),
+    [
+        (3, ("model.score_function.smoothness=0.1", "regularizer={name: n3, weight: 0.01}")),
+        (
+            2,
+            (
+                *("training.objective.name=negative_sampling", "negatives.num_uniform=10"),
+                *("negatives.chunk_size=20", "negatives.mask_known=true", "model.relation_dropout=0.2"),
+            ),
+        ),
+    ],
+    ids=["one vs all, penalties", "negatives without known ones, dropout"],
+)
+def test_training_does_not_depend_on_the_trainers(tmp_path, name, trainers, more):
+    """Nor on a stop: shares are uneven, and the run goes on from its files."""
+    alone, run = tmp_path / "alone", tmp_path / "run"
+    commands.train_alone(*settings(alone, name, *more, num_epochs=4))
+    commands.train(tmp_path, trainers, *settings(run, name, *more, num_epochs=2))
+    assert progress(run) == (2, 0)
+    commands.train(tmp_path, trainers, *settings(run, name, *more, num_epochs=4))
+    assert progress(run) == (4, 0)
+    assert parameters(alone)["rows"].shape == (len(TIMES), 32)
+    assert_same_training(run, alone)
+
+
+def test_partitions_and_reading(tmp_path):
+    """Rows of two partitions are found by their relations; another data set and other times are refused."""
+    commands.train_alone(*settings(tmp_path / "one", "tcomplex", num_epochs=2))
+    two = settings(tmp_path / "two", "tcomplex", num_epochs=2, num_parts=2)
+    assert open_checkpoint(tmp_path / "one").meta.times == TIMES
+    assert open_checkpoint(tmp_path / "one").config["model"]["score_function"]["num_times"] == len(TIMES)
+    done = commands.train_alone(*two, "model.score_function.num_times=7", status=2)
+    assert "model.score_function.num_times is 7, and" in done.stderr and "allowed: 0" in done.stderr
+    done = commands.train_alone(*two, f"dataset={toy_dataset()}", status=2)
+    assert "model.score_function is tcomplex, and the triples of" in done.stderr
+    more = ("training.relation_prediction=0.5", "training.objective.name=negative_sampling")
+    done = commands.train_alone(*settings(tmp_path / "no", "complex", *more), status=2)
+    assert "training.relation_prediction is 0.5, and the triples of" in done.stderr
+    assert "have times, which share the row of a relation; allowed: 0" in done.stderr
+    target = tmp_path / "exported"
+    done = commands.dglkge("export", str(tmp_path / "one"), "-o", str(target), "--format", "npy", status=None)
+    assert done.returncode == 2 and "has relations at 4 times, of which no format has rows" in done.stderr

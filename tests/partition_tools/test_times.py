@@ -1,0 +1,192 @@
+"""Triples with a column of times: from files and frames to relations at a time in every partition."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from dglkge.cli.main import main
+from dglkge.data.dataset import Dataset
+from dglkge.data.text_format import parse_columns
+from dglkge.errors import InputError
+from dglkge.partition.make_dataset import partition_dataframe, partition_triples
+from dglkge.partition.options import Options
+from tests.partition_tools.reading_back import lines
+from tests.toy_kg import TIMES, temporal_triples
+
+pytestmark = pytest.mark.usefixtures("build_here")
+
+Facts = Counter
+
+
+def timed_facts(folder: Path, triples: np.ndarray, ids_of=None) -> Facts:
+    """Return head, relation, tail and time of triples by name, by the files alone."""
+    relations = [line.split("\t") for line in lines(folder / "relations.tsv")]
+    names = {path.stem: lines(path) for path in (folder / "entities").glob("*.txt")}
+    times = lines(folder / "times.txt")
+    found: Facts = Counter()
+    for head, number, tail in triples.tolist():
+        row, time = divmod(number, len(times))
+        if ids_of is not None:
+            row = int(ids_of["relation"][row])
+        name, lhs, rhs = relations[row]
+        if ids_of is not None:
+            head, tail = int(ids_of[lhs][head]), int(ids_of[rhs][tail])
+        found[names[lhs][head], name, names[rhs][tail], times[time]] += 1
+    return found
+
+
+def as_facts(frame: pd.DataFrame) -> Facts:
+    return Counter(frame[["head", "relation", "tail", "time"]].itertuples(index=False, name=None))
+
+
+@pytest.mark.parametrize("num_parts", [1, 3])
+@pytest.mark.parametrize("typed", [False, True])
+def test_every_partition_has_relations_at_their_times(tmp_path, num_parts, typed):
+    frame = temporal_triples()
+    more = {}
+    if typed:
+        # Every third entity has another type, so that a relation joins several pairs of types.
+        names = sorted({*frame["head"], *frame["tail"]})
+        types = "".join(f"{name}\t{'ab'[place % 3 == 0]}\n" for place, name in enumerate(names))
+        (tmp_path / "types.tsv").write_text(types)
+        more["entity_types"] = tmp_path / "types.tsv"
+    out = tmp_path / "out"
+    options = Options(num_parts=num_parts, method="random", **more)
+    figures = partition_dataframe(frame, out, columns="head,relation,tail,time", options=options)
+    dataset = Dataset.open(out)
+    num_relations = len(lines(out / "relations.tsv"))
+    assert figures["num_times"] == len(TIMES) and figures["num_relations"] == num_relations
+    assert lines(out / "times.txt") == list(TIMES) == list(dataset.relations.times)
+    assert dataset.num_relations == len(TIMES) * num_relations == len(dataset.relations)
+    assert timed_facts(out, np.load(out / "train.npy")) == as_facts(frame)
+    partitions = out / "partitions"
+    ids_of = {ntype: np.load(partitions / f"original_ids_{ntype}.npy") for ntype in dataset.layout().ntypes}
+    # Rows are those of relations, whatever the time.
+    assert len(ids_of["relation"]) == num_relations
+    found: Facts = Counter()
+    for part in range(num_parts):
+        found += timed_facts(out, np.load(partitions / f"part{part}" / "edges.npy"), ids_of)
+    assert found == as_facts(frame)
+    edge_ids, back = dataset.layout().edge_ids("relation"), dataset.layout().original_edge_ids("relation")
+    assert back[edge_ids].tolist() == list(range(dataset.num_relations))
+    # The same triple at another time is another fact: filters and counts of repetitions see no repetition.
+    assert figures["duplicates"]["train"] == 0
+    first = dataset.split("train")[0]
+    assert dataset.relations[first[1]].name.rpartition(" @ ")[2] in TIMES
+
+
+def test_formats(tmp_path):
+    """Named columns of CSV in any order, dates of Parquet, integers; the granularity."""
+    frame = pd.DataFrame(
+        {
+            "day": ["2020-02-10", "2019-12-31", "2020-02-11"],
+            "from": ["a", "b", "c"],
+            "what": ["r", "s", "r"],
+            "to": ["b", "c", "a"],
+        }
+    )
+    frame.to_csv(tmp_path / "f.csv", index=False)
+    frame.assign(day=pd.to_datetime(frame["day"]).dt.date).to_parquet(tmp_path / "f.parquet")
+    columns = parse_columns("head=from,relation=what,tail=to,time=day")
+    expected = {
+        None: ["2019-12-31", "2020-02-10", "2020-02-11"],
+        "month": ["2019-12", "2020-02"],
+        "year": ["2019", "2020"],
+    }
+    for name in ("f.csv", "f.parquet"):
+        for granularity, times in expected.items():
+            out = tmp_path / f"{name}-{granularity}"
+            options = Options(columns=columns, time_granularity=granularity)
+            partition_triples(tmp_path / name, out, options)
+            assert lines(out / "times.txt") == times
+            found = timed_facts(out, np.load(out / "train.npy"))
+            cut = frame["day"].str[: len(times[0])]
+            assert found == as_facts(
+                frame.set_axis(["time", "head", "relation", "tail"], axis=1).assign(time=cut)
+            )
+    (tmp_path / "ids.tsv").write_text("0\t1\t1\t10\n1\t0\t0\t9\n")
+    options = Options(columns=parse_columns("hrtT"), integer_ids=True)
+    partition_triples(tmp_path / "ids.tsv", tmp_path / "ids", options)
+    assert lines(tmp_path / "ids" / "times.txt") == ["9", "10"]
+    assert np.load(tmp_path / "ids" / "train.npy").tolist() == [[0, 3, 1], [1, 0, 0]]
+
+
+def test_intervals(tmp_path):
+    """A fact at an interval is one at each time of the data set in it, with its weight."""
+    rows = [("a", "r", "b", "2001/2004", 0.5), ("b", "s", "c", "2003", 2.0), ("c", "r", "a", "2002/2002", 4)]
+    frame = pd.DataFrame(rows, columns=["head", "relation", "tail", "time", "weight"])
+    columns = "head,relation,tail,weight,time"
+    partition_dataframe(frame, tmp_path / "out", columns=columns)
+    train = np.load(tmp_path / "out" / "train.npy")
+    expected = [("a", "r", "b", str(year)) for year in (2001, 2002, 2003, 2004)]
+    expected += [("b", "s", "c", "2003"), ("c", "r", "a", "2002")]
+    assert lines(tmp_path / "out" / "times.txt") == ["2001", "2002", "2003", "2004"]
+    assert list(timed_facts(tmp_path / "out", train)) == expected
+    assert np.load(tmp_path / "out" / "train_weights.npy").tolist() == [0.5] * 4 + [2, 4]
+    with pytest.raises(InputError, match="the interval '2004/2001' ends before it begins"):
+        partition_dataframe(frame.assign(time="2004/2001"), tmp_path / "no", columns=columns)
+    days = frame.assign(time=["2001-05-01/2004-02-02", "2003-01-01", "2002-05-01/2002-11-30"])
+    options = Options(time_granularity="year")
+    partition_dataframe(days, tmp_path / "days", columns=columns, options=options)
+    assert np.load(tmp_path / "days" / "train.npy").tolist() == train.tolist()
+
+
+def test_one_time_is_a_time(tmp_path):
+    frame = temporal_triples().assign(time="7")
+    partition_dataframe(frame, tmp_path / "out", columns="head,relation,tail,time")
+    dataset = Dataset.open(tmp_path / "out")
+    assert dataset.num_times == 1 and list(dataset.relations.times) == ["7"]
+    assert dataset.relations.id("turn @ 7") == 2
+
+
+@pytest.mark.parametrize(
+    ("content", "more", "message"),
+    [
+        ("a\tr\tb\tsoon\n", (), "the time is 'soon'"),
+        ("a\tr\tb\t\n", (), "in.tsv:1: the time is empty"),
+        ("a\tr\tb\t2020\nb\tr\ta\t2020-01\n", (), "the time is '2020-01' and another '2020'"),
+        ("a\tr\tb\n", (), "in.tsv:1: got 3 columns separated by tabs, expected 4"),
+        ("a\tr\tb\t5\n", ("--time-granularity", "year"), "the time is '5'"),
+    ],
+)
+def test_bad_times(tmp_path, capsys, content, more, message):
+    (tmp_path / "in.tsv").write_text(content)
+    command = ["data", "build", str(tmp_path / "in.tsv"), "--columns", "hrtT", "-o", str(tmp_path / "out")]
+    assert main([*command, *more]) == 2
+    err = capsys.readouterr().err
+    assert message in err and "Traceback" not in err
+    assert not (tmp_path / "out").exists()
+
+
+def test_granularity_needs_times(tmp_path):
+    frame = temporal_triples()[["head", "relation", "tail"]]
+    with pytest.raises(InputError, match="--time-granularity is given, and the triples have no time column"):
+        partition_dataframe(frame, tmp_path / "out", options=Options(time_granularity="year"))
+
+
+def test_more_triples_are_refused(tmp_path, capsys):
+    partition_dataframe(temporal_triples(), tmp_path / "out", columns="head,relation,tail,time")
+    (tmp_path / "more.tsv").write_text("a\tr\tb\n")
+    command = ["data", "extend", "--dataset", str(tmp_path / "out"), "--input", str(tmp_path / "more.tsv")]
+    assert main([*command, "--name", "more", "-o", str(tmp_path / "more")]) == 2
+    assert "has times, and dglkge data extend adds to data sets without" in capsys.readouterr().err
+
+
+def test_a_split_by_hash_keeps_a_fact_in_one_split(tmp_path):
+    """And the quality of the data is measured of relations at a time."""
+    frame = temporal_triples()
+    twice = pd.concat([frame, frame], ignore_index=True)
+    options = Options(split=(0.6, 0.2, 0.2))
+    figures = partition_dataframe(twice, tmp_path / "out", columns="head,relation,tail,time", options=options)
+    facts = [
+        timed_facts(tmp_path / "out", np.load(tmp_path / "out" / f"{split}.npy"))
+        for split in ("train", "valid", "test")
+    ]
+    assert sum(facts, Counter()) == as_facts(twice)
+    assert not (facts[0] & facts[1] or facts[0] & facts[2] or facts[1] & facts[2])
+    assert figures["duplicates"]["train"] == sum(facts[0].values()) // 2
