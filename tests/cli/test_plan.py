@@ -58,7 +58,11 @@ def test_a_run_a_data_set_and_a_recipe_are_configurations(config_file, tmp_path,
     dataset, larger = toy_dataset(), "model.dimension=16"
     by_file = plan_of(config_file)
     # A data set has settings that follow its size; a file has the defaults.
-    assert plan_of(run) == by_file == plan_of(dataset, larger, "training.batch_size=1000")
+    assert (
+        plan_of(run)
+        == by_file
+        == plan_of(dataset, larger, "training.batch_size=1000", "training.averaging=null")
+    )
     assert plan_of(dataset) == plan_of(f"dataset={dataset}") != by_file
     recipe = plan_of("--recipe", "fb15k237/complex", f"dataset={dataset}")
     assert recipe != by_file and recipe != plan_of(dataset)

@@ -154,6 +154,8 @@ def test_what_is_refused_creates_nothing(tmp_path):
 def test_the_command(tmp_path):
     """``dglkge train`` and ``dglkge config --diff``."""
     settings = {**SETTINGS, "dataset": toy_dataset(), "output": tmp_path / "run"}
+    # What is not given follows the size of the data.
+    chosen = {"training.averaging": 4.0, "optimizer.lr": 0.2, "regularizer.weight": 0.02}
     words = [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]
     done = run([*warm.python(), "-m", "dglkge", "train", *words, "--num_trainers", "1"])
     assert f"checkpoint, statistics and metrics are in {tmp_path}/run" in done.stdout
@@ -165,7 +167,7 @@ def test_the_command(tmp_path):
     # The run has recorded what "auto" was.
     assert changed.pop("training.matmul_dtype", {"value": "float32"})["value"] in ("float32", "bfloat16")
     assert {name: entry["value"] for name, entry in changed.items()} == {
-        name: str(value) if isinstance(value, Path) else value for name, value in settings.items()
+        name: str(value) if isinstance(value, Path) else value for name, value in (chosen | settings).items()
     }
     done = run([*warm.python(), "-m", "dglkge", "train", "--set", "training.epochs=3"], status=2)
     assert done.stderr.startswith("dglkge: error: ")
