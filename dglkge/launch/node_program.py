@@ -1,7 +1,7 @@
 """Node program: starts, watches, ends and cleans up the processes of a job on one machine.
 
-The launcher has one on every machine, its own included, over a stream (:mod:`dglkge.launch.protocol`): the
-pipes of a child, of ssh, or a connection. When the stream ends, or nothing arrives for
+The launcher has one on every machine, its own included, over a stream
+(:mod:`dglkge.launch.remote.protocol`): the pipes of a child, of ssh, or a connection. When the stream ends, or nothing arrives for
 HEARTBEAT_TIMEOUT_SECONDS where it may be lost without an end, the launcher counts as lost: the program ends
 its processes (SIGTERM, GRACE_SECONDS later SIGKILL), removes their tables and shared memory and exits. When
 the program itself is killed, the kernel ends its processes.
@@ -30,10 +30,10 @@ from dglkge.distributed.jobs import JobEntry
 from dglkge.distributed.lease import new_nonce
 from dglkge.distributed.world import OWN_DISKS_VARIABLE
 from dglkge.errors import NotReadyError
-from dglkge.launch import protocol
 from dglkge.launch.background import in_thread, spawn
 from dglkge.launch.machine import MachineJob, has_variable, node_tasks, wait_while
 from dglkge.launch.processes import ForkServer, execute
+from dglkge.launch.remote import protocol
 from dglkge.launch.stop_signals import STOP_SIGNALS, status_of_stop
 
 POLL_SECONDS = 0.05

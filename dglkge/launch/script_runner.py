@@ -37,7 +37,7 @@ BAD_INPUT_STATUS = 2
 FORK_SERVER_VARIABLE = "DGLKGE_FORK_SERVER"
 DGL_MODULES = ("torch.distributed", "dgl.distributed")
 SERVER_MODULES = ("dglkge.training.join",)
-TRAINER_MODULES = ("dglkge.training.build", "dglkge.kernels.first_call")
+TRAINER_MODULES = ("dglkge.training.build", "dglkge.training.first_call")
 """What a process imports before it is forked; the last two for scripts that use dglkge."""
 
 

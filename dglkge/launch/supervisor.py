@@ -10,11 +10,11 @@ from pathlib import Path
 
 from dglkge.distributed.preemption import RESTART_STATUS
 from dglkge.errors import FAILURE_STATUS
-from dglkge.launch.connection import Events, RunningProcess
 from dglkge.launch.console import Console, ProcessOutput, is_noise, plain_text
 from dglkge.launch.job_result import JobResult, ProcessResult, describe_status, exit_status
 from dglkge.launch.process_plan import Limits, PlannedProcess
-from dglkge.launch.protocol import Output
+from dglkge.launch.remote.connection import Events, RunningProcess
+from dglkge.launch.remote.protocol import Output
 from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.stop_signals import signals_recorded, status_of_stop
 

@@ -30,10 +30,10 @@ from dglkge.embeddings.device_tables import DeviceTables, OnDevice, Present, Rou
 from dglkge.embeddings.row_lookup import FoundRows
 from dglkge.embeddings.table_set import TableSet
 from dglkge.model.device import ComputeDevice
-from dglkge.optim.row_sums import sum_by_place
 from dglkge.optim.scratch import Scratch
 from dglkge.step.contracts import RowGradients
 from dglkge.step.planning import Places, Plan
+from dglkge.step.row_sums import sum_by_place
 from dglkge.step.rows import CopiedRows, LookupStore, TableRows, Transforms
 
 

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from dglkge.launch.background import wait
-from dglkge.launch.connection import NodeConnection, open_node
+from dglkge.launch.remote.connection import NodeConnection, open_node
 from tests.surroundings import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,8 +15,8 @@ from dglkge.distributed.jobs import JobEntry, live_jobs
 from dglkge.distributed.lease import new_nonce
 from dglkge.errors import InputError
 from dglkge.launch.background import wait
-from dglkge.launch.connection import NodeConnection, open_node
 from dglkge.launch.machine import local_interfaces, usable_cores
+from dglkge.launch.remote.connection import NodeConnection, open_node
 from dglkge.launch.remote.ssh import SshSettings
 from tests.launch.conftest import node_program
 

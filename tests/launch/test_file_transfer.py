@@ -14,8 +14,8 @@ from dglkge.checkpoint.layout import temporary_file
 from dglkge.distributed.lease import new_nonce
 from dglkge.errors import InputError
 from dglkge.launch.background import wait
-from dglkge.launch.connection import NodeConnection
 from dglkge.launch.remote import file_transfer
+from dglkge.launch.remote.connection import NodeConnection
 from dglkge.launch.remote.file_transfer import Tree
 from tests.launch.conftest import TIMEOUT_SECONDS
 

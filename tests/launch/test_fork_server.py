@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from dglkge.launch import fork_server
-from dglkge.launch.protocol import Ended, Gone, Prepare, Signal, Start, Started
+from dglkge.launch.remote.protocol import Ended, Gone, Prepare, Signal, Start, Started
 from tests.launch.conftest import TIMEOUT_SECONDS, LaunchedJob
 from tests.launch.test_node_program import STUBBORN, WAIT_FOR_EVER, RunningProgram
 

@@ -18,7 +18,7 @@ from dglkge.distributed.jobs import JobEntry, Registration, live_jobs
 from dglkge.distributed.lease import new_nonce
 from dglkge.errors import NotReadyError
 from dglkge.launch.machine import clean_up, has_variable, wait_for_ending_jobs
-from dglkge.launch.protocol import (
+from dglkge.launch.remote.protocol import (
     MARK,
     Call,
     Decoder,

@@ -20,13 +20,13 @@ import pytest
 from dglkge import __version__
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.background import wait
-from dglkge.launch.connection import Events, RunningProcess
 from dglkge.launch.process_plan import PlannedProcess
-from dglkge.launch.protocol import Output
+from dglkge.launch.remote.connection import Events, RunningProcess
 from dglkge.launch.remote.file_transfer import Tree, fetch, send
 from dglkge.launch.remote.handshake import GREETING, RefusedError, authenticate_launcher, read_secret
 from dglkge.launch.remote.node import connect
 from dglkge.launch.remote.node_place import NodePlace
+from dglkge.launch.remote.protocol import Output
 from dglkge.launch.remote.rendezvous import Rendezvous, listen
 from dglkge.launch.remote.ssh import forwarded_environment
 from tests.launch.conftest import ROOT, TIMEOUT_SECONDS
@@ -138,7 +138,7 @@ def test_a_job_of_two_nodes(hub: _Hub, tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_node_that_is_lost(hub: _Hub, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its processes count as lost, calls fail with the reason, and the rank is free."""
-    monkeypatch.setattr("dglkge.launch.protocol.HEARTBEAT_TIMEOUT_SECONDS", 3.0)
+    monkeypatch.setattr("dglkge.launch.remote.protocol.HEARTBEAT_TIMEOUT_SECONDS", 3.0)
     node = hub.start_and_await_node()
     session = hub.nodes.connection(1)
     hub.call("describe")

@@ -13,10 +13,10 @@ import pytest
 
 from dglkge.distributed.lease import LAUNCHER, Lease, LeaseTaker, new_nonce
 from dglkge.launch.background import wait
-from dglkge.launch.connection import Events, NodeConnection
 from dglkge.launch.process_plan import TRAINER, PlannedProcess
-from dglkge.launch.protocol import Call, Ended, Gone, Output
 from dglkge.launch.remote import file_transfer
+from dglkge.launch.remote.connection import Events, NodeConnection
+from dglkge.launch.remote.protocol import Call, Ended, Gone, Output
 from dglkge.launch.remote.run_store import RunFolder
 from tests.launch.conftest import TIMEOUT_SECONDS
 

@@ -9,13 +9,13 @@ import sys
 import pytest
 import torch
 
-from dglkge.optim import row_sums
+from dglkge.step import row_sums
 from tests.toy_kg import REPOSITORY
 
 INTERPRETED = """
 import torch
-from dglkge.optim import row_sums
-from dglkge.optim.row_sums import COLUMNS, sum_in_order
+from dglkge.step import row_sums
+from dglkge.step.row_sums import COLUMNS, sum_in_order
 from dglkge.step.objectives.score_shares import share_in_one_pass, share_scores
 length = row_sums.LENGTH = 8
 random = torch.Generator().manual_seed(1)
@@ -43,7 +43,7 @@ COMPILED = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from dglkge.optim.row_sums import COLUMNS, LENGTH, sum_runs
+from dglkge.step.row_sums import COLUMNS, LENGTH, sum_runs
 from dglkge.step.objectives.score_shares import MOST_COLUMNS, share_row
 
 def compiled(kernel, types, values, num_warps):

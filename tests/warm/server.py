@@ -45,7 +45,7 @@ PRELOADED = (
     "dglkge.inference.exports.import_tables",
     "dglkge.inference.truth",
     "dglkge.tuning.tune",
-    "dglkge.kernels.first_call",
+    "dglkge.training.first_call",
 )
 NAMESPACES = ("net", "uts", "mnt", "pid")
 """Of the hosts of tests/cluster; the last one holds for children only."""

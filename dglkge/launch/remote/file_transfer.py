@@ -22,7 +22,7 @@ from dglkge.distributed.lease import Lease, new_nonce
 from dglkge.distributed.leased_folder import sync
 from dglkge.errors import InputError, os_errors
 from dglkge.launch.background import in_thread
-from dglkge.launch.connection import NodeConnection
+from dglkge.launch.remote.connection import NodeConnection
 
 BLOCK_BYTES = 1 << 20
 """Small enough that heartbeats on the same stream are not late on a slow network."""

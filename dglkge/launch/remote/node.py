@@ -12,11 +12,10 @@ import time
 from collections.abc import Callable
 
 from dglkge.errors import NotReadyError
-from dglkge.launch import protocol
 from dglkge.launch.node_program import NodeProgram
-from dglkge.launch.protocol import HEARTBEAT_TIMEOUT_SECONDS, LOST_STATUS
-from dglkge.launch.remote import handshake
+from dglkge.launch.remote import handshake, protocol
 from dglkge.launch.remote.node_place import NodePlace
+from dglkge.launch.remote.protocol import HEARTBEAT_TIMEOUT_SECONDS, LOST_STATUS
 from dglkge.launch.remote.ssh import NOT_INHERITED, forwarded_environment
 
 RETRY_SECONDS = 1.0

@@ -17,9 +17,9 @@ from dglkge.distributed.ip_config import Machine
 from dglkge.distributed.jobs import JobEntry
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.background import wait
-from dglkge.launch.connection import Events, NodeConnection, RunningProcess, close_all, open_node
 from dglkge.launch.machine import is_local, local_interfaces, machine_addresses
 from dglkge.launch.process_plan import Host, JobSettings, Places, PlannedProcess, plan_processes
+from dglkge.launch.remote.connection import Events, NodeConnection, RunningProcess, close_all, open_node
 from dglkge.launch.remote.rendezvous import Rendezvous
 from dglkge.launch.remote.ssh import SshSettings, forwarded_environment
 from dglkge.launch.script_config import MachineNeeds

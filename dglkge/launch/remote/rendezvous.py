@@ -21,10 +21,9 @@ from typing import Any
 
 from dglkge.distributed.ip_config import Machine, read_ip_config
 from dglkge.errors import DglkgeError, InputError, NotReadyError, exit_status_of
-from dglkge.launch import protocol
 from dglkge.launch.background import wait
-from dglkge.launch.connection import NodeConnection, close_all
-from dglkge.launch.remote import handshake
+from dglkge.launch.remote import handshake, protocol
+from dglkge.launch.remote.connection import NodeConnection, close_all
 from dglkge.launch.remote.node_place import NodePlace
 from dglkge.launch.remote.ssh import NOT_INHERITED, forwarded_environment
 from dglkge.launch.stop_signals import StopForwarder, describe_stop

@@ -24,9 +24,9 @@ from dglkge.distributed.lease import Lease, new_nonce
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.world import OWN_DISKS_VARIABLE
 from dglkge.errors import CheckpointError, InputError, NotReadyError, StorageError, os_errors
-from dglkge.launch import protocol
-from dglkge.launch.protocol import STORE_VARIABLE, Call, Reply, answer
+from dglkge.launch.remote import protocol
 from dglkge.launch.remote.file_transfer import BLOCK_BYTES, inner_path, read_block, write_block
+from dglkge.launch.remote.protocol import STORE_VARIABLE, Call, Reply, answer
 
 ANSWER_SECONDS = 60.0
 

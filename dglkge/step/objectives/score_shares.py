@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dglkge.optim.row_sums import jit
+from dglkge.step.row_sums import jit
 
 try:
     import triton

@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import Any
 
 from dglkge.errors import InputError, NotReadyError
-from dglkge.launch import protocol
 from dglkge.launch.background import in_thread, spawn, wait
 from dglkge.launch.job_result import describe_process
 from dglkge.launch.process_plan import TRAINER, PlannedProcess, common_environment
+from dglkge.launch.remote import protocol
 from dglkge.launch.remote.ssh import STARTER, SshSettings, ssh_command
 
 NEVER_STARTED_STATUS = 127
