@@ -1,10 +1,10 @@
 """Node program: starts, watches, ends and cleans up the processes of a job on one machine.
 
 The launcher has one on every machine, its own included, over a stream
-(:mod:`dglkge.launch.remote.protocol`): the pipes of a child, of ssh, or a connection. When the stream ends, or nothing arrives for
-HEARTBEAT_TIMEOUT_SECONDS where it may be lost without an end, the launcher counts as lost: the program ends
-its processes (SIGTERM, GRACE_SECONDS later SIGKILL), removes their tables and shared memory and exits. When
-the program itself is killed, the kernel ends its processes.
+(:mod:`dglkge.launch.remote.protocol`): the pipes of a child, of ssh, or a connection. When the stream ends,
+or nothing arrives for HEARTBEAT_TIMEOUT_SECONDS where it may be lost without an end, the launcher counts as
+lost: the program ends its processes (SIGTERM, GRACE_SECONDS later SIGKILL), removes their tables and shared
+memory and exits. When the program itself is killed, the kernel ends its processes.
 """
 
 from __future__ import annotations

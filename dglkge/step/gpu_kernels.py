@@ -1,0 +1,60 @@
+"""Kernels for a GPU, which Triton compiles: sums of rows (:mod:`.row_sums`) and shares of scores."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def sum_runs(  # type: ignore[no-untyped-def]  # noqa: ANN201
+    rows, order, places, sums, parts, num_rows, width, num_parts,  # noqa: ANN001
+    adds: tl.constexpr, length: tl.constexpr, num_columns: tl.constexpr,
+):  # fmt: skip
+    """Walk some rows, see above; ``adds``: to the sums that there are, else those of 0 are written.
+
+    Compiled by Triton, which takes no other annotations.
+    """
+    program = tl.program_id(0).to(tl.int64)
+    columns = tl.program_id(1) * num_columns + tl.arange(0, num_columns)
+    is_column = columns < width
+    start = program * length
+    place = tl.load(places + start).to(tl.int64)
+    is_part = num_parts > 0
+    total = tl.zeros((num_columns,), tl.float32)
+    for step in range(length):
+        position = start + step
+        is_row = position < num_rows
+        here = tl.load(places + position, mask=is_row, other=0).to(tl.int64)
+        ends = is_row & (here != place)
+        is_sum = is_column & ends & (not is_part)
+        target = sums + place * width + columns
+        if adds:
+            total += tl.load(target, mask=is_sum, other=0.0)
+        tl.store(target, total, mask=is_sum)
+        tl.store(parts + program * width + columns, total, mask=is_column & ends & is_part)
+        total = tl.where(ends, 0.0, total)
+        is_part = is_part & (not ends)
+        place = tl.where(ends, here, place)
+        row = tl.load(order + position, mask=is_row, other=0)
+        total += tl.load(rows + row * width + columns, mask=is_column & is_row, other=0.0)
+    is_sum = is_column & (not is_part)
+    target = sums + place * width + columns
+    if adds:
+        total += tl.load(target, mask=is_sum, other=0.0)
+    tl.store(target, total, mask=is_sum)
+    tl.store(parts + program * width + columns, total, mask=is_column & is_part)
+
+
+@triton.jit
+def share_row(scores, logs, width, num_columns: tl.constexpr):  # type: ignore[no-untyped-def]  # noqa: ANN001, ANN201
+    """Replace a row of scores by shares."""
+    query = tl.program_id(0).to(tl.int64)
+    columns = tl.arange(0, num_columns)
+    is_column = columns < width
+    found = tl.load(scores + query * width + columns, mask=is_column, other=float("-inf")).to(tl.float32)
+    greatest = tl.max(found, 0)
+    powers = tl.exp(found - greatest)
+    total = tl.sum(powers, 0)
+    tl.store(scores + query * width + columns, powers / total, mask=is_column)
+    tl.store(logs + query, greatest + tl.log(total))
