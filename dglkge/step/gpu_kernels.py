@@ -20,25 +20,25 @@ def sum_runs(  # type: ignore[no-untyped-def]  # noqa: ANN201
     is_column = columns < width
     start = program * length
     place = tl.load(places + start).to(tl.int64)
-    is_part = num_parts > 0
+    is_part = program * 0 + num_parts > 0  # a tensor, as all masks are
     total = tl.zeros((num_columns,), tl.float32)
     for step in range(length):
         position = start + step
         is_row = position < num_rows
         here = tl.load(places + position, mask=is_row, other=0).to(tl.int64)
         ends = is_row & (here != place)
-        is_sum = is_column & ends & (not is_part)
+        is_sum = is_column & ends & (is_part == 0)
         target = sums + place * width + columns
         if adds:
             total += tl.load(target, mask=is_sum, other=0.0)
         tl.store(target, total, mask=is_sum)
         tl.store(parts + program * width + columns, total, mask=is_column & ends & is_part)
         total = tl.where(ends, 0.0, total)
-        is_part = is_part & (not ends)
+        is_part = is_part & (ends == 0)
         place = tl.where(ends, here, place)
         row = tl.load(order + position, mask=is_row, other=0)
         total += tl.load(rows + row * width + columns, mask=is_column & is_row, other=0.0)
-    is_sum = is_column & (not is_part)
+    is_sum = is_column & (is_part == 0)
     target = sums + place * width + columns
     if adds:
         total += tl.load(target, mask=is_sum, other=0.0)
