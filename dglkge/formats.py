@@ -92,6 +92,8 @@ OPERATORS = {
     "triplere": Operator("tripled_relation", "scaled_l1"),
     "transr": Operator("projection", "projected_l2"),
     "transr_l1": Operator("projection", "projected_l1"),
+    "tcomplex": Operator("complex_at_time", "dot"),
+    "tntcomplex": Operator("complex_with_time", "dot"),
 }
 """By the name of the score function; one that is not here is stored under its own name."""
 
