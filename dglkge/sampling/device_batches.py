@@ -42,11 +42,6 @@ class DeviceBatch:
     def __len__(self) -> int:
         return len(self.heads)
 
-    @property
-    def global_size(self) -> int:
-        """Number of triples in the global batch: this trainer has all of them."""
-        return len(self)
-
 
 class DeviceBatches(EdgeBatches):
     """Selects the triples of each global batch, all on a device.

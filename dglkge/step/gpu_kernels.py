@@ -11,7 +11,7 @@ def sum_runs(  # type: ignore[no-untyped-def]  # noqa: ANN201
     rows, order, places, sums, parts, num_rows, width, num_parts,  # noqa: ANN001
     adds: tl.constexpr, length: tl.constexpr, num_columns: tl.constexpr,
 ):  # fmt: skip
-    """Walk some rows, see above; ``adds``: to the sums that there are, else those of 0 are written.
+    """Walk some rows, see :mod:`.row_sums`; ``adds``: to the sums that there are, else they are written.
 
     Compiled by Triton, which takes no other annotations.
     """

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from dglkge.config import load_config
+from dglkge.errors import InputError
 from dglkge.kernels import hashing
 from dglkge.model.precision import compiler_problem
 from dglkge.sampling import device_draws, triple_order
@@ -77,6 +78,15 @@ def test_batches_are_those_of_the_host(case: str, tmp_path: Path, monkeypatch: p
         pytest.skip("no C++ compiler for torch.compile")
     monkeypatch.setattr(device_softmax, "SCORES_A_BLOCK", 2 * 6 * 12)
     assert isinstance(assert_equal_runs(case, tmp_path), DeviceSoftmax)
+
+
+def test_a_compiler_that_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def failing(*_: object) -> None:
+        raise RuntimeError("no such\ninstruction")
+
+    monkeypatch.setattr(torch, "compile", lambda function: failing)
+    with pytest.raises(InputError, match="to compile the loss: no such instruction; allowed here: false"):
+        trained(tmp_path, *DEVICE, COMPILED)
 
 
 @pytest.mark.parametrize("case", OVER_ALL)

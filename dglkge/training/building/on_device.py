@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from dglkge.model.choices import NO_TRANSFORM
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.losses import Softmax
@@ -70,3 +72,8 @@ def build_device_softmax(job: Job) -> DeviceSoftmax:
         config.loss.batch_reduction == "sum",
         job.computation,
     )
+
+
+def try_compiler(device: torch.device) -> None:
+    """Compile something small: what the first batch compiles takes long, and its error would come late."""
+    torch.compile(lambda numbers: 2 * numbers)(torch.ones(2, device=device))

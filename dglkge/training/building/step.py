@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
+from collections.abc import Callable
 
 import torch
 
@@ -16,7 +18,6 @@ from dglkge.step.contracts import Objective, RowStore, RowTransform, TableTransf
 from dglkge.step.objectives import dot_softmax
 from dglkge.step.objectives.autograd_loss import AutogradLoss
 from dglkge.step.objectives.relation_prediction import WithRelations
-from dglkge.step.objectives.scored_losses import ScoredLosses
 from dglkge.step.planning import EdgePlanner
 from dglkge.step.row_transforms import AddedFeatures, RowDropout, Times
 from dglkge.step.rows import HostStore, Transforms
@@ -26,7 +27,7 @@ from dglkge.training.building.batches import touched_rows
 from dglkge.training.building.candidates import build_candidate_loss, build_relation_loss
 from dglkge.training.building.components import configured_loss, configured_regularizer
 from dglkge.training.building.negatives import build_known, build_negatives, build_range_offset
-from dglkge.training.building.on_device import build_device_softmax
+from dglkge.training.building.on_device import build_device_softmax, try_compiler
 from dglkge.training.job import Job
 from dglkge.typing import RELATION
 
@@ -54,6 +55,8 @@ def build_objective(job: Job, batches: TrainingBatches, transforms: Transforms) 
         objective: Objective
         if isinstance(batches, DeviceBatches):
             objective = build_device_softmax(job)
+            if job.computation.is_compiled:
+                _compile(job, lambda: try_compiler(job.computation.device.device))
         else:
             objective = (build_candidate_loss if over_all else _build_sampled)(job, batches, transforms)
         return objective, _build_store(job, transforms, objective)
@@ -85,7 +88,8 @@ def _build_sampled(job: Job, batches: TrainingBatches, transforms: Transforms) -
         planner, model, loss, regularizer, own_entity, computation, config.training.batch_statistics, offset
     )
     if isinstance(objective, AutogradLoss) and computation.is_compiled:
-        _compile_loss(job, objective.scored, own_entity and any(lhs == rhs for lhs, rhs in pairs))
+        own = own_entity and any(lhs == rhs for lhs, rhs in pairs)
+        _compile(job, functools.partial(objective.scored.try_out, config.model.dimension, own))
     if config.training.relation_prediction:
         objective = WithRelations(objective, build_relation_loss(job, batches, transforms, planner))
     return objective
@@ -118,10 +122,8 @@ def build_transforms(job: Job) -> Transforms:
     return Transforms(chains)
 
 
-def _compile_loss(job: Job, scored: ScoredLosses, own_entity: bool) -> None:
-    """Call a compiled function for the first time, so that it is compiled before the first batch.
-
-    A collective.
+def _compile(job: Job, call: Callable[[], None]) -> None:
+    """Call a compiled function for the first time, before the first batch; a collective.
 
     Raises
     ------
@@ -134,7 +136,7 @@ def _compile_loss(job: Job, scored: ScoredLosses, own_entity: bool) -> None:
         """Compile the loss."""
         try:
             with job.computation.device.computing():
-                scored.try_out(job.config.model.dimension, own_entity)
+                call()
         except Exception as error:  # torch's own, and those of the compiler, have no common class
             raise InputError(
                 f"training.compile is true, and torch fails to compile the loss: {one_line(error)}; allowed "
