@@ -145,6 +145,8 @@ class NodeProgram:
                 self._process(message)
         except asyncio.TimeoutError:
             reason = f"no heartbeat for {self._stream.heartbeat_timeout:g} s"
+        except ConnectionError:  # an end that overtakes what was sent is a reset
+            pass
         except OSError as error:
             reason = error.strerror or str(error)
         except asyncio.CancelledError:

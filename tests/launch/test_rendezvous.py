@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import time
@@ -163,9 +164,13 @@ def test_a_node_that_is_lost(hub: _Hub, number: int, monkeypatch: pytest.MonkeyP
     os.kill(node.pid, signal.SIGCONT)
 
 
-def test_a_launcher_that_is_lost(hub: _Hub) -> None:
-    """The node ends its processes and exits with status 255."""
+@pytest.mark.parametrize("is_reset", [False, True])
+def test_a_launcher_that_is_lost(is_reset: bool, hub: _Hub) -> None:
+    """The node ends its processes and exits with status 255, however TCP tells the end."""
     node = hub.start_and_await_node()
+    if is_reset:
+        connection = hub.nodes.connection(1).stream.writer.get_extra_info("socket")
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     hub.start("exec sleep 600")
     hub.wait_for(lambda: bool(psutil.Process(node.pid).children()))
     (child,) = psutil.Process(node.pid).children()
