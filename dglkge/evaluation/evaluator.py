@@ -16,7 +16,7 @@ import torch
 from dglkge.data.known_triples import KnownTriples
 from dglkge.data.vocabulary import RelationVocabulary
 from dglkge.errors import InputError
-from dglkge.evaluation.metrics import Protocol, RankingResult, ranks
+from dglkge.evaluation.metrics import Protocol, RankingResult
 from dglkge.evaluation.queries import (
     Bonus,
     QueryBatch,
@@ -157,7 +157,18 @@ class RankingEvaluator:
                     progress(sum(len(batch.places) for batch in together))
         # Every group has counted all negatives of a query, but only its own rows among greater and equal.
         negatives, greater, equal = reduce(counts)
-        return self._result(triples, greater, equal, negatives // num_groups)
+
+        def by_side(of_sides: np.ndarray) -> dict[Side, np.ndarray]:
+            return dict(zip(SIDES, of_sides))
+
+        return RankingResult(
+            protocol=self.protocol,
+            relation_labels=RelationVocabulary(self.relations).labels.names,
+            relation_ids=triples[:, 1],
+            num_negatives=by_side(negatives // num_groups),
+            num_greater=by_side(greater),
+            num_equal=by_side(equal),
+        )
 
     def _rank(
         self,
@@ -212,20 +223,6 @@ class RankingEvaluator:
                 left -= shard.rows.numel() * shard.rows.element_size()
                 found[name].append(RankedShard(shard, self.device.device if left >= 0 else None))
         return found
-
-    def _result(
-        self, triples: np.ndarray, greater: np.ndarray, equal: np.ndarray, num_negatives: np.ndarray
-    ) -> RankingResult:
-        labels = RelationVocabulary(self.relations).labels
-        return RankingResult(
-            protocol=self.protocol,
-            relation_labels=[labels[id_] for id_ in range(len(self.relations))],
-            relation_ids=triples[:, 1],
-            ranks={side: ranks(greater[i], equal[i], self.protocol.ties) for i, side in enumerate(SIDES)},
-            num_negatives={side: num_negatives[i] for i, side in enumerate(SIDES)},
-            num_greater={side: greater[i] for i, side in enumerate(SIDES)},
-            num_equal={side: equal[i] for i, side in enumerate(SIDES)},
-        )
 
 
 def _count_entities(

@@ -19,7 +19,7 @@ from dglkge.data.dataset_files import TRAIN
 from dglkge.data.text_format import ROLES
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.inference.rules import Entity, Path, Rule, RuleGraph, Step, best_rules, evenly
-from dglkge.inference.search import NamedQuery, check_k, resolve
+from dglkge.inference.search import check_k
 from dglkge.inference.trained_model import TrainedModel
 from dglkge.typing import RELATION, Side
 
@@ -137,8 +137,7 @@ class Explainer:
         return [self._rule(rule, id_) for rule in self._graph.rules(id_, sample, MAX_RULES)[:k]]
 
     def _link(self, head: str, relation: str, tail: str) -> Link:
-        tables = self._run.tables
-        query = resolve(NamedQuery(Side.TAIL, head, relation), tables.relations, tables.vocabulary)
+        tables, query = self._run.tables, self._run.link_query(Side.TAIL, head, relation)
         types = tables.relations[query.relation_id]
         tail_id = tables.vocabulary(types.rhs).id(tail)
         return Link((types.lhs, query.entity_id), query.relation_id, (types.rhs, tail_id))

@@ -22,7 +22,6 @@ from dglkge.checkpoint.layout import RUN_RULES_FILE
 from dglkge.data.dataset_files import TRAIN, VALID, load_json, partial_path
 from dglkge.data.vocabulary import RelationVocabulary
 from dglkge.errors import InputError
-from dglkge.evaluation.evaluator import RankingEvaluator
 from dglkge.evaluation.metrics import Protocol
 from dglkge.evaluation.queries import Bonus
 from dglkge.inference.rules import Rule, RuleGraph, mirrored
@@ -221,15 +220,14 @@ def weighted(run: TrainedModel, scores: RuleScores) -> RuleScores:
     if not len(triples):
         raise InputError(f"weights of rules are chosen on the valid split, and {run.dataset.path} has none")
     triples = triples[np.argsort(triples[:, 1], kind="stable")]
-    shards, known = run.shards(run.tables.entity_types), run.known_triples()
+    known = run.known_triples()
     ranks = np.empty((len(WEIGHTS), len(Side), len(triples)))
     starts = range(0, len(triples), TRIPLES_AT_A_TIME)
     for start in tqdm(starts, desc="weights", unit="block", disable=None):
         part = slice(start, start + TRIPLES_AT_A_TIME)
         bonus = _Tried(replace(scores, weights=np.ones_like(scores.weights)))
-        evaluator = RankingEvaluator(run.model, run.tables.relations.relations, Protocol(VALID), bonus=bonus)
         for place, bonus.weight in enumerate(WEIGHTS):
-            result = evaluator.evaluate(triples[part], known, run.tables, shards)
+            result = run.rank(Protocol(VALID), triples[part], known, bonus=bonus)
             ranks[place, :, part] = [1 / result.ranks[side] for side in Side]
     # Few triples of a relation say little, so the mean of all counts, too.
     overall = ranks.mean((1, 2))

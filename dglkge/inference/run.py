@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,11 +18,10 @@ from dglkge.checkpoint.manifest import UNKNOWN_CRC32
 from dglkge.checkpoint.mirror import local_path
 from dglkge.checkpoint.reader import Checkpoint, open_checkpoint
 from dglkge.data.dataset import Dataset
-from dglkge.data.dataset_files import SPLITS, TRAIN
+from dglkge.data.dataset_files import SPLITS
 from dglkge.data.vector_files import feature_files, read_new_vectors
 from dglkge.errors import InputError, unknown_name
-from dglkge.evaluation.evaluator import RankingEvaluator
-from dglkge.evaluation.metrics import BOTH, Protocol, RankingResult, relation_categories
+from dglkge.evaluation.metrics import BOTH, Protocol, RankingResult
 from dglkge.inference import logic, questions
 from dglkge.inference.attributes import predict_attribute
 from dglkge.inference.bucket_evaluation import BucketResult, EdgeSets, evaluate_buckets
@@ -175,14 +173,7 @@ class Run(Questions):
         candidates = dataset.candidates(protocol.split)[:, : len(triples)] if protocol.given else None
         # One index over all splits: filtering does not depend on which split has the triple.
         known = self.known_triples(also_known) if protocol.filtered else None
-        relations, place = self.tables.relations.relations, open_device(device, "device")
-        evaluator = RankingEvaluator(self.model, relations, protocol, device=place, bonus=self.bonus)
-        shards = self.shards(self.tables.entity_types)
-        result = evaluator.evaluate(
-            triples, known, self.tables, shards, progress=progress, candidates=candidates
-        )
-        categories = relation_categories(dataset.split(TRAIN), dataset.num_relations)
-        return replace(result, categories=categories)
+        return self.rank(protocol, triples, known, progress, candidates, open_device(device, "device"))
 
     def evaluate_buckets(
         self,

@@ -5,7 +5,6 @@ The map of entities is a sample of rows, projected to two dimensions by scikit-l
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -24,7 +23,7 @@ from dglkge.data.dataset_files import SPLITS, TEST, Field
 from dglkge.errors import InputError, import_extra
 from dglkge.evaluation.metrics import SIDES, Protocol, RankingResult
 from dglkge.inference.run import Run, open_run
-from dglkge.inference.search import NamedQuery
+from dglkge.inference.search import LinkQuery
 from dglkge.inference.whole_tables import Tables
 from dglkge.report.learning_curves import finite, learning_curves, read_lines, records_folder
 from dglkge.typing import Side
@@ -445,18 +444,22 @@ def examples(run: Run, result: RankingResult, triples: np.ndarray) -> dict[str, 
         for side in Side
     ]
     # All at once: each call reads the rows of all candidates.
-    named = [_query(run.dataset, triples[place], side) for _, place, side in asked]
-    predictions = run.answer(named, EXAMPLE_ANSWERS)
+    links = [LinkQuery(s, int(triples[p, s.anchor_column]), int(triples[p, 1])) for _, p, s in asked]
+    answers_of_links = run.answer(links, EXAMPLE_ANSWERS)
     queries: dict[str, list[dict[str, Any]]] = {label: [] for label in chain.from_iterable(groups.values())}
-    for (label, place, side), prediction in zip(asked, predictions):
-        true_id = int(triples[place, side.column])
+    for (label, place, side), link, answers in zip(asked, links, answers_of_links):
+        relation = run.dataset.relations[link.relation_id]
+        names = run.dataset.vocabulary(relation.candidate_type(side))
         queries[label].append(
             {
                 "side": side.value,
-                "given": prediction.query.entity,
-                "true": run.dataset.vocabulary(prediction.answer_type)[true_id],
+                "given": run.dataset.vocabulary(relation.anchor_type(side))[link.entity_id],
+                "true": names[int(triples[place, side.column])],
                 "rank": float(result.ranks[side][place]),
-                "answers": [dataclasses.asdict(answer) for answer in prediction.answers],
+                "answers": [
+                    {"name": names[answer.entity_id], "score": answer.score, "known": answer.known}
+                    for answer in answers
+                ],
             }
         )
     return {
@@ -471,14 +474,6 @@ def examples(run: Run, result: RankingResult, triples: np.ndarray) -> dict[str, 
         ]
         for kind, labels in groups.items()
     }
-
-
-def _query(dataset: Dataset, triple: np.ndarray, side: Side) -> NamedQuery:
-    """Return the query for one side of a triple, by name."""
-    relation_id = int(triple[1])
-    anchor_type = dataset.relations[relation_id].anchor_type(side)
-    entity = dataset.vocabulary(anchor_type)[int(triple[side.anchor_column])]
-    return NamedQuery(side, entity, dataset.relations.labels[relation_id])
 
 
 def configuration(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
