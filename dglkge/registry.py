@@ -177,11 +177,6 @@ def import_modules(modules: Iterable[str]) -> None:
     modules : iterable of str
         Each is the name of a module, searched in the current folder too, or a path that ends in ``.py``. A
         module that is imported already is not run again.
-
-    Raises
-    ------
-    InputError
-        If a module is not there or fails; in one line, with the module and the reason.
     """
     for module in modules:
         try:

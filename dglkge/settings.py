@@ -125,7 +125,6 @@ def setting(default: Any, help: str, resume: str = FIXED, component: str = "", *
     ----------
     default : object
         ``...`` for a field that must be given.
-    help : str
     resume : str
         Whether the field may change when a run is resumed: :data:`FIXED`, :data:`UNTIL_FINISHED` or
         :data:`FREE`.
@@ -241,7 +240,6 @@ def expected(problem: Mapping[str, Any], value: Any) -> str:
     ----------
     problem : mapping
         One of pydantic's ``ValidationError.errors()``.
-    value : object
     """
     kind, context = problem["type"], problem.get("ctx", {})
     if kind == "value_error":
@@ -257,13 +255,7 @@ Member = TypeVar("Member", bound=ComponentSettings)
 
 
 def settings_of(noun: str, of: type[Member], values: Mapping[str, Any]) -> Member:
-    """Return the settings of a component from values in Python.
-
-    Raises
-    ------
-    InputError
-        If the component has no such option, or a value is not allowed.
-    """
+    """Return the settings of a component from values in Python."""
     try:
         return of.model_validate(dict(values), strict=True)
     except ValidationError as error:
@@ -280,11 +272,6 @@ def read_as(value: Any, kind: Any) -> Any:
 
     The field decides how a text is read, not YAML: a text stays as it was written, and a whole number is
     decimal (or hexadecimal after 0x).
-
-    Raises
-    ------
-    ValueError
-        With a description of the allowed values.
     """
     if not isinstance(value, (Scalar, Items, Tree)):
         return value

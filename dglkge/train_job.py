@@ -273,13 +273,7 @@ def _say(line: str, is_shown: bool) -> None:
 
 
 def _run_job(command: Sequence[str], folder: Path, is_shown: bool) -> None:
-    """Run the launcher, or a small training itself, to its end.
-
-    Raises
-    ------
-    InputError, JobError
-        If it fails, with its own words.
-    """
+    """Run the launcher, or a small training itself, to its end."""
     parent = os.getpid()
 
     def die_with_parent() -> None:

@@ -54,10 +54,8 @@ class RankingEvaluator:
 
     Attributes
     ----------
-    model : KgeModel
     relations : sequence of Relation
         By relation id.
-    protocol : Protocol
     kernels : {"auto", "reference"}
         Count by compiled loops, or by torch's operations; the ranks are the same.
     device : ComputeDevice
@@ -120,12 +118,6 @@ class RankingEvaluator:
         -------
         RankingResult
             The same on every process.
-
-        Raises
-        ------
-        InputError
-            If there is nothing to rank, the known answers are missing, the shards do not contain each entity
-            once, or rows are not finite.
         """
         if not len(triples):
             raise InputError(f"the {self.protocol.split} split has no triples to rank")
@@ -234,14 +226,8 @@ def _count_entities(
 
     Returns
     -------
-    num_entities : dict of str to int
     num_groups : int
         Groups of processes that share batches out.
-
-    Raises
-    ------
-    InputError
-        If rows are missing or occur twice.
     """
     found = np.zeros((len(types) + 1, 2), np.int64)
     if turn[0] == 0:  # one process of each group counts: the others have the same rows

@@ -516,11 +516,6 @@ def load_results(paths: Iterable[Path]) -> dict[str, dict[str, Any]]:
 
     A file holds one result, as ``dglkge evaluate`` writes it, or several by split, as a training job does.
     The name is that of the file, and for one of several ``FILE: SPLIT``. Other JSON files are left out.
-
-    Raises
-    ------
-    InputError
-        If a file is damaged.
     """
     results: dict[str, Any] = {}
     for path in paths:

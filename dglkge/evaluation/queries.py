@@ -21,6 +21,9 @@ BLOCK_ELEMENTS = 30_000
 RELATION_NUMBERS = 1 << 22
 """Most numbers of relations' rows, one for each query, that are copied at a time."""
 
+TRIPLES_AT_A_TIME = 8192
+"""Triples whose rows are in memory while they are scored."""
+
 Bonus = Callable[[Side, np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray, np.ndarray]]
 """Of queries (Q,) of a side, by anchors and relations: query (M,), candidate (M,) and what is added to its
 score (M,), not below 0; each pair once."""
@@ -36,7 +39,6 @@ def exact_scores(
 
     Parameters
     ----------
-    model : KgeModel
     query : (U, D) float64 tensor
     query_index : (M,) int64 tensor
     rows : (N, D) float32 tensor
@@ -242,9 +244,6 @@ def score_queries(
 
     Parameters
     ----------
-    model : KgeModel
-    batch : QueryBatch
-    rows : RowSource
     known : KnownTriples, optional
         None for raw ranking.
     device : torch.device
@@ -315,7 +314,6 @@ def score_triples(
     triples: np.ndarray,
     relations: Sequence[Relation],
     rows: RowSource,
-    batch_size: int = 8192,
     bonus: Bonus | None = None,
 ) -> dict[Side, np.ndarray]:
     """Score triples in float64 as answers to (h, r, ?) and to (?, r, t).
@@ -324,31 +322,22 @@ def score_triples(
 
     Parameters
     ----------
-    model : KgeModel
     triples : (n, 3) int64 array
         Head, relation and tail, original ids.
     relations : sequence of Relation
         By relation id.
-    rows : RowSource
-    batch_size : int
-        Affects memory, not the result.
     bonus : Bonus, optional
         What is added to scores of the model.
 
     Returns
     -------
     dict of Side to (n,) float64 array
-
-    Raises
-    ------
-    InputError
-        If a score is not finite.
     """
     scores = {side: np.empty(len(triples)) for side in Side}
     if not len(triples):
         return scores
     with torch.no_grad():
-        for batch in plan_queries(triples, relations, batch_size):
+        for batch in plan_queries(triples, relations, TRIPLES_AT_A_TIME):
             scored = score_queries(model, batch, rows, None, torch.device("cpu"), bonus)
             scores[batch.side][batch.places] = scored.true_scores.numpy()
     if not all(np.isfinite(values).all() for values in scores.values()):

@@ -83,7 +83,6 @@ class RankedShard:
 
     Parameters
     ----------
-    shard : RowShard
     device : torch.device, optional
         Copy rows and ids there.
 
@@ -130,21 +129,12 @@ def rank_against_shard(
 
     Parameters
     ----------
-    model : KgeModel
-    queries : ScoredQueries
-    shard : RankedShard
-    count : callable
     on_device : bool
         Score as many candidates at a time as suit an accelerator.
 
     Returns
     -------
     num_greater, num_equal : (K,) int64 tensor
-
-    Raises
-    ------
-    InputError
-        If rows or queries are not finite, or too large for float32 scores.
     """
     num_greater, num_equal = torch.zeros_like(queries.true_ids), torch.zeros_like(queries.true_ids)
     rows = shard.rows
@@ -262,12 +252,10 @@ def draw_candidates(batch: QueryBatch, num_candidates: int, num_entities: int, s
 
     Parameters
     ----------
-    batch : QueryBatch
     num_candidates : int
         Samples for each true answer, with replacement.
     num_entities : int
         Entities of the candidates' type.
-    seed : int
 
     Returns
     -------
@@ -292,9 +280,6 @@ def rank_against_candidates(
 
     Parameters
     ----------
-    model : KgeModel
-    queries : ScoredQueries
-    shard : RowShard
     candidates : (K, N) int64 tensor
     competes : (K, N) bool tensor
 

@@ -61,14 +61,8 @@ def new_names(checkpoint: Checkpoint, frame: pd.DataFrame) -> dict[str, list[str
 
     Parameters
     ----------
-    checkpoint : Checkpoint
     frame : DataFrame
         Columns head, relation and tail, of texts.
-
-    Raises
-    ------
-    InputError
-        If a relation is unknown, or a name has no type or several.
     """
     vocabularies = {name: checkpoint.vocabulary(name) for name in checkpoint.entity_types}
     possible: dict[str, set[str]] = {}
@@ -115,14 +109,7 @@ def lacking_triples(checkpoint: Checkpoint, dataset: Dataset) -> pd.DataFrame:
 
 
 class FoldIn:
-    """Finds the rows of new entities of a run.
-
-    Parameters
-    ----------
-    checkpoint : Checkpoint
-    model : KgeModel
-    dataset : Dataset
-    """
+    """Finds the rows of new entities of a run."""
 
     def __init__(self, checkpoint: Checkpoint, model: KgeModel, dataset: Dataset) -> None:
         self._checkpoint, self._model = checkpoint, model
@@ -154,12 +141,6 @@ class FoldIn:
         checkpoint : Checkpoint
             The ids of new entities follow the last one of their type.
         triples : (n, 3) int64 array
-
-        Raises
-        ------
-        InputError
-            As :func:`new_names`; or if a column is missing, or no chain of triples joins a new entity to a
-            known one.
         """
         absent = [role for role in ROLES if role not in frame.columns]
         if absent:

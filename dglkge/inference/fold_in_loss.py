@@ -62,7 +62,6 @@ class CandidateLoss:
 
     Parameters
     ----------
-    loss : Loss
     count : int
         N.
     ids, rows : (M,) int64 tensor and (M, D) float32 tensor

@@ -38,8 +38,6 @@ class Hop:
 
     Attributes
     ----------
-    fact : Fact
-    relation_id : int
     side : Side
         That of the variable whose entities are valued.
     anchor : int or Node
@@ -77,16 +75,8 @@ class Asked:
 
     Parameters
     ----------
-    run : TrainedModel
-    question : Question
-    beam : int
     known_splits : sequence of str
         Splits whose triples have probability 1.
-
-    Raises
-    ------
-    InputError
-        If a name is unknown, the types do not fit, links form a circle, or there are no probabilities.
     """
 
     def __init__(self, run: TrainedModel, question: Question, beam: int, known_splits: Sequence[str]) -> None:

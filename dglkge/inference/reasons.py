@@ -53,12 +53,7 @@ class Link:
 
 
 class Explainer:
-    """Finds reasons in the training triples of a run.
-
-    Parameters
-    ----------
-    run : TrainedModel
-    """
+    """Finds reasons in the training triples of a run."""
 
     def __init__(self, run: TrainedModel) -> None:
         self._run = run
@@ -66,13 +61,7 @@ class Explainer:
         self._graph = RuleGraph(self._known, run.tables.relations.relations)
 
     def reasons(self, head: str, relation: str, tail: str, k: int) -> dict[str, Any]:
-        """Return score, probability, triples, rules and similar, the best k of each; ready for JSON.
-
-        Raises
-        ------
-        InputError
-            If a name is unknown, or ``k`` is less than 1.
-        """
+        """Return score, probability, triples, rules and similar, the best k of each; ready for JSON."""
         check_k(k)
         link = self._link(head, relation, tail)
         curve = self._run.probability_curve

@@ -159,13 +159,7 @@ class RuleScores:
 
 
 def open_rules(run: TrainedModel) -> RuleScores:
-    """Return the rules of a run's version and their weights, from its folder; else mined, and written there.
-
-    Raises
-    ------
-    InputError
-        If the run is no checkpoint, there is no data set, its valid split is empty, or the file is damaged.
-    """
+    """Return the rules of a run's version and their weights, from its folder; else mine and write them."""
     checkpoint, relations = run.checkpoint, run.tables.relations
     path = checkpoint.run_folder / RUN_RULES_FILE
     identity = {"run_id": checkpoint.manifest.run_id, "version": checkpoint.version}
@@ -209,13 +203,7 @@ def mined(run: TrainedModel, scores: RuleScores) -> RuleScores:
 
 
 def weighted(run: TrainedModel, scores: RuleScores) -> RuleScores:
-    """Return the same with the weights of the best filtered MRR on the valid split, by relation and side.
-
-    Raises
-    ------
-    InputError
-        If the valid split is empty.
-    """
+    """Return the same with the weights of the best filtered MRR on the valid split, by relation and side."""
     triples = run.dataset.split(VALID)
     if not len(triples):
         raise InputError(f"weights of rules are chosen on the valid split, and {run.dataset.path} has none")

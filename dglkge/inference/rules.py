@@ -60,7 +60,6 @@ class Path:
 
     Attributes
     ----------
-    steps : tuple of Step
     entities : tuple of Entity
         One more than steps.
     """
@@ -80,7 +79,6 @@ class Rule:
 
     Attributes
     ----------
-    steps : tuple of Step
     support : int
         Pairs that the chain joins, and the relation too.
     pairs : int
@@ -98,13 +96,7 @@ class Rule:
 
 
 class RuleGraph:
-    """The known triples as a graph of typed entities.
-
-    Parameters
-    ----------
-    known : KnownTriples
-    relations : sequence of Relation
-    """
+    """The known triples as a graph of typed entities."""
 
     def __init__(self, known: KnownTriples, relations: Sequence[Relation]) -> None:
         self._known, self._relations = known, relations
@@ -150,8 +142,6 @@ class RuleGraph:
 
         Parameters
         ----------
-        head, tail : Entity
-        relation_id : int
         most : int
             Entities of a type next to the head through which paths of three links are searched.
         """
@@ -200,7 +190,6 @@ class RuleGraph:
         Parameters
         ----------
         starts : (Q,) int64 array
-        steps : tuple of Step
         most : int
             Pairs after each step; of more, evenly spaced ones.
         """
@@ -235,7 +224,6 @@ class RuleGraph:
 
         Parameters
         ----------
-        relation_id : int
         triples : (n, 3) int64 array
             Known triples of the relation; their paths are the chains that are measured.
         most : int
@@ -260,7 +248,6 @@ class RuleGraph:
         ----------
         side : Side
             The missing side.
-        relation_id : int
         anchors : (Q,) int64 array
             The given entities.
 

@@ -23,7 +23,7 @@ from dglkge.data.vector_files import feature_files, read_new_vectors
 from dglkge.errors import InputError, unknown_name
 from dglkge.evaluation.metrics import BOTH, Protocol, RankingResult
 from dglkge.inference import logic, questions
-from dglkge.inference.attributes import predict_attribute
+from dglkge.inference.attributes import predict_numbers
 from dglkge.inference.bucket_evaluation import BucketResult, EdgeSets, evaluate_buckets
 from dglkge.inference.choices import ALL
 from dglkge.inference.exports import hub
@@ -449,12 +449,7 @@ class Run(Questions):
             If a name is unknown, a value is no finite number, there are fewer than 10, or scikit-learn is
             missing.
         """
-        found = predict_attribute(self, dict(values), entity_type)
-        names = self.tables.vocabulary(found.entity_type).names
-        frame = pd.DataFrame({"entity": list(names), "predicted": found.predicted, "known": found.known})
-        frame = frame.sort_values("predicted", ascending=False, kind="stable", ignore_index=True)
-        frame.attrs |= {"r2": found.r2, "mean_error": found.mean_error}
-        return frame
+        return predict_numbers(self, dict(values), entity_type)
 
     def with_new_entities(self, names: Sequence[str], features: Any, entity_type: str | None = None) -> Run:
         """Return this model with further entities, whose rows are their projected features.
@@ -566,13 +561,7 @@ class Run(Questions):
         return Run(checkpoint.with_new_entities(new), self._dataset_path)
 
     def _type_with_features(self, entity_type: str | None) -> str:
-        """Return the entity type of new entities.
-
-        Raises
-        ------
-        InputError
-            If none is given and several have features, or the run has no features.
-        """
+        """Return the entity type of new entities."""
         if entity_type is not None:
             return entity_type
         features = self.checkpoint.features

@@ -87,11 +87,6 @@ def best_answers(
 
     ``known_triples``, by split, are those that mark or drop known answers, and that have ``"seen"``
     candidates. A bonus is added to scores of the model.
-
-    Raises
-    ------
-    InputError
-        If ``k`` is less than 1, or ``candidates`` is another word.
     """
     check_k(k)
     if candidates not in CANDIDATES:
@@ -176,11 +171,6 @@ def most_similar(tables: Tables, table: str, ids: torch.Tensor, k: int = 10) -> 
     """Return the entities of a type with the greatest cosines to given ones (Q,), and these cosines.
 
     A list for each, without the entity itself, the most similar first. With a row of zeros a cosine is 0.
-
-    Raises
-    ------
-    InputError
-        If ``k`` is less than 1.
     """
     check_k(k)
     best, anchors = TopAnswers(len(ids), k), normalize(tables.gather(table, ids))

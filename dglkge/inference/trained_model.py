@@ -84,13 +84,7 @@ class TrainedModel:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """The checkpoint.
-
-        Raises
-        ------
-        InputError
-            If the model is a folder of DGL-KE or for the Hugging Face hub, which are none.
-        """
+        """The checkpoint."""
         if isinstance(self.tables, Checkpoint):
             return self.tables
         if isinstance(self.tables, HubTables):
@@ -119,13 +113,7 @@ class TrainedModel:
 
     @cached_property
     def dataset(self) -> Dataset:
-        """The data set that the model was trained on.
-
-        Raises
-        ------
-        InputError
-            If it is missing or another one, or the model's ids are not those of a data set.
-        """
+        """The data set that the model was trained on."""
         tables = self.tables
         # Ids of these formats count rows in their own files, and no fingerprint shows which data set they
         # belong to.
@@ -170,13 +158,7 @@ class TrainedModel:
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """What the training job measured at its end, by split, as in ``metrics.json``; empty if nothing.
-
-        Raises
-        ------
-        InputError
-            If the file is damaged.
-        """
+        """What the training job measured at its end, by split, as in ``metrics.json``; empty if nothing."""
         path = self.checkpoint.run_folder / RUN_METRICS_FILE
         return load_json(path) if path.is_file() else {}
 
@@ -255,11 +237,6 @@ class TrainedModel:
 
         A relation's name may join several pairs of entity types. It then stands for the one pair whose type
         on the given side has the entity.
-
-        Raises
-        ------
-        InputError
-            If a name is unknown (the message lists the nearest ones), or the relation is ambiguous.
         """
         relations, vocabulary = self.tables.relations, self.tables.vocabulary
         # Relations of one name are tried first by the given entity: users rarely give the types' names.
@@ -279,13 +256,7 @@ class TrainedModel:
         known: Known | str | None = None,
         candidates: str = ALL,
     ) -> list[list[Answer]]:
-        """Return the best answers to queries; the arguments are those of :meth:`.Questions.predict`.
-
-        Raises
-        ------
-        InputError
-            If ``known`` or ``candidates`` needs a data set that cannot be opened, or an argument is wrong.
-        """
+        """Return the best answers to queries; the arguments are those of :meth:`.Questions.predict`."""
         treatment, known_triples = self.known_treatment(known)
         if candidates == SEEN:
             known_triples = self._known_by_split
@@ -294,13 +265,7 @@ class TrainedModel:
         )
 
     def known_treatment(self, known: Known | str | None) -> tuple[Known, dict[str, KnownTriples]]:
-        """Return the treatment of known answers, and the known triples by split that it needs.
-
-        Raises
-        ------
-        InputError
-            If the treatment is unknown, or the data set is needed and cannot be opened.
-        """
+        """Return the treatment of known answers, and the known triples by split that it needs."""
         if known is not None:
             treatments = [treatment.value for treatment in Known]
             if not isinstance(known, Known) and known not in treatments:
@@ -319,13 +284,7 @@ class TrainedModel:
 
     @cached_property
     def calibration(self) -> Calibration:
-        """The probabilities that ``dglkge calibrate`` has written beside the checkpoint.
-
-        Raises
-        ------
-        InputError
-            If there are none, or they are those of another version, or rules are added to scores.
-        """
+        """The probabilities that ``dglkge calibrate`` has written beside the checkpoint."""
         if self.bonus is not None:
             raise InputError("probabilities are fitted to scores of the model alone: ask without rules")
         checkpoint = self.checkpoint
@@ -347,26 +306,13 @@ class TrainedModel:
             return None
 
     def nearest(self, entity: str, entity_type: str, k: int = 10) -> list[tuple[str, float]]:
-        """Return the entities of a type whose rows have the greatest cosines with an entity's, and these.
-
-        Raises
-        ------
-        InputError
-            If a name is unknown, or ``k`` is less than 1.
-        """
+        """Return the entities of a type whose rows have the greatest cosines with an entity's, and these."""
         names = self.tables.vocabulary(entity_type)
         (answers,) = most_similar(self.tables, entity_type, torch.tensor([names.id(entity)]), k)
         return [(names[id_], cosine) for id_, cosine in answers]
 
     def type_of(self, entity: str, entity_type: str | None = None) -> str:
-        """Return the type of an entity, or the one that the user gave, which is only checked.
-
-        Raises
-        ------
-        InputError
-            If the given type is unknown, several types have the name, or none of several types has it. With
-            one type an unknown name passes: the vocabulary's own error lists the nearest names.
-        """
+        """Return the type of an entity, or the one that the user gave, which is only checked."""
         types = self.tables.entity_types
         if entity_type is not None:
             if entity_type not in types:

@@ -126,7 +126,7 @@ def test_goes_on_after_an_interruption(run, tmp_path, monkeypatch):
     assert not path.exists()
     with pytest.raises(InputError, match="another completion"):
         run.complete_to(path, k=3)
-    done = (tmp_path / "missing.parquet.parts" / "done.jsonl").read_text().count("\n")
+    done = len([one for one in (tmp_path / "missing.parquet.parts").iterdir() if one.name.isdigit()])
     again = []
     run.complete_to(path, k=2, progress=again.append)
     assert 3 <= done < len(again)

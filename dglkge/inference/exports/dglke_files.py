@@ -56,7 +56,6 @@ class DglkeFolder:
 
     Attributes
     ----------
-    folder : Path
     stem : str
         Common prefix of the names of the two files of rows.
     model : str or None
@@ -72,13 +71,7 @@ class DglkeFolder:
 
     @classmethod
     def open(cls, folder: Path) -> DglkeFolder:
-        """Find the files of a folder.
-
-        Raises
-        ------
-        InputError
-            If the folder does not hold exactly one model, or dglkge does not implement it.
-        """
+        """Find the files of a folder."""
         config = load_json(folder / CONFIG) if (folder / CONFIG).is_file() else None
         # config.json names the files exactly. If it or these are absent, the one pair of files in the folder
         # is taken.
@@ -110,11 +103,6 @@ class DglkeFolder:
             ``"entity"`` or ``"relation"``.
         score_function : str
             dglkge's name of it.
-
-        Raises
-        ------
-        InputError
-            If the file is missing or damaged, or RotatE's scale is unknown.
         """
         rows = load_npy(self.folder / f"{self.stem}{table}.npy")
         function = SCORE_FUNCTIONS.get(score_function)
@@ -150,11 +138,6 @@ class DglkeFolder:
         -------
         list of str
             Empty without an id map.
-
-        Raises
-        ------
-        InputError
-            If the map that ``config.json`` names is missing, or the map does not fit the rows.
         """
         path = self._map_file(table)
         if path is None:
@@ -215,15 +198,6 @@ class DglkeTables(WholeTables):
     """Tables of DGL-KE's folder: one entity type ``entity``, and relations between entities of that type.
 
     Ids are DGL-KE's row numbers. Without an id map they are also the names.
-
-    Parameters
-    ----------
-    files : DglkeFolder
-
-    Raises
-    ------
-    InputError
-        If the model is unknown, a file is missing or damaged, or the rows do not fit the model.
     """
 
     def __init__(self, files: DglkeFolder) -> None:
@@ -270,13 +244,7 @@ def is_dglke(folder: Path) -> bool:
 
 
 def load_npy(path: Path) -> np.ndarray:
-    """Map an npy file copy-on-write.
-
-    Raises
-    ------
-    InputError
-        If it is missing or damaged.
-    """
+    """Map an npy file copy-on-write."""
     try:
         # Copy-on-write: torch warns about read-only arrays, and no write can reach the file.
         return np.load(path, mmap_mode="c", allow_pickle=False)
@@ -296,7 +264,6 @@ def model_of_width(
 
     Parameters
     ----------
-    score_function : str
     dim : int
         Width of the entities' rows.
     relation_width : int
@@ -307,11 +274,6 @@ def model_of_width(
         The files, for the message.
     options : mapping of str to int, optional
         Options of the score function.
-
-    Raises
-    ------
-    InputError
-        If the score function needs another width.
     """
     model = build_model(score_function, dim, reciprocal, options=options)
     if relation_width != model.relation_width:
@@ -329,11 +291,6 @@ def read_id_map(path: Path, delimiter: str, num_rows: int) -> list[str]:
     DGL-KE reads and writes the id first; files made after its documentation have the name first. The column
     that holds every id once is taken as that of the ids. A first line with the number of lines, as in
     Freebase's files, is skipped.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read, or neither column has each id of the rows once.
     """
     try:
         lines = path.read_bytes().decode("utf-8").split("\n")
@@ -363,13 +320,7 @@ def _is_id(text: str) -> bool:
 
 
 def dglke_config(meta: CheckpointMeta) -> dict[str, Any]:
-    """Return the ``config.json`` with which DGL-KE's commands read a model of dglkge.
-
-    Raises
-    ------
-    InputError
-        If DGL-KE has no such model.
-    """
+    """Return the ``config.json`` with which DGL-KE's commands read a model of dglkge."""
     names = DGLKE_MODELS
     if meta.score_function not in names or meta.reciprocal or len(meta.entity_types) != 1:
         raise InputError(

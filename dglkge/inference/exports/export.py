@@ -56,7 +56,6 @@ def export_tables(
 
     Parameters
     ----------
-    source : Checkpoint or DglkeTables
     tables : sequence of str
         Entity types, or ``"relation"``.
     file_format : str
@@ -96,15 +95,6 @@ def export_tables(
     -------
     list of Path
         The files. They appear under their names only when all are complete.
-
-    Raises
-    ------
-    InputError
-        If the format or a table is unknown, an option does not go with the format, a name has a character
-        that separates fields, a file exists, the folder cannot be written to, DGL-KE has no such model, or
-        a package is not installed.
-    StorageError
-        If the disk is full or fails.
     """
     if file_format not in FORMATS:
         raise unknown_name("format", file_format, FORMATS)

@@ -48,7 +48,6 @@ class ExportedTable:
 
     Attributes
     ----------
-    source : Checkpoint or DglkeTables
     name : str
         The entity type, or ``"relation"``.
     names : sequence of str
@@ -63,13 +62,7 @@ class ExportedTable:
 
     @classmethod
     def of(cls, source: Tables, name: str) -> ExportedTable:
-        """Open a table.
-
-        Raises
-        ------
-        InputError
-            If it is unknown or damaged.
-        """
+        """Open a table."""
         table = source[name]
         names = source.relations.labels if name == RELATION else source.vocabulary(name)
         return cls(source, name, names.names, table.shape)
@@ -113,8 +106,6 @@ class Export:
 
     Attributes
     ----------
-    source : Checkpoint or DglkeTables
-    tables : sequence of ExportedTable
     max_rows : int or None
         Most rows of a table, for formats that show a part.
     metric : str or None
@@ -135,7 +126,6 @@ class Output(NamedTuple):
 
     Attributes
     ----------
-    name : str
     write : callable
         Writes it to the path that it is given.
     """
@@ -206,10 +196,8 @@ def write_safetensors(
 
     Parameters
     ----------
-    file : binary file
     tables : mapping of str to ExportedTable
         By the name of the tensor.
-    metadata : mapping of str to str, optional
     others : mapping of str to float32 array, optional
         Further tensors, of any shape.
     """
@@ -231,13 +219,7 @@ def write_safetensors(
 
 
 def check_names(tables: Collection[ExportedTable], forbidden: str, file_format: str) -> None:
-    """Refuse names that a text format cannot hold, before anything is written.
-
-    Raises
-    ------
-    InputError
-        For the first such name.
-    """
+    """Refuse names that a text format cannot hold, before anything is written."""
     if not forbidden:
         return
     separator = re.compile(f"[{re.escape(forbidden)}]")
@@ -254,17 +236,6 @@ def write_outputs(outputs: Sequence[Output], folder: Path, overwrite: bool) -> l
     """Write all files under temporary names, then rename them.
 
     A failure while they are written leaves what was there before, and no temporary file.
-
-    Returns
-    -------
-    list of Path
-
-    Raises
-    ------
-    InputError
-        If a file exists and must stay, lies outside the folder, or the folder cannot be written to.
-    StorageError
-        If the disk is full or fails.
     """
     # Names of entity types and data sets are part of file names, and may come from a stranger's folder.
     for name, _ in outputs:

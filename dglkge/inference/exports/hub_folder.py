@@ -54,13 +54,7 @@ EXAMPLE_ANSWERS = 5
 
 
 def plan_huggingface(export: Export) -> list[Output]:
-    """Plan the folder.
-
-    Raises
-    ------
-    InputError
-        If a table is left out.
-    """
+    """Plan the folder."""
     meta = export.source.meta
     tables = {table.name: table for table in export.tables}
     missing = [name for name in (*meta.entity_types, RELATION) if name not in tables]
@@ -92,8 +86,6 @@ def model_card(meta: CheckpointMeta, tables: Mapping[str, ExportedTable], metric
 
     Parameters
     ----------
-    meta : CheckpointMeta
-    tables : mapping of str to ExportedTable
     metrics : mapping
         Ranking results by the file that has them, then by split, as in a run's ``metrics.json``.
     """

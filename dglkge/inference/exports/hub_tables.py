@@ -61,13 +61,7 @@ def dense_tensor(name: str) -> str:
 
 
 def tensor_names(path: Path) -> list[str]:
-    """Return the names of the tensors of a safetensors file.
-
-    Raises
-    ------
-    InputError
-        If the file is damaged.
-    """
+    """Return the names of the tensors of a safetensors file."""
     try:
         return [name for name in _header(path)[0] if name != "__metadata__"]
     except (OSError, ValueError, struct.error) as error:
@@ -86,13 +80,7 @@ def _header(path: Path) -> tuple[dict[str, Any], int]:
 
 
 def map_tensor(path: Path, name: str) -> np.ndarray:
-    """Map one tensor of a safetensors file, copy-on-write.
-
-    Raises
-    ------
-    InputError
-        If the file is damaged or has no such tensor of float32.
-    """
+    """Map one tensor of a safetensors file, copy-on-write."""
     try:
         header, start = _header(path)
         tensor = header[name]
@@ -105,17 +93,7 @@ def map_tensor(path: Path, name: str) -> np.ndarray:
 
 
 class HubTables(WholeTables):
-    """Tables of a folder for the hub.
-
-    Parameters
-    ----------
-    folder : Path
-
-    Raises
-    ------
-    InputError
-        If a file is missing or damaged.
-    """
+    """Tables of a folder for the hub."""
 
     def __init__(self, folder: Path) -> None:
         config = load_json(folder / CONFIG)

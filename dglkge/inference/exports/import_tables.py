@@ -47,7 +47,6 @@ def import_tables(
         ``{table}.names.txt`` and DGL-KE's id map, rows are taken in the order of the data set.
     file_format : str
         One of ``FORMATS``.
-    dataset : Dataset
     score_function : str or None
         Score function of the model. None for DGL-KE's files, which name it.
     reciprocal : bool
@@ -61,12 +60,6 @@ def import_tables(
     -------
     int
         The version, 1.
-
-    Raises
-    ------
-    InputError
-        If a file is missing or damaged, a name of the data set has no row, the model is unknown, or the
-        widths do not fit it.
     """
     if file_format not in FORMATS:
         raise unknown_name("format", file_format, FORMATS)

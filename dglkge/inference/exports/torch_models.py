@@ -140,16 +140,6 @@ def pykeen_model(run: TrainedModel, factory: Any) -> Any:
     factory : pykeen.triples.TriplesFactory
         The training triples. Rows are matched by its names, not by ids. With reciprocal relations it needs
         ``create_inverse_triples=True``: an inverse relation gets the half of the row that answers (?, r, t).
-
-    Returns
-    -------
-    pykeen.models.ERModel
-
-    Raises
-    ------
-    InputError
-        If PyKEEN has no model with these scores, a name of the factory is unknown, or it lacks inverse
-        triples.
     """
     from pykeen.models import ERModel
     from pykeen.nn import Embedding
@@ -195,15 +185,6 @@ def geometric_model(run: TrainedModel) -> Any:
     ----------
     run : TrainedModel
         With one entity type and a score function of :data:`GEOMETRIC`.
-
-    Returns
-    -------
-    torch_geometric.nn.kge.KGEModel
-
-    Raises
-    ------
-    InputError
-        If PyTorch Geometric has no model with these scores.
     """
     from torch_geometric.nn import kge
 

@@ -42,13 +42,7 @@ FAISS_COUNT_OFFSET = 8
 
 
 def plan_faiss(export: Export) -> list[Output]:
-    """Plan an exact index and a file of names for each table.
-
-    Raises
-    ------
-    InputError
-        If the metric is unknown, or faiss is not installed.
-    """
+    """Plan an exact index and a file of names for each table."""
     metric = _metric(export)
     faiss = import_extra("the format faiss", "faiss", "faiss", "faiss-cpu")
     return [
@@ -95,13 +89,7 @@ def _write_faiss(table: ExportedTable, metric: str, faiss: ModuleType, file: Bin
 
 
 def plan_lancedb(export: Export) -> list[Output]:
-    """Plan a table of a LanceDB database for each table; the folder is the database.
-
-    Raises
-    ------
-    InputError
-        If lancedb is not installed.
-    """
+    """Plan a table of a LanceDB database for each table; the folder is the database."""
     lancedb = import_extra("the format lancedb", "lancedb", "lancedb")
     return [Output(f"{table.name}.lance", partial(_write_lance, table, lancedb)) for table in export.tables]
 
@@ -122,13 +110,7 @@ def _write_lance(table: ExportedTable, lancedb: ModuleType, temporary: Path) -> 
 
 
 def plan_qdrant(export: Export) -> list[Output]:
-    """Plan a folder of Qdrant's local mode with a collection for each table.
-
-    Raises
-    ------
-    InputError
-        If the metric is unknown, or qdrant-client is not installed.
-    """
+    """Plan a folder of Qdrant's local mode with a collection for each table."""
     metric = _metric(export)
     qdrant = import_extra("the format qdrant", "qdrant_client", "qdrant", "qdrant-client")
     return [Output("qdrant", partial(_write_qdrant, export.tables, metric, qdrant))]
@@ -157,13 +139,7 @@ def _write_qdrant(tables: Sequence[ExportedTable], metric: str, qdrant: ModuleTy
 
 
 def plan_projector(export: Export) -> list[Output]:
-    """Plan the files of TensorBoard's projector: rows, names and the configuration that names both.
-
-    Raises
-    ------
-    InputError
-        If the number of rows is not positive.
-    """
+    """Plan the files of TensorBoard's projector: rows, names and the configuration that names both."""
     most = PROJECTOR_ROWS if export.max_rows is None else export.max_rows
     if most < 1:
         raise InputError(f"--max-rows must be at least 1, got {most}")

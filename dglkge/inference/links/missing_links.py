@@ -61,7 +61,6 @@ class LinkSearch:
 
     Attributes
     ----------
-    model : KgeModel
     query : (Q, Dq) float64 tensor
     max_norm : float
         Greatest Euclidean norm of a candidate.
@@ -73,7 +72,6 @@ class LinkSearch:
         Only the best k of each query.
     is_narrow : bool
         Compare in bfloat16 first: with inner products and without ``k``.
-
     low : (Q,) float64 tensor
         Pairs with a lower float32 score are left out.
     """
