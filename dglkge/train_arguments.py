@@ -62,11 +62,6 @@ class DataOptions:
                 raise unknown_name("argument of dglkge.train", name, known)
         return cls(**values)
 
-    @property
-    def has_splits(self) -> bool:
-        """Whether there are further splits."""
-        return self.valid is not None or self.test is not None
-
     def to_options(self, name: str, progress: bool) -> Options:
         """Return the options of partitioning.
 

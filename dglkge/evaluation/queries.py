@@ -32,21 +32,10 @@ score (M,), not below 0; each pair once."""
 def exact_scores(
     model: KgeModel, query: Tensor, query_index: Tensor, rows: Tensor, row_index: Tensor
 ) -> Tensor:
-    """Score pairs of a query and a row in float64.
+    """Score pairs of a query, of (U, D) float64, and a row, of (N, D), given by indices (M,): (M,) float64.
 
     The score of a pair depends only on its two rows: equal rows have equal scores at any position, so ties
     are preserved.
-
-    Parameters
-    ----------
-    query : (U, D) float64 tensor
-    query_index : (M,) int64 tensor
-    rows : (N, D) float32 tensor
-    row_index : (M,) int64 tensor
-
-    Returns
-    -------
-    (M,) float64 tensor
     """
     # All blocks have one shape, the last one padded: on an accelerator torch's order of summation, and with
     # it the rounding, may depend on the number of rows.
@@ -106,17 +95,7 @@ class QueryBatch:
 
 
 def plan_queries(triples: np.ndarray, relations: Sequence[Relation], batch_size: int) -> Iterator[QueryBatch]:
-    """Yield batches of queries that cover both sides of every triple.
-
-    Parameters
-    ----------
-    triples : (n, 3) int64 array
-        Head, relation and tail, original ids.
-    relations : sequence of Relation
-        By relation id.
-    batch_size : int
-        Maximal number of true answers in a batch.
-    """
+    """Yield batches of at most so many true answers that cover both sides of every triple (n, 3)."""
     pairs = sorted({(relation.lhs, relation.rhs) for relation in relations})
     pair_of_relation = np.array([pairs.index((relation.lhs, relation.rhs)) for relation in relations])
     pair_of_triple = pair_of_relation[triples[:, 1]]
@@ -240,16 +219,9 @@ def score_queries(
     device: torch.device,
     bonus: Bonus | None = None,
 ) -> ScoredQueries:
-    """Look up the rows of a batch and score its true answers.
+    """Look up the rows of a batch and score its true answers; ``known`` None is for raw ranking.
 
-    Parameters
-    ----------
-    known : KnownTriples, optional
-        None for raw ranking.
-    device : torch.device
-        Device of the candidates' rows. Scores are exactly comparable only if one device computed them.
-    bonus : Bonus, optional
-        What is added to scores of the model.
+    Scores are exactly comparable only if one device computed them: that of the candidates' rows.
     """
     query = _queries(model, batch, rows, device)
     query_of = torch.from_numpy(batch.query_of).to(device)
@@ -316,22 +288,10 @@ def score_triples(
     rows: RowSource,
     bonus: Bonus | None = None,
 ) -> dict[Side, np.ndarray]:
-    """Score triples in float64 as answers to (h, r, ?) and to (?, r, t).
+    """Score triples (n, 3) in float64 as answers to (h, r, ?) and to (?, r, t): by side (n,) each.
 
-    The two differ only with reciprocal relations, which have a row for each direction.
-
-    Parameters
-    ----------
-    triples : (n, 3) int64 array
-        Head, relation and tail, original ids.
-    relations : sequence of Relation
-        By relation id.
-    bonus : Bonus, optional
-        What is added to scores of the model.
-
-    Returns
-    -------
-    dict of Side to (n,) float64 array
+    The two differ only with reciprocal relations, which have a row for each direction. A score that is not
+    finite is an InputError.
     """
     scores = {side: np.empty(len(triples)) for side in Side}
     if not len(triples):

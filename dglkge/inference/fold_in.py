@@ -30,6 +30,7 @@ from dglkge.inference.fold_in_loss import (
     run_loss,
     run_regularizer,
 )
+from dglkge.inference.frames import triple_columns
 from dglkge.kernels.rules import limit_norms
 from dglkge.model.kge_model import KgeModel
 from dglkge.registry import deferred
@@ -129,24 +130,11 @@ class FoldIn:
         self._others: dict[str, list[OtherQueries]] = {}
 
     def with_entities(self, frame: pd.DataFrame) -> tuple[Checkpoint, np.ndarray]:
-        """Return the checkpoint with the new entities of triples, and the triples by id.
+        """Return the checkpoint with the new entities of triples, and the triples by id, (n, 3) int64.
 
-        Parameters
-        ----------
-        frame : DataFrame
-            Columns head, relation and tail.
-
-        Returns
-        -------
-        checkpoint : Checkpoint
-            The ids of new entities follow the last one of their type.
-        triples : (n, 3) int64 array
+        The ids of new entities follow the last one of their type.
         """
-        absent = [role for role in ROLES if role not in frame.columns]
-        if absent:
-            have = ", ".join(map(str, frame.columns))
-            raise InputError(f"the triples have no column {' and no column '.join(absent)}; they have {have}")
-        frame = frame[list(ROLES)].astype(str)
+        frame = triple_columns(frame).astype(str)
         names = new_names(self._checkpoint, frame)
         rows = {table: torch.zeros(len(new), self._checkpoint.meta.dim) for table, new in names.items()}
 

@@ -132,7 +132,8 @@ class Questions(TrainedModel):
         InputError
             If no query has two of the columns, or ``strict`` and a query has a problem.
         """
-        triples, within, tables = _parts(queries), _within(queries), self.tables
+        triples, tables = _parts(queries), self.tables
+        within = list(zip(_column(queries, RELATION_COLUMN), _column(queries, TIME)))
         # By place of the query: missing, rank, type, head, relation, tail, score, known from, problem.
         rows: dict[int, list[tuple[Any, ...]]] = {}
         resolved: dict[int, LinkQuery] = {}
@@ -208,17 +209,14 @@ class Questions(TrainedModel):
         InputError
             If a column is missing, or ``strict`` and a triple has a problem.
         """
-        absent = [role for role in ROLES if role not in triples.columns]
-        if absent:
-            have = ", ".join(map(str, triples.columns))
-            raise InputError(f"the triples have no column {' and no column '.join(absent)}; they have {have}")
+        frame = triple_columns(triples).copy()
         parts = _parts(triples)
         ids, problems = np.full((len(parts), 3), -1, np.int64), dict[int, str]()
         complete = [place for place, part in enumerate(parts) if None not in part]
         if complete:
-            frame = pd.DataFrame([parts[place] for place in complete], columns=list(ROLES), dtype="category")
+            named = pd.DataFrame([parts[place] for place in complete], columns=list(ROLES), dtype="category")
             ids[complete], faults = named_triples.find_triples(
-                frame, self.tables.relations, self.tables.vocabulary
+                named, self.tables.relations, self.tables.vocabulary
             )
             problems = {complete[row]: fault for row, fault in faults.items()}
         for place in sorted(set(range(len(parts))) - set(complete)):
@@ -227,7 +225,7 @@ class Questions(TrainedModel):
             first = min(problems)
             raise InputError(f"row {triples.index[first]}: {problems[first]}")
         good = np.array([place for place in range(len(parts)) if place not in problems], dtype=np.int64)
-        frame, curve = triples[list(ROLES)].copy(), self.probability_curve
+        curve = self.probability_curve
         # Fitted on the scores of single queries, so each side has a probability of its own.
         measures = {"score": np.asarray, **({} if curve is None else {"probability": curve})}
         by_side = self.scores(ids[good])
@@ -357,6 +355,15 @@ def by_query(queries: pd.DataFrame, answers: pd.DataFrame) -> dict[Any, dict[str
     return groups
 
 
+def triple_columns(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return the columns of triples; that one is absent is an error."""
+    absent = [role for role in ROLES if role not in frame.columns]
+    if absent:
+        have = ", ".join(map(str, frame.columns))
+        raise InputError(f"the triples have no column {' and no column '.join(absent)}; they have {have}")
+    return frame[list(ROLES)]
+
+
 def splits_of(known: Mapping[str, KnownTriples], triples: np.ndarray) -> np.ndarray:
     """Return the first split (n,) that has each triple (n, 3), None where no split has it."""
     splits = np.full(len(triples), None, dtype=object)
@@ -373,13 +380,6 @@ def _parts(frame: pd.DataFrame) -> list[tuple[str | None, ...]]:
         pairs = zip(relations, _column(frame, TIME))
         relations = [None if None in pair else label_at(*pair) for pair in pairs]  # type: ignore[arg-type]
     return list(zip(heads, relations, tails))
-
-
-def _within(frame: pd.DataFrame) -> list[tuple[str | None, str | None]]:
-    """Return what is given of each row's relation at a time where one of both is missing: name and time."""
-    if TIME not in frame.columns:
-        return [(None, None)] * len(frame)
-    return list(zip(_column(frame, RELATION_COLUMN), _column(frame, TIME)))
 
 
 def _column(frame: pd.DataFrame, role: str) -> list[str | None]:

@@ -120,10 +120,8 @@ class Explainer:
         check_k(k)
         id_ = self._run.tables.relations.id(relation)
         train = self._run.dataset.split(TRAIN)
-        own = train[train[:, 1] == id_]
-        draw = np.random.default_rng((0, id_))
-        sample = own[np.sort(draw.permutation(len(own))[:samples])]
-        return [self._rule(rule, id_) for rule in self._graph.rules(id_, sample, MAX_RULES)[:k]]
+        rules = self._graph.rules(id_, train[train[:, 1] == id_], samples, MAX_RULES)
+        return [self._rule(rule, id_) for rule in rules[:k]]
 
     def _link(self, head: str, relation: str, tail: str) -> Link:
         tables, query = self._run.tables, self._run.link_query(Side.TAIL, head, relation)

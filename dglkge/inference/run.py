@@ -29,7 +29,6 @@ from dglkge.inference.choices import ALL
 from dglkge.inference.exports import hub
 from dglkge.inference.exports.dglke_files import DglkeFolder, DglkeTables, is_dglke
 from dglkge.inference.exports.export import export_tables
-from dglkge.inference.exports.hub_tables import HubTables, is_hub_folder
 from dglkge.inference.exports.torch_models import TorchModel, geometric_model, pykeen_model
 from dglkge.inference.fold_in import FoldIn, lacking_triples
 from dglkge.inference.frames import Questions
@@ -94,8 +93,8 @@ def open_run(
     )
     if not is_checkpoint and is_dglke(folder):
         return Run(DglkeTables(DglkeFolder.open(folder)), dataset)
-    if not is_checkpoint and is_hub_folder(folder):
-        return Run(HubTables(folder), dataset)
+    if not is_checkpoint and hub.is_hub_folder(folder):
+        return Run(hub.HubTables(folder), dataset)
     return Run(open_checkpoint(path, verify=verify), dataset)
 
 
@@ -583,18 +582,13 @@ class Run(Questions):
         metric: str | None = None,
     ) -> list[Path]:
         """Write tables, by default all of them; see :func:`dglkge.inference.exports.export.export_tables`."""
-        tables = tables or self.tables_in_order
-        results = self._results_of_version() if file_format == "huggingface" else {}
+        tables, results = tables or self.tables_in_order, {}
+        if file_format == "huggingface" and isinstance(self.tables, Checkpoint):
+            here = self.tables.version
+            results = {name: one for name, one in self.results.items() if one.get("version", here) == here}
         return export_tables(
             self.tables, tables, file_format, Path(folder), overwrite, max_rows, metric, results
         )
-
-    def _results_of_version(self) -> dict[str, dict[str, Any]]:
-        """Return the ranking results but for those of other versions of the checkpoint."""
-        if not isinstance(self.tables, Checkpoint):
-            return {}
-        here = self.tables.version
-        return {name: result for name, result in self.results.items() if result.get("version", here) == here}
 
     def push_to_hub(self, name: str, private: bool = True) -> str:
         """Upload the model to the Hugging Face hub, with names and a model card; ``open_run`` reads it there.

@@ -177,6 +177,5 @@ def test_rounding_skips_no_pair(share, is_narrow):
     for start in range(0, len(rows), 700):
         search.add(torch.arange(start, start + 700), rows[start : start + 700])
     found = search.take()
-    expected = torch.nonzero(exact >= least)
-    got = torch.stack([found.query, found.candidate], dim=1)
-    assert {tuple(pair) for pair in got.tolist()} == {tuple(pair) for pair in expected.tolist()}
+    expected = {tuple(pair) for pair in torch.nonzero(exact >= least).tolist()}
+    assert set(zip(found["query"].tolist(), found["candidate"].tolist())) == expected

@@ -95,26 +95,16 @@ class DglkeFolder:
         return cls(folder, stem, model, config)
 
     def rows(self, table: str, score_function: str) -> np.ndarray:
-        """Map the rows (n, D) of a table: RotatE's relations as phases in radians, TransR's with matrices.
-
-        Parameters
-        ----------
-        table : str
-            ``"entity"`` or ``"relation"``.
-        score_function : str
-            dglkge's name of it.
-        """
+        """Map the rows (n, D) of ``entity`` or ``relation``: phases in radians, matrices beside the rows."""
         rows = load_npy(self.folder / f"{self.stem}{table}.npy")
         function = SCORE_FUNCTIONS.get(score_function)
         if table != RELATION or rows.ndim != 2:
             return rows
         if function.relation_init == PHASE:
             return self._phases(rows)
-        matrices = DGLKE_MATRICES.get(score_function)
-        return self._with_matrices(rows, matrices) if matrices else rows
-
-    def _with_matrices(self, rows: np.ndarray, name: str) -> np.ndarray:
-        """Return rows of relations with the matrices of a second file beside them."""
+        name = DGLKE_MATRICES.get(score_function)
+        if name is None:
+            return rows
         path = self.folder / f"{self.stem}{name}.npy"
         matrices = load_npy(path)
         if matrices.ndim != 2 or len(matrices) != len(rows):
@@ -125,54 +115,32 @@ class DglkeFolder:
         return np.concatenate([rows, matrices], axis=1)
 
     def names(self, table: str, num_rows: int) -> list[str]:
-        """Return the names of a table's rows from its id map.
-
-        Parameters
-        ----------
-        table : str
-            ``"entity"`` or ``"relation"``.
-        num_rows : int
-            Rows of the table.
-
-        Returns
-        -------
-        list of str
-            Empty without an id map.
-        """
-        path = self._map_file(table)
-        if path is None:
-            return []
-        # The map has the delimiter of the triples, which config.json names.
-        delimiter = (self.config or {}).get("delimiter") or "\t"
-        return read_id_map(path, str(delimiter), num_rows)
-
-    def _map_file(self, table: str) -> Path | None:
-        """Find a table's id map: in the folder of the rows, or in that of the triples by ``config.json``."""
+        """Return the names of a table's rows by its id map, which ``config.json`` may name; [] without."""
         config = self.config or {}
         named = config.get(MAP_KEYS[table])
         data = Path(str(config.get("data_path") or "."))
-        places = [self.folder, data, data / str(config.get("dataset") or ".")]
-        for name in [str(named)] if named else MAP_NAMES[table]:
-            # A map under a default name in another folder may be that of another model.
-            for path in [place / name for place in places] if named else [self.folder / name]:
-                if path.is_file():
-                    return path
+        # A map under a default name in another folder may be that of another model.
+        places = [self.folder, data, data / str(config.get("dataset") or ".")] if named else [self.folder]
+        files = [str(named)] if named else MAP_NAMES[table]
+        for path in [place / file for file in files for place in places]:
+            if path.is_file():
+                # The map has the delimiter of the triples.
+                return read_id_map(path, str(config.get("delimiter") or "\t"), num_rows)
         if named:
             raise InputError(
                 f"{self.folder / CONFIG} names the id map {named}, which is neither in {self.folder} nor in "
                 f"{data}: put it beside the rows, whose order it gives"
             )
-        return None
+        return []
 
     def _phases(self, rows: np.ndarray) -> np.ndarray:
         """Return RotatE's relation rows as phases in radians; gamma in ``config.json`` gives the scale."""
         where = self.folder / CONFIG
         if self.config is None:
             raise InputError(f"{where} is missing: RotatE's phases are scaled by its gamma")
-        gamma = self.config.get("gamma")
-        if isinstance(gamma, bool) or not isinstance(gamma, (int, float)) or not math.isfinite(gamma):
-            raise InputError(f"{where}: gamma is {gamma!r}; allowed: a number")
-        if gamma <= -INIT_EPSILON:
+        gamma: Any = self.config.get("gamma")
+        is_number = isinstance(gamma, (int, float)) and not isinstance(gamma, bool) and math.isfinite(gamma)
+        if not is_number or gamma <= -INIT_EPSILON:
             raise InputError(f"{where}: gamma is {gamma!r}; allowed: a number above -2")
         width = rows.shape[1]
         hidden = self.config.get("hidden_dim", width)
@@ -214,7 +182,7 @@ class DglkeTables(WholeTables):
                 raise InputError(f"{files.folder}: the rows of table {table!r} have shape {matrix.shape}")
             # Rows that are float32 already stay mapped from the file.
             rows[table] = torch.from_numpy(np.asarray(matrix, dtype=np.float32))
-            names[table] = files.names(table, len(matrix)) or [str(id_) for id_ in range(len(matrix))]
+            names[table] = files.names(table, len(matrix)) or list(map(str, range(len(matrix))))
         dim, relation_width = rows[ENTITY].shape[1], rows[RELATION].shape[1]
         # No file states the model's shape: the widths are the only check that rows and model fit.
         model_of_width(score_function, dim, relation_width, False, files.folder)
@@ -260,21 +228,7 @@ def model_of_width(
     folder: Path,
     options: Mapping[str, Any] | None = None,
 ) -> KgeModel:
-    """Refuse rows that cannot be those of a score function; return the model.
-
-    Parameters
-    ----------
-    dim : int
-        Width of the entities' rows.
-    relation_width : int
-        Width of the relations' rows.
-    reciprocal : bool
-        Whether a relation's row has a half for each side.
-    folder : Path
-        The files, for the message.
-    options : mapping of str to int, optional
-        Options of the score function.
-    """
+    """Return a score function's model of a width; refuse rows of relations of another width than its."""
     model = build_model(score_function, dim, reciprocal, options=options)
     if relation_width != model.relation_width:
         halves = ", two halves," if reciprocal else ""

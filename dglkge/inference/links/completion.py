@@ -186,9 +186,9 @@ class Completion:
 
         def taken(is_last: bool) -> np.ndarray:
             links = search.take(is_last)
-            table = np.empty(len(links.query), LINK)
-            table["head"], table["tail"] = heads[links.query].numpy(), links.candidate.numpy()
-            table["score"], table["relation"] = links.score.numpy(), task.relation_id
+            table = np.empty(len(links), LINK)
+            table["head"], table["tail"] = heads.numpy()[links["query"]], links["candidate"]
+            table["score"], table["relation"] = links["score"], task.relation_id
             return table
 
         for ids, rows in self._panels(task.relation_id):
