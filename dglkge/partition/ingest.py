@@ -20,7 +20,7 @@ import pyarrow as pa
 
 from dglkge.data.quality import contains
 from dglkge.data.text_format import ROLES, TIME, WEIGHT, Columns, RowRules
-from dglkge.data.times import check_pairs, time_spans
+from dglkge.data.times import MAX_PAIRS, time_spans
 from dglkge.data.triples import BLOCK_BYTES, TripleFile
 from dglkge.errors import InputError
 from dglkge.kernels.triple_rows import renumber
@@ -241,7 +241,12 @@ def _at_times(
         raise InputError(f"the {without[0]} triples have no time column, and others have one")
     names, places = stamps.in_order()
     times, first, last = time_spans(list(names), granularity)
-    check_pairs(len(triples.relations), len(times))
+    num_pairs = len(triples.relations) * len(times)
+    if num_pairs > MAX_PAIRS:
+        raise InputError(
+            f"{len(triples.relations):,} relations at {len(times):,} times are {num_pairs:,}; allowed: up to "
+            f"{MAX_PAIRS:,}, e.g. by a coarser --time-granularity"
+        )
     for split, rows in triples.splits.items():
         for _, (some, ids) in pieces(rows, times_of[split]):
             some[:, 1] = some[:, 1] * len(times) + first[places[ids]]
