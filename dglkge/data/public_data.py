@@ -216,8 +216,8 @@ def _unpack(archive: Path, folder: Path) -> None:
     options: dict[str, Any] = {}
     try:
         if archive.suffix != ".zip":
-            # A member of a tar may be a link, a device or outside of the folder: the filter refuses them. Python
-            # before 3.11.4 lacks it. The reader of zip never goes there.
+            # A member of a tar may be a link, a device or outside of the folder. The filter that refuses
+            # them is in Python since 3.10.12 and 3.11.4. The reader of zip never goes there.
             if hasattr(tarfile, "data_filter"):
                 options["filter"] = "data"
             else:

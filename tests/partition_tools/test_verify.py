@@ -15,6 +15,7 @@ from dglkge.partition import dataset_writer
 from dglkge.partition.build_graph import VerificationError, verify_partitions
 from dglkge.partition.make_dataset import partition_dataframe
 from dglkge.partition.options import Options
+from dglkge.partition.run_build import GraphJob
 from tests.partition_tools.conftest import build_in_this_process
 from tests.toy_kg import typed_triples
 
@@ -40,8 +41,7 @@ def partitions(sound, tmp_path):
 
 def verify(partitions) -> None:
     dataset = Dataset.open(partitions.parent)
-    edge_types = [list(edge_type) for edge_type in dataset.edge_types]
-    verify_partitions(partitions, dataset.graph_name, dataset.split("train"), edge_types)
+    verify_partitions(partitions, GraphJob.of(dataset.description), dataset.split("train"))
 
 
 def change(path, function) -> None:
