@@ -91,6 +91,7 @@ class _Parser:
         self._counts = counts
         # Id and default of each declared attribute, of nodes and of edges.
         self._keys: dict[str, dict[str, tuple[str, str | None]]] = {"node": {}, "edge": {}}
+        self._declared: str | None = None
         # The open elements, innermost last; they have only children data and default.
         self._open: list[Element] = []
         self._xml = expat.ParserCreate()
@@ -140,6 +141,7 @@ class _Parser:
             for domain, keys in self._keys.items():
                 if element.get("for", "all") in (domain, "all"):
                     keys.setdefault(element.get("attr.name", id_), (id_, value))
+            self._declared = next((name for name in RELATION_ATTRIBUTES if name in self._keys["edge"]), None)
         elif element.tag in ("node", "edge"):
             values = {data.get("key", ""): (data.text or "").strip() for data in element}
             if element.tag == "node":
@@ -188,7 +190,7 @@ class _Parser:
         """Return the attribute that is the relation, None if the file has none."""
         wanted = self._options.relation_attribute
         if wanted is None:
-            wanted = next((name for name in RELATION_ATTRIBUTES if name in self._keys["edge"]), None)
+            wanted = self._declared
         elif wanted != "id":
             self._require("edge", wanted)
         self._counts.relation = wanted or self._counts.relation

@@ -200,7 +200,7 @@ class _RdfReader:
                 num_rows += len(chunk["head"])
                 yield chunk
         if num_rows == 0:
-            self._refuse_empty(split, [path for path, _ in files], self._counts - before)
+            raise self._empty_error(split, [path for path, _ in files], self._counts - before)
 
     def finish(self, triples: IdTriples) -> Reading:
         """Shorten the names, and return everything that was read."""
@@ -325,7 +325,7 @@ class _RdfReader:
             message += f"; it looks like {looks_like.title}: --format {looks_like.name}"
         return InputError(message)
 
-    def _refuse_empty(self, split: str, paths: list[Path], counts: Counter[str]) -> None:
+    def _empty_error(self, split: str, paths: list[Path], counts: Counter[str]) -> InputError:
         place = str(paths[0]) if len(paths) == 1 else f"the {len(paths)} files of {split}"
         why = "there are no triples"
         if counts["in other graphs"]:
@@ -334,7 +334,7 @@ class _RdfReader:
             why = f"no triple is in the graph {' or '.join(self._options.graphs)}; {some}"
         elif counts["literals"]:
             why = f"all {counts['literals']:,} objects are literals; see --literals entities"
-        raise InputError(f"{place}: {why}")
+        return InputError(f"{place}: {why}")
 
     def _notes(self) -> list[str]:
         """Return a line about what was dropped, if anything was."""
