@@ -71,12 +71,7 @@ class PartitionLayout:
         Times that a relation has; an edge has its relation as ``node id * num_times + time``.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        boundaries: dict[str, np.ndarray],
-        num_times: int = 1,
-    ) -> None:
+    def __init__(self, path: Path, boundaries: dict[str, np.ndarray], num_times: int = 1) -> None:
         self.path = path
         self.num_times = num_times
         self._boundaries = boundaries

@@ -55,12 +55,7 @@ def check(known: KnownTriples, triples: np.ndarray, queries: np.ndarray) -> None
 
 @pytest.mark.parametrize(
     ("largest", "num_relations", "chunk"),
-    [
-        (5, 1, 16),
-        (40, 7, 1 << 20),
-        (1, 300, 16),
-        (2**31 - 1, 3, 1 << 20),
-    ],
+    [(5, 1, 16), (40, 7, 1 << 20), (1, 300, 16), (2**31 - 1, 3, 1 << 20)],
 )
 def test_answers_are_those_of_a_dict(largest, num_relations, chunk, tmp_path, monkeypatch):
     monkeypatch.setattr(known_triples, "_CHUNK_ROWS", chunk)

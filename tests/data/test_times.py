@@ -79,14 +79,8 @@ def test_vocabulary(tmp_path):
     assert again.relations == made.relations
     for call, message in (
         (lambda: made.id("visits"), "relation 'visits' has times, from 2013 to 2014; say which"),
-        (
-            lambda: made.at("visit", "2014"),
-            "unknown relation 'visit'; did you mean 'visits'?",
-        ),
-        (
-            lambda: made.at("visits", "2015"),
-            "unknown time '2015'; did you mean '2014' or '2013'?",
-        ),
+        (lambda: made.at("visit", "2014"), "unknown relation 'visit'; did you mean 'visits'?"),
+        (lambda: made.at("visits", "2015"), "unknown time '2015'; did you mean '2014' or '2013'?"),
     ):
         with pytest.raises(InputError) as caught:
             call()

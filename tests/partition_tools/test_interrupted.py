@@ -29,11 +29,7 @@ def stop(*arguments, **options):
 sys.exit(partition.main(sys.argv[1:]))
 """
 
-POINTS = [
-    ("make_dataset", "write_triples"),
-    ("dataset_writer", "run_build"),
-    ("dataset_writer", "_replace"),
-]
+POINTS = [("make_dataset", "write_triples"), ("dataset_writer", "run_build"), ("dataset_writer", "_replace")]
 """Where the run is stopped: instead of calling this function."""
 
 

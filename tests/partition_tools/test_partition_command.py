@@ -143,12 +143,7 @@ BAD = [
     ("split.tsv", b"a\tb\tc\n", ["--split", "0.5,0.6,0.1"], "the fractions add up to 1.2, not 1"),
     ("bad.csv", b"a,b,c\n", ["--columns", "h,r"], "--columns 'h,r' does not give head, relation and tail"),
     ("names.tsv", b"0\t0\t0\n", ["--entity-map", "x", "--ids", "names"], "--ids names excludes --entity-map"),
-    (
-        "kind.json",
-        b'{"a": ["b", "c"]}\n',
-        [],
-        "kind.json: unknown kind of file, by its name and by its cont",
-    ),
+    ("kind.json", b'{"a": ["b", "c"]}\n', [], "kind.json: unknown kind of file, by its name and by its cont"),
 ]
 
 

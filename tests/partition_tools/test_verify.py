@@ -96,14 +96,8 @@ def changed(function, *names: str):
         (changed(lambda ids: ids + 1, "original_ids_town.npy"), "the id maps of town are not inverse"),
         (changed(lambda edges: edges[:, [2, 1, 0]], "part0/edges.npy"), "partition 0: "),
         (changed(other_relation, "part1/edges.npy"), "partition 1: edges .* are not those of the triples"),
-        (
-            changed(lambda ids: np.append(ids[:-1], 10**6), "part0/triple_ids.npy"),
-            "1000000 is of no triple",
-        ),
-        (
-            changed(without_first, *(f"part1/{name}" for name in TABLE)),
-            "partitions hold [0-9]+ of [0-9]+",
-        ),
+        (changed(lambda ids: np.append(ids[:-1], 10**6), "part0/triple_ids.npy"), "1000000 is of no triple"),
+        (changed(without_first, *(f"part1/{name}" for name in TABLE)), "partitions hold [0-9]+ of [0-9]+"),
         (changed(swap_first, *(f"part0/{name}" for name in TABLE)), "partition 0: triple ids do not ascend"),
         (take_of_the_other, "partition 1: "),
         (copy_of_the_other, None),

@@ -137,10 +137,7 @@ _NUMERIC = {
 
 
 def read_rdf(
-    files: Mapping[str, Sequence[tuple[Path, Format]]],
-    options: ReadingOptions,
-    watch: Watch,
-    temporary: Path,
+    files: Mapping[str, Sequence[tuple[Path, Format]]], options: ReadingOptions, watch: Watch, temporary: Path
 ) -> Reading:
     """Read RDF files; the temporary folder is for the numbers with ``literals="numeric"``.
 
