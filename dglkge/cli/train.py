@@ -154,7 +154,6 @@ def tune(args: argparse.Namespace) -> dict[str, Any]:
     from dglkge.launch.stop_signals import stop_signals_raised
     from dglkge.training.building.checks import check_config
     from dglkge.tuning.space import load_space
-    from dglkge.tuning.trial_process import Trainer
     from dglkge.tuning.tune import Tuning
 
     base, args.recipe = args.recipe and str(recipe_file(args.recipe)), None
@@ -165,7 +164,7 @@ def tune(args: argparse.Namespace) -> dict[str, Any]:
     space = load_space(Path(path), overrides, base)
     changes = {name: getattr(args, name) for name in ("trials", "budget") if getattr(args, name) is not None}
     space = dataclasses.replace(space, search=dataclasses.replace(space.search, **changes))
-    tuning = Tuning(space, Path(args.output), Trainer(args.num_trainers), check_config)
+    tuning = Tuning(space, Path(args.output), args.num_trainers, check_config)
     plan = tuning.plan()
     if not args.json:
         print_columns(list(plan["rungs"][0]), [list(row.values()) for row in plan["rungs"]])
@@ -175,7 +174,7 @@ def tune(args: argparse.Namespace) -> dict[str, Any]:
         return plan
     total = sum(rung.num_trials for rung in tuning.rungs)
     with stop_signals_raised(), progress_bar(args, total, desc="tune", unit="trial") as bar:
-        return {**plan, "best": tuning.run(bar.update).to_dict()}
+        return {**plan, "best": tuning.run(bar.update)}
 
 
 def _print_best(report: dict[str, Any], args: argparse.Namespace) -> None:
