@@ -275,7 +275,7 @@ FEATURES = option(
     "whose rows are computed from them; TYPE=FILE where several entity types have features",
     is_repeated=True,
 )
-RULES = flag("--rules", "add the confidence of rules to scores, see dglkge explain; kept in RUN/rules.json")
+RULES = flag("--rules", "add the confidence of rules to scores, see dglkge explain; kept in its folder")
 OVERWRITE = flag("--overwrite", "replace what exists")
 COLUMNS = option("--columns LIST", "head,relation,tail (default), hrtT with a time, or names of the header")
 DELIMITER = option("--delimiter CHAR", "instead of tab, and of the comma of .csv")
