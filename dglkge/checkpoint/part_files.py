@@ -384,7 +384,7 @@ def fill_part(
         if crc32 is None:
             unread.append(entry)
         else:
-            check_crc32(folder, entry, crc32)
+            check_crc32(folder / entry.name, entry.crc32, crc32)
         num_found += found
     if num_found != len(present):
         for entry in unread:  # the ids of one may be damaged

@@ -20,11 +20,11 @@ import torch
 
 from dglkge.checkpoint import bigraph, hdf5_format, layout
 from dglkge.checkpoint.features import RECORD, open_features, record_path
-from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, StoredVersion, TextEntry
+from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest
 from dglkge.checkpoint.mirror import local_path
 from dglkge.checkpoint.part_files import read_relations, read_state
 from dglkge.checkpoint.relation_layout import DENSE_GROUP, dense_parameters, dense_path, global_vector_path
-from dglkge.checkpoint.storage import CheckpointStorage, check_file, check_files, read_version
+from dglkge.checkpoint.storage import CheckpointStorage, check_files, read_version
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import CheckpointError, InputError, os_errors, unknown_name
 from dglkge.model.kge_model import KgeModel, build_model
@@ -188,20 +188,20 @@ def open_checkpoint(
 
 def _open(storage: CheckpointStorage, place: Path, version: int | None, verify: bool) -> Checkpoint:
     if version is not None:
-        stored: StoredVersion | None = storage.stored(version)
+        manifest: Manifest | None = storage.stored(version)
     elif place.is_file():
-        stored = storage.kept(place.name)
+        manifest = storage.kept(place.name)
     elif (theirs := bigraph.find_bigraph(place)) is not None:
         return Checkpoint(theirs[0], bigraph.read_manifest(*theirs))
     elif (place / layout.MANIFEST_FILE).is_file():
         # The folder of one version; it may have been copied to another place.
         number = layout.parse_version(storage.version_text() or "")
-        return Checkpoint(place, read_version(place, number or 0).manifest, verify)
+        return Checkpoint(place, read_version(place, number or 0), verify)
     else:
-        stored = storage.published()
-    if stored is None:
+        manifest = storage.published()
+    if manifest is None:
         raise CheckpointError(f"{storage.path} holds no checkpoint: no version of it was ever completed")
-    return Checkpoint(storage.folder(stored.version).path, stored.manifest, verify, place)
+    return Checkpoint(storage.folder(manifest.version).path, manifest, verify, place)
 
 
 def checkpoint_place(path: str | os.PathLike[str]) -> Path:
@@ -366,7 +366,7 @@ class Checkpoint(TablesByName):
         if not 0 <= k < len(entries):
             raise InputError(f"{entity_type!r} has the parts 0..{len(entries) - 1}; got {k}")
         if self._verify:
-            self._check([entries[k]])
+            check_files(self.folder, [entries[k]], opened=self._files)
         return entries[k]
 
     @property
@@ -445,7 +445,7 @@ class Checkpoint(TablesByName):
         if table not in self._tables:
             entries = self.manifest.of_table(table)
             if self._verify:
-                self._check(entries)
+                check_files(self.folder, entries, opened=self._files)
             if table != RELATION:
                 self._tables[table] = self._entity_table(table)
             else:
@@ -622,14 +622,8 @@ class Checkpoint(TablesByName):
         CheckpointError
             Naming the first damaged file.
         """
-        self._check(self.manifest.binary_files)
-        check_files(self.folder, self.manifest.all_texts.values())
+        check_files(self.folder, self.manifest.all_files, opened=self._files)
         self._open_features(verify=True)
-
-    def _check(self, entries: Sequence[FileEntry | TextEntry]) -> None:
-        """Compare files, which are open, with their checksums."""
-        for entry in entries:
-            check_file(self.folder, entry, checksum=True, opened=self._files[entry.name])
 
     def _check_table(self, table: str) -> None:
         known = [*self.entity_types, RELATION]

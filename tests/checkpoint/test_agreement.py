@@ -231,7 +231,7 @@ class SlowMirror:
     def manifest(self, _version: int) -> None:
         """Return nothing: there is no version yet."""
 
-    def push_part(self, _version: int, entry: FileEntry, _previous: object) -> None:
+    def push_part(self, _version: int, entry: FileEntry) -> None:
         self._entries[entry.name] = entry
 
     def read_receipts(self, _version: int, _names: Sequence[str]) -> dict[str, FileEntry]:

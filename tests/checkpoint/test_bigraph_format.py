@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.model.kge_model import build_model
 from dglkge.typing import RELATION, Side
 from tests.checkpoint.toy_checkpoint import ONE_PAIR, TWO_PAIRS, ToyTable, save_toy, toy_meta, toy_tables
+from tests.toy_kg import REPOSITORY
 
 ITERATION = {
     "iteration/num_epochs": 9,
@@ -280,13 +280,13 @@ def test_config_of_static_relations(tmp_path):
 
 
 def test_the_specification_opens_the_files(tmp_path, monkeypatch):
-    """The code in the docstring of the storage runs as it stands."""
+    """The code in the documentation runs as it stands."""
     meta = toy_meta()
     tables = toy_tables(meta)
     for _ in range(7):
         save_toy(tmp_path, meta, tables)
-    blocks = textwrap.dedent("    " + CheckpointStorage.__doc__).split("::\n")[1:]
-    snippets = [textwrap.dedent(re.match(r"(?:\n|    .*\n)+", block).group()) for block in blocks]
+    page = (REPOSITORY / "docs" / "checkpoints.md").read_text().partition("## Format of the files")[2]
+    snippets = [textwrap.dedent(block) for block in re.findall(r"(?m)(?:^    .*\n)+", page)]
     code = "\n".join(snippet for snippet in snippets if "h5py.File" in snippet)
     assert code.count("h5py.File") == 2
     monkeypatch.chdir(tmp_path / "v7")
