@@ -41,7 +41,6 @@ from dglkge.checkpoint.storage import (
     check_files,
     file_crc32,
     outdated,
-    parse_object,
     parse_pointer,
     read_receipts,
     receipt_of,
@@ -431,7 +430,7 @@ class Mirror:
 
     def _check_job(self) -> None:
         """Check that no other job was started with this URL."""
-        note = parse_object(self._store.read(layout.WRITER_FILE))
+        note = layout.parse_object(self._store.read(layout.WRITER_FILE))
         if note.get("job") != self._job:
             who = f"job {str(note.get('job'))[:8]} on {note.get('host')}" if note else "another job"
             raise CheckpointError(

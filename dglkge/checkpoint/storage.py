@@ -103,7 +103,7 @@ def read_receipts(
     """Return the entries of those of some files of which a reader finds the receipt of this job."""
     entries = {}
     for name in names:
-        note = parse_object(read(layout.receipt_file(name)))  # empty if it is torn
+        note = layout.parse_object(read(layout.receipt_file(name)))  # empty if it is torn
         # One of an earlier job, e.g. a killed one, is of another file; its writer replaces it.
         if note.pop("nonce", None) == nonce:
             entries[name] = parse(FileEntry, note)
@@ -119,18 +119,9 @@ def signs_of_life(folder: Path) -> list[tuple[str, int]]:
     return found
 
 
-def parse_object(content: bytes | None) -> dict[str, Any]:
-    """Return the object of a JSON text; empty if there is none, or it is torn."""
-    try:
-        note = json.loads(content or b"{}")
-    except ValueError:
-        return {}
-    return note if isinstance(note, dict) else {}
-
-
 def parse_pointer(content: bytes | None) -> dict[str, Any]:
     """Return what a pointer's content names: version, checksum and note; empty if it is damaged."""
-    note = parse_object(content)
+    note = layout.parse_object(content)
     is_whole = type(note.get("version")) is int and isinstance(note.get("checksum"), str)
     return note if is_whole else {}
 

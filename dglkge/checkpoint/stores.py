@@ -1,7 +1,7 @@
 """Stores of checkpoints by URL: a folder, or objects behind fsspec (S3, Google Cloud Storage, Azure, SFTP).
 
-A store needs no rename, no append, no lock and no atomic writes: :mod:`dglkge.checkpoint.mirror` has the order
-of writes.
+A store needs no rename, no append, no lock and no atomic writes: :mod:`dglkge.checkpoint.mirror` has the
+order of writes.
 
 A scheme of your own, in a module that ``--import`` names::
 

@@ -16,12 +16,14 @@ import torch
 
 from dglkge.checkpoint import CheckpointManager, open_checkpoint
 from dglkge.checkpoint import mirror as mirror_module
+from dglkge.checkpoint.layout import LOCK_FILE
 from dglkge.checkpoint.manifest import check_same_run
 from dglkge.checkpoint.mirror import Mirror, local_path
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.checkpoint.stores import STORES, FileStore, PatientStore, is_url, open_store
 from dglkge.cli.main import main
 from dglkge.errors import CheckpointError, InputError, StorageError
+from dglkge.file_lock import try_lock
 from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import cut, flip, same, save_toy, toy_meta, toy_names, toy_tables
 from tests.training.toy_trainer import ToyRun
@@ -390,7 +392,8 @@ def test_another_process_that_downloads_is_waited_for(tmp_path, url, monkeypatch
     pushed(tmp_path / "a", url)
     monkeypatch.setattr(mirror_module, "LOCK_SECONDS", 0.0)
     folder = Path(local_path(url))
-    with mirror_module._only_this_process(folder, url):
+    with open(folder / LOCK_FILE, "w") as lock:
+        assert try_lock(lock)
         with pytest.raises(StorageError, match="another process has been downloading"):
             local_path(url)
 
