@@ -12,7 +12,6 @@ from dglkge import formats
 from dglkge.checkpoint import hdf5_format, open_checkpoint, part_files
 from dglkge.checkpoint.bigraph import bigraph_config
 from dglkge.checkpoint.conversion import convert_to_run
-from dglkge.checkpoint.relation_layout import to_parameters
 from dglkge.data.dataset import Dataset
 from dglkge.model.functions.bigraph_scores import NAMES
 from dglkge.typing import RELATION, Relation
@@ -44,24 +43,6 @@ DYNAMIC = {
     "complex_diagonal": {"real": (DIM // 2,), "imag": (DIM // 2,)},
 }
 """Names and shapes of the parameters of one relation, as PyTorch-BigGraph's operators have them."""
-
-
-def test_affine_by_hand():
-    rows = np.arange(2 * 6, dtype=np.float32).reshape(2, 6)
-    meta = toy_meta("affine_l2", ONE_PAIR, reciprocal=False, dim=2)
-    found = {path: values.tolist() for path, _, values in to_parameters(rows, meta)}
-    assert found == {
-        "model/relations/0/operator/rhs/linear_transformation": [[0, 1], [2, 3]],
-        "model/relations/0/operator/rhs/translation": [4, 5],
-        "model/relations/1/operator/rhs/linear_transformation": [[6, 7], [8, 9]],
-        "model/relations/1/operator/rhs/translation": [10, 11],
-    }
-    meta = toy_meta("linear_cos", ONE_PAIR, reciprocal=True, dim=1)
-    found = {path: values.tolist() for path, _, values in to_parameters(rows[:, :2], meta)}
-    assert found == {
-        "model/relations/0/operator/lhs/linear_transformations": [[[0]], [[6]]],
-        "model/relations/0/operator/rhs/linear_transformations": [[[1]], [[7]]],
-    }
 
 
 def test_every_pair_has_its_name():

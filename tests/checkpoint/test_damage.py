@@ -76,16 +76,6 @@ def renamed(folder):
             f"v5/manifest.json is missing: half-written, or not written by dglkge; {ADVICE}",
         ),
         (lambda folder: (folder / "v2" / FIRST).unlink(), f"{FIRST} is missing; {NO_ADVICE}"),
-    ],
-)
-def test_damaged_folders(folder, damage, words):
-    damage(folder)
-    refused(folder, words)
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
         (
             manifest(lambda text: text.replace('"seed": 3', '"seed": 4')),
             "v2/manifest.json: damaged: its checksum does not match its text",
@@ -99,7 +89,7 @@ def test_damaged_folders(folder, damage, words):
         (renamed, "v3/manifest.json is damaged: it describes version 2"),
     ],
 )
-def test_damaged_manifests(folder, damage, words):
+def test_damaged_folders(folder, damage, words):
     damage(folder)
     refused(folder, words)
 

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -50,6 +51,19 @@ def tables(run: Path) -> dict[str, np.ndarray]:
     checkpoint = open_checkpoint(run)
     sizes = {**checkpoint.meta.entity_types, "relation": len(checkpoint.meta.relations)}
     return {name: checkpoint[name].gather(torch.arange(size)).numpy() for name, size in sizes.items()}
+
+
+def datasets(run: Path) -> dict[str, np.ndarray]:
+    """Return all datasets of the newest version's files but PyTorch-BigGraph's blobs: ``model:dense/...``."""
+    found: dict[str, np.ndarray] = {}
+    for path in sorted((run / "checkpoint" / "latest").glob("*.h5")):
+        names: list[str] = []
+        with h5py.File(path) as file:
+            file.visit(names.append)
+            for name in names:
+                if isinstance(file[name], h5py.Dataset) and file[name].dtype.kind != "V":
+                    found[f"{path.name.split('.')[0]}:{name}"] = np.asarray(file[name])
+    return found
 
 
 def parameters(run: Path) -> dict[str, np.ndarray]:
