@@ -18,11 +18,12 @@ from dglkge.typing import RELATION, Relation
 from tests.checkpoint.test_bigraph_reader import names_in_parts, strip
 from tests.checkpoint.toy_checkpoint import (
     ONE_PAIR,
+    datasets_in,
     save_toy,
     save_toy_named,
     toy_meta,
     toy_tables,
-)
+)  # fmt: skip
 from tests.toy_kg import toy_dataset
 
 DIM = 6
@@ -93,11 +94,8 @@ def test_files_are_bigraphs(tmp_path, name, reciprocal):
                 )  # fmt: skip
                 shapes.append(expected[path][0])
     with h5py.File(tmp_path / "v1" / "model.v1.h5") as file:
-        found = {}
-        file["model"].visititems(
-            lambda path, item: found.__setitem__(path, (item.shape, item.attrs["state_dict_key"]))
-            if isinstance(item, h5py.Dataset) else None
-        )  # fmt: skip
+        items = datasets_in(file["model"]).items()
+        found = {path: (item.shape, item.attrs["state_dict_key"]) for path, item in items}
         assert found == expected
         assert all(file[f"model/{path}"].dtype == np.float32 for path in found)
         state = hdf5_format.read_blob(file["optimizer/state_dict"])["state"]
@@ -127,11 +125,8 @@ def test_files_of_several_operators(tmp_path, reciprocal):
         for index, operator in enumerate(operators)
         for piece, shape in STATIC[operator].items()
     }
-    found = {}
     with h5py.File(tmp_path / "v1" / "model.v1.h5") as file:
-        file["model"].visititems(
-            lambda path, item: found.update({path: item.shape} if isinstance(item, h5py.Dataset) else {})
-        )
+        found = {path: item.shape for path, item in datasets_in(file["model"]).items()}
         state = hdf5_format.read_blob(file["optimizer/state_dict"])["state"]
     assert found == expected
     assert [tuple(state[number]["sum"].shape) for number in range(len(state))] == list(expected.values())

@@ -75,8 +75,7 @@ def test_when_relations_are_dynamic():
     assert not is_dynamic(toy_meta(relations=TWO_PAIRS, reciprocal=True))
 
 
-MATRICES = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], dtype=np.float32)
-BOTH = np.concatenate([MATRICES, MATRICES + 10], axis=1)
+BOTH = np.concatenate([ROWS, ROWS + 10], axis=1)
 BY_HAND = [
     # The first half of a row asks for tails and so works on the head, lhs.
     (toy_meta("distmult"), ROWS, {"0.lhs.diagonals": [[1, 2], [5, 6]], "0.rhs.diagonals": [[3, 4], [7, 8]]}),
@@ -110,7 +109,7 @@ BY_HAND = [
     ),
     # PyTorch-BigGraph multiplies the tail from the left: h R t = h . (R t).
     (
-        *(toy_meta("rescal", reciprocal=False, dim=2), MATRICES),
+        *(toy_meta("rescal", reciprocal=False, dim=2), ROWS),
         {
             "0.rhs.linear_transformation": [[1, 2], [3, 4]],
             "1.rhs.linear_transformation": [[5, 6], [7, 8]],
@@ -155,7 +154,7 @@ def test_rows_cut_by_hand(meta, rows, expected):
 @pytest.mark.parametrize("reciprocal", [True, False])
 def test_sums_of_matrices_are_laid_out_as_the_matrices(reciprocal):
     meta = toy_meta("rescal", reciprocal=reciprocal, dim=2)
-    rows = BOTH if reciprocal else MATRICES
+    rows = BOTH if reciprocal else ROWS
     parameters = [values for _, _, values in to_parameters(rows, meta)]
     sums = to_bigraph_sums(rows, rows.shape[1], meta)
     assert [one.tolist() for one in sums] == [one.tolist() for one in parameters]

@@ -152,6 +152,13 @@ def holds(path: Path, meta: CheckpointMeta, tables_of_version: Mapping[int, Mapp
     return checkpoint.version
 
 
+def datasets_in(group: h5py.Group) -> dict[str, h5py.Dataset]:
+    """Return the datasets of an open file or group, by path."""
+    names: list[str] = []
+    group.visit(names.append)
+    return {name: group[name] for name in names if isinstance(group[name], h5py.Dataset)}
+
+
 def names_are_right(folder: Path) -> None:
     """Hold what PyTorch-BigGraph reads against the ids in the files of a version."""
     version = int((folder / "checkpoint_version.txt").read_text())

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from dglkge.checkpoint.reader import open_checkpoint
+from tests.checkpoint.toy_checkpoint import datasets_in
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
@@ -57,12 +58,10 @@ def datasets(run: Path) -> dict[str, np.ndarray]:
     """Return all datasets of the newest version's files but PyTorch-BigGraph's blobs: ``model:dense/...``."""
     found: dict[str, np.ndarray] = {}
     for path in sorted((run / "checkpoint" / "latest").glob("*.h5")):
-        names: list[str] = []
         with h5py.File(path) as file:
-            file.visit(names.append)
-            for name in names:
-                if isinstance(file[name], h5py.Dataset) and file[name].dtype.kind != "V":
-                    found[f"{path.name.split('.')[0]}:{name}"] = np.asarray(file[name])
+            for name, item in datasets_in(file).items():
+                if item.dtype.kind != "V":
+                    found[f"{path.name.split('.')[0]}:{name}"] = item[()]
     return found
 
 
