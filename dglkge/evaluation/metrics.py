@@ -146,7 +146,6 @@ class RankingMetrics:
 
     Attributes
     ----------
-    num_queries : int
     mr : float
         Mean rank.
     mrr : float
@@ -197,7 +196,6 @@ class RankingResult:
 
     Attributes
     ----------
-    protocol : Protocol
     relation_labels : sequence of str
         Label of each relation, by relation id.
     relation_ids : (n,) int64 array
@@ -456,8 +454,7 @@ class RelationCategories:
     names : sequence of str
         By relation id: one of :data:`CATEGORIES`, or :data:`UNSEEN`. ``1-N`` means one head, many tails.
     tails_per_head, heads_per_tail : (R,) float64 array
-        Mean number of distinct tails of a (head, relation) and of heads of a (relation, tail); NaN for a
-        relation without triples.
+        Mean number of distinct tails of a (head, relation) and of heads of a (relation, tail), or NaN.
     """
 
     names: Sequence[str]

@@ -66,10 +66,6 @@ def open_run(
         Modules or .py files that register components, imported first. Those that a run has recorded are never
         imported by themselves: whoever wrote the files chose them.
 
-    Returns
-    -------
-    Run
-
     Raises
     ------
     InputError
@@ -458,7 +454,6 @@ class Run(Questions):
 
         Parameters
         ----------
-        names : sequence of str
         features : (n, F) array
             Vectors as those that the run was trained with (``features.files``).
         entity_type : str, optional
