@@ -20,7 +20,6 @@ from dglkge.evaluation.metrics import Protocol, RankingResult
 from dglkge.evaluation.queries import (
     Bonus,
     QueryBatch,
-    ScoredQueries,
     full_float32_matmuls,
     plan_queries,
     score_queries,
@@ -177,7 +176,10 @@ class RankingEvaluator:
         known = known if self.protocol.filtered else None
         queries = score_queries(model, batch, rows, known, device, self.bonus)
         if candidates is None:
-            negatives = _count_negatives(queries, num_entities)
+            excluded = queries.added.query[queries.added.values == -torch.inf]
+            num_known = torch.bincount(excluded, minlength=len(queries.query))[queries.query_of]
+            true_is_known = queries.known_among(queries.query_of, queries.true_ids)
+            negatives = num_entities - num_known - (~true_is_known).long()
             staged = self.device.is_staged
             counted = [rank_against_shard(model, queries, shard, self._count, staged) for shard in shards]
         else:
@@ -220,14 +222,9 @@ class RankingEvaluator:
 def _count_entities(
     types: Sequence[str], shards: Shards, reduce: Reduce, turn: tuple[int, int]
 ) -> tuple[dict[str, int], int]:
-    """Count the rows of each type over all processes, and check that their ids are 0, 1, 2, ... once each.
+    """Count the rows of each type over all processes, and the groups that share batches out.
 
-    The check compares number and sum of the ids, two integers for each type in one reduction.
-
-    Returns
-    -------
-    num_groups : int
-        Groups of processes that share batches out.
+    Compares number and sum of the ids with those of 0, 1, 2, ...: two integers a type in one reduction.
     """
     found = np.zeros((len(types) + 1, 2), np.int64)
     if turn[0] == 0:  # one process of each group counts: the others have the same rows
@@ -243,11 +240,3 @@ def _count_entities(
                 "are not 0, 1, 2, ... once each"
             )
     return {entity_type: int(count) for entity_type, (count, _) in zip(types, found)}, int(found[-1, 0])
-
-
-def _count_negatives(queries: ScoredQueries, num_entities: int) -> torch.Tensor:
-    """Return the number of entities that each true answer is ranked among in a full ranking, (K,) int64."""
-    excluded = queries.added.query[queries.added.is_excluded]
-    num_known = torch.bincount(excluded, minlength=len(queries.query))[queries.query_of]
-    true_is_known = queries.known_among(queries.query_of, queries.true_ids)
-    return num_entities - num_known - (~true_is_known).long()

@@ -101,37 +101,27 @@ def plan_queries(triples: np.ndarray, relations: Sequence[Relation], batch_size:
     pair_of_triple = pair_of_relation[triples[:, 1]]
     for side in Side:
         for pair in np.unique(pair_of_triple):
-            lhs, rhs = pairs[pair]
-            types = (rhs, lhs) if side is Side.HEAD else (lhs, rhs)
             places = np.flatnonzero(pair_of_triple == pair)
-            yield from _batches(side, types, triples, places, batch_size)
-
-
-def _batches(
-    side: Side, types: tuple[str, str], triples: np.ndarray, places: np.ndarray, batch_size: int
-) -> Iterator[QueryBatch]:
-    """Yield the batches of one side and one pair of (anchor, candidate) types."""
-    # A batch has few relations: those of few rows, and of few rules.
-    asked = triples[places][:, [1, side.anchor_column]]
-    queries, query_of = np.unique(asked, axis=0, return_inverse=True)
-    query_of = query_of.reshape(-1)  # numpy 2.0 gave it the shape of its argument
-    # In the order of queries a batch needs few distinct ones: a query is scored in two batches at most twice.
-    order = np.argsort(query_of, kind="stable")
-    places, query_of = places[order], query_of[order]
-    for start in range(0, len(places), batch_size):
-        end = min(start + batch_size, len(places))
-        first = query_of[start]
-        chosen = queries[first : query_of[end - 1] + 1]
-        yield QueryBatch(
-            side=side,
-            anchor_type=types[0],
-            candidate_type=types[1],
-            anchor_ids=chosen[:, 1],
-            relation_ids=chosen[:, 0],
-            places=places[start:end],
-            query_of=query_of[start:end] - first,
-            true_ids=triples[places[start:end], side.column],
-        )
+            # A batch has few relations: those of few rows, and of few rules.
+            asked = triples[places][:, [1, side.anchor_column]]
+            queries, query_of = np.unique(asked, axis=0, return_inverse=True)
+            query_of = query_of.reshape(-1)  # numpy 2.0 gave it the shape of its argument
+            # In the order of queries a batch needs few: a query is scored in two batches at most twice.
+            order = np.argsort(query_of, kind="stable")
+            places, query_of = places[order], query_of[order]
+            for start in range(0, len(places), batch_size):
+                own, of_own = places[start : start + batch_size], query_of[start : start + batch_size]
+                relation_ids, anchor_ids = queries[of_own[0] : of_own[-1] + 1].T
+                yield QueryBatch(
+                    side=side,
+                    anchor_type=pairs[pair][side is Side.HEAD],
+                    candidate_type=pairs[pair][side is Side.TAIL],
+                    anchor_ids=anchor_ids,
+                    relation_ids=relation_ids,
+                    places=own,
+                    query_of=of_own - of_own[0],
+                    true_ids=triples[own, side.column],
+                )
 
 
 @dataclass(frozen=True)
@@ -158,16 +148,6 @@ class PairScores:
         is_first = np.ones(len(ids), bool)
         is_first[1:] = (query[1:] != query[:-1]) | (ids[1:] != ids[:-1])
         return cls(*(torch.from_numpy(column[is_first]) for column in (query, ids, values)))
-
-    @property
-    def is_excluded(self) -> Tensor:
-        """Whether each pair is excluded: (M,) bool."""
-        return self.values == -torch.inf
-
-    @property
-    def greatest(self) -> float:
-        """Greatest number; 0 if none is added."""
-        return max(float(self.values.max()), 0.0) if len(self.values) else 0.0
 
     def of(self, queries: Tensor, ids: Tensor) -> Tensor:
         """Return the numbers of pairs (n,), 0 for others: float64."""

@@ -139,7 +139,8 @@ def rank_against_shard(
 def _limits(model: KgeModel, queries: ScoredQueries, max_norm: float) -> tuple[Tensor, Tensor]:
     """Return the float32 limits (K,) below and above which a float32 score is decided."""
     true_queries = queries.query[queries.query_of]
-    most = queries.added.greatest
+    added = queries.added.values
+    most = max(float(added.max()), 0.0) if len(added) else 0.0
     # A candidate's own score may be less than the true one by what is added to it. Each part of a bound
     # grows or falls with the score, so the sum of both ends bounds what is between. A bound depends on the
     # score of distances only, which is at most 0.
