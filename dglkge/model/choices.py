@@ -226,7 +226,6 @@ class MixedSettings(SamplerSettings):
 
     @property
     def shares(self) -> tuple[float, float, float]:
-        """The three shares."""
         return (self.global_share, self.local_share, self.in_batch_share)
 
 

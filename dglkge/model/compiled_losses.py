@@ -52,7 +52,6 @@ class _ByLoop(torch.autograd.Function):
         labels: Tensor | None,
         loop: Callable[..., float],
     ) -> Tensor:
-        """Return the losses (B,)."""
         gradients = negative.detach().clone(memory_format=torch.contiguous_format)
         if ignored is not None:
             gradients.masked_fill_(ignored, IGNORED_SCORE)
@@ -68,6 +67,5 @@ class _ByLoop(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        """Return the gradients of the scores."""
         gradients, missing = ctx.saved_tensors
         return missing * grads[0], gradients * grads[0].unsqueeze(1), None, None, None

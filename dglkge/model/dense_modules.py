@@ -151,7 +151,6 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_out))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return (..., out) of rows (..., in)."""
         return functional.linear(rows, self.weight, self.bias)
 
 
@@ -170,7 +169,6 @@ class Convolution(nn.Module):
         self.padding = padding
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return features (n, C * height * width) of images (n, 1, h, w)."""
         found = functional.conv2d(images, self.weight, padding=self.padding)
         found = functional.layer_norm(found, found.shape[1:]) * self.gain + self.offset
         return functional.relu(found).flatten(1)
@@ -202,7 +200,6 @@ class ConvolutionModule(nn.Module):
         self.output = nn.LayerNorm(dim)
 
     def forward(self, entity: Tensor, relation: Tensor) -> Tensor:
-        """Return rows (n, dim)."""
         images = self.normalized(torch.cat([entity, relation], dim=1)).unflatten(1, (1, *self.shape))
         return functional.relu(self.output(self.linear(self.convolution(images))))
 
@@ -226,7 +223,6 @@ class EncoderLayer(nn.Module):
         self.second_norm = nn.LayerNorm(dim)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return tokens (n, T, D) of tokens (n, T, D)."""
         # (n, heads, T, D / heads) each.
         asked, keys, values = (
             part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -251,7 +247,6 @@ class EncoderModule(nn.Module):
         self.layers = nn.ModuleList(layers)
 
     def forward(self, entity: Tensor, relation: Tensor) -> Tensor:
-        """Return (n, D) of heads and relations (n, D)."""
         given = torch.stack([torch.zeros_like(entity), entity, relation], dim=1)
         tokens = self.normalized(given + self.positions)
         for layer in self.layers:

@@ -210,13 +210,11 @@ class PointwiseLoss(Loss):
     def __call__(
         self, positive: Tensor, negative: Tensor, ignored: Tensor | None = None, labels: Tensor | None = None
     ) -> Tensor:
-        """Return the loss of each query."""
         true = self.true(positive) if labels is None else self.labeled(positive, labels)
         terms = self.false(without(negative, ignored, self.ignored_score))
         return true + self.reduction(terms, negative, ignored)
 
     def over_candidates(self) -> full_losses.FullLoss:
-        """Return its form over all candidates."""
         temperature = self.adversarial_temperature
         if self.is_cross_entropy and temperature is None:
             return full_losses.FullCrossEntropy()
@@ -235,12 +233,10 @@ class PairwiseLoss(Loss):
         """Return the loss (B, N) of true answers (B, 1), each beside its negatives (B, N)."""
 
     def __call__(self, positive: Tensor, negative: Tensor, ignored: Tensor | None = None) -> Tensor:
-        """Return the loss of each query."""
         terms = self.pairs(positive.unsqueeze(1), without(negative, ignored))
         return self.reduction(terms, negative, ignored)
 
     def over_candidates(self) -> full_losses.FullLoss:
-        """Return its form over all candidates."""
         return full_losses.FullPairwise(self.pairs, self.adversarial_temperature)
 
 
@@ -280,7 +276,6 @@ class Softmax(Loss):
     Settings = AdversarialSettings
 
     def __call__(self, positive: Tensor, negative: Tensor, ignored: Tensor | None = None) -> Tensor:
-        """Return the loss of each query."""
         kept = without(negative, ignored)
         if self.adversarial_temperature is not None:
             shares = adversarial_log_shares(negative, ignored, self.adversarial_temperature)
@@ -293,7 +288,6 @@ class Softmax(Loss):
         return functional.cross_entropy(scores, true_column, reduction="none")
 
     def over_candidates(self) -> full_losses.FullLoss:
-        """Return its form over all candidates."""
         return full_losses.FullSoftmax()
 
     def loop(self) -> Callable[..., float]:
@@ -343,7 +337,6 @@ class BCE(Logistic):
     def __call__(
         self, positive: Tensor, negative: Tensor, ignored: Tensor | None = None, labels: Tensor | None = None
     ) -> Tensor:
-        """Return the loss of each query."""
         if not isinstance(self.reduction, Mean):
             return super().__call__(positive, negative, ignored, labels)
         true = self.true(positive) if labels is None else self.labeled(positive, labels)

@@ -113,13 +113,11 @@ class _GradientTimes(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, factor: float) -> Tensor:
-        """Return the values."""
         ctx.factor = factor
         return values.view_as(values)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        """Return the gradient times the factor."""
         return gradients[0] * ctx.factor, None
 
 

@@ -64,7 +64,6 @@ class FeatureProjections(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the names and parameters of all layers."""
         for name, layers in self._layers.items():
             for number, layer in enumerate(layers):
                 for one, values in layer.named_parameters():
@@ -116,7 +115,6 @@ class JoinedModules(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the names and parameters of all parts."""
         for one in self._parts:
             yield from one.named_parameters()
 

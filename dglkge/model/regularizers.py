@@ -247,7 +247,6 @@ class NoRegularizer(Regularizer):
     Settings = RegularizerSettings
 
     def penalty(self, rows: Tensor) -> Tensor:
-        """Return 0 for each row."""
         # A multiple of the rows: the result has their device and dtype, and a gradient (of 0) for autograd.
         return 0 * rows.sum(-1)
 
@@ -261,7 +260,6 @@ class N3(Regularizer):
     power = 3
 
     def penalty(self, rows: Tensor) -> Tensor:
-        """Return the sum of the third powers of each row's moduli."""
         if not self.complex_valued:
             # Real rows: autograd's derivative of |x|^3 is finite at 0.
             return rows.abs().pow(3).sum(-1)
@@ -277,7 +275,6 @@ class Lp(Regularizer):
     Settings = PowerSettings
 
     def penalty(self, rows: Tensor) -> Tensor:
-        """Return the sum of the p-th powers of each row's numbers."""
         return rows.abs().pow(self.p).sum(-1)
 
 
@@ -289,7 +286,6 @@ class F2(Regularizer):
     compiled = True
 
     def penalty(self, rows: Tensor) -> Tensor:
-        """Return the sum of squares of each row."""
         return rows.square().sum(-1)
 
 
@@ -316,17 +312,14 @@ class Dura(Regularizer):
 
     @classmethod
     def fits(cls, score_function: type[ScoreFunction]) -> bool:
-        """Return whether queries and answers are compared by an inner product."""
         return issubclass(score_function, Dot) and not score_function.has_offset
 
     def penalty(self, rows: Tensor) -> Tensor:
-        """Return the sum of squares of each row."""
         return rows.square().sum(-1)
 
     def of_queries(
         self, model: KgeModel, given: Tensor, relation_row: Tensor, answer: Tensor | None, side: Side
     ) -> Tensor:
-        """Add the products' and the answers' squares."""
         return self._of_product(model.query(given, relation_row, side), answer)
 
     def of_query(self, query: Tensor, answer: Tensor | None) -> Tensor | None:
@@ -368,11 +361,9 @@ class Ivr(Regularizer):
 
     @classmethod
     def fits(cls, score_function: type[ScoreFunction]) -> bool:
-        """Return whether the score is an inner product with each of the three rows."""
         return issubclass(score_function, Dot) and "relation_product" in vars(score_function)
 
     def penalty(self, rows: Tensor) -> Tensor:
-        """Return the sum of the p-th powers of each row's moduli."""
         if not self.complex_valued:
             return rows.abs().pow(self.p).sum(-1)
         # The gradient of this norm is 0 at 0, where that of a square root of squares would be NaN.
@@ -381,7 +372,6 @@ class Ivr(Regularizer):
     def of_queries(
         self, model: KgeModel, given: Tensor, relation_row: Tensor, answer: Tensor | None, side: Side
     ) -> Tensor:
-        """Return the penalty of each query; see :class:`Regularizer`."""
         total = super().of_queries(model, given, relation_row, answer, side)
         if answer is None:
             return total

@@ -355,7 +355,6 @@ class Translation(ScoreFunction):
     """h + r (PyTorch-BigGraph's operator ``translation``)."""
 
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
-        """Add the relation."""
         return entity + relation
 
     def adjoint(self, relation: Tensor) -> Tensor:
@@ -391,15 +390,12 @@ class DistMult(Dot, ScoreFunction):
     compiled = True
 
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
-        """Multiply by the relation."""
         return entity * relation
 
     def adjoint(self, relation: Tensor) -> Tensor:
-        """Return r: DistMult is symmetric in head and tail."""
         return relation
 
     def relation_product(self, given: Tensor, answer: Tensor) -> Tensor:
-        """Return h t."""
         return given * answer
 
 
@@ -416,12 +412,10 @@ class ComplEx(Dot, ScoreFunction):
     complex_valued = True
 
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
-        """Multiply by the relation, complex number by complex number."""
         real, imaginary = relation.chunk(2, dim=-1)
         return complex_product(entity, real, imaginary)
 
     def adjoint(self, relation: Tensor) -> Tensor:
-        """Return conj(r)."""
         real, imaginary = relation.chunk(2, dim=-1)
         return torch.cat([real, -imaginary], dim=-1)
 
@@ -443,14 +437,11 @@ class RotatE(NegativeModulus, ScoreFunction):
     relation_init = PHASE
 
     def relation_dim(self, dim: int) -> int:
-        """Return one phase per complex number."""
         return dim // 2
 
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
-        """Turn each complex number by its phase."""
         # exp(i r) = cos r + i sin r: its modulus is 1 by construction, so no normalization is needed.
         return complex_product(entity, relation.cos(), relation.sin())
 
     def adjoint(self, relation: Tensor) -> Tensor:
-        """Return -r: turning back leaves moduli as they are."""
         return -relation

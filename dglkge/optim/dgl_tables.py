@@ -380,7 +380,6 @@ class EmbeddingParameter(Tensor):
 
     @property
     def grad(self) -> Tensor | None:  # type: ignore[override]
-        """Gradient as the scaler reads it."""
         return self._scaled
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]

@@ -425,7 +425,6 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         self._has_claimed = True
 
     def _keyed_groups(self) -> list[tuple[list[str], dict[str, Any]]]:
-        """Each parameter group with the keys of its tables."""
         return [([key_of(each.embedding) for each in group["params"]], group) for group in self.param_groups]
 
     @torch.no_grad()

@@ -195,7 +195,6 @@ class DenseParameters(Parameters):
         return {"loss_scale": self.loss_scale.scale, "skipped_batches": self.loss_scale.num_skipped}
 
     def update(self, factor: float = 1.0) -> None:
-        """Update the parameters by the summed gradients times a factor."""
         if factor != 1:
             for one in self._updated.values():
                 if one.grad is not None:
@@ -253,13 +252,6 @@ class DenseParameters(Parameters):
         return self._shards is not None
 
     def load_state_dict(self, state: h5py.File) -> None:
-        """Take the parameters and the optimizer's state of a model file.
-
-        Raises
-        ------
-        CheckpointError
-            If a parameter is missing or has another shape.
-        """
         if self._shards is None:
             load_parameters(self.module, dense_parameters(state), state.filename)
         else:

@@ -116,11 +116,9 @@ class LookAhead(EpochBatches):
         return len(self.batches)
 
     def place(self, epoch: int, batches_done: int) -> dict[str, Any]:
-        """Describe the place in the order after a number of batches, for ``stats.jsonl``."""
         return self.batches.place(epoch, batches_done)
 
     def batch(self, epoch: int, index: int, enter: Callable[[str], None]) -> TrainingBatch:
-        """Return this trainer's share of a global batch; see :class:`EdgeBatches`."""
         self.batches.begin(epoch, index)
         if self._next and (self._next[0][0].epoch, self._next[0][0].index) == (epoch, index):
             return self._next[0][0]

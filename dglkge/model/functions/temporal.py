@@ -41,16 +41,13 @@ class TemporalScore(Dot, ScoreFunction):
     Settings = TimeSettings
 
     def build_module(self, dim: int, seed: int) -> torch.nn.Module:
-        """Return the rows of the times."""
         settings = self.settings
         return dense_modules.TimeRows(seed, settings.num_times, dim, settings.smoothness_power)
 
     def module_numbers(self, dim: int) -> int:
-        """Return the numbers of the times' rows."""
         return int(self.settings.num_times) * dim
 
     def module_penalty(self) -> Tensor | None:
-        """Return the weighted differences of consecutive times."""
         weight: float = self.settings.smoothness
         if not weight or self.settings.num_times < 2:
             return None
@@ -59,7 +56,6 @@ class TemporalScore(Dot, ScoreFunction):
         return penalty
 
     def initial_relations(self, drawn: Tensor, dim: int) -> Tensor:
-        """Return the rows with the number of no time."""
         drawn[..., -1] = 0
         return drawn
 
@@ -68,12 +64,10 @@ class TemporalScore(Dot, ScoreFunction):
         return self.run_module(relation)
 
     def query(self, entity: Tensor, relation: Tensor, side: Side) -> Tensor:
-        """Return h q, or t conj(q) for heads."""
         real, imaginary = self.composed(relation).chunk(2, dim=-1)
         return complex_product(entity, real, imaginary if side is Side.TAIL else -imaginary)
 
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
-        """Multiply by q."""
         return self.query(entity, relation, Side.TAIL)
 
     def adjoint(self, relation: Tensor) -> Tensor:
@@ -91,7 +85,6 @@ class TComplEx(TemporalScore):
     help = "product of four complex vectors, one of the time (Lacroix et al. 2020)"
 
     def relation_dim(self, dim: int) -> int:
-        """Return the numbers of r and of the time."""
         return dim + 1
 
     def penalized(self, relation: Tensor) -> Tensor:
@@ -109,7 +102,6 @@ class TNTComplEx(TemporalScore):
     help = "TComplEx, and a row of the relation that does not depend on time (Lacroix et al. 2020)"
 
     def relation_dim(self, dim: int) -> int:
-        """Return the numbers of r, r' and the time."""
         return 2 * dim + 1
 
     def penalized(self, relation: Tensor) -> Tensor:

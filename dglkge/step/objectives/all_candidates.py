@@ -360,7 +360,6 @@ class CandidateLoss(Objective):
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that this trainer sent to other machines."""
         return self.candidates.sent_bytes
 
     def plan(self, batch: Any) -> Plan:

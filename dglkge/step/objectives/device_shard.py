@@ -47,7 +47,6 @@ class DeviceSoftmaxShard(AutogradShard):
     def score(
         self, queries: Tensor, rows: Tensor, answers: Answers, scores: AnswerScores = NO_ANSWERS
     ) -> ShardNumbers:
-        """Score all queries; see :class:`ShardObjective`."""
         self._panels: list[Panel] = []
         if not 0 < len(queries) * len(rows) <= KEPT_SHARES:
             return super().score(queries, rows, answers, scores)
@@ -96,7 +95,6 @@ class DeviceSoftmaxShard(AutogradShard):
         return numbers
 
     def differentiate(self, totals: Totals, factors: Floats, of_queries: Tensor, of_rows: Tensor) -> None:
-        """Write the gradients; see :class:`ShardObjective`."""
         through = self._differentiate if self._panels else super().differentiate
         through(totals, factors, of_queries, of_rows)
 

@@ -123,7 +123,6 @@ class WithRelations(Objective):
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that this trainer sent to other machines."""
         return self.objective.sent_bytes + self.relations.sent_bytes
 
     def plan(self, batch: Any) -> Plan:
