@@ -159,7 +159,7 @@ class Loss(ABC):
     def loop(self) -> Callable[..., float]:
         """Return the loss and its gradients as one compiled pass over the scores.
 
-        It has the arguments of :func:`dglkge.kernels.losses.loss_loop` after the first one.
+        Its arguments are those of :func:`dglkge.kernels.losses.loss_loop` after the first one.
         """
         raise NotImplementedError
 

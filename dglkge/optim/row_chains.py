@@ -127,9 +127,8 @@ class GradientRows:
         )
         self.addresses[start:end] += address
         self.counts[start:end] = 1 if counts is None else counts
-        self.num_keys = chain_sources(
-            ids, start, self._slots, self._keys, self.heads, self._tails, self.links, self.num_keys
-        )
+        table, chain = (self._slots, self._keys), (self.heads, self._tails, self.links)
+        self.num_keys = chain_sources(ids, start, table, chain, self.num_keys)
         self.num_sources = end
 
     def merge_into(self, selected: ndarray, merged: Tensor, merged_counts: ndarray, space: Scratch) -> None:
@@ -151,7 +150,7 @@ class GradientRows:
         rows = sums.numpy()
 
         def merge(part: slice) -> None:
-            merge_chains(selected[part], *self.chain, rows[part], merged_counts[part])
+            merge_chains(selected[part], self.chain, rows[part], merged_counts[part])
 
         split(len(selected), self.dim, merge)
         if narrow:

@@ -424,9 +424,6 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         _STEPPED_BY.update(dict.fromkeys(keys, self))
         self._has_claimed = True
 
-    def _keyed_groups(self) -> list[tuple[list[str], dict[str, Any]]]:
-        return [([key_of(each.embedding) for each in group["params"]], group) for group in self.param_groups]
-
     @torch.no_grad()
     def _run(
         self,

@@ -90,6 +90,12 @@ class Table:
         self.max_norm = math.inf
         self._narrow = NarrowUpdate(embedding, kernels) if isinstance(embedding, NarrowEmbedding) else None
 
+    @property
+    def own_range(self) -> tuple[int, int]:
+        """First id of this machine's rows, and the id after the last."""
+        start, stop = self.starts[self.part_id : self.part_id + 2].tolist()
+        return start, stop
+
     def fence(self, finish: WeakMethod) -> None:
         """Let readers and writers of the rows and the state wait for a background step first."""
         fence_rows(self.embedding, finish)
@@ -169,8 +175,8 @@ class Table:
         tensors = self.tensors
         found = [local_array(tensor) for tensor in tensors]
         arrays = [array for array in found if array is not None]
-        start, end = self.starts[self.part_id], self.starts[self.part_id + 1]
-        here = np.ones(len(ids), bool) if len(self.starts) == 2 else (ids >= start) & (ids < end)
+        start, stop = self.own_range
+        here = np.ones(len(ids), bool) if len(self.starts) == 2 else (ids >= start) & (ids < stop)
         if len(arrays) < len(tensors):
             here[:] = False
         num_bad = 0

@@ -33,7 +33,7 @@ from dglkge.model.device import ComputeDevice
 from dglkge.optim.scratch import Scratch
 from dglkge.step.contracts import RowGradients
 from dglkge.step.planning import Places, Plan
-from dglkge.step.row_sums import sum_by_place
+from dglkge.step.reductions import sum_by_place
 from dglkge.step.rows import CopiedRows, LookupStore, TableRows, Transforms
 
 

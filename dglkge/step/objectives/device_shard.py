@@ -11,9 +11,8 @@ from torch import Tensor
 from dglkge.model.full_losses import GREATEST, NO_ANSWERS, TARGET, TOTAL, AnswerScores, Totals
 from dglkge.model.negative_terms import IGNORED_SCORE
 from dglkge.planning.memory import KEPT_SHARES
-from dglkge.step.objectives.score_shares import MOST_COLUMNS, share_scores
 from dglkge.step.objectives.shard_objective import Answers, AutogradShard, Floats, ShardNumbers
-from dglkge.step.row_sums import sum_by_place
+from dglkge.step.reductions import MOST_COLUMNS, share_scores, sum_by_place
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from dglkge.model.regularizers import Regularizer
 from dglkge.sampling.device_batches import ChunkNegatives, DeviceBatch, find_equal
 from dglkge.step.computation import Computation
 from dglkge.step.contracts import Gradients, Objective, Rows
-from dglkge.step.objectives.score_shares import share_scores
 from dglkge.step.planning import Places, Plan, PlannedGroup, number_of
+from dglkge.step.reductions import share_scores
 from dglkge.typing import RELATION, Side
 
 NO_IDS = np.empty(0, np.int64)

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from dglkge.embeddings.row_lookup import FoundRows
 from dglkge.kernels import dot
-from dglkge.kernels import penalties as kernels
 from dglkge.model.functions.autograd import words
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import LoopWeights, Regularizer
@@ -129,7 +128,7 @@ class EdgePenalty:
             each = zip(queries.groups, queries.edges())
             return sum(self._by_autograd(self.regularizer, group, rows, factors[run]) for group, run in each)
         weights = tuple(np.float32(weight) for weight in self._weights[1:])
-        penalty: float = kernels.add_penalties(
+        penalty: float = dot.add_penalties(
             edges.rows,
             self._operator,
             self.model.dim,

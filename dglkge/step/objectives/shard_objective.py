@@ -329,7 +329,6 @@ class ProductShard:
     ) -> None:
         """Add the gradients from the labels and from the answers' own scores."""
         objective, answers = self.objective, self._answers
-        of_queries_array, of_rows_array = of_queries.numpy(), of_rows.numpy()
         scores, query_of = self._answer_scores.astype(np.float64), answers.query_of
         if self._is_binary:
             predicted = torch.from_numpy(scores).sigmoid().numpy()
@@ -337,10 +336,8 @@ class ProductShard:
             predicted = np.exp(scores - normalizer[query_of])
         labels = (1 - objective.label_smoothing) * answers.shares
         of_scores = (factors[query_of] * (predicted - labels)).astype(np.float32)
-        kernels.add_answer_gradients(
-            self._queries.numpy(), self._rows.numpy(), answers.starts, answers.places,
-            of_scores, of_queries_array, of_rows_array,
-        )  # fmt: skip
+        rows, places = (self._queries.numpy(), self._rows.numpy()), (answers.starts, answers.places)
+        kernels.add_answer_gradients(*rows, places, of_scores, of_queries.numpy(), of_rows.numpy())
         if objective.background:
             of_queries.addr_(torch.from_numpy(factors), self._sum_of_rows, alpha=-objective.background)
             of_rows.sub_(objective.background * (torch.from_numpy(factors) @ self._queries))
