@@ -199,9 +199,11 @@ def _hyper_parameter(name: str, place: int | None = None) -> Any:
 
     def write(optimizer: SavedState, value: float) -> None:
         for group in optimizer.param_groups:
-            if name in group and place is None:
+            if name not in group:
+                continue
+            if place is None:
                 group[name] = value
-            elif name in group:
+            else:
                 group[name] = (*group[name][:place], value, *group[name][place + 1 :])
 
     return property(read, write)
