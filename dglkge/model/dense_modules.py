@@ -35,18 +35,8 @@ FEED_FORWARD = 2
 def built(name: str, build: Callable[[int, int], nn.Module | None], dim: int, seed: int) -> nn.Module:
     """Build and check the module of a score function; the global generator of torch stays as it is.
 
-    Parameters
-    ----------
-    name : str
-        Of the score function, for messages.
-    build : callable
-        Takes dim and seed.
-    dim, seed : int
-
-    Raises
-    ------
-    InputError
-        If a parameter is not float32, or a layer has random dropout or batch normalization.
+    ``build`` takes dim and seed; the name is for messages. An InputError if a parameter is not float32, or a
+    layer has random dropout or batch normalization.
     """
     before = torch.random.get_rng_state()
     try:
@@ -104,10 +94,7 @@ def run(module: nn.Module, *rows: Tensor, forward: Callable[..., Tensor] | None 
 def values_of(shapes: Mapping[str, Sequence[int]], values: Mapping[str, Any], where: str) -> list[Any]:
     """Return the values, tensors or arrays, of a module's parameters in their order.
 
-    Raises
-    ------
-    InputError
-        If a parameter is missing, has another shape, or is none of the module's.
+    An InputError if a parameter is missing, has another shape, or is none of the module's.
     """
     wrong = [name for name in (*shapes, *values) if name not in values or name not in shapes]
     if wrong:

@@ -165,7 +165,7 @@ class Loss(ABC):
 
     @abstractmethod
     def __call__(self, positive: Tensor, negative: Tensor, ignored: Tensor | None = None) -> Tensor:
-        """Return the loss of each query.
+        """Return the loss (B,) of each query.
 
         Parameters
         ----------
@@ -175,10 +175,6 @@ class Loss(ABC):
             Scores of the negatives.
         ignored : (B, N) bool tensor, optional
             Negatives that do not count, such as those that are the true answer.
-
-        Returns
-        -------
-        (B,) tensor
         """
 
     @abstractmethod
@@ -244,19 +240,9 @@ LOSSES: Registry[type[Loss]] = Registry("loss")
 
 
 def build_loss(name: str, **options: Any) -> Loss:
-    """Build a loss by name.
+    """Build a loss of :data:`LOSSES` by name, with its settings, e.g. ``margin``.
 
-    Parameters
-    ----------
-    name : str
-        A member of :data:`LOSSES`.
-    **options : object
-        Its settings, e.g. ``margin``.
-
-    Raises
-    ------
-    InputError
-        If the name is not registered, the loss has no such option, or a value is out of range.
+    An InputError if the name is not registered, the loss has no such option, or a value is out of range.
     """
     kind = LOSSES.get(name)
     return kind(settings_of("loss", kind.Settings, {"name": name, **options}))

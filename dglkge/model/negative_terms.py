@@ -15,20 +15,10 @@ class Reduction(Protocol):
     """Reduces the terms of the negatives of each query."""
 
     def __call__(self, terms: Tensor, negative: Tensor, ignored: Tensor | None) -> Tensor:
-        """Return one number for each query.
+        """Return one number for each query, (B,): 0 where all negatives are ignored.
 
-        Parameters
-        ----------
-        terms : (B, N) tensor
-            The loss of each negative, 0 where it is ignored.
-        negative : (B, N) tensor
-            Scores of the negatives.
-        ignored : (B, N) bool tensor or None
-
-        Returns
-        -------
-        (B,) tensor
-            0 where all negatives are ignored.
+        ``terms`` (B, N) are the losses of the negatives, 0 where they are ignored, and ``negative`` their
+        scores.
         """
 
 
@@ -36,7 +26,6 @@ class Mean:
     """Mean over the negatives that are not ignored."""
 
     def __call__(self, terms: Tensor, negative: Tensor, ignored: Tensor | None) -> Tensor:
-        """Return the mean of each query; see :class:`Reduction`."""
         # Ignored terms are 0 already, so only the count needs correction.
         return terms.sum(1) / counted(terms, ignored).clamp_min(1)
 
@@ -45,24 +34,16 @@ class Sum:
     """Sum over the negatives, as in PyTorch-BigGraph's ranking loss (Lerer et al. 2019)."""
 
     def __call__(self, terms: Tensor, negative: Tensor, ignored: Tensor | None) -> Tensor:
-        """Return the sum of each query; see :class:`Reduction`."""
         return terms.sum(1)
 
 
 class Adversarial:
-    """Mean with the weights of :func:`adversarial_weights`, which sum to 1 (Sun et al. 2019, eq. 5).
-
-    Parameters
-    ----------
-    temperature : float
-        0 weighs all negatives the same.
-    """
+    """Mean with the weights of :func:`adversarial_weights`, which sum to 1 (Sun et al. 2019, eq. 5)."""
 
     def __init__(self, temperature: float) -> None:
         self.temperature = temperature
 
     def __call__(self, terms: Tensor, negative: Tensor, ignored: Tensor | None) -> Tensor:
-        """Return the weighted mean of each query; see :class:`Reduction`."""
         return (adversarial_weights(negative, ignored, self.temperature) * terms).sum(1)
 
 

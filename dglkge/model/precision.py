@@ -38,20 +38,8 @@ _GREATEST_SCALE = float(np.finfo(np.float32).max)
 class LossScale:
     """Factor on gradients in float16, by the rule of ``torch.amp.GradScaler``; equal on all trainers.
 
-    Attributes
-    ----------
-    scale : float
-        At the start.
-    growth_factor, backoff_factor : float
-        On the scale after ``growth_interval`` steps in succession that were made, and after one that was
-        skipped.
-    growth_interval : int
-
-    scale : float
-    num_good : int
-        Steps that were made since the scale changed last.
-    num_skipped : int
-        Steps that were skipped since the run began.
+    It is multiplied by a factor after ``growth_interval`` steps in succession that were made, and by another
+    one after a step that was skipped.
 
     Examples
     --------
@@ -71,12 +59,8 @@ class LossScale:
         self.num_good = self.num_skipped = 0
 
     def update(self, overflows: bool) -> None:
-        """Count a step; it was skipped if it ``overflows``.
-
-        Raises
-        ------
-        FloatingPointError
-            If the scale falls below :data:`LEAST_SCALE`.
+        """Count a step; it was skipped if it ``overflows``. A FloatingPointError below
+        :data:`LEAST_SCALE`.
         """
         if overflows:
             self.scale *= self.backoff_factor
@@ -122,12 +106,7 @@ class _GradientTimes(torch.autograd.Function):
 
 
 class CompiledForward:
-    """A module's forward by ``torch.compile``, for any number of rows without compiling again.
-
-    Parameters
-    ----------
-    module : torch.nn.Module
-    """
+    """A module's forward by ``torch.compile``, for any number of rows without compiling again."""
 
     def __init__(self, module: torch.nn.Module) -> None:
         from torch._inductor import config
@@ -146,19 +125,10 @@ class CompiledForward:
 
 @dataclass
 class ModulePrecision:
-    """How a score function's module computes in training.
+    """How a score function's module computes in training on the device type ``"cpu"`` or ``"cuda"``.
 
-    Attributes
-    ----------
-    device_type : str
-        ``"cpu"`` or ``"cuda"``.
-    dtype : torch.dtype
-        Type of matrix products and convolutions in the module; torch.float32: no autocast.
-    is_compiled : bool
-        Whether :meth:`forward_of` compiles.
-
-    loss_scale : LossScale or None
-        With float16 only.
+    ``dtype`` is that of matrix products and convolutions in the module; torch.float32: no autocast. There is
+    a ``loss_scale`` with float16 only.
     """
 
     device_type: str

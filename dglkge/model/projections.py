@@ -83,12 +83,8 @@ class FeatureProjections(nn.Module):
 def projections_of(
     parameters: Mapping[str, Tensor], dim: int, activation: str, where: str
 ) -> FeatureProjections:
-    """Return the projections that saved parameters are of, by their names and shapes.
-
-    Raises
-    ------
-    InputError
-        If they are no projections to rows of that dimension.
+    """Return the projections that saved parameters are of, by their names and shapes; an InputError if of
+    none.
     """
     layers: dict[str, dict[int, Tensor]] = {}
     for name, values in parameters.items():
@@ -122,11 +118,8 @@ class JoinedModules(nn.Module):
 class ProjectedFeatures:
     """Features of entities, and their projections.
 
-    Parameters
-    ----------
-    projections : FeatureProjections
-    vectors : mapping of str to (N, F) array
-        By entity type, in the order of original ids; float32 or float16, usually mapped from a file.
+    The vectors (N, F) by entity type, in the order of original ids, are float32 or float16, usually mapped
+    from a file.
     """
 
     def __init__(self, projections: FeatureProjections, vectors: Mapping[str, np.ndarray]) -> None:

@@ -174,14 +174,10 @@ class GlobalVectors(RowTransform, Parameters):
             values.copy_(torch.from_numpy(found))
 
     def take_sums(self, file: h5py.File, types: Mapping[str, str | None]) -> None:
-        """Take Adagrad's sums of another run's model file, where it has some of a type.
+        """Take Adagrad's sums of another run's model file with rows of the same width, where it has some of a
+        type.
 
-        Parameters
-        ----------
-        file : h5py.File
-            Of a run with rows of the same width.
-        types : mapping of str to str or None
-            The file's entity type by that of this run.
+        ``types`` are the file's entity types by those of this run.
         """
         for name, saved in types.items():
             if saved is not None and global_sums_path(saved) in file:

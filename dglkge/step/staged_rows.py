@@ -38,14 +38,7 @@ from dglkge.step.rows import CopiedRows, LookupStore, TableRows, Transforms
 
 
 class Upload:
-    """Arrays of one batch, copied to the device in one piece for each type of number.
-
-    Parameters
-    ----------
-    device : ComputeDevice
-    stream : torch.cuda.Stream or torch.cpu.Stream
-        The copies' stream.
-    """
+    """Arrays of one batch, copied to the device on a stream in one piece for each type of number."""
 
     def __init__(self, device: ComputeDevice, stream: Any) -> None:
         self._backend = device.backend
@@ -110,15 +103,10 @@ class StagedMemory:
 
 @dataclass(frozen=True)
 class Staged:
-    """What is on its way to the device for a plan.
+    """What is on its way to the device for a plan, by table.
 
-    Attributes
-    ----------
-    upload : Upload
-    places : mapping of str to OnDevice
-        By table: place among the distinct rows of each place of the batch.
-    routes : mapping of str to Route
-        By table, where rows are on devices.
+    ``places`` are the place among the distinct rows of each place of the batch; ``routes``, where rows are on
+    devices.
     """
 
     upload: Upload
@@ -135,14 +123,7 @@ class DeviceTableRows(TableRows):
 
 @dataclass(frozen=True)
 class StagedRows(CopiedRows):
-    """Rows of a batch on a device; their gradients are merged there and copied to the host.
-
-    Attributes
-    ----------
-    tables : mapping of str to DeviceTableRows
-    memory : mapping of str to StagedMemory
-    device : ComputeDevice
-    """
+    """Rows of a batch on a device; their gradients are merged there and copied to the host."""
 
     tables: Mapping[str, DeviceTableRows]
     memory: Mapping[str, StagedMemory]
@@ -168,14 +149,7 @@ class StagedRows(CopiedRows):
 
 
 class StagedStore(LookupStore):
-    """Copies the rows of batches from memory to a device, and gradients back.
-
-    Parameters
-    ----------
-    tables : TableSet
-    transforms : Transforms
-    device : ComputeDevice
-    """
+    """Copies the rows of batches from memory to a device, and gradients back."""
 
     def __init__(self, tables: TableSet, transforms: Transforms, device: ComputeDevice) -> None:
         super().__init__(tables, transforms)
@@ -253,15 +227,7 @@ class DeviceRows(StagedRows):
 
 
 class DeviceStore(StagedStore):
-    """Fetches the rows of batches from the shards of all trainers; each method is a collective.
-
-    Parameters
-    ----------
-    tables : TableSet
-    transforms : Transforms
-    device : ComputeDevice
-    device_tables : DeviceTables
-    """
+    """Fetches the rows of batches from the shards of all trainers; each method is a collective."""
 
     def __init__(
         self, tables: TableSet, transforms: Transforms, device: ComputeDevice, device_tables: DeviceTables

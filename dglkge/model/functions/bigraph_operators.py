@@ -30,8 +30,6 @@ class BigraphOperator:
         Whether there is a b.
     cancels : bool
         Whether a number of the result is a sum, so that its relative rounding error has no bound.
-    dim_multiple : int
-        Number that the width of rows is a multiple of.
     """
 
     name: ClassVar[str] = "none"
@@ -214,15 +212,10 @@ SEPARATOR = "+"
 
 
 class OperatorByRelation(BigraphOperator):
-    """One of several operators, each relation's own.
+    """One of several operators, each relation's own; rows start as the first one's.
 
     A relation's row holds the operator's parameters, 0 up to the widest operator's, and the operator's number
     in :data:`NUMBERS`. Neither 0 nor number gets a gradient.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Of the operators. Rows start as the first one's.
     """
 
     def __init__(self, names: Sequence[str]) -> None:

@@ -63,11 +63,8 @@ NAMED = {
 
 
 class Biased(Comparator):
-    """A comparator of rows without their first numbers, which are added: q_0 + c_0 + compare(q_1.., c_1..).
-
-    Attributes
-    ----------
-    unbiased : Comparator
+    """A comparator of rows without their first numbers, which are added: q_0 + c_0 + compare(q_1..,
+    c_1..).
     """
 
     unbiased: Comparator
@@ -92,13 +89,8 @@ class Biased(Comparator):
 
 
 class BigraphScore(ScoreFunction):
-    """Score function of an operator and a comparator; :func:`bigraph_score` makes the class of a pair.
-
-    Attributes
-    ----------
-    acts : BigraphOperator
-    comparator : str
-        Name of the comparator in :data:`COMPARATORS`.
+    """Score function of an operator and a comparator of :data:`COMPARATORS`; :func:`bigraph_score` makes
+    the class.
     """
 
     acts: BigraphOperator
@@ -145,12 +137,7 @@ def _unbiased(pair: BigraphScore) -> type[Comparator]:
 
 
 class StaticScore(BigraphScore):
-    """c(h, g_r(t)) for queries of both sides; candidates are rows of the table.
-
-    Parameters
-    ----------
-    pair : BigraphScore
-    """
+    """c(h, g_r(t)) for queries of both sides; candidates are rows of the table."""
 
     def __init__(self, pair: BigraphScore) -> None:
         self.pair = pair
@@ -323,11 +310,8 @@ class StaticPairs(StaticScore):
 def bigraph_score(name: str) -> type[BigraphScore] | None:
     """Return the score function of a pair by name; None where it is no name of a pair.
 
-    Parameters
-    ----------
-    name : str
-        ``{operator}_{comparator}``, with :data:`BIAS` at the end for a bias; or with several operators and
-        ``+`` between them.
+    ``{operator}_{comparator}``, with :data:`BIAS` at the end for a bias; or with several operators and ``+``
+    between them.
     """
     return _CLASSES.get(name) or _class_of_several(name)
 

@@ -17,16 +17,8 @@ from dglkge.step.reductions import MOST_COLUMNS, share_scores, sum_by_place
 
 @dataclass(frozen=True)
 class Panel:
-    """Consecutive rows of a shard, with the shares of their scores in the sum of powers of the panel.
-
-    Attributes
-    ----------
-    run : slice
-    rows : (w, D) tensor
-        In the type of the products.
-    shares : (Q, w) tensor
-    logs : (Q,) float32 tensor
-        Logarithm of each query's sum of powers.
+    """Consecutive rows (w, D) of a shard in the type of the products, with the shares (Q, w) of their scores
+    in the sum of powers of the panel, and the logarithm of each query's sum (Q,).
     """
 
     run: slice

@@ -38,14 +38,9 @@ SCORES_A_BLOCK = 1 << 28
 
 @dataclass(frozen=True)
 class ChunkRun:
-    """Consecutive chunks of as many queries each.
+    """Consecutive chunks of as many queries each: the queries of one side, and their numbers.
 
-    Attributes
-    ----------
-    queries, chunks : slice
-        Their queries of one side, and their numbers.
-    ignored : mapping of Side to (M,) int64 tensor
-        By side, places in the scores (num_chunks, c, N) of negatives that are the true answer.
+    ``ignored`` are by side the places in the scores (num_chunks, c, N) of negatives that are the true answer.
     """
 
     queries: slice
@@ -60,18 +55,10 @@ class ChunkRun:
 
 @dataclass(frozen=True)
 class ChunkedGroup(PlannedGroup):
-    """All edges of a batch, chunk by chunk, with the negatives of each chunk.
+    """All edges of a batch, chunk by chunk, with the negatives (C * N,) of each chunk.
 
-    Attributes
-    ----------
-    heads, relations, tails : Places
-    is_loop : (B,) bool tensor
-        Whether head and tail are the same entity.
-    negatives : mapping of Side to Places
-        (C * N,) rows; the same object for both sides where they share them.
-    runs : list of ChunkRun
-    factors : (B,) float32 tensor
-        Of the edges' losses.
+    The negatives are the same object for both sides where they share them; ``is_loop`` (B,): head and tail
+    are the same entity; ``factors`` (B,) are those of the edges' losses.
     """
 
     heads: Places
@@ -101,20 +88,8 @@ class _Ids:
 class DeviceSoftmax(Objective):
     """Losses of batches on a device against sampled negatives, and their gradients.
 
-    Attributes
-    ----------
-    entity_type : str
-        The only one.
-    samplers : mapping of Side to ChunkNegatives
-        Of the sides that are trained.
-    chunk_size : int
-    model : KgeModel
-    regularizer : Regularizer or None
-    own_entity : bool
-        Whether the query's own entity is one negative more.
-    sums_batch : bool
-        Train the sum over a global batch instead of its mean.
-    computation : Computation
+    There is one entity type. The samplers are of the sides that are trained. ``own_entity``: the query's own
+    entity is one negative more. ``sums_batch``: train the sum over a global batch instead of its mean.
     """
 
     entity_type: str
@@ -229,22 +204,10 @@ class DeviceSoftmax(Objective):
     def _against_negatives(
         self, group: ChunkedGroup, side: Side, query: Tensor, pairs: Tensor, rows: Rows
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Compare queries with the negatives of their chunks, and add the gradients of these.
+        """Compare queries (B, D) with the negatives of their chunks, and add the gradients of these.
 
-        Parameters
-        ----------
-        group, side
-        query : (B, D) tensor
-        pairs : (1 or 2, B) tensor
-            Scores of the true answers, and of the own entities.
-        rows : Rows
-
-        Returns
-        -------
-        losses : (B,) tensor
-        of_query : (B, D) tensor
-            From the negatives.
-        of_pairs : (1 or 2, B) tensor
+        ``pairs`` (1 or 2, B) are the scores of the true answers, and of the own entities. Returns losses
+        (B,), the gradients of the queries from the negatives, and those of the pairs.
         """
         dtype, dim = self.computation.matmul_dtype, query.shape[1]
         shape = (-1, self.samplers[side].num_negatives, dim)

@@ -40,13 +40,8 @@ def loop_weights(model: KgeModel, regularizer: Regularizer | None) -> LoopWeight
 
 @dataclass(frozen=True)
 class QueryRuns:
-    """Which rows of an array hold the queries of some groups.
-
-    Attributes
-    ----------
-    groups : sequence of Group
-    runs : sequence of mapping of Side to slice
-        By group: the rows of its queries for tails, and of those for heads.
+    """Which rows of an array hold the queries of some groups: by group those of its tails, and of its
+    heads.
     """
 
     groups: Sequence[Group]
@@ -71,11 +66,7 @@ class QueryRuns:
 class EdgeRows:
     """Addresses of the rows and of the gradients of edges: of heads, tails and relations, (B,) each.
 
-    Parameters
-    ----------
-    groups : sequence of Group
-    rows : Rows
-        Kept while the addresses are in use.
+    The rows are kept while the addresses are in use.
     """
 
     def __init__(self, groups: Sequence[Group], rows: Rows) -> None:
@@ -95,16 +86,8 @@ class EdgeRows:
 class EdgePenalty:
     """Adds the gradients of the queries' penalties to those of the rows of edges.
 
-    Attributes
-    ----------
-    model : KgeModel
-    regularizer : Regularizer or None
-    sides : collection of Side
-        Sides whose queries are regularized; the loops compute both.
-
-    n3 : np.float32
-        Weight of N3 in the loop that writes the gradients (``kernels.dot.write_gradients``), where the
-        regularizer is just that; :meth:`add` then adds nothing.
+    ``n3`` is the weight of N3 in the loop that writes the gradients (``kernels.dot.write_gradients``), where
+    the regularizer is just that; :meth:`add` then adds nothing. The loops compute both sides.
     """
 
     model: KgeModel
@@ -167,16 +150,12 @@ class EdgeQueries(Protocol):
     def differentiate(
         self, of_queries: Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
     ) -> float:
-        """Write the gradients of the groups' rows; returns the summed penalty.
+        """Write the gradients of the groups' rows; returns the summed penalty, each edge's times its factor
+        (B,).
 
-        Parameters
-        ----------
-        of_queries : (Q, D) tensor
-            Contribution of the negatives to the gradients of the queries.
-        missing, own_shares : (Q,) float32
-            Gradients of the scores of the true answers and of the own entities.
-        factors : (B,) float32
-            Factor of each edge's penalty.
+        ``of_queries`` (Q, D) is the contribution of the negatives to the gradients of the queries;
+        ``missing`` and ``own_shares`` (Q,) are the gradients of the scores of the true answers and of the own
+        entities.
         """
 
 
