@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from dglkge.model.functions import Tensor
 
 IGNORED_SCORE = -1e30
@@ -11,19 +9,12 @@ IGNORED_SCORE = -1e30
 a query are ignored, its loss is a number and not NaN."""
 
 
-class Reduction(Protocol):
-    """Reduces the terms of the negatives of each query."""
-
-    def __call__(self, terms: Tensor, negative: Tensor, ignored: Tensor | None) -> Tensor:
-        """Return one number for each query, (B,): 0 where all negatives are ignored.
-
-        ``terms`` (B, N) are the losses of the negatives, 0 where they are ignored, and ``negative`` their
-        scores.
-        """
-
-
 class Mean:
-    """Mean over the negatives that are not ignored."""
+    """Mean over the negatives that are not ignored, as every reduction one number for each query, (B,).
+
+    It is called with the losses of the negatives (B, N), 0 where they are ignored, with their scores, and
+    with those that are ignored; 0 where all are.
+    """
 
     def __call__(self, terms: Tensor, negative: Tensor, ignored: Tensor | None) -> Tensor:
         # Ignored terms are 0 already, so only the count needs correction.
@@ -45,6 +36,9 @@ class Adversarial:
 
     def __call__(self, terms: Tensor, negative: Tensor, ignored: Tensor | None) -> Tensor:
         return (adversarial_weights(negative, ignored, self.temperature) * terms).sum(1)
+
+
+Reduction = Mean | Sum | Adversarial
 
 
 def adversarial_weights(negative: Tensor, ignored: Tensor | None, temperature: float) -> Tensor:

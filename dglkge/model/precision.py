@@ -105,22 +105,14 @@ class _GradientTimes(torch.autograd.Function):
         return gradients[0] * ctx.factor, None
 
 
-class CompiledForward:
-    """A module's forward by ``torch.compile``, for any number of rows without compiling again."""
+def compiled_forward(module: torch.nn.Module) -> Callable[..., Tensor]:
+    """Return a module's forward by ``torch.compile``, for any number of rows without compiling again."""
+    from torch._inductor import config
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        from torch._inductor import config
-
-        # Otherwise each trainer starts a process for each core to compile one small graph.
-        config.compile_threads = 1
-        self._module = module
-        self._compiled: Any = torch.compile(module, dynamic=True)
-
-    def __call__(self, *rows: Tensor) -> Tensor:
-        """Return the module's output for matrices (n, D_i)."""
-        forward = self._module if len(rows[0]) < LEAST_COMPILED else self._compiled
-        made: Tensor = forward(*rows)
-        return made
+    # Otherwise each trainer starts a process for each core to compile one small graph.
+    config.compile_threads = 1
+    compiled: Any = torch.compile(module, dynamic=True)
+    return lambda *rows: (module if len(rows[0]) < LEAST_COMPILED else compiled)(*rows)
 
 
 @dataclass
@@ -136,7 +128,7 @@ class ModulePrecision:
     is_compiled: bool = False
 
     def __post_init__(self) -> None:
-        self._compiled: dict[int, CompiledForward] = {}
+        self._compiled: dict[int, Callable[..., Tensor]] = {}
         self.loss_scale = LossScale() if self.dtype == torch.float16 else None
 
     def forward_of(self, module: torch.nn.Module) -> Callable[..., Tensor]:
@@ -144,7 +136,7 @@ class ModulePrecision:
         if not self.is_compiled:
             return module
         if id(module) not in self._compiled:
-            self._compiled[id(module)] = CompiledForward(module)
+            self._compiled[id(module)] = compiled_forward(module)
         return self._compiled[id(module)]
 
     def run(self, compute: Callable[..., Tensor], *rows: Tensor) -> Tensor:

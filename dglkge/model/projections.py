@@ -134,12 +134,12 @@ class ProjectedFeatures:
     @torch.no_grad()
     def rows(self, name: str, ids: Tensor) -> Tensor:
         """Return f(x), (n, D) float32, of original ids (n,), as training has it."""
-        unique, places = np.unique(ids.numpy(), return_inverse=True)
+        unique, places = _distinct(ids)
         made = [self.projections.project(name, one) for one in self._blocks(name, unique)]
         if not made:
             return torch.zeros(0, self.projections.dim)
         found = made[0] if len(made) == 1 else torch.cat(made)
-        return found if len(unique) == len(ids) and _ascends(places) else found[torch.from_numpy(places)]
+        return found if places is None else found[places]
 
     @torch.no_grad()
     def scored(self, name: str, ids: Tensor) -> Tensor:
@@ -160,11 +160,10 @@ class ProjectedFeatures:
 
         The projection is computed again: keeping it from :meth:`rows` would hold all layers of all rows.
         """
-        unique, places = np.unique(ids.numpy(), return_inverse=True)
+        unique, places = _distinct(ids)
         merged = gradients
-        if not (len(unique) == len(ids) and _ascends(places)):
-            merged = torch.zeros(len(unique), gradients.shape[1])
-            merged.index_add_(0, torch.from_numpy(places.reshape(-1)), gradients)
+        if places is not None:
+            merged = torch.zeros(len(unique), gradients.shape[1]).index_add_(0, places, gradients)
         start = 0
         for one in self._blocks(name, unique):
             with torch.enable_grad():
@@ -179,6 +178,8 @@ class ProjectedFeatures:
             yield torch.from_numpy(some)
 
 
-def _ascends(places: np.ndarray) -> bool:
-    """Return whether ids were ascending, by their places among the unique ones."""
-    return bool((np.diff(places) > 0).all())
+def _distinct(ids: Tensor) -> tuple[np.ndarray, Tensor | None]:
+    """Return the distinct ids, ascending, and the place of each id among them; None if they are these."""
+    unique, places = np.unique(ids.numpy(), return_inverse=True)
+    is_same = len(unique) == len(ids) and bool((np.diff(places) > 0).all())
+    return unique, None if is_same else torch.from_numpy(places.reshape(-1))

@@ -264,7 +264,7 @@ class F2(Regularizer):
 
 
 @REGULARIZERS.register("dura")
-class Dura(Regularizer):
+class Dura(F2):
     """Duality-induced regularizer of inner products (Zhang, Cai and Wang 2020).
 
     An inner product is a distance but for two squares: -|q - t|^2 = 2 q.t - (|q|^2 + |t|^2), with q the
@@ -287,9 +287,6 @@ class Dura(Regularizer):
     @classmethod
     def fits(cls, score_function: type[ScoreFunction]) -> bool:
         return issubclass(score_function, Dot) and not score_function.has_offset
-
-    def penalty(self, rows: Tensor) -> Tensor:
-        return rows.square().sum(-1)
 
     def of_queries(
         self, model: KgeModel, given: Tensor, relation_row: Tensor, answer: Tensor | None, side: Side

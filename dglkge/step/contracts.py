@@ -107,12 +107,14 @@ class RowTransform(Protocol):
 
     def start_batch(self, number: int) -> None:
         """Begin a batch, by a number that no other batch of any epoch has."""
+        return  # not abstract: a subclass leaves out what it does not need
 
     def forward(self, table: str, ids: Tensor, rows: Tensor) -> None:
         """Change the copied rows (n, D) of node ids (n,) in place."""
 
     def backward(self, table: str, ids: Tensor, gradients: Tensor) -> None:
         """Turn gradients (n, D) of what ``forward`` gave into those of what it got, in place."""
+        return
 
 
 class TableTransform(RowTransform, Protocol):

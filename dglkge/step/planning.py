@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -350,19 +350,8 @@ class QueryPlanner:
         return Plan(number_of(batch), divisor, ids.joined(), groups, pair_groups)
 
 
-class Numbered(Protocol):
-    """A batch of any kind."""
-
-    @property
-    def epoch(self) -> int:
-        """The epoch."""
-
-    @property
-    def index(self) -> int:
-        """Number of the global batch in it."""
-
-
-def number_of(batch: Numbered) -> int:
-    """Return a number that no other batch of any epoch has."""
+def number_of(batch: Any) -> int:
+    """Return a number that no other batch of any epoch has, of any kind."""
     # Also the batch number that trainers compare in the exchange of ids.
-    return (batch.epoch << 32) + batch.index
+    number: int = (batch.epoch << 32) + batch.index
+    return number

@@ -205,9 +205,6 @@ class AddedFeatures(RowTransform):
     features: ProjectedFeatures
     original_ids: Mapping[str, Tensor]
 
-    def start_batch(self, number: int) -> None:
-        """Do nothing: the projections are parameters of the run."""
-
     def forward(self, table: str, ids: Tensor, rows: Tensor) -> None:
         rows += self.features.rows(table, self.original_ids[table][ids])
 
@@ -233,11 +230,5 @@ class Times(TableTransform):
 
     tables = (RELATION,)
 
-    def start_batch(self, number: int) -> None:
-        """Do nothing: ids have the times."""
-
     def forward(self, table: str, ids: Tensor, rows: Tensor) -> None:
         self.model.set_times(rows, ids % self.num_times)
-
-    def backward(self, table: str, ids: Tensor, gradients: Tensor) -> None:
-        """Do nothing: the number of a time has no gradient."""

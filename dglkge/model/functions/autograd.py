@@ -387,7 +387,7 @@ class ProductsAtTimes(torch.autograd.Function):
         ctx.save_for_backward(query, candidates)
         scores = query.new_empty(len(query), len(candidates))
         for time, places in _times(query):
-            scores[places] = query[places, :-1] @ at_time(candidates, time).T
+            scores[places] = product(query[places, :-1], at_time(candidates, time))
         return scores
 
     @staticmethod

@@ -70,20 +70,6 @@ class ChunkedGroup(PlannedGroup):
     factors: Tensor
 
 
-class _Ids:
-    """Collects the node ids of a table's rows on a device."""
-
-    def __init__(self, table: str) -> None:
-        self._table, self._end = table, 0
-        self.pieces: list[Tensor] = []
-
-    def add(self, ids: Tensor) -> Places:
-        """Ask for the rows of node ids (n,)."""
-        start, self._end = self._end, self._end + len(ids)
-        self.pieces.append(ids)
-        return Places(self._table, slice(start, self._end), NO_IDS)
-
-
 @dataclass
 class DeviceSoftmax(Objective):
     """Losses of batches on a device against sampled negatives, and their gradients.
@@ -109,14 +95,20 @@ class DeviceSoftmax(Objective):
 
     def plan(self, batch: DeviceBatch) -> Plan:
         num_chunks = -(-len(batch) // self.chunk_size)
-        ids = _Ids(self.entity_type)
-        heads, tails = ids.add(batch.heads), ids.add(batch.tails)
+        pieces: list[Tensor] = []
+
+        def ask(ids: Tensor) -> Places:
+            start = sum(map(len, pieces))
+            pieces.append(ids)
+            return Places(self.entity_type, slice(start, start + len(ids)), NO_IDS)
+
+        heads, tails = ask(batch.heads), ask(batch.tails)
         # Sides with the same sampler share their negatives.
         drawn = {
             sampler: sampler.sample(batch.epoch, batch.index, num_chunks)
             for sampler in dict.fromkeys(self.samplers.values())
         }
-        places = {sampler: ids.add(of_chunks.view(-1)) for sampler, of_chunks in drawn.items()}
+        places = {sampler: ask(of_chunks.view(-1)) for sampler, of_chunks in drawn.items()}
         negatives = {side: places[sampler] for side, sampler in self.samplers.items()}
         of_sides = {side: drawn[sampler] for side, sampler in self.samplers.items()}
         divisor = 1 if self.sums_batch else len(batch)
@@ -132,7 +124,7 @@ class DeviceSoftmax(Objective):
             self._runs(batch, of_sides),
             factors,
         )
-        every = {self.entity_type: torch.cat(ids.pieces), RELATION: batch.relations}
+        every = {self.entity_type: torch.cat(pieces), RELATION: batch.relations}
         return Plan(number_of(batch), divisor, every, [group])
 
     def _runs(self, batch: DeviceBatch, drawn: Mapping[Side, Tensor]) -> list[ChunkRun]:

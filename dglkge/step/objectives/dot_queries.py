@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -141,31 +140,16 @@ class EdgePenalty:
         return total.item()
 
 
-class EdgeQueries(Protocol):
-    """Queries of both sides of the edges of some groups."""
-
-    def write(self, queries: Tensor, positive: np.ndarray, own: np.ndarray) -> None:
-        """Write the queries (Q, D), and the scores (Q,) of their true answers and own entities."""
-
-    def differentiate(
-        self, of_queries: Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
-    ) -> float:
-        """Write the gradients of the groups' rows; returns the summed penalty, each edge's times its factor
-        (B,).
-
-        ``of_queries`` (Q, D) is the contribution of the negatives to the gradients of the queries;
-        ``missing`` and ``own_shares`` (Q,) are the gradients of the scores of the true answers and of the own
-        entities.
-        """
-
-
 def _parts(arrays: tuple[NodeIds, ...], part: slice) -> tuple[NodeIds, ...]:
     """Return a part of each of some arrays."""
     return arrays if part is threads.WHOLE else tuple(array[part] for array in arrays)
 
 
-class CompiledQueries(EdgeQueries):
-    """Queries of DistMult and ComplEx by ``kernels.dot``; rows are read where they lie."""
+class CompiledQueries:
+    """Queries of both sides of the edges of some groups, of DistMult and ComplEx, by ``kernels.dot``.
+
+    Rows are read where they lie.
+    """
 
     def __init__(self, model: KgeModel, penalty: EdgePenalty, queries: QueryRuns, rows: Rows) -> None:
         self._operator = (model.score_function.complex_valued, model.reciprocal)
@@ -175,6 +159,7 @@ class CompiledQueries(EdgeQueries):
         self._width = 2 * model.dim + model.relation_width
 
     def write(self, queries: Tensor, positive: np.ndarray, own: np.ndarray) -> None:
+        """Write the queries (Q, D), and the scores (Q,) of their true answers and own entities."""
         operand = words(queries)
 
         def make(part: slice) -> None:
@@ -186,6 +171,13 @@ class CompiledQueries(EdgeQueries):
     def differentiate(
         self, of_queries: Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
     ) -> float:
+        """Write the gradients of the groups' rows; returns the summed penalty, each edge's times its factor
+        (B,).
+
+        ``of_queries`` (Q, D) is the contribution of the negatives to the gradients of the queries;
+        ``missing`` and ``own_shares`` (Q,) are the gradients of the scores of the true answers and of the own
+        entities.
+        """
         operand, shares = words(of_queries), (missing, own_shares)
 
         def write(part: slice) -> float:
@@ -200,8 +192,8 @@ class CompiledQueries(EdgeQueries):
         return penalty + self._penalty.add(self._queries, self._edges, self._rows, factors)
 
 
-class DifferentiatedQueries(EdgeQueries):
-    """Queries of any model that compares by inner products, differentiated by torch group by group."""
+class DifferentiatedQueries:
+    """The same of any model that compares by inner products, differentiated by torch group by group."""
 
     def __init__(
         self, model: KgeModel, regularizer: Regularizer | None, queries: QueryRuns, rows: Rows
@@ -211,12 +203,14 @@ class DifferentiatedQueries(EdgeQueries):
         self._edges = list(queries.edges())
 
     def write(self, queries: Tensor, positive: np.ndarray, own: np.ndarray) -> None:
+        """As of :class:`CompiledQueries`."""
         for group in self._groups:
             group.write(queries, positive, own)
 
     def differentiate(
         self, of_queries: Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
     ) -> float:
+        """As of :class:`CompiledQueries`."""
         each = zip(self._groups, self._edges)
         return sum(group.differentiate(of_queries, missing, own_shares, factors[run]) for group, run in each)
 

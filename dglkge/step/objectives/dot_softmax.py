@@ -31,7 +31,6 @@ from dglkge.step.objectives.dot_queries import (
     CompiledQueries,
     DifferentiatedQueries,
     EdgePenalty,
-    EdgeQueries,
     QueryRuns,
 )
 from dglkge.step.objectives.scored_losses import SampledLoss
@@ -62,7 +61,7 @@ class DotSoftmax(SampledLoss):
 
     def __post_init__(self) -> None:
         model, self._loop, self._dtype = self.model, self.loss.loop(), self.computation.matmul_dtype
-        self._queries: Callable[[QueryRuns, Rows], EdgeQueries]
+        self._queries: Callable[[QueryRuns, Rows], CompiledQueries | DifferentiatedQueries]
         if model.score_function.compiled:
             penalty = EdgePenalty(model, self.regularizer, self.planner.sides)
             self._queries = functools.partial(CompiledQueries, model, penalty)
