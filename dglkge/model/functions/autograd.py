@@ -393,7 +393,6 @@ class ProductsAtTimes(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        """Return the gradients of queries, 0 for the times, and candidates."""
         query, candidates = ctx.saved_tensors
         query_gradients, candidate_gradients = torch.zeros_like(query), torch.zeros_like(candidates)
         for time, places in _times(query):

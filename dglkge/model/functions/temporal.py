@@ -161,20 +161,16 @@ class DESimplE(ScoreFunction):
         return half - 3 * changing, changing
 
     def relation_dim(self, dim: int) -> int:
-        """Return the numbers of r, r' and the time."""
         return 2 * sum(self.widths(dim)) + 1
 
     def query_dim(self, dim: int) -> int:
-        """Return the width of a relation's row."""
         return self.relation_dim(dim)
 
     def initial_relations(self, drawn: Tensor, dim: int) -> Tensor:
-        """Return the rows with the number of no time."""
         drawn[..., -1] = 0
         return drawn
 
     def penalized(self, relation: Tensor) -> Tensor:
-        """Return r and r'."""
         return relation[..., :-1]
 
     def at_time(self, entity: Tensor, time: Tensor) -> Tensor:
@@ -202,7 +198,6 @@ class DESimplE(ScoreFunction):
         return autograd_functions.ProductsAtTimes.apply(self.at_time, query, candidates)
 
     def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Score query i against candidate i at the query's time."""
         return (query[..., :-1] * self.at_time(candidates, query[..., -1:])).sum(-1)
 
     def rounding_bound(self, query: Tensor, max_candidate_norm: float, true_scores: Tensor) -> Tensor:
