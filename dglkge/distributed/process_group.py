@@ -18,10 +18,7 @@ from dglkge.distributed.server_ports import PortTakenError
 class DeviceGroups:
     """The process groups of a job's trainers, by device; the same calls in the same order on every trainer.
 
-    Parameters
-    ----------
-    timeout_seconds : float
-        Limit of every wait on a GPU; NCCL's watchdog ends the process then.
+    The timeout limits every wait on a GPU; NCCL's watchdog ends the process then.
     """
 
     def __init__(self, timeout_seconds: float = 600.0) -> None:
@@ -58,20 +55,8 @@ def start_process_group(
     """Join the other trainers over gloo, with a store that listens on the job's address only.
 
     torch's own ``env://`` listens on every interface, and its store has no authentication: every program that
-    reaches it can change its content. So rank 0 passes it a socket that listens on the job's address.
-
-    Parameters
-    ----------
-    rendezvous : tuple of (str, int)
-        IPv4 address of the machine of rank 0, and the port where rank 0 listens there.
-    rank, world_size : int
-    timeout_seconds : float
-        Of the rendezvous and of each collective.
-
-    Raises
-    ------
-    PortTakenError
-        On rank 0, if another program listens there.
+    reaches it can change its content. So rank 0 passes it a socket that listens on the job's address. The
+    timeout is that of the rendezvous and of each collective. Raises PortTakenError on rank 0.
     """
     timeout = datetime.timedelta(seconds=timeout_seconds)
     listener = _listen(rendezvous).detach() if rank == 0 else None  # detached: the store closes it

@@ -60,7 +60,6 @@ class Cluster:
     Attributes
     ----------
     world : World
-        Place of this trainer in the job.
     graph : dgl.distributed.DistGraph
         The partitioned graph, held by the servers.
     stop : StopRequest
@@ -105,16 +104,8 @@ class Cluster:
     def barrier(self, num_bytes: int = 0) -> None:
         """Block until every trainer has reached the barrier.
 
-        Parameters
-        ----------
-        num_bytes : int
-            Bytes that a trainer may have to read from a disk before it arrives. The timeout is longer by the
-            time that a slow disk takes for them.
-
-        Raises
-        ------
-        RuntimeError
-            After the timeout; the message of torch names missing ranks where `num_bytes` is given.
+        The timeout is longer by the time that a slow disk takes for `num_bytes`, which a trainer may have to
+        read before it arrives; torch's message names missing ranks then.
         """
         if not dist.is_initialized():
             return
@@ -154,11 +145,7 @@ class Cluster:
     def agree(self, work: Callable[[], Result], num_bytes: int = 0) -> Result:
         """Run a function on every trainer; if it fails on one, all raise its error. A collective.
 
-        Parameters
-        ----------
-        work : callable
-        num_bytes : int
-            Bytes that a trainer may have to read from a disk in it, as of :meth:`barrier`.
+        `num_bytes` are those that a trainer may have to read from a disk in it, as of :meth:`barrier`.
         """
         return agree(self.gather_texts, work, lambda: self.barrier(num_bytes) if num_bytes else None)
 
@@ -186,13 +173,7 @@ def verifies_dataset() -> bool:
 
 
 def use_log_format() -> None:
-    """Let this process log as ``DGLKGE_LOG_FORMAT`` says: JSON lines, or unchanged.
-
-    Raises
-    ------
-    InputError
-        If the variable has another value.
-    """
+    """Let this process log as ``DGLKGE_LOG_FORMAT`` says: JSON lines, or unchanged."""
     found = os.environ.get(log_format.VARIABLE) or log_format.TEXT
     if found not in log_format.LOG_FORMATS:
         raise InputError(
@@ -221,23 +202,8 @@ def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[
     A server process serves until the trainers have left, and then ends here. A trainer that fails inside the
     block ends at once: DGL's shutdown is a barrier without a timeout. Inside the block SIGTERM, SIGINT and
     SIGHUP are recorded, see :meth:`Cluster.must_stop`. After it a trainer ignores them, since the others wait
-    for it in DGL's shutdown.
-
-    In the standalone mode DGL's state in this process is reset whenever the block is left, and the process
-    can join again.
-
-    Parameters
-    ----------
-    graph_name : str
-        Name under which the graph was partitioned.
-    part_config : str
-        Path of DGL's partition file.
-    num_parts : int
-        Number of partitions in it.
-
-    Yields
-    ------
-    Cluster
+    for it in DGL's shutdown. In the standalone mode DGL's state in this process is reset whenever the block
+    is left, and the process can join again.
 
     Raises
     ------

@@ -34,12 +34,6 @@ class World:
     ----------
     rank : int
         Number among all trainers; ``machine * trainers_per_machine + local_rank``.
-    world_size : int
-        Number of trainers of the job.
-    local_rank : int
-        Number among the trainers of this machine.
-    trainers_per_machine : int
-        Number of trainers on each machine.
     launched : bool
         Whether ``dglkge-launch`` (or DGL's launcher) started this process. Without it the process
         trains alone, in DGL's standalone mode.
@@ -90,15 +84,6 @@ class World:
     @classmethod
     def detect(cls, environment: Mapping[str, str] | None = None) -> World:
         """Read the place of this process from environment variables.
-
-        Parameters
-        ----------
-        environment : mapping of str to str, optional
-            Instead of ``os.environ``; for tests.
-
-        Returns
-        -------
-        World
 
         Raises
         ------

@@ -138,12 +138,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...]]:
-    """Read the command line.
-
-    Parameters
-    ----------
-    arguments : sequence of str
-        Without the program's name.
+    """Read the command line, without the program's name.
 
     Returns
     -------

@@ -63,15 +63,7 @@ POLL_SECONDS = 0.01
 class BackgroundStream:
     """Text stream that never blocks its writer: a daemon thread writes it, which does not delay the exit.
 
-    Parameters
-    ----------
-    stream : TextIO
-        Its file descriptor is written.
-
-    Raises
-    ------
-    OSError, ValueError
-        If it has none, or is closed.
+    Raises OSError or ValueError if the stream has no file descriptor, or is closed.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -154,29 +146,20 @@ TRACEBACK = "Traceback (most recent call last):"
 class ProcessOutput:
     """Splits the output of one process into lines and writes its log.
 
-    A progress bar returns to the start of its line with CR and overwrites it. The log gets its last state.
-
-    Parameters
-    ----------
-    log_path : Path
-        Path of the log, which is overwritten. If it cannot be written (full disk, removed folder), the job
-        goes on: lost lines are counted, each further line is a new attempt, and the count precedes the first
-        line that succeeds.
-    name : str
-        Of the process, in lines of JSON.
-    log_format : str
-        ``text``, or ``json``: the log gets an object for each line.
+    A progress bar returns to the start of its line with CR and overwrites it. The log gets its last state. If
+    the log cannot be written (full disk, removed folder), the job goes on: lost lines are counted, each
+    further line is a new attempt, and the count precedes the first line that succeeds.
 
     Attributes
     ----------
     problem : str or None
-        First reason why the log could not be written; None if there was none.
+        First reason why the log could not be written.
     tail : deque of str
         The last lines.
     progress : str
         Present state of a progress bar; empty if there is none.
     raised_at : float or None
-        ``time.monotonic()`` of the last traceback's first line; None if there was none.
+        ``time.monotonic()`` of the last traceback's first line.
     """
 
     def __init__(self, log_path: Path, name: str = "", log_format: str = TEXT) -> None:
@@ -195,13 +178,7 @@ class ProcessOutput:
         self._write("")
 
     def feed(self, data: bytes) -> list[str]:
-        """Process some output.
-
-        Returns
-        -------
-        list of str
-            Lines that it completes.
-        """
+        """Process some output; return the lines that it completes."""
         *complete, self._partial = (self._partial + data).split(b"\n")
         if b"\r" in self._partial:
             # a progress bar: only its last state is kept
@@ -293,17 +270,6 @@ class Console:
     """Writes prefixed lines and, on a terminal, one progress bar below them.
 
     Closed streams are ignored: the logs have everything.
-
-    Parameters
-    ----------
-    out : TextIO
-        Gets the lines of the processes.
-    err : TextIO
-        Gets the launcher's own messages.
-    is_terminal : bool
-        Whether `out` can show a progress bar.
-    is_coloured : bool
-        Whether prefixes are coloured.
     """
 
     log_format = TEXT

@@ -37,12 +37,8 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 def serve(prepare: Callable[[Mapping[str, str]], None]) -> None:
     """Fork a process for each request on standard input, and return in each of them.
 
-    The server itself never returns: it exits when its input ends.
-
-    Parameters
-    ----------
-    prepare : callable
-        Called with the variables of a process before it is forked; imports what it needs.
+    The server itself exits when its input ends. `prepare` is called with the variables of a process before it
+    is forked, and imports what it needs.
     """
     node = os.getppid()
     control = socket.socket(fileno=os.dup(0))

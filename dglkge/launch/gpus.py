@@ -24,15 +24,7 @@ def usable_gpus() -> tuple[str, ...]:
 
 
 def find_gpus(environment: Mapping[str, str], driver_folder: Path = DRIVER_FOLDER) -> tuple[str, ...]:
-    """Return the GPUs of this machine that an environment allows.
-
-    Parameters
-    ----------
-    environment : mapping of str to str
-        ``PATH``, by which ``nvidia-smi`` is found, and ``CUDA_VISIBLE_DEVICES``, if it is set.
-    driver_folder : Path
-        Folder in which the driver has a folder for each GPU; counted where ``nvidia-smi`` is missing.
-    """
+    """Return the GPUs of this machine that an environment allows."""
     count = _count_gpus(environment, driver_folder)
     allowed = environment.get(VISIBLE_VARIABLE)
     if allowed is None:
@@ -76,17 +68,7 @@ def torch_has_cuda() -> bool:
 
 
 def gpu_variables(device: str, gpus: Sequence[str], local_rank: int | None) -> dict[str, str]:
-    """Return the variables that show a process its GPU.
-
-    Parameters
-    ----------
-    device : str
-        From :func:`dglkge.launch.process_plan.device_of_trainers`.
-    gpus : sequence of str
-        Of its machine.
-    local_rank : int or None
-        Number among the machine's trainers; None for a server, which uses none.
-    """
+    """Return the variables that show a process its GPU; a server, of `local_rank` None, uses none."""
     if not device:
         return {}
     is_shown = device == CUDA_DEVICE and local_rank is not None

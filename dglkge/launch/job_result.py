@@ -21,14 +21,8 @@ LIKELY_CAUSES = {
 class ProcessResult:
     """Result of one process.
 
-    Attributes
-    ----------
-    name, address, log : str
-        Name, machine and log file of the process.
-    pid : int or None
-        None if it was never started.
-    status : int or None
-        Exit status, or minus the number of the signal that ended it; None if it did not end in time.
+    `pid` is None if it was never started; `status` is its exit status, or minus the number of the signal that
+    ended it; None if it did not end in time.
     """
 
     name: str
@@ -40,21 +34,9 @@ class ProcessResult:
 
 @dataclass(frozen=True)
 class JobResult:
-    """Result of a job.
+    """Result of a job: exit status of the launcher, a reason unless it succeeded, run time, logs.
 
-    Attributes
-    ----------
-    status : int
-        Exit status of the launcher.
-    reason : str or None
-        Description of the failure or stop; None after success.
-    seconds : float
-        Run time of the job.
-    log_dir : str
-        Folder of the logs.
-    processes : tuple of ProcessResult
-    is_interrupted : bool
-        Whether the launcher itself received a stop signal.
+    `is_interrupted`: the launcher itself has received a stop signal.
     """
 
     status: int
@@ -101,22 +83,9 @@ def run_with_restarts(
     report: Callable[[str], None],
     sleep: Callable[[float], None] = time.sleep,
 ) -> JobResult:
-    """Run a job, and again after a failure or a stop with status 143.
+    """Run a job, and again after a failure or a stop with status 143; return the result of the last attempt.
 
-    Parameters
-    ----------
-    run : callable
-        Runs one attempt, given its number from 0 on.
-    max_restarts : int
-    report : callable
-        Takes messages for the user.
-    sleep : callable
-        Waits some seconds.
-
-    Returns
-    -------
-    JobResult
-        Of the last attempt.
+    `run` takes the number of the attempt, from 0 on.
     """
     num_failures = 0
     for attempt in range(max_restarts):

@@ -55,17 +55,10 @@ FILES_OF_PROCESS = 64
 
 
 def allow_open_files(num_processes: int) -> None:
-    """Raise this process's limit as far as a job needs it; processes that it starts inherit the limit.
+    """Raise the limit of this process and its children as far as a job of so many processes needs it.
 
-    Parameters
-    ----------
-    num_processes : int
-        Processes of the job: a trainer has a connection to each, the launcher its log.
-
-    Raises
-    ------
-    InputError
-        If the highest limit that this user may set is too low.
+    A trainer has a connection to each process, the launcher its log. Raises InputError if the highest limit
+    that this user may set is too low.
     """
     needed = FILES_OF_PROCESS + num_processes
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -82,14 +75,7 @@ def allow_open_files(num_processes: int) -> None:
 
 
 def machine_addresses(machines: Sequence[Machine], interfaces: Mapping[str, str]) -> list[str]:
-    """Return the IPv4 address of each machine.
-
-    Parameters
-    ----------
-    machines : sequence of Machine
-        The lines of ip_config.txt.
-    interfaces : mapping of str to str
-        Addresses of this machine and their interfaces; all of 127.0.0.0/8 belongs to it too.
+    """Return the IPv4 address of each machine; `interfaces` are this machine's own addresses.
 
     Raises
     ------
@@ -121,13 +107,7 @@ def is_local(address: str, interfaces: Mapping[str, str]) -> bool:
 
 
 def resolve(address: str) -> str:
-    """Return the IPv4 address of a host name (DGL's sockets take only numbers).
-
-    Raises
-    ------
-    NotReadyError
-        If the name has no IPv4 address.
-    """
+    """Return the IPv4 address of a host name, as DGL's sockets take only numbers; raises NotReadyError."""
     with os_errors(NotReadyError, f"no IPv4 address for host {address!r} of ip_config"):
         return str(socket.getaddrinfo(address, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
 
@@ -162,17 +142,7 @@ def wait_while(find: Callable[[], list[str]], seconds: float) -> list[str]:
 def wait_for_ending_jobs(job: str = "", seconds: float = ENDING_SECONDS) -> None:
     """Wait for jobs whose launcher is lost: their processes hold ports, memory and files of their run.
 
-    Parameters
-    ----------
-    job : str
-        Id of a job whose earlier node program counts too, since its connection was lost.
-    seconds : float
-        Timeout.
-
-    Raises
-    ------
-    NotReadyError
-        If one still runs after the timeout.
+    An earlier node program of `job` counts too. Raises NotReadyError if one still runs after the timeout.
     """
 
     def ending() -> list[str]:
@@ -190,19 +160,10 @@ def wait_for_ending_jobs(job: str = "", seconds: float = ENDING_SECONDS) -> None
 
 
 def clean_up(job: str, table_folder: str = "") -> list[str]:
-    """Remove what ended jobs, and a job with no processes at present, have left on this machine.
+    """Remove what ended jobs, and `job`, which has no processes at present, have left on this machine.
 
-    Parameters
-    ----------
-    job : str
-        Id of the job; processes of it are left only if its node program was killed, and are killed.
-    table_folder : str
-        Folder of its tables, if they were files and its node program was killed.
-
-    Returns
-    -------
-    list of str
-        The segments of shared memory that were removed.
+    Processes and a folder of tables are left only if its node program was killed. Returns the segments of
+    shared memory that were removed.
     """
 
     def kill_processes() -> list[str]:
@@ -221,10 +182,7 @@ def clean_up(job: str, table_folder: str = "") -> list[str]:
 class MachineJob:
     """A job on this machine: its registration, ports, planned memory and tables.
 
-    Attributes
-    ----------
-    note : str
-        Where the tables are, if they are files; else empty.
+    `note` tells where the tables are, if they are files.
     """
 
     def __init__(self) -> None:
@@ -238,13 +196,7 @@ class MachineJob:
         return self._registration.entry.job if self._registration is not None else ""
 
     def register(self, entry: JobEntry) -> None:
-        """Register the job, or prepare the machine for its next attempt.
-
-        Raises
-        ------
-        NotReadyError
-            If another job has the same run folder, or processes of an ended one do not end.
-        """
+        """Register the job, or prepare the machine for its next attempt; raises NotReadyError."""
         if self._registration is None:
             wait_for_ending_jobs(entry.job)
             self._registration = Registration(entry)
@@ -257,13 +209,7 @@ class MachineJob:
             self._registration.update(is_ending=True)
 
     def choose_server_ports(self, address: str, num_servers: int) -> int:
-        """Return the first of free ports for the servers; other jobs that register here keep theirs.
-
-        Raises
-        ------
-        NotReadyError
-            If there are none.
-        """
+        """Return the first of free ports for the servers; other jobs that register here keep theirs."""
         with register_lock():
             others = [entry for entry in live_jobs() if entry.job != self.job]
             first = find_server_ports(address, num_servers, {port for each in others for port in each.ports})
@@ -274,15 +220,8 @@ class MachineJob:
     def claim(self, needs: MachineNeeds) -> str:
         """Check that the plan fits beside those of other jobs, enter it, and make the folder of tables.
 
-        Returns
-        -------
-        str
-            Folder of the tables, if they are files; empty: they are in shared memory.
-
-        Raises
-        ------
-        NotReadyError
-            If the tables fit neither into shared memory nor, where that is possible, into a folder.
+        Returns the folder; empty if the tables are in shared memory. Raises NotReadyError if they fit neither
+        there nor, where that is possible, into a folder.
         """
         self.note = ""
         shared, memory = needs.shared_memory_bytes, needs.memory_bytes
@@ -374,10 +313,8 @@ def check_machine(
         Address of the machine's servers, port of the first, and their number.
     num_processes : int
         Of the job.
-    folder : str
-        Working folder of the processes.
-    script : str or None
-        A file that must exist; relative to the folder.
+    folder, script : str
+        Working folder of the processes, and a file that must exist, relative to it.
     partition : tuple or None
         DGL's partition file, relative to the folder; the machine's own part (None: not to be checked); and
         how many parts there must be.
@@ -419,13 +356,7 @@ def check_machine(
 
 
 def write_job_files(log_dir: str, machines: Sequence[Sequence[Any]]) -> None:
-    """Create the log folder with the job's ip_config.txt; several machines may share it.
-
-    Raises
-    ------
-    InputError
-        If it cannot be written.
-    """
+    """Create the log folder with the job's ip_config.txt; several machines may share it."""
     folder = Path(log_dir)
     # Renamed into its place: machines with a shared disk write the same file at the same time.
     temporary = folder / f"ip_config.txt.{os.uname().nodename}.{os.getpid()}.tmp"
@@ -444,10 +375,7 @@ def _installed_version(package: str) -> str | None:
 
 
 def _check_address(address: str) -> None:
-    """Raise InputError for an address of another machine.
-
-    DGL (``rpc_client.get_local_machine_id``) would silently take this machine for machine 0.
-    """
+    """Raise InputError for an address of another machine."""
     interfaces = local_interfaces()
     if not is_local(address, interfaces):
         raise InputError(
@@ -474,9 +402,5 @@ def node_tasks(job: MachineJob, python: str) -> dict[str, Callable[..., Any]]:
         "check": functools.partial(check_machine, job),
         "write_job_files": write_job_files,
         "clean_up": clean_up,
-        "list_files": file_transfer.list_files,
-        "stale_files": file_transfer.stale_files,
-        "send_block": file_transfer.send_block,
-        "take_block": file_transfer.take_block,
-        "place_folder": file_transfer.place_folder,
+        **file_transfer.TASKS,
     }

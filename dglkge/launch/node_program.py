@@ -74,21 +74,8 @@ def _process_mark(number: int) -> str:
 class NodeProgram:
     """Serves one launcher.
 
-    Parameters
-    ----------
-    stream : protocol.Stream
-        To the launcher.
-    python : str
-        Interpreter of servers and trainers.
-    report : callable
-        Takes messages for the user of a node program that has connected by itself.
-    greeting : str
-        First message, once stop signals are handled.
-
-    Attributes
-    ----------
-    end : protocol.JobEnd or None
-        What the launcher has told of the end of the job.
+    `report` takes messages for the user of a node program that has connected by itself, the first of them
+    `greeting`, once stop signals are handled. `end` is what the launcher has told of the end of the job.
     """
 
     def __init__(
@@ -117,12 +104,7 @@ class NodeProgram:
     async def run(self) -> tuple[int, str]:
         """Serve until the launcher has told the end of the job, or is lost.
 
-        Returns
-        -------
-        status : int
-            The job's, LOST_STATUS, or that of a second stop signal.
-        reason : str
-            Why the job has ended, or the launcher counts as lost.
+        Returns the job's status, LOST_STATUS or that of a second stop signal, and a reason.
         """
         loop = asyncio.get_running_loop()
         # Orphans of the job's processes become children of this program, so that it finds and ends them.
@@ -350,13 +332,7 @@ class NodeProgram:
             await asyncio.wait([process.gone for process in running], timeout=seconds)
 
     def _register(self, entry: Mapping[str, Any]) -> None:
-        """Register the job, or prepare for its next attempt, once the processes of the one before are gone.
-
-        Raises
-        ------
-        NotReadyError
-            If one still runs after LEFT_SECONDS.
-        """
+        """Register the job, or prepare for its next attempt, once those of the one before are gone."""
 
         def running() -> list[str]:
             return [str(process.pid) for process in self._processes.values() if not process.gone.done()]

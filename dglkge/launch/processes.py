@@ -28,22 +28,8 @@ def execute(
 ) -> int:
     """Start a program in a session of its own, and return its pid; the kernel kills it if this process dies.
 
-    Parameters
-    ----------
-    command : sequence of str
-    variables : mapping of str to str
-        Added to this process's environment.
-    folder : str
-        Its working folder.
-    output : int
-        Descriptor of its output, errors included.
-    control : int, optional
-        Descriptor of its input; by default it has none.
-
-    Raises
-    ------
-    OSError, ValueError
-        If it cannot be started.
+    `output` is the descriptor of its output, errors included, `control` that of its input, if it has any; the
+    variables are added to this process's. Raises OSError or ValueError if it cannot be started.
     """
     parent = os.getpid()
 
@@ -85,11 +71,6 @@ class ForkServer:
     ----------
     pid : int
         0 once it has ended, which the node program finds.
-
-    Raises
-    ------
-    OSError, ValueError
-        If it cannot be started.
     """
 
     def __init__(
@@ -106,24 +87,10 @@ class ForkServer:
             self.pid = execute(command, variables, folder, self._output.fileno(), theirs.fileno())
 
     async def fork(self, variables: Mapping[str, str], output: int) -> tuple[int, IO[bytes]]:
-        """Start a process; it waits until the second of what is returned, its gate, has been closed.
+        """Start a process with more variables; return its pid, and a gate: it waits until this is closed.
 
-        Parameters
-        ----------
-        variables : mapping of str to str
-            Added to its environment.
-        output : int
-            Descriptor of its output; what the imports have printed is written there first.
-
-        Returns
-        -------
-        pid : int
-        gate : file
-
-        Raises
-        ------
-        OSError
-            If the server has ended, or no process can be started.
+        What the imports have printed is written to `output`, its descriptor, first. Raises OSError if the
+        server has ended, or no process can be started.
         """
         request = json.dumps(dict(variables)).encode()
         async with self._lock:

@@ -53,18 +53,7 @@ def prepare_dgl() -> None:
 
 
 class Imports:
-    """Imports of a fork server.
-
-    Parameters
-    ----------
-    arguments : list of str
-        Of :func:`run`.
-
-    Attributes
-    ----------
-    error : BaseException or None
-        With which an import has failed: every process that is forked raises it.
-    """
+    """Imports of a fork server; `error` is that of one that has failed: every forked process raises it."""
 
     def __init__(self, arguments: list[str]) -> None:
         self._arguments = arguments
@@ -93,13 +82,7 @@ def uses_dglkge(arguments: list[str]) -> bool:
 
 
 def run(arguments: list[str]) -> None:
-    """Run a script or module as ``__main__``, as ``python`` itself would.
-
-    Parameters
-    ----------
-    arguments : list of str
-        ``[script, *args]`` or ``["-m", module, *args]``.
-    """
+    """Run ``[script, *args]`` or ``["-m", module, *args]`` as ``__main__``, as ``python`` itself would."""
     if arguments[0] == "-m":
         # As python does for -m; for a script, its own folder.
         sys.path[0] = os.getcwd()

@@ -30,11 +30,6 @@ class StoppedBySignal(KeyboardInterrupt):
     """SIGTERM or SIGHUP to the launcher while no process of a job runs.
 
     A KeyboardInterrupt, because it must pass every handler of ordinary errors as Ctrl-C does.
-
-    Parameters
-    ----------
-    number : int
-        Of the signal.
     """
 
     def __init__(self, number: int) -> None:
@@ -62,13 +57,7 @@ FORWARD_SECONDS = 2.0
 
 
 class StopForwarder:
-    """Gives this launcher the first stop signal that a node has received, unless it has received one itself.
-
-    Parameters
-    ----------
-    report : callable
-        Takes messages for the user.
-    """
+    """Gives this launcher the first stop signal of a node, unless it has received one itself."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report

@@ -27,18 +27,7 @@ AFTERMATH_SECONDS = 0.5
 
 
 class Supervisor:
-    """Starts the processes of a job, watches them, and ends all of them when one fails.
-
-    Parameters
-    ----------
-    site : RemoteSite
-        Starts the processes, and removes what they leave behind.
-    console : Console
-        Shows their output.
-    log_dir : Path
-        An existing folder for the logs.
-    limits : Limits
-    """
+    """Starts the processes of a job, watches them, and ends all of them when one fails."""
 
     def __init__(self, site: RemoteSite, console: Console, log_dir: Path, limits: Limits) -> None:
         self._site = site
@@ -55,17 +44,7 @@ class Supervisor:
         self._reason: str | None = None
 
     def run(self, plan: Sequence[PlannedProcess]) -> JobResult:
-        """Run a job to its end; no process and no shared memory of it is left when this returns or raises.
-
-        Parameters
-        ----------
-        plan : sequence of PlannedProcess
-            In the order of their start.
-
-        Returns
-        -------
-        JobResult
-        """
+        """Run a job to its end; no process and no shared memory of it is left when this returns or raises."""
         start = time.monotonic()
         with signals_recorded(self._signals):
             try:

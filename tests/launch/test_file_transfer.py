@@ -160,7 +160,7 @@ def test_a_blocked_disk_does_not_hold_the_launcher(
     """A block that does not move is given up, whether it is read here or written."""
     blocked = threading.Event().wait
     monkeypatch.setattr(file_transfer, "STALL_SECONDS", 1.0)
-    monkeypatch.setattr(file_transfer, stuck, lambda *_, **__: blocked(TIMEOUT_SECONDS))
+    monkeypatch.setitem(file_transfer.TASKS, stuck, lambda *_, **__: blocked(TIMEOUT_SECONDS))
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "large").write_bytes(b"x" * 3_000_000)
     with pytest.raises(InputError, match=r"copied from or to here: nothing moved for 1 s; is a disk blocked"):

@@ -29,7 +29,7 @@ from dglkge.launch.remote import run_store
 from dglkge.launch.remote.run_store import LauncherStore
 run_store.BLOCK_BYTES = 1000
 here = Path(sys.argv[1])
-store = LauncherStore.of_this_process(here)
+store = LauncherStore(here)
 
 def error_of(work, *arguments):
     try:
@@ -163,7 +163,7 @@ def test_a_full_disk_is_reported_with_its_number(lease, tmp_path, monkeypatch):
 
 
 NO_STORE = HEAD.replace("store = LauncherStore", "# LauncherStore")
-OPEN = "print(error_of(LauncherStore.of_this_process, here))"
+OPEN = "print(error_of(LauncherStore, here))"
 
 
 def test_a_launcher_without_a_store_says_so(session, tmp_path):

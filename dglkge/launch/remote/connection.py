@@ -69,20 +69,12 @@ class Events:
 class RunningProcess:
     """A planned process, run by a node program.
 
-    Parameters
-    ----------
-    planned : PlannedProcess
-    connection : NodeConnection
-        Of its machine.
-    number : int
-        By which the node program knows it.
-    events : Events
-        Gets its messages.
-
     Attributes
     ----------
+    number : int
+        By which the node program knows it.
     pid : int or None
-        Number of the process on its machine; None until it is reported.
+        None until it is reported.
     status : int or None
         None while it runs; then its exit status, or minus the number of the signal that ended it.
     ended_at : float
@@ -155,11 +147,6 @@ class ChildProgram:
     ------
     NotReadyError
         If there is no client here, or `python` cannot be started here.
-
-    Attributes
-    ----------
-    socket : socket.socket
-        This end of the stream, whose other end is its stdin and stdout.
     """
 
     def __init__(
@@ -276,8 +263,6 @@ class NodeConnection:
     store : callable
         Answers requests that trainers there send to the launcher's store; see
         :class:`dglkge.launch.remote.run_store.RunFolder`.
-    is_alive : bool
-        Whether the stream has not ended.
     """
 
     def __init__(
@@ -310,16 +295,7 @@ class NodeConnection:
         self._reader = self._loop.create_task(self._read())
 
     async def call(self, task: str, seconds: float = REPLY_SECONDS, /, **arguments: Any) -> Any:
-        """Call a task of the node program and return its result.
-
-        Parameters
-        ----------
-        task : str
-            One of :func:`dglkge.launch.machine.node_tasks`.
-        seconds : float
-            Timeout.
-        **arguments
-            Of the task; any names, ``seconds`` included. ``data`` are bytes.
+        """Call one of :func:`dglkge.launch.machine.node_tasks` and return its result; ``data`` are bytes.
 
         Raises
         ------

@@ -24,29 +24,9 @@ RETRY_SECONDS = 1.0
 def run_node(
     place: NodePlace, secret_file: str | None, python: str, seconds: float, report: Callable[[str], None]
 ) -> int:
-    """Take part in a job as a node other than the first, with this process's environment.
+    """Take part in a job as a node other than the first, with this process's environment; return its status.
 
-    Parameters
-    ----------
-    place : NodePlace
-    secret_file : str or None
-        None: the secret is in the environment.
-    python : str
-        This node's interpreter.
-    seconds : float
-        Timeout for the first connection to the launcher.
-    report : callable
-        Takes messages for the user.
-
-    Returns
-    -------
-    int
-        Exit status of the job.
-
-    Raises
-    ------
-    DglkgeError
-        See :func:`connect`.
+    `seconds` limit the wait for the launcher; `report` takes messages for the user.
     """
     secret = handshake.read_secret(secret_file, os.environ)
     for name in NOT_INHERITED:
@@ -74,15 +54,6 @@ async def connect(
     place: NodePlace, secret: bytes, seconds: float, report: Callable[[str], None]
 ) -> protocol.Stream:
     """Connect to the launcher, which may start later than this node, and be admitted.
-
-    Parameters
-    ----------
-    place : NodePlace
-    secret : bytes
-    seconds : float
-        Timeout.
-    report : callable
-        Takes messages for the user.
 
     Raises
     ------

@@ -1,19 +1,4 @@
-"""Place of this process among the nodes of a job without SSH, from options, ip_config.txt and a scheduler.
-
-The variables of schedulers:
-
-======================== ============================= ========================= ======================
-started by               rank                          number of nodes           first host
-======================== ============================= ========================= ======================
-Open MPI's ``mpirun``    ``OMPI_COMM_WORLD_RANK``      ``OMPI_COMM_WORLD_SIZE``
-torchrun                 ``GROUP_RANK``                ``GROUP_WORLD_SIZE``      ``MASTER_ADDR``
-Kubernetes, indexed job  ``JOB_COMPLETION_INDEX``
-SLURM's ``srun``         ``SLURM_NODEID``              ``SLURM_STEP_NUM_NODES``, ``SLURM_STEP_NODELIST``,
-                                                       ``SLURM_NNODES``          ``SLURM_JOB_NODELIST``
-======================== ============================= ========================= ======================
-
-The first line whose rank is set counts: ``mpirun`` and torchrun may run inside a job of SLURM.
-"""
+"""Place of this process among the nodes of a job without SSH, from options, ip_config.txt and a scheduler."""
 
 from __future__ import annotations
 
@@ -35,19 +20,10 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class NodePlace:
-    """This node's place in a job without SSH.
+    """This node's place in a job without SSH; node 0 is the launcher, host and port are of the rendezvous.
 
-    Attributes
-    ----------
-    rank : int
-        From 0; node 0 is the launcher.
-    num_nodes : int
-    host, port
-        Of the rendezvous.
-    address : str or None
-        IPv4 address of this machine for DGL's and torch's traffic; None: the one that reaches the rendezvous.
-    has_ip_config : bool
-        Whether ip_config.txt names the machines.
+    `address` is the IPv4 address of this machine for DGL's and torch's traffic; None: the one that reaches
+    the rendezvous. `has_ip_config`: ip_config.txt names the machines.
     """
 
     rank: int
@@ -117,12 +93,7 @@ def node_place(
 
 
 def host_and_port(text: str, default_port: int) -> tuple[str, int]:
-    """Read ``host[:port]``; an IPv6 address with a port is in brackets.
-
-    Raises
-    ------
-    InputError
-        If it has another form.
+    """Read ``host[:port]``; an IPv6 address with a port is in brackets. Raises InputError for another form.
 
     Examples
     --------
@@ -162,17 +133,7 @@ def _find_address(given: str, interfaces: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class SchedulerPlace:
-    """Place of this process as the scheduler gives it.
-
-    Attributes
-    ----------
-    rank : int
-        Of the node, from 0.
-    num_nodes : int or None
-        None if the scheduler does not give it.
-    first_host : str or None
-        Name or address of node 0; None if the scheduler does not give it.
-    """
+    """Rank of this node, number of nodes and name of node 0 as far as the scheduler gives them."""
 
     rank: int
     num_nodes: int | None = None
@@ -225,10 +186,6 @@ SCHEDULERS = (
 
 def scheduler_place(environment: Mapping[str, str]) -> SchedulerPlace:
     """Return this process's place from the environment of a scheduler.
-
-    Parameters
-    ----------
-    environment : mapping of str to str
 
     Raises
     ------

@@ -42,12 +42,7 @@ def describe_problems(problems: Sequence[tuple[str, InputError]], num_hosts: int
 def compare_versions(described: Mapping[str, Mapping[str, Any]], own_version: str) -> list[tuple[str, str]]:
     """Find machines with other versions than the first, or with another dglkge than the launcher's.
 
-    Parameters
-    ----------
-    described : mapping of str to mapping
-        Replies of ``machine.describe_machine`` by address.
-    own_version : str
-        dglkge's version of the launcher.
+    `described` has the replies of ``machine.describe_machine`` by address.
     """
     problems = []
     addresses = list(described)
@@ -131,23 +126,11 @@ class RemoteSite:
     def connect(self, machines: Sequence[Machine], entry: JobEntry | None) -> list[Host]:
         """Start missing node programs, and get the facts that the plan depends on.
 
-        Parameters
-        ----------
-        machines : sequence of Machine
-            Sessions with other machines are closed.
-        entry : JobEntry or None
-            Registers the job on each machine, and removes segments of ended jobs and attempts; None: a dry
-            run.
+        Sessions with other machines are closed. The entry registers the job on each machine, and removes
+        segments of ended jobs and attempts; None: a dry run.
 
-        Returns
-        -------
-        list of Host
-            Machines that replied; :meth:`check` raises the problems of the others.
-
-        Raises
-        ------
-        InputError
-            If a name has no address or two have the same, or a loopback address is among several.
+        Returns the machines that replied; :meth:`check` raises the problems of the others. Raises InputError
+        if a name has no address or two have the same, or a loopback address is among several.
         """
         interfaces = local_interfaces()
         addresses = self.addresses = machine_addresses(machines, interfaces)
@@ -202,22 +185,10 @@ class RemoteSite:
         partition_file: str | None,
         needs: Sequence[MachineNeeds],
     ) -> None:
-        """Check all machines for all problems that would keep the job from running.
+        """Check all machines that replied for all problems that would keep the job from running.
 
-        Parameters
-        ----------
-        hosts : sequence of Host
-            Machines that replied to :meth:`connect`.
-        settings : JobSettings
-        partition_file : str or None
-            DGL's partition file, as a path on the machines; None: unknown.
-        needs : sequence of MachineNeeds
-            By the number of the machine.
-
-        Raises
-        ------
-        PreflightError
-            With every problem of every machine.
+        `partition_file` is a path on the machines, None if unknown; `needs` are by the number of the machine.
+        Raises PreflightError with every problem of every machine.
         """
         script = None if settings.command[0] == "-m" else settings.command[0]
         questions = {
@@ -255,13 +226,7 @@ class RemoteSite:
         return path, part_id, len(self.addresses)
 
     def plan(self, hosts: Sequence[Host], settings: JobSettings) -> list[PlannedProcess]:
-        """Plan the job, with a rendezvous port that is free on the first machine now.
-
-        Raises
-        ------
-        PreflightError
-            If a machine was not reached, or the first one has no free port.
-        """
+        """Plan the job, with a rendezvous port that is free on the first machine now."""
         self._raise_problems()
         first = hosts[0]
         avoid = list(range(first.port, first.port + settings.num_servers))
@@ -282,13 +247,7 @@ class RemoteSite:
         """Do nothing: the machines share a disk with this one."""
 
     def write_job_files(self, log_dir: Path, hosts: Sequence[Host]) -> None:
-        """Create the log folder on every machine, with the ip_config.txt that the processes read.
-
-        Raises
-        ------
-        PreflightError
-            If a machine cannot write it.
-        """
+        """Create the log folder on every machine, with the ip_config.txt that the processes read."""
         machines = [[host.address, host.port] for host in hosts]
         question = {"log_dir": str(log_dir), "machines": machines}
         self._call_all({host.address: question for host in hosts}, "write_job_files")
@@ -376,15 +335,7 @@ class RemoteSite:
         wait(close_all(children))
 
     def _raise_problems(self, outcome: str = "nothing was started") -> None:
-        """Raise all problems in one error, if there are any.
-
-        Raises
-        ------
-        InputError
-            Of this machine alone, if what the user gave is wrong.
-        NotReadyError
-            If machines are not ready.
-        """
+        """Raise all problems in one error, if there are any; of this machine alone only the first."""
         if not self._problems:
             return
         if self._is_alone:

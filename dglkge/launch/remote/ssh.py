@@ -32,15 +32,7 @@ SEARCH_PATHS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 def forwarded_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Select the variables that are forwarded to other machines.
 
-    Parameters
-    ----------
-    environment : mapping of str to str
-        That of the launcher.
-
-    Returns
-    -------
-    dict of str to str
-        Relative folders of search paths are made absolute: processes elsewhere start in other folders.
+    Relative folders of search paths are made absolute: processes elsewhere start in other folders.
     """
     picked = {
         name: value
@@ -67,14 +59,7 @@ ALIVE_COUNT = 4
 class SshSettings:
     """Options for SSH from the command line; None: the value of ``~/.ssh/config``.
 
-    Attributes
-    ----------
-    port : int or None
-    username : str or None
-    identity_file : str or None
-        Private key.
-    options : tuple of str
-        Further ``KEY=VALUE`` of ssh_config(5); they override those of this module.
+    `options` are further ``KEY=VALUE`` of ssh_config(5); they override those of this module.
     """
 
     port: int | None = None
@@ -85,14 +70,6 @@ class SshSettings:
 
 def ssh_command(settings: SshSettings, address: str, words: Sequence[str]) -> list[str]:
     """Return the command that runs some words on another machine, each quoted for the shell there.
-
-    Parameters
-    ----------
-    settings : SshSettings
-    address : str
-        As in ip_config.txt, so that entries of ``~/.ssh/config`` with this name apply.
-    words : sequence of str
-        Program and arguments.
 
     Examples
     --------

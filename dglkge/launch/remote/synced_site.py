@@ -28,28 +28,10 @@ from dglkge.launch.remote.ssh import SshSettings
 def plan_sync(
     command: Sequence[str], config: Config | None, part_config: str | None, places: Places, part_id: int
 ) -> list[Tree]:
-    """Return the files that one machine needs before a job can run there.
+    """Return the files that one machine needs before a job can run there, with its own partition alone.
 
-    Parameters
-    ----------
-    command : sequence of str
-        The script and its arguments, or ``-m``, a module and its arguments.
-    config : Config or None
-        The script's configuration, which names the data set; None for other scripts.
-    part_config : str or None
-        DGL's partition file of other scripts.
-    places : Places
-    part_id : int
-        The machine's own partition.
-
-    Returns
-    -------
-    list of Tree
-
-    Raises
-    ------
-    InputError
-        If a relative path leads out of the folder.
+    `config` is the script's configuration, which names the data set, `part_config` DGL's partition file of
+    other scripts. Raises InputError if a relative path leads out of the folder.
     """
     files = [*_program(command, places.here), *_named_files(command, places.here)]
     if config is not None:
@@ -196,12 +178,7 @@ class SyncedSite(RemoteSite):
     def fetch_logs(self, log_dir: Path, places: Places) -> None:
         """Fetch what scripts have written to the folder of the logs on all machines.
 
-        A machine whose node program has ended meanwhile gets a new one.
-
-        Raises
-        ------
-        PreflightError
-            If a machine cannot be reached, or a file cannot be written here.
+        A machine whose node program has ended meanwhile gets a new one. Raises PreflightError.
         """
         self._problems = []
         for address, session in self._sessions.items():
