@@ -214,7 +214,7 @@ class _Job:
             log_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise NotReadyError(f"cannot write logs to {log_dir}: {error.strerror}") from None
-        console.log_to(log_dir / LAUNCHER_LOG)
+        console.log_path = log_dir / LAUNCHER_LOG
         site.write_job_files(Path(settings.log_dir), hosts)
         console.message(_announce(settings, hosts, log_dir))
         threads = min(num_threads(settings, host) for host in hosts)

@@ -70,9 +70,3 @@ class JsonFormatter(logging.Formatter):
         # The base class appends the traceback to the message.
         text = super().format(record)
         return json_line(self._process, record.levelname.lower(), text, record.created, logger=record.name)
-
-
-def use_json(process: str) -> None:
-    """Let the handlers of the root logger write JSON; a script has made them with ``logging.basicConfig``."""
-    for handler in logging.getLogger().handlers:
-        handler.setFormatter(JsonFormatter(process))

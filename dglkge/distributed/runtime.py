@@ -18,9 +18,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dglkge.distributed import dgl_compat, log_format
+from dglkge.distributed import dgl_compat
 from dglkge.distributed.agreement import Result, agree
 from dglkge.distributed.ip_config import read_ip_config
+from dglkge.distributed.log_format import JSON, JsonFormatter
 from dglkge.distributed.preemption import StopRequest
 from dglkge.distributed.process_group import end_process_group, start_process_group
 from dglkge.distributed.server_ports import (
@@ -30,7 +31,7 @@ from dglkge.distributed.server_ports import (
     is_own_address,
     wait_until_listening,
 )
-from dglkge.distributed.world import NO_VERIFY_VARIABLE, World
+from dglkge.distributed.world import NO_VERIFY_VARIABLE, World, inherited_log_format
 from dglkge.errors import InputError, JobError, exit_status_of
 
 logger = logging.getLogger(__name__)
@@ -174,15 +175,11 @@ def verifies_dataset() -> bool:
 
 def use_log_format() -> None:
     """Let this process log as ``DGLKGE_LOG_FORMAT`` says: JSON lines, or unchanged."""
-    found = os.environ.get(log_format.VARIABLE) or log_format.TEXT
-    if found not in log_format.LOG_FORMATS:
-        raise InputError(
-            f"{log_format.VARIABLE} is {found!r}; allowed are {', '.join(log_format.LOG_FORMATS)}"
-        )
-    if found == log_format.JSON:
+    if inherited_log_format() == JSON:
         role, number = ("server", "DGL_SERVER_ID") if is_server() else ("trainer", "RANK")
-        name = f"{role} {os.environ.get(number, '0')}"
-        log_format.use_json(name)
+        formatter = JsonFormatter(f"{role} {os.environ.get(number, '0')}")
+        for handler in logging.getLogger().handlers:  # a script has made them with logging.basicConfig
+            handler.setFormatter(formatter)
 
 
 def log_folder() -> str:

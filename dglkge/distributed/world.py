@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dglkge.distributed import log_format
 from dglkge.errors import InputError
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
@@ -119,6 +120,16 @@ class World:
             timeout_seconds=_seconds(env.get(TIMEOUT_VARIABLE, str(DEFAULT_TIMEOUT_SECONDS))),
             job=env.get(JOB_VARIABLE, ""),
         )
+
+
+def inherited_log_format() -> str:
+    """Return how this process shall log; raises InputError."""
+    found = os.environ.get(log_format.VARIABLE) or log_format.TEXT
+    if found not in log_format.LOG_FORMATS:
+        raise InputError(
+            f"{log_format.VARIABLE} is {found!r}; allowed are {', '.join(log_format.LOG_FORMATS)}"
+        )
+    return found
 
 
 def _refuse_other_launchers(environment: Mapping[str, str]) -> None:

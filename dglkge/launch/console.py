@@ -69,14 +69,10 @@ class BackgroundStream:
     def __init__(self, stream: TextIO) -> None:
         # Python's buffer is emptied first: later text bypasses it and must not overtake.
         stream.flush()
-        self.descriptor = stream.fileno()
+        self._descriptor = stream.fileno()
         self._texts: queue.Queue[bytes] = queue.Queue(MOST_WAITING_TEXTS)
         self._num_dropped = self._num_written = 0
         threading.Thread(target=self._run, name="dglkge-console", daemon=True).start()
-
-    def isatty(self) -> bool:
-        """Whether the stream is a terminal."""
-        return os.isatty(self.descriptor)
 
     def write(self, text: str) -> int:
         """Queue some text, or count its lines as dropped; the next text is preceded by that count."""
@@ -117,13 +113,13 @@ class BackgroundStream:
             while data:
                 count = len(data)  # also on a closed pipe or a full disk
                 try:
-                    count = os.write(self.descriptor, data)
+                    count = os.write(self._descriptor, data)
                 except BlockingIOError:
                     count = 0
                     with contextlib.suppress(OSError, ValueError):
                         # A terminal that is shared with other programs may be non-blocking: the thread waits
                         # for room, without a busy loop.
-                        select.select([], [self.descriptor], [])
+                        select.select([], [self._descriptor], [])
                 except OSError:
                     pass
                 data = data[count:]
@@ -275,8 +271,12 @@ class Console:
     log_format = TEXT
     """``json``: every line is an object, and there is no bar."""
 
-    def __init__(self, out: TextIO, err: TextIO, is_terminal: bool, is_coloured: bool) -> None:
-        self._log_path: Path | None = None
+    log_path: Path | None = None
+    """A file to which the launcher's messages are appended as well."""
+
+    def __init__(
+        self, out: TextIO, err: TextIO, is_terminal: bool = False, is_coloured: bool = False
+    ) -> None:
         self._out = out
         self._err = err
         self._is_terminal = is_terminal
@@ -284,25 +284,16 @@ class Console:
         self._bar = ""
 
     @classmethod
-    def of(cls, out: TextIO, err: TextIO) -> Console:
-        """Build a console for two streams; without colours if NO_COLOR is set (https://no-color.org)."""
-        is_terminal = out.isatty()
-        return cls(out, err, is_terminal, is_terminal and not os.environ.get("NO_COLOR"))
-
-    @classmethod
     def in_background(cls, out: TextIO, err: TextIO) -> Console:
-        """Build a console whose methods never block: a thread writes the text."""
-        first = in_background(out)
+        """Build a console whose methods never block; without colours if NO_COLOR is set (no-color.org)."""
+        is_terminal, first = out.isatty(), in_background(out)
         with contextlib.suppress(OSError, ValueError, AttributeError):
             # One queue keeps the order of lines of stdout and stderr. With two threads they would mix.
             if os.path.sameopenfile(out.fileno(), err.fileno()):
                 err.flush()
-                return cls.of(first, first)
-        return cls.of(first, in_background(err))
-
-    def log_to(self, path: Path | None) -> None:
-        """Append the launcher's messages to a file as well, from now on."""
-        self._log_path = path
+                err = first
+        second = first if err is first else in_background(err)
+        return cls(first, second, is_terminal, is_terminal and not os.environ.get("NO_COLOR"))
 
     def line(self, name: str, colour: int, text: str) -> None:
         """Write one whole line of a process above the bar."""
@@ -330,7 +321,11 @@ class Console:
         is_json = self.log_format == JSON
         level = next((word for word in ("warning", "error") if text.startswith(f"{word}: ")), level)
         record = json_line(LAUNCHER, level, text)
-        self._log(record if is_json else "\n".join(f"{timestamp()} {line}" for line in text.splitlines()))
+        if self.log_path is not None:
+            logged = [record] if is_json else [f"{timestamp()} {line}" for line in text.splitlines()]
+            # A full disk does not disturb the job.
+            with contextlib.suppress(OSError), self.log_path.open("a", encoding="utf-8") as log:
+                log.write("\n".join(logged) + "\n")
         if is_json:
             self._write(self._err, record + "\n")
             return
@@ -349,21 +344,14 @@ class Console:
 
     def error(self, text: str) -> None:
         """Write an error message without a prefix."""
-        self._write(
-            self._err, (json_line(LAUNCHER, "error", text) if self.log_format == JSON else text) + "\n"
-        )
+        line = json_line(LAUNCHER, "error", text) if self.log_format == JSON else text
+        self._write(self._err, line + "\n")
 
     def finish(self) -> None:
         """Wait until all text is written, with a timeout for blocked streams."""
         for stream in (self._out, self._err):
             if isinstance(stream, BackgroundStream):
                 stream.finish()
-
-    def _log(self, text: str) -> None:
-        """Append to the launcher's log; a full disk does not disturb the job."""
-        if self._log_path is not None:
-            with contextlib.suppress(OSError), self._log_path.open("a", encoding="utf-8") as log:
-                log.write(text + "\n")
 
     def _clear(self) -> str:
         """Return the control sequence that removes the bar."""

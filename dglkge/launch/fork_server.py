@@ -87,10 +87,15 @@ def _fork(node: int) -> bool:
     # Its parent ends at once. The nearest ancestor that takes over orphans is the node program.
     while os.getppid() == between:
         time.sleep(0.0005)
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != node:  # it died meanwhile
-        os._exit(1)
+    die_with(node)
     return True
+
+
+def die_with(parent: int) -> None:
+    """Let the kernel kill this process when its parent dies."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before prctl took effect
+        os._exit(1)
 
 
 def _become(environment: Mapping[str, str], output: int, gate: int, told: int) -> None:

@@ -14,6 +14,7 @@ from dglkge.typing import CUDA_DEVICE
 
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 DRIVER_FOLDER = Path("/proc/driver/nvidia/gpus")
+"""Where the driver has a folder for each GPU; counted where ``nvidia-smi`` is missing."""
 LIST_SECONDS = 10.0
 """Limit for ``nvidia-smi -L``, which initializes the driver."""
 
@@ -23,9 +24,9 @@ def usable_gpus() -> tuple[str, ...]:
     return find_gpus(os.environ) if torch_has_cuda() else ()
 
 
-def find_gpus(environment: Mapping[str, str], driver_folder: Path = DRIVER_FOLDER) -> tuple[str, ...]:
+def find_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
     """Return the GPUs of this machine that an environment allows."""
-    count = _count_gpus(environment, driver_folder)
+    count = _count_gpus(environment)
     allowed = environment.get(VISIBLE_VARIABLE)
     if allowed is None:
         return tuple(map(str, range(count)))
@@ -40,12 +41,12 @@ def find_gpus(environment: Mapping[str, str], driver_folder: Path = DRIVER_FOLDE
     return tuple(found)
 
 
-def _count_gpus(environment: Mapping[str, str], driver_folder: Path) -> int:
+def _count_gpus(environment: Mapping[str, str]) -> int:
     """Return the number of GPUs on this machine."""
     program = shutil.which("nvidia-smi", path=environment.get("PATH", os.defpath))
     try:
         if program is None:
-            return len(os.listdir(driver_folder))
+            return len(os.listdir(DRIVER_FOLDER))
         done = subprocess.run(
             [program, "-L"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIST_SECONDS,
             env=dict(environment)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Callable
@@ -58,19 +59,11 @@ def describe_status(status: int) -> str:
         return f"ended with status {status}, which says: stopped on request, start me again"
     if status >= 0:
         return f"ended with status {status}"
-    number = -status
-    try:
-        # Real-time signals have no name in Python's enumeration.
-        name = signal.Signals(number).name
-    except ValueError:
-        return f"was killed by signal {number}"
-    cause = LIKELY_CAUSES.get(signal.Signals(number))
-    return f"was killed by signal {number} ({name})" + (f" [{cause}]" if cause else "")
-
-
-def describe_process(name: str, pid: int | None, address: str) -> str:
-    """Return the name of a process for messages, e.g. ``trainer 1 (pid 12) on 127.0.0.1``."""
-    return f"{name} (pid {pid}) on {address}" if pid is not None else f"{name} on {address}"
+    words = f"was killed by signal {-status}"
+    with contextlib.suppress(ValueError):  # real-time signals have no name in Python's enumeration
+        number = signal.Signals(-status)
+        words += f" ({number.name})" + (f" [{LIKELY_CAUSES[number]}]" if number in LIKELY_CAUSES else "")
+    return words
 
 
 SHORTEST_PAUSE_SECONDS = 1.0
@@ -78,10 +71,7 @@ LONGEST_PAUSE_SECONDS = 30.0
 
 
 def run_with_restarts(
-    run: Callable[[int], JobResult],
-    max_restarts: int,
-    report: Callable[[str], None],
-    sleep: Callable[[float], None] = time.sleep,
+    run: Callable[[int], JobResult], max_restarts: int, report: Callable[[str], None]
 ) -> JobResult:
     """Run a job, and again after a failure or a stop with status 143; return the result of the last attempt.
 
@@ -97,7 +87,7 @@ def run_with_restarts(
         pause = pause_seconds(num_failures)
         report(f"attempt {attempt + 1}: {result.reason}; logs in {result.log_dir}")
         report(f"restart {attempt + 1} of {max_restarts} in {pause:g} s")
-        sleep(pause)
+        time.sleep(pause)
     # The last attempt is outside of the loop: its result is returned whatever it is.
     return run(max_restarts)
 

@@ -28,13 +28,14 @@ import psutil
 
 from dglkge.distributed.jobs import JobEntry
 from dglkge.distributed.lease import new_nonce
+from dglkge.distributed.preemption import STOP_SIGNALS
 from dglkge.distributed.world import OWN_DISKS_VARIABLE
 from dglkge.errors import NotReadyError
 from dglkge.launch.background import in_thread, spawn
 from dglkge.launch.machine import MachineJob, has_variable, node_tasks, wait_while
 from dglkge.launch.processes import ForkServer, execute
 from dglkge.launch.remote import protocol
-from dglkge.launch.stop_signals import STOP_SIGNALS, status_of_stop
+from dglkge.launch.stop_signals import status_of_stop
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 3.0

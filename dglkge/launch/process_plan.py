@@ -174,7 +174,7 @@ def choose_num_trainers(
     else:
         counts = [host.num_cores for host in hosts]
         highest = most if highest is None else highest
-    return max(lowest, min([*counts] if highest is None else [highest, *counts]))
+    return max(lowest, min(counts if highest is None else [highest, *counts]))
 
 
 def device_of_trainers(device: str, hosts: Sequence[Host], num_trainers: int) -> str:
@@ -186,26 +186,21 @@ def device_of_trainers(device: str, hosts: Sequence[Host], num_trainers: int) ->
     short = [host for host in hosts if len(host.gpus) < num_trainers]
     if device == CUDA_DEVICE:
         for host in short:
-            raise InputError(_describe_shortage(host, num_trainers))
+            count = len(host.gpus)
+            words = f"training.device is cuda and machine {host.address} has "
+            if not count:
+                raise InputError(
+                    f"{words}no GPU for its trainers (nvidia-smi -L lists none, {VISIBLE_VARIABLE} hides "
+                    "all, or torch is built without CUDA); allowed there: cpu or auto"
+                )
+            raise InputError(
+                f"{words}{count} GPU{'s' if count > 1 else ''} for {num_trainers} trainers; allowed: "
+                f"--num_trainers {count} or less, or training.device auto or cpu"
+            )
         return CUDA_DEVICE
     if device == AUTO_DEVICE and any(host.gpus for host in hosts):
         return CPU_DEVICE if short else CUDA_DEVICE
     return ""
-
-
-def _describe_shortage(host: Host, num_trainers: int) -> str:
-    """Return the error about a machine with too few GPUs."""
-    if not host.gpus:
-        return (
-            f"training.device is cuda and machine {host.address} has no GPU for its trainers (nvidia-smi -L "
-            f"lists none, {VISIBLE_VARIABLE} hides all, or torch is built without CUDA); allowed there: "
-            "cpu or auto"
-        )
-    count = len(host.gpus)
-    return (
-        f"training.device is cuda and machine {host.address} has {count} GPU{'s' if count > 1 else ''} for "
-        f"{num_trainers} trainers; allowed: --num_trainers {count} or less, or training.device auto or cpu"
-    )
 
 
 def plan_processes(
@@ -217,6 +212,7 @@ def plan_processes(
     than DGL's and torch's) in the launcher's environment, `inherited`, are kept.
     """
     shared = _shared_environment(settings, len(hosts))
+    extra = dict(settings.extra_envs)
     servers, trainers = [], []
     for machine, host in enumerate(hosts):
         command = (*host.runner, *settings.command)
@@ -238,14 +234,25 @@ def plan_processes(
                 "OMP_NUM_THREADS": str(settings.num_server_threads),
                 **gpu_variables(settings.device, host.gpus, None),
             }
-            environment = base | own | dict(settings.extra_envs)
-            servers.append(PlannedProcess(SERVER, number, host.address, command, environment))
+            servers.append(PlannedProcess(SERVER, number, host.address, command, base | own | extra))
         for local in range(settings.num_trainers):
-            own = _trainer_environment(hosts, settings, machine, local)
-            own |= gpu_variables(settings.device, host.gpus, local)
-            environment = base | own | {"MASTER_PORT": str(master_port)} | dict(settings.extra_envs)
             number = machine * settings.num_trainers + local
-            trainers.append(PlannedProcess(TRAINER, number, host.address, command, environment))
+            own = {
+                "DGL_ROLE": "client",
+                "DGL_DIST_MODE": "distributed",
+                # DGL numbers groups of clients of long-lived servers; a job of this launcher has one.
+                "DGL_GROUP_ID": "0",
+                "OMP_NUM_THREADS": str(num_threads(settings, host)),
+                "RANK": str(number),
+                "LOCAL_RANK": str(local),
+                "WORLD_SIZE": str(settings.num_trainers * len(hosts)),
+                "LOCAL_WORLD_SIZE": str(settings.num_trainers),
+                "GROUP_RANK": str(machine),
+                "MASTER_ADDR": hosts[0].address,
+                "MASTER_PORT": str(master_port),
+                **gpu_variables(settings.device, host.gpus, local),
+            }
+            trainers.append(PlannedProcess(TRAINER, number, host.address, command, base | own | extra))
     return servers + trainers
 
 
@@ -273,15 +280,8 @@ def describe_plan(processes: Sequence[PlannedProcess]) -> str:
 
 def plan_to_dict(processes: Sequence[PlannedProcess]) -> list[dict[str, object]]:
     """Return the plan as JSON values, for ``--dry_run --json``."""
-    return [
-        {
-            "name": process.name,
-            "address": process.address,
-            "command": list(process.command),
-            "environment": dict(process.environment),
-        }
-        for process in processes
-    ]
+    names = ("name", "address", "command", "environment")
+    return [{name: getattr(process, name) for name in names} for process in processes]
 
 
 def _shared_environment(settings: JobSettings, num_hosts: int) -> dict[str, str]:
@@ -314,22 +314,3 @@ def num_threads(settings: JobSettings, host: Host) -> int:
     """Return the threads of a trainer on a machine."""
     # Rounded down, so that trainers have no more threads than the machine has cores.
     return settings.num_omp_threads or max(1, host.num_cores // settings.num_trainers)
-
-
-def _trainer_environment(
-    hosts: Sequence[Host], settings: JobSettings, machine: int, local: int
-) -> dict[str, str]:
-    """Return the variables of one trainer, without the rendezvous port."""
-    return {
-        "DGL_ROLE": "client",
-        "DGL_DIST_MODE": "distributed",
-        # DGL numbers groups of clients of long-lived servers; a job of this launcher has one.
-        "DGL_GROUP_ID": "0",
-        "OMP_NUM_THREADS": str(num_threads(settings, hosts[machine])),
-        "RANK": str(machine * settings.num_trainers + local),
-        "LOCAL_RANK": str(local),
-        "WORLD_SIZE": str(settings.num_trainers * len(hosts)),
-        "LOCAL_WORLD_SIZE": str(settings.num_trainers),
-        "GROUP_RANK": str(machine),
-        "MASTER_ADDR": hosts[0].address,
-    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
+import functools
 import json
 import os
 import signal
@@ -14,13 +14,10 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 from dglkge.launch.background import in_thread
-from dglkge.launch.fork_server import ROOM, VARIABLE
+from dglkge.launch.fork_server import ROOM, VARIABLE, die_with
 
 MOST_OUTPUT_BYTES = 1 << 15
 """Less than a pipe holds that nobody reads yet."""
-
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def execute(
@@ -31,13 +28,6 @@ def execute(
     `output` is the descriptor of its output, errors included, `control` that of its input, if it has any; the
     variables are added to this process's. Raises OSError or ValueError if it cannot be started.
     """
-    parent = os.getpid()
-
-    def die_with_parent() -> None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died before prctl took effect
-            os._exit(1)
-
     # A session of its own: signals of a terminal reach the launcher only.
     popen = subprocess.Popen(
         command,
@@ -47,7 +37,7 @@ def execute(
         stdout=output,
         stderr=output,
         start_new_session=True,
-        preexec_fn=die_with_parent,
+        preexec_fn=functools.partial(die_with, os.getpid()),
     )
     popen.returncode = 0  # the node program waits for it together with the orphans
     return popen.pid

@@ -13,17 +13,11 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 
+from dglkge.distributed.preemption import STOP_SIGNALS
 from dglkge.errors import FAILURE_STATUS, INTERRUPTED_STATUS
 
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
-
 _received: list[int] = []
-
-
-def num_received() -> int:
-    """Return how many stop signals this process has received while one of the handlers was installed."""
-    return len(_received)
+"""Stop signals that this process has received while one of the handlers was installed."""
 
 
 class StoppedBySignal(KeyboardInterrupt):
@@ -71,11 +65,9 @@ class StopForwarder:
 
         def send() -> None:
             # A second signal to the launcher would end the trainers before they have committed.
-            if not num_received():
+            if not _received:
                 self._report(f"{name} received {signal.Signals(number).name}: stopping the job")
-                main = threading.main_thread().ident
-                if main is not None:
-                    signal.pthread_kill(main, number)
+                signal.pthread_kill(threading.main_thread().ident or 0, number)
 
         timer = threading.Timer(FORWARD_SECONDS, send)
         timer.daemon = True

@@ -49,7 +49,7 @@ def screen(text: str) -> list[str]:
 def test_pipe_gets_lines_only() -> None:
     """Without a terminal there is no colour, no bar, no control character."""
     out, err = io.StringIO(), io.StringIO()
-    console = Console.of(out, err)
+    console = Console(out, err)
     console.line("trainer 0", 1, "hello")
     console.progress("trainer 0", "50%")
     console.line("server 0", 0, "")
@@ -61,7 +61,7 @@ def test_pipe_gets_lines_only() -> None:
 def test_bar_stays_below_the_lines() -> None:
     """All lines and the launcher's words come above the bar, which is never torn or doubled."""
     both = io.StringIO()
-    console = Console(both, both, is_terminal=True, is_coloured=False)
+    console = Console(both, both, is_terminal=True)
     console.progress("trainer 0", "10% of the first epoch")
     console.line("server 0", 0, "serving")
     assert screen(both.getvalue()) == ["[server 0] serving", "[trainer 0] 10% of the first epoch"]
@@ -78,14 +78,14 @@ def test_bar_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """A bar that is wider than the terminal would leave its first row behind."""
     monkeypatch.setenv("COLUMNS", "20")
     out = io.StringIO()
-    Console(out, out, is_terminal=True, is_coloured=False).progress("t", "x" * 100)
+    Console(out, out, is_terminal=True).progress("t", "x" * 100)
     assert len(out.getvalue()) == 19
 
 
 def test_unchanged_bar_is_not_written_again() -> None:
     """The bar costs nothing while it does not move."""
     out = io.StringIO()
-    console = Console(out, out, is_terminal=True, is_coloured=False)
+    console = Console(out, out, is_terminal=True)
     console.progress("t", "1%")
     console.progress("t", "1%")
     assert out.getvalue() == "[t] 1%"
@@ -109,14 +109,14 @@ def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NO_COLOR", no_color)
         out = io.StringIO()
         monkeypatch.setattr(out, "isatty", lambda: True, raising=False)
-        Console.of(out, io.StringIO()).line("a", 0, "x")
+        Console.in_background(out, io.StringIO()).line("a", 0, "x")
         assert ("\x1b[36m" in out.getvalue()) is is_coloured
 
 
 def test_reader_gone() -> None:
     """A closed stream (``| head``) is no failure."""
     out, err = io.StringIO(), io.StringIO()
-    console = Console.of(out, err)
+    console = Console(out, err)
     out.close()
     console.line("a", 0, "x")
     console.message("still here")

@@ -48,7 +48,7 @@ echo 'GPU 2: NVIDIA A (UUID: GPU-44)'"""
 
 def test_gpus_that_the_environment_allows(tmp_path: Path) -> None:
     environment = with_nvidia_smi(tmp_path, LISTS_THREE)
-    assert find_gpus(environment, tmp_path / "none") == ("0", "1", "2")
+    assert find_gpus(environment) == ("0", "1", "2")
     for visible, expected in {
         "": (),
         "2,0": ("2", "0"),
@@ -57,17 +57,17 @@ def test_gpus_that_the_environment_allows(tmp_path: Path) -> None:
         "1,7,0": ("1",),
         "MIG-33": ("MIG-33",),
     }.items():
-        assert find_gpus({**environment, VISIBLE_VARIABLE: visible}, tmp_path / "none") == expected
+        assert find_gpus({**environment, VISIBLE_VARIABLE: visible}) == expected
 
 
-def test_driver_folder_counts_without_nvidia_smi(tmp_path: Path) -> None:
+def test_driver_folder_counts_without_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for bus in ("0000:01:00.0", "0000:02:00.0"):
         (tmp_path / "gpus" / bus).mkdir(parents=True)
     nothing = {"PATH": str(tmp_path)}
-    assert find_gpus(nothing, tmp_path / "gpus") == ("0", "1")
-    assert find_gpus({**nothing, VISIBLE_VARIABLE: "1"}, tmp_path / "gpus") == ("1",)
-    assert find_gpus(nothing, tmp_path / "no driver") == ()
-    assert find_gpus({**nothing, VISIBLE_VARIABLE: "0"}, tmp_path / "no driver") == ()
+    for folder, found in (("gpus", ("0", "1")), ("no driver", ())):
+        monkeypatch.setattr(gpus, "DRIVER_FOLDER", tmp_path / folder)
+        assert find_gpus(nothing) == found
+        assert find_gpus({**nothing, VISIBLE_VARIABLE: "1"}) == found[1:]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_driver_folder_counts_without_nvidia_smi(tmp_path: Path) -> None:
 )
 def test_driver_that_fails_or_hangs_has_no_gpu(script, tmp_path, monkeypatch):
     monkeypatch.setattr(gpus, "LIST_SECONDS", 0.5)
-    assert find_gpus(with_nvidia_smi(tmp_path, script), tmp_path / "none") == ()
+    assert find_gpus(with_nvidia_smi(tmp_path, script)) == ()
 
 
 def test_torch_is_asked_without_loading_it() -> None:

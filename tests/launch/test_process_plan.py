@@ -163,5 +163,5 @@ def test_plan_for_programs() -> None:
     plan = plan_processes(ONE, SETTINGS, 29500, {})
     entries = plan_to_dict(plan)
     assert [entry["name"] for entry in entries] == ["server 0", "trainer 0", "trainer 1"]
-    assert entries[1]["command"] == list(plan[1].command)
+    assert entries[1]["command"] == plan[1].command
     assert entries[1]["environment"] == dict(plan[1].environment)

@@ -19,13 +19,13 @@ import pytest
 
 from dglkge.distributed.ip_config import Machine
 from dglkge.distributed.jobs import JobEntry
+from dglkge.distributed.preemption import STOP_SIGNALS
 from dglkge.distributed.world import JOB_VARIABLE
 from dglkge.launch.console import Console
 from dglkge.launch.job_result import JobResult
 from dglkge.launch.process_plan import SERVER, TRAINER, Limits, PlannedProcess
 from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.remote.ssh import SshSettings
-from dglkge.launch.stop_signals import STOP_SIGNALS
 from dglkge.launch.supervisor import Supervisor
 
 JOB = uuid.uuid4().hex[:16]
@@ -86,7 +86,7 @@ class Run:
             for role, codes in ((SERVER, servers), (TRAINER, trainers))
             for number, code in enumerate(codes)
         ]
-        self.result = supervise(folder, Console.of(self.out, self.err), limits, plan)
+        self.result = supervise(folder, Console(self.out, self.err), limits, plan)
         self.statuses = {process.name: process.status for process in self.result.processes}
         assert processes_left() == []
         assert not any(is_running(process.pid) for process in self.result.processes if process.pid)
@@ -195,7 +195,7 @@ def test_failure_shows_the_end_of_the_log(run, tmp_path: Path) -> None:
 def test_program_that_does_not_exist(tmp_path: Path) -> None:
     """What cannot be started is a failure with the reason."""
     plan = [PlannedProcess(TRAINER, 0, ADDRESS, ("/no/such/program",), {})]
-    result = supervise(tmp_path, Console.of(io.StringIO(), io.StringIO()), SHORT, plan)
+    result = supervise(tmp_path, Console(io.StringIO(), io.StringIO()), SHORT, plan)
     assert result.status == 127
     assert result.reason.startswith("trainer 0 on 127.0.0.1 could not be started: [Errno 2] No such file")
 
@@ -396,7 +396,7 @@ def test_clean_up_is_done_whatever_goes_wrong_before(tmp_path: Path) -> None:
         def message(self, text: str, level: str = "info") -> None:
             raise MemoryError
 
-    console = Broken(io.StringIO(), io.StringIO(), is_terminal=False, is_coloured=False)
+    console = Broken(io.StringIO(), io.StringIO())
     plan = [
         PlannedProcess(TRAINER, number, "127.0.0.1", (sys.executable, "-u", "-c", text), {})
         for number, text in enumerate((code, "import time; time.sleep(2); raise SystemExit(3)"))
@@ -415,7 +415,7 @@ def test_progress_of_rank_0_only(tmp_path: Path) -> None:
         "sys.stderr.write('\\r5/5\\n')"
     )
     out = io.StringIO()
-    console = Console(out, io.StringIO(), is_terminal=True, is_coloured=False)
+    console = Console(out, io.StringIO(), is_terminal=True)
     plan = [PlannedProcess(TRAINER, i, "127.0.0.1", (sys.executable, "-c", bar), {}) for i in range(2)]
     assert supervise(tmp_path, console, SHORT, plan).status == 0
     shown = out.getvalue()

@@ -319,9 +319,10 @@ def main() -> None:
 
 def end(error: BaseException | None) -> NoReturn:
     """End as the interpreter does, but without taking modules apart, which takes as long as a small job."""
+    from dglkge.errors import exit_status_of
     from dglkge.launch import script_runner
 
-    status = 0 if error is None else script_runner.exit_status(error)
+    status = 0 if error is None else exit_status_of(error)
     if isinstance(error, KeyboardInterrupt):
         traceback.print_exception(error)
     elif error is not None:

@@ -20,7 +20,6 @@ from typing import Any
 
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.background import in_thread, spawn, wait
-from dglkge.launch.job_result import describe_process
 from dglkge.launch.process_plan import TRAINER, PlannedProcess, common_environment
 from dglkge.launch.remote import protocol
 from dglkge.launch.remote.ssh import STARTER, SshSettings, ssh_command
@@ -110,7 +109,8 @@ class RunningProcess:
 
     def describe(self) -> str:
         """Return name, pid and machine for messages."""
-        return describe_process(self.name, self.pid, self.planned.address)
+        pid = f" (pid {self.pid})" if self.pid is not None else ""
+        return f"{self.name}{pid} on {self.planned.address}"
 
     def send_signal(self, number: int) -> None:
         """Request a signal to the process; SIGKILL goes to all its descendants too."""

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dglkge.distributed.ip_config import Machine
 from dglkge.errors import InputError
@@ -140,48 +141,30 @@ class SchedulerPlace:
     first_host: str | None = None
 
 
-@dataclass(frozen=True)
-class _Scheduler:
-    """Variables of one scheduler; the first that is set counts. `step` is set if all nodes were started."""
+class _Scheduler(NamedTuple):
+    """Variables of a scheduler, of which the first that is set counts; how to start a process a node."""
 
     name: str
     rank: str
-    step: str | None = None
-    local_rank: str | None = None
+    local_rank: str = ""
     num_nodes: tuple[str, ...] = ()
     first_host: tuple[str, ...] = ()
     remedy: str = ""
+    step: str = ""  # set if all nodes were started
 
 
 SCHEDULERS = (
-    _Scheduler(
-        "Open MPI",
-        "OMPI_COMM_WORLD_RANK",
-        None,
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        ("OMPI_COMM_WORLD_SIZE",),
-        remedy="mpirun --map-by ppr:1:node",
-    ),
-    _Scheduler(
-        "torchrun",
-        "GROUP_RANK",
-        None,
-        "LOCAL_RANK",
-        ("GROUP_WORLD_SIZE",),
-        ("MASTER_ADDR",),
-        remedy="torchrun --nproc-per-node=1",
-    ),
+    _Scheduler("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", ("OMPI_COMM_WORLD_SIZE",),
+               remedy="mpirun --map-by ppr:1:node"),
+    _Scheduler("torchrun", "GROUP_RANK", "LOCAL_RANK", ("GROUP_WORLD_SIZE",), ("MASTER_ADDR",),
+               "torchrun --nproc-per-node=1"),
     _Scheduler("Kubernetes", "JOB_COMPLETION_INDEX"),
-    _Scheduler(
-        "SLURM",
-        "SLURM_NODEID",
-        "SLURM_STEP_ID",  # absent in the script of sbatch, which runs on the first node only
-        "SLURM_LOCALID",
-        ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
-        ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"),
-        remedy="srun --ntasks-per-node=1",
-    ),
-)
+    _Scheduler("SLURM", "SLURM_NODEID", "SLURM_LOCALID",
+               ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+               ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"), "srun --ntasks-per-node=1",
+               "SLURM_STEP_ID"),  # absent in the script of sbatch, which runs on the first node only
+)  # fmt: skip
+"""The first whose rank is set counts: ``mpirun`` and torchrun may run inside a job of SLURM."""
 
 
 def scheduler_place(environment: Mapping[str, str]) -> SchedulerPlace:
@@ -203,7 +186,7 @@ def scheduler_place(environment: Mapping[str, str]) -> SchedulerPlace:
         if not environment.get(scheduler.rank):
             continue
         local = scheduler.local_rank
-        if local is not None and environment.get(local, "0") != "0":
+        if local and environment.get(local, "0") != "0":
             raise InputError(
                 f"{local} is {environment[local]}: {scheduler.name} has started several processes on this "
                 f"node; dglkge-launch starts the node's trainers itself, one process a node is enough "
@@ -215,7 +198,7 @@ def scheduler_place(environment: Mapping[str, str]) -> SchedulerPlace:
         num_nodes = _number(environment, counts[0], 1) if counts else None
         if num_nodes is not None and rank >= num_nodes:
             raise InputError(f"{scheduler.rank} is {rank} and {counts[0]} is {num_nodes}; ranks count from 0")
-        if scheduler.step is not None and not environment.get(scheduler.step) and (num_nodes or 1) > 1:
+        if scheduler.step and not environment.get(scheduler.step) and (num_nodes or 1) > 1:
             raise InputError(
                 f"{scheduler.name} has started this process on one of {num_nodes} nodes only; start "
                 f"dglkge-launch on each of them with {scheduler.remedy}"
@@ -236,8 +219,7 @@ def first_host(node_list: str) -> str:
     ('cn07', 'a1', 'r1n3')
     """
     # Commas in brackets separate numbers, others hosts. A number may have leading zeros, which are kept.
-    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", node_list)
-    host = first.group(0) if first is not None else node_list
+    host = re.findall(r"(?:[^,\[]|\[[^\]]*\])*", node_list)[0]
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", host)
 
 
