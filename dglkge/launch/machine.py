@@ -84,7 +84,11 @@ def machine_addresses(machines: Sequence[Machine], interfaces: Mapping[str, str]
     InputError
         If two have the same address, or a loopback address is among several.
     """
-    addresses = [resolve(machine.address) for machine in machines]
+    addresses: list[str] = []
+    for machine in machines:  # DGL's sockets take only numbers
+        with os_errors(NotReadyError, f"no IPv4 address for host {machine.address!r} of ip_config"):
+            found = socket.getaddrinfo(machine.address, None, socket.AF_INET, socket.SOCK_STREAM)
+            addresses.append(str(found[0][4][0]))
     if len(machines) > 1 and all(is_local(address, interfaces) for address in addresses):
         raise InputError(
             f"ip_config names this machine {len(machines)} times ({', '.join(addresses)}): the shared memory "
@@ -104,12 +108,6 @@ def machine_addresses(machines: Sequence[Machine], interfaces: Mapping[str, str]
 def is_local(address: str, interfaces: Mapping[str, str]) -> bool:
     """Whether an IPv4 address is this machine's own."""
     return address in interfaces or ipaddress.IPv4Address(address).is_loopback
-
-
-def resolve(address: str) -> str:
-    """Return the IPv4 address of a host name, as DGL's sockets take only numbers; raises NotReadyError."""
-    with os_errors(NotReadyError, f"no IPv4 address for host {address!r} of ip_config"):
-        return str(socket.getaddrinfo(address, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
 
 
 def has_variable(process: psutil.Process, name: str, value: str) -> bool:
@@ -241,27 +239,18 @@ class MachineJob:
 
     def _base_of_tables(self, needs: MachineNeeds) -> tuple[Path | None, str]:
         """Return the folder in which tables shall be files, and why; None for shared memory."""
-        reason = "tables.storage is disk"
+        reason, shared = "tables.storage is disk", needs.shared_memory_bytes
         if needs.storage != "disk":
             try:
-                table_storage.check_shared_memory(
-                    needs.shared_memory_bytes and needs.shared_memory_bytes + ENTRY_BYTES, self.job
-                )
+                table_storage.check_shared_memory(shared and shared + ENTRY_BYTES, self.job)
                 return None, ""
             except NotReadyError as error:
                 reason = str(error)
                 if not needs.structure_bytes:  # a script of another project: how it shares is unknown
                     raise
-        needed = needs.shared_memory_bytes - needs.structure_bytes
         folders = [Path(folder) for folder in needs.table_folders]
         folders = folders or table_storage.usual_folders(on_disk=needs.storage == "disk")
-        base = table_storage.roomy_folder(folders, needed)
-        if base is None:
-            raise NotReadyError(
-                f"{reason}; files take {needed / 1e9:.2f} GB, and none of {', '.join(map(str, folders))} has "
-                "that room: give another tables.folder"
-            )
-        return base, reason
+        return table_storage.roomy_folder(folders, shared - needs.structure_bytes, f"{reason}; "), reason
 
     def _remove_tables(self) -> None:
         """Remove the files of tables of the attempt before."""

@@ -99,8 +99,7 @@ class NodeProgram:
 
         self._signals: list[int] = []
         self._job = MachineJob()
-        tasks = node_tasks(self._job, python)
-        self._tasks: Mapping[str, Callable[..., Any]] = {**tasks, "register": self._register}
+        self._tasks = {**node_tasks(self._job, python), "register": self._register}
 
     async def run(self) -> tuple[int, str]:
         """Serve until the launcher has told the end of the job, or is lost.

@@ -10,7 +10,7 @@ import socket
 import stat
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -130,9 +130,15 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def roomy_folder(candidates: Iterable[Path], needed_bytes: int) -> Path | None:
-    """Return the first folder with enough room; None if there is none."""
-    return next((folder for folder in candidates if free_bytes(folder) > needed_bytes), None)
+def roomy_folder(candidates: Sequence[Path], needed_bytes: int, reason: str = "") -> Path:
+    """Return the first folder with enough room for tables; raises NotReadyError if there is none."""
+    for folder in candidates:
+        if free_bytes(folder) > needed_bytes:
+            return folder
+    raise NotReadyError(
+        f"{reason}files take {needed_bytes / 1e9:.2f} GB, and none of {', '.join(map(str, candidates))} has "
+        "that room: give another tables.folder"
+    )
 
 
 def usual_folders(on_disk: bool = False) -> list[Path]:

@@ -34,7 +34,6 @@ def make_graph(example: str, folder: Path, *options: str) -> Path:
 
 
 def run(hosts: list[ClusterHost], folder: Path, options: list[str], script: list[str | Path]) -> None:
-    """Run a job with a trainer on each host to its end."""
     job = launch(hosts, folder, ["--num_trainers", "1", "--log_dir", str(folder / "logs"), *options], script)
     try:
         status = job.wait(200)

@@ -23,7 +23,6 @@ from tests.toy_kg import toy_dataset
 
 
 def kill_all_at_once(hosts: list[ClusterHost]) -> None:
-    """None of the second host's processes sees another's end, node programs included."""
     victims = hosts[1].processes()
     for process in victims:
         process.suspend()
@@ -57,7 +56,6 @@ class Story:
 
 
 def live_through(hosts: list[ClusterHost], folder: Path) -> Story:
-    """Start the job, strike again and again, watch."""
     story, log, stats = Story(), folder / LAUNCHER_LOG, folder / "run" / "stats.jsonl"
     options = ["--num_trainers", "1", "--max_restarts", "3", "--log_dir", str(folder / "logs")]
     job = launch(hosts, folder, options, training_command(toy_dataset(2), folder / "run"))
@@ -97,7 +95,6 @@ def _runs(process) -> bool:
 
 @pytest.fixture(scope="module")
 def story(two_hosts: list[ClusterHost], tmp_path_factory: pytest.TempPathFactory) -> Story:
-    """The story, told once for all tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", warm.runners(os.environ)["PYTHONPATH"])
         return live_through(two_hosts, tmp_path_factory.mktemp("faults"))

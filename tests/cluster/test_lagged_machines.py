@@ -63,7 +63,6 @@ def test_what_is_saved_is_what_all_machines_have(two_hosts, tmp_path):
 @pytest.mark.parametrize("role", ["server", "client"])
 @pytest.mark.usefixtures("warm_runners")
 def test_a_peer_that_is_killed_ends_the_job(two_hosts, tmp_path, role):
-    """Also where a trainer waits for rows that the killed server was asked for."""
     job = start(two_hosts, tmp_path, 1_000_000)
     wait_until_trained(tmp_path / "run" / "stats.jsonl", 2, job, tmp_path / LAUNCHER_LOG)
     job_process(two_hosts[1], role).kill()

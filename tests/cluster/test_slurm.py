@@ -124,7 +124,6 @@ class Slurm:
 
 @pytest.fixture
 def slurm(hosts_can_be_made: None, tmp_path: Path) -> Iterator[Slurm]:
-    """SLURM on two hosts of its own."""
     absent = [program for program in PROGRAMS if shutil.which(program) is None]
     if absent:
         pytest.skip(f"not installed: {', '.join(absent)} (Debian: slurmctld, slurmd, slurm-client, munge)")

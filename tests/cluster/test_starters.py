@@ -46,7 +46,6 @@ def torchrun(hosts: Sequence[ClusterHost]) -> list[list[str]]:
 
 @pytest.mark.parametrize("starter", [mpirun, torchrun])
 def test_starter(two_hosts: list[ClusterHost], tmp_path: Path, starter):  # type: ignore[no-untyped-def]
-    """It trains on both hosts, every command has status 0, and nothing is left."""
     command = training_command(toy_dataset(2), tmp_path / "run")
     command += ["--set", "training.num_epochs=2"]
     options = ["--num_trainers", "1", "--num_omp_threads", "1", "--log_dir", str(tmp_path / "logs")]

@@ -128,12 +128,10 @@ def test_the_best_version_is_restored_on_hosts_that_have_its_parts_no_more(two_h
 
 
 def launcher_of(host: ClusterHost) -> psutil.Process:
-    """Return the launcher, which runs on a host."""
     return next(process for process in host.processes() if "dglkge.cli.launch" in process.cmdline())
 
 
 def test_a_job_is_stopped_and_goes_on_with_its_hosts_reversed(two_hosts, tmp_path):
-    """There it is started again, as ssh to the machine that has rank 0 by then is killed."""
     first, second = two_hosts
     prepare(two_hosts)
     log = tmp_path / LAUNCHER_LOG

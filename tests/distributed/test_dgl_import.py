@@ -18,7 +18,6 @@ RUNNER = ROOT / "dglkge" / "launch" / "script_runner.py"
 
 
 def run_script(folder: Path, text: str, *interpreter: str) -> subprocess.CompletedProcess[str]:
-    """Run a script under the launcher's runner, or by the given words alone."""
     path = folder / "script.py"
     path.write_text(text)
     variables = {name: value for name, value in os.environ.items() if name != "DGLBACKEND"}

@@ -85,7 +85,6 @@ def test_entries_that_cannot_be_read(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root only: acts as two users")
 def test_other_users_are_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither an entry that names this user's run or another's process, nor a lock on the folder."""
     monkeypatch.setattr(jobs, "REGISTER_LOCK_SECONDS", 0.1)
     launcher = {"launcher_pid": os.getpid(), "launcher_started": process_start(os.getpid())}
     held = Registration(JobEntry(ONE, run="/runs/one", **launcher), str(tmp_path))

@@ -146,7 +146,6 @@ def test_a_lease_that_cannot_be_read_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_machines_of_one_job_share_a_lease(tmp_path: Path) -> None:
-    """They were said to have disks of their own, and see the same folder."""
     nonce = new_nonce()
     first, second = (LeaseTaker(tmp_path, nonce).take() for _ in range(2))
     assert (first.is_holder, second.is_holder) == (True, False)
@@ -182,7 +181,6 @@ def race(folder: Path, start, winners) -> None:
 
 @pytest.mark.parametrize("is_stale", [False, True])
 def test_of_several_takers_one_wins(tmp_path: Path, is_stale: bool) -> None:
-    """At the same time, in a free folder and in that of a dead job."""
     for number in range(2):
         folder = tmp_path / str(number)
         folder.mkdir()

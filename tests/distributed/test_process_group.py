@@ -25,14 +25,12 @@ from tests.toy_kg import REPOSITORY
 
 
 def listeners(port: int) -> set[str]:
-    """Return the addresses, as the kernel writes them, on which somebody listens at a port."""
     lines = [line.split() for table in SOCKET_TABLES for line in table.read_text().splitlines()[1:]]
     local = [fields[1].partition(":") for fields in lines if fields[3] == "0A"]
     return {address for address, _, number in local if int(number, 16) == port}
 
 
 def be_trainer(port: int, rank: int, found: multiprocessing.Queue) -> None:
-    """Join, sum the ranks, and report the sum and who listens meanwhile."""
     start_process_group(("127.0.0.1", port), rank, 2, 60.0)
     total = torch.tensor([rank + 1])
     dist.all_reduce(total)
@@ -135,7 +133,6 @@ else:
 
 
 def run(what: str, seconds: float) -> subprocess.CompletedProcess[str]:
-    """Run the script with a limit."""
     command = [sys.executable, "-c", SCRIPT, what, str(seconds)]
     return subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=REPOSITORY)
 

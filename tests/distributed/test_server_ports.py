@@ -134,7 +134,6 @@ def test_short_sleeps_stay_and_all_is_put_back() -> None:
 
 
 def test_dgl_still_sleeps_where_it_is_replaced() -> None:
-    """A version of DGL that does otherwise needs another look."""
     rpc_server = dgl.distributed.rpc_server
     source = inspect.getsource(rpc_server)
     assert f"time.sleep({dgl_compat.DGL_SLEEP_SECONDS})" in source

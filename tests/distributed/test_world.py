@@ -16,7 +16,6 @@ from tests.optim.test_exchanges import Threads
 
 
 def launched(**changes: str) -> dict[str, str]:
-    """Variables of rank 3 of 2 machines with 2 trainers each."""
     env = {"DGL_DIST_MODE": "distributed", "RANK": "3", "WORLD_SIZE": "4", "LOCAL_RANK": "1"}
     meeting = {"MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "29500"}
     return {**env, **meeting, "LOCAL_WORLD_SIZE": "2", **changes}
@@ -97,7 +96,6 @@ def test_a_process_that_another_launcher_started_alone_may_train(variables) -> N
 
 
 def outcomes(works: list[Callable[[], Any]]) -> list[Any]:
-    """Return what each of several trainers, which are threads, returns or raises."""
     texts: list[str] = [""] * len(works)
     threads = Threads(len(works))
 

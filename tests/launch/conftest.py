@@ -45,7 +45,6 @@ class LaunchedJob:
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        """Queue the lines and, at the end, None."""
         with contextlib.suppress(ValueError):  # a test closed the pipe
             for line in self.launcher.stdout:
                 self._lines.put(line.rstrip("\n"))
@@ -97,7 +96,6 @@ def _lives_in(process: psutil.Process, folder: Path) -> bool:
 
 @pytest.fixture
 def free_port() -> int:
-    """A port on which nothing listens, with a few free ones after it."""
     return free_ports(4)
 
 

@@ -104,7 +104,6 @@ def test_colours() -> None:
 
 
 def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NO_COLOR is heeded."""
     for no_color, is_coloured in (("", True), ("1", False)):
         monkeypatch.setenv("NO_COLOR", no_color)
         out = io.StringIO()
@@ -185,7 +184,6 @@ CASES = [
 
 
 def test_lines_at_any_boundary(tmp_path: Path) -> None:
-    """One read, reads of one byte, and every cut in two give the same lines and the same log."""
     for data, expected in CASES:
         cuts = [[data], [data[i : i + 1] for i in range(len(data))]]
         cuts += [[data[:i], data[i:]] for i in range(len(data))]
@@ -339,7 +337,6 @@ def test_a_blocked_reader_blocks_nobody(pipe, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_reader_that_is_slow_gets_everything(pipe) -> None:
-    """The end waits as long as anything moves."""
     reader, stream = pipe
     out = BackgroundStream(stream)
     out.write("x" * 300_000 + "\nend\n")
@@ -375,7 +372,6 @@ def test_a_summary_is_not_dropped(pipe, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_end_says_that_the_last_lines_are_missing(pipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where nothing is written after them."""
     monkeypatch.setattr(console_module, "MOST_WAITING_TEXTS", 1)
     reader, stream = pipe
     out = BackgroundStream(stream)

@@ -24,7 +24,6 @@ ODD_NAMES = ("a b", "it's", "$x; `id`", "-C", "deep/er/file", "new\nline", "é",
 
 @pytest.fixture
 def session(shared_session: NodeConnection) -> NodeConnection:
-    """A node program on this machine, at the other end of all copies."""
     return shared_session
 
 
@@ -39,7 +38,6 @@ def here(tmp_path: Path) -> Path:
 
 
 def send(session: NodeConnection, here: Path, there: Path, *names: str) -> int:
-    """Send files, all of the folder by default."""
     names = names or tuple(contents(here))
     return wait(file_transfer.send(session, Tree(str(here), str(there), names)))
 
@@ -183,7 +181,6 @@ def test_large_files_and_their_attributes(session: NodeConnection, tmp_path: Pat
 
 
 def test_a_machine_that_names_a_file_elsewhere(session: NodeConnection, here: Path, tmp_path: Path) -> None:
-    """Through a link in the local folder, which a name of the machine's follows."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "back").mkdir()
     (tmp_path / "back" / "deep").symlink_to(tmp_path / "elsewhere")
@@ -193,5 +190,4 @@ def test_a_machine_that_names_a_file_elsewhere(session: NodeConnection, here: Pa
 
 
 def test_same_folder(session: NodeConnection, here: Path) -> None:
-    """Nothing is copied onto itself."""
     assert send(session, here, Path(f"{here}/../{here.name}")) == fetch(session, here, here) == 0

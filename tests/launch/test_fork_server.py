@@ -83,7 +83,6 @@ def test_a_forked_process_is_as_a_started_one(launch: Callable[..., LaunchedJob]
 
 
 def test_an_import_that_fails(launch: Callable[..., LaunchedJob], tmp_path: Path, ip_config: Path) -> None:
-    """Every process raises its error, which is in its log and at the end of the launcher's output."""
     (tmp_path / "broken" / "torch").mkdir(parents=True)
     (tmp_path / "broken" / "torch" / "__init__.py").write_text("raise ImportError('libc10.so is not here')")
     options = [f"--ip_config={ip_config}", "--num_trainers=1", "--log_dir=logs"]
@@ -225,7 +224,6 @@ def test_the_launcher_is_lost_during_imports(forking: Forking) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_signal_during_imports(forking: Forking, number: int) -> None:
-    """It ends the processes at once, as it ends a process that imports by itself."""
     forking.prepare("pass", prepare="lambda environment: __import__('time').sleep(600)")
     for process in (1, 2):
         forking.start(process)
@@ -256,7 +254,6 @@ def test_what_imports_print_is_in_the_log_of_the_first(forking: Forking) -> None
 
 
 def test_variables_that_have_no_room_are_left_out(forking: Forking) -> None:
-    """They are in the process all the same."""
     forking.prepare(
         "import os; print(os.environ['LONG'] == 'x' * 9000, open('/proc/self/environ').read().count('LONG'))"
     )
@@ -277,7 +274,6 @@ def test_another_attempt_has_a_fork_server_of_its_own(forking: Forking) -> None:
 
 @pytest.mark.parametrize("failing", [1, 2])
 def test_no_more_processes(forking: Forking, failing: int) -> None:
-    """A fork that fails is reported, and the server serves on."""
     before = (
         "import os, dglkge.launch.fork_server as f; calls, real = [], os.fork\n"
         "def fork():\n"

@@ -103,7 +103,6 @@ def test_one_trainer_for_each_gpu(hosts, device, limits, expected):
 
 
 def environments(hosts: list[Host], device: str, num_trainers: int) -> list[str | None]:
-    """Return CUDA_VISIBLE_DEVICES of each server, then of each trainer."""
     settings = JobSettings(("train.py",), "ip_config.txt", num_trainers, num_servers=1)
     settings = replace(settings, device=device_of_trainers(device, hosts, num_trainers))
     plan = plan_processes(hosts, settings, 29500, {})

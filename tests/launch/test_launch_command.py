@@ -210,7 +210,6 @@ def test_two_jobs_side_by_side(launch, segments: str, ip_config: Path) -> None:
 
 
 def test_busy_port_is_refused(launch, free_port: int, tmp_path: Path) -> None:
-    """A server's port that is taken is named with its holder before anything starts."""
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", free_port + 1))
         holder.listen()
@@ -223,7 +222,6 @@ def test_busy_port_is_refused(launch, free_port: int, tmp_path: Path) -> None:
 
 
 def test_reader_that_goes_away(launch, tmp_path: Path) -> None:
-    """``dglkge-launch ... | head`` goes on to its end, and the logs are whole."""
     script = tmp_path / "script.py"
     script.write_text(SERVERS_LEAVE + "for i in range(20000): print('line', i)\n")
     job = launch(["--num_trainers", "1"], script)
@@ -253,7 +251,6 @@ def in_terminal(command: list[str], folder: Path) -> tuple[int, int]:
 
 
 def await_in(path: Path, text: str) -> None:
-    """Wait, within a limit, until a file holds a text."""
     for _ in range(1200):
         if path.exists() and text in path.read_text():
             return
@@ -301,7 +298,6 @@ def drain(terminal: int) -> None:
 
 
 def test_a_console_that_nobody_reads(tmp_path: Path, ip_config: Path) -> None:
-    """A pipe that is full (a pager, Ctrl-S) stops neither supervision nor the end of the job."""
     (tmp_path / "script.py").write_text(SERVERS_LEAVE + "for i in range(300000): print('a line, number', i)")
     options = ["--num_trainers", "1", "--log_dir", "logs", "--json", "script.py"]
     command = [sys.executable, "-m", "dglkge.cli.launch", *options]
@@ -323,7 +319,6 @@ def run_main(arguments: list[str], capsys: pytest.CaptureFixture) -> tuple[int, 
 
 
 def test_dry_run_starts_and_writes_nothing(tmp_path, ip_config, capsys):
-    """The plan is printed as commands that can be pasted."""
     (tmp_path / "train.py").write_text("raise SystemExit(9)")
     options = f"--ip_config {ip_config} --workspace {tmp_path} --num_trainers 2 --dry-run".split()
     status, out, err = run_main([*options, "train.py", "a b"], capsys)

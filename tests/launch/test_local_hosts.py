@@ -7,8 +7,8 @@ import socket
 import pytest
 
 from dglkge.distributed.ip_config import Machine
-from dglkge.errors import InputError
-from dglkge.launch.machine import is_local, local_interfaces, machine_addresses, resolve, usable_cores
+from dglkge.errors import InputError, NotReadyError
+from dglkge.launch.machine import is_local, local_interfaces, machine_addresses, usable_cores
 from dglkge.launch.process_plan import Host
 from dglkge.launch.remote.remote_site import planned_host
 
@@ -16,7 +16,6 @@ INTERFACES = {"127.0.0.1": "lo", "10.1.2.3": "eth0"}
 
 
 def test_interface_of_an_address() -> None:
-    """All of 127.0.0.0/8 is reached by the loopback."""
     described = {"interfaces": INTERFACES, "gpus": [], "runner": ["python"], "num_cores": 4}
     for address, interface in (
         ("127.0.0.1", "lo"), ("127.0.0.9", "lo"), ("10.1.2.3", "eth0"), ("10.1.2.4", None)
@@ -25,23 +24,19 @@ def test_interface_of_an_address() -> None:
         assert host == Host(address, 20000, 4, interface, ("python",))
 
 
-def test_host_name_becomes_its_address() -> None:
-    """DGL's sockets take only numbers."""
+def test_names_of_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DGL's sockets take only numbers; a name without an address is an error with its name."""
     assert machine_addresses([Machine("localhost", 20000)], INTERFACES) == ["127.0.0.1"]
-    assert resolve("10.9.8.7") == "10.9.8.7"
-
-
-def test_unknown_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name without an address is an error with its name."""
+    assert machine_addresses([Machine("10.9.8.7")], INTERFACES) == ["10.9.8.7"]
 
     def fail(*_args: object) -> None:
         raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", fail)
     with pytest.raises(
-        InputError, match="no IPv4 address for host 'nowhere' of ip_config: Name or service not known"
+        NotReadyError, match="no IPv4 address for host 'nowhere' of ip_config: Name or service not known"
     ):
-        resolve("nowhere")
+        machine_addresses([Machine("nowhere")], INTERFACES)
 
 
 def test_two_addresses_of_one_machine() -> None:
@@ -53,7 +48,6 @@ def test_two_addresses_of_one_machine() -> None:
 
 
 def test_this_machine() -> None:
-    """The loopback address is always ours, and there is a core to run on."""
     assert is_local("127.0.0.1", {})
     assert not is_local("192.0.2.1", local_interfaces())
     assert all(name for name in local_interfaces().values())

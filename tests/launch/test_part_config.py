@@ -38,7 +38,6 @@ def test_a_partition_that_fits(tmp_path: Path) -> None:
     ],
 )
 def test_refused(tmp_path: Path, content: bytes | None, message: str) -> None:
-    """Each error names the file."""
     path = tmp_path / "ring.json"
     if content is not None:
         path.write_bytes(content)

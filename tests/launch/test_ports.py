@@ -71,7 +71,6 @@ def test_highest_port() -> None:
 
 
 def test_forbidden_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel's reason is passed on."""
     with pytest.raises(
         InputError, match=r"cannot listen on 192\.0\.2\.1:80: Cannot assign requested address"
     ):
@@ -84,7 +83,6 @@ def test_forbidden_port(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_master_port_is_free_and_avoids_the_servers() -> None:
-    """The rendezvous gets neither a server's port nor a busy one."""
     first = find_master_port("127.0.0.1", ())
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -102,7 +100,6 @@ def test_jobs_that_start_together_choose_different_master_ports() -> None:
 
 
 def result(folder: Path, *processes: tuple[int, str], is_interrupted: bool = False) -> JobResult:
-    """An ended attempt whose processes ended with a status and wrote something."""
     ended = []
     for number, (status, text) in enumerate(processes):
         log = folder / f"trainer-{number}.log"

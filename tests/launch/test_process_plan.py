@@ -27,7 +27,6 @@ SETTINGS = JobSettings(("train.py", "--lr", "1"), "/logs/ip_config.txt", num_tra
 
 
 def test_environment_of_one_machine() -> None:
-    """One server and two trainers get exactly the variables of DGL's launcher, torch's and ours."""
     server, first, second = plan_processes(ONE, SETTINGS, 29500, {})
     shared = {
         "DGL_NUM_SAMPLER": "0",
@@ -125,7 +124,6 @@ def test_number_of_trainers() -> None:
 
 
 def test_description_can_be_pasted_into_a_shell() -> None:
-    """Run by a shell, the printed plan gives each program its very arguments and variables."""
     hard = ("it's", 'a "b"', "$HOME `id`; exit", "", "new\nline", "*")
     settings = replace(SETTINGS, command=hard, extra_envs={"ODD": "x '$y"})
     plan = plan_processes([replace(ONE[0], runner=("printf", "%s\\0"))], settings, 29500, {})
@@ -138,7 +136,6 @@ def test_description_can_be_pasted_into_a_shell() -> None:
 
 
 def test_machines_with_interpreters_of_their_own() -> None:
-    """Where a machine says what runs the script there, that does."""
     hosts = [replace(TWO[0], runner=("/a/python", "/a/runner.py")), TWO[1]]
     commands = {process.address: process.command for process in plan_processes(hosts, SETTINGS, 1, {})}
     assert commands == {
@@ -159,7 +156,6 @@ def test_what_trainers_know_of_their_job() -> None:
 
 
 def test_plan_for_programs() -> None:
-    """The same processes, with commands and variables as they are."""
     plan = plan_processes(ONE, SETTINGS, 29500, {})
     entries = plan_to_dict(plan)
     assert [entry["name"] for entry in entries] == ["server 0", "trainer 0", "trainer 1"]

@@ -34,7 +34,6 @@ SEGMENTS = Path("/dev/shm")
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteSite]:
-    """This machine alone, under an agent."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     opened = RemoteSite(SshSettings(), sys.executable, str(tmp_path))
     yield opened
@@ -71,7 +70,6 @@ def test_a_machine_that_goes_before_the_port_is_chosen(cluster: RemoteSite) -> N
 
 
 def test_a_signal_that_another_thread_receives(cluster: RemoteSite) -> None:
-    """Python runs the handler in the main thread, which waits for the threads of the machines."""
     has_run = threading.Event()
     seen: queue.Queue[bool] = queue.Queue()
 
@@ -94,7 +92,6 @@ def test_a_signal_that_another_thread_receives(cluster: RemoteSite) -> None:
 
 
 def test_every_problem_has_a_line() -> None:
-    """All problems of all machines at once, in columns, each on one line."""
     problems = [("10.0.0.2", "port 30050\nis in use"), ("10.0.0.13", "has no dgl"), ("10.0.0.2", "no room")]
     text = describe_problems([(address, InputError(words)) for address, words in problems], 4, "stopped")
     assert text.splitlines() == [

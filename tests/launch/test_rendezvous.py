@@ -62,17 +62,14 @@ class _Hub:
         return node
 
     def start(self, code: str) -> tuple[RunningProcess, Events]:
-        """Start a process on node 1."""
         events = Events()
         planned = PlannedProcess("trainer", 0, "127.0.0.1", ("sh", "-c", code), {})
         return wait(self.nodes.connection(1).start(planned, "/", events)), events
 
     def call(self, task: str, **arguments: Any) -> Any:
-        """Call a task of node 1."""
         return wait(self.nodes.connection(1).call(task, **arguments))
 
     def start_and_await_node(self) -> subprocess.Popen[str]:
-        """Start node 1, and wait for it."""
         node = self.start_node()
         wait(self.nodes.await_nodes())
         return node
@@ -138,7 +135,6 @@ def test_a_job_of_two_nodes(hub: _Hub, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_node_that_is_lost(hub: _Hub, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its processes count as lost, calls fail with the reason, and the rank is free."""
     monkeypatch.setattr("dglkge.launch.remote.protocol.HEARTBEAT_TIMEOUT_SECONDS", 3.0)
     node = hub.start_and_await_node()
     session = hub.nodes.connection(1)
@@ -166,7 +162,6 @@ def test_a_node_that_is_lost(hub: _Hub, number: int, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("is_reset", [False, True])
 def test_a_launcher_that_is_lost(is_reset: bool, hub: _Hub) -> None:
-    """The node ends its processes and exits with status 255, however TCP tells the end."""
     node = hub.start_and_await_node()
     if is_reset:
         connection = hub.nodes.connection(1).stream.writer.get_extra_info("socket")
@@ -195,7 +190,6 @@ def test_dripping_connections(hub: _Hub, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_wrong_secret(hub: _Hub) -> None:
-    """One line on both sides, status 2."""
     node = hub.start_node(1, b"another secret of many bytes")
     output = node.communicate(timeout=TIMEOUT_SECONDS)[0]
     words = "wrong secret: --secret_file or DGLKGE_SECRET must be the same on all nodes"
@@ -254,7 +248,6 @@ def test_foreign_connections(hub: _Hub, sent: bytes) -> None:
     ],
 )
 def test_nodes_of_another_job(hub: _Hub, rank: int, nodes: int, message: str) -> None:
-    """One line that names the difference."""
     place = NodePlace(rank, nodes, "127.0.0.1", hub.port)
     with pytest.raises(RefusedError, match=message):
         asyncio.run(connect(place, SECRET, 5.0, hub.reports.append))

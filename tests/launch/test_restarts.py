@@ -64,7 +64,6 @@ def test_statuses() -> None:
 
 
 def test_words() -> None:
-    """Signals have their names, and the usual cause where there is one."""
     words = {
         3: "ended with status 3",
         -15: "was killed by signal 15 (SIGTERM)",
@@ -87,7 +86,6 @@ print("attempt", attempt, "of", trainers, "by", open(os.environ["DGL_IP_CONFIG"]
 
 
 def test_the_launcher_restarts_with_what_is_there_then(launch, tmp_path: Path, ip_config: Path) -> None:
-    """Trainers by cores, ip_config read again, a log folder for each attempt, one summary."""
     script = BEGIN + (
         "if attempt == 1:\n"
         "    while not os.path.exists('go') or os.environ['RANK'] != '0': time.sleep(0.02)\n"
@@ -147,7 +145,6 @@ def test_a_name_that_has_no_address_for_a_while(launch, tmp_path: Path, ip_confi
 
 
 def test_bad_input_is_not_tried_again(launch, ip_config: Path) -> None:
-    """Status 2 of a trainer, and an ip_config that became wrong, end the job with status 2."""
     job = launch(["--num_trainers", "1", "--max_restarts", "3"], BEGIN + "sys.exit(2)", "9")
     output = job.finish()
     assert job.launcher.returncode == 2 and "restart" not in output

@@ -172,6 +172,5 @@ def test_a_launcher_without_a_store_says_so(session, tmp_path):
 
 
 def test_a_process_without_a_socket_is_told_what_is_missing(session, tmp_path):
-    """Only the trainer that writes its machine's parts has one."""
     out = run_trainer(session, tmp_path, OPEN, {**VARIABLES, "LOCAL_RANK": "1"}, NO_STORE)
     assert out.startswith("InputError: DGLKGE_OWN_DISKS is set, but dglkge-launch --sync did not start this")

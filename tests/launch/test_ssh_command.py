@@ -14,7 +14,6 @@ HOSTILE = ["a b", "it's", '"', "$HOME", "`id`", "; touch injected", "\\", "a\nb"
 
 
 def options(command: list[str]) -> list[str]:
-    """The values of -o, in order."""
     return [value for flag, value in zip(command, command[1:]) if flag == "-o"]
 
 
@@ -29,7 +28,6 @@ def test_users_options_come_first() -> None:
 
 
 def test_only_what_was_said_is_passed() -> None:
-    """Without settings, ~/.ssh/config decides about port, user, key and known hosts."""
     command = ssh_client(SshSettings())
     assert not {"-p", "-l", "-i"} & set(command)
     assert not any(option.startswith("StrictHostKeyChecking") for option in options(command))
@@ -38,7 +36,6 @@ def test_only_what_was_said_is_passed() -> None:
 
 
 def test_words_survive_the_shell(tmp_path) -> None:
-    """What the remote shell makes of the last word is the command as it was."""
     words = [sys.executable, "-c", "import sys; print(ascii(sys.argv[1:]))", *HOSTILE]
     command = ssh_command(SshSettings(), "host", words)
     assert command[-3:-1] == ["--", "host"]

@@ -185,7 +185,6 @@ def test_first_failure_ends_all(run, role: str, code: str, status: int, words: s
 
 
 def test_failure_shows_the_end_of_the_log(run, tmp_path: Path) -> None:
-    """The last lines, the traceback among them, and where the log lies."""
     text = run([FOREVER], ["for i in range(100): print('line', i)\n1 / 0"]).err.getvalue()
     assert f"[launcher] the end of its log, {tmp_path / 'trainer-0.log'}:" in text
     assert "[launcher]     line 99\n" in text and "line 50" not in text
@@ -348,7 +347,6 @@ def test_second_signal_cuts_the_wait_short(run, is_at_once: bool) -> None:
 
 
 def segment_script(name: str, end: str) -> str:
-    """A script that makes shared memory, keeps it mapped, and ends in some way."""
     return (
         "import mmap, os, signal\n"
         f"file = open('/dev/shm/{name}', 'w+b'); file.truncate(4096)\n"
@@ -375,7 +373,6 @@ def test_shared_memory_of_a_failed_job_is_removed(run) -> None:
 
 
 def test_logs_that_cannot_be_written_do_not_end_the_job(tmp_path: Path) -> None:
-    """Training goes on, every line is shown, and one warning names file and reason."""
     log_dir = tmp_path / "removed"
     job = Run(log_dir, [DONE], ["for i in range(5000): print('line', i)", DONE])
     assert (job.result.status, job.result.reason) == (0, None), job.err.getvalue()
@@ -388,7 +385,6 @@ def test_logs_that_cannot_be_written_do_not_end_the_job(tmp_path: Path) -> None:
 
 
 def test_clean_up_is_done_whatever_goes_wrong_before(tmp_path: Path) -> None:
-    """A console that raises at the end of a job keeps neither processes nor shared memory."""
     name = f"dglkge-{JOB}-0~{uuid.uuid4().hex}"
     code = segment_script(name, FOREVER)
 

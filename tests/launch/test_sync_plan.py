@@ -23,7 +23,6 @@ DATASET = (
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
-    """A folder as users have them."""
     folder = tmp_path / "here"
     for name in (
         "jobs/train.py",
@@ -49,7 +48,6 @@ def names(trees: list[Tree]) -> list[str]:
 
 @pytest.mark.parametrize("part_id", [0, 1, 10])
 def test_own_partition_only(here: Path, part_id: int) -> None:
-    """Script, modules beside it, named files, the data set, and of its partitions one."""
     config = load_config(None, ["dataset=data"])
     command = ["jobs/train.py", "--config=my.yaml"]
     trees = plan_sync(command, config, None, Places(here, Path("/work")), part_id)
@@ -60,13 +58,11 @@ def test_own_partition_only(here: Path, part_id: int) -> None:
 
 
 def test_module(here: Path) -> None:
-    """Of -m, the whole package."""
     trees = plan_sync(["-m", "package.main", "x"], None, None, Places(here, Path("/work")), 0)
     assert names(trees) == ["package/main.py"]
 
 
 def test_graph_of_another_script(here: Path) -> None:
-    """DGL's partition file and the files that it names for the machine."""
     files = {part: {"node_feats": f"{part}/n.dgl", "part_graph": f"{part}/g.dgl"} for part in ("p0", "p1")}
     (here / "ring.json").write_text(json.dumps({"part-0": files["p0"], "part-1": files["p1"]}))
     trees = plan_sync(["package/main.py"], None, "ring.json", Places(here, Path("/work")), 1)

@@ -87,7 +87,6 @@ time.sleep(60)
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_copy_is_on_the_host_of_its_client(tmp_path: Path, number: int) -> None:
-    """It has the mounts and process numbers there, and ends with its client or with the host."""
     words = ("unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child=KILL")
     if subprocess.run([*words, "true"], capture_output=True).returncode:
         pytest.skip("no namespaces can be made here")

@@ -280,7 +280,9 @@ class NodeConnection:
         self.is_here = child is not None and child.ssh is None
         self.is_borrowed = child is None
         self.is_alive = True
-        self.store: Callable[[protocol.Call], protocol.Reply] = _answer_without_store
+        self.store: Callable[[protocol.Call], protocol.Reply] = lambda request: protocol.Reply(
+            request.id, error="this job's launcher holds no store"
+        )
         self._child = child
         self._environment = dict(environment or {})
         self._on_stop = on_stop
@@ -289,7 +291,8 @@ class NodeConnection:
         self._replies: dict[int, asyncio.Future[protocol.Reply | None]] = {}
         self._processes: dict[int, RunningProcess] = {}
         self._numbers = itertools.count()
-        self._why: str | None = None
+        self.why_silent: str | None = None
+        """Why the connection was given up without an answer: the machine may be off."""
         self._loop = asyncio.get_running_loop()
 
         self._reader = self._loop.create_task(self._read())
@@ -365,16 +368,11 @@ class NodeConnection:
         if self._child is not None:
             self._child.kill()
 
-    @property
-    def is_silent(self) -> bool:
-        """Whether the connection was given up without an answer: the machine may be off."""
-        return self._why is not None
-
     async def describe_end(self) -> str:
         """Describe why there is no node program."""
-        return self._why or (
-            "the connection ended" if self._child is None else await self._child.describe_end()
-        )
+        if self.why_silent or self._child is None:
+            return self.why_silent or "the connection ended"
+        return await self._child.describe_end()
 
     async def _read(self) -> None:
         """Process messages to the end of the stream, then tell all who wait that it has ended."""
@@ -388,17 +386,16 @@ class NodeConnection:
                     self.stream.heartbeat_timeout = protocol.HEARTBEAT_TIMEOUT_SECONDS
                 await self._dispatch(message)
         except asyncio.TimeoutError:
-            self._why = f"no heartbeat for {self.stream.heartbeat_timeout:g} s"
+            self.why_silent = f"no heartbeat for {self.stream.heartbeat_timeout:g} s"
         except OSError:  # broken, or what arrives is no message
             pass
         if heartbeats is not None:
             heartbeats.cancel()
         self._end_stream()
         self.is_alive = False
-        for answer in self._replies.values():
-            if not answer.done():
-                answer.set_result(None)
-        why = self._why or ("its node program was killed" if self.is_here else "the connection ended")
+        for number in self._replies:
+            self._resolve(number, None)
+        why = self.why_silent or ("its node program was killed" if self.is_here else "the connection ended")
         self._on_lost(why)
         for number in list(self._processes):
             await self._tell_gone(number, why)
@@ -406,15 +403,13 @@ class NodeConnection:
     async def _dispatch(self, message: protocol.Message) -> None:
         """Pass a message on to who waits for it."""
         if isinstance(message, protocol.Reply):
-            answer = self._replies.get(message.id)
-            if answer is not None and not answer.done():  # else the call has timed out
-                answer.set_result(message)
+            self._resolve(message.id, message)
         elif isinstance(message, protocol.Call):
             spawn(self._answer(message))
         elif isinstance(message, protocol.StopRequest):
             self._num_stops += 1
             if self._num_stops > 1:
-                self._why = f"stopped by a second signal, {signal.Signals(message.number).name}"
+                self.why_silent = f"stopped by a second signal, {signal.Signals(message.number).name}"
             self._on_stop(message.number)
         elif isinstance(message, (protocol.Started, protocol.Output, protocol.Ended, protocol.Gone)):
             process = self._processes.get(message.process)
@@ -422,6 +417,12 @@ class NodeConnection:
                 self._processes.pop(message.process, None)
             if process is not None:
                 await process.events.put(process, message)
+
+    def _resolve(self, number: int, reply: protocol.Reply | None) -> None:
+        """Give a call its reply, unless it has timed out."""
+        answer = self._replies.get(number)
+        if answer is not None and not answer.done():
+            answer.set_result(reply)
 
     async def _answer(self, request: protocol.Call) -> None:
         """Answer a trainer's request; a disk may be slow."""
@@ -432,11 +433,6 @@ class NodeConnection:
         process = self._processes.pop(number, None)
         if process is not None:
             await process.events.put(process, protocol.Gone(number, why))
-
-
-def _answer_without_store(request: protocol.Call) -> protocol.Reply:
-    """Refuse the request of a trainer in a job whose machines share a disk."""
-    return protocol.Reply(request.id, error="this job's launcher holds no store")
 
 
 async def close_all(connections: Iterable[NodeConnection]) -> None:

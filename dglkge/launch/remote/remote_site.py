@@ -26,10 +26,6 @@ from dglkge.launch.script_config import MachineNeeds
 from dglkge.launch.stop_signals import StopForwarder
 
 
-class PreflightError(NotReadyError):
-    """Machines are not ready; the message has a line for each problem."""
-
-
 def describe_problems(problems: Sequence[tuple[str, InputError]], num_hosts: int, outcome: str) -> str:
     """Return a line for each problem, with the address of its machine, after one that counts them."""
     width = max(len(address) for address, _ in problems)
@@ -138,12 +134,8 @@ class RemoteSite:
         self._is_alone = can_be_alone and is_local(addresses[0], interfaces)
         self._problems = []
         names = dict(zip(addresses, (machine.address for machine in machines)))
-        dead = [
-            address
-            for address, session in self._sessions.items()
-            if address not in names or not session.is_alive
-        ]
-        self._close(dead)
+        sessions = self._sessions.items()
+        self._close([name for name, each in sessions if name not in names or not each.is_alive])
         for address in addresses:
             if address not in self._sessions:
                 try:
@@ -167,15 +159,10 @@ class RemoteSite:
 
     def with_ports(self, hosts: Sequence[Host], machines: Sequence[Machine], num_servers: int) -> list[Host]:
         """Choose free ports for the servers of machines to which ip_config gives none."""
-        wanted = {address for address, machine in zip(self.addresses, machines) if not machine.has_port}
-        found = self._call_all(
-            {
-                host.address: {"address": host.address, "num_servers": num_servers}
-                for host in hosts
-                if host.address in wanted
-            },
-            "choose_server_ports",
-        )
+        machine_of = dict(zip(self.addresses, machines))
+        without = [host.address for host in hosts if not machine_of[host.address].has_port]
+        questions = {address: {"address": address, "num_servers": num_servers} for address in without}
+        found = self._call_all(questions, "choose_server_ports")
         return [dataclasses.replace(host, port=found.get(host.address, host.port)) for host in hosts]
 
     def check(
@@ -188,7 +175,7 @@ class RemoteSite:
         """Check all machines that replied for all problems that would keep the job from running.
 
         `partition_file` is a path on the machines, None if unknown; `needs` are by the number of the machine.
-        Raises PreflightError with every problem of every machine.
+        Raises NotReadyError with every problem of every machine, a line for each.
         """
         script = None if settings.command[0] == "-m" else settings.command[0]
         questions = {
@@ -202,16 +189,12 @@ class RemoteSite:
             }
             for host in hosts
         }
-        differences = compare_versions(self._described, __version__)
-        found = self._call_all(questions, "check")
-        self._checked = found
+        found = self._checked = self._call_all(questions, "check")
         for address, answer in found.items():
-            self._problems += [
-                (address, (InputError if is_input else NotReadyError)(text))
-                for text, is_input in answer["problems"]
-            ]
+            for text, is_input in answer["problems"]:
+                self._problems.append((address, (InputError if is_input else NotReadyError)(text)))
         prints = {address: answer["fingerprint"] for address, answer in found.items()}
-        differences += compare_fingerprints(prints)
+        differences = compare_versions(self._described, __version__) + compare_fingerprints(prints)
         self._problems += [(address, NotReadyError(text)) for address, text in differences]
         # Stable: the order of ip_config, and of the checks on each machine.
         self._problems.sort(key=lambda problem: self.addresses.index(problem[0]))
@@ -248,8 +231,7 @@ class RemoteSite:
 
     def write_job_files(self, log_dir: Path, hosts: Sequence[Host]) -> None:
         """Create the log folder on every machine, with the ip_config.txt that the processes read."""
-        machines = [[host.address, host.port] for host in hosts]
-        question = {"log_dir": str(log_dir), "machines": machines}
+        question = {"log_dir": str(log_dir), "machines": [[host.address, host.port] for host in hosts]}
         self._call_all({host.address: question for host in hosts}, "write_job_files")
         self._raise_problems()
 
@@ -265,12 +247,8 @@ class RemoteSite:
         """Let every machine import what those of its processes need that run a script."""
         for address, described in self._described.items():
             runner = tuple(described["runner"])
-            planned = [
-                process
-                for process in plan
-                if process.address == address and process.command[: len(runner)] == runner
-            ]
-            if planned:
+            own = [process for process in plan if process.address == address]
+            if planned := [process for process in own if process.command[: len(runner)] == runner]:
                 wait(self._sessions[address].prepare(planned, self._folder))
 
     def start(self, planned: PlannedProcess, events: Events) -> RunningProcess:
@@ -283,7 +261,7 @@ class RemoteSite:
         for address in addresses:
             session = self._sessions[address]
             # A machine that cannot be reached would cost CLEAN_UP_SECONDS.
-            if session.is_silent:
+            if session.why_silent:
                 continue
             question = {"job": self._job}
             with contextlib.suppress(InputError):
@@ -341,7 +319,7 @@ class RemoteSite:
         if self._is_alone:
             errors = [error for _, error in self._problems]
             raise next((error for error in errors if not isinstance(error, NotReadyError)), errors[0])
-        raise PreflightError(describe_problems(self._problems, len(self.addresses), outcome))
+        raise NotReadyError(describe_problems(self._problems, len(self.addresses), outcome))
 
     def _call_all(self, questions: Mapping[str, dict[str, Any]], task: str) -> dict[str, Any]:
         """Call a task on machines in parallel; record the problems, return the replies."""

@@ -140,7 +140,7 @@ class SyncedSite(RemoteSite):
 
         Raises
         ------
-        PreflightError
+        NotReadyError
             If a machine cannot be reached or cannot take its files.
         CheckpointError
             If the run is damaged, or another job writes to its folder.
@@ -178,7 +178,7 @@ class SyncedSite(RemoteSite):
     def fetch_logs(self, log_dir: Path, places: Places) -> None:
         """Fetch what scripts have written to the folder of the logs on all machines.
 
-        A machine whose node program has ended meanwhile gets a new one. Raises PreflightError.
+        A machine whose node program has ended meanwhile gets a new one. Raises NotReadyError.
         """
         self._problems = []
         for address, session in self._sessions.items():
