@@ -93,7 +93,7 @@ class Holder:
             job=job,
             role=role,
             host=socket.gethostname(),
-            boot_id=_boot_id(),
+            boot_id=boot_id(),
             pid_namespace=_pid_namespace(),
             pid=os.getpid(),
             start_time=process_start(os.getpid()),
@@ -118,7 +118,7 @@ class Holder:
     @property
     def is_on_this_host(self) -> bool:
         """Whether the pid is that of a process in this process's own pid namespace."""
-        here = (socket.gethostname(), _boot_id(), _pid_namespace())
+        here = (socket.gethostname(), boot_id(), _pid_namespace())
         return (self.host, self.boot_id, self.pid_namespace) == here
 
     @property
@@ -324,7 +324,7 @@ class LeaseTaker:
             # The protocol's second read: the guard excludes others, and this shows whether one was faster.
             if _content(path) != content:
                 return False
-            self._replace(path)
+            os.replace(self._write_temporary(), path)
             return True
         finally:
             with contextlib.suppress(OSError):
@@ -352,10 +352,6 @@ class LeaseTaker:
         with open(descriptor, "wb") as file:
             file.write(self._mine.to_bytes())
         return True
-
-    def _replace(self, path: Path) -> None:
-        """Replace the content of an expired lease by ours."""
-        os.replace(self._write_temporary(), path)
 
     def _write_temporary(self) -> Path:
         """Write our content to a file with a unique name."""
@@ -420,7 +416,7 @@ def _content(path: Path) -> bytes | None:
         return None
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
     """Return the kernel's id of this boot; empty if unknown."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

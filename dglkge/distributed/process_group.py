@@ -98,15 +98,10 @@ def end_process_group() -> None:
 
 def _listen(address: tuple[str, int]) -> socket.socket:
     """Return a socket that listens on one address."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    # accepts a port whose last connections are still in TIME_WAIT
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind(address)
-        listener.listen()
+        # With SO_REUSEADDR: accepts a port whose last connections are still in TIME_WAIT.
+        return socket.create_server(address)
     except OSError as error:
-        listener.close()
         if error.errno == errno.EADDRINUSE:
             raise PortTakenError(f"{address[0]}:{address[1]}") from error
         raise
-    return listener

@@ -273,17 +273,12 @@ def _start(world: World, ip_config: str, graph_name: str, part_config: str) -> C
     with dgl_compat.request_timeout():
         dgl_compat.connect(ip_config)
     dgl_compat.limit_shutdown()
-    _wait_for_rendezvous(world)
+    # Until rank 0 listens: torch's own attempts are almost a second apart.
+    if world.rank > 0 and is_own_address(world.rendezvous[0]):
+        wait_until_listening([world.rendezvous[1]], RENDEZVOUS_WAIT_SECONDS)
     start_process_group(world.rendezvous, world.rank, world.world_size, world.timeout_seconds)
     with dgl_compat.request_timeout():
         return Cluster(world, dgl_compat.open_graph(graph_name, part_config))
-
-
-def _wait_for_rendezvous(world: World) -> None:
-    """Wait until rank 0 listens; torch's own attempts are almost a second apart."""
-    address, port = world.rendezvous
-    if world.rank > 0 and is_own_address(address):
-        wait_until_listening([port], RENDEZVOUS_WAIT_SECONDS)
 
 
 def _check_parts(num_parts: int, world: World) -> None:

@@ -117,14 +117,11 @@ def _free_ports(address: str, lowest: int, num_ports: int, avoid: Collection[int
 
 def bind_error(address: str, port: int) -> int:
     """Bind and listen as DGL's servers do; return the error number, 0 for a free port."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # DGL sets this too: accepts a port whose last connections are still in TIME_WAIT
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address, port))
-            probe.listen(1)
-        except OSError as error:
-            return error.errno or errno.EINVAL
+    try:
+        # With SO_REUSEADDR, as DGL: accepts a port whose last connections are still in TIME_WAIT.
+        socket.create_server((address, port), backlog=1).close()
+    except OSError as error:
+        return error.errno or errno.EINVAL
     return 0
 
 

@@ -314,19 +314,22 @@ def test_ipv6(free_port: int) -> None:
         nodes.close()
 
 
-def test_secrets(tmp_path: Path) -> None:
+def test_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a file or the environment; never forwarded to another process."""
-    (tmp_path / "secret").write_text("0123456789abcdef\n")
-    (tmp_path / "secret").chmod(0o640)
+    path = tmp_path / "secret"
+    path.write_text("0123456789abcdef\n")
+    path.chmod(0o640)
     with pytest.raises(InputError, match="other users can read the file of --secret_file: its mode is 640"):
-        read_secret(str(tmp_path / "secret"), {})
-    (tmp_path / "secret").chmod(0o600)
-    assert read_secret(str(tmp_path / "secret"), {}) == b"0123456789abcdef"
-    assert read_secret(None, {"DGLKGE_SECRET": "0123456789abcdef"}) == b"0123456789abcdef"
+        read_secret(str(path))
+    path.chmod(0o600)
+    assert read_secret(str(path)) == b"0123456789abcdef"
+    monkeypatch.setenv("DGLKGE_SECRET", "0123456789abcdef")
+    assert read_secret(None) == b"0123456789abcdef" and "DGLKGE_SECRET" not in os.environ
     with pytest.raises(InputError, match="need a shared secret"):
-        read_secret(None, {})
+        read_secret(None)
+    monkeypatch.setenv("DGLKGE_SECRET", "short")
     with pytest.raises(InputError, match="of DGLKGE_SECRET has 5 bytes; expected at least 16"):
-        read_secret(None, {"DGLKGE_SECRET": "short"})
+        read_secret(None)
     with pytest.raises(InputError, match="cannot read --secret_file /no/such"):
-        read_secret("/no/such", {})
+        read_secret("/no/such")
     assert forwarded_environment({"DGLKGE_SECRET": "x", "DGLKGE_Y": "z"}) == {"DGLKGE_Y": "z"}

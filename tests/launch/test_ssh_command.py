@@ -8,7 +8,7 @@ import shlex
 import subprocess
 import sys
 
-from dglkge.launch.remote.ssh import STARTER, SshSettings, forwarded_environment, ssh_client, ssh_command
+from dglkge.launch.remote.ssh import STARTER, SshSettings, forwarded_environment, ssh_command
 
 HOSTILE = ["a b", "it's", '"', "$HOME", "`id`", "; touch injected", "\\", "a\nb", "*", "&& false", "-o", "é"]
 
@@ -19,7 +19,8 @@ def options(command: list[str]) -> list[str]:
 
 def test_users_options_come_first() -> None:
     """ssh takes the first value of an option, so the user's win; ours make a silent host known in time."""
-    command = ssh_client(SshSettings(options=("ConnectTimeout=3", "StrictHostKeyChecking=no")))
+    settings = SshSettings(options=("ConnectTimeout=3", "StrictHostKeyChecking=no"))
+    command = ssh_command(settings, "host", ["true"])
     assert options(command)[:2] == ["ConnectTimeout=3", "StrictHostKeyChecking=no"]
     values = dict(option.split("=", 1) for option in reversed(options(command)))
     assert values["ConnectTimeout"] == "3"
@@ -28,11 +29,11 @@ def test_users_options_come_first() -> None:
 
 
 def test_only_what_was_said_is_passed() -> None:
-    command = ssh_client(SshSettings())
+    command = ssh_command(SshSettings(), "host", ["true"])
     assert not {"-p", "-l", "-i"} & set(command)
     assert not any(option.startswith("StrictHostKeyChecking") for option in options(command))
-    command = ssh_client(SshSettings(2222, "me", "my key"))
-    assert command[-6:] == ["-i", "my key", "-l", "me", "-p", "2222"]
+    command = ssh_command(SshSettings(2222, "me", "my key"), "host", ["true"])
+    assert command[-9:-3] == ["-i", "my key", "-l", "me", "-p", "2222"]
 
 
 def test_words_survive_the_shell(tmp_path) -> None:

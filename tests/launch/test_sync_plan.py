@@ -75,7 +75,7 @@ def test_absolute_paths_stay(here: Path, tmp_path: Path) -> None:
     trees = plan_sync(
         ["package/main.py", str(tmp_path / "far.yaml")], None, None, Places(here, Path("/w")), 0
     )
-    assert trees[0] == Tree(str(tmp_path), str(tmp_path), ("far.yaml",))
+    assert trees[1] == Tree(str(tmp_path), str(tmp_path), ("far.yaml",))
     with pytest.raises(InputError, match="lies outside of"):
         plan_sync(["package/main.py", "../far.yaml"], None, None, Places(here, Path("/w")), 0)
 

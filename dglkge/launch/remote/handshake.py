@@ -15,11 +15,10 @@ import asyncio
 import hmac
 import os
 import secrets
-from collections.abc import Mapping
 from pathlib import Path
 
 from dglkge.errors import InputError, os_errors
-from dglkge.launch.remote.ssh import SECRET_VARIABLE
+from dglkge.launch.remote.ssh import NOT_INHERITED, SECRET_VARIABLE
 
 GREETING = b"dglkge-launch 2\n"
 RANDOM_BYTES = PROOF_BYTES = 32
@@ -33,13 +32,15 @@ class RefusedError(InputError):
     """The other side refuses the connection, or is no dglkge-launch."""
 
 
-def read_secret(path: str | None, environment: Mapping[str, str]) -> bytes:
+def read_secret(path: str | None) -> bytes:
     """Return the secret that all nodes of a job share, of a file or of the variable DGLKGE_SECRET.
 
-    Raises InputError if there is none, it is shorter than SHORTEST_SECRET bytes, or the file cannot be read.
+    Removes what no process of the job may inherit from this process's environment. Raises InputError if there
+    is none, it is shorter than SHORTEST_SECRET bytes, or the file cannot be read.
     """
-    text = environment.get(SECRET_VARIABLE, "").encode()
-    where = SECRET_VARIABLE
+    text, where = os.environ.get(SECRET_VARIABLE, "").encode(), SECRET_VARIABLE
+    for name in NOT_INHERITED:
+        os.environ.pop(name, None)
     if path is not None:
         where = path
         with os_errors(InputError, f"cannot read --secret_file {path}"):

@@ -16,7 +16,7 @@ from dglkge.launch.node_program import NodeProgram
 from dglkge.launch.remote import handshake, protocol
 from dglkge.launch.remote.node_place import NodePlace
 from dglkge.launch.remote.protocol import HEARTBEAT_TIMEOUT_SECONDS, LOST_STATUS
-from dglkge.launch.remote.ssh import NOT_INHERITED, forwarded_environment
+from dglkge.launch.remote.ssh import forwarded_environment
 
 RETRY_SECONDS = 1.0
 
@@ -28,9 +28,7 @@ def run_node(
 
     `seconds` limit the wait for the launcher; `report` takes messages for the user.
     """
-    secret = handshake.read_secret(secret_file, os.environ)
-    for name in NOT_INHERITED:
-        os.environ.pop(name, None)
+    secret = handshake.read_secret(secret_file)
     # Processes run in another folder: relative search paths become absolute.
     os.environ.update(forwarded_environment(os.environ))
 

@@ -25,7 +25,7 @@ from dglkge.launch.background import wait
 from dglkge.launch.remote import handshake, protocol
 from dglkge.launch.remote.connection import NodeConnection, close_all
 from dglkge.launch.remote.node_place import NodePlace
-from dglkge.launch.remote.ssh import NOT_INHERITED, forwarded_environment
+from dglkge.launch.remote.ssh import forwarded_environment
 from dglkge.launch.stop_signals import StopForwarder, describe_stop
 
 MOST_HANDSHAKES = 64
@@ -46,11 +46,7 @@ def nodes_of_job(
     if place is None or place.num_nodes == 1:
         yield None
         return
-    secret = handshake.read_secret(secret_file, os.environ)
-    # No process of the job may inherit it.
-    for name in NOT_INHERITED:
-        os.environ.pop(name, None)
-    nodes = Rendezvous(place, secret, seconds, report)
+    nodes = Rendezvous(place, handshake.read_secret(secret_file), seconds, report)
     try:
         yield nodes
     except DglkgeError as error:

@@ -20,7 +20,7 @@ from typing import Any
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.checkpoint.stores import FileStore, Store
-from dglkge.distributed.lease import Lease, new_nonce
+from dglkge.distributed.lease import Lease, boot_id, new_nonce
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.world import OWN_DISKS_VARIABLE
 from dglkge.errors import CheckpointError, InputError, NotReadyError, StorageError, os_errors
@@ -178,6 +178,5 @@ class LauncherStore(Store):
 
 def identity(folder: Path) -> list[Any]:
     """Return what is equal for two paths on one kernel that lead to the same folder."""
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     status = os.stat(folder)
-    return [boot_id, status.st_dev, status.st_ino]
+    return [boot_id(), status.st_dev, status.st_ino]

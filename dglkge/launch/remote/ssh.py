@@ -76,11 +76,6 @@ def ssh_command(settings: SshSettings, address: str, words: Sequence[str]) -> li
     >>> ssh_command(SshSettings(port=2222), "10.0.0.2", ["echo", "it's"])[-5:]
     ['-p', '2222', '--', '10.0.0.2', "echo 'it'\\"'\\"'s'"]
     """
-    return [*ssh_client(settings), "--", address, shlex.join(words)]
-
-
-def ssh_client(settings: SshSettings) -> list[str]:
-    """Return the ssh client with its options."""
     # BatchMode: ssh must fail and not ask for a password, which no user could enter.
     ours = {
         "BatchMode": "yes",
@@ -102,7 +97,7 @@ def ssh_client(settings: SshSettings) -> list[str]:
         command += ["-l", settings.username]
     if settings.port is not None:
         command += ["-p", str(settings.port)]
-    return command
+    return [*command, "--", address, shlex.join(words)]
 
 
 STARTER = (
