@@ -11,6 +11,7 @@ from pathlib import Path
 
 from dglkge.distributed.preemption import RESTART_STATUS
 from dglkge.errors import INPUT_ERROR_STATUS
+from dglkge.launch.background import Report
 
 LIKELY_CAUSES = {
     signal.SIGKILL: "kill -9, or the kernel was out of memory: see dmesg",
@@ -70,9 +71,7 @@ SHORTEST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 
 
-def run_with_restarts(
-    run: Callable[[int], JobResult], max_restarts: int, report: Callable[[str], None]
-) -> JobResult:
+def run_with_restarts(run: Callable[[int], JobResult], max_restarts: int, report: Report) -> JobResult:
     """Run a job, and again after a failure or a stop with status 143; return the result of the last attempt.
 
     `run` takes the number of the attempt, from 0 on.

@@ -21,7 +21,7 @@ import stat
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import IO, Any
 
 import psutil
@@ -31,7 +31,7 @@ from dglkge.distributed.lease import new_nonce
 from dglkge.distributed.preemption import STOP_SIGNALS
 from dglkge.distributed.world import OWN_DISKS_VARIABLE
 from dglkge.errors import NotReadyError
-from dglkge.launch.background import in_thread, spawn
+from dglkge.launch.background import Report, in_thread, spawn
 from dglkge.launch.machine import MachineJob, has_variable, node_tasks, wait_while
 from dglkge.launch.processes import ForkServer, execute
 from dglkge.launch.remote import protocol
@@ -83,7 +83,7 @@ class NodeProgram:
         self,
         stream: protocol.Stream,
         python: str = sys.executable,
-        report: Callable[[str], None] = lambda text: None,
+        report: Report = lambda text: None,
         greeting: str = "",
     ) -> None:
         self._stream = stream

@@ -15,6 +15,7 @@ import psutil
 from dglkge.distributed.ip_config import DEFAULT_PORT, HIGHEST_PORT
 from dglkge.distributed.server_ports import PORT_TAKEN_MARK, PORT_TAKEN_STATUS
 from dglkge.errors import InputError, NotReadyError
+from dglkge.launch.background import Report
 from dglkge.launch.job_result import JobResult
 
 FIRST_MASTER_PORT = 29500
@@ -29,7 +30,7 @@ MOST_CHOICES = 5
 LOG_END_BYTES = 4096
 
 
-def with_ports_chosen_again(run: Callable[[], JobResult], report: Callable[[str], None]) -> JobResult:
+def with_ports_chosen_again(run: Callable[[], JobResult], report: Report) -> JobResult:
     """Run an attempt of a job, and again if a port was taken between its choice and its use.
 
     Nothing has been trained then, so it does not count as a restart. Returns the result of the last run.

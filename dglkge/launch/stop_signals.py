@@ -15,6 +15,7 @@ from types import FrameType
 
 from dglkge.distributed.preemption import STOP_SIGNALS
 from dglkge.errors import FAILURE_STATUS, INTERRUPTED_STATUS
+from dglkge.launch.background import Report
 
 _received: list[int] = []
 """Stop signals that this process has received while one of the handlers was installed."""
@@ -53,7 +54,7 @@ FORWARD_SECONDS = 2.0
 class StopForwarder:
     """Gives this launcher the first stop signal of a node, unless it has received one itself."""
 
-    def __init__(self, report: Callable[[str], None]) -> None:
+    def __init__(self, report: Report) -> None:
         self._report = report
         self._has_signal = False
 

@@ -12,6 +12,7 @@ import dglkge
 from cluster_faults import seconds_until, wait_until_trained
 from cluster_hosts import ClusterHost
 from cluster_jobs import LAUNCHER_LOG, TRAIN, job_process, job_processes, launch
+from tests.cluster.conftest import end_all
 from tests.toy_kg import toy_dataset
 
 
@@ -38,9 +39,7 @@ def finish(job: Popen[bytes], hosts: list[ClusterHost], folder: Path) -> tuple[i
     try:
         status = job.wait(240)
     finally:
-        for process in [process for host in hosts for process in host.processes()]:
-            process.kill()
-        job.kill()
+        end_all(hosts, job)
     return status, (folder / LAUNCHER_LOG).read_text(encoding="utf-8")
 
 

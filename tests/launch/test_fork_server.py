@@ -47,10 +47,11 @@ print("and on stderr", file=sys.stderr)
 
 def test_a_forked_process_is_as_a_started_one(launch: Callable[..., LaunchedJob], tmp_path: Path) -> None:
     """Variables are those of the plan, here and for who reads them in /proc; libraries take them over."""
-    options = ["--num_trainers=2", "--num_omp_threads=2", "--extra_envs=COLOUR=a b", "--log_dir=logs"]
+    options = ["--num_trainers=2", "--num_omp_threads=2", "--extra_envs=COLOUR=$x; 'y'", "--log_dir=logs"]
     options += [f"--ip_config={tmp_path / 'ip_config.txt'}"]
-    plan = json.loads(launch([*options, "--dry_run", "--json"], "", "x y").finish())
-    job = launch(options, TELL, "x y")
+    hard = ["a b", "it's", '"quoted"', "$HOME", "`id`", "; touch injected", "", "--num_trainers", "-m", "*"]
+    plan = json.loads(launch([*options, "--dry_run", "--json"], "", *hard).finish())
+    job = launch(options, TELL, *hard)
     output = job.finish()
     assert job.launcher.returncode == 0, output
     told = {}
@@ -71,7 +72,7 @@ def test_a_forked_process_is_as_a_started_one(launch: Callable[..., LaunchedJob]
         assert facts["imported"] == ["torch", "dgl"]  # before the fork
         assert facts["threads"] == (2 if role == "trainer" else 1)
         assert facts["native threads"] == 1
-        assert facts["arguments"] == [str(tmp_path / "script_1.py"), "x y"]
+        assert facts["arguments"] == [str(tmp_path / "script_1.py"), *hard]
         assert (facts["name"], facts["path"]) == ("__main__", str(tmp_path))
         assert (facts["folder"], facts["input"]) == (str(tmp_path), "")
         assert facts["session"] and facts["signals"] == [True, True] and facts["interrupts"]

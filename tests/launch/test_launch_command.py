@@ -22,8 +22,8 @@ from dglkge.cli import launch as command
 from dglkge.distributed.jobs import live_jobs, matching_jobs
 from dglkge.errors import DglkgeError, InputError, StorageError
 from dglkge.launch.machine import usable_cores
+from tests.launch.conftest import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 SHARED = Path("/dev/shm")
 SERVERS_LEAVE = "import os, sys\nif os.environ['DGL_ROLE'] == 'server': sys.exit()\n"
 WAITS = """
@@ -53,29 +53,6 @@ def segments() -> str:
     for path in left:
         path.unlink()
     assert not left
-
-
-def test_arguments_reach_the_script_unchanged(launch, tmp_path: Path) -> None:
-    """Spaces, quotes, $ and ; are data: no shell sees them; variables of --extra_envs too."""
-    arguments = [
-        "a b",
-        "it's",
-        '"quoted"',
-        "$HOME",
-        "`id`",
-        "; touch injected",
-        "",
-        "--num_trainers",
-        "-m",
-        "*",
-    ]
-    script = SERVERS_LEAVE + "import json; print(json.dumps([sys.argv[1:], os.environ['ODD'], os.getcwd()]))"
-    job = launch(["--num_trainers", "1", "--extra-envs", "ODD=$x; 'y'"], script, *arguments)
-    output = job.finish()
-    assert job.launcher.returncode == 0, output
-    (line,) = [line for line in output.splitlines() if line.startswith("[trainer 0] [[")]
-    assert json.loads(line.partition("] ")[2]) == [arguments, "$x; 'y'", str(tmp_path)]
-    assert not (tmp_path / "injected").exists()
 
 
 def test_summary_logs_and_defaults(launch, tmp_path: Path, free_port: int, ip_config: Path) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
 
 from dglkge.errors import NotReadyError
+from dglkge.launch.background import Report
 from dglkge.launch.node_program import NodeProgram
 from dglkge.launch.remote import handshake, protocol
 from dglkge.launch.remote.node_place import NodePlace
@@ -21,9 +21,7 @@ from dglkge.launch.remote.ssh import forwarded_environment
 RETRY_SECONDS = 1.0
 
 
-def run_node(
-    place: NodePlace, secret_file: str | None, python: str, seconds: float, report: Callable[[str], None]
-) -> int:
+def run_node(place: NodePlace, secret_file: str | None, python: str, seconds: float, report: Report) -> int:
     """Take part in a job as a node other than the first, with this process's environment; return its status.
 
     `seconds` limit the wait for the launcher; `report` takes messages for the user.
@@ -48,9 +46,7 @@ def run_node(
     return asyncio.run(run())
 
 
-async def connect(
-    place: NodePlace, secret: bytes, seconds: float, report: Callable[[str], None]
-) -> protocol.Stream:
+async def connect(place: NodePlace, secret: bytes, seconds: float, report: Report) -> protocol.Stream:
     """Connect to the launcher, which may start later than this node, and be admitted.
 
     Raises

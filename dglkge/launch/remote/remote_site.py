@@ -16,7 +16,7 @@ from dglkge.config import Config
 from dglkge.distributed.ip_config import Machine
 from dglkge.distributed.jobs import JobEntry
 from dglkge.errors import InputError, NotReadyError
-from dglkge.launch.background import wait
+from dglkge.launch.background import Report, wait
 from dglkge.launch.machine import is_local, local_interfaces, machine_addresses
 from dglkge.launch.process_plan import Host, JobSettings, Places, PlannedProcess, plan_processes
 from dglkge.launch.remote.connection import Events, NodeConnection, RunningProcess, close_all, open_node
@@ -104,7 +104,7 @@ class RemoteSite:
         python: str,
         folder: str,
         nodes: Rendezvous | None = None,
-        report: Callable[[str], None] = lambda text: None,
+        report: Report = lambda text: None,
     ) -> None:
         self._ssh = ssh
         self._nodes = nodes

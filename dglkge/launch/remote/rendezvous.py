@@ -15,13 +15,13 @@ import ipaddress
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from dglkge.distributed.ip_config import Machine, read_ip_config
 from dglkge.errors import DglkgeError, InputError, NotReadyError, exit_status_of
-from dglkge.launch.background import wait
+from dglkge.launch.background import Report, wait
 from dglkge.launch.remote import handshake, protocol
 from dglkge.launch.remote.connection import NodeConnection, close_all
 from dglkge.launch.remote.node_place import NodePlace
@@ -37,7 +37,7 @@ POLL_SECONDS = 0.2
 
 @contextlib.contextmanager
 def nodes_of_job(
-    place: NodePlace | None, secret_file: str | None, seconds: float, report: Callable[[str], None]
+    place: NodePlace | None, secret_file: str | None, seconds: float, report: Report
 ) -> Iterator[Rendezvous | None]:
     """Accept the nodes of a job inside the block, and tell them an error that ends it.
 
@@ -67,9 +67,7 @@ class Rendezvous:
     a NAT) on all interfaces. `seconds` limit :meth:`await_nodes`. Raises NotReadyError if the port is in use.
     """
 
-    def __init__(
-        self, place: NodePlace, secret: bytes, seconds: float, report: Callable[[str], None]
-    ) -> None:
+    def __init__(self, place: NodePlace, secret: bytes, seconds: float, report: Report) -> None:
         self._place, self.num_nodes = place, place.num_nodes
         self._where = f"{place.host}:{place.port}"
         self._secret = secret
