@@ -41,13 +41,7 @@ _NOISE = re.compile(
 
 
 def is_noise(line: str) -> bool:
-    """Whether a line is a routine message of DGL or torch: hidden on the console, kept in the logs.
-
-    Examples
-    --------
-    >>> is_noise("Server (0) shutdown."), is_noise("epoch 1: loss 3.2")
-    (True, False)
-    """
+    """Whether a line is a routine message of DGL or torch: hidden on the console, kept in the logs."""
     return _NOISE.match(line) is not None
 
 
@@ -239,13 +233,7 @@ LAUNCHER_LOG = "launcher.log"
 
 
 def as_json(name: str, text: str) -> str:
-    """Return a line of a process as JSON; one that is such an object already stays as it is.
-
-    Examples
-    --------
-    >>> as_json("trainer 0", "Server (0) shutdown.")[38:]
-    '"level": "debug", "process": "trainer 0", "message": "Server (0) shutdown."}'
-    """
+    """Return a line of a process as JSON; one that is such an object already stays as it is."""
     # Routine messages are in the logs, with a level that readers usually leave out.
     return text if parse_line(text) else json_line(name, "debug" if is_noise(text) else "info", text)
 

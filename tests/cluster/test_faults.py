@@ -47,7 +47,7 @@ def _runs(process) -> bool:
 
 @pytest.mark.usefixtures("warm_runners")
 def test_a_job_lives_through_faults(two_hosts: list[ClusterHost], tmp_path: Path):
-    """Nothing outlives a fault for long, the launcher says who ended, and the job resumes until the launcher dies.
+    """Nothing outlives a fault for long, the launcher says who ended, and the job resumes but after its own.
 
     It listens on the addresses of ip_config only.
     """

@@ -140,9 +140,7 @@ HERE = "here, the launcher's machine: cannot start {}: {}; give the path of anot
         (None, "/", HERE.format("/", "Permission denied")),
     ],
 )
-def test_what_cannot_be_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ssh: SshSettings | None, python: str, message: str
-) -> None:
+def test_what_cannot_be_started(tmp_path, monkeypatch, ssh, python, message) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError) as caught:
         open_node("here", ssh, python, {})

@@ -152,9 +152,7 @@ def test_what_cannot_be_copied(session: NodeConnection, here: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("stuck", ["send_block", "take_block"])
-def test_a_blocked_disk_does_not_hold_the_launcher(
-    session: NodeConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck: str
-) -> None:
+def test_a_blocked_disk_does_not_hold_the_launcher(session, tmp_path, monkeypatch, stuck) -> None:
     """A block that does not move is given up, whether it is read here or written."""
     blocked = threading.Event().wait
     monkeypatch.setattr(file_transfer, "STALL_SECONDS", 1.0)

@@ -95,9 +95,7 @@ def test_an_import_that_fails(launch: Callable[..., LaunchedJob], tmp_path: Path
     assert "on 127.0.0.1 ended with status 1" in output
 
 
-def test_a_script_that_fails_at_its_own_import(
-    launch: Callable[..., LaunchedJob], tmp_path: Path, ip_config: Path
-) -> None:
+def test_a_script_that_fails_at_its_own_import(launch, tmp_path, ip_config) -> None:
     job = launch(
         [f"--ip_config={ip_config}", "--num_trainers=1", "--log_dir=logs"],
         "import os, time\nif os.environ['DGL_ROLE'] == 'client': import no_such_module\ntime.sleep(60)",

@@ -52,13 +52,10 @@ def test_who_is_started_again(statuses, pauses, monkeypatch) -> None:
     assert [pause_seconds(count) for count in (0, 1, 4, 5, 6, 99)] == [1, 1, 8, 16, 30, 30]
 
 
-def test_a_launcher_that_was_told_to_stop_restarts_nothing() -> None:
+def test_statuses() -> None:
+    """A process's own is passed on, signals as in shells; a launcher that was stopped restarts nothing."""
     assert is_restartable(result(143)) and is_restartable(result(137))
     assert not is_restartable(result(143, is_interrupted=True))
-
-
-def test_statuses() -> None:
-    """A process's own status is passed on; signals become what a shell makes of them."""
     statuses = {0: 0, 1: 1, 125: 125, 143: 143, -9: 137, -15: 143, -2: 130}
     assert {status: exit_status(status) for status in statuses} == statuses
 

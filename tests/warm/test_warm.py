@@ -34,12 +34,7 @@ def test_arguments_streams_folder_environment_and_status(tmp_path: Path, status:
         {**os.environ, "GIVEN": "x", "PYTHONPATH": str(REPOSITORY)},
     )
     told = []
-    for python, env in (
-        (plain, given),
-        (copied, given),
-        (runner, given),
-        (runner, warm.runners(given)),
-    ):
+    for python, env in ((plain, given), (copied, given), (runner, given), (runner, warm.runners(given))):
         done = subprocess.run(
             [*python, "show.py", str(status), "a b"],
             input="given",

@@ -94,13 +94,7 @@ def node_place(
 
 
 def host_and_port(text: str, default_port: int) -> tuple[str, int]:
-    """Read ``host[:port]``; an IPv6 address with a port is in brackets. Raises InputError for another form.
-
-    Examples
-    --------
-    >>> host_and_port("node1:29460", 29450), host_and_port("[fd00::1]:5", 29450), host_and_port("fd00::1", 1)
-    (('node1', 29460), ('fd00::1', 5), ('fd00::1', 1))
-    """
+    """Read ``host[:port]``, with an IPv6 address and a port as ``[fd00::1]:5``; raises InputError for another form."""
     host, port = text, str(default_port)
     if text.startswith("["):
         host, _, rest = text[1:].partition("]")
@@ -175,12 +169,6 @@ def scheduler_place(environment: Mapping[str, str]) -> SchedulerPlace:
     InputError
         If no scheduler has set its variables, one is no number, several processes run on one node, or this is
         the script of a batch job.
-
-    Examples
-    --------
-    >>> step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "cn[07-08]"}
-    >>> scheduler_place({"SLURM_NODEID": "1", **step})
-    SchedulerPlace(rank=1, num_nodes=2, first_host='cn07')
     """
     for scheduler in SCHEDULERS:
         if not environment.get(scheduler.rank):
@@ -211,13 +199,7 @@ def scheduler_place(environment: Mapping[str, str]) -> SchedulerPlace:
 
 
 def first_host(node_list: str) -> str:
-    """Return the first host of a list in SLURM's form.
-
-    Examples
-    --------
-    >>> first_host("cn[07-09,12],gpu1"), first_host("a1,b2"), first_host("r[1-2]n[3,5]")
-    ('cn07', 'a1', 'r1n3')
-    """
+    """Return the first host of a list in SLURM's form: ``r1n3`` of ``r[1-2]n[3,5],r4``."""
     # Commas in brackets separate numbers, others hosts. A number may have leading zeros, which are kept.
     host = re.findall(r"(?:[^,\[]|\[[^\]]*\])*", node_list)[0]
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", host)

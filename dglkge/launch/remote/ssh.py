@@ -69,13 +69,7 @@ class SshSettings:
 
 
 def ssh_command(settings: SshSettings, address: str, words: Sequence[str]) -> list[str]:
-    """Return the command that runs some words on another machine, each quoted for the shell there.
-
-    Examples
-    --------
-    >>> ssh_command(SshSettings(port=2222), "10.0.0.2", ["echo", "it's"])[-5:]
-    ['-p', '2222', '--', '10.0.0.2', "echo 'it'\\"'\\"'s'"]
-    """
+    """Return the command that runs some words on another machine, each quoted for the shell there."""
     # BatchMode: ssh must fail and not ask for a password, which no user could enter.
     ours = {
         "BatchMode": "yes",
