@@ -63,6 +63,7 @@ def test_there_and_back(session: NodeConnection, here: Path, tmp_path: Path) -> 
     assert fetch(session, there, back) == len(ODD_NAMES)
     assert contents(back) == contents(here)
     assert fetch(session, there, back) == 0
+    assert send(session, here, Path(f"{here}/../{here.name}")) == fetch(session, here, here) == 0
     assert not list(tmp_path.rglob("*.tmp"))
 
 
@@ -185,7 +186,3 @@ def test_a_machine_that_names_a_file_elsewhere(session: NodeConnection, here: Pa
     with pytest.raises(InputError, match="leads out of"):
         fetch(session, here, tmp_path / "back")
     assert not list((tmp_path / "elsewhere").iterdir())
-
-
-def test_same_folder(session: NodeConnection, here: Path) -> None:
-    assert send(session, here, Path(f"{here}/../{here.name}")) == fetch(session, here, here) == 0

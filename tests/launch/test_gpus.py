@@ -132,33 +132,23 @@ def test_shortage_is_refused(hosts: list[Host], num_trainers: int, words: str) -
         device_of_trainers("cuda", hosts, num_trainers)
 
 
-def dry_run(folder: Path, *more: str) -> list[str]:
-    (folder / "ip_config.txt").write_text("127.0.0.1 30050\n", encoding="utf-8")
-    options = ["--ip_config", str(folder / "ip_config.txt"), "--dry_run", "--json", *more]
-    script = str(REPOSITORY / "examples" / "train.py")
-    return [*options, script, "--set", "dataset=nowhere", "--set", "training.device=cuda"]
-
-
-def let_machines_have(monkeypatch: pytest.MonkeyPatch, *found: str) -> None:
+@pytest.mark.parametrize("found", [("3", "1"), ()])
+def test_launcher_plans_with_the_gpus_of_this_machine(tmp_path, monkeypatch, capsys, found):
+    """Without one cuda is refused before anything starts."""
     planned = remote_site.planned_host
 
     def host(address: str, machine: Machine, described: Mapping[str, Any]) -> Host:
         return planned(address, machine, {**described, "gpus": found})
 
     monkeypatch.setattr(remote_site, "planned_host", host)
-
-
-def test_launcher_plans_with_the_gpus_of_this_machine(tmp_path, monkeypatch, capsys):
-    let_machines_have(monkeypatch, "3", "1")
-    assert main(dry_run(tmp_path)) == 0
-    plan = json.loads(capsys.readouterr().out)
-    assert [each["environment"][VISIBLE_VARIABLE] for each in plan] == ["", "3", "1"]
-    assert [each["name"] for each in plan] == ["server 0", "trainer 0", "trainer 1"]
-
-
-def test_launcher_refuses_cuda_before_anything_starts(tmp_path, monkeypatch, capsys):
-    let_machines_have(monkeypatch)
-    assert main(dry_run(tmp_path)) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("dglkge-launch: error: training.device is cuda and machine 127.0.0.1 has no GPU")
-    assert error.count("\n") == 1
+    (tmp_path / "ip_config.txt").write_text("127.0.0.1 30050\n", encoding="utf-8")
+    options = ["--ip_config", str(tmp_path / "ip_config.txt"), "--dry_run", "--json"]
+    script = str(REPOSITORY / "examples" / "train.py")
+    status = main([*options, script, "--set", "dataset=nowhere", "--set", "training.device=cuda"])
+    out, error = capsys.readouterr()
+    if found:
+        shown = [(each["name"], each["environment"][VISIBLE_VARIABLE]) for each in json.loads(out)]
+        assert shown == [("server 0", ""), ("trainer 0", "3"), ("trainer 1", "1")]
+    else:
+        words = "dglkge-launch: error: training.device is cuda and machine 127.0.0.1 has no GPU"
+        assert status == 2 and error.startswith(words) and error.count("\n") == 1

@@ -186,18 +186,6 @@ def test_two_jobs_side_by_side(launch, segments: str, ip_config: Path) -> None:
     assert entry.job not in {other.job for other in live_jobs()}
 
 
-def test_busy_port_is_refused(launch, free_port: int, tmp_path: Path) -> None:
-    with socket.socket() as holder:
-        holder.bind(("127.0.0.1", free_port + 1))
-        holder.listen()
-        job = launch(["--num_servers", "2"], WAITS, "x")
-        output = job.finish()
-    assert job.launcher.returncode == 2
-    expected = f"dglkge-launch: error: port {free_port + 1} on 127.0.0.1 is in use by pid {os.getpid()}: "
-    assert output.startswith(expected)
-    assert not (tmp_path / "logs").exists()
-
-
 def test_reader_that_goes_away(launch, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SERVERS_LEAVE + "for i in range(20000): print('line', i)\n")
@@ -293,6 +281,16 @@ def run_main(arguments: list[str], capsys: pytest.CaptureFixture) -> tuple[int, 
     status = command.main(arguments)
     out, err = capsys.readouterr()
     return status, out, err
+
+
+def test_a_busy_port_is_refused(tmp_path, ip_config, free_port, capsys):
+    """It is named with its holder before anything starts."""
+    (tmp_path / "train.py").touch()
+    with socket.create_server(("127.0.0.1", free_port + 1)):
+        options = ["--ip_config", str(ip_config), "--workspace", str(tmp_path), "--num_servers", "2"]
+        status, _, err = run_main([*options, "train.py"], capsys)
+    words = f"dglkge-launch: error: port {free_port + 1} on 127.0.0.1 is in use by pid {os.getpid()}: "
+    assert status == 2 and err.startswith(words) and not (tmp_path / "logs").exists()
 
 
 def test_dry_run_starts_and_writes_nothing(tmp_path, ip_config, capsys):

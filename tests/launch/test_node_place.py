@@ -82,7 +82,9 @@ def test_what_makes_no_sense(options: dict[str, Any], message: str) -> None:
         place(**options)
 
 
-def test_hosts_and_ports_that_are_none() -> None:
+def test_hosts_and_ports() -> None:
+    found = [host_and_port(text, 7) for text in ("node1:29460", "fd00::1", "[fd00::1]:5")]
+    assert found == [("node1", 29460), ("fd00::1", 7), ("fd00::1", 5)]
     for text in ("", ":5", "a:", "a:0", "a:65536", "[fd00::1]x", "[fd00::1]:"):
         with pytest.raises(InputError, match="is no host"):
             host_and_port(text, 1)

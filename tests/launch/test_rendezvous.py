@@ -286,17 +286,14 @@ def test_stop_signals_of_a_node(hub: _Hub, monkeypatch: pytest.MonkeyPatch) -> N
     hub.wait_for(lambda: "is lost: stopped by a second signal, SIGTERM" in hub.reports[-1])
 
 
-def test_a_port_in_use(hub: _Hub) -> None:
+def test_where_a_rendezvous_listens(hub: _Hub, free_port: int) -> None:
+    """For a service or an address before a NAT on all interfaces, IPv4 included; not at a port in use."""
+    for host in ("192.0.2.1", "no-such-host.invalid"):
+        with listen(host, free_port + 1), socket.create_connection(("127.0.0.1", free_port + 1), 5):
+            pass
     message = f"port {hub.port} of the rendezvous 127.0.0.1 is in use on this machine"
     with pytest.raises(NotReadyError, match=message):
         listen("127.0.0.1", hub.port)
-
-
-@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
-def test_hosts_that_are_not_this_machine(host: str, free_port: int) -> None:
-    """A service or an address before a NAT: on all interfaces, IPv4 included."""
-    with listen(host, free_port), socket.create_connection(("127.0.0.1", free_port), 5):
-        pass
 
 
 def test_ipv6(free_port: int) -> None:

@@ -166,11 +166,9 @@ NO_STORE = HEAD.replace("store = LauncherStore", "# LauncherStore")
 OPEN = "print(error_of(LauncherStore, here))"
 
 
-def test_a_launcher_without_a_store_says_so(session, tmp_path):
+def test_processes_that_have_no_store(session, tmp_path):
+    """Only the trainer that writes its machine's parts has a socket, and the launcher may hold no store."""
     out = run_trainer(session, tmp_path, OPEN, head=NO_STORE)
     assert out == "CheckpointError: this job's launcher holds no store\n"
-
-
-def test_a_process_without_a_socket_is_told_what_is_missing(session, tmp_path):
     out = run_trainer(session, tmp_path, OPEN, {**VARIABLES, "LOCAL_RANK": "1"}, NO_STORE)
     assert out.startswith("InputError: DGLKGE_OWN_DISKS is set, but dglkge-launch --sync did not start this")

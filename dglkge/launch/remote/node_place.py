@@ -94,7 +94,7 @@ def node_place(
 
 
 def host_and_port(text: str, default_port: int) -> tuple[str, int]:
-    """Read ``host[:port]``, with an IPv6 address and a port as ``[fd00::1]:5``; raises InputError for another form."""
+    """Read ``host[:port]``; an IPv6 address with a port is in brackets. Raises InputError for other forms."""
     host, port = text, str(default_port)
     if text.startswith("["):
         host, _, rest = text[1:].partition("]")
