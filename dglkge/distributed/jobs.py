@@ -136,7 +136,13 @@ class Registration:
         self._path = os.path.join(folder, name)
         unlocked = os.path.join(folder, f".{name}.{os.getpid()}")
         with register_lock(folder):
-            _refuse_same_run(entry, folder)
+            for other in live_jobs(folder) if entry.run else ():
+                # An entry of another user may be a lie; the lease in the run's folder keeps that job out.
+                if other.owner == os.geteuid() and other.run == entry.run and other.job != entry.job:
+                    raise NotReadyError(
+                        f"{entry.run} is in use: another job writes there, {other.describe()}; wait for it, "
+                        f"end it (dglkge job stop {other.job}), or give another output"
+                    )
             try:
                 # Python opens files with O_CLOEXEC: children do not inherit the lock.
                 self._descriptor = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -168,19 +174,6 @@ class Registration:
         text = json.dumps(self.entry.to_dict()).encode()
         os.pwrite(self._descriptor, text, 0)
         os.ftruncate(self._descriptor, len(text))
-
-
-def _refuse_same_run(entry: JobEntry, folder: str) -> None:
-    """Raise NotReadyError if another live job of this user writes to the run's folder.
-
-    An entry of another user may be a lie; the lease in the run's folder keeps that user's job out.
-    """
-    for other in live_jobs(folder):
-        if other.owner == os.geteuid() and entry.run and other.run == entry.run and other.job != entry.job:
-            raise NotReadyError(
-                f"{entry.run} is in use: another job writes there, {other.describe()}; wait for it, end it "
-                f"(dglkge job stop {other.job}), or give another output"
-            )
 
 
 @contextlib.contextmanager

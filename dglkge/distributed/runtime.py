@@ -218,7 +218,16 @@ def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[
         except PortTakenError as error:
             _end_process(_report_taken_port(error))
     world = World.detect()
-    _check_parts(num_parts, world)
+    if num_parts != world.num_machines and not world.launched:
+        raise InputError(
+            f"the data set has {num_parts} partitions, and one process alone trains one: "
+            "partition it with --num-parts 1, or start it with dglkge-launch"
+        )
+    if num_parts != world.num_machines:
+        raise InputError(
+            f"the data set has {num_parts} partitions and ip_config.txt has {world.num_machines} machines; "
+            "each machine holds one partition"
+        )
     if not world.launched:
         with _alone(world, ip_config, graph_name, part_config) as cluster:
             yield cluster
@@ -279,21 +288,6 @@ def _start(world: World, ip_config: str, graph_name: str, part_config: str) -> C
     start_process_group(world.rendezvous, world.rank, world.world_size, world.timeout_seconds)
     with dgl_compat.request_timeout():
         return Cluster(world, dgl_compat.open_graph(graph_name, part_config))
-
-
-def _check_parts(num_parts: int, world: World) -> None:
-    """Raise InputError if the data set was partitioned for another number of machines."""
-    if num_parts == world.num_machines:
-        return
-    if not world.launched:
-        raise InputError(
-            f"the data set has {num_parts} partitions, and one process alone trains one: "
-            "partition it with --num-parts 1, or start it with dglkge-launch"
-        )
-    raise InputError(
-        f"the data set has {num_parts} partitions and ip_config.txt has {world.num_machines} machines; "
-        "each machine holds one partition"
-    )
 
 
 def _fail(error: BaseException, world: World) -> NoReturn:

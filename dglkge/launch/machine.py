@@ -273,7 +273,10 @@ COMPARED_PACKAGES = ("dgl", "torch")
 def describe_machine(python: str = sys.executable) -> dict[str, Any]:
     """Return facts for the plan (cores, GPUs, interfaces, runner), and versions to compare."""
     # From the packages' metadata: importing dgl and torch would take seconds on each machine.
-    versions = {name: _installed_version(name) for name in COMPARED_PACKAGES}
+    versions: dict[str, str | None] = dict.fromkeys(COMPARED_PACKAGES)
+    for name in COMPARED_PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name).partition("+")[0]  # not +cpu
     return {
         "versions": {"python": ".".join(map(str, sys.version_info[:2])), "dglkge": __version__, **versions},
         "interfaces": local_interfaces(),
@@ -327,8 +330,16 @@ def check_machine(
             return None
 
     # All checks run, so that the user gets all problems of a machine at once.
-    attempt(_check_address, servers[0])
-    attempt(_check_folder, folder, script)
+    interfaces = local_interfaces()
+    if not is_local(servers[0], interfaces):
+        # DGL (rpc_client.get_local_machine_id) would silently take this machine for machine 0.
+        words = f"none of its interfaces has the address {servers[0]} that ip_config gives it "
+        problems.append((f"{words}(it has {', '.join(sorted(interfaces))})", True))
+    if not os.path.isdir(folder):
+        words = f"has no folder {folder}; give another --workspace, or --sync to have it made"
+        problems.append((words, True))
+    elif script is not None and not os.path.isfile(os.path.join(folder, script)):
+        problems.append((f"has no script {os.path.join(folder, script)}; --sync brings it there", True))
     attempt(check_server_ports, *servers)
     attempt(allow_open_files, num_processes)
     table_folder = attempt(held.claim, MachineNeeds(**needs))
@@ -353,32 +364,6 @@ def write_job_files(log_dir: str, machines: Sequence[Sequence[Any]]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_ip_config(temporary, [Machine(address, port) for address, port in machines])
         os.replace(temporary, folder / "ip_config.txt")
-
-
-def _installed_version(package: str) -> str | None:
-    """Return the public part of a package's version (not ``+cpu``), without importing it."""
-    try:
-        return importlib.metadata.version(package).partition("+")[0]
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _check_address(address: str) -> None:
-    """Raise InputError for an address of another machine."""
-    interfaces = local_interfaces()
-    if not is_local(address, interfaces):
-        raise InputError(
-            f"none of its interfaces has the address {address} that ip_config gives it "
-            f"(it has {', '.join(sorted(interfaces))})"
-        )
-
-
-def _check_folder(folder: str, script: str | None) -> None:
-    """Check that the working folder and the script exist."""
-    if not os.path.isdir(folder):
-        raise InputError(f"has no folder {folder}; give another --workspace, or --sync to have it made")
-    if script is not None and not os.path.isfile(os.path.join(folder, script)):
-        raise InputError(f"has no script {os.path.join(folder, script)}; --sync brings it there")
 
 
 def node_tasks(job: MachineJob, python: str) -> dict[str, Callable[..., Any]]:

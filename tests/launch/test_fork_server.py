@@ -16,7 +16,7 @@ import pytest
 
 from dglkge.launch import fork_server
 from dglkge.launch.remote.protocol import Ended, Gone, Prepare, Signal, Start, Started
-from tests.launch.conftest import TIMEOUT_SECONDS, LaunchedJob
+from tests.launch.conftest import ROOT, TIMEOUT_SECONDS, LaunchedJob
 from tests.launch.test_node_program import STUBBORN, WAIT_FOR_EVER, RunningProgram
 
 TELL = """
@@ -51,7 +51,7 @@ def test_a_forked_process_is_as_a_started_one(launch: Callable[..., LaunchedJob]
     options += [f"--ip_config={tmp_path / 'ip_config.txt'}"]
     hard = ["a b", "it's", '"quoted"', "$HOME", "`id`", "; touch injected", "", "--num_trainers", "-m", "*"]
     plan = json.loads(launch([*options, "--dry_run", "--json"], "", *hard).finish())
-    job = launch(options, TELL, *hard)
+    job = launch(options, TELL, *hard, PYTHONPATH=str(ROOT))
     output = job.finish()
     assert job.launcher.returncode == 0, output
     told = {}
@@ -87,7 +87,8 @@ def test_an_import_that_fails(launch: Callable[..., LaunchedJob], tmp_path: Path
     (tmp_path / "broken" / "torch").mkdir(parents=True)
     (tmp_path / "broken" / "torch" / "__init__.py").write_text("raise ImportError('libc10.so is not here')")
     options = [f"--ip_config={ip_config}", "--num_trainers=1", "--log_dir=logs"]
-    job = launch([*options, f"--extra_envs=PYTHONPATH={tmp_path / 'broken'}"], "print('not reached')")
+    options += [f"--extra_envs=PYTHONPATH={tmp_path / 'broken'}"]
+    job = launch(options, "print('not reached')", PYTHONPATH=str(ROOT))
     output = job.finish()
     assert job.launcher.returncode == 1
     assert "ImportError: libc10.so is not here" in output and "not reached" not in output
@@ -99,6 +100,7 @@ def test_a_script_that_fails_at_its_own_import(launch, tmp_path, ip_config) -> N
     job = launch(
         [f"--ip_config={ip_config}", "--num_trainers=1", "--log_dir=logs"],
         "import os, time\nif os.environ['DGL_ROLE'] == 'client': import no_such_module\ntime.sleep(60)",
+        PYTHONPATH=str(ROOT),
     )
     output = job.finish()
     assert job.launcher.returncode == 1

@@ -93,7 +93,7 @@ def test_module_in_a_workspace(launch, tmp_path: Path, free_port: int) -> None:
 @pytest.mark.usefixtures("in_foreground")
 def test_a_signal_leaves_nothing(launch, segments: str) -> None:
     """No process, no grandchild, no shared memory; 143 is for a commit."""
-    job = launch(["--num_trainers", "2", "--stop_seconds", "0.5"], STUBBORN, segments)
+    job = launch(["--num_trainers", "2", "--stop_seconds", "0.5"], STUBBORN, segments, PYTHONPATH=str(ROOT))
     job.wait_for(*ALL_WAIT)
     job.launcher.send_signal(signal.SIGINT)
     job.finish()
@@ -104,7 +104,7 @@ def test_a_signal_leaves_nothing(launch, segments: str) -> None:
 @pytest.mark.usefixtures("in_background")
 def test_signals_that_were_ignored_at_the_start_stay_ignored(launch, segments: str) -> None:
     """After ``nohup`` the job goes on after Ctrl-C and hangups; SIGTERM ends it, here with no commit."""
-    job = launch(["--num_trainers", "2", "--stop_seconds", "0.5"], STUBBORN, segments)
+    job = launch(["--num_trainers", "2", "--stop_seconds", "0.5"], STUBBORN, segments, PYTHONPATH=str(ROOT))
     job.wait_for(*ALL_WAIT)
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
         job.launcher.send_signal(number)
@@ -116,7 +116,7 @@ def test_signals_that_were_ignored_at_the_start_stay_ignored(launch, segments: s
 
 def test_everything_killed_at_once_is_no_obstacle_for_the_next_job(launch, segments: str) -> None:
     """The launcher, the node program and all processes die together; the next job finds nothing of theirs."""
-    first = launch(["--num_trainers", "2"], WAITS, segments)
+    first = launch(["--num_trainers", "2"], WAITS, segments, PYTHONPATH=str(ROOT))
     first.wait_for(*ALL_WAIT)
     everything = [first.launcher, *psutil.Process(first.launcher.pid).children(recursive=True)]
     for process in everything:
@@ -168,7 +168,7 @@ def test_an_error_is_one_line(error: DglkgeError, status: int, monkeypatch, capf
 def test_two_jobs_side_by_side(launch, segments: str, ip_config: Path) -> None:
     """The second takes other ports where ip_config gives none, and ends; the first goes on."""
     ip_config.write_text("127.0.0.1\n")
-    first = launch(["--num_trainers", "2"], WAITS, segments)
+    first = launch(["--num_trainers", "2"], WAITS, segments, PYTHONPATH=str(ROOT))
     first.wait_for(*ALL_WAIT)
     second = launch([], "print('hello')")
     output = second.finish()
@@ -263,7 +263,7 @@ def drain(terminal: int) -> None:
 
 
 def test_a_console_that_nobody_reads(tmp_path: Path, ip_config: Path) -> None:
-    (tmp_path / "script.py").write_text(SERVERS_LEAVE + "for i in range(300000): print('a line, number', i)")
+    (tmp_path / "script.py").write_text(SERVERS_LEAVE + "for i in range(80000): print('a line, number', i)")
     options = ["--num_trainers", "1", "--log_dir", "logs", "--json", "script.py"]
     command = [sys.executable, "-m", "dglkge.cli.launch", *options]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
@@ -273,7 +273,7 @@ def test_a_console_that_nobody_reads(tmp_path: Path, ip_config: Path) -> None:
         assert job.wait(120) == 0  # nothing was read
         shown = job.stdout.read().decode()
     assert shown.startswith("[launcher] 1 server(s) and 1 trainer(s) on ")
-    assert len((tmp_path / "logs" / "trainer-0.log").read_text().splitlines()) == 300000
+    assert len((tmp_path / "logs" / "trainer-0.log").read_text().splitlines()) == 80000
 
 
 def run_main(arguments: list[str], capsys: pytest.CaptureFixture) -> tuple[int, str, str]:
