@@ -25,8 +25,6 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from dglkge.errors import InputError
-
 DGL_VERSION = "2.1.0"
 """The last release of DGL with wheels for Linux on the package index."""
 NO_WHEEL_FROM = (3, 13)
@@ -47,7 +45,7 @@ REASON = (
 )
 
 
-class GraphBoltError(InputError, ImportError):
+class GraphBoltError(ImportError):
     """GraphBolt was asked for, and is not there."""
 
 
@@ -112,6 +110,8 @@ def install() -> None:
 def require_dgl(user: str) -> None:
     """Raise InputError for `user`, e.g. ``"dglkge train"``, if DGL is absent or older than 2.1."""
     import importlib.metadata
+
+    from dglkge.errors import InputError
 
     try:
         version = importlib.metadata.version("dgl")

@@ -141,6 +141,8 @@ def main() -> None:
         run(sys.argv[1:])
     except BaseException as error:
         errors = importlib.import_module("dglkge.errors")
+        if isinstance(error, sys.modules["dglkge.distributed.dgl_import"].GraphBoltError):
+            error = errors.InputError(str(error))
         status = errors.exit_status_of(error)
         # A normal end keeps DGL's handler: its barrier lets all trainers leave together.
         if status == 0:
