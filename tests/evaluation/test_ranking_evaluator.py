@@ -17,7 +17,7 @@ from dglkge.errors import InputError
 from dglkge.evaluation import ranking as full_ranking
 from dglkge.evaluation.metrics import Protocol, ranks
 from dglkge.evaluation.ranking import count_greater, count_greater_plainly
-from dglkge.kernels.counting import STRIP_COLUMNS
+from dglkge.kernels.full_scores import STRIP_COLUMNS
 from dglkge.model.device import ComputeDevice
 from dglkge.model.kge_model import KgeModel, build_model
 from dglkge.model.score_functions import SCORE_FUNCTIONS
