@@ -120,19 +120,19 @@ def test_a_page_that_exists_is_kept(call, runs, tmp_path):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("FIRST", "SECOND"), "a page of 2 runs belongs to none of them: say with --output where"),
-        (("FIRST", "--limit", "-1"), "--limit must be at least 0, got -1"),
-        (("FIRST", "--points", "-1"), "--points must be at least 0, got -1"),
-        (("FIRST", "--candidates", "many"), "--candidates must be all or a number of at least 1, got 'many'"),
-        (("FIRST", "--output", "/nowhere/page.html"), "cannot write /nowhere/page.html: there is no folder"),
-        (("nothing",), "nothing does not exist; expected the folder of a run"),
-        (("FIRST", "FIRST", "--output", "OUT"), "the same run is given twice"),
+        ("FIRST SECOND", "a page of 2 runs belongs to none of them: say with --output where"),
+        ("FIRST --limit -1", "--limit must be at least 0, got -1"),
+        ("FIRST --points -1", "--points must be at least 0, got -1"),
+        ("FIRST --candidates many", "--candidates must be all or a number of at least 1, got 'many'"),
+        ("FIRST --output /nowhere/page.html", "cannot write /nowhere/page.html: there is no folder"),
+        ("nothing", "nothing does not exist; expected the folder of a run"),
+        ("FIRST FIRST --output OUT", "the same run is given twice"),
     ],
 )
 def test_bad_input_is_one_line(call, runs, tmp_path, arguments, message):
     pytest.importorskip("plotly", reason="plotly is not installed")
     names = {"FIRST": runs.first, "SECOND": runs.second, "OUT": tmp_path / "page.html"}
-    status, out, err = call("report", *(names.get(one, one) for one in arguments))
+    status, out, err = call("report", *(names.get(one, one) for one in arguments.split()))
     assert (status, out) == (2, "")
     assert err.startswith(f"dglkge: error: {message}") and err.count("\n") == 1
     assert not (tmp_path / "page.html").exists()
