@@ -116,8 +116,7 @@ class ModelConfig(Settings):
     )
     relation_operators: dict[str, str] = setting(
         {},
-        "operators of relations by name, where score_function has several: diagonal+translation_l2 and "
-        "{born_in: translation}; others have the first one",
+        "operators of relations where score_function has several, as {born_in: translation}; else the first",
     )
     dimension: int = setting(400, "numbers in an entity's row (complex numbers count as two)", ge=1)
     reciprocal_relations: bool = setting(
@@ -269,10 +268,7 @@ class EarlyStoppingConfig(Settings):
     """The end of training by the valid split; the best version is restored then."""
 
     patience: int = free(
-        ...,
-        "end training after so many rankings of the valid split in a row without a gain, and restore "
-        "the best version at the end",
-        ge=1,
+        ..., "end training after so many rankings in a row without a gain, and restore the best version", ge=1
     )
     min_gain: float = free(0.0, "smallest gain in evaluation.metric that counts", ge=0)
 
@@ -281,9 +277,7 @@ class TrainingConfig(Settings):
     """Epochs, batches, and how trainers work together."""
 
     objective: Annotated[ObjectiveSettings, OBJECTIVE] = component(
-        OBJECTIVE,
-        "what answers are compared with; one_vs_all and k_vs_all take losses that have a form over all "
-        "candidates, and no negatives",
+        OBJECTIVE, "what answers are compared with; one_vs_all and k_vs_all: all candidates, no negatives"
     )
     relation_prediction: float = setting(
         0.0,
@@ -356,9 +350,7 @@ class TrainingConfig(Settings):
         "refuse, before anything is created, a run that does not fit into memory or /dev/shm (dglkge plan)",
     )
     edge_sets: DistinctNames = setting(
-        (),
-        "names of the data set's edge sets (partition_tools/extend.py), walked in this order in every epoch; "
-        "empty: all triples as one set",
+        (), "names of edge sets (dglkge data extend), walked in this order in every epoch; empty: all triples"
     )
     edge_chunks: int = until_finished(
         1, "parts of each edge set in an epoch; if there are several, a version is committed after each", ge=1
@@ -386,9 +378,7 @@ class CheckpointConfig(Settings):
     every_batches: int = free(0, "commit after every so many batches as well; 0: never", ge=0)
     every_minutes: float = free(0.0, "commit after every so many minutes as well; 0: never", ge=0)
     background: bool = free(
-        True,
-        "copy the rows and write while training goes on; takes the memory of one copy; not with "
-        "tables.storage disk, where training waits",
+        True, "copy the rows and write while training goes on; takes memory of one; tables.storage disk waits"
     )
     keep_every_epochs: int = free(
         0, "keep the version after every so many epochs as checkpoint/epoch_{E}; 0: none", ge=0
@@ -439,8 +429,7 @@ class TablesConfig(Settings):
     )
     folder: str = free(
         "",
-        "folder of such files, which are removed after the job; empty: the first of $TMPDIR, /tmp and "
-        "/var/tmp that has the room",
+        "folder of such files during the job; empty: the first of $TMPDIR, /tmp and /var/tmp with the room",
     )
 
 
