@@ -75,7 +75,7 @@ def _recorded(config: Config) -> str | None:
     storage = CheckpointStorage(Path(config.output) / CHECKPOINT_FOLDER)
     # A damaged or missing checkpoint is reported by the resume, not here.
     try:
-        recorded: Any = storage.stored(int(storage.version_text() or 0)).manifest.meta.config
+        recorded: Any = storage.stored(int(storage.version_text() or 0)).meta.config
     except (CheckpointError, ValueError):
         recorded = {}
     if not recorded:

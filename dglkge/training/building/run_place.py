@@ -10,7 +10,7 @@ import numpy as np
 
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER
 from dglkge.checkpoint.manager import CheckpointManager, TrainerGroup
-from dglkge.checkpoint.manifest import CheckpointMeta, StoredVersion
+from dglkge.checkpoint.manifest import CheckpointMeta, Manifest
 from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.stores import open_store
 from dglkge.config import Config
@@ -152,7 +152,7 @@ def _fill(
 
     With a check of the run there the job takes the store.
     """
-    found: list[StoredVersion | None] = []
+    found: list[Manifest | None] = []
 
     def find() -> None:
         """Read the pointer and the manifest."""
@@ -160,7 +160,7 @@ def _fill(
             found.append(mirror.newest() if check is None else mirror.take(check))
 
     cluster.agree(find)
-    sizes = [one.manifest.num_bytes for one in found if one is not None]
+    sizes = [one.num_bytes for one in found if one is not None]
     most = max(map(int, cluster.gather_texts(str(max(sizes, default=0)))))
     cluster.agree(lambda: mirror.fill(found[0], may_upload) if mirror is not None else None, most)
 
