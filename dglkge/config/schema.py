@@ -115,8 +115,7 @@ class ModelConfig(Settings):
         SCORE_FUNCTION, "how a triple is scored"
     )
     relation_operators: dict[str, str] = setting(
-        {},
-        "operators of relations where score_function has several, as {born_in: translation}; else the first",
+        {}, "operators of relations where score_function has several: {born_in: translation}; else the first"
     )
     dimension: int = setting(400, "numbers in an entity's row (complex numbers count as two)", ge=1)
     reciprocal_relations: bool = setting(
