@@ -115,10 +115,10 @@ def _launch_job(
     )
     # One id for all attempts: a restart may take over the lease of the attempt before.
     name = new_nonce()
-    site = RemoteSite(ssh, options.python, str(workspace), nodes, console.message)
-    if options.sync:
-        repair = functools.partial(_fall_back, places)
-        site = SyncedSite(ssh, options.python, str(workspace), nodes, console.message, name, repair)
+    kind = SyncedSite if options.sync else RemoteSite
+    site = kind(ssh, options.python, str(workspace), nodes, console.message)
+    if isinstance(site, SyncedSite):
+        site.repair = functools.partial(_fall_back, places)
     with contextlib.closing(site):
         job = _Job(options, command, places, site, console, name, place, nodes)
         if options.dry_run:
@@ -203,7 +203,7 @@ class _Job:
             log_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise NotReadyError(f"cannot write logs to {log_dir}: {error.strerror}") from None
-        console.log_to(log_dir / LAUNCHER_LOG)
+        console.log_path = log_dir / LAUNCHER_LOG
         site.write_job_files(Path(settings.log_dir), hosts)
         console.message(_announce(settings, hosts, log_dir))
         threads = min(num_threads(settings, host) for host in hosts)
