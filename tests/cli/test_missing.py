@@ -26,11 +26,8 @@ def test_answers_a_question(report, shown, refusal, run):
     calibrated(run, 1.0, 0.0)
     words = ["ask", run, "?x : (person1, knows, ?y), (?y, lives_in, ?x)", "-k", "3"]
     result = report(*words)
-    expected = dglkge.open_run(run).ask(words[2], k=3)
-    assert (
-        result["type"] == "town"
-        and [one["entity"] for one in result["answers"]] == expected["entity"].tolist()
-    )
+    expected = dglkge.open_run(run).ask(words[2], k=3)["entity"].tolist()
+    assert result["type"] == "town" and [one["entity"] for one in result["answers"]] == expected
     lines = shown(*words).splitlines()
     assert lines[1].split() == ["rank", "probability", "answer", "path"] and "knows" in lines[2]
     assert "begins with a variable" in refusal("ask", run, "(person1, knows, ?y)")
@@ -55,9 +52,8 @@ def test_numbers(report, shown, refusal, run, tmp_path):
     rows = opened.tables["person"][:30]
     path.write_text("".join(f"person{number}\t{row[:3].sum()}\n" for number, row in enumerate(rows)))
     result = report("attributes", run, path, "-k", "3", "-o", tmp_path / "all.parquet")
-    expected = opened.predict_numbers(
-        {f"person{number}": float(row[:3].sum()) for number, row in enumerate(rows)}
-    )
+    values = {f"person{number}": float(row[:3].sum()) for number, row in enumerate(rows)}
+    expected = opened.predict_numbers(values)
     unknown = expected[expected["known"].isna()]
     assert result["r2"] == pytest.approx(expected.attrs["r2"]) and result["values"] == 30
     assert [one["entity"] for one in result["entities"]] == unknown["entity"][:3].tolist()

@@ -60,15 +60,10 @@ def run(tmp_path: Path) -> Path:
     (folder / "checkpoint" / "checkpoint_version.txt").write_text("7\n")
     (folder / "checkpoint" / "v7" / "manifest.json").write_text('{"progress": {"finished_epochs": 2}}')
     (logs / "launcher.log").write_text("2023-11-14T22:12:00.500Z 1 server(s) and 2 trainer(s) on 10.0.0.1\n")
-    (logs / "trainer-0.log").write_text(
-        "resumed: 2 epochs\nClient [7] waits on 10.0.0.1:1\n[red]not markup[/red]\n"
-    )
-    record = {
-        "time": "2023-11-14T22:12:40.000Z",
-        "level": "warning",
-        "process": "trainer 1",
-        "message": "slow\ndisk",
-    }
+    text = "resumed: 2 epochs\nClient [7] waits on 10.0.0.1:1\n[red]not markup[/red]\n"
+    (logs / "trainer-0.log").write_text(text)
+    record = {"time": "2023-11-14T22:12:40.000Z", "level": "warning"}
+    record |= {"process": "trainer 1", "message": "slow\ndisk"}
     hidden = {**record, "level": "debug", "message": "Server (0) shutdown."}
     (logs / "trainer-1.log").write_text(json.dumps(record) + "\n" + json.dumps(hidden) + "\n")
     return folder
@@ -77,14 +72,8 @@ def run(tmp_path: Path) -> Path:
 def test_state_of_a_run_that_trains(run):
     state = run_state(run, now=NOW)
     assert state["state"] == "training" and state["quiet_seconds"] == 10.0
-    assert state["progress"] == {
-        "epoch": 3,
-        "num_epochs": 4,
-        "batches_done": 4,
-        "num_batches": 10,
-        "epochs_done": 2.4,
-        "fraction": 0.6,
-    }
+    counts = {"epoch": 3, "num_epochs": 4, "batches_done": 4, "num_batches": 10}
+    assert state["progress"] == {**counts, "epochs_done": 2.4, "fraction": 0.6}
     assert (state["loss"], state["epoch_loss"], state["edges_per_second"]) == (0.5, 0.75, 1234.5)
     assert state["seconds_left"] == pytest.approx(16 * 3.0)  # 2 batches took 6 s
     assert state["valid"]["last"] == {"epoch": 2, "mrr": 0.25, "hits@1": 0.25}
@@ -99,21 +88,21 @@ def test_state_of_a_run_that_trains(run):
     assert state["log"] == ["resumed: 2 epochs", "[red]not markup[/red]"]
 
 
+def add(run, one):
+    with (run / "stats.jsonl").open("a") as lines:
+        lines.write("\n" + json.dumps(one) + "\n")
+
+
 def test_a_run_without_news_a_finished_one_and_a_new_one(run):
     assert run_state(run, now=NOW + 51)["state"] == "no news"
-    with (run / "stats.jsonl").open("a") as lines:
-        lines.write("\n" + json.dumps(line(3, 10, 20.0, "22:14:00")) + "\n")
+    add(run, line(3, 10, 20.0, "22:14:00"))
     (run / "metrics.json").write_text('{"test": {"both": {"mrr": 0.625}}}')
     state = run_state(run, now=NOW + 1000)
     assert state["state"] == "finished" and state["seconds_left"] is None and state["test"] == {"mrr": 0.625}
     (run / "stats.jsonl").unlink()
     state = run_state(run, now=NOW)
-    assert (
-        state["state"] == "not begun" and state["progress"]["epoch"] == 0 and state["quiet_seconds"] is None
-    )
-
-
-def test_a_run_that_ended_early_is_finished(run):
+    assert (state["state"], state["progress"]["epoch"], state["quiet_seconds"]) == ("not begun", 0, None)
+    # A run that ended early is finished as well.
     manifest = run / "checkpoint" / "v7" / "manifest.json"
     manifest.write_text('{"progress": {"finished_epochs": 2, "ended_after": 3}}')
     assert run_state(run, now=NOW)["state"] == "finished"
@@ -161,8 +150,7 @@ def test_once_shows_everything(run, shown):
 
 
 def test_json_has_no_nan(run, call):
-    with (run / "stats.jsonl").open("a") as lines:
-        lines.write("\n" + json.dumps({**line(2, 6, 12.0, "22:13:20"), "loss": float("nan")}) + "\n")
+    add(run, {**line(2, 6, 12.0, "22:13:20"), "loss": float("nan")})
     status, out, _ = call("watch", run, "--json")
     state = json.loads(out, parse_constant=lambda name: pytest.fail(name))
     assert status == 0 and state["loss"] is None and state["progress"]["batches_done"] == 6
@@ -194,12 +182,8 @@ def samples(text: str) -> dict[str, dict[str, float]]:
 
 
 def test_prometheus_reads_the_same_numbers(run):
-    state = {
-        **run_state(run, now=NOW),
-        "run": 'a "b"\\c\nd',
-        "loss": float("inf"),
-        "epoch_loss": float("nan"),
-    }
+    state = run_state(run, now=NOW)
+    state |= {"run": 'a "b"\\c\nd', "loss": float("inf"), "epoch_loss": float("nan")}
     found = samples(prometheus_text(state, NOW))
     label = 'run="a \\"b\\"\\\\c\\nd"'
     assert found["dglkge_up"] == {label: 1.0} and found["dglkge_finished"] == {label: 0.0}
@@ -238,8 +222,7 @@ def follow(run: Path, target: Path, interval: str) -> Iterator[subprocess.Popen[
 def test_it_follows_until_the_run_is_finished(run, tmp_path):
     target = tmp_path / "run.prom"
     with follow(run, target, "0.1") as child:
-        with (run / "stats.jsonl").open("a") as lines:
-            lines.write("\n" + json.dumps(line(3, 10, 20.0, "22:14:00")) + "\n")
+        add(run, line(3, 10, 20.0, "22:14:00"))
         assert child.communicate(timeout=60) == ("", None) and child.returncode == 0
     assert list(samples(target.read_text())["dglkge_finished"].values()) == [1.0]
 

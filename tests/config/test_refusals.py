@@ -31,17 +31,9 @@ def test_recipes_and_defaults_are_refused_nothing() -> None:
 
 
 def test_all_refusals_come_at_once() -> None:
-    config = load_config(
-        None,
-        [
-            "dataset=d",
-            "training.objective=k_vs_all",
-            "training.edge_sets=[a]",
-            "training.synchronous=false",
-            "negatives.mask_known=true",
-            "training.early_stopping.patience=3",
-        ],
-    )
+    words = "dataset=d training.objective=k_vs_all training.edge_sets=[a] training.synchronous=false"
+    words += " negatives.mask_known=true training.early_stopping.patience=3"
+    config = load_config(None, words.split())
     with pytest.raises(InputErrors) as caught:
         refuse(config, num_machines=2)
     other = "or another value of training.objective"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -17,7 +15,7 @@ import stdlib_kg
 import synthetic_graph as synthetic
 from dglkge.data.dataset import Dataset
 from dglkge.partition.make_dataset import Options, partition_triples
-from tests.toy_kg import REPOSITORY
+from tests.examples.scripts import run_script
 
 PACKAGES = """Package: a
 Depends: b (>= 1), c | d, missing
@@ -83,8 +81,6 @@ def test_sources_add_what_is_built_from_what():
         ("source-section", "section:games"),
     }
 
-
-BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
 SMALL_LIBRARY = {
     "shapes/__init__.py": "from .base import *\nfrom .round import Circle as Disc, area\n",
@@ -154,11 +150,7 @@ uses_decorator: method:name property; shapes.base.pen contextlib.contextmanager
 def written(tmp_path_factory):
     """A folder that the command wrote of this interpreter's library, and what it printed."""
     output = tmp_path_factory.mktemp("stdlib")
-    command = [sys.executable, str(BENCHMARKS / "stdlib_kg.py"), "--output", str(output)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    if done.returncode:
-        pytest.fail(done.stderr)
-    return output, done.stdout
+    return output, run_script("benchmarks/stdlib_kg.py", "--output", output).stdout
 
 
 def rows(path: Path) -> list[tuple[str, ...]]:
@@ -251,14 +243,9 @@ def test_relation_unseen_between_two_types_moves_to_training():
     ],
 )
 def test_bad_arguments(arguments, message, tmp_path):
-    command = [sys.executable, str(BENCHMARKS / "stdlib_kg.py"), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=tmp_path)
-    assert done.returncode == 2
+    done = run_script("benchmarks/stdlib_kg.py", *arguments, status=2, cwd=tmp_path)
     assert message in done.stderr and "Traceback" not in done.stderr
     assert not list(tmp_path.iterdir())
-
-
-SCRIPT = REPOSITORY / "benchmarks" / "synthetic_graph.py"
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.75, 1.0, 1.5])
@@ -309,20 +296,17 @@ def test_blocks_make_the_same_rows_as_the_whole(monkeypatch):
 
 @pytest.mark.parametrize("kind", ["tsv", "parquet"])
 def test_the_partition_tool_reads_it(kind, tmp_path):
-    def run(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, str(SCRIPT), "--output", str(tmp_path / "triples"), *words]
-        return subprocess.run(command, capture_output=True, text=True, timeout=60)
+    def run(*words: str, status: int = 0) -> str:
+        words = ("--output", str(tmp_path / "triples"), *words)
+        return run_script("benchmarks/synthetic_graph.py", *words, status=status).stderr
 
-    done = run("--edges", "10", "--held-out", "5")
-    assert done.returncode == 2 and "more edges than are held out" in done.stderr
+    assert "more edges than are held out" in run("--edges", "10", "--held-out", "5", status=2)
     assert not (tmp_path / "triples").exists()
     words = ["--entities", "300", "--relations", "7", "--edges", "2000", "--held-out", "50", "--format", kind]
-    done = run(*words)
-    assert done.returncode == 0, done.stderr
+    run(*words)
     partition_triples([tmp_path / "triples"], tmp_path / "dataset", Options(), None)
     dataset = Dataset.open(tmp_path / "dataset")
     assert [len(dataset.split(split)) for split in ("train", "valid", "test")] == [1900, 50, 50]
     assert dataset.num_entities("entity") == 300 and len(dataset.relations) == 7
     assert not np.array_equal(dataset.split("valid"), dataset.split("test"))
-    again = run(*words)
-    assert again.returncode == 2 and "triples exists" in again.stderr
+    assert "triples exists" in run(*words, status=2)

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import json
-import subprocess
 from pathlib import Path
 
-from tests import warm
-from tests.functional.job import environment, ip_config
-from tests.toy_kg import REPOSITORY
-
-COMPARE = REPOSITORY / "examples" / "dgl_graphsage" / "compare.py"
+from tests.examples.scripts import run_script
+from tests.functional.job import ip_config
 
 
 def test_both_optimizers_train_the_same_script_and_ours_learns(tmp_path: Path) -> None:
-    command = [*warm.python(), str(COMPARE), "--output", str(tmp_path / "graph"), "--ip-config"]
-    done = subprocess.run(
-        [*command, str(ip_config(tmp_path))], capture_output=True, text=True, timeout=280, env=environment()
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
+    words = ["--output", str(tmp_path / "graph"), "--ip-config", str(ip_config(tmp_path))]
+    done = run_script("examples/dgl_graphsage/compare.py", *words)
     curves = json.loads((tmp_path / "graph" / "curves.json").read_text(encoding="utf-8"))
     ours, theirs = curves["dglkge"], curves["dgl"]
     assert len(ours["losses"]) == len(theirs["losses"]) == 10

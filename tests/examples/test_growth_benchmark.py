@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
 
 import pytest
 
 import growth
 from dglkge.data.dataset import Dataset
 from measuring import run_figures
-from tests import warm
-from tests.functional.job import environment
-from tests.toy_kg import REPOSITORY
-
-SCRIPT = REPOSITORY / "benchmarks" / "growth.py"
-
-
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*warm.python(), str(SCRIPT), *words], capture_output=True, text=True, timeout=240, env=environment()
-    )
+from tests.examples.scripts import run_script
 
 
 def cells(line: str) -> list[str]:
@@ -38,8 +27,8 @@ def test_exponent_of_known_costs():
 def test_partition_a_small_graph(tmp_path):
     """Beside a plain read of the same file; the graph stays for other tables."""
     work, figures = tmp_path / "work", tmp_path / "figures.json"
-    done = run("partition", "--values", "3000", "--work", str(work), "--json", str(figures))
-    assert done.returncode == 0, done.stdout + done.stderr
+    words = ["partition", "--values", "3000", "--work", str(work), "--json", str(figures)]
+    done = run_script("benchmarks/growth.py", *words)
     row = cells(done.stdout.splitlines()[-1])
     assert row[0] == "3,000" and row[2] == "" and float(row[1]) > 0 and row[4].endswith("×")
     (found,) = json.loads(figures.read_text(encoding="utf-8"))["rows"]
@@ -74,6 +63,7 @@ def test_rows_of_jobs(monkeypatch, tmp_path, what, fixed):
         assert grown in sets
 
 
-def test_dimension_needs_a_dataset():
-    done = run("dimension")
-    assert done.returncode == 2 and "dimension needs --dataset" in done.stderr
+def test_dimension_needs_a_dataset(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        growth.main(["dimension"])
+    assert "dimension needs --dataset" in capsys.readouterr().err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from types import SimpleNamespace
 
@@ -29,21 +28,21 @@ from dglkge.typing import Side
 from measuring import plain_torch_scores
 from tests.checkpoint.toy_checkpoint import save_toy_run
 from tests.model.dense_oracle import DENSE
-from tests.toy_kg import REPOSITORY, toy_dataset
+from tests.toy_kg import toy_dataset
 
 DIM = 8
+PLAIN = [name for name in SCORE_FUNCTIONS if name not in DENSE and not SCORE_FUNCTIONS.get(name).has_times]
+"""Score functions without a module and without times."""
 SIDES = {"mrr": 0.35678, "hits@1": 0.25, "hits@3": 0.4, "hits@10": 0.5}
 
 
-def test_one_range_comes_first():
+def test_bucket_orders():
+    """One range comes first."""
     assert bucket_order.kinds("4,1,8", "inside_out,random") == [
         (1, ""), (4, "inside_out"), (4, "random"), (8, "inside_out"), (8, "random"),
     ]  # fmt: skip
     with pytest.raises(InputError, match="unknown order 'inside'; did you mean 'inside_out'"):
         bucket_order.kinds("4", "inside")
-
-
-def test_row_of_a_bucket_order():
     figures = {"edges_per_second": 12345.6, "wall_seconds": 61.23}
     one = {"num_ranges": 1, "order": "", "metrics": {"mrr": 0.35, "hits@10": 0.5}, **figures}
     four = {"num_ranges": 4, "order": "random", "metrics": {"mrr": 0.342, "hits@10": 0.5}, **figures}
@@ -74,23 +73,19 @@ def test_reasons_are_removed(capsys):
     assert "nowhere has no train.tsv" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("machines", [2, 4])
-def test_no_schedule_saves_traffic(capsys, machines):
+def test_no_schedule_saves_traffic(capsys):
     words = ["--entities", "4000", "--edges", "20000", "--ranges", "8", "--batch", "50"]
-    assert bucket_schedules.main([*words, "--machines", str(machines)]) == 0
-    lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
-    assert [line[0] for line in lines] == ["same", "rotated heads", "shifted"]
-    same, *others = [(float(line[1]), int(line[3])) for line in lines]
-    for rows, reads in others:
-        # Batches cut the same buckets at other places.
-        assert rows == pytest.approx(same[0], rel=0.02)
-        assert reads > same[1]
-
-
-def test_all_rows_are_own_where_both_ends_are():
-    args = bucket_schedules.build_parser().parse_args(
-        ["--edges", "2000", "--entities", "100", "--local", "1", "--negatives", "0"]
-    )
+    for machines in ("2", "4"):
+        assert bucket_schedules.main([*words, "--machines", machines]) == 0
+        lines = [line.strip("| ").split(" | ") for line in capsys.readouterr().out.splitlines()[2:]]
+        assert [line[0] for line in lines] == ["same", "rotated heads", "shifted"]
+        same, *others = [(float(line[1]), int(line[3])) for line in lines]
+        for rows, reads in others:
+            # Batches cut the same buckets at other places.
+            assert rows == pytest.approx(same[0], rel=0.02) and reads > same[1]
+    # Where both ends of an edge are own, all rows are.
+    words = ["--edges", "2000", "--entities", "100", "--local", "1", "--negatives", "0"]
+    args = bucket_schedules.build_parser().parse_args(words)
     graph = bucket_schedules.make_graph(args)
     assert bucket_schedules.count_rows(args, graph, bucket_schedules.walks(args, "same")) == 0
 
@@ -99,6 +94,8 @@ def test_cases_of_devices_can_be_trained():
     args = device.build_parser().parse_args([])
     for settings, _ in device.cases(args).values():
         check_config(load_config(None, ["dataset=x", "training.profile=true", *settings]))
+    for settings in (gpu.speed_settings("1000"), [*gpu.ON_GPU, *gpu.RANKED]):
+        check_config(load_config(None, ["dataset=x", *settings]))
     found = [load_config(None, ["dataset=x", *sets]) for sets, _ in device.cases(args).values()]
     objectives = [config.training.objective.name for config in found]
     assert objectives == ["negative_sampling", "negative_sampling", "one_vs_all"]
@@ -107,46 +104,23 @@ def test_cases_of_devices_can_be_trained():
     assert [config.training.compile for config in compiled] == [False, False, True, True, False]
 
 
-def test_report_of_devices():
+def test_reports_of_devices(capsys):
     trained = {"edges_per_second": 1e6, "first_edges_per_second": 5e5, "wall_seconds": 2.0}
     trained["phase_seconds"] = {"score": 0.001}
-    found = {"case": {"cpu": trained}, "ranking": {"cpu": {"seconds": 3.0, "mrr": 0.25}}}
-    text = device.report(found)
-    assert "| case | cpu | 1,000,000 | 500,000 | 2.0 |" in text
+    text = device.report({"case": {"cpu": trained}, "ranking": {"cpu": {"seconds": 3.0, "mrr": 0.25}}})
+    assert "| case | cpu | 1,000,000 | 500,000 | 2.0 |" in text and "1.00" in text
     assert "| ranking, MRR 0.2500 | cpu | | | 3.0 |" in text
-    assert "1.00" in text
-
-
-def test_unknown_device_is_status_2():
-    path = REPOSITORY / "benchmarks" / "device.py"
-    done = subprocess.run([sys.executable, str(path), "--device", "gpu"], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr == "device.py: 'gpu' is no device; known: auto, cpu, cuda, cpu_staged\n"
-
-
-def test_runs_on_a_gpu_can_be_trained():
-    for settings in (gpu.speed_settings("1000"), [*gpu.ON_GPU, *gpu.RANKED]):
-        check_config(load_config(None, ["dataset=x", *settings]))
-
-
-def test_report_of_a_gpu():
-    found = {
-        "gpu": "H",
-        "exactness": {"summary": "3 passed"},
-        "speed": {"500000": {"edges_per_second": 2e7, "first_batch_seconds": 30.0}},
-        "mrr": {"wall_seconds": 100.0, "mrr": 0.25},
-    }
-    text = gpu.report(found)
+    speed = {"500000": {"edges_per_second": 2e7, "first_batch_seconds": 30.0}}
+    ranked = {"wall_seconds": 100.0, "mrr": 0.25}
+    text = gpu.report({"gpu": "H", "exactness": {"summary": "3 passed"}, "speed": speed, "mrr": ranked})
     assert "exactness: 3 passed" in text and "| 500,000 | 20,000,000 | 30.0 |" in text
     assert "| ComplEx, D = 2000 | 100 | 0.2500 |" in text
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
-def test_without_a_gpu_is_status_2():
-    path = REPOSITORY / "benchmarks" / "gpu.py"
-    done = subprocess.run([sys.executable, str(path)], capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr == f"gpu.py: torch {torch.__version__} finds no GPU here\n"
+    assert device.main(["--device", "gpu"]) == 2
+    known = "known: auto, cpu, cuda, cpu_staged"
+    assert capsys.readouterr().err == f"device.py: 'gpu' is no device; {known}\n"
+    if not torch.cuda.is_available():
+        assert gpu.main([]) == 2
+        assert capsys.readouterr().err == f"gpu.py: torch {torch.__version__} finds no GPU here\n"
 
 
 def test_every_recipe_is_a_valid_configuration():
@@ -164,17 +138,12 @@ def test_every_recipe_is_a_valid_configuration():
     assert len(set(runs)) == len(runs)
 
 
-def test_recipes_are_found_by_name():
+def test_row_of_a_recipe():
+    words = "unknown recipe 'fb15k237/complx'; did you mean 'fb15k237/complex'"
+    with pytest.raises(InputError, match=words):
+        quality.recipes("fb15k237/complx")
     (path,) = quality.recipes("fb15k237/complex")
     assert path.parts[-3:] == ("recipes", "fb15k237", "complex.yaml")
-    with pytest.raises(
-        InputError, match=r"unknown recipe 'fb15k237/complx'; did you mean 'fb15k237/complex'"
-    ):
-        quality.recipes("fb15k237/complx")
-
-
-def test_row_of_a_recipe():
-    (path,) = quality.recipes("fb15k237/complex")
     run = SimpleNamespace(wall_seconds=123.4, peak_bytes=1.26e9)
     metrics = {"both": SIDES, "ties": {"pessimistic": {"both": {**SIDES, "mrr": 0.3}}}}
     row = quality.recipe_row("FB15k-237", path, run, metrics)
@@ -186,15 +155,12 @@ def test_row_of_a_recipe():
 
 
 def test_every_score_function_has_a_peer():
-    assert set(plain_torch_scores.KINDS) == {
-        name
-        for name in SCORE_FUNCTIONS
-        if SCORE_FUNCTIONS.get(name).__module__.startswith("dglkge") and name not in DENSE
-    }
+    ours = {name for name in PLAIN if SCORE_FUNCTIONS.get(name).__module__.startswith("dglkge")}
+    assert set(plain_torch_scores.KINDS) == ours
 
 
 @pytest.mark.parametrize("side", list(Side))
-@pytest.mark.parametrize("name", [name for name in SCORE_FUNCTIONS if name not in DENSE])
+@pytest.mark.parametrize("name", PLAIN)
 def test_scores_are_equal(name, side):
     score_function = build_model(name, DIM, True).score_function
     draw = torch.Generator().manual_seed(0)

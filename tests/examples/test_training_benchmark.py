@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 import time
 
@@ -16,10 +15,8 @@ from dglkge.config import load_config
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from measuring import our_job, pbg_peer, processes, product_limit, pykeen_peer, run_figures, tables
-from tests.functional.job import environment
-from tests.toy_kg import REPOSITORY, toy_dataset
-
-SCRIPT = REPOSITORY / "benchmarks" / "training.py"
+from tests.examples.scripts import run_script
+from tests.toy_kg import toy_dataset
 
 ROLLUP = b"""\
 00400000-7ffe1000 ---p 00000000 00:00 0                                  [rollup]
@@ -207,12 +204,10 @@ def test_given_options_win_over_a_table():
 
 
 def test_a_small_job_from_end_to_end(tmp_path):
-    command = [sys.executable, str(SCRIPT), "--dataset", str(toy_dataset()), "--config", "none"]
-    command += ["--epochs", "2", "--dimension", "8", "--negatives", "10", "--matmul_dtypes", "float32"]
-    command += ["--trainers", "1", "--mrr"]
-    command += ["--json", str(tmp_path / "figures.json"), "--work", str(tmp_path / "work")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, env=environment())
-    assert done.returncode == 0, done.stdout + done.stderr
+    words = ["--dataset", toy_dataset(), "--config", "none", "--trainers", "1", "--mrr"]
+    words += ["--epochs", "2", "--dimension", "8", "--negatives", "10", "--matmul_dtypes", "float32"]
+    words += ["--json", tmp_path / "figures.json", "--work", tmp_path / "work"]
+    done = run_script("benchmarks/training.py", *words, python=[sys.executable])
     found = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))
     (run,) = found["runs"]["ours, float32"]
     num_triples = len(Dataset.open(toy_dataset()).split("train"))
