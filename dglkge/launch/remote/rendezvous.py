@@ -153,10 +153,8 @@ class Rendezvous:
     def _describe_missing(self, missing: Sequence[int]) -> str:
         """Describe which nodes have not come."""
         came = ["0", *(f"{rank} ({node.address})" for rank, node in sorted(self._nodes.items()))]
-        words = (
-            f"node {', '.join(map(str, missing))} of {self.num_nodes} did not connect to {self._where} within"
-        )
-        words += f" {self._seconds:g} s (--rendezvous_seconds); connected: {', '.join(came)}"
+        words = f"node {', '.join(map(str, missing))} of {self.num_nodes} did not connect to {self._where}"
+        words += f" within {self._seconds:g} s (--rendezvous_seconds); connected: {', '.join(came)}"
         words += "".join(f"; node {rank}: {self._left[rank]}" for rank in missing if rank in self._left)
         return words + "".join(f"; refused {address}: {why}" for address, why in self._refused.items())
 
