@@ -50,7 +50,7 @@ def test_given_negatives(shown, report, run, dataset, tmp_path):
         found[split] = both[:, 1], plain_scores(run, both), np.arange(len(both)) < len(dataset.split(split))
     thresholds = fit_thresholds(*found["valid"])
     relation_ids, scores, labels = found["test"]
-    expected = ClassificationMetrics.of(thresholds.margins(relation_ids, scores), labels).to_dict()
+    expected = vars(ClassificationMetrics.of(thresholds.margins(relation_ids, scores), labels))
     assert {name: classification[name] for name in expected} == pytest.approx(expected)
     assert classification["negatives"] == "given" and classification["num_false"] == len(false["test"])
     out = shown(*words, "--by", "relation")
@@ -130,16 +130,13 @@ def test_a_bad_line_of_negatives_is_found_before_the_ranking(refusal, run, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--negatives", "a", "b"], "--negatives goes with --classify"),
-        (["--classify", "--negatives", "/no/a", "/no/b"], "/no/a: there is no such file"),
-        (
-            ["--classify", "--split", "valid"],
-            "--classify fits on the valid split, so it cannot be judged by it",
-        ),
+        ("--negatives a b", "--negatives goes with --classify"),
+        ("--classify --negatives /no/a /no/b", "/no/a: there is no such file"),
+        ("--classify --split valid", "--classify fits on the valid split, so it cannot be judged by it"),
     ],
 )
 def test_mistakes(refusal, run, arguments, words):
-    assert words in refusal("evaluate", run, *arguments)
+    assert words in refusal("evaluate", run, *arguments.split())
     assert not list(run.glob("metrics*"))
 
 

@@ -1,6 +1,8 @@
-"""Approximate similarity against the exact one."""
+"""Search for names against a loop over all of them, and approximate similarity against the exact one."""
 
 from __future__ import annotations
+
+import random
 
 import numpy as np
 import pytest
@@ -8,8 +10,33 @@ import torch
 
 import dglkge
 from dglkge.serving.explorer import Explorer
-from dglkge.serving.indexes import Neighbours
+from dglkge.serving.indexes import NameIndex, Neighbours
 from tests.checkpoint.toy_checkpoint import ToyTable, save_toy, toy_meta, toy_tables
+
+NAMES = "Straße|strasse 2|Ada|adamant|ADA|a|ä|Madam|🦊 fox|x\ty|日本|本|".split("|")
+TEXTS = "|a|A|ad|ss|ß|STRASSE|🦊|本|ab|b a|zzz|\n|a\nb|ä|\t".split("|")
+
+
+def draw_names(count: int) -> list[str]:
+    draw = random.Random(0)
+    return list({"".join(draw.choices("aAbBß🦊 ", k=draw.randrange(1, 6))) for _ in range(count)})
+
+
+@pytest.mark.parametrize("names", [NAMES, draw_names(300), []], ids=["chosen", "drawn", "none"])
+def test_as_a_loop_over_all_names(names):
+    index = NameIndex(names)
+    for text in TEXTS:
+        folded = text.casefold()
+        starting = [id_ for id_, name in enumerate(names) if name.casefold().startswith(folded)]
+        found = list(index.starting(text))
+        assert sorted(found) == starting
+        assert [names[id_].casefold() for id_ in found] == sorted(names[id_].casefold() for id_ in starting)
+        inside = [id_ for id_, name in enumerate(names) if folded in name.casefold() and id_ not in starting]
+        assert list(index.containing(text)) == inside
+
+
+def test_a_name_that_has_the_text_twice_is_found_once():
+    assert list(NameIndex(["banana"]).containing("an")) == [0]
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +60,7 @@ def test_recall_and_cosines(run):
     hits = 0
     for entity in range(0, 3000, 100):
         found = index.search(entity, 10)
-        exact = {answer.name: answer.score for answer in run.nearest(f"person-{entity}", "person", 3000)}
+        exact = dict(run.nearest(f"person-{entity}", "person", 3000))
         assert len(found) == 10 and entity not in [id_ for id_, _ in found]
         cosines = [cosine for _, cosine in found]
         assert cosines == sorted(cosines, reverse=True)
@@ -48,6 +75,6 @@ def test_only_large_types_are_searched_so(run):
     explorer = Explorer(run, 3000)
     found = explorer.similar("person-7", None, 5)
     assert found["method"] == "faiss" and len(found["similar"]) == 5
-    assert found["similar"][0]["name"] == run.nearest("person-7", "person", 1)[0].name
+    assert found["similar"][0]["name"] == run.nearest("person-7", "person", 1)[0][0]
     described = explorer.describe()["similarity"]["person"]
     assert described["recall_at_10"] >= 0.95 and described["lists_searched"] < described["lists"]
