@@ -52,7 +52,6 @@ class DeviceBatches(EdgeBatches):
         All training edges.
     options : EdgeOptions
         Of one trainer, one edge type and one set of edges, of which none is held out.
-    device : torch.device
     """
 
     def __init__(self, edges: EdgeTable, options: EdgeOptions, device: torch.device) -> None:
@@ -88,8 +87,6 @@ class ChunkNegatives:
     ----------
     sampler : UniformNegatives
         Without weights.
-    entity_type : str
-    device : torch.device
 
     Attributes
     ----------

@@ -44,7 +44,6 @@ def below(keys: Tensor, count: int, limit: int) -> Tensor:
     Parameters
     ----------
     keys : (C,) int64 tensor
-    count, limit : int
 
     Returns
     -------

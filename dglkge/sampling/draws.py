@@ -18,11 +18,6 @@ from dglkge.kernels.hashing import below
 def split_count(num_negatives: int, shares: Sequence[float]) -> list[int]:
     """Split a number of negatives by shares that sum to 1, by largest remainders (Hamilton's method).
 
-    Raises
-    ------
-    InputError
-        If a share is negative or the sum is not 1.
-
     Examples
     --------
     >>> split_count(10, (0.25, 0.5, 0.25))

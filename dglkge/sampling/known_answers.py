@@ -50,7 +50,6 @@ class KnownNegatives:
         ----------
         scores : (B, N) array
             Changed; also a mask.
-        ignored : scalar
         slots : (H + N,) int32, optional
             Room as in :func:`dglkge.kernels.softmax.ignore_truths`.
         """
@@ -93,7 +92,6 @@ class KnownAnswers:
         ----------
         side : Side
             The side of the missing entity.
-        anchor_type, answer_type : str
         anchors, relations : (B,) int64
             Node ids of the given entities and relations.
         negative_ids : (N,) int64

@@ -33,7 +33,6 @@ class UniformNegatives:
         Negatives of a chunk.
     node_ids : mapping of str to (n,) int64
         For each entity type the node id of every original id, in the order of the data set's types.
-    seed : int
     weights : mapping of str to (n,) int64, optional
         For each entity type the weight of every original id; without them all are drawn equally often, as
         are those of a type whose weights are all 0.
@@ -130,15 +129,9 @@ class MixedNegatives:
         For each entity type the first node id on this machine and the one behind its last.
     pairs : sequence of (str, str)
         Entity types of the heads and tails of each edge type.
-    seed : int
     weights : mapping of str to (n,) int64, optional
         For each entity type the weight of every original id, in the global and the local share; a place
         without weights above 0 is drawn from uniformly.
-
-    Raises
-    ------
-    InputError
-        If a share is negative or the sum is not 1.
     """
 
     num_negatives: int

@@ -51,7 +51,6 @@ def permute(triple_ids: Ids, num_triples: int, seed: int, epoch: int) -> Ids:
     Parameters
     ----------
     triple_ids : (m,) int64, each in [0, num_triples)
-    num_triples, seed, epoch : int
 
     Returns
     -------
@@ -98,7 +97,6 @@ class EdgeSet:
 
     Attributes
     ----------
-    name : str
     triple_ids : range or (n,) int64
         Rows in ``train.npy``, ascending.
     """
@@ -120,7 +118,6 @@ class TripleOrder:
     ----------
     sets : sequence of EdgeSet
         In the order of an epoch.
-    seed : int
     held_out : float
         Share of each set that is never trained, below 1; at least one triple if it is above 0.
 
@@ -235,7 +232,6 @@ def plan_passes(ranges: Sequence[tuple[int, int]], num_chunks: int, batch_size: 
         Positions of each edge set: first, and behind the last; in order, from 0 on.
     num_chunks : int
         Chunks of each set.
-    batch_size : int
 
     Examples
     --------

@@ -15,7 +15,8 @@ import torch
 
 from dglkge.embeddings.table_set import TableSet
 from dglkge.optim.links import UpdateResult
-from dglkge.sampling.query_batches import EpochBatches, TrainingBatch, TrainingBatches
+from dglkge.sampling.edge_batches import EpochBatches
+from dglkge.sampling.query_batches import TrainingBatch, TrainingBatches
 from dglkge.step.computation import PhaseClock
 from dglkge.step.contracts import Objective, Parameters, RowGradients, RowStore, StepResult
 from dglkge.step.planning import Plan, number_of
@@ -112,15 +113,12 @@ class LookAhead(EpochBatches):
         self.order_mark = self.batches.order_mark
 
     def __len__(self) -> int:
-        """Return the number of global batches in an epoch."""
         return len(self.batches)
 
     def place(self, epoch: int, batches_done: int) -> dict[str, Any]:
-        """Describe the place in the order after a number of batches, for ``stats.jsonl``."""
         return self.batches.place(epoch, batches_done)
 
     def batch(self, epoch: int, index: int, enter: Callable[[str], None]) -> TrainingBatch:
-        """Return this trainer's share of a global batch; see :class:`EdgeBatches`."""
         self.batches.begin(epoch, index)
         if self._next and (self._next[0][0].epoch, self._next[0][0].index) == (epoch, index):
             return self._next[0][0]

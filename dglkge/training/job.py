@@ -54,23 +54,14 @@ class Job:
 
     Attributes
     ----------
-    config : Config
-    cluster : Cluster
-    dataset : Dataset
-    layout : PartitionLayout
     lease : Lease
         On the run's folder.
     model : KgeModel
         On the host: rankings and files take its parameters.
     computing : KgeModel
         The one that computes batches: the same, or a copy on a device or in another precision.
-    computation : Computation
-    tables : TableSet
-    optimizer : SparseOptimizer
     device_tables : DeviceTables or None
         Where tables train on devices.
-    features : RunFeatures or None
-    global_vectors : GlobalVectors or None
     dense : DenseParameters or None
         Parameters of the score function's module, and of the projections of features.
     averages : Averages or None
@@ -181,13 +172,7 @@ class Job:
 
 
 def open_job(config: Config, cluster: Cluster, lease: Lease) -> Job:
-    """Make everything that is trained, with initial values; a collective.
-
-    Raises
-    ------
-    InputError
-        If something does not fit the data set or this machine.
-    """
+    """Make everything that is trained, with initial values; a collective."""
     world, dataset = cluster.world, opened_dataset(config)
     layout = dataset.layout()
     config = with_num_times(config, dataset)

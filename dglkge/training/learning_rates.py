@@ -65,14 +65,8 @@ class Schedule:
     ----------
     field : str
         Of the configuration, for messages.
-    chosen : ScheduleSettings
     lrs : sequence of float
         Learning rate of each group at the start.
-
-    Raises
-    ------
-    InputError
-        If torch has no such scheduler; for an option that it does not have, or a value that torch refuses.
     """
 
     def __init__(self, field: str, chosen: ScheduleSettings, lrs: Sequence[float]) -> None:
@@ -155,7 +149,6 @@ class LearningRates:
 
     Parameters
     ----------
-    config : Config
     row_groups : sequence of dict
         Parameter groups of the optimizer of rows, which are changed; empty where it has none.
     num_batches : int
@@ -167,11 +160,6 @@ class LearningRates:
     ----------
     num_epochs : int
         Epochs after which the schedules were stepped.
-
-    Raises
-    ------
-    InputError
-        If a schedule has fewer steps than the run.
     """
 
     def __init__(
@@ -255,13 +243,7 @@ class LearningRates:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state of :meth:`state_dict`.
-
-        Raises
-        ------
-        CheckpointError
-            If the optimizer has another number of parameter groups.
-        """
+        """Continue from a state of :meth:`state_dict`."""
         saved = state["param_groups"]
         if len(saved) != len(self._groups):
             raise CheckpointError(f"has {len(saved)} parameter groups, the optimizer has {len(self._groups)}")

@@ -22,10 +22,6 @@ class LiveEvaluator:
     """The ranking of a running job.
 
     With global vectors or features each trainer ranks against a copy of its machine's tables.
-
-    Attributes
-    ----------
-    job : Job
     """
 
     job: Job
@@ -39,7 +35,6 @@ class LiveEvaluator:
 
         Parameters
         ----------
-        split : str
         max_triples : int
             Rank only this number of triples from the start; 0 for all.
         bar : bool

@@ -98,11 +98,6 @@ class TrainingState:
             As :meth:`to_bytes` returned it.
         where : str
             For error messages.
-
-        Raises
-        ------
-        CheckpointError
-            If it is not such a state, or that of an optimizer with other parameter groups.
         """
         self._was_resumed = True
         if not content:
@@ -123,13 +118,7 @@ class TrainingState:
 
 
 def _saved(state: Mapping[str, Any], what: str) -> bytes:
-    """Return the bytes of a state that a reader without pickled code reads back.
-
-    Raises
-    ------
-    InputError
-        If there is none.
-    """
+    """Return the bytes of a state that a reader without pickled code reads back."""
     file = io.BytesIO()
     try:
         torch.save(state, file)
@@ -143,14 +132,7 @@ def _saved(state: Mapping[str, Any], what: str) -> bytes:
 
 
 class Versions:
-    """Writes and restores versions of a job: rows, the parameters in the model file, the state of training.
-
-    Parameters
-    ----------
-    job : Job
-    checkpoints : CheckpointManager
-    state : TrainingState
-    """
+    """Writes and restores versions of a job: rows, parameters in the model file, state of training."""
 
     def __init__(self, job: Job, checkpoints: CheckpointManager, state: TrainingState) -> None:
         self._job, self._checkpoints, self._state = job, checkpoints, state
@@ -168,11 +150,6 @@ class Versions:
         """Write a version, in the background unless the configuration says otherwise; a collective.
 
         Returns its number.
-
-        Raises
-        ------
-        CheckpointError, StorageError
-            On all trainers, if one cannot put its part together.
         """
         # After it all rows are final.
         self._job.settle()
@@ -201,11 +178,6 @@ class Versions:
         ----------
         pointer : str
             Name of a pointer to a preserved version; empty: the newest one.
-
-        Raises
-        ------
-        CheckpointError
-            If there is none, or it does not fit.
         """
         found, averages = self._checkpoints.find(pointer), self._job.averages
         if found is not None and averages is not None:

@@ -19,10 +19,10 @@ from dglkge.data.dataset_files import VALID
 from dglkge.distributed.preemption import Preempted
 from dglkge.errors import unknown_name
 from dglkge.evaluation.metrics import BOTH, RankingResult
-from dglkge.sampling.query_batches import EpochBatches, TrainingBatch
+from dglkge.sampling.edge_batches import EpochBatches
+from dglkge.sampling.query_batches import TrainingBatch
 from dglkge.step.train_step import TrainStep
 from dglkge.training.building.given_vectors import fill_from_vectors
-from dglkge.training.building.run_folder import open_trackers
 from dglkge.training.building.warm_start import warm_start
 from dglkge.training.cadence import Cadence, EarlyStopping, is_lagged
 from dglkge.training.callbacks import CALLBACKS, Callback
@@ -34,6 +34,7 @@ from dglkge.training.resume import Position, resumable
 from dglkge.training.state import TrainingState, Versions
 from dglkge.training.statistics.passes import Passes
 from dglkge.training.statistics.stats import Statistics, describe_job
+from dglkge.training.statistics.trackers import open_trackers
 
 logger = logging.getLogger(__name__)
 
@@ -43,14 +44,8 @@ class Trainer:
 
     Parameters
     ----------
-    job : Job
-    edge_batches : EpochBatches
-    train_step : TrainStep
-    evaluator : LiveEvaluator
-    checkpoints : CheckpointManager
     meta : CheckpointMeta
         Description of the run in every version of the checkpoint; its progress is updated.
-    epochs : ElasticEpochs
     passes : Passes
         Those of an epoch.
     """
@@ -208,7 +203,6 @@ class Trainer:
 
         Parameters
         ----------
-        callback : Callback
         name : str
             Under which its state is saved, if it has ``state_dict``; by default that of its class.
         """
@@ -415,8 +409,7 @@ class Trainer:
             write = functools.partial(self._checkpoints.records.write_json, RUN_VECTORS_FILE)
             fill_from_vectors(self.config, self.cluster, self._job.dataset, self.tables, write)
             return
-        where = self._checkpoints.storage.path
-        saved = resumable(self.config, saved, self._meta, self._meta.config, where)
+        saved = resumable(self.config, saved, self._meta, self._checkpoints.storage.path)
         # Where the version has no state of the learning rates, they start anew after its epochs.
         self._rates.num_epochs = saved.progress[Progress.FINISHED_EPOCHS]
         # One trainer of a machine reads while the others wait: a failure must reach all of them.

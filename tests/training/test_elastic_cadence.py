@@ -1,30 +1,16 @@
-"""When :func:`dglkge.elastic` commits."""
+"""Which cadences :func:`dglkge.elastic` takes."""
 
 from __future__ import annotations
 
 import pytest
 
 from dglkge.errors import InputError
-from dglkge.training import elastic
-from dglkge.training.elastic import Cadence
+from dglkge.training.elastic import _settings_of
 
 
-def test_units_of_the_cadence(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = [0.0]
-    monkeypatch.setattr(elastic.time, "monotonic", lambda: clock[0])
-    cadence = Cadence.of({"epochs": 2, "batches": 3, "minutes": 0.5})
-    cadence.committed()
-    assert [epochs for epochs in range(1, 7) if cadence.is_due_after(epochs)] == [2, 4, 6]
-    assert [batches for batches in range(1, 8) if cadence.is_due(batches)] == [3, 6]
-    clock[0] = 30.0
-    assert cadence.is_due(1)
-    cadence.committed()
-    clock[0] = 59.0
-    assert not cadence.is_due(1)
-    never = Cadence.of({})
-    never.committed()
-    clock[0] = 1e9
-    assert not never.is_due(1) and not never.is_due_after(1)
+def test_units_of_the_cadence() -> None:
+    settings = _settings_of({"batches": 3, "minutes": 0.5})
+    assert (settings.every_epochs, settings.every_batches, settings.every_minutes) == (0, 3, 0.5)
 
 
 @pytest.mark.parametrize(
@@ -38,4 +24,4 @@ def test_units_of_the_cadence(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 def test_what_is_no_cadence(every: dict[str, float], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        Cadence.of(every)
+        _settings_of(every)

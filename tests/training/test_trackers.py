@@ -15,9 +15,8 @@ import pytest
 from dglkge.config import load_config
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
-from dglkge.training.building.run_folder import open_trackers
 from dglkge.training.statistics import trackers
-from dglkge.training.statistics.trackers import LOGGERS, TrackedRun, Tracker, Trackers
+from dglkge.training.statistics.trackers import LOGGERS, TrackedRun, Tracker, Trackers, open_trackers
 from tests.training.toy_trainer import NUM_BATCHES, ToyRun
 
 METRICS = {"mrr": 0.25, "hits@10": 0.5}

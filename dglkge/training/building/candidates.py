@@ -46,10 +46,8 @@ class _Comparison:
 
     Attributes
     ----------
-    table : EmbeddingTable
     columns : slice
         Part of the rows.
-    query_dim : int
     compare : callable
         Scores queries (Q, D) against rows (b, D'): (Q, b).
     numbers_a_score : int

@@ -51,14 +51,8 @@ def check_config(config: Config, world: World | None = None) -> None:
 
     Parameters
     ----------
-    config : Config
     world : World, optional
         Of the job in which this process trains; without it the devices of this process do not matter.
-
-    Raises
-    ------
-    InputErrors
-        For an unknown component, and values that do not fit each other, or this process.
     """
     model = configured_model(config)
     num_machines = 1 if world is None else world.num_machines
@@ -79,16 +73,8 @@ def check_dataset(config: Config, dataset: Dataset, world: World | None = None) 
 
     Parameters
     ----------
-    config : Config
-    dataset : Dataset
     world : World, optional
         Without it, the memory of this machine is not compared with the plan.
-
-    Raises
-    ------
-    InputErrors
-        For a split to rank without triples, an unknown relation, weights that are missing or no confidences;
-        and, on one trainer of a machine, for a run that does not fit into it.
     """
     _raise(
         _empty_splits(config, dataset),

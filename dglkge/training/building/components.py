@@ -28,27 +28,14 @@ REFERENCE = "reference"
 
 
 def configured_model(config: Config) -> KgeModel:
-    """Make the model.
-
-    Raises
-    ------
-    InputError
-        If the score function is unknown, has no rows of that dimension, lacks an option that is set, or needs
-        reciprocal relations.
-    """
+    """Make the model."""
     chosen = config.model
     made = SCORE_FUNCTIONS.get(chosen.score_function.name)(chosen.score_function)
     return KgeModel(made, chosen.dimension, chosen.reciprocal_relations, config.seed)
 
 
 def with_num_times(config: Config, dataset: Dataset) -> Config:
-    """Return the configuration with the number of times of the data set, where the score function has times.
-
-    Raises
-    ------
-    InputError
-        If the data set has none, or another number is configured.
-    """
+    """Return the configuration with the number of times of the data set, if the score function has times."""
     chosen: Any = config.model.score_function
     if not SCORE_FUNCTIONS.get(chosen.name).has_times:
         return config
@@ -72,14 +59,7 @@ def configured_loss(config: Config) -> Loss:
 
 
 def configured_regularizer(config: Config, model: KgeModel) -> Regularizer | None:
-    """Make the regularizer; None where its weight is 0.
-
-    Raises
-    ------
-    InputError
-        If it is unknown or not defined for the model, a number is out of range or has no effect, or it takes
-        no weight and has one.
-    """
+    """Make the regularizer; None where its weight is 0."""
     score_function = config.model.score_function.name
     chosen = chosen_regularizer(config.regularizer, score_function)
     member = REGULARIZERS.get(chosen.name)
@@ -98,11 +78,6 @@ def relation_weights(config: Config, dataset: Dataset) -> npt.NDArray[np.float32
     """Return the weight of every relation (R,), by original id; None if all are 1.
 
     A name that joins several pairs of entity types is several relations, which all have its weight.
-
-    Raises
-    ------
-    InputError
-        If a name is none of a relation.
     """
     weights = config.loss.relation_weights
     names = [relation.name for relation in dataset.relations.relations]
@@ -113,13 +88,7 @@ def relation_weights(config: Config, dataset: Dataset) -> npt.NDArray[np.float32
 
 
 def relation_operators(config: Config, dataset: Dataset) -> tuple[str, ...]:
-    """Return the operator of each relation, by original id; empty where the model has one for all.
-
-    Raises
-    ------
-    InputError
-        If a name is none of a relation, or an operator none of the score function's.
-    """
+    """Return the operator of each relation, by original id; empty where the model has one for all."""
     score_function, named = config.model.score_function.name, config.model.relation_operators
     operators = SCORE_FUNCTIONS.get(score_function).operators
     names = [relation.name for relation in dataset.relations.relations]
@@ -146,13 +115,7 @@ def torch_classes(module: Any, base: type, unfit: Collection[str]) -> dict[str, 
 def named_class(
     field: str, chosen: FreeSettings, known: Mapping[str, Any], own: Collection[str]
 ) -> tuple[Any, list[str]]:
-    """Return the class of torch that settings name, and its options; ``own`` are parameters that are none.
-
-    Raises
-    ------
-    InputError
-        If torch has no such class, or the class has none of the options that are given.
-    """
+    """Return the class of torch that settings name, and its options; ``own`` are parameters that are none."""
     if chosen.name not in known:
         raise unknown_name(field, chosen.name, list(known))
     kind = known[chosen.name]
@@ -175,13 +138,7 @@ def known_optimizers() -> dict[str, type[torch.optim.Optimizer]]:
 
 
 def dense_optimizer(chosen: DenseConfig, parameters: Sequence[torch.nn.Parameter]) -> torch.optim.Optimizer:
-    """Make the optimizer of some parameters.
-
-    Raises
-    ------
-    InputError
-        If torch has no such optimizer, it has no such option, or it refuses a value or the parameters.
-    """
+    """Make the optimizer of some parameters."""
     field, own = "dense.optimizer", ("self", "params", "lr", "capturable", "differentiable")
     kind, _ = named_class(field, chosen.optimizer, known_optimizers(), own)
     options = {

@@ -35,11 +35,6 @@ def choose_device(config: Config, cluster: Cluster) -> ComputeDevice:
     """Return this trainer's device; a collective.
 
     ``auto`` is a GPU only where every trainer has one: the others would wait for one that computes on a CPU.
-
-    Raises
-    ------
-    InputError
-        If the configured device is not there.
     """
     name: str = config.training.device
     if name == AUTO_DEVICE:
@@ -119,18 +114,10 @@ def build_precision(
 
     Parameters
     ----------
-    config : Config
     model : KgeModel
         The one that computes batches.
     device : ComputeDevice
         Its device.
-    cluster : Cluster
-
-    Raises
-    ------
-    InputError
-        If torch has no such type on the device or cannot compile the module, or the score function does not
-        take a loss scale; on all trainers.
     """
     chosen = config.dense
     if model.module is None or (chosen.autocast == "none" and not chosen.compile):
@@ -181,13 +168,7 @@ def _gradients(model: KgeModel, device: torch.device) -> list[list[Tensor]]:
 
 
 def _require_scaled(config: Config, model: KgeModel, device: torch.device) -> None:
-    """Refuse a score function that uses parameters beside ``run_precisely``: their gradients are not scaled.
-
-    Raises
-    ------
-    InputError
-        If the gradients of parameters are not proportional to the loss scale, or those of rows depend on it.
-    """
+    """Refuse a score function with parameters beside ``run_precisely``: their gradients are not scaled."""
     found = []
     for scale in (1.0, TRIED_SCALE):
         precision = ModulePrecision(device.type)

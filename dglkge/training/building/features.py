@@ -63,13 +63,7 @@ class RunFeatures(ProjectedFeatures):
         return {record_path(name): record.clone() for name, record in self.records.items()}
 
     def load_state_dict(self, state: h5py.File) -> None:
-        """Compare the records with those of a model file.
-
-        Raises
-        ------
-        CheckpointError
-            If the version was trained with other vectors.
-        """
+        """Compare the records with those of a model file."""
         for path, record in self.state_dict().items():
             saved = state[path][...].tolist() if path in state else None
             if saved != record.tolist():
@@ -80,15 +74,7 @@ class RunFeatures(ProjectedFeatures):
 
 
 def build_features(config: Config, cluster: Cluster, dataset: Dataset) -> RunFeatures | None:
-    """Return the features of a run and their untrained projections; None without features. A collective.
-
-    Raises
-    ------
-    InputError
-        On all trainers, if a file cannot be read, or has no entity's name.
-    CheckpointError
-        On all trainers, if the run's copy is damaged.
-    """
+    """Return the features of a run and their untrained projections; None without features. A collective."""
     chosen, world = config.features, cluster.world
     if chosen is None:
         return None

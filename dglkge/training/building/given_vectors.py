@@ -53,7 +53,6 @@ class Change:
 
     Attributes
     ----------
-    factor : float
     mean : (W,) array or None
     matrix : (W, K) array or None
         None: numbers are taken as they are. K may be less than the model's dimension: the other numbers of a
@@ -93,13 +92,7 @@ class Matches:
             self._place[name] = place
 
     def add(self, number: int, name: str, file: VectorFile) -> None:
-        """Note the number of a vector with a name.
-
-        Raises
-        ------
-        InputError
-            If another vector has that name.
-        """
+        """Note the number of a vector with a name."""
         place = self._place.get(name, -1)
         if place >= 0 and self._numbers[place] >= 0:
             known = file.place(int(self._numbers[place]))
@@ -124,11 +117,8 @@ def match_names(
 
     Parameters
     ----------
-    file : VectorFile
-    dataset : Dataset
     ids : mapping of str to (n,) array
         Original ids of entities, by type.
-    has_bar : bool
 
     Returns
     -------
@@ -136,11 +126,6 @@ def match_names(
         Vectors of the file.
     matches : dict of str to (numbers, places)
         By type: numbers of the vectors that entities have, ascending, and the place among the ids of each.
-
-    Raises
-    ------
-    InputError
-        If two vectors have the name of an entity.
     """
     matches = {name: Matches([file.key(one) for one in dataset.names_of(name, ids[name])]) for name in ids}
     count = 0
@@ -169,18 +154,10 @@ def fill_from_vectors(
 
     Parameters
     ----------
-    config : Config
-    cluster : Cluster
-    dataset : Dataset
     tables : TableSet
         With initial rows; those without a vector keep them.
     record : callable
         Called on rank 0 with what was done, as JSON has it.
-
-    Raises
-    ------
-    InputError
-        On all trainers, if the file cannot be read on one of them, or no entity has a vector.
     """
     chosen, world = config.model.init_from, cluster.world
     if chosen is None:
@@ -379,13 +356,7 @@ def principal_axes(blocks: Iterable[Floats], dim: int) -> tuple[Floats, Floats, 
 
 
 def _checked_rows(file: VectorFile, used: Ids, has_bar: bool) -> Iterator[Floats]:
-    """Yield the used vectors in blocks.
-
-    Raises
-    ------
-    InputError
-        If a number is not finite.
-    """
+    """Yield the used vectors in blocks."""
     with tqdm(total=len(used), desc=f"vectors of {file.path.name}", unit="row", disable=not has_bar) as bar:
         for numbers, rows in file.rows(used):
             wrong = np.flatnonzero(~np.isfinite(rows).all(axis=1))

@@ -30,13 +30,6 @@ def hold_run(output: Path, cluster: Cluster) -> Lease:
 
     Rank 0 takes it, and where machines share no disk one trainer of each machine. The others get a lease of
     the same nonce, which they can check.
-
-    Raises
-    ------
-    CheckpointError
-        On all trainers, if another job holds a folder or it may not be written to.
-    StorageError
-        On all trainers, if a disk is full or fails.
     """
     world = cluster.world
     # One nonce for the whole job: trainers that hold no lease check by it that the file is still this job's.
@@ -45,7 +38,6 @@ def hold_run(output: Path, cluster: Cluster) -> Lease:
     lease: Lease | None = None
 
     def attempt() -> Lease | None:
-        """Try to take the lease, where this trainer needs one and has none."""
         return lease if taker is None or lease is not None else taker.attempt(ATTEMPT_SECONDS)
 
     # Short attempts instead of one long wait: between them all trainers exchange results, within the timeout
@@ -100,8 +92,6 @@ def open_mirror(
 
     Parameters
     ----------
-    place : RunPlace
-    cluster : Cluster
     lease : Lease
         On the run's folder.
     fits : callable
@@ -112,20 +102,12 @@ def open_mirror(
     -------
     Mirror or None
         On the writer of each machine, if a URL is configured or machines share no disk.
-
-    Raises
-    ------
-    InputError
-        On all trainers: for a URL that cannot be opened, or a copy of another run.
-    StorageError
-        On all trainers, if the store cannot be reached.
     """
     world = cluster.world
     if not place.has_store(world):
         return None
 
     def open_here() -> Mirror | None:
-        """Connect to the store on the writer of a machine."""
         if not world.is_machine_leader:
             return None
         store = open_store(place.url) if place.url else LauncherStore.of_this_process(place.output)
@@ -155,7 +137,6 @@ def _fill(
     found: list[StoredVersion | None] = []
 
     def find() -> None:
-        """Read the pointer and the manifest."""
         if mirror is not None:
             found.append(mirror.newest() if check is None else mirror.take(check))
 

@@ -48,7 +48,6 @@ class HeldOutEvaluator:
     ----------
     job : Job
         Its trainers take turns with batches.
-    settings : HeldOutConfig
     order : TripleOrder
         It names the triples.
     gather : callable
@@ -177,7 +176,6 @@ class HeldOutBuckets:
 
     Parameters
     ----------
-    evaluator : HeldOutEvaluator
     walk : BucketOrder
         That of the trained triples.
     """

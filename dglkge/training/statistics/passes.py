@@ -103,8 +103,6 @@ class Passes:
 
         Parameters
         ----------
-        epoch : int
-        ended : sequence of Pass
         sums : (7,) array
             Over the triples that all trainers have trained in the epoch so far.
         """

@@ -26,12 +26,12 @@ from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.log_format import timestamp
 from dglkge.distributed.runtime import log_folder, num_servers
 from dglkge.evaluation.metrics import BOTH
-from dglkge.sampling.query_batches import EpochBatches
+from dglkge.sampling.edge_batches import EpochBatches
 from dglkge.step.computation import PHASES, as_array
 from dglkge.step.contracts import MEASURES, StepResult
 from dglkge.training.cadence import is_lagged, reports_apart
 from dglkge.training.job import Job
-from dglkge.training.process import MemoryMeter, ProcessUsage, open_bar, wants_bar
+from dglkge.training.process import ProcessUsage, memory_bytes_in, open_bar, wants_bar
 from dglkge.training.resume import Position
 from dglkge.training.statistics.trackers import Trackers
 
@@ -43,21 +43,16 @@ sums of these (:data:`dglkge.step.contracts.MEASURES`)."""
 
 NUM_SUMS = 4 + len(MEASURES)
 
-_MEMORY = MemoryMeter()
-
 
 class Statistics:
     """Follows the epochs of a run; reports are collectives, since losses are summed over all trainers.
 
     Parameters
     ----------
-    job : Job
     batches : EpochBatches
         They describe their place in the order.
-    position : Position
     records : LeasedFolder
         The run's folder.
-    trackers : Trackers
     """
 
     def __init__(
@@ -195,7 +190,7 @@ class Statistics:
         phases = {}
         if clock.is_on:
             phases = {"phase_seconds": dict(zip(PHASES, cluster.sum(as_array(clock.take())).tolist()))}
-        memory = cluster.sum(np.array([_MEMORY.measure()], dtype=np.int64))
+        memory = cluster.sum(np.array([memory_bytes_in(int(time.monotonic()))], dtype=np.int64))
         return {**phases, "num_trainers": cluster.world.world_size, "trainer_memory_bytes": int(memory[0])}
 
     def _show(self, record: Mapping[str, Any]) -> None:
