@@ -33,8 +33,7 @@ from dglkge.training.live_evaluator import LiveEvaluator
 from dglkge.training.resume import Position, resumable
 from dglkge.training.state import TrainingState, Versions
 from dglkge.training.statistics.passes import Passes
-from dglkge.training.statistics.stats import Statistics, describe_job
-from dglkge.training.statistics.trackers import open_trackers
+from dglkge.training.statistics.stats import Statistics, describe_job, open_trackers
 
 logger = logging.getLogger(__name__)
 

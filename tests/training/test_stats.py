@@ -69,7 +69,8 @@ class Report:
         )  # fmt: skip
         batches: Any = ToyBatches(num_batches)
         position: Any = self.position
-        self.statistics = Statistics(job, batches, position, LeasedFolder(folder), Trackers())
+        records = LeasedFolder(folder)
+        self.statistics = Statistics(job, batches, position, records, Trackers((), {}, records))
         self.statistics.begin(epoch)
 
     def count(

@@ -21,10 +21,11 @@ from dglkge.checkpoint.layout import (
     RUN_VALIDATION_FILE,
     Progress,
 )
+from dglkge.config import Config
 from dglkge.data.dataset_files import VALID
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.log_format import timestamp
-from dglkge.distributed.runtime import log_folder, num_servers
+from dglkge.distributed.runtime import Cluster, log_folder, num_servers
 from dglkge.evaluation.metrics import BOTH
 from dglkge.sampling.edge_batches import EpochBatches
 from dglkge.step.computation import PHASES, as_array
@@ -262,6 +263,13 @@ class Statistics:
                 # Unreadable or absent: the split is ranked once more, which only takes time.
                 pass
         return bool(self._job.cluster.sum(np.array([is_noted], dtype=np.int64))[0])
+
+
+def open_trackers(config: Config, cluster: Cluster, records: LeasedFolder) -> Trackers:
+    """Return the trackers, which end when this trainer ends; none on ranks above 0."""
+    trackers = Trackers(() if cluster.world.rank else config.training.loggers, config.to_dict(), records)
+    cluster.on_exit(trackers.finish)
+    return trackers
 
 
 def means_of(sums: Sums) -> dict[str, float]:

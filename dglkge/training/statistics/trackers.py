@@ -15,15 +15,13 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dglkge.checkpoint.layout import EVENTS_FOLDER, RUN_TRACKERS_FILE
-from dglkge.config import Config
 from dglkge.data.dataset_files import load_json
 from dglkge.distributed.leased_folder import LeasedFolder
-from dglkge.distributed.runtime import Cluster
 from dglkge.errors import InputError, one_line
 from dglkge.registry import Registry
 
@@ -216,9 +214,9 @@ class Trackers:
         The run's folder, which has the ids of the trackers' runs, by tracker.
     """
 
-    names: Sequence[str] = ()
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    records: LeasedFolder = LeasedFolder("")
+    names: Sequence[str]
+    settings: Mapping[str, Any]
+    records: LeasedFolder
 
     def __post_init__(self) -> None:
         self._ids: dict[str, str] = {}
@@ -268,13 +266,6 @@ class Trackers:
         with self._lock:
             self._ids[name] = id_
             self.records.write_json(RUN_TRACKERS_FILE, self._ids)
-
-
-def open_trackers(config: Config, cluster: Cluster, records: LeasedFolder) -> Trackers:
-    """Return the trackers, which end when this trainer ends; none on ranks above 0."""
-    trackers = Trackers(() if cluster.world.rank else config.training.loggers, config.to_dict(), records)
-    cluster.on_exit(trackers.finish)
-    return trackers
 
 
 class _Thread:
