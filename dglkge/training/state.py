@@ -37,7 +37,7 @@ class TrainingState:
     Parameters
     ----------
     items : mapping of str to Stateful
-        Those of the library. One with an empty state has nothing to say.
+        Those of the library; one with an empty state is not saved.
     door : str
         Where a script registers its objects, for error messages.
     """
@@ -77,28 +77,14 @@ class TrainingState:
             logger.warning("the checkpoint has no state of %r, which was registered: it starts anew", name)
 
     def to_bytes(self) -> bytes:
-        """Return the state for a version; empty if training changes nothing but the tables. A collective.
-
-        Raises
-        ------
-        InputError
-            If an object's state cannot be saved without pickled code.
-        """
+        """Return the state for a version; empty if training changes nothing but the tables. A collective."""
         state = {**self._unclaimed, **{name: item.state_dict() for name, item in self._items.items()}}
         state = {name: value for name, value in state.items() if value or name.startswith(OBJECT)}
         names = ", ".join(name.removeprefix(OBJECT) for name in state)
         return _saved(state, f"the state of the training ({names})") if state else b""
 
     def load(self, content: bytes, where: str) -> None:
-        """Continue from the state of a version.
-
-        Parameters
-        ----------
-        content : bytes
-            As :meth:`to_bytes` returned it.
-        where : str
-            For error messages.
-        """
+        """Continue from the bytes of a version; ``where`` is for error messages."""
         self._was_resumed = True
         if not content:
             if self.to_bytes():
@@ -174,10 +160,7 @@ class Versions:
     def restore(self, pointer: str = "") -> None:
         """Fill this machine's tables, on one trainer of it; every trainer reads what is beside them.
 
-        Parameters
-        ----------
-        pointer : str
-            Name of a pointer to a preserved version; empty: the newest one.
+        ``pointer`` is the name of one to a preserved version; empty: the newest one.
         """
         found, averages = self._checkpoints.find(pointer), self._job.averages
         if found is not None and averages is not None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import json
@@ -41,12 +40,7 @@ logger = logging.getLogger(__name__)
 class Trainer:
     """One trainer of a job; :func:`dglkge.training.build.build_trainer` makes it.
 
-    Parameters
-    ----------
-    meta : CheckpointMeta
-        Description of the run in every version of the checkpoint; its progress is updated.
-    passes : Passes
-        Those of an epoch.
+    ``meta`` describes the run in every version of the checkpoint; its progress is updated.
     """
 
     def __init__(
@@ -128,7 +122,7 @@ class Trainer:
         try:
             self._drain()
             self.stop_if_asked()
-            self._begin_pass(done)
+            self._passes.begin(done)
             if self._buckets is not None:
                 self._buckets.begin(epoch, done)
             while done < num_batches:
@@ -153,18 +147,10 @@ class Trainer:
                     clock.stop()
                     self._commit()
                 if ends_pass and done < num_batches:
-                    self._begin_pass(done)
+                    self._passes.begin(done)
         finally:
             clock.stop()
             self._statistics.close()
-
-    def _ranking_of_passes(self) -> contextlib.AbstractContextManager[None]:
-        return self._job.ranking() if self._passes.ranks_held_out else contextlib.nullcontext()
-
-    def _begin_pass(self, done: int) -> None:
-        """Rank the held-out triples of the pass that begins, if there are any; a collective."""
-        with self._ranking_of_passes():
-            self._passes.begin(done)
 
     def _end_pass(self, epoch: int, done: int) -> bool:
         """Record the passes that end with a batch; a collective then. Returns whether there are any."""
@@ -172,9 +158,7 @@ class Trainer:
         if not ended:
             return False
         self._drain()
-        sums = self._statistics.sums()
-        with self._ranking_of_passes():
-            records = self._passes.end(epoch, ended, sums)
+        records = self._passes.end(epoch, ended, self._statistics.sums())
         for record in records:
             self._checkpoints.add_stats(record)
             if self.cluster.world.rank == 0:
@@ -314,7 +298,6 @@ class Trainer:
         may be at different places, so it runs at their next collective: batches, ranking or leaving.
         """
         done = self._epochs.finished()
-        # Runs once an epoch, though several places call it.
         if self._position.ended >= done:
             return
         self._drain()

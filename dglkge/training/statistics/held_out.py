@@ -77,7 +77,9 @@ class HeldOutEvaluator:
         ids = np.sort(self.order.held_out(edge_set, chunk, job.config.training.edge_chunks))
         triples = np.asarray(job.dataset.split(TRAIN)[ids])
         turn = (world.rank, world.world_size)
-        return described(job.cluster.sum(self.sums(triples, (edge_set, chunk), turn, self.uniform)))
+        with job.ranking():
+            sums = self.sums(triples, (edge_set, chunk), turn, self.uniform)
+        return described(job.cluster.sum(sums))
 
     @torch.no_grad()
     def sums(
