@@ -80,10 +80,7 @@ def relation_weights(config: Config, dataset: Dataset) -> npt.NDArray[np.float32
     A name that joins several pairs of entity types is several relations, which all have its weight.
     """
     weights = config.loss.relation_weights
-    names = [relation.name for relation in dataset.relations.relations]
-    for name in weights:
-        if name not in names:
-            raise unknown_name("relation", name, sorted(set(names)))
+    names = _relation_names(dataset, weights)
     return np.array([weights.get(name, 1.0) for name in names], np.float32) if weights else None
 
 
@@ -91,16 +88,23 @@ def relation_operators(config: Config, dataset: Dataset) -> tuple[str, ...]:
     """Return the operator of each relation, by original id; empty where the model has one for all."""
     score_function, named = config.model.score_function.name, config.model.relation_operators
     operators = SCORE_FUNCTIONS.get(score_function).operators
-    names = [relation.name for relation in dataset.relations.relations]
+    names = _relation_names(dataset, named)
     for name, operator in named.items():
-        if name not in names:
-            raise unknown_name("relation", name, sorted(set(names)))
         if operator not in operators:
             raise InputError(
                 f"model.relation_operators has {name}: {operator}, and model.score_function is "
                 f"{score_function}; allowed: {', '.join(operators)}"
             )
     return tuple(named.get(name, operators[0]) for name in names) if operators else ()
+
+
+def _relation_names(dataset: Dataset, named: Collection[str]) -> list[str]:
+    """Return the name of each relation, by original id; some that are named are among them."""
+    names = [relation.name for relation in dataset.relations.relations]
+    for name in named:
+        if name not in names:
+            raise unknown_name("relation", name, sorted(set(names)))
+    return names
 
 
 def torch_classes(module: Any, base: type, unfit: Collection[str]) -> dict[str, Any]:

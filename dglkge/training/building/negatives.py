@@ -47,14 +47,11 @@ def build_negatives(job: Job) -> dict[Side, NegativeSampler]:
         ranges = NodeRanges(_bounds(job, num_ranges), num_ranges, is_mixed)
         if weights is not None:
             weights = {name: found[layout.original_ids(name)] for name, found in weights.items()}
-        part = tables[RELATION].part
-        of_sides: dict[Side, NegativeSampler] = {}
-        for side, count in counts.items():
-            others = [one for one, number in counts.items() if one in of_sides and number == count]
-            if is_mixed and others:
-                of_sides[side] = of_sides[others[0]]
-                continue
-            of_sides[side] = RangeNegatives(side, count, shares, ranges, part, pairs, config.seed, weights)
+        more = (shares, ranges, tables[RELATION].part, pairs, config.seed, weights)
+        of_sides: dict[Side, NegativeSampler]
+        of_sides = {side: RangeNegatives(side, count, *more) for side, count in counts.items()}
+        if is_mixed and len(set(counts.values())) == 1:
+            return dict.fromkeys(counts, next(iter(of_sides.values())))
         return of_sides
     make = partial(NEGATIVE_SAMPLERS.get(chosen.name).load(), **chosen.options(MixedSettings))
     if weights is not None:

@@ -92,8 +92,6 @@ def open_mirror(
 
     Parameters
     ----------
-    lease : Lease
-        On the run's folder.
     fits : callable
         Takes the description of a version in the store, and its place; raises an error if this job may not go
         on from it.
@@ -134,16 +132,16 @@ def _fill(
 
     With a check of the run there the job takes the store.
     """
-    found: list[StoredVersion | None] = []
 
-    def find() -> None:
-        if mirror is not None:
-            found.append(mirror.newest() if check is None else mirror.take(check))
+    def find() -> StoredVersion | None:
+        if mirror is None:
+            return None
+        return mirror.newest() if check is None else mirror.take(check)
 
-    cluster.agree(find)
-    sizes = [one.manifest.num_bytes for one in found if one is not None]
-    most = max(map(int, cluster.gather_texts(str(max(sizes, default=0)))))
-    cluster.agree(lambda: mirror.fill(found[0], may_upload) if mirror is not None else None, most)
+    found = cluster.agree(find)
+    num_bytes = 0 if found is None else found.manifest.num_bytes
+    most = max(map(int, cluster.gather_texts(str(num_bytes))))
+    cluster.agree(lambda: None if mirror is None else mirror.fill(found, may_upload), most)
 
 
 def open_manager(
