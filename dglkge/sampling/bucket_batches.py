@@ -53,16 +53,10 @@ class Segment:
 
 @dataclass(frozen=True)
 class Piece:
-    """Consecutive triples of one bucket in a machine's order.
+    """Consecutive triples of one bucket in a machine's order, by positions in the bucket's keyed order.
 
-    Attributes
-    ----------
-    turn : int
-        Place of the bucket in the walks over all edge sets.
-    ranges : (int, int)
-        Of the heads and of the tails; of a mixed bucket, its two ranges.
-    start, end : int
-        Positions inside the bucket's keyed order.
+    ``turn`` is the place of the bucket in the walks over all edge sets; ``ranges`` are those of the heads and
+    of the tails, of a mixed bucket its two ranges.
     """
 
     turn: int
@@ -90,7 +84,6 @@ class BucketOrder:
     types : sequence of (str, str)
         Entity types of the heads and tails of each edge type.
     is_mixed : bool
-        Whether a bucket has all triples between two ranges.
 
     Examples
     --------
@@ -262,14 +255,6 @@ class BucketBatches(EdgeBatches):
 
     A chunk of positives belongs to one machine and one bucket, so its negatives can come from the ranges of
     the bucket's pair.
-
-    Parameters
-    ----------
-    buckets : EdgeBuckets
-        The machine's triples.
-    walk : BucketOrder
-    order_mark : int
-        A number that is equal only where the order is: see :attr:`EpochBatches.order_mark`.
     """
 
     _searches_triples = False  # triples are rows of the buckets already

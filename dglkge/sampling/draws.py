@@ -50,21 +50,9 @@ TRIPLES_A_BLOCK = 1 << 20
 def count_degrees(
     triples: npt.NDArray[np.integer], types: Sequence[tuple[str, str]], num_entities: Mapping[str, int]
 ) -> dict[str, Ids]:
-    """Count the triples of each entity, as head and as tail.
+    """Count the triples (T, 3) of each entity, as head and as tail; by original ids (n,) of each type.
 
-    Parameters
-    ----------
-    triples : (T, 3) int64
-        By original ids.
-    types : sequence of (str, str)
-        Entity types of the heads and tails of each relation, by original id.
-    num_entities : mapping of str to int
-        Entities of each type.
-
-    Returns
-    -------
-    dict of str to (n,) int64
-        By original id.
+    ``types`` are those of the heads and tails of each relation.
 
     Examples
     --------

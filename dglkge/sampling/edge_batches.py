@@ -65,17 +65,7 @@ def ignore_phase(phase: str) -> None:
 
 @dataclass(frozen=True)
 class EdgeGroup:
-    """A run of a batch's edges that join the same pair of entity types and share their negatives.
-
-    Attributes
-    ----------
-    pair : int
-        Number of the edge type.
-    chunk : int
-        Number of the chunk inside the global batch.
-    start, end : int
-        The run: ``batch.heads[start:end]`` and so on.
-    """
+    """A run of a batch's edges of one edge type and one chunk of the global batch: ``heads[start:end]``."""
 
     pair: int
     chunk: int
@@ -89,8 +79,8 @@ class EdgeBatch:
 
     Attributes
     ----------
-    epoch, index : int
-        The epoch, and the number of the global batch in it.
+    index : int
+        Number of the global batch in the epoch.
     global_size : int
         Number of triples in the global batch, over all trainers.
     triple_ids : (B,) int64

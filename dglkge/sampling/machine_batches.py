@@ -110,12 +110,7 @@ def rows_of_sets(order: TripleOrder, triple_ids: Ids) -> list[Rows]:
     """Return which rows of a partition are trained, by edge set.
 
     It takes no memory for sets that are ranges of triples with none held out, and 4 bytes a triple for
-    others.
-
-    Parameters
-    ----------
-    triple_ids : (m,) int64
-        The partition's, ascending.
+    others. ``triple_ids`` (m,) are the partition's, ascending.
     """
     dtype = np.int32 if len(triple_ids) < 1 << 31 else np.int64
     found: list[Rows] = []
@@ -157,16 +152,12 @@ class MachineBatches(EdgeBatches):
 
     Parameters
     ----------
-    edges : EdgeTable
-        The edges of the partition on this machine.
     rows : sequence of Rows
-        Those that are trained, by edge set: :func:`rows_of_sets`.
+        Those of the partition that are trained, by edge set: :func:`rows_of_sets`.
     counts : (num_parts, num_sets) int64
         Their numbers on each machine.
     part : int
         The partition of this machine.
-    order_mark : int
-        A number that is equal only where the partitions are: see :attr:`EpochBatches.order_mark`.
     """
 
     _searches_triples = False  # a position's triple is a row of the partition already

@@ -71,18 +71,7 @@ def _weighted_draws(weights: Mapping[str, Ids] | None) -> dict[str, WeightedDraw
 
 
 def find_equal(ids: Ids, negative_ids: Ids) -> tuple[Ids, Ids]:
-    """Find the negatives that are the true answer itself, without looking at every pair.
-
-    Parameters
-    ----------
-    ids : (B,) int64
-    negative_ids : (N,) int64
-
-    Returns
-    -------
-    (rows, columns) : two (M,) int64
-        All places where ``ids[row] == negative_ids[column]``.
-    """
+    """Return rows and columns (M,) of all places where ``ids[row] == negative_ids[column]``."""
     # Sort and search, O((B + N) log N), instead of a (B, N) comparison.
     order = np.argsort(negative_ids)
     ordered = negative_ids[order]
@@ -125,7 +114,7 @@ class MixedNegatives:
     shares : (float, float, float)
         Of global, local and in-batch negatives.
     node_ids : mapping of str to (n,) int64
-        For each entity type the node id of every original id, in the order of the data set's types.
+        As of :class:`UniformNegatives`.
     local_ranges : mapping of str to (int, int)
         For each entity type the first node id on this machine and the one behind its last.
     pairs : sequence of (str, str)

@@ -49,25 +49,10 @@ class AnswerIndex:
 
 
 class PairIndex(AnswerIndex):
-    """All pairs of entities of the training triples and their relations, by original ids.
+    """All pairs of entities of training triples (T, 3) and their relations, by original ids.
 
-    Parameters
-    ----------
-    triples : (T, 3) integer array
-        Head, relation and tail.
-    types : sequence of (str, str)
-        Entity types of the heads and tails of each relation.
-
-    Attributes
-    ----------
-    kinds : list of (str, str)
-        Entity types of heads and tails.
-    kind_of : (P,) int64
-        Kind of each pair.
-    heads, tails : (P,) int64
-    starts : (P + 1,) int64
-    answers : (A,) int64
-        Distinct relations of pair i, ascending: ``answers[starts[i]:starts[i + 1]]``.
+    Distinct relations of pair i, ascending, are ``answers[starts[i]:starts[i + 1]]``; its entity types are
+    ``kinds[kind_of[i]]``. ``types`` are those of heads and tails of each relation.
 
     Examples
     --------
@@ -323,22 +308,10 @@ def _runs(kinds: Sequence[tuple[Any, ...]], ascending: Ids) -> Iterator[tuple[An
 
 
 class ShardAnswers:
-    """Answers of all queries among the rows of one shard.
+    """Answers of all queries among the rows of one shard, a run [first, stop) of node ids.
 
-    Parameters
-    ----------
-    is_asked : (Q,) bool
-        Queries with answers in the shard's table.
-    node_ids : (n,) int64
-        Node id of every original id of that table.
-    first, stop : int
-        Run of node ids of the shard.
-
-    Attributes
-    ----------
-    starts : (Q + 1,) int64
-    places : (A,) int64
-        Rows of the shard that answer query i: ``places[starts[i]:starts[i + 1]]``.
+    Rows of the shard that answer query i are ``places[starts[i]:starts[i + 1]]``. ``is_asked`` (Q,) marks the
+    queries with answers in the shard's table.
     """
 
     def __init__(

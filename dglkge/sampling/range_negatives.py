@@ -84,14 +84,10 @@ class RangeNegatives:
     ----------
     side : Side
         The side of the missing entity.
-    num_negatives : int
-        Negatives of a chunk, of all kinds.
-    shares : (float, float, float)
-        Of global, local and in-batch negatives.
+    num_negatives, shares, pairs
+        As of :class:`dglkge.sampling.negatives.MixedNegatives`.
     part : int
         The partition of this machine.
-    pairs : sequence of (str, str)
-        Entity types of the heads and tails of each edge type.
     weights : mapping of str to (n,) int64, optional
         For each entity type the weight of every node id, in the global and the local share; a range without
         weights above 0 is drawn from uniformly.

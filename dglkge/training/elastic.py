@@ -244,9 +244,7 @@ class Elastic:
         Preempted
             On all trainers, after the commit, if one of them received a signal to stop.
         """
-        epoch = JOB.current()
-        if epoch is None:
-            raise RuntimeError("batches() must run inside 'for epoch in remaining_epochs_until(n)'")
+        epoch = JOB.require_current()
         self._end_epoch()  # that before, if it was left by `break`
         number, self._num_loops = self._num_loops, self._num_loops + 1
         _, loops_done, batches_done = self._place

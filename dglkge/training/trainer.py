@@ -108,9 +108,7 @@ class Trainer:
         Preempted
             At a batch boundary, on all trainers, if one of them received a signal to stop.
         """
-        epoch = self._epochs.current()
-        if epoch is None:
-            raise RuntimeError("batches() must run inside 'for epoch in remaining_epochs_until(n)'")
+        epoch = self._epochs.require_current()
         # The epoch before, if it was left by `break`: its listener did not run.
         self._end_epoch()
         if self._epochs.current() is None:

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -130,9 +131,15 @@ def named_class(
     return kind, allowed
 
 
-def refused_by_torch(field: str, chosen: FreeSettings, error: Exception) -> InputError:
-    """Make the error for a class of torch that does not take its options."""
-    return InputError(f"{field} {chosen}: torch refuses it: {one_line(error)}")
+@contextlib.contextmanager
+def tried_on_torch(field: str, chosen: FreeSettings) -> Iterator[None]:
+    """Raise an InputError for a class of torch that does not take its options."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{field} {chosen}: torch refuses it: {one_line(error)}") from None
 
 
 def known_optimizers() -> dict[str, type[torch.optim.Optimizer]]:
@@ -149,10 +156,8 @@ def dense_optimizer(chosen: DenseConfig, parameters: Sequence[torch.nn.Parameter
         name: tuple(value) if isinstance(value, list) else value  # betas: [0.9, 0.98]
         for name, value in chosen.optimizer.options.items()
     }
-    try:
+    with tried_on_torch(field, chosen.optimizer):
         made: torch.optim.Optimizer = kind(list(parameters), lr=chosen.lr, **options)
-    except Exception as error:
-        raise refused_by_torch(field, chosen.optimizer, error) from None
     return made
 
 
@@ -168,14 +173,12 @@ def dense_problems(config: Config, model: KgeModel) -> Iterator[str]:
         return  # torch takes it; to try it imports torch's compiler, which takes a second
     tried = torch.nn.Parameter(torch.zeros(2, 2))
     try:
-        optimizer = dense_optimizer(chosen, [tried])
-        tried.grad = torch.ones(2, 2)
-        optimizer.step()
+        with tried_on_torch("dense.optimizer", chosen.optimizer):
+            optimizer = dense_optimizer(chosen, [tried])
+            tried.grad = torch.ones(2, 2)
+            optimizer.step()
     except InputError as error:
         yield str(error)
-        return
-    except Exception as error:
-        yield str(refused_by_torch("dense.optimizer", chosen.optimizer, error))
         return
     # Slices of parameters: torch must make them, and the optimizer must need no whole ones.
     if chosen.sharding == "fsdp" and not has_slices_on_processors():

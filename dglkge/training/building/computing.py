@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -68,21 +69,16 @@ def with_matmul_dtype(config: Config, cluster: Cluster, device: ComputeDevice = 
 def _recorded(config: Config) -> str | None:
     """Return the type of an earlier start of the run, None for a new run."""
     storage = CheckpointStorage(Path(config.output) / CHECKPOINT_FOLDER)
+    recorded: Any = {}
     # A damaged or missing checkpoint is reported by the resume, not here.
-    try:
-        recorded: Any = storage.stored(int(storage.version_text() or 0)).manifest.meta.config
-    except (CheckpointError, ValueError):
-        recorded = {}
-    if not recorded:
-        try:
+    with contextlib.suppress(CheckpointError, ValueError):
+        recorded = storage.stored(int(storage.version_text() or 0)).manifest.meta.config
+    with contextlib.suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
+        if not recorded:
             recorded = json.loads((Path(config.output) / RUN_CONFIG_FILE).read_text(encoding="utf-8"))
-        except (OSError, ValueError):
-            return None
-    try:
         found = recorded["training"]["matmul_dtype"]
-    except (AttributeError, KeyError, TypeError):
-        return None
-    return found if found in (FLOAT32, BFLOAT16) else None
+        return found if found in (FLOAT32, BFLOAT16) else None
+    return None
 
 
 def _measured(config: Config, device: ComputeDevice) -> str:

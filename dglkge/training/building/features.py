@@ -5,6 +5,7 @@ One process of each disk writes the copy, before anything is trained; a resume t
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -120,11 +121,10 @@ def _is_kept(output: str, chosen: FeaturesConfig, files: list[FeatureFile], note
         return False
     if (Path(output) / layout.CHECKPOINT_FOLDER / layout.VERSION_FILE).is_file():
         return True
-    try:
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         is_same = json.loads(note.read_text(encoding="utf-8"))["files"] == list(chosen.files)
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-    return is_same and not all(one.path.is_file() for one in files)
+        return is_same and not all(one.path.is_file() for one in files)
+    return False
 
 
 def _open(folder: Path, note: Path) -> tuple[dict[str, Tensor], dict[str, np.ndarray]]:

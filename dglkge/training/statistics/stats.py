@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -255,13 +256,11 @@ class Statistics:
     def is_validated(self, epochs_done: int) -> bool:
         """Return whether the valid split was ranked after a number of epochs, from rank 0's file."""
         is_noted = False
-        if self._is_leader:
-            try:
+        # Unreadable or absent: the split is ranked once more, which only takes time.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            if self._is_leader:
                 noted = json.loads((self._job.output / RUN_VALIDATION_FILE).read_text(encoding="utf-8"))
                 is_noted = noted[Progress.FINISHED_EPOCHS] == epochs_done
-            except (OSError, ValueError, KeyError, TypeError):
-                # Unreadable or absent: the split is ranked once more, which only takes time.
-                pass
         return bool(self._job.cluster.sum(np.array([is_noted], dtype=np.int64))[0])
 
 
