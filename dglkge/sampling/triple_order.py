@@ -194,8 +194,8 @@ def _as_seed(key: int) -> int:
 class Pass:
     """One chunk of one edge set: the part of an epoch after which a version may be committed.
 
-    Where sets or chunks are no multiples of the batch size, a batch that has triples of several passes belongs
-    to the first of them; the others may have no batch of their own.
+    Where sets or chunks are no multiples of the batch size, a batch with triples of several passes belongs to
+    the first of them; the others may have no batch of their own.
     """
 
     edge_set: int
