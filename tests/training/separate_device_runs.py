@@ -15,8 +15,8 @@ import numpy as np
 
 from dglkge.model.device import ComputeDevice
 from dglkge.training.building import computing
+from tests.training.live import trained
 from tests.training.separate_device import open_separate_device
-from tests.training.test_reference import trained
 
 STAGED = "training.device=cpu_staged"
 

@@ -220,17 +220,13 @@ def test_minutes_are_those_of_rank_0():
 
 
 def test_what_is_due_while_a_version_is_written_waits_for_the_next_batch():
-    chosen = policy("checkpoint.every_batches=3", num_batches=12)
+    chosen, clock = policy("checkpoint.every_batches=3", num_batches=12), Clock()
     asked = []
     for batches in range(1, 12):
         if chosen.asks_after_batch(batches, is_writing=3 <= batches <= 4):
             asked.append(batches)
             chosen.committed()
     assert asked == [5, 6, 9]
-
-
-def test_minutes_that_are_over_while_a_version_is_written():
-    clock = Clock()
     chosen = policy("checkpoint.every_minutes=2", clock=clock)
     clock.seconds = 121
     assert [chosen.asks_after_batch(1, writing) for writing in (True, True, False)] == [False, False, True]

@@ -27,8 +27,8 @@ from dglkge.training.building import computing
 from tests.model.regularizer_by_name import build_regularizer
 from tests.training import batch_rows
 from tests.training.batch_rows import MemoryTables
+from tests.training.live import assert_same, assert_same_tables, trained
 from tests.training.test_dot_softmax import DIM, Case, Table
-from tests.training.test_reference import trained
 
 STAGED = "training.device=cpu_staged"
 
@@ -125,8 +125,7 @@ def test_a_run_with_compiled_losses_trains_the_tables_of_the_cpu(tmp_path: Path)
     _, expected, _ = trained(tmp_path, "reference", *common)
     losses, found, of_groups = trained(tmp_path, "auto", STAGED, "training.compile=true", *common)
     assert np.isfinite(losses).all() and isinstance(of_groups, AutogradLoss)
-    for name, rows in expected.items():
-        np.testing.assert_allclose(found[name], rows, rtol=1e-3, atol=1e-4, err_msg=name)
+    assert_same_tables(found, expected, 1e-3, 1e-4)
 
 
 def test_matmuls_in_bfloat16_are_near() -> None:
@@ -165,15 +164,11 @@ OBJECTIVES = (
 @pytest.mark.parametrize("case", [*CASES[::2], *OBJECTIVES[:2]])
 def test_trains_the_tables_of_the_cpu_bit_by_bit(case: str, tmp_path: Path) -> None:
     """Several steps of both sides, all types, every copy there and back; with the same arithmetic."""
-    losses, tables, _ = trained(tmp_path, "reference", *case.split())
-    staged_losses, staged_tables, _ = trained(tmp_path / "staged", "reference", STAGED, *case.split())
+    expected = trained(tmp_path, "reference", *case.split())
+    found = trained(tmp_path / "staged", "reference", STAGED, *case.split())
     # Masks multiply the sum of a row's gradients and not each, and a type's gradient is the sum of such sums.
     is_exact = "dropout" not in case and "global" not in case
-    assert len(losses) > 5 and (staged_losses == losses or not is_exact)
-    np.testing.assert_allclose(staged_losses, losses, rtol=1e-6)
-    for name, rows in tables.items():
-        np.testing.assert_allclose(staged_tables[name], rows, rtol=1e-5, atol=1e-6, err_msg=name)
-        assert (staged_tables[name] == rows).all() or not is_exact, name
+    assert_same(found, expected, *((0, 0, 0) if is_exact else (1e-5, 1e-6, 1e-6)))
 
 
 @pytest.mark.parametrize(("gpus", "expected"), [([True, True], "cuda"), ([True, False], "cpu")])

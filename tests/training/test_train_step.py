@@ -1,10 +1,11 @@
-"""Training steps: weights, stops, commits by the clock, tables in files."""
+"""Training steps: weights, stops, commits by the clock, tables in files, lookup."""
 
 from __future__ import annotations
 
 import itertools
 import signal
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +16,7 @@ from dglkge.config import load_config
 from dglkge.distributed.dgl_compat import request_timeout_seconds, set_request_timeout
 from dglkge.distributed.runtime import Cluster
 from dglkge.training.building import tables
-from dglkge.training.building.tables import build_optimizer
+from dglkge.training.building.tables import build_optimizer, choose_lookup
 from dglkge.training.cadence import reports_apart
 from dglkge.training.trainer import Trainer
 from tests.toy_kg import toy_dataset
@@ -137,3 +138,30 @@ def test_the_limit_of_waiting_reaches_the_optimizer(monkeypatch: pytest.MonkeyPa
     finally:
         set_request_timeout(before)
     assert options["timeout_seconds"] == 7.5
+
+
+class Tables:
+    used: tuple[Any, ...] | None = None
+
+    def use_exchange(self, *arguments: Any) -> None:
+        self.used = arguments
+
+
+def choose(num_machines: int, *settings: str) -> Any:
+    """Return what is chosen: nothing, or the arguments of the exchange."""
+    tables: Any = Tables()
+    choose_lookup(load_config(None, ["dataset=toy", *settings]), tables, num_machines)
+    return tables.used
+
+
+def test_one_machine_exchanges_nothing() -> None:
+    assert choose(1) is None
+    assert choose(1, "training.staleness=1", "training.wire=bfloat16") is None
+
+
+def test_several_machines_exchange_unless_told_otherwise() -> None:
+    group, *others = choose(2)
+    assert others == [torch.float32, 0] and group.size == 1
+    _, *others = choose(2, "training.staleness=1", "training.wire=bfloat16")
+    assert others == [torch.bfloat16, 1]
+    assert choose(2, "training.lookup=kvstore") is None
