@@ -94,6 +94,7 @@ OPERATORS = {
     "transr_l1": Operator("projection", "projected_l1"),
     "tcomplex": Operator("complex_at_time", "dot"),
     "tntcomplex": Operator("complex_with_time", "dot"),
+    "de_simple": Operator("simple_at_time", "dot_at_time"),
 }
 """By the name of the score function; one that is not here is stored under its own name."""
 

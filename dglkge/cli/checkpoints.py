@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +13,13 @@ from dglkge.cli.common import (
     OUTPUT,
     OVERWRITE,
     RUN,
+    Cells,
     Command,
     flag,
     goes_with,
     open_model,
     option,
-    print_columns,
+    print_table,
     print_text,
 )
 from dglkge.distributed.process_memory import human_bytes
@@ -64,20 +65,13 @@ def _print_report(report: dict[str, Any], args: argparse.Namespace) -> None:
     for name, text in lines.items():
         print_text(f"{name:<11} {text}")
     print_text()
-    print_columns(
-        ["table", "rows", "width", "parts", "optimizer state", "size"],
-        [
-            [
-                table["name"],
-                table["num_rows"],
-                table["width"],
-                table["num_parts"],
-                ", ".join(table["optimizer_state"]) or "-",
-                human_bytes(table["size_bytes"]),
-            ]
-            for table in report["tables"]
-        ],
-    )
+    cells: Cells = {"table": "{name}", "rows": "{num_rows}", "width": "{width}", "parts": "{num_parts}"}
+    state = {"optimizer state": lambda table: ", ".join(table["optimizer_state"]) or "-"}
+    print_table({**cells, **state, "size": _size}, report["tables"])
+
+
+def _size(record: Mapping[str, Any]) -> str:
+    return human_bytes(record["size_bytes"])
 
 
 def _listed_values(values: dict[str, Any]) -> str:
@@ -86,22 +80,21 @@ def _listed_values(values: dict[str, Any]) -> str:
 
 def export(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Write the files and return a list of them."""
-    paths = open_model(args).export(
-        args.format, Path(args.output), args.table, args.overwrite, args.max_rows, args.metric
-    )
-    return _listed(paths)
+    choices = (args.table, args.overwrite, args.max_rows, args.metric)
+    return _listed(open_model(args).export(args.format, Path(args.output), *choices))
 
 
 def _listed(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Return paths and sizes; of a folder, of all its files."""
-    sizes = [
-        sum(file.stat().st_size for file in [path, *path.rglob("*")] if file.is_file()) for path in paths
+    files = {path: [file for file in [path, *path.rglob("*")] if file.is_file()] for path in paths}
+    return [
+        {"path": str(path), "size_bytes": sum(file.stat().st_size for file in inside)}
+        for path, inside in files.items()
     ]
-    return [{"path": str(path), "size_bytes": size} for path, size in zip(paths, sizes)]
 
 
 def _print_files(files: list[dict[str, Any]], _args: argparse.Namespace) -> None:
-    print_columns(["file", "size"], [[file["path"], human_bytes(file["size_bytes"])] for file in files])
+    print_table({"file": "{path}", "size": _size}, files)
 
 
 def convert(args: argparse.Namespace) -> Any:
@@ -137,9 +130,8 @@ def convert(args: argparse.Namespace) -> Any:
         convert_to_run(run.checkpoint if run else open_checkpoint(args.run), dataset, output, args.type)
     else:
         options = dict(map(_score_option, args.score_option))
-        import_tables(
-            Path(args.run), args.source_format, dataset, args.score_function, args.reciprocal, output, options
-        )
+        model = (args.score_function, args.reciprocal, output, options)
+        import_tables(Path(args.run), args.source_format, dataset, *model)
     return {"path": str(output), "version": 1}
 
 
@@ -170,13 +162,6 @@ With --verify, read every file and compare it with its checksum.""",
     show=_print_report,
 )
 
-CONVERT_EXAMPLES = """  dglkge checkpoint convert runs/demo --to parquet -o tables/
-  dglkge checkpoint convert runs/demo --to bigraph -o bigraph_model/
-  dglkge checkpoint convert bigraph_model/ --to run --dataset data/mine -o runs/theirs
-  dglkge checkpoint convert runs/news --to run --dataset datasets/news-02 --fold-in -o runs/news-02
-  dglkge checkpoint convert tables/ --from parquet --score-function complex --reciprocal --to run \\
-      --dataset data/mine -o runs/back"""
-
 CONVERT = Command(
     description="""Write a checkpoint's rows for other programs, or create a run from theirs.
 
@@ -185,43 +170,33 @@ that PyTorch-BigGraph resumes from, at the pass where the run stands. --to run c
 which can be evaluated and resumed, from a checkpoint of PyTorch-BigGraph, or with --from FORMAT from files of
 rows. Entities, relations and types are matched by name; see --type. With --fold-in the data set may have
 entities that the checkpoint lacks.""",
-    examples=f"examples:\n{CONVERT_EXAMPLES}",
+    examples="""examples:
+  dglkge checkpoint convert runs/demo --to parquet -o tables/
+  dglkge checkpoint convert runs/demo --to bigraph -o bigraph_model/
+  dglkge checkpoint convert bigraph_model/ --to run --dataset data/mine -o runs/theirs
+  dglkge checkpoint convert runs/news --to run --dataset datasets/news-02 --fold-in -o runs/news-02
+  dglkge checkpoint convert tables/ --from parquet --score-function complex --reciprocal --to run \\
+      --dataset data/mine -o runs/back""",
     options=[
-        option("run", "a run, a checkpoint, or a folder of files for --from", metavar="SOURCE"),
+        option("run SOURCE", "a run, a checkpoint, or a folder of files for --from"),
         option(
-            "--to",
-            "what to write: run, bigraph, or a format of dglkge checkpoint export",
+            "--to FORMAT",
+            "run, bigraph, or a format of dglkge checkpoint export",
             required=True,
             choices=[TO_RUN, TO_BIGRAPH, *EXPORT_FORMATS],
-            metavar="FORMAT",
         ),
         option("--from", "format of files of rows to read", dest="source_format", choices=IMPORT_FORMATS),
         OUTPUT,
-        option("--dataset", "for --to run: the run's data set", metavar="DIR"),
-        option(
-            "--score-function",
-            "for --from: the rows' score function (dglke: read from its files)",
-            metavar="NAME",
-        ),
-        option(
-            "--score-option",
-            "for --from: an option of the score function, e.g. p=1 of keci",
-            is_repeated=True,
-            metavar="NAME=VALUE",
-        ),
+        option("--dataset DIR", "for --to run: the run's data set"),
+        option("--score-function NAME", "for --from: the rows' score function (dglke: read from its files)"),
+        option("--score-option NAME=VALUE", "for --from: its options, e.g. p=1 of keci", is_repeated=True),
         flag("--reciprocal", "for --from: a relation's row has a half for each side"),
         option(
-            "--type",
-            "for --to run: an entity type of the checkpoint and that of the data set, e.g. all=entity; not "
-            "needed if the names are equal or each side has one type",
+            "--type THEIRS=OURS",
+            "for --to run: entity types where their names differ and there are several, e.g. all=entity",
             is_repeated=True,
-            metavar="THEIRS=OURS",
         ),
-        flag(
-            "--fold-in",
-            "for --to run: entities that the checkpoint lacks get rows from their training triples in the "
-            "data set",
-        ),
+        flag("--fold-in", "for --to run: new entities get rows from their training triples in the data set"),
         flag("--overwrite", "replace files that exist, not a run"),
         IMPORT,
     ],
@@ -263,25 +238,11 @@ With reciprocal relations, the first half of a relation's row is the one for que
     options=[
         RUN,
         NO_VERIFY,
-        option("--format", "see above", required=True, choices=EXPORT_FORMATS, metavar="FORMAT"),
+        option("--format FORMAT", "see above", required=True, choices=EXPORT_FORMATS),
         OUTPUT,
-        option(
-            "--table",
-            "only this entity type, or relation; may be repeated (default: all)",
-            action="append",
-            metavar="TABLE",
-        ),
-        option(
-            "--max-rows",
-            "for projector: a random sample of at most N rows of each table (default: 10000)",
-            type=int,
-        ),
-        option(
-            "--metric",
-            "for faiss and qdrant: metric of the index (default: that of the score function, e.g. "
-            "inner-product for complex and l2 for transe_l2)",
-            choices=METRICS,
-        ),
+        option("--table TABLE", "only this entity type, or relation (default: all)", is_repeated=True),
+        option("--max-rows", "for projector: sample at most N rows of a table (default: 10000)", type=int),
+        option("--metric", "for faiss and qdrant (default: that of the score function)", choices=METRICS),
         OVERWRITE,
         IMPORT,
     ],

@@ -10,15 +10,16 @@ import gc
 import io
 import json
 import logging
+import math
 import os
 import re
 import shutil
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
 from dglkge.errors import (
@@ -30,6 +31,7 @@ from dglkge.errors import (
     exit_status_of,
     unknown_name,
 )
+from dglkge.inference.choices import ALL, CANDIDATES
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -75,12 +77,11 @@ def _with_hyphens(word: str) -> str:
     return name.replace("_", "-") + equals + value if name.startswith("--") else word
 
 
-@dataclass(frozen=True)
-class Option:
+class Option(NamedTuple):
     """An argument of a command; see :func:`option`."""
 
-    names: tuple[str, ...]
-    former: tuple[str, ...]
+    names: list[str]
+    former: list[str]
     settings: dict[str, Any]
 
 
@@ -89,8 +90,7 @@ def option(
     help_text: str,
     former: str = "",
     least: float | None = None,
-    most: float | None = None,
-    unit: str = "",
+    most: float = math.inf,
     is_repeated: bool = False,
     **settings: Any,
 ) -> Option:
@@ -99,46 +99,49 @@ def option(
     Parameters
     ----------
     names : str
-        Separated by spaces, the short one first.
+        Separated by spaces, the short one first, and then the metavar.
     help_text : str
         A default is added, unless the text ends with a parenthesis.
     former : str
         Other names, which the help does not show.
     least, most : float, optional
-        Bounds of a number, inclusive; ``type`` is int where it is not given.
-    unit : str
-        Of the bounds, for messages.
+        Bounds of a number, inclusive.
     is_repeated : bool
         The value is a list, empty by default.
     **settings
-        As of ``add_argument``.
+        As of ``add_argument``; ``type`` is by default that of a number in ``default``, int with bounds.
     """
+    words = names.split()
+    shown = [word for word in words if word.startswith("-")] or words[:1]
+    if metavar := tuple(words[len(shown) :]):
+        settings["metavar"] = metavar if len(metavar) > 1 else metavar[0]
+    default = settings.get("default")
+    if type(default) in (int, float) or least is not None:
+        settings.setdefault("type", float if isinstance(default, float) else int)
+    if settings.get("type") is int:
+        settings.setdefault("metavar", "N")
     if least is not None:
-        settings["type"] = _bounded(names.split()[-1], settings.get("type", int), least, most, unit)
+        settings["type"] = _bounded(shown[-1], settings["type"], least, most)
     if is_repeated:
         settings |= {"action": "append", "default": []}
         help_text += "; may be repeated"
-    if getattr(settings.get("type"), "__name__", "") == "int":
-        settings.setdefault("metavar", "N")
-    if settings.get("default") not in (None, []) and not help_text.endswith((")", argparse.SUPPRESS)):
+    if default is not None and not help_text.endswith((")", argparse.SUPPRESS)):
         help_text += " (default: %(default)s)"
-    return Option(tuple(names.split()), tuple(former.split()), {"help": help_text, **settings})
+    return Option(shown, former.split(), {"help": help_text, **settings})
 
 
-def flag(names: str, help_text: str, former: str = "") -> Option:
+def flag(names: str, help_text: str) -> Option:
     """Describe an option without a value."""
-    return option(names, help_text, former, action="store_true")
+    return option(names, help_text, action="store_true")
 
 
-def _bounded(
-    name: str, number: Callable[[str], float], least: float, most: float | None, unit: str
-) -> Callable[[str], float]:
+def _bounded(name: str, number: Callable[[str], float], least: float, most: float) -> Callable[[str], float]:
     """Return the type of an option whose value is a number between bounds."""
 
     def parse(text: str) -> float:
         value = number(text)
-        if not (least <= value and (most is None or value <= most)):
-            bounds = f"at least {least:g}" if most is None else f"{least:g} to {most:g}{unit}"
+        if not least <= value <= most:
+            bounds = f"at least {least:g}" if most == math.inf else f"{least:g} to {most:g}"
             # Not argparse's own error, which prints the usage too: scripts read one line.
             raise InputError(f"{name} must be {bounds}, got {text}")
         return value
@@ -156,21 +159,19 @@ def num_candidates(text: str) -> int | None:
     return int(text)
 
 
-def goes_with(args: argparse.Namespace, dest: str, holds: object, what: str, name: str = "") -> None:
-    """Refuse an option that is given where it has no effect.
+def num_threads(text: str) -> int:
+    """Parse the value of ``--threads``."""
+    from dglkge.launch.machine import usable_cores
 
-    Parameters
-    ----------
-    args : Namespace
-    dest : str
-        Attribute of the option.
-    holds : object
-        Whether the option has an effect here.
-    what : str
-        What it goes with.
-    name : str
-        Of the option, if it is not that of the attribute.
-    """
+    cores = usable_cores()
+    number = cores if text == "all" else int(text) if text.isdigit() else 0
+    if not 1 <= number <= cores:
+        raise InputError(f"--threads must be 1 to {cores}, the cores of this process; got {text}")
+    return number
+
+
+def goes_with(args: argparse.Namespace, dest: str, holds: object, what: str, name: str = "") -> None:
+    """Refuse an option, by the name of its attribute or another one, that has no effect unless it holds."""
     if getattr(args, dest) not in (None, False, []) and not holds:
         raise InputError(f"--{name or dest.replace('_', '-')} goes with {what}")
 
@@ -186,9 +187,8 @@ class Command:
     run : callable
         Does the work with the parsed arguments. Returns what ``--json`` prints, or, if it prints by itself,
         the exit status.
-    options : sequence of Option
-    groups : mapping of str to sequence of Option
-        Further options by the heading in the help.
+    options : sequence of Option or str
+        A text is the heading of those after it.
     show : callable, optional
         Prints what ``run`` has returned for people, with the arguments.
     status : callable, optional
@@ -198,20 +198,21 @@ class Command:
     description: str
     examples: str
     run: Callable[[argparse.Namespace], Any]
-    options: Sequence[Option] = ()
-    groups: Mapping[str, Sequence[Option]] = field(default_factory=dict)
+    options: Sequence[Option | str] = ()
     show: Callable[[Any, argparse.Namespace], object] = lambda result, _args: print_text(result)
     status: Callable[[Any], int] = lambda _result: 0
 
     def declare(self, parser: argparse.ArgumentParser) -> None:
         """Declare help and options in a parser."""
         parser.description, parser.epilog = self.description, self.examples
-        places: list[tuple[Any, Sequence[Option]]] = [(parser, [*self.options, *COMMON])]
-        places += [(parser.add_argument_group(title), options) for title, options in self.groups.items()]
-        for place, options in places:
-            for each in options:
-                action = place.add_argument(*each.names, *each.former, **each.settings)
-                action.option_strings = [name for name in action.option_strings if name not in each.former]
+        place: Any = parser
+        for each in self.options:
+            if isinstance(each, str):
+                place = parser.add_argument_group(each)
+            else:
+                _declare(each, place)
+        for each in COMMON:
+            _declare(each, parser)
 
     def parser(self, prog: str) -> Parser:
         """Return a parser of this command."""
@@ -221,11 +222,12 @@ class Command:
 
     def call(self, args: argparse.Namespace) -> int:
         """Run with parsed arguments, print the result, and return the exit status."""
-        logging.getLogger().setLevel(
-            logging.ERROR if args.quiet else logging.INFO if args.verbose else logging.WARNING
-        )
-        if RUN in self.options:
-            check_runs([args.run])
+        level = logging.ERROR if args.quiet else logging.INFO if args.verbose else logging.WARNING
+        logging.getLogger().setLevel(level)
+        # Before torch is imported, which takes seconds.
+        for path in [args.run] if RUN in self.options else getattr(args, "runs", []):
+            if "://" not in path and not path.startswith("file:") and not Path(path).exists():
+                raise InputError(f"{path} does not exist; expected the folder of a run")
         if getattr(args, "imports", None):
             from dglkge.registry import import_modules
 
@@ -240,6 +242,11 @@ class Command:
         return self.status(result)
 
 
+def _declare(each: Option, place: Any) -> None:
+    action = place.add_argument(*each.names, *each.former, **each.settings)
+    action.option_strings = [name for name in action.option_strings if name not in each.former]
+
+
 COMMON = (
     flag("--json", "print JSON instead of text"),
     flag("-v --verbose", "log more to stderr"),
@@ -249,83 +256,59 @@ COMMON = (
 
 
 RUN = option(
-    "run",
-    "folder of a run, a checkpoint folder in it, or a folder of PyTorch-BigGraph or DGL-KE; or the "
-    "URL of a run (s3://bucket/run), of which the newest version is downloaded to "
-    "~/.cache/dglkge/runs",
-    metavar="RUN",
+    "run RUN",
+    "folder of a run, a checkpoint folder in it, or a folder of PyTorch-BigGraph or DGL-KE; or the URL of a "
+    "run (s3://bucket/run), of which the newest version is downloaded to ~/.cache/dglkge/runs",
 )
 NO_VERIFY = flag("--no-verify", "do not compare files with their checksums; saves one pass over the rows")
-DATASET = option("--dataset", "the run's data set, if it has moved since training", metavar="DIR")
-FEATURES = option(
-    "--features",
-    "file of named vectors as those of features.files; its names that the run does not know are "
-    "entities whose rows are computed from their vectors; TYPE=FILE where several entity types "
-    "have features; may be repeated",
-    action="append",
-    metavar="FILE",
-)
-RULES = flag(
-    "--rules",
-    "add the confidence of rules to scores, weighted by the valid split; mined at the first use and kept as "
-    "rules.json in the run's folder",
-)
-OVERWRITE = flag("--overwrite", "replace files that exist")
-COLUMNS = option(
-    "--columns",
-    "head,relation,tail (default), hrtT with a time, or names of the file's header",
-    metavar="LIST",
-)
-DELIMITER = option("--delimiter", "instead of tab, and of the comma of .csv", metavar="CHAR")
-OUTPUT = option("-o --output", "folder for what is written", required=True, metavar="DIR")
-CANDIDATES = option(
+THREADS = option("--threads N", "threads of the model", type=num_threads, default="all")
+SEEN = option(
     "--candidates",
-    "rank among all entities of the type, or N sampled ones for each query (default: all)",
-    type=num_candidates,
-    metavar="N",
+    "all entities of the type, or those seen on that side of the relation",
+    choices=CANDIDATES,
+    default=ALL,
 )
+DATASET = option("--dataset DIR", "the run's data set, if it has moved since training")
+FEATURES = option(
+    "--features FILE",
+    "file of named vectors as those of features.files; its names that the run does not know are entities "
+    "whose rows are computed from them; TYPE=FILE where several entity types have features",
+    is_repeated=True,
+)
+RULES = flag("--rules", "add the confidence of rules to scores, see dglkge explain; kept in its folder")
+OVERWRITE = flag("--overwrite", "replace what exists")
+COLUMNS = option("--columns LIST", "head,relation,tail (default), hrtT with a time, or names of the header")
+DELIMITER = option("--delimiter CHAR", "instead of tab, and of the comma of .csv")
+OUTPUT = option("-o --output DIR", "folder for what is written", required=True)
 IMPORT = option(
-    "--import",
-    "module or .py file of yours that registers components. A run has a record of "
-    "those it was trained with; a resume imports them, and reading the run only if they are named "
-    "here",
+    "--import MODULE",
+    "module or .py file of yours with components; a resume imports those of its run, a reader only these",
     is_repeated=True,
     dest="imports",
-    metavar="MODULE",
 )
-SEED = option("--seed", "seed of what is drawn", type=int, default=0)
+SEED = option("--seed", "seed of what is drawn", default=0)
 MODEL = (RUN, NO_VERIFY, IMPORT)
 """Options of a command that opens a run."""
 
 CONFIG = (
     option(
-        "words",
-        "YAML file, run or data set, and fields as KEY=VALUE; what is left out has a default",
-        nargs="*",
-        metavar="CONFIG",
+        "words CONFIG", "YAML file, run or data set, and fields KEY=VALUE; others have defaults", nargs="*"
     ),
-    option("--recipe", "a configuration that ships, instead of CONFIG", metavar="RECIPE"),
-    option("--set", "the same as KEY=VALUE", is_repeated=True, metavar="KEY=VALUE"),
+    option("--recipe RECIPE", "a configuration that ships, instead of CONFIG"),
+    option("--set KEY=VALUE", "the same as KEY=VALUE", is_repeated=True),
     IMPORT,
 )
 """Options of a command that reads a configuration; see :func:`config_words`."""
-
-
-def check_runs(paths: Sequence[str]) -> None:
-    """Refuse a run that is not there before torch is imported, which takes seconds."""
-    for path in paths:
-        if "://" not in path and not path.startswith("file:") and not Path(path).exists():
-            raise InputError(f"{path} does not exist; expected the folder of a run")
 
 
 def open_model(args: argparse.Namespace) -> Run:
     """Open the run that the options of a command name."""
     from dglkge.inference.run import open_run  # here: --help does without torch
 
-    model = open_run(args.run, getattr(args, "dataset", None), verify=not getattr(args, "no_verify", False))
-    features = getattr(args, "features", None)
-    model = model.with_features(features) if features else model
-    return model.with_rules() if getattr(args, "rules", False) else model
+    given = {"dataset": None, "no_verify": False, "features": [], "rules": False, **vars(args)}
+    model = open_run(args.run, given["dataset"], verify=not given["no_verify"])
+    model = model.with_features(given["features"]) if given["features"] else model
+    return model.with_rules() if given["rules"] else model
 
 
 def file_format(args: argparse.Namespace) -> tuple[Columns | None, str | None]:
@@ -334,6 +317,16 @@ def file_format(args: argparse.Namespace) -> tuple[Columns | None, str | None]:
 
     columns = parse_columns(args.columns) if args.columns else None
     return columns, None if args.delimiter is None else parse_delimiter(args.delimiter)
+
+
+Cells = Mapping[str, str | Callable[[Any], object]]
+"""By heading of a column, the cell as a format of a record's fields, or as a function of the record."""
+
+
+def print_table(cells: Cells, records: Sequence[Mapping[str, Any]]) -> None:
+    """Print a table with a row for each record."""
+    columns = [cell if callable(cell) else cell.format_map for cell in cells.values()]
+    print_columns(list(cells), [[column(record) for column in columns] for record in records])
 
 
 def print_columns(header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -139,9 +139,9 @@ or the fields of a run or of a file that differ from the defaults.""",
   dglkge config show --diff runs/mine       what a run has changed
   dglkge config show --diff my.yaml --json""",
     options=[
-        option("section", "only fields that begin so", nargs="?", metavar="PREFIX"),
+        option("section PREFIX", "only fields that begin so", nargs="?"),
         flag("--basic", "only the ten fields that a first run sets"),
-        option("--diff", "fields of a run or YAML file that differ from defaults", metavar="RUN"),
+        option("--diff RUN", "fields of a run or YAML file that differ from defaults"),
         IMPORT,
     ],
     run=show,
@@ -164,7 +164,7 @@ RECIPES = Command(
   dglkge config recipes
   dglkge config recipes fb15k237/complex-5min > my.yaml      a file to change
   dglkge train --recipe fb15k237/complex-5min --set dataset=data/mine --set output=runs/mine""",
-    options=[option("name", "print this one", nargs="?", metavar="RECIPE")],
+    options=[option("name RECIPE", "print this one", nargs="?")],
     run=recipes,
     show=_print_recipes,
 )

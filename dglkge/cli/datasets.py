@@ -16,6 +16,7 @@ from typing import Any
 from dglkge.cli.common import (
     COLUMNS,
     DELIMITER,
+    OVERWRITE,
     Command,
     file_format,
     flag,
@@ -34,6 +35,8 @@ from dglkge.distributed.dgl_import import require_dgl
 from dglkge.errors import InputError, StorageError
 from dglkge.partition.options import (
     AUTO_SPLIT,
+    FORMATS,
+    METHODS,
     Options,
     ReadingOptions,
     parse_fractions,
@@ -107,17 +110,9 @@ def extend(args: argparse.Namespace) -> dict[str, Any]:
     from dglkge.partition.extend import extend_dataset
 
     columns, delimiter = file_format(args)
+    names = (args.dataset, args.input, args.output, args.name)
     with sigterm_raises():
-        return extend_dataset(
-            args.dataset,
-            args.input,
-            args.output,
-            args.name,
-            columns or Columns(),
-            delimiter,
-            args.entity_types,
-            args.overwrite,
-        )
+        return extend_dataset(*names, columns or Columns(), delimiter, args.entity_types, args.overwrite)
 
 
 def _print_extended(figures: dict[str, Any], args: argparse.Namespace) -> None:
@@ -180,151 +175,60 @@ examples:
   roles in the order of the columns, for files without a header: head,relation,tail,time or hrtT, hrtw, ...
   role=name pairs, for files with a header; other columns are not read: head=subject,relation=p,tail=object
   the names of the head, relation, tail [and weight] columns: subject,predicate,object
-A file whose first line has the names head, relation and tail, or source, label and target, or the like, has
-a header, too. Only .csv knows quotes; in the other text files every character stands for itself. NA and
-null are names like others.
+docs/inputs.md has the formats, and what takes how much memory; docs/data-quality.md the figures, and the
+leaks that --strict-splits refuses (all that stand in train, and more than SHARE that train implies) and
+--drop-leaks leaves out (exact: those that stand in train; implied: also those that train implies).
 
-The figures show the quality of the data: repeated triples, triples of valid and test that train gives away,
-names that train lacks (docs/data-quality.md). --strict-splits refuses leaks and writes nothing: triples of
-valid and test that stand in train, and more than SHARE of them that train implies by an inverse, symmetric or
-duplicate relation. --drop-leaks leaves leaks out: exact those that stand in train, implied also those that
-train implies.
-
-An edge belongs to the partition of its tail. --method metis (the default) keeps neighbours together, so that
-trainers fetch fewer rows from other machines; --method random is faster and balances a little better. All
-balance nodes and edges. METIS takes no seed: it gives the same partitions every time. What METIS needs is
-computed before anything is partitioned, and refused if it is not free. --method ldg takes 24 bytes a triple:
-each entity goes to the partition with most of its neighbours, times the room there, in five passes.
-
-Triples are read, numbered and written a million at a time; their ids are in a temporary file beside the
-output (12 bytes a triple). --max-memory bounds what is sorted at a time and what METIS may take. The data set
-does not depend on it. Names of entities are in memory: about 200 bytes each.
+An edge belongs to the partition of its tail. --method metis keeps neighbours together, so that trainers
+fetch fewer rows from other machines; ldg does so in a stream, with 24 bytes a triple in place of 250; random
+is faster and balances a little better. All balance nodes and edges. METIS takes no seed.
 
 python partition_tools/partition.py and dglkge data build are the same.
 exit status: 0 done, 1 failure, 2 something in the input (one line says what), 130 or 143 interrupted.""",
-    groups={
-        "what is read": [
-            option(
-                "sources",
-                "a folder, files, or a name of dglkge data list",
-                nargs="*",
-                type=Path,
-                metavar="SOURCE",
-            ),
-            option("--input", "the same", nargs="+", type=Path, metavar="SOURCE"),
-            COLUMNS,
-            DELIMITER,
-            option(
-                "--split",
-                "split one set of triples: fractions of train,valid,test, or of train alone (0.9,0.05,0.05)",
-                metavar="FRACTIONS",
-            ),
-            option(
-                "--strict-splits",
-                "refuse leaks from train into valid and test, see below (0.5)",
-                nargs="?",
-                type=float,
-                const=0.5,
-                metavar="SHARE",
-            ),
-            option("--drop-leaks", "leave them out, see below", choices=("exact", "implied")),
-            option(
-                "--entity-types",
-                "lines of entity and type (else one type, entity)",
-                type=Path,
-                metavar="FILE",
-            ),
-            option(
-                "--ids", "what the fields are (names; with a map integers)", choices=("names", "integers")
-            ),
-            option("--entity-map", "lines of integer id and entity name", type=Path, metavar="FILE"),
-            option("--relation-map", "lines of integer id and relation name", type=Path, metavar="FILE"),
-        ],
-        "formats other than tables": [
-            option(
-                "--format",
-                "tsv, csv, parquet, ntriples, nquads, turtle, trig, graphml, dgl, dglke, ogb, openke or "
-                "pykeen (found out by the name, else by the content)",
-                metavar="NAME",
-            ),
-            option(
-                "--prefix",
-                "RDF: shorten IRIs; may be repeated",
-                action="append",
-                default=[],
-                metavar="NAME=IRI",
-            ),
-            flag("--full-iris", "RDF: do not shorten IRIs"),
-            option("--base-iri", "RDF: what relative IRIs are relative to", metavar="IRI"),
-            option(
-                "--literals",
-                "RDF: drop them, make them entities, or write the numeric ones to a file in the dataset: "
-                "drop, entities or numeric (drop)",
-                default="drop",
-                metavar="POLICY",
-            ),
-            option(
-                "--graph",
-                'RDF: read this named graph only, "default" for the triples in none; may be repeated (all)',
-                action="append",
-                default=[],
-                metavar="IRI",
-            ),
-            option(
-                "--types-from",
-                "take entity types from the triples of a relation (rdf:type), or from an attribute of nodes "
-                "(GraphML)",
-                metavar="RELATION",
-            ),
-            option("--max-types", "types that --types-from makes (20)", type=int, default=20, metavar="N"),
-            option(
-                "--relation-attribute",
-                "GraphML: attribute of edges that is the relation (relation, predicate, label, labelE "
-                "or type); graphs of DGL: edge data (etype, rel_type or _TYPE)",
-                metavar="NAME",
-            ),
-            option("--name-attribute", "GraphML: attribute of nodes (their id)", metavar="NAME"),
-        ],
-        "what is made of it": [
-            option("-o --output", "the dataset folder to make (data/NAME)", type=Path, metavar="FOLDER"),
-            option("--num-parts", "partitions, one per machine (1)", default=1, type=int, metavar="N"),
-            option(
-                "--method",
-                "how to partition; ldg is greedy and streaming, for graphs that METIS has no memory for "
-                "(metis)",
-                choices=("metis", "ldg", "random"),
-                default="metis",
-            ),
-            option(
-                "--seed",
-                "of --split, of --method ldg and random, and of relations' owners (0)",
-                default=0,
-                type=int,
-                metavar="N",
-            ),
-            option(
-                "--max-memory",
-                "memory for triples, e.g. 2GB, besides that for names (512 MiB; for METIS what is free)",
-                metavar="SIZE",
-            ),
-            option(
-                "--num-workers",
-                "threads that read and check triples; the data set is the same with any number (all cores)",
-                type=int,
-                metavar="N",
-            ),
-            option(
-                "--time-granularity",
-                "cut dates of the time column (as they are)",
-                choices=tuple(GRANULARITIES),
-            ),
-            option("--name", "name of the dataset (the output folder's)"),
-            flag("--overwrite", "replace the dataset at the output"),
-            option(
-                "--progress", "on stderr (where that is a terminal)", action=argparse.BooleanOptionalAction
-            ),
-        ],
-    },
+    options=[
+        "what is read",
+        option("sources SOURCE", "a folder, files, or a name of dglkge data list", nargs="*", type=Path),
+        option("--input SOURCE", "the same", nargs="+", type=Path),
+        COLUMNS,
+        DELIMITER,
+        option("--split FRACTIONS", "split one set: parts of train,valid,test, or of train (0.9,0.05,0.05)"),
+        option("--strict-splits SHARE", "refuse leaks, see below (0.5)", nargs="?", type=float, const=0.5),
+        option("--drop-leaks", "leave them out, see below", choices=("exact", "implied")),
+        option("--entity-types FILE", "lines of entity and type (else one type, entity)", type=Path),
+        option("--ids", "what the fields are (names; with a map integers)", choices=("names", "integers")),
+        option("--entity-map FILE", "lines of integer id and entity name", type=Path),
+        option("--relation-map FILE", "lines of integer id and relation name", type=Path),
+        "formats other than tables",
+        option("--format NAME", f"{', '.join(FORMATS)} (found out by the name, else by the content)"),
+        option("--prefix NAME=IRI", "RDF: shorten IRIs", is_repeated=True),
+        flag("--full-iris", "RDF: do not shorten IRIs"),
+        option("--base-iri IRI", "RDF: what relative IRIs are relative to"),
+        option(
+            "--literals POLICY",
+            "RDF: drop, entities, or numeric, which writes numbers to a file in the data set (drop)",
+            default="drop",
+        ),
+        option("--graph IRI", 'RDF: only this one; "default": triples in none (all)', is_repeated=True),
+        option("--types-from RELATION", "entity types by a relation (rdf:type) or an attribute (GraphML)"),
+        option("--max-types", "types that --types-from makes (20)", default=20),
+        option(
+            "--relation-attribute NAME",
+            "GraphML: attribute of edges that is the relation (relation, predicate, label, labelE or type); "
+            "graphs of DGL: edge data (etype, rel_type or _TYPE)",
+        ),
+        option("--name-attribute NAME", "GraphML: attribute of nodes (their id)"),
+        "what is made of it",
+        option("-o --output FOLDER", "the dataset folder to make (data/NAME)", type=Path),
+        option("--num-parts", "partitions, one per machine (1)", default=1),
+        option("--method", "how to partition, see below (metis)", choices=METHODS, default="metis"),
+        option("--seed", "of --split, --method ldg and random, and relations' owners (0)", default=0),
+        option("--max-memory SIZE", "for triples, e.g. 2GB, besides names (512 MiB; for METIS what is free)"),
+        option("--num-workers", "threads that read and check triples (all cores)", type=int),
+        option("--time-granularity", "cut dates of the time column (as they are)", choices=[*GRANULARITIES]),
+        option("--name", "name of the dataset (the output folder's)"),
+        OVERWRITE,
+        option("--progress", "on stderr (of a terminal)", action=argparse.BooleanOptionalAction),
+    ],
     run=build,
 )
 
@@ -349,16 +253,14 @@ examples:
 valid and test stay as they are. Repeated triples are kept and counted, as partition.py does.
 exit status: 0 done, 1 failure, 2 something in the input (one line says what), 130 or 143 interrupted.""",
     options=[
-        option("--dataset", "the data set to extend; it stays", required=True, type=Path, metavar="FOLDER"),
-        option(
-            "--input", "tsv, csv (also gz) or Parquet", nargs="+", required=True, type=Path, metavar="FILE"
-        ),
-        option("-o --output", "the data set folder to make", required=True, type=Path, metavar="FOLDER"),
+        option("--dataset FOLDER", "the data set to extend; it stays", required=True, type=Path),
+        option("--input FILE", "tsv, csv (also gz) or Parquet", nargs="+", required=True, type=Path),
+        option("-o --output FOLDER", "the data set folder to make", required=True, type=Path),
         option("--name", "name of the edge set of the new triples", required=True),
         COLUMNS,
         DELIMITER,
-        option("--entity-types", "lines of entity and type", type=Path, metavar="FILE"),
-        flag("--overwrite", "replace the data set at the output"),
+        option("--entity-types FILE", "lines of entity and type", type=Path),
+        OVERWRITE,
     ],
     run=extend,
     show=_print_extended,
@@ -372,7 +274,7 @@ dglkge data build prints the same; docs/data-quality.md explains each figure."""
     examples="""examples:
   dglkge data check datasets/wn18
   dglkge data check datasets/wn18 --json""",
-    options=[option("dataset", "a folder that dglkge data build made", metavar="DATASET")],
+    options=[option("dataset DATASET", "a folder that dglkge data build made")],
     run=check,
     show=_print_quality,
 )
@@ -387,10 +289,8 @@ def list_data(args: argparse.Namespace) -> dict[str, Any]:
 
 def show_list(entries: dict[str, Any], args: argparse.Namespace) -> None:
     """Print a line for each."""
-    rows = [
-        [name, *(f"{count:,}" for count in entry["counts"].values()), entry["verified_by"]]
-        for name, entry in entries.items()
-    ]
+    counts = [[f"{count:,}" for count in entry["counts"].values()] for entry in entries.values()]
+    rows = [[name, *row, entries[name]["verified_by"]] for name, row in zip(entries, counts)]
     print_columns(LIST_COLUMNS, rows)
 
 
@@ -410,14 +310,8 @@ def get_data(args: argparse.Namespace) -> dict[str, Any]:
 def show_data(entry: dict[str, Any], args: argparse.Namespace) -> None:
     """Print counts, source and folder."""
     counts = ", ".join(f"{count:,} {what}" for what, count in entry["counts"].items())
-    print_text(
-        f"{entry['name']}: {counts}\n{entry['citation']}\nlicence: {entry['licence']}\n{entry['folder']}"
-    )
+    print_text("{name}: {}\n{citation}\nlicence: {licence}\n{folder}".format(counts, **entry))
 
-
-PLACES = """
-Downloads go to ~/.cache/dglkge, or the folder that DGLKGE_CACHE names. DGLKGE_DATA is the URL of a mirror,
-with the files of each data set in a folder of its name, or a folder of this kind; that needs no network."""
 
 LIST = Command(
     description="""List the data sets of the field that have a name; dglkge data build and dglkge.train take
@@ -431,10 +325,12 @@ it in place of files. The last column says what a download is compared with.""",
 
 GET = Command(
     description="Download a data set, compare checksums and counts, and print its folder.",
-    examples=f"""examples:
+    examples="""examples:
   dglkge data get fb15k-237
-{PLACES}""",
-    options=[option("name", "of dglkge data list, in any spelling", metavar="NAME")],
+
+Downloads go to ~/.cache/dglkge, or the folder that DGLKGE_CACHE names. DGLKGE_DATA is the URL of a mirror,
+with the files of each data set in a folder of its name, or a folder of this kind; that needs no network.""",
+    options=[option("name NAME", "of dglkge data list, in any spelling")],
     run=get_data,
     show=show_data,
 )
@@ -467,11 +363,11 @@ by a singular value decomposition, or a sentence encoder. Training takes them as
   dglkge data vectors labels.csv -o vectors.parquet --encoder all-MiniLM-L6-v2
   dglkge train my.yaml 'features.files=[vectors.parquet]'""",
     options=[
-        option("texts", "table of names and texts: .tsv, .csv with a header, or .parquet", metavar="TEXTS"),
-        option("-o --output", "Parquet file to write", required=True, metavar="FILE"),
+        option("texts TEXTS", "table of names and texts: .tsv, .csv with a header, or .parquet"),
+        option("-o --output FILE", "Parquet file to write", required=True),
         option("--dimension", "width of the vectors at most, without an encoder", least=1, default=256),
         option("--encoder", "model of sentence-transformers: a name on the hub, or a folder", default=""),
-        flag("--overwrite", "replace the file"),
+        OVERWRITE,
     ],
     run=text_vectors_of,
     show=_show_vectors,

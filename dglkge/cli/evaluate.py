@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from dglkge.checkpoint.layout import RUN_CALIBRATION_FILE, split_metrics_file, triples_metrics_file
 from dglkge.cli import common
-from dglkge.cli.common import Command, flag, option, print_columns, print_text
+from dglkge.cli.common import Command, flag, num_candidates, option, print_columns, print_text
 from dglkge.data.dataset_files import SPLITS, TEST, VALID
 from dglkge.errors import InputError
 from dglkge.evaluation.calibration import CORRUPTIONS_EACH, METHODS
@@ -17,7 +17,7 @@ from dglkge.evaluation.metrics import GROUPS, Protocol, format_table
 from dglkge.typing import AUTO_DEVICE, DEVICES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import numpy as np
 
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+TIES = ("realistic", "optimistic", "pessimistic")
 GIVEN = "given"
 """Value of --candidates for those that came with the data set."""
 
@@ -51,7 +52,23 @@ def evaluate(args: argparse.Namespace) -> int:
         given=args.candidates == GIVEN,
     )
     # Mistakes in the arguments are found before the checkpoint is read, which may take minutes.
-    _check_options(args)
+    common.goes_with(args, "negatives", args.classify, "--classify")
+    for name in ("columns", "delimiter"):
+        common.goes_with(args, name, args.triples is not None or args.negatives, "--triples")
+    for text, is_given in {
+        "--classify fits on the valid split, so it cannot be judged by it; use --split test": (
+            args.classify and args.split == VALID
+        ),
+        "give either --buckets or --candidates given, which are those of a split in its order": (
+            args.buckets is not None and args.candidates == GIVEN
+        ),
+        "give either --split or --triples, not both": args.split is not None and args.triples is not None,
+    }.items():
+        if is_given:
+            raise InputError(text)
+    for path in filter(None, [args.triples, *(args.negatives or [])]):
+        if not Path(path).is_file():
+            raise InputError(f"{path}: there is no such file")
     open_device(args.device, "--device")
     model = common.open_model(args)
     dataset = model.dataset
@@ -60,19 +77,17 @@ def evaluate(args: argparse.Namespace) -> int:
     also_known = [triples] if args.triples else []
     triples = triples[: args.limit]
     if args.classify:
-        _check_valid_split("--classify", model)
+        _require_valid("--classify", model)
     negatives = [_read(args, model, path) for path in args.negatives or []]
     # Two queries for each triple: its head and its tail.
     with common.progress_bar(args, 2 * len(triples), desc="rank", unit="query") as bar:
         result, buckets = _ranked(args, model, protocol, triples, also_known, bar.update)
-    checkpoint = model.checkpoint
-    report: dict[str, Any] = {
-        "run": str(checkpoint.run_folder),
-        "version": checkpoint.version,
-        "dataset": dataset.name,
-    }
+    folder, version = model.checkpoint.run_folder, model.checkpoint.version
+    report: dict[str, Any] = {"run": str(folder), "version": version, "dataset": dataset.name}
     if args.features:
-        report["new_entities"] = _num_new(model)
+        trained, counts = model.checkpoint.manifest.meta.entity_types, model.tables.meta.entity_types
+        added = {name: counts[name] - before for name, before in trained.items()}
+        report["new_entities"] = {name: count for name, count in added.items() if count}
     report |= result.to_dict()
     if buckets:
         report["buckets"] = buckets
@@ -82,7 +97,7 @@ def evaluate(args: argparse.Namespace) -> int:
         known = model.known_triples(also_known)
         files = (negatives[0], negatives[1]) if negatives else None
         report["classification"] = classify(model, triples, known, args.seed, files).to_dict()
-    target = Path(args.output) if args.output else checkpoint.run_folder / _metrics_file(args, protocol)
+    target = Path(args.output) if args.output else folder / _metrics_file(args, protocol)
     try:
         common.write_json(target, report)  # before printing: a closed pipe must not lose the result
     except InputError as error:
@@ -98,8 +113,8 @@ def evaluate(args: argparse.Namespace) -> int:
     if args.classify:
         _print_classification(report["classification"], "relation" in args.by or args.per_relation)
     if args.features:
-        counts = ", ".join(f"{count} of type {name}" for name, count in report["new_entities"].items())
-        print_text(f"new entities among the candidates: {counts}")
+        texts = [f"{count} of type {name}" for name, count in report["new_entities"].items()]
+        print_text(f"new entities among the candidates: {', '.join(texts)}")
     print_text(f"written to {target}")
     return 0
 
@@ -128,12 +143,10 @@ def _ranked(
 
 def calibrate(args: argparse.Namespace) -> dict[str, Any]:
     """Fit, write the probabilities beside the checkpoint, and measure their quality on the test split."""
-    if not 0 < args.positive_rate < 1:
-        raise InputError(f"--positive-rate must be between 0 and 1, got {args.positive_rate}")
     from dglkge.inference import truth
 
     model = common.open_model(args)
-    _check_valid_split("dglkge calibrate", model)
+    _require_valid("dglkge calibrate", model)
     known = model.known_triples()
     fitted = truth.calibrate(model, known, args.method, args.positive_rate, args.corruptions, args.seed)
     quality = truth.calibration_quality(model, fitted, model.dataset.split(TEST), known)
@@ -143,31 +156,7 @@ def calibrate(args: argparse.Namespace) -> dict[str, Any]:
     return {"path": str(path), **fields, **quality}
 
 
-def _num_new(model: Run) -> dict[str, int]:
-    """Return the number of entities that were not trained, by type."""
-    trained, counts = model.checkpoint.manifest.meta.entity_types, model.tables.meta.entity_types
-    return {name: counts[name] - before for name, before in trained.items() if counts[name] > before}
-
-
-def _check_options(args: argparse.Namespace) -> None:
-    """Refuse options that have no effect or cannot be."""
-    common.goes_with(args, "negatives", args.classify, "--classify")
-    if args.classify and args.split == VALID:
-        raise InputError("--classify fits on the valid split, so it cannot be judged by it; use --split test")
-    for path in [args.triples, *(args.negatives or [])]:
-        if path is not None and not Path(path).is_file():
-            raise InputError(f"{path}: there is no such file")
-    for name in ("columns", "delimiter"):
-        common.goes_with(args, name, args.triples is not None or args.negatives, "--triples")
-    if args.buckets is not None and args.candidates == GIVEN:
-        raise InputError(
-            "give either --buckets or --candidates given, which are those of a split in its order"
-        )
-    if args.split is not None and args.triples is not None:
-        raise InputError("give either --split or --triples, not both")
-
-
-def _check_valid_split(what: str, model: Run) -> None:
+def _require_valid(what: str, model: Run) -> None:
     """Refuse a data set without valid triples to fit on."""
     if not len(model.dataset.split(VALID)):
         raise InputError(f"{what} fits on the valid split, and {model.dataset.path} has no valid triples")
@@ -176,9 +165,8 @@ def _check_valid_split(what: str, model: Run) -> None:
 def _print_classification(report: dict[str, Any], per_relation: bool) -> None:
     """Print the classification as a table."""
     print_text(f"classification: {report['thresholds']}; negatives {report['negatives']}")
-    groups = [("all", report), *(report["per_relation"].items() if per_relation else ())]
-    rows = [[label, *(_figure(group[name]) for name in CLASSIFICATION)] for label, group in groups]
-    print_columns(["", *CLASSIFICATION], rows)
+    groups = {"all": report, **(report["per_relation"] if per_relation else {})}
+    _print_figures(CLASSIFICATION, groups)
 
 
 def _print_calibration(report: dict[str, Any], _args: argparse.Namespace) -> None:
@@ -187,8 +175,14 @@ def _print_calibration(report: dict[str, Any], _args: argparse.Namespace) -> Non
         f"calibration: {report['method']}, {100 * report['positive_rate']:g} % true triples assumed, "
         f"fitted on {report['num_true']} true and {report['num_false']} false scores of the valid split"
     )
-    print_columns(["", *QUALITY], [["", *(_figure(report[name]) for name in QUALITY)]])
+    _print_figures(QUALITY, {"": report})
     print_text(f"probabilities written to {report['path']}")
+
+
+def _print_figures(names: Sequence[str], groups: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print figures of groups as a table."""
+    rows = [[label, *(_figure(group[name]) for name in names)] for label, group in groups.items()]
+    print_columns(["", *names], rows)
 
 
 def _figure(value: float | None) -> str:
@@ -213,10 +207,7 @@ def _read(args: argparse.Namespace, run: Run, path: str) -> np.ndarray:
 def _metrics_file(args: argparse.Namespace, protocol: Protocol) -> str:
     """Return the name of the JSON file in the run's folder; results of other protocols have other names."""
     suffix = protocol.suffix(args.limit)
-    if args.features:
-        suffix += "-with-features"
-    if args.rules:
-        suffix += "-with-rules"
+    suffix += "-with-features" * bool(args.features) + "-with-rules" * args.rules
     if args.triples is None:
         return split_metrics_file(args.split or TEST, suffix)
     return triples_metrics_file(Path(args.triples).name.partition(".")[0], suffix)
@@ -245,61 +236,50 @@ the name of another protocol has its options, e.g. RUN/metrics-test-raw-first500
         *common.MODEL,
         common.DATASET,
         option("--split", f"which triples (default: {TEST})", choices=SPLITS),
-        option("--triples", "rank the triples of this file instead of a split", metavar="FILE"),
+        option("--triples FILE", "rank the triples of this file instead of a split"),
         common.COLUMNS,
         common.DELIMITER,
         common.FEATURES,
         common.RULES,
         flag("--raw", "rank among other known answers too (default: filtered)"),
         option(
-            "--candidates",
+            "--candidates N",
             "all entities of the type, N sampled ones for each query, or given: those of OGB's data (all)",
-            metavar="N",
-            type=lambda text: text if text == GIVEN else common.num_candidates(text),
+            type=lambda text: text if text == GIVEN else num_candidates(text),
         ),
         common.SEED,
-        option(
-            "--ties",
-            "rank among equal scores: the mean, the best or the worst",
-            default="realistic",
-            choices=("realistic", "optimistic", "pessimistic"),
-        ),
+        option("--ties", "rank among equal scores: mean, best or worst", default=TIES[0], choices=TIES),
         option(
             "--by",
-            "show the metrics of every relation, or of every category of relations (1-1, 1-N, N-1, N-N in "
-            "the training triples); side divides these into head and tail",
+            "show the metrics of every relation, or category of relations (1-1, 1-N, N-1, N-N in training); "
+            "side divides these into head and tail",
             is_repeated=True,
             choices=GROUPS,
         ),
         flag("--per-relation", "the same as --by relation"),
         option(
-            "--buckets",
-            "rank bucket by bucket, and show the metrics of each: the ids of a type in P equal ranges, "
-            "a bucket for each range of heads and of tails; candidates are those of all ranges",
-            metavar="P",
+            "--buckets P",
+            "show the metrics of each bucket too: heads of one of P ranges of ids, and tails of another",
             least=1,
         ),
         flag(
-            "--classify",
-            "also tell true from false triples: a threshold for each relation, fitted on the valid split; "
-            "one false triple is drawn for each true one",
+            "--classify", "also tell true triples from as many drawn ones, by thresholds of the valid split"
         ),
         option(
-            "--negatives",
-            "files of false triples for --classify: for the valid split, and for the ranked triples",
+            "--negatives VALID_FILE FILE",
+            "false triples for --classify instead: for the valid split, and for the ranked triples",
             nargs=2,
-            metavar=("VALID_FILE", "FILE"),
         ),
         option("--batch-size", "queries at a time", least=1, default=4096),
         option(
             "--device",
-            "where scores are computed: auto is cuda if torch finds a GPU, else cpu; cpu_staged is the "
-            "code of cuda on the CPU, for tests; the ranks are the same",
+            "where scores are computed: auto is cuda if torch finds a GPU, else cpu; cpu_staged: the code of "
+            "cuda on the CPU, for tests; the ranks are the same",
             choices=DEVICES,
             default=AUTO_DEVICE,
         ),
         option("--limit", "only the first N triples of the split", least=1),
-        option("-o --output", "JSON file for the metrics of every relation", metavar="FILE"),
+        option("-o --output FILE", "JSON file for the metrics of every relation"),
     ],
     run=evaluate,
 )
@@ -313,25 +293,11 @@ They are written beside the checkpoint, and their quality on the test split is s
     options=[
         *common.MODEL,
         common.DATASET,
+        option("--method", "a monotone step function, or a sigmoid", default="isotonic", choices=METHODS),
         option(
-            "--method",
-            "a monotone step function, or a sigmoid",
-            default="isotonic",
-            choices=METHODS,
+            "--corruptions", "false triples for each side of a true one", least=1, default=CORRUPTIONS_EACH
         ),
-        option(
-            "--corruptions",
-            "false triples drawn for each side of a true one",
-            least=1,
-            default=CORRUPTIONS_EACH,
-        ),
-        option(
-            "--positive-rate",
-            "share of true triples among those that you will judge",
-            type=float,
-            default=0.5,
-            metavar="SHARE",
-        ),
+        option("--positive-rate SHARE", "share of true triples among those that you will judge", default=0.5),
         common.SEED,
     ],
     run=calibrate,

@@ -7,9 +7,10 @@ import os
 import shlex
 import signal
 import time
+from collections.abc import Mapping
 from typing import Any
 
-from dglkge.cli.common import Command, flag, option, print_columns, print_text
+from dglkge.cli.common import Cells, Command, flag, option, print_table, print_text
 from dglkge.distributed.jobs import JobEntry, allocated_bytes, live_jobs, matching_jobs, process_owner
 from dglkge.distributed.process_memory import human_bytes, process_start
 from dglkge.errors import InputError, JobError
@@ -34,29 +35,30 @@ def list_jobs(_args: argparse.Namespace) -> list[dict[str, Any]]:
 def show_jobs(jobs: list[dict[str, Any]], _args: argparse.Namespace) -> None:
     """Print the jobs as a table."""
     if jobs:
-        header = ["job", "user", "launcher", "started", "memory", "/dev/shm", "run or script"]
-        print_columns(header, [_row(job) for job in jobs])
+        print_table(CELLS, jobs)
     else:
         print_text("no job runs on this machine")
 
 
-def _row(job: dict[str, Any]) -> list[str]:
-    """Return the line of a job."""
-    where = f"pid {job['launcher_pid']}" + ("" if job["is_launched_here"] else f" on {job['host'] or '?'}")
-    started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job["started"]))
-    planned = human_bytes(job["memory_bytes"]) if job["memory_bytes"] else "unknown"
-    segments = human_bytes(job["allocated_shared_memory_bytes"])
-    if job["shared_memory_bytes"]:
-        segments += f" of {human_bytes(job['shared_memory_bytes'])}"
-    return [
-        job["job"],
-        job["user"],
-        where,
-        started,
-        planned,
-        segments,
-        job["run"] or shlex.join(job["command"]),
-    ]
+def _where(job: Mapping[str, Any]) -> str:
+    return f"pid {job['launcher_pid']}" + ("" if job["is_launched_here"] else f" on {job['host'] or '?'}")
+
+
+def _segments(job: Mapping[str, Any]) -> str:
+    planned = job["shared_memory_bytes"]
+    taken = human_bytes(job["allocated_shared_memory_bytes"])
+    return f"{taken} of {human_bytes(planned)}" if planned else taken
+
+
+CELLS: Cells = {
+    "job": "{job}",
+    "user": "{user}",
+    "launcher": _where,
+    "started": lambda job: time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(job["started"])),
+    "memory": lambda job: human_bytes(job["memory_bytes"]) if job["memory_bytes"] else "unknown",
+    "/dev/shm": _segments,
+    "run or script": lambda job: job["run"] or shlex.join(job["command"]),
+}
 
 
 def stop(args: argparse.Namespace) -> dict[str, Any]:
@@ -150,18 +152,9 @@ if it still runs after the time limit, 2 if there is no such job or it is anothe
   dglkge job stop 1f0c66a5            the job's id, or its beginning, from dglkge job list
   dglkge job stop runs/mine --now     without a commit: back to the last one""",
     options=[
-        option("job", "folder of the run, id of the job, or pid of its launcher", metavar="RUN|JOB"),
+        option("job RUN|JOB", "folder of the run, id of the job, or pid of its launcher"),
         flag("--now", "do not wait for a commit"),
-        option(
-            "--seconds",
-            "limit of the wait (default: %(default)g; trainers have 120 s to commit, see dglkge-launch "
-            "--stop_seconds)",
-            type=float,
-            least=0.1,
-            most=86400,
-            default=180.0,
-            metavar="S",
-        ),
+        option("--seconds S", "limit of the wait; a commit has 120", least=0.1, most=86400, default=180.0),
     ],
     run=stop,
     show=lambda job, _args: print_text(f"stopped {job['stopped']}; its logs: {job['log_dir']}"),

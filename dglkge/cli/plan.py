@@ -45,12 +45,13 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
     # Mistakes in the configuration first: the measurement below takes a second.
     check_config(config)
     size = read_dataset_size(config.dataset)
-    if args.ip_config is not None and len(read_ip_config(args.ip_config)) != len(size.parts):
+    num_machines = len(size.parts if args.ip_config is None else read_ip_config(args.ip_config))
+    if num_machines != len(size.parts):
         raise InputError(
-            f"{args.ip_config} has {len(read_ip_config(args.ip_config))} machines and {config.dataset} has "
-            f"{len(size.parts)} partitions; each machine holds one partition"
+            f"{args.ip_config} has {num_machines} machines and {config.dataset} has {len(size.parts)} "
+            "partitions; each machine holds one partition"
         )
-    refuse(config, len(size.parts))
+    refuse(config, num_machines)
     device = config.training.device
     gpus = usable_gpus() if device in (AUTO_DEVICE, CUDA_DEVICE) else ()
     num_trainers = args.num_trainers
@@ -64,21 +65,21 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
     seconds = epoch_seconds(config, size, num_trainers, measure_rates(config))
     # Every machine of the plan is compared with this one, as the others' resources are not known here.
     in_files = config.tables.storage == "disk"
-    sizes = [
+    # The launcher puts tables into files where /dev/shm is too small.
+    in_files = in_files or (
+        any(misfits(host, there) for host in hosts)
+        and not any(misfits(host, there, in_files=True) for host in hosts)
+    )
+    problems = [
         f"machine {host.machine}: {text}"
         for host in hosts
         for text in misfits(host, there, in_files=in_files)
     ]
     has_gpus = len(gpus) >= num_trainers
-    lacking = []
     if device == CUDA_DEVICE and not has_gpus:
-        lacking = [
-            f"training.device is cuda, for {num_trainers} trainer(s) a machine: {len(gpus)} GPU(s) here"
-        ]
+        counts = f"for {num_trainers} trainer(s) a machine: {len(gpus)} GPU(s) here"
+        problems.append(f"training.device is cuda, {counts}")
     on_device = device not in (AUTO_DEVICE, CPU_DEVICE) or (device == AUTO_DEVICE and has_gpus)
-    # The launcher puts tables into files where /dev/shm is too small.
-    if sizes and not in_files and not any(misfits(host, there, in_files=True) for host in hosts):
-        sizes, in_files = [], True
     report = _report(hosts, there, in_files)
     for machine, walk in zip(report["machines"], ranges or []):
         machine["ranges"] = None if walk is None else dataclasses.asdict(walk)
@@ -88,7 +89,7 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
         "epoch_seconds": float(f"{seconds:.3g}"),
         "on_device": on_device,
         "tables_in_files": in_files,
-        "problems": sizes + lacking,
+        "problems": problems,
     }
 
 
@@ -264,15 +265,10 @@ Exit status 2 if it does not fit into this machine or cannot be trained.""",
   dglkge plan large.yaml --max-memory 16G sampling.bucket_order=hilbert""",
     options=[
         *CONFIG,
-        option("--ip-config", "the machines; without it one for each partition", metavar="FILE"),
+        option("--ip-config FILE", "the machines; without it one for each partition"),
         option("--num-trainers", "on each machine (default: as dglkge-launch)", type=int),
-        option("--num-servers", "on each machine; 0: none, one process alone", type=int, default=1),
-        option(
-            "--max-memory",
-            "memory of a machine, such as 16G, that ranges of tables on a disk shall fit into (default: "
-            "what is free)",
-            metavar="SIZE",
-        ),
+        option("--num-servers", "on each machine; 0: none, one process alone", default=1),
+        option("--max-memory SIZE", "for ranges of tables on a disk, such as 16G (default: what is free)"),
     ],
     run=plan,
     show=_print_plan,

@@ -4,25 +4,28 @@ from __future__ import annotations
 
 import argparse
 import sys
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from dglkge.cli.common import (
     DATASET,
+    DELIMITER,
     FEATURES,
     MODEL,
     RULES,
+    SEEN,
     Command,
     file_format,
     flag,
     open_model,
     option,
-    print_columns,
+    print_table,
     print_text,
 )
 from dglkge.data.text_format import ROLES, TIME
 from dglkge.errors import InputError
-from dglkge.inference.choices import ALL, CANDIDATES, MISSING, Known
+from dglkge.inference.choices import MISSING, Known
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -145,12 +148,12 @@ def _print_table(reports: list[Report], names: list[str], asked: str = "") -> No
     """Print reports as a table; a column that none of them needs is left out."""
     shown = [name for name in names if any(report.get(name) is not None for report in reports)]
     headings = {"name": asked, "known": "known from"}
-    rows = [[_cell(report.get(name)) for name in shown] for report in reports]
-    if rows:
-        print_columns([headings.get(name, name) for name in shown], rows)
+    if reports:
+        print_table({headings.get(name, name): partial(_cell, name) for name in shown}, reports)
 
 
-def _cell(value: Any) -> str:
+def _cell(name: str, report: Report) -> str:
+    value = report.get(name)
     return f"{value:.4f}" if isinstance(value, float) else "" if value is None else str(value)
 
 
@@ -191,13 +194,12 @@ def similar(args: argparse.Namespace) -> dict[str, Any]:
     return {"entity": entity, "type": entity_type, "similar": rows}
 
 
-def _print_similar(result: dict[str, Any], _args: argparse.Namespace) -> None:
+def _print_similar(result: Report, _args: argparse.Namespace) -> None:
     print_text(f"nearest to {result['entity']} among entities of type {result['type']}")
-    rows = [[row["rank"], f"{row['cosine']:.4f}", row["name"]] for row in result["similar"]]
-    print_columns(["rank", "cosine", "name"], rows)
+    print_table({"rank": "{rank}", "cosine": "{cosine:.4f}", "name": "{name}"}, result["similar"])
 
 
-K = option("-k --k", "answers to show", "--topk", type=int, default=10)
+K = option("-k --k", "answers to show", "--topk", default=10)
 
 PREDICT = Command(
     description="""Complete a triple: the best tails of (head, relation, ?), heads of (?, relation, tail) or
@@ -225,18 +227,17 @@ scored: higher is more plausible, and only probabilities can be compared between
                                                                   scores, where no part is a ?""",
     options=[
         *MODEL,
-        option("--head", "the head", metavar="NAME"),
-        option("--relation", "the relation", metavar="NAME"),
-        option("--tail", "the tail", metavar="NAME"),
-        option("--time", "of the relation, where triples have times; ? asks when (quote it)", metavar="TIME"),
+        option("--head NAME", "the head"),
+        option("--relation NAME", "the relation"),
+        option("--tail NAME", "the tail"),
+        option("--time TIME", "of the relation, where triples have times; ? asks when (quote it)"),
         option(
-            "--triples",
+            "--triples FILE",
             "a file (as of dglkge data build) instead: with a ? for one part it is predicted, else scored",
             "--input",
-            metavar="FILE",
         ),
-        option("--columns", "of the file", default=",".join(ROLES), metavar="LIST"),
-        option("--delimiter", "instead of tab, and of the comma of .csv", metavar="CHAR"),
+        option("--columns LIST", "of the file", default=",".join(ROLES)),
+        DELIMITER,
         flag("--strict", "end at the first triple of the file with an unknown name"),
         K,
         option(
@@ -245,12 +246,7 @@ scored: higher is more plausible, and only probabilities can be compared between
             "unmarked (default: mark; without the data set, warn and keep)",
             choices=[known.value for known in Known],
         ),
-        option(
-            "--candidates",
-            "all entities of the type, or those seen on that side of the relation",
-            choices=CANDIDATES,
-            default=ALL,
-        ),
+        SEEN,
         flag("--probability", "an error where dglkge calibrate has fitted no probabilities, which are shown"),
         DATASET,
         FEATURES,
@@ -268,9 +264,9 @@ SIMILAR = Command(
   dglkge similar runs/demo Mercury --type planet -k 3 --json""",
     options=[
         *MODEL,
-        option("name", "the entity", nargs="?", metavar="ENTITY"),
-        option("--entity", argparse.SUPPRESS, metavar="ENTITY"),
-        option("--type", "its type, if entities of several types share the name", metavar="TYPE"),
+        option("name ENTITY", "the entity", nargs="?"),
+        option("--entity ENTITY", argparse.SUPPRESS),
+        option("--type TYPE", "its type, if entities of several types share the name"),
         K,
     ],
     run=similar,

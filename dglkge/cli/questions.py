@@ -3,45 +3,34 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from dglkge.cli import common
-from dglkge.cli.common import Command, flag, option, print_columns, print_text
+from dglkge.cli.common import Command, flag, option, print_table, print_text
 from dglkge.data.dataset_files import SPLITS
 from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError
-from dglkge.inference.choices import ALL, CANDIDATES
-from dglkge.launch.machine import usable_cores
 
 SHOWN_RANKS = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 
 
 def complete(args: argparse.Namespace) -> dict[str, Any]:
     """Search, write the file, and for held-out triples the curve beside the run."""
-    cores = usable_cores()
-    if args.threads is not None and not 1 <= args.threads <= cores:
-        raise InputError(f"--threads must be 1 to {cores}, the cores of this process; got {args.threads}")
     import torch  # here: --help does without
 
     from dglkge.checkpoint.layout import completion_file
     from dglkge.inference.links.completion import plan_completion, write_completion
 
     run = common.open_model(args)
-    torch.set_num_threads(args.threads or cores)
-    completion = plan_completion(
-        run,
-        args.relation or None,
-        args.head or None,
-        args.head_type or None,
-        args.min_probability,
-        args.k,
-        args.candidates,
-        args.held_out,
-    )
+    torch.set_num_threads(args.threads)
+    names = (args.relation or None, args.head or None, args.head_type or None)
+    limits = (args.min_probability, args.k, args.candidates, args.held_out)
+    completion = plan_completion(run, *names, *limits)
     path = Path(args.output)
     with common.progress_bar(args, completion.num_queries, desc="complete", unit="query") as bar:
-        summary = write_completion(completion, path, args.threads or cores, args.overwrite, bar.update)
+        summary = write_completion(completion, path, args.threads, args.overwrite, bar.update)
     if args.held_out is not None:
         target = run.checkpoint.run_folder / completion_file(args.held_out)
         common.write_json(target, {**completion.identity(), **summary})
@@ -57,8 +46,7 @@ def _print_summary(summary: dict[str, Any], _args: argparse.Namespace) -> None:
         print_text(f"{summary['held_out_triples']:,} triples of the {summary['held_out']} split to be found:")
         points = [point for point in summary["curve"] if point["rank"] in SHOWN_RANKS]
         points += summary["curve"][-1:] if summary["curve"][-1:] != points[-1:] else []
-        rows = [[f"{p['rank']:,}", f"{p['precision']:.4f}", f"{p['recall']:.4f}"] for p in points]
-        print_columns(["best", "precision", "recall"], rows)
+        print_table({"best": "{rank:,}", "precision": "{precision:.4f}", "recall": "{recall:.4f}"}, points)
     print_text(f"written to {summary['path']}")
 
 
@@ -76,30 +64,24 @@ command goes on.""",
     options=[
         *common.MODEL,
         common.DATASET,
-        option("-o --output", "the Parquet file", required=True, metavar="FILE"),
-        option("--relation", "only this one", is_repeated=True, metavar="NAME"),
-        option("--head", "only this one", is_repeated=True, metavar="NAME"),
-        option("--head-type", "only relations with heads of this type", is_repeated=True, metavar="TYPE"),
+        option("-o --output FILE", "the Parquet file", required=True),
+        option("--relation NAME", "only this one", is_repeated=True),
+        option("--head NAME", "only this one", is_repeated=True),
+        option("--head-type TYPE", "only relations with heads of this type", is_repeated=True),
         option(
-            "--min-probability",
+            "--min-probability P",
             "least probability, as dglkge calibrate has fitted them (default: 0.5, or none with -k)",
             type=float,
-            metavar="P",
         ),
         option("-k --k", "most tails of each pair of head and relation", type=int),
-        option(
-            "--candidates",
-            "all entities of the types, or heads and tails seen on that side of the relation",
-            choices=CANDIDATES,
-            default=ALL,
-        ),
+        common.SEEN,
         option(
             "--held-out",
             "a split that counts as missing; the precision of finding it is shown, and in dglkge report",
             choices=SPLITS,
         ),
         common.OVERWRITE,
-        option("--threads", "threads (default: all cores)", type=int),
+        common.THREADS,
     ],
     run=complete,
     show=_print_summary,
@@ -108,8 +90,6 @@ command goes on.""",
 
 def ask(args: argparse.Namespace) -> dict[str, Any]:
     """Return the best answers with their paths."""
-    if args.k < 1:
-        raise InputError(f"the number of answers must be at least 1, got {args.k}")
     from dglkge.inference import logic, questions  # here: --help does without torch
 
     question = logic.parse(args.question)  # before the run is read
@@ -121,11 +101,8 @@ def ask(args: argparse.Namespace) -> dict[str, Any]:
 
 def _print_answers(result: dict[str, Any], _args: argparse.Namespace) -> None:
     print_text(f"{result['question']}: best answers of type {result['type']}")
-    rows = [
-        [one["rank"], f"{one['probability']:.4f}", one["entity"], "; ".join(map(_link, one["path"]))]
-        for one in result["answers"]
-    ]
-    print_columns(["rank", "probability", "answer", "path"], rows)
+    cells: common.Cells = {"rank": "{rank}", "probability": "{probability:.4f}", "answer": "{entity}"}
+    print_table({**cells, "path": lambda one: "; ".join(map(_link, one["path"]))}, result["answers"])
 
 
 def _link(link: dict[str, Any]) -> str:
@@ -146,15 +123,10 @@ dglkge calibrate has fitted. Each answer has the links that led to it.""",
     options=[
         *common.MODEL,
         common.DATASET,
-        option("question", "?VARIABLE : and its triples", metavar="QUESTION"),
-        option("-k --k", "answers to show", type=int, default=10),
+        option("question QUESTION", "?VARIABLE : and its triples"),
+        option("-k --k", "answers to show", least=1, default=10),
         option("--beam", "entities of every other variable that go on", least=1, default=16),
-        option(
-            "--known-split",
-            "split whose triples have probability 1 (default: all)",
-            is_repeated=True,
-            choices=SPLITS,
-        ),
+        option("--known-split", "whose triples have probability 1 (all)", is_repeated=True, choices=SPLITS),
         flag("--no-known", "no triple is taken as known: probabilities only"),
     ],
     run=ask,
@@ -180,25 +152,21 @@ def _print_reasons(result: dict[str, Any], _args: argparse.Namespace) -> None:
             + ("" if probability is None else f", probability {probability:.4f}")
         )
         print_text("\ntraining triples that raise the score most")
-        rows = [[f"{one['influence']:.3f}", one["of"], _triple(one)] for one in result["triples"]]
-        print_columns(["influence", "of the", "triple"], rows)
+        print_table({"influence": "{influence:.3f}", "of the": "{of}", "triple": _triple}, result["triples"])
         print_text("\nknown links of the relation with a similar entity")
-        rows = [[f"{one['cosine']:.3f}", one["instead_of"], one["entity"]] for one in result["similar"]]
-        print_columns(["cosine", "instead of the", "entity"], rows)
+        cells = {"cosine": "{cosine:.3f}", "instead of the": "{instead_of}", "entity": "{entity}"}
+        print_table(cells, result["similar"])
     print_text(f"\nrules for {result['relation']}")
-    rows = [
-        [f"{one['confidence']:.3f}", f"{one['support']}/{one['pairs']}", one["rule"], *_path(one)]
-        for one in result["rules"]
-    ]
-    print_columns(["confidence", "support", "rule", *(["path"] if "head" in result else [])], rows)
+    rules: common.Cells = {
+        "confidence": "{confidence:.3f}",
+        "support": "{support}/{pairs}",
+        "rule": "{rule}",
+        **({"path": lambda rule: "; ".join(map(_triple, rule["path"]))} if "head" in result else {}),
+    }
+    print_table(rules, result["rules"])
 
 
-def _path(rule: dict[str, Any]) -> list[str]:
-    """Return the path of a rule as one cell; none where it has none."""
-    return ["; ".join(map(_triple, rule["path"]))] if rule.get("path") else []
-
-
-def _triple(one: dict[str, Any]) -> str:
+def _triple(one: Mapping[str, Any]) -> str:
     return f"({', '.join(one[role] for role in ROLES)})"
 
 
@@ -216,7 +184,7 @@ the rules of up to three links that imply it, and known links with a similar ent
         option("--head", "name of the head entity"),
         option("--relation", "name of the relation", required=True),
         option("--tail", "name of the tail entity"),
-        option("-k --k", "reasons of each kind", type=int, default=5),
+        option("-k --k", "reasons of each kind", default=5),
     ],
     run=explain,
     show=_print_reasons,
@@ -236,9 +204,8 @@ def attributes(args: argparse.Namespace) -> dict[str, Any]:
             raise InputError(f"{args.values}: the value of {name!r} is {text!r}; expected a number") from None
     frame = common.open_model(args).predict_numbers(values, args.type)
     if args.output:
-        write_parquet(
-            Path(args.output), dict((frame if args.known else frame[frame["known"].isna()]).items())
-        )
+        shown = frame if args.known else frame[frame["known"].isna()]
+        write_parquet(Path(args.output), dict(shown.items()))
     return {"values": len(values), **best_numbers(frame, args.k, args.least, args.known)}
 
 
@@ -247,11 +214,12 @@ def _print_attributes(result: dict[str, Any], _args: argparse.Namespace) -> None
         f"{result['values']} known values; predicted from one another: R2 {result['r2']:.3f}, "
         f"mean absolute error {result['mean_error']:.4g}"
     )
-    rows = [
-        [f"{one['predicted']:.6g}", "" if one["known"] is None else f"{one['known']:.6g}", one["entity"]]
-        for one in result["entities"]
-    ]
-    print_columns(["predicted", "known", "entity"], rows)
+    cells: common.Cells = {
+        "predicted": "{predicted:.6g}",
+        "known": lambda one: "" if one["known"] is None else f"{one['known']:.6g}",
+        "entity": "{entity}",
+    }
+    print_table(cells, result["entities"])
 
 
 ATTRIBUTES = Command(
@@ -262,14 +230,12 @@ some: a ridge regression on the rows, whose error on known values is shown.""",
   dglkge attributes runs/demo populations.csv -o all.parquet --known""",
     options=[
         *common.MODEL,
-        option(
-            "values", "table of names and numbers: .tsv, .csv with a header, or .parquet", metavar="VALUES"
-        ),
+        option("values VALUES", "table of names and numbers: .tsv, .csv with a header, or .parquet"),
         option("-k --k", "entities to show", least=1, default=10),
         flag("--least", "those with the smallest numbers"),
         flag("--known", "also entities with a known value"),
         option("--type", "entity type, if several have the names"),
-        option("-o --output", "Parquet file with all of them", metavar="FILE"),
+        option("-o --output FILE", "Parquet file with all of them"),
     ],
     run=attributes,
     show=_print_attributes,

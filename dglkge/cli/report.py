@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from dglkge.checkpoint.layout import Progress
 from dglkge.cli import common
-from dglkge.cli.common import Command, cell, check_runs, flag, option, print_text, write_text
+from dglkge.cli.common import Command, cell, flag, option, print_text, write_text
 from dglkge.data.dataset_files import SPLITS, TEST
 from dglkge.distributed.process_memory import human_bytes
 from dglkge.errors import InputError
@@ -25,18 +25,10 @@ NONE = "–"
 
 def report(args: argparse.Namespace) -> Any:
     """Collect the figures, and write the page."""
-    check_runs(args.runs)
     from dglkge.report.figures import Choices, collect  # here: torch takes a second, which --help need not
     from dglkge.report.page import packages, render
 
-    choices = Choices(
-        split=args.split,
-        limit=args.limit,
-        num_candidates=args.candidates,
-        seed=args.seed,
-        points=args.points,
-        projection=args.projection,
-    )
+    choices = Choices(args.split, args.limit, args.candidates, args.seed, args.points, args.projection)
     target = None if args.json and args.output is None else _target(args)
     if target is not None:
         packages()
@@ -201,24 +193,23 @@ Needs: pip install 'dglkge[report]'""",
   dglkge report runs/demo --projection tsne --points 1000  the map by t-SNE
   dglkge report runs/demo --json > figures.json            the figures of the page, and no page""",
     options=[
-        option("runs", "folder of a run, or a checkpoint folder in it", nargs="+", metavar="RUN"),
-        option("-o --output", f"the page (default for one run: RUN/{PAGE})", metavar="FILE.html"),
+        option("runs RUN", "folder of a run, or a checkpoint folder in it", nargs="+"),
+        option("-o --output FILE.html", f"the page (default for one run: RUN/{PAGE})"),
         common.OVERWRITE,
         option("--split", "triples to rank", choices=SPLITS, default=TEST),
         option(
             "--limit",
-            "rank N triples, drawn from the split; 0: all (default: at most 2000, and fewer, but at least "
-            "100, where there are very many entities, so that the time is bounded; the page says how many)",
+            "rank N triples, drawn from the split; 0: all (default: 2000, down to 100 where there are very "
+            "many entities; the page says how many)",
             least=0,
         ),
-        common.CANDIDATES,
-        common.SEED,
         option(
-            "--points",
-            "entities of the map, those with the most training triples; 0: no map",
-            least=0,
-            default=2000,
+            "--candidates N",
+            "rank among all entities of the type, or N sampled ones for each query (default: all)",
+            type=common.num_candidates,
         ),
+        common.SEED,
+        option("--points", "entities of the map, the most frequent; 0: no map", least=0, default=2000),
         option("--projection", "of the map", choices=("pca", "tsne"), default="pca"),
         common.DATASET,
         common.NO_VERIFY,
@@ -244,20 +235,11 @@ node_exporter's textfile collector reads. docs/watching.md lists the metrics.
 
 exit status: 0 at the end of the run, with --once, or after Ctrl-C; 2 for bad input; 1 for a full disk.""",
     options=[
-        option("run", "folder of a run", metavar="RUN"),
+        option("run RUN", "folder of a run"),
         flag("--once", "look once, and end"),
-        option("--prometheus", "replace FILE by metrics in Prometheus' text format", metavar="FILE"),
-        option(
-            "--interval",
-            "seconds between two looks",
-            type=float,
-            least=0.1,
-            most=86400,
-            unit=" seconds",
-            default=2.0,
-            metavar="S",
-        ),
-        option("--logs", "folder of the logs (default: that of the run, or RUN/logs)", metavar="FOLDER"),
+        option("--prometheus FILE", "replace FILE by metrics in Prometheus' text format"),
+        option("--interval S", "seconds between two looks", least=0.1, most=86400, default=2.0),
+        option("--logs FOLDER", "folder of the logs (default: that of the run, or RUN/logs)"),
         option("--lines", "events and lines of the log", least=0, most=100, default=10),
     ],
     run=watch,

@@ -12,6 +12,7 @@ from dglkge.cli.common import (
     DATASET,
     MODEL,
     RULES,
+    THREADS,
     Command,
     flag,
     flush_output,
@@ -21,7 +22,6 @@ from dglkge.cli.common import (
     print_text,
 )
 from dglkge.errors import InputError, import_extra
-from dglkge.launch.machine import usable_cores
 from dglkge.launch.stop_signals import StoppedBySignal, stop_signals_raised
 
 DEFAULT_PORT = 8765
@@ -45,7 +45,7 @@ def _serve_agents(args: argparse.Namespace) -> int:
     from dglkge.serving.agent_tools import build_server
     from dglkge.serving.explorer import Explorer
 
-    torch.set_num_threads(_threads(args.threads))
+    torch.set_num_threads(args.threads)
     build_server(Explorer(open_model(args))).run("stdio")
     return 0
 
@@ -62,7 +62,7 @@ def _serve(args: argparse.Namespace) -> int:
     from dglkge.serving.guard import HostNames
     from dglkge.serving.server import is_loopback, listening_socket, serve_until_signal, url_of
 
-    threads = _threads(args.threads)
+    threads = args.threads
     if args.faiss:
         import_extra("--faiss", "faiss", "faiss", "faiss-cpu")
     token = _token(args.token)
@@ -102,13 +102,6 @@ def _serve(args: argparse.Namespace) -> int:
         sys.stderr.flush()
         os._exit(status)
     return status
-
-
-def _threads(asked: int | None) -> int:
-    cores = usable_cores()
-    if asked is not None and not 1 <= asked <= cores:
-        raise InputError(f"--threads must be 1 to {cores}, the cores of this process; got {asked}")
-    return asked or cores
 
 
 def _token(path: str | None) -> str | None:
@@ -166,21 +159,15 @@ REST under the same address: /predict, /score, /similar, /entities, /relations, 
         option("--host", "address to listen on; others need --token", default="127.0.0.1"),
         option("--port", "0 takes a free one", least=0, most=65535, default=DEFAULT_PORT),
         option(
-            "--token",
-            "file with a token that every request for data must have; - asks for it. The page asks for it "
-            "too, or takes it from the address: http://HOST:PORT/#token=TOKEN",
-            metavar="FILE",
+            "--token FILE",
+            "token that every request for data must have; - asks for it. The page asks for it, too, or takes "
+            "it from its address: http://HOST:PORT/#token=TOKEN",
         ),
-        option(
-            "--allow-host",
-            "answer under this host name too, e.g. that of a proxy",
-            is_repeated=True,
-            metavar="NAME",
-        ),
+        option("--allow-host NAME", "answer under this host name too, e.g. a proxy's", is_repeated=True),
         flag("--faiss", "search similar entities approximately, in types of --faiss-from entities or more"),
         option("--faiss-from", "smallest type for --faiss", least=1, default=APPROXIMATE_FROM),
         flag("--mcp", "instead: answer an agent on stdin and stdout, by the Model Context Protocol"),
-        option("--threads", "threads of the model (default: all cores)", type=int),
+        THREADS,
     ],
     run=serve,
 )

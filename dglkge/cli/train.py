@@ -154,7 +154,6 @@ def tune(args: argparse.Namespace) -> dict[str, Any]:
     from dglkge.launch.stop_signals import stop_signals_raised
     from dglkge.training.building.checks import check_config
     from dglkge.tuning.space import load_space
-    from dglkge.tuning.trial_process import Trainer
     from dglkge.tuning.tune import Tuning
 
     base, args.recipe = args.recipe and str(recipe_file(args.recipe)), None
@@ -165,7 +164,7 @@ def tune(args: argparse.Namespace) -> dict[str, Any]:
     space = load_space(Path(path), overrides, base)
     changes = {name: getattr(args, name) for name in ("trials", "budget") if getattr(args, name) is not None}
     space = dataclasses.replace(space, search=dataclasses.replace(space.search, **changes))
-    tuning = Tuning(space, Path(args.output), Trainer(args.num_trainers), check_config)
+    tuning = Tuning(space, Path(args.output), args.num_trainers, check_config)
     plan = tuning.plan()
     if not args.json:
         print_columns(list(plan["rungs"][0]), [list(row.values()) for row in plan["rungs"]])
@@ -175,7 +174,7 @@ def tune(args: argparse.Namespace) -> dict[str, Any]:
         return plan
     total = sum(rung.num_trials for rung in tuning.rungs)
     with stop_signals_raised(), progress_bar(args, total, desc="tune", unit="trial") as bar:
-        return {**plan, "best": tuning.run(bar.update).to_dict()}
+        return {**plan, "best": tuning.run(bar.update)}
 
 
 def _print_best(report: dict[str, Any], args: argparse.Namespace) -> None:
@@ -202,12 +201,12 @@ runs scripts of your own.""",
   dglkge train my.yaml --ip-config ip_config.txt                    several machines""",
     options=[
         *CONFIG,
-        option("--ip-config", "the machines (default: this one)", metavar="FILE"),
-        option("--num-trainers", "on each machine, as in dglkge-launch", metavar="N[:M]"),
-        option("--num-servers", "on each machine, as in dglkge-launch", metavar="N"),
-        option("--log-dir", "folder for the logs (default: logs/ of the run)", metavar="FOLDER"),
+        option("--ip-config FILE", "the machines (default: this one)"),
+        option("--num-trainers N[:M]", "on each machine, as in dglkge-launch"),
+        option("--num-servers N", "on each machine, as in dglkge-launch"),
+        option("--log-dir FOLDER", "folder for the logs (default: logs/ of the run)"),
         flag("--no-verify", "as in dglkge-launch"),
-        option("--max-restarts", "starts after failures, as in dglkge-launch", metavar="K"),
+        option("--max-restarts K", "starts after failures, as in dglkge-launch"),
     ],
     run=train,
 )
@@ -234,14 +233,9 @@ a space:
     options=[
         *CONFIG,
         OUTPUT,
-        option(
-            "--num-trainers",
-            "train each trial with N trainers under dglkge-launch (default: 0, one process without servers)",
-            least=0,
-            default=0,
-        ),
+        option("--num-trainers", "of each trial (default: 0, one process alone)", least=0, default=0),
         option("--trials", "instead of search.trials of the file", type=int),
-        option("--budget", "instead of search.budget of the file", type=float, metavar="B"),
+        option("--budget B", "instead of search.budget of the file", type=float),
         flag("--dry-run", "print the plan and exit"),
     ],
     run=tune,

@@ -115,11 +115,14 @@ def _import_components(tree: Tree, imports: Sequence[str]) -> list[str]:
 
 def save_config(config: Config, path: str | os.PathLike[str]) -> None:
     """Write a configuration as JSON, atomically; :func:`load_config` reads it back."""
-    target = Path(path)
-    # Written aside and renamed, which POSIX does atomically: a reader finds the old file or the new one.
-    temporary = target.with_name(target.name + ".tmp")
-    temporary.write_text(json.dumps(config.to_dict(), indent=2) + "\n", encoding="utf-8")
-    os.replace(temporary, target)
+    write_text(Path(path), json.dumps(config.to_dict(), indent=2) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file that appears only when it is complete: a reader finds the old one or the new one."""
+    temporary = path.with_name(path.name + ".tmp")
+    temporary.write_text(text, encoding="utf-8")
+    os.replace(temporary, path)
 
 
 def _problems(error: ValidationError, tree: Tree) -> list[str]:

@@ -29,21 +29,9 @@ BATCH_SIZE, LEARNING_RATE, AVERAGING, WEIGHT = 500, 0.2, 4.0, 0.02
 
 
 def adapted(file: str | Path | None, overrides: Sequence[str], dataset: Path) -> list[str]:
-    """Return overrides for the fields that are not given.
+    """Return overrides (``key=value``) for the fields that are not given.
 
-    Parameters
-    ----------
-    file : str, Path or None
-        File of settings; with one nothing is adapted.
-    overrides : sequence of str
-        ``key=value``.
-    dataset : Path
-        Folder of the data set; where it is not here nothing is adapted.
-
-    Returns
-    -------
-    list of str
-        ``key=value``.
+    Nothing is adapted with a file of settings, or where the folder of the data set is not here.
     """
     if file is not None or not (dataset / DESCRIPTION).is_file():
         return []

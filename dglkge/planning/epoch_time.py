@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from dglkge.config import Config
 from dglkge.data.dataset_files import TRAIN, DatasetSize
@@ -21,34 +21,15 @@ ROW_PASSES = 25
 """Passes of the rows of a batch through memory: gather, score, gradient, merge, update and so on."""
 
 
-@dataclass(frozen=True)
-class Rates:
-    """Measured rates of a machine, all cores together.
-
-    Attributes
-    ----------
-    flops_per_second : float
-        Of matmuls in the type that training takes them in.
-    bytes_per_second : float
-        Of a copy, read and written bytes both counted.
-    """
+class Rates(NamedTuple):
+    """Rates of all cores: of matmuls in training's type, and of a copy, reads and writes counted."""
 
     flops_per_second: float
     bytes_per_second: float
 
 
 def epoch_seconds(config: Config, size: DatasetSize, num_trainers: int, rates: Rates) -> float:
-    """Return the time of an epoch: matmuls plus passes over rows, all machines at once.
-
-    Parameters
-    ----------
-    config : Config
-    size : DatasetSize
-    num_trainers : int
-        On each machine.
-    rates : Rates
-        Of one machine.
-    """
+    """Return the time of an epoch: matmuls plus passes over rows, with so many trainers on each machine."""
     num_machines, num_triples = len(size.parts), size.splits[TRAIN]
     # Candidates of the largest type for every triple: an upper bound where types differ in size.
     largest_type = max(count for table, count in size.num_rows.items() if table != RELATION)

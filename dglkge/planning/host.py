@@ -12,8 +12,8 @@ import os
 import re
 import shutil
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from dglkge.distributed.jobs import Claims, claims_of_others
 
@@ -23,23 +23,18 @@ PROCESS = Path("/proc/self")
 
 _UNLIMITED_BYTES = 2**62
 """Limits from here on are none: version 1 shows the largest number of pages instead of a word."""
+_MEMORY_FILES = {
+    1: ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_"),
+    2: ("memory.max", "memory.current", ""),
+}
+"""By version: files of the limit and of what is used, and what begins the names of the statistics."""
 _ESCAPE = re.compile(r"\\([0-7]{3})")
 
 
-@dataclass(frozen=True)
-class HostMemory:
-    """Free resources of a machine.
+class HostMemory(NamedTuple):
+    """Free memory within the limit of this container, and room in ``/dev/shm`` and where the checkpoint goes.
 
-    Attributes
-    ----------
-    memory_bytes : int
-        Memory that processes can still take, within the limit of this container.
-    shared_memory_bytes : int
-        Room in ``/dev/shm``.
-    disk_bytes : int
-        Room where the checkpoint goes.
-    claims : Claims
-        What other jobs of this machine will still take. It is subtracted from the figures above.
+    What other jobs of this machine will still take, ``claims``, is subtracted.
     """
 
     memory_bytes: int
@@ -49,14 +44,9 @@ class HostMemory:
 
 
 def host_memory(output: str | Path, job: str = "") -> HostMemory:
-    """Measure the free resources of this machine, without what other jobs have planned.
+    """Measure the free resources of this machine, where a run's folder, which need not exist, will be.
 
-    Parameters
-    ----------
-    output : str or Path
-        Folder of the run, which need not exist.
-    job : str
-        Id of the asking job, whose own plan is not subtracted.
+    What other jobs than the given one have planned is not free.
     """
     folder = Path(output).resolve()
     # disk_usage needs an existing path: the nearest parent that exists is on the same file system.
@@ -74,15 +64,7 @@ def host_memory(output: str | Path, job: str = "") -> HostMemory:
 
 
 def available_memory(info: Path = MEMORY_INFO, process: Path = PROCESS) -> int:
-    """Return the bytes that processes can still take: the kernel's estimate, or less in a limited container.
-
-    Parameters
-    ----------
-    info : Path
-        ``/proc/meminfo``.
-    process : Path
-        The folder of the process in ``/proc``, which names its control groups.
-    """
+    """Return the bytes that processes can still take: the kernel's estimate, or less in a container."""
     lines = dict(line.split(":", 1) for line in info.read_text(encoding="ascii").splitlines())
     # MemAvailable counts page cache that the kernel can drop, which MemFree does not. Unit: KiB.
     available = int(lines["MemAvailable"].split()[0]) * 1024
@@ -91,33 +73,17 @@ def available_memory(info: Path = MEMORY_INFO, process: Path = PROCESS) -> int:
     return available if allowed is None else min(available, allowed)
 
 
-@dataclass(frozen=True)
-class Hierarchy:
-    """A mounted tree of control groups and this process's place in it.
-
-    Attributes
-    ----------
-    version : int
-        1 or 2.
-    folders : tuple of Path
-        Of this process's group and of those above it, up to the mount point.
-    """
+class Hierarchy(NamedTuple):
+    """A mounted tree of control groups: folders of this process's group and of those above it."""
 
     version: int
     folders: tuple[Path, ...]
 
 
 def hierarchies(controller: str, groups: str, mounts: str) -> list[Hierarchy]:
-    """Return the trees that may limit a controller; both versions may be mounted.
+    """Return the trees that may limit a controller (memory or cpu); both versions may be mounted.
 
-    Parameters
-    ----------
-    controller : str
-        ``"memory"`` or ``"cpu"``.
-    groups : str
-        The content of ``/proc/self/cgroup``; man 7 cgroups describes it.
-    mounts : str
-        The content of ``/proc/self/mountinfo``; man 5 proc describes it.
+    Groups and mounts are the content of ``/proc/self/cgroup`` (man 7 cgroups) and ``mountinfo`` (man 5 proc).
 
     Examples
     --------
@@ -161,40 +127,22 @@ def free_memory(process: Path = PROCESS) -> int | None:
     """Return the bytes that this process's control groups still allow; None without a limit.
 
     Page cache counts as free, as in the kernel's ``MemAvailable``: what was read twice can go as well.
-
-    Parameters
-    ----------
-    process : Path
-        The folder of the process in ``/proc``.
     """
     found = []
     for version, folder in _groups("memory", process):
-        limit_file, used_file, prefix = (
-            ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_")
-            if version == 1
-            else ("memory.max", "memory.current", "")
-        )
+        limit_file, used_file, prefix = _MEMORY_FILES[version]
         limit, used = _number(_text(folder / limit_file)), _number(_text(folder / used_file))
         if limit is None or used is None or limit >= _UNLIMITED_BYTES:
             continue
-        statistics = dict(
-            line.split(" ", 1) for line in _text(folder / "memory.stat").splitlines() if " " in line
-        )
-        cache = sum(
-            _number(statistics.get(f"{prefix}{kind}_file", "")) or 0 for kind in ("inactive", "active")
-        )
+        lines = _text(folder / "memory.stat").splitlines()
+        cached = (f"{prefix}inactive_file", f"{prefix}active_file")
+        cache = sum(_number(line.partition(" ")[2]) or 0 for line in lines if line.startswith(cached))
         found.append(max(0, limit - used + cache))
     return min(found, default=None)
 
 
 def quota_of_cores(process: Path = PROCESS) -> float | None:
-    """Return the processor time that this process's control groups allow, in cores; None without a quota.
-
-    Parameters
-    ----------
-    process : Path
-        The folder of the process in ``/proc``.
-    """
+    """Return the processor time that this process's control groups allow, in cores; None without a quota."""
     found = []
     for version, folder in _groups("cpu", process):
         if version == 1:
@@ -209,14 +157,7 @@ def quota_of_cores(process: Path = PROCESS) -> float | None:
 
 
 def cores_to_use(allowed: Collection[int], quota: float | None) -> int:
-    """Return how many threads may compute at once.
-
-    Parameters
-    ----------
-    allowed : collection of int
-        Cores that the process may run on: its affinity, which contains the cpuset of its control group.
-    quota : float, optional
-        As of :func:`quota_of_cores`.
+    """Return how many threads may compute at once, on the cores of the affinity within a quota.
 
     Examples
     --------

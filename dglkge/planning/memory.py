@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dglkge.config import Config
 from dglkge.data.dataset_files import (
@@ -141,36 +142,24 @@ RANKED_WIDE_COPIES = 3
 
 @dataclass(frozen=True)
 class ProcessBase:
-    """Memory of a process before it has any data: the interpreter and the libraries.
-
-    Attributes
-    ----------
-    trainer_bytes, server_bytes : int
-        Private memory of one.
-    library_bytes : int
-        Files of the libraries, mapped by all processes and counted once.
-    """
+    """Memory of a process before it has any data: private, and files of the libraries, which all map."""
 
     trainer_bytes: int = 255 * MIB
     server_bytes: int = 183 * MIB
     library_bytes: int = 175 * MIB
 
 
-@dataclass(frozen=True)
-class PlannedHost:
+class PlannedHost(NamedTuple):
     """Memory and disk that one machine needs.
 
     Attributes
     ----------
-    machine : int
     memory : tuple of (what, bytes)
         Everything in memory, shared memory included; the sum is the peak.
     shared_memory_bytes : int
         The part of it that lies in ``/dev/shm``; 0 for a process alone, whose tables are its own memory.
-    base_bytes : int
-        The part of it that interpreters and libraries take.
-    mapped_bytes : int
-        The part of it that is files only mapped, which the system may drop.
+    base_bytes, mapped_bytes : int
+        The parts of it that are interpreters and libraries, and files only mapped, which the system may drop.
     disk_bytes : int
         Files of this machine's share of the checkpoint, while a new version is written beside the old one.
     structure_bytes : int
@@ -207,21 +196,7 @@ class PlannedHost:
 def plan_memory(
     config: Config, size: DatasetSize, num_trainers: int, num_servers: int, base: ProcessBase = ProcessBase()
 ) -> list[PlannedHost]:
-    """Plan every machine of a job.
-
-    Parameters
-    ----------
-    config : Config
-    size : DatasetSize
-    num_trainers, num_servers : int
-        On each machine; no servers: one process alone, without the launcher.
-    base : ProcessBase
-
-    Returns
-    -------
-    list of PlannedHost
-        Entry k holds part k.
-    """
+    """Plan every machine of a job by its number; without servers it is one process alone, and no launcher."""
     places = range(len(size.parts))
     return [_plan_host(config, size, place, num_trainers, num_servers, base) for place in places]
 
@@ -250,6 +225,7 @@ def _plan_host(
     # One trainer of the job copies what it writes, to memory or to a file that is mapped.
     dense_bytes = num_trainers * dense_trainer_bytes(config, dense, world_size)
     dense_bytes += DENSE_STORED_BYTES * dense * (machine == 0)
+    known = known_bytes(config, size) + num_trainers * negatives_bytes(config, size)
     # Each figure is a peak by itself, and the sum takes them as simultaneous, except batches and ranking,
     # which never are (`work` is the larger one).
     memory = (
@@ -263,10 +239,7 @@ def _plan_host(
         ("exchange between trainers", exchange),
         ("dense parameters", dense_bytes),
         ("rows of edge sets", num_trainers * order_bytes(config, part, len(size.parts))),
-        (
-            "known answers and degrees",
-            known_bytes(config, size) + num_trainers * negatives_bytes(config, size),
-        ),
+        ("known answers and degrees", known),
         ("names", NAME_BYTES * num_entities_of(size)),
         ("checkpoint's background copy", copy_bytes),
         ("interpreters and libraries", base_bytes),
@@ -472,9 +445,7 @@ def device_candidate_bytes(config: Config, size: DatasetSize, world_size: int) -
 
 
 def num_candidate_queries(config: Config) -> int:
-    """Return the number of queries of a batch against all candidates: two of each triple for its entities,
-    and two for its relation.
-    """
+    """Return the number of a batch's queries against all candidates: two of a triple for each kind."""
     kinds = int(not is_sampled(config)) + int(config.training.relation_prediction > 0)
     return 2 * kinds * config.training.batch_size
 
@@ -538,12 +509,11 @@ def drops_rows(config: Config) -> bool:
 
 def is_compiled(config: Config) -> bool:
     """Return whether the compiled training step computes the loss, without autograd."""
-    score_function = shared.configured_score_function(config)
-    is_product = score_function.is_product and not score_function.has_module
-    is_product = is_product and not score_function.shares_relations
-    has_loops = (score_function.compiled or is_product) and registry_of("loss").get(config.loss.name).compiled
-    has_loops = has_loops and not config.model.global_vectors and config.features is None
-    return bool(has_loops) and config.training.kernels == "auto"
+    made = shared.configured_score_function(config)
+    is_product = made.is_product and not made.has_module and not made.shares_relations
+    has_loops = (made.compiled or is_product) and registry_of("loss").get(config.loss.name).compiled
+    reads_rows = not config.model.global_vectors and config.features is None
+    return bool(has_loops) and reads_rows and config.training.kernels == "auto"
 
 
 def exchange_bytes(config: Config, size: DatasetSize, world_size: int) -> int:
@@ -584,13 +554,7 @@ def held_out_bytes(config: Config) -> int:
 
 
 def features_bytes(config: Config, size: DatasetSize) -> int:
-    """Return the bytes of the vectors of all entities, of which each machine maps one copy.
-
-    Raises
-    ------
-    InputError
-        If a file of ``features.files`` is damaged.
-    """
+    """Return the bytes of the vectors of all entities, of which each machine maps one copy."""
     chosen = config.features
     if chosen is None:
         return 0
@@ -629,11 +593,14 @@ def describe_hosts(hosts: Sequence[PlannedHost]) -> str:
     """Write the plan as plain text, a line for each figure."""
     lines = []
     for host in hosts:
+        figures = {
+            **{what: num_bytes for what, num_bytes in host.memory if num_bytes},
+            "memory, all processes": host.memory_bytes,
+            "of this in /dev/shm": host.shared_memory_bytes,
+            "disk for the checkpoint": host.disk_bytes,
+        }
         lines.append(f"machine {host.machine}:")
-        lines += [f"  {what:32}{readable(num_bytes):>10}" for what, num_bytes in host.memory if num_bytes]
-        lines.append(f"  {'memory, all processes':32}{readable(host.memory_bytes):>10}")
-        lines.append(f"  {'of this in /dev/shm':32}{readable(host.shared_memory_bytes):>10}")
-        lines.append(f"  {'disk for the checkpoint':32}{readable(host.disk_bytes):>10}")
+        lines += [f"  {what:32}{readable(num_bytes):>10}" for what, num_bytes in figures.items()]
     return "\n".join(lines)
 
 
@@ -671,31 +638,21 @@ def misfits(
 
     Parameters
     ----------
-    planned : PlannedHost
-    there : HostMemory
     has_started : bool
         Whether the processes run already, with their interpreters and libraries loaded.
     in_files : bool
         Whether tables are files: only the graph's structure is then in ``/dev/shm``.
-
-    Returns
-    -------
-    list of str
-        Empty if all fits.
     """
     needed = planned.needed_bytes(in_files) - (planned.base_bytes if has_started else 0)
     shared = planned.structure_bytes if in_files else planned.shared_memory_bytes
-    found = []
     others = ""
     if there.claims.memory_bytes or there.claims.shared_memory_bytes:
         others = f" beside {there.claims.num_jobs} other job(s) (dglkge job list)"
-    if needed > there.memory_bytes:
-        found.append(
-            f"{readable(needed)} of memory are needed and {readable(there.memory_bytes)} are there{others}"
+    return [
+        f"{readable(num_bytes)} of {what} are needed and {readable(free)} are there{others}"
+        for what, num_bytes, free in (
+            ("memory", needed, there.memory_bytes),
+            (SHARED_MEMORY_FOLDER, shared, there.shared_memory_bytes),
         )
-    if shared > there.shared_memory_bytes:
-        found.append(
-            f"{readable(shared)} of {SHARED_MEMORY_FOLDER} are needed and "
-            f"{readable(there.shared_memory_bytes)} are there{others}"
-        )
-    return found
+        if num_bytes > free
+    ]

@@ -32,18 +32,12 @@ class RangePlan:
 
     Attributes
     ----------
-    num_ranges : int
-    order : str
-    table_bytes : int
-        Rows and optimizer state of all entity types.
-    budget_bytes : int
-        Memory for them.
+    table_bytes, budget_bytes : int
+        Rows and optimizer state of all entity types, and memory for them.
     pair_bytes : int
         Ranges of a pair, of the one that is read ahead, and of the one that is still being written back.
     loads : int
-        Ranges that are read.
-    read_bytes, written_bytes : int
-        Every range that is read is trained, and written back.
+        Ranges that are read; each is trained, and written back.
     """
 
     num_ranges: int
@@ -67,23 +61,12 @@ def propose_ranges(
 ) -> int | None:
     """Return the smallest number of ranges that fit; None if :data:`MOST_RANGES` are too few.
 
-    Parameters
-    ----------
-    config : Config
-    part : PartSize
-    types : sequence of (str, str)
-        Entity types of the heads and tails of each edge type.
-    budget_bytes : int
-        Memory for rows and optimizer state.
+    Types are those of the heads and tails of each edge type; the budget is for rows and optimizer state.
     """
-    if sum(_table_bytes(config, part, types).values()) <= budget_bytes:
+    if _table_bytes(config, part, types) <= budget_bytes:
         return 1
-    fitting = (
-        number
-        for number in range(2, MOST_RANGES + 1)
-        if _pair_bytes(config, part, types, number) <= budget_bytes
-    )
-    return next(fitting, None)
+    numbers = range(2, MOST_RANGES + 1)
+    return next((n for n in numbers if _pair_bytes(config, part, types, n) <= budget_bytes), None)
 
 
 def plan_ranges(
@@ -94,39 +77,25 @@ def plan_ranges(
     The page cache is taken to drop the least recently used range first.
     """
     order = config.sampling.bucket_order
-    sizes = {}
-    row_bytes = _row_bytes(config, types)
-    for name, one in row_bytes.items():
+    sizes, names = {}, _names(types)
+    for name in names:
         bounds = range_bounds(np.array([0, part.num_rows[name]]), num_ranges)
-        sizes.update({(name, turn): int(length) * one for turn, length in enumerate(np.diff(bounds))})
-    walk, steps = walk_pairs(order, num_ranges, config.seed, 0), []
+        for turn, length in enumerate(np.diff(bounds)):
+            sizes[name, turn] = int(length) * _row_bytes(config)
+    walk = walk_pairs(order, num_ranges, config.seed, 0)
     if config.sampling.buckets == MIXED:
-        names = {name for pair in types for name in pair}
         steps = [{(name, one) for name in names for one in pair} for pair in unordered(walk).tolist()]
     else:
         steps = [
             {one for lhs, rhs in types for one in ((lhs, head), (rhs, tail))} for head, tail in walk.tolist()
         ]
     loads = count_loads(steps, sizes, budget_bytes)
-    return RangePlan(
-        num_ranges,
-        order,
-        sum(_table_bytes(config, part, types).values()),
-        budget_bytes,
-        _pair_bytes(config, part, types, num_ranges),
-        loads.count,
-        loads.num_bytes,
-        loads.num_bytes,
-    )
+    needs = _table_bytes(config, part, types), budget_bytes, _pair_bytes(config, part, types, num_ranges)
+    return RangePlan(num_ranges, order, *needs, loads.count, loads.num_bytes, loads.num_bytes)
 
 
 def parse_bytes(text: str) -> int:
     """Return the bytes of a size such as ``4G``, ``4GiB`` or ``512M``, in binary units.
-
-    Raises
-    ------
-    InputError
-        If it is no size.
 
     Examples
     --------
@@ -139,16 +108,19 @@ def parse_bytes(text: str) -> int:
     return int(float(match[1]) * 1024 ** " KMGT".index(match[2].upper() or " "))
 
 
-def _row_bytes(config: Config, types: Sequence[tuple[str, str]]) -> dict[str, int]:
-    """Return the bytes of a row and of its optimizer state, for each entity type with triples."""
+def _names(types: Sequence[tuple[str, str]]) -> set[str]:
+    """Return the entity types with triples."""
+    return {name for pair in types for name in pair}
+
+
+def _row_bytes(config: Config) -> int:
+    """Return the bytes of a row of an entity and of its optimizer state."""
     width = config.model.dimension
-    num_bytes = shared.number_bytes(config) * width
-    num_bytes += shared.FLOAT_BYTES * sum(shared.state_widths(width, config))
-    return {name: num_bytes for pair in types for name in pair}
+    return shared.number_bytes(config) * width + shared.FLOAT_BYTES * sum(shared.state_widths(width, config))
 
 
-def _table_bytes(config: Config, part: PartSize, types: Sequence[tuple[str, str]]) -> dict[str, int]:
-    return {name: part.num_rows[name] * one for name, one in _row_bytes(config, types).items()}
+def _table_bytes(config: Config, part: PartSize, types: Sequence[tuple[str, str]]) -> int:
+    return _row_bytes(config) * sum(part.num_rows[name] for name in _names(types))
 
 
 def _pair_bytes(config: Config, part: PartSize, types: Sequence[tuple[str, str]], num_ranges: int) -> int:
@@ -157,12 +129,8 @@ def _pair_bytes(config: Config, part: PartSize, types: Sequence[tuple[str, str]]
     One is read ahead, and one is still being written back. Without room for it the kernel looks for memory,
     and writes pages that are trained: measured, 2.7 times the bytes of a walk.
     """
-    row_bytes = _row_bytes(config, types)
-
-    def one_range(names: set[str]) -> int:
-        return sum(-(-part.num_rows[name] // num_ranges) * row_bytes[name] for name in names)
-
-    heads, tails = (one_range({pair[side] for pair in types}) for side in (0, 1))
-    if config.sampling.buckets == MIXED:
-        heads = tails = one_range({name for pair in types for name in pair})
-    return heads + tails + 2 * max(heads, tails)
+    sides = [_names(types)] * 2
+    if config.sampling.buckets != MIXED:
+        sides = [{pair[side] for pair in types} for side in (0, 1)]
+    heads, tails = (sum(-(-part.num_rows[name] // num_ranges) for name in names) for names in sides)
+    return _row_bytes(config) * (heads + tails + 2 * max(heads, tails))

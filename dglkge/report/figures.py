@@ -35,53 +35,25 @@ PERPLEXITY = 30
 
 
 def frequent_entities(of_entities: Mapping[str, np.ndarray], most: int) -> dict[str, np.ndarray]:
-    """Return the ids of the entities with the highest degrees over all types, by type, in descending order.
-
-    Parameters
-    ----------
-    of_entities : mapping of str to (n,) int64 array
-        Degree of each entity, by type.
-    most : int
-        Entities over all types. Each type has at least one.
+    """Return the ids of the entities with the highest of all degrees by type, at least one of each type.
 
     Examples
     --------
     >>> frequent_entities({"a": np.array([1, 9, 3]), "b": np.array([2])}, 3)
     {'a': array([1, 2]), 'b': array([0])}
     """
-    types = list(of_entities)
-    counts = np.concatenate([of_entities[name] for name in types])
-    owner = np.repeat(np.arange(len(types)), [len(of_entities[name]) for name in types])
+    counts = np.concatenate(list(of_entities.values()))
+    owner = np.repeat(np.arange(len(of_entities)), list(map(len, of_entities.values())))
     best = np.argsort(-counts, kind="stable")[:most]
-    taken = np.bincount(owner[best], minlength=len(types))
+    taken = np.bincount(owner[best], minlength=len(of_entities))
     return {
-        name: np.argsort(-of_entities[name], kind="stable")[: max(1, number)]
-        for name, number in zip(types, taken.tolist())
+        name: np.argsort(-degrees, kind="stable")[: max(1, number)]
+        for (name, degrees), number in zip(of_entities.items(), taken.tolist())
     }
 
 
 def project(rows: np.ndarray, method: str, seed: int = 0) -> tuple[np.ndarray, list[float]]:
-    """Project rows to the plane.
-
-    Parameters
-    ----------
-    rows : (n, D) float array
-    method : str
-        Of :data:`METHODS`.
-    seed : int
-        Of t-SNE.
-
-    Returns
-    -------
-    points : (n, 2) float64 array
-    explained : list of float
-        Share of the variance along each axis; empty for t-SNE.
-
-    Raises
-    ------
-    InputError
-        If rows are not finite.
-    """
+    """Project (n, D) rows to (n, 2) points; with the variance's share along each axis, none for t-SNE."""
     from sklearn.decomposition import PCA
     from sklearn.manifold import TSNE
 
@@ -105,25 +77,7 @@ def project(rows: np.ndarray, method: str, seed: int = 0) -> tuple[np.ndarray, l
 def entity_map(
     tables: Tables, of_entities: Mapping[str, np.ndarray], most: int, method: str
 ) -> dict[str, Any]:
-    """Return the map of a run's entities, ready for JSON.
-
-    Parameters
-    ----------
-    tables : Checkpoint or DglkeTables
-        Rows and names.
-    of_entities : mapping of str to (n,) int64 array
-        Degree of each entity, by type.
-    most : int
-        Entities to show: those with the highest degrees.
-    method : str
-        Of :data:`METHODS`.
-
-    Returns
-    -------
-    dict
-        ``method``, ``explained``, ``num_entities`` and ``types``: by type, ``names``, ``degrees``, ``x``
-        and ``y`` of the entities.
-    """
+    """Return the map of the entities with the highest degrees: by type their names, degrees, x and y."""
     ids_by_type = frequent_entities(of_entities, most)
     rows = [tables.gather(name, torch.from_numpy(ids)).float().numpy() for name, ids in ids_by_type.items()]
     points, explained = project(np.concatenate(rows), method)
@@ -159,23 +113,7 @@ Progress = Callable[[str, int, int], object]
 
 @dataclass(frozen=True)
 class Choices:
-    """What a report covers.
-
-    Attributes
-    ----------
-    split : str
-        The triples to rank.
-    limit : int, optional
-        Triples to rank, drawn from the split; 0 for all. By default as many as :func:`default_limit` says.
-    num_candidates : int, optional
-        As in :class:`dglkge.evaluation.metrics.Protocol`.
-    seed : int
-        Seed of the drawn triples and candidates.
-    points : int
-        Entities of the map; 0 for none.
-    projection : str
-        Of :data:`dglkge.report.figures.METHODS`.
-    """
+    """What a report covers, as the options of ``dglkge report`` say; limit: see :func:`default_limit`."""
 
     split: str = TEST
     limit: int | None = None
@@ -203,25 +141,9 @@ def collect(
     choices: Choices,
     dataset: str | None = None,
     verify: bool = True,
-    progress: Progress | None = None,
+    progress: Progress = lambda what, done, total: None,
 ) -> dict[str, Any]:
-    """Return all figures of a report.
-
-    Parameters
-    ----------
-    paths : sequence of str
-        Runs, or checkpoints in them, as :func:`dglkge.inference.run.open_run` takes them.
-    choices : Choices
-    dataset : str, optional
-        Folder of the runs' data set, if it has moved.
-    verify : bool
-        Compare files with their checksums.
-    progress : callable, optional
-
-    Returns
-    -------
-    dict
-        ``runs``, ``datasets`` and ``configuration``.
+    """Return all figures of runs: ``runs``, ``datasets`` and ``configuration``.
 
     Raises
     ------
@@ -235,28 +157,21 @@ def collect(
     # All are opened before the first is ranked, which may take minutes: a wrong path is found at once.
     runs = [open_run(path, dataset, verify) for path in paths]
     datasets: dict[str, dict[str, Any]] = {}
-    degrees_of: dict[str, dict[str, np.ndarray]] = {}
     for label, run in zip(labels, runs):
         key = run.dataset.fingerprint
         if key not in datasets:
-            degrees_of[key] = run.degrees
-            datasets[key] = {**dataset_figures(run.dataset, degrees_of[key]), "runs": []}
+            datasets[key] = {**dataset_figures(run.dataset, run.degrees), "runs": []}
         datasets[key]["runs"].append(label)
     figures_of_runs = []
     for label, run in zip(labels, runs):
-        report = progress or (lambda what, done, total: None)
-        figures = run_figures(run, choices, label, report)
+        figures = run_figures(run, choices, label, progress)
         if choices.points:
-            report(f"{label}: map", 0, 1)
-            of_entities = degrees_of[run.dataset.fingerprint]
-            figures["map"] = entity_map(run.tables, of_entities, choices.points, choices.projection)
+            progress(f"{label}: map", 0, 1)
+            figures["map"] = entity_map(run.tables, run.degrees, choices.points, choices.projection)
         figures_of_runs.append(figures)
+    configs = [run.checkpoint.config for run in runs]
     return finite(
-        {
-            "runs": figures_of_runs,
-            "datasets": list(datasets.values()),
-            "configuration": configuration([run.checkpoint.config for run in runs]),
-        }
+        {"runs": figures_of_runs, "datasets": [*datasets.values()], "configuration": configuration(configs)}
     )
 
 
@@ -343,21 +258,21 @@ def run_figures(run: Run, choices: Choices, label: str, progress: Progress) -> d
     result, triples = ranking(run, choices, lambda done, total: progress(f"{label}: rank", done, total))
     metrics = result.to_dict()
     progress(f"{label}: examples", 0, 1)
+    recorded = {
+        split: {"protocol": result["protocol"], "both": result["both"]}
+        for split, result in run.metrics.items()
+        if isinstance(result, dict) and "protocol" in result and "both" in result
+    }
     return {
         "label": label,
         "path": str(checkpoint.path),
-        "version": checkpoint.version,
+        **{name: described[name] for name in ("version", "model", "optimizer", "seed", "versions", "tables")},
         "finished_epochs": meta.progress.get(layout.Progress.FINISHED_EPOCHS),
         "dataset": run.dataset.fingerprint,
-        "model": described["model"],
-        "optimizer": described["optimizer"],
-        "seed": meta.seed,
-        "versions": described["versions"],
         "parameters": sum(table["num_rows"] * table["width"] for table in described["tables"]),
-        "tables": described["tables"],
         "checkpoint_bytes": described["size_bytes"],
         "training": curves,
-        "recorded": recorded(run),
+        "recorded": recorded,  # at the end of the training job
         "completions": completions(run),
         "ranking": {
             "protocol": metrics["protocol"],
@@ -373,24 +288,12 @@ def run_figures(run: Run, choices: Choices, label: str, progress: Progress) -> d
     }
 
 
-def recorded(run: Run) -> dict[str, dict[str, Any]]:
-    """Return what the training job measured at its end, by split: protocol and metrics of both sides."""
-    return {
-        split: {"protocol": result["protocol"], "both": result["both"]}
-        for split, result in run.metrics.items()
-        if isinstance(result, dict) and "protocol" in result and "both" in result
-    }
-
-
 def completions(run: Run) -> dict[str, list[dict[str, float]]]:
     """Return the precision and the recall of ``dglkge complete --held-out`` by split, for this version."""
     found = {}
     for path in sorted(run.checkpoint.run_folder.glob(layout.COMPLETION_PATTERN)):
-        result = dataset_files.load_json(path)
-        if (result["run_id"], result["version"]) == (
-            run.checkpoint.manifest.run_id,
-            run.checkpoint.version,
-        ):
+        result, checkpoint = dataset_files.load_json(path), run.checkpoint
+        if (result["run_id"], result["version"]) == (checkpoint.manifest.run_id, checkpoint.version):
             found[result["held_out"]] = result["curve"]
     return found
 
@@ -421,36 +324,36 @@ def ranking(
 
 
 def examples(run: Run, result: RankingResult, triples: np.ndarray) -> dict[str, list[dict[str, Any]]]:
-    """Return the best and the worst relations by MRR, each with the answers to some of its queries.
-
-    Returns
-    -------
-    dict
-        ``best`` and ``worst``: relations with ``relation``, ``mrr``, ``num_queries`` and ``queries``; a query
-        has ``side``, ``given``, ``true``, ``rank`` and ``answers`` (name, score, split that has the triple).
-    """
+    """Return the best and the worst relations by MRR, each with the answers to some of its queries."""
     both = {label: sides["both"] for label, sides in result.per_relation().items()}
     enough = [label for label, metrics in both.items() if metrics.num_queries >= 2 * FEWEST_FOR_EXAMPLES]
     ordered = sorted(enough or both, key=lambda label: -both[label].mrr)
     # A relation is not both: with few of them, the better half is best.
     number = min(EXAMPLE_RELATIONS, max(1, len(ordered) // 2))
-    groups = {"best": ordered[:number], "worst": ordered[len(ordered) - number :][::-1]}
-    if len(ordered) == 1:
-        groups["worst"] = []
-
-    asked = [
-        (label, place, side)
-        for label in chain.from_iterable(groups.values())
-        for place in np.flatnonzero(triples[:, 1] == run.dataset.relations.labels.id(label))[:EXAMPLE_TRIPLES]
-        for side in Side
-    ]
+    groups = {"best": ordered[:number], "worst": ordered[max(number, len(ordered) - number) :][::-1]}
+    relations = run.dataset.relations
+    asked, named = [], []
+    for label in chain.from_iterable(groups.values()):
+        relation_id = relations.labels.id(label)
+        for place in np.flatnonzero(triples[:, 1] == relation_id)[:EXAMPLE_TRIPLES]:
+            for side in Side:
+                vocabulary = run.dataset.vocabulary(relations[relation_id].anchor_type(side))
+                asked.append((label, place, side))
+                named.append(NamedQuery(side, vocabulary[int(triples[place, side.anchor_column])], label))
     # All at once: each call reads the rows of all candidates.
-    named = [_query(run.dataset, triples[place], side) for _, place, side in asked]
     predictions = run.answer(named, EXAMPLE_ANSWERS)
-    queries: dict[str, list[dict[str, Any]]] = {label: [] for label in chain.from_iterable(groups.values())}
+    found: dict[str, dict[str, Any]] = {
+        label: {
+            "relation": label,
+            "mrr": both[label].mrr,
+            "num_queries": both[label].num_queries,
+            "queries": [],
+        }
+        for label in chain.from_iterable(groups.values())
+    }
     for (label, place, side), prediction in zip(asked, predictions):
         true_id = int(triples[place, side.column])
-        queries[label].append(
+        found[label]["queries"].append(
             {
                 "side": side.value,
                 "given": prediction.query.entity,
@@ -459,37 +362,11 @@ def examples(run: Run, result: RankingResult, triples: np.ndarray) -> dict[str, 
                 "answers": [dataclasses.asdict(answer) for answer in prediction.answers],
             }
         )
-    return {
-        kind: [
-            {
-                "relation": label,
-                "mrr": both[label].mrr,
-                "num_queries": both[label].num_queries,
-                "queries": queries[label],
-            }
-            for label in labels
-        ]
-        for kind, labels in groups.items()
-    }
-
-
-def _query(dataset: Dataset, triple: np.ndarray, side: Side) -> NamedQuery:
-    """Return the query for one side of a triple, by name."""
-    relation_id = int(triple[1])
-    anchor_type = dataset.relations[relation_id].anchor_type(side)
-    entity = dataset.vocabulary(anchor_type)[int(triple[side.anchor_column])]
-    return NamedQuery(side, entity, dataset.relations.labels[relation_id])
+    return {kind: [found[label] for label in labels] for kind, labels in groups.items()}
 
 
 def configuration(configs: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return every field of a configuration with its default and each run's value.
-
-    Returns
-    -------
-    list of dict
-        ``field``, ``default``, ``help``, ``values`` and ``is_changed`` (by run), and ``differs``: whether
-        the runs differ in it. A value that a run has not recorded is that of the default.
-    """
+    """Return every field of a configuration with its default and each run's value, by default the default."""
     rows = []
     for field, (key, _, default, text) in zip(fields(), field_table()):
         plain = list(default) if isinstance(default, tuple) else default

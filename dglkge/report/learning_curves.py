@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,30 +54,28 @@ def learning_curves(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     A job that stopped without a commit trains some batches again: their later lines replace the earlier ones
     in the curves, and their time counts twice, since it was spent.
 
-    Parameters
-    ----------
-    lines : sequence of mapping
-        As of :func:`read_lines`.
-
     Returns
     -------
     dict
         ``loss`` and ``edges_per_second``: ``[epochs done, value]`` pairs; ``valid``: such pairs by metric;
-        ``epochs``: number, loss, seconds, bytes sent, trainers and their memory of each epoch that ended;
-        ``seconds``: time in the training loop; ``phase_seconds``: by phase, over all trainers, if measured;
-        ``buckets``: their records in the last epoch that has any, as in ``training_stats.json``.
+        ``epochs``: those that ended; ``seconds``: time in the training loop; ``phase_seconds``: by phase, of
+        all trainers; ``buckets``: their records in the last epoch that has any.
     """
-    batches = list(_lasting(lines))
+    batches: list[Mapping[str, Any]] = []
+    for line in lines:
+        if Progress.BATCHES_DONE in line:
+            while batches and _epochs_done(batches[-1]) >= _epochs_done(line):
+                batches.pop()
+            batches.append(line)
     points = [_epochs_done(line) for line in batches]
     valid: dict[str, dict[int, float]] = {}
     for line in lines:
         for name, value in line.get(VALID, {}).items():
             valid.setdefault(name, {})[line["epoch"] + 1] = value
     ends = [line for line in batches if line[Progress.BATCHES_DONE] == line["num_batches"]]
-    phases: dict[str, float] = {}
+    phases: Counter[str] = Counter()
     for line in ends:
-        for phase, seconds in line.get("phase_seconds", {}).items():
-            phases[phase] = phases.get(phase, 0.0) + seconds
+        phases.update(line.get("phase_seconds", {}))
     return {
         "loss": thinned(points, [line["loss"] for line in batches]),
         "edges_per_second": thinned(points, [line["edges_per_second"] for line in batches]),
@@ -98,7 +97,7 @@ def learning_curves(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             for line in ends
         ],
         "seconds": _seconds(lines),
-        "phase_seconds": phases,
+        "phase_seconds": dict(phases),
         "buckets": _buckets(lines),
     }
 
@@ -147,18 +146,6 @@ def thinned(points: Sequence[float], values: Sequence[float]) -> list[list[float
     x, y = (np.array_split(np.asarray(numbers, dtype=float), groups) for numbers in (points, values))
     # The last point of a group: the mean covers what was trained up to it.
     return [[float(ends[-1]), float(group.mean())] for ends, group in zip(x, y)]
-
-
-def _lasting(lines: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield the lines of batches that no later line replaces, in their order."""
-    kept: list[Mapping[str, Any]] = []
-    for line in lines:
-        if Progress.BATCHES_DONE not in line:
-            continue
-        while kept and _epochs_done(kept[-1]) >= _epochs_done(line):
-            kept.pop()
-        kept.append(line)
-    yield from kept
 
 
 def _buckets(lines: Sequence[Mapping[str, Any]]) -> list[Any]:

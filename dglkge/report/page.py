@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 from dglkge import __version__
 from dglkge.data.dataset_files import SPLITS, Field
@@ -47,14 +45,12 @@ MAP_NOTES = {
     "tsne": "their rows placed by t-SNE: near points are similar, distances between groups say little",
 }
 
-Number = int | float | None
 Entry = Mapping[str, Any]
 """A part of the collected figures."""
 
 
-@dataclass(frozen=True)
-class Cell:
-    """A cell of a table: its text, the number it is sorted by, and how it looks."""
+class Cell(NamedTuple):
+    """A cell of a table: its text, the number it is sorted by, and how it looks: ``n`` for numbers."""
 
     text: str
     value: float | None = None
@@ -62,8 +58,7 @@ class Cell:
     title: str = ""
 
 
-@dataclass(frozen=True)
-class Column:
+class Column(NamedTuple):
     """A column of a table; its kind is ``text`` or ``number``, and it may belong to one of several runs."""
 
     title: str
@@ -71,8 +66,7 @@ class Column:
     run: str = ""
 
 
-@dataclass(frozen=True)
-class Table:
+class Table(NamedTuple):
     """A table; the first cell of a row is its heading."""
 
     id: str
@@ -80,25 +74,9 @@ class Table:
     rows: Sequence[Sequence[Cell]]
     sortable: bool = True
 
-    @property
-    def has_titles(self) -> bool:
-        """Whether any column has a title."""
-        return any(column.title for column in self.columns)
-
 
 def render(figures: Entry) -> str:
-    """Return the page as HTML.
-
-    Parameters
-    ----------
-    figures : mapping
-        As of :func:`dglkge.report.figures.collect`.
-
-    Raises
-    ------
-    InputError
-        If plotly or jinja2 is not installed.
-    """
+    """Return the page of the figures of :func:`dglkge.report.figures.collect` as HTML."""
     jinja2, plotly = packages()
     page = _Page(figures["runs"], figures["datasets"])
     view = {
@@ -106,13 +84,8 @@ def render(figures: Entry) -> str:
         "overview": page.overview(),
         "datasets": [page.dataset(number, data) for number, data in enumerate(page.datasets)],
         "curves": page.curves(),
-        "curve_note": "Loss and speed are those between two reports, about 20 in an epoch. "
-        "Curves of more than 400 points show means of neighbours.",
         **page.ranking(),
         "examples": page.runs,
-        "example_note": "Queries of the ranked triples, with the five best answers. A tag names the split of "
-        "an answer that the data set has; filtered ranking leaves these out, so the rank may be better than "
-        "the place in the list. The true answer is bold.",
         **page.maps(),
         "time": page.time(),
         "tables": page.tables(),
@@ -170,19 +143,6 @@ class _Page:
                 "The runs were trained on different data sets; their metrics cannot be compared: "
                 + "; ".join(f"{other['name']}: {', '.join(other['runs'])}" for other in self.datasets)
             )
-        headings = {
-            "overview": "Overview",
-            "data": "Data",
-            "curves": "Learning curves",
-            "ranking": "Ranking",
-            "examples": "Best and worst",
-            "map": "Map",
-            "time": "Time and memory",
-            "partitions": "Partitions",
-            "configuration": "Configuration",
-        }
-        if "map" not in run:
-            del headings["map"]
         tiles = [
             (f"{best['mrr']:.4f}", f"MRR, {protocol['split']} split"),
             (f"{best['hits@10']:.4f}", "Hits@10"),
@@ -196,7 +156,6 @@ class _Page:
             "protocol": f"Ranking: {protocol['split']} split, {protocol['filtering']}, "
             f"{protocol['candidates']} candidates, {protocol['ties']} ties.",
             "warnings": warnings,
-            "headings": headings,
             "tiles": [] if self._is_comparison else tiles,
         }
 
@@ -213,7 +172,7 @@ class _Page:
         # Those of a single run are above this table, and in that of the ranking.
         for name in METRICS if self._is_comparison else ():
             cells = self._metric_cells([run["ranking"]["sides"]["both"] for run in self.runs], name)
-            left = [dataclasses.replace(cell, css=cell.css.removeprefix("n").strip()) for cell in cells]
+            left = [cell._replace(css=cell.css.removeprefix("n").strip()) for cell in cells]
             rows.append([Cell(_metric_title(name)), *left])
         rows.append(self._facts("Ranked triples", _ranked))
         for split in SPLITS:
@@ -328,7 +287,7 @@ class _Page:
         for cells, results in lines:
             count = max(result["num_queries"] for result in results if result)
             metrics = [cell for name in names for cell in self._metric_cells(results, name)]
-            rows.append([*cells, number_cell(count, f"{count:,.0f}"), *metrics])
+            rows.append([*cells, number_cell(count, ",.0f"), *metrics])
         return Table(id_, columns, rows)
 
     def _metric_cells(self, results: Sequence[Mapping[str, float] | None], name: str) -> list[Cell]:
@@ -399,76 +358,71 @@ class _Page:
         return {"maps": maps, "map_note": note}
 
     def time(self) -> Table:
-        def add(title: str, text: Callable[[Entry], str], hint: str = "") -> list[Cell]:
-            return self._facts(title, lambda run: text(run["training"]), hint, css="n")
+        def of(run: Entry, name: str) -> list[float]:
+            """Return a figure of all epochs that have it."""
+            return [epoch[name] for epoch in run["training"]["epochs"] if epoch[name] is not None]
 
-        rows = [
-            add(
+        def trainers(run: Entry) -> str:
+            return ", ".join(f"{number:g}" for number in sorted(set(of(run, "num_trainers"))))
+
+        def speed(run: Entry) -> str:
+            values = [value for _, value in run["training"]["edges_per_second"] if value is not None]
+            return f"{median(values):,.0f}" if values else ""
+
+        memory = "shares of shared pages summed over trainers, at the end of an epoch; servers are not in it"
+        facts: list[tuple[str, Callable[[Entry], str], str]] = [
+            (
                 "Time in training loops",
-                lambda training: _spent(training["seconds"]),
+                lambda run: _spent(run["training"]["seconds"]),
                 "without start, ranking and commits",
             ),
-            add("Epochs recorded", lambda training: f"{len(training['epochs']):,}"),
-            add(
-                "Time of an epoch, median",
-                lambda training: _spent(median(_of_epochs("seconds", training) or [0])),
-            ),
-            add("Edges/s, median", _speed),
-            add(
-                "Bytes sent to other machines",
-                lambda training: human_bytes(sum(_of_epochs("bytes_sent", training))),
-            ),
-            add(
-                "Trainers",
-                lambda training: ", ".join(
-                    f"{number:g}" for number in sorted(set(_of_epochs("num_trainers", training)))
-                ),
-            ),
-            add(
+            ("Epochs recorded", lambda run: f"{len(run['training']['epochs']):,}", ""),
+            ("Time of an epoch, median", lambda run: _spent(median(of(run, "seconds") or [0])), ""),
+            ("Edges/s, median", speed, ""),
+            ("Bytes sent to other machines", lambda run: human_bytes(sum(of(run, "bytes_sent"))), ""),
+            ("Trainers", trainers, ""),
+            (
                 "Memory of the trainers, largest",
-                lambda training: human_bytes(max(_of_epochs("trainer_memory_bytes", training), default=0)),
-                "shares of shared pages summed over trainers, at the end of an epoch; servers are not in it",
+                lambda run: human_bytes(max(of(run, "trainer_memory_bytes"), default=0)),
+                memory,
             ),
-            self._facts("Checkpoint on disk", lambda run: human_bytes(run["checkpoint_bytes"] or 0), css="n"),
+            ("Checkpoint on disk", lambda run: human_bytes(run["checkpoint_bytes"] or 0), ""),
         ]
+        rows = [self._facts(title, text, hint, css="n") for title, text, hint in facts]
         return self._fact_table("table-time", rows, "number")
 
     def tables(self) -> Table:
-        columns = [Column("Run", "text")] if self._is_comparison else []
-        columns += [Column("Table", "text"), Column("Rows"), Column("Width"), Column("Rows in memory")]
-        columns += [Column("Files"), Column("On disk"), Column("Optimizer state", "text")]
-        rows = []
-        for run in self.runs:
-            for table in run["tables"]:
-                row_bytes = 4 * table["num_rows"] * table["width"]
-                rows.append(
-                    [
-                        *([Cell(run["label"])] if self._is_comparison else []),
-                        Cell(table["name"]),
-                        number_cell(table["num_rows"]),
-                        number_cell(table["width"]),
-                        number_cell(row_bytes, human_bytes(row_bytes)),
-                        number_cell(table["num_parts"]),
-                        number_cell(table["size_bytes"], human_bytes(table["size_bytes"])),
-                        Cell(", ".join(table["optimizer_state"]) or NONE),
-                    ]
-                )
-        return Table("table-tables", columns, rows)
+        rows = [
+            {
+                **({"Run": Cell(run["label"])} if self._is_comparison else {}),
+                "Table": Cell(table["name"]),
+                "Rows": number_cell(table["num_rows"]),
+                "Width": number_cell(table["width"]),
+                "Rows in memory": number_cell(4 * table["num_rows"] * table["width"], human_bytes),
+                "Files": number_cell(table["num_parts"]),
+                "On disk": number_cell(table["size_bytes"], human_bytes),
+                "Optimizer state": Cell(", ".join(table["optimizer_state"]) or NONE),
+            }
+            for run in self.runs
+            for table in run["tables"]
+        ]
+        return _table("table-tables", rows)
 
     def partitions(self, number: int, data: Entry) -> dict[str, Any]:
         graph = data["partitions"]
         parts, balance, edge_cut = graph[Field.PARTS], graph["balance"], graph["edge_cut"]
         types = list(data["entities"]) if len(data["entities"]) > 1 else []
-        columns = [Column("Partition", "text"), Column("Entities")]
-        columns += [Column(f"of type {name}") for name in types]
-        columns += [Column("Relations"), Column("Edges"), Column("Cut edges"), Column("Cut share")]
         rows = []
         for part in parts:
             cut, nodes = part[Field.CUT_EDGES], part["nodes"]
-            share = cut / part["num_edges"] if part["num_edges"] else 0.0
-            counts = [part["num_entities"], *map(nodes.get, types), nodes["relation"], part["num_edges"], cut]
-            cells = [*map(number_cell, counts), number_cell(share, f"{share:.1%}")]
-            rows.append([Cell(str(part["part"])), *cells])
+            counts = {
+                "Entities": part["num_entities"],
+                **{f"of type {name}": nodes.get(name) for name in types},
+            }
+            counts |= {"Relations": nodes["relation"], "Edges": part["num_edges"], "Cut edges": cut}
+            row = {title: number_cell(count) for title, count in counts.items()}
+            share = number_cell(cut / part["num_edges"] if part["num_edges"] else 0.0, ".1%")
+            rows.append({"Partition": Cell(str(part["part"])), **row, "Cut share": share})
         note = f"{counted(len(parts), 'partition')} by {graph['method']}."
         if balance and edge_cut and len(parts) > 1:
             note += (
@@ -480,18 +434,21 @@ class _Page:
         id_ = f"plot-parts-{number}" if len(parts) > 1 else ""
         if id_:
             self.add(id_, plots.part_bars(parts))
-        table = Table(f"table-parts-{number}", columns, rows)
-        return {"name": data["name"], "note": note, "plot": id_, "table": table}
+        return {
+            "name": data["name"],
+            "note": note,
+            "plot": id_,
+            "table": _table(f"table-parts-{number}", rows),
+        }
 
     def buckets(self) -> list[tuple[str, Table]]:
         """Return a table of the buckets of the last epoch of each run with ranges, and the run's label."""
         tables = []
         for number, run in enumerate(self.runs):
-            rows = [_bucket_facts(one) for one in run["training"]["buckets"]]
+            rows = [_bucket_cells(one) for one in run["training"]["buckets"]]
             if rows:
-                cells = [[number_cell(value, text) for value, text in row.values()] for row in rows]
-                table = Table(f"table-buckets-{number}", [*map(Column, rows[0])], cells)
-                tables.append((run["label"] if self._is_comparison else "", table))
+                label = run["label"] if self._is_comparison else ""
+                tables.append((label, _table(f"table-buckets-{number}", rows)))
         return tables
 
     def configuration(self, fields: Sequence[Entry]) -> dict[str, Any]:
@@ -548,16 +505,6 @@ def _recorded(run: Entry, split: str) -> str | None:
     return f"{both['mrr']:.4f} ({both['num_queries']:,} queries, {how})"
 
 
-def _of_epochs(name: str, training: Entry) -> list[float]:
-    """Return a figure of all epochs that have it."""
-    return [epoch[name] for epoch in training["epochs"] if epoch[name] is not None]
-
-
-def _speed(training: Entry) -> str:
-    values = [value for _, value in training["edges_per_second"] if value is not None]
-    return f"{median(values):,.0f}" if values else ""
-
-
 def _setting(value: Any) -> str:
     """Return the value of a field as text, near to YAML's."""
     return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
@@ -567,33 +514,34 @@ def _metric_title(name: str) -> str:
     return METRIC_TITLES.get(name, name if name.startswith("MRR") else name.capitalize())
 
 
-def number_cell(value: Number, text: str | None = None) -> Cell:
+def _table(id_: str, rows: Sequence[Mapping[str, Cell]]) -> Table:
+    """Return a table of rows, which are cells by the title of their column."""
+    columns = [Column(title, "number" if cell.css else "text") for title, cell in rows[0].items()]
+    return Table(id_, columns, [list(row.values()) for row in rows])
+
+
+def number_cell(value: Any, form: str | Callable[[Any], str] = ",") -> Cell:
     """Return the cell of a figure that may be missing."""
     if value is None:
         return Cell(NONE, css="n")
-    return Cell(f"{value:,}" if text is None else text, value, "n")
+    return Cell(form(value) if callable(form) else format(value, form), value, "n")
 
 
-def _bucket_facts(record: Entry) -> dict[str, tuple[Number, str]]:
-    """Return what a table of buckets shows of a record: value and text by title."""
+def _bucket_cells(record: Entry) -> dict[str, Cell]:
+    """Return what a table of buckets shows of a record, by title."""
     held_out = record.get("eval_stats_after", {}).get("metrics", {}).get("mrr")
-    megabytes = {name: record[name] / 1e6 for name in ("bytes_read", "bytes_written")}
-    numbers: dict[str, tuple[Number, str]] = {
-        "Machine": (record.get("machine", 0), ","),
-        "Head range": (record["lhs_partition"], ","),
-        "Tail range": (record["rhs_partition"], ","),
-        "Triples": (record["stats"]["count"], ","),
-        "Loss": (record["stats"]["metrics"]["loss"], ".4f"),
-        "Held-out MRR": (held_out, ".4f"),
-        "Seconds": (record["seconds"], ",.2f"),
-        "MB read": (megabytes["bytes_read"], ",.1f"),
-        "MB written": (megabytes["bytes_written"], ",.1f"),
-        "MB/s": (record["mb_per_second"], ",.1f"),
-        "Major faults": (record["major_faults"], ","),
-    }
     return {
-        title: (value, "" if value is None else format(value, form))
-        for title, (value, form) in numbers.items()
+        "Machine": number_cell(record.get("machine", 0)),
+        "Head range": number_cell(record["lhs_partition"]),
+        "Tail range": number_cell(record["rhs_partition"]),
+        "Triples": number_cell(record["stats"]["count"]),
+        "Loss": number_cell(record["stats"]["metrics"]["loss"], ".4f"),
+        "Held-out MRR": number_cell(held_out, ".4f"),
+        "Seconds": number_cell(record["seconds"], ",.2f"),
+        "MB read": number_cell(record["bytes_read"] / 1e6, ",.1f"),
+        "MB written": number_cell(record["bytes_written"] / 1e6, ",.1f"),
+        "MB/s": number_cell(record["mb_per_second"], ",.1f"),
+        "Major faults": number_cell(record["major_faults"]),
     }
 
 
@@ -620,9 +568,7 @@ def short(count: int) -> str:
     >>> short(9999), short(56_414), short(12_345_678)
     ('9,999', '56.4 k', '12.3 M')
     """
-    if count < 10_000:
-        return f"{count:,}"
-    for factor, unit in ((10**9, "G"), (10**6, "M")):
-        if count >= factor:
+    for factor, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if count >= max(factor, 10_000):
             return f"{count / factor:.1f} {unit}"
-    return f"{count / 1000:.1f} k"
+    return f"{count:,}"

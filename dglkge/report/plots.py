@@ -51,13 +51,9 @@ def figure(traces: Sequence[Figure], height: int = HEIGHT, **layout: Any) -> Fig
     return {"data": list(traces), "layout": {**common, **layout}}
 
 
-def _colour(number: int) -> str:
-    """Return the colour of a run or of an entity type."""
-    return PALETTE[number % len(PALETTE)]
-
-
-def _symbol(number: int) -> str:
-    return SYMBOLS[number % len(SYMBOLS)]
+def _of(choices: Sequence[str], number: int) -> str:
+    """Return the colour, dash or symbol of a run or of an entity type."""
+    return choices[number % len(choices)]
 
 
 def _axis(title: str, **more: Any) -> Figure:
@@ -75,25 +71,20 @@ def _bars(
 ) -> Figure:
     """Return the bars of a run, or of a part of it, which may be hatched."""
     marker = {
-        "color": _colour(number),
+        "color": _of(PALETTE, number),
         "pattern": {"shape": "/" if is_hatched else "", "fillmode": "replace"},
-        "line": {"color": _colour(number), "width": 1},
+        "line": {"color": _of(PALETTE, number), "width": 1},
     }
-    return {
-        "type": "bar",
-        "x": x,
-        "y": y,
-        "name": shown(name),
-        "marker": marker,
-        "hovertemplate": hover,
-        **more,
-    }
+    return _trace("bar", x, y, hover, name, marker=marker, **more)
+
+
+def _trace(kind: str, x: Sequence[Any], y: Sequence[Any], hover: str, name: str, **more: Any) -> Figure:
+    return {"type": kind, "x": x, "y": y, "hovertemplate": hover, "name": shown(name), **more}
 
 
 def _points(x: Sequence[Any], y: Sequence[Any], hover: str, name: str, **more: Any) -> Figure:
     """Return the points of a run or of an entity type."""
-    common = {"type": "scatter", "mode": "markers", "name": shown(name), "hovertemplate": hover}
-    return {**common, "x": x, "y": y, **more}
+    return _trace("scatter", x, y, hover, name, **{"mode": "markers", **more})
 
 
 def curves(runs: Runs, what: str, title: str, is_log: bool = False) -> Figure:
@@ -101,16 +92,15 @@ def curves(runs: Runs, what: str, title: str, is_log: bool = False) -> Figure:
     traces = []
     for number, run in enumerate(runs):
         of_valid, label = run["training"][VALID], run["label"]
-        lines = [
-            (label, of_valid.get("mrr", []) if what == VALID else run["training"][what], _symbol(number))
-        ]
+        points = of_valid.get("mrr", []) if what == VALID else run["training"][what]
+        lines = [(label, points, _of(SYMBOLS, number))]
         if what == "loss" and of_valid.get("loss"):
             lines = [(f"{label}, train", *lines[0][1:]), (f"{label}, valid", of_valid["loss"], "x")]
         for name, points, symbol in lines:
             if points:
                 style = {
                     "mode": "lines+markers" if len(points) <= 60 else "lines",
-                    "line": {"color": _colour(number), "dash": DASHES[number % len(DASHES)], "width": 2},
+                    "line": {"color": _of(PALETTE, number), "dash": _of(DASHES, number), "width": 2},
                     "marker": {"size": 8 if symbol == "x" else 5, "symbol": symbol},
                 }
                 x, y = map(list, zip(*points))
@@ -127,43 +117,28 @@ def completion_curves(runs: Runs) -> Figure:
     traces = []
     for number, run in enumerate(runs):
         for split, points in run["completions"].items():
-            style = {"mode": "lines+markers", "line": {"color": _colour(number), "width": 2}}
+            style = {"mode": "lines+markers", "line": {"color": _of(PALETTE, number), "width": 2}}
             hover = "best %{text}: precision %{y:.4f}, recall %{x:.4f}"
-            traces.append(
-                _points(
-                    [point["recall"] for point in points],
-                    [point["precision"] for point in points],
-                    hover,
-                    f"{run['label']}, {split}",
-                    text=[f"{point['rank']:,}" for point in points],
-                    **style,
-                )
-            )
+            x, y = ([point[name] for point in points] for name in ("recall", "precision"))
+            ranks = [f"{point['rank']:,}" for point in points]
+            traces.append(_points(x, y, hover, f"{run['label']}, {split}", text=ranks, **style))
     if not traces:
         return {}
-    return figure(
-        traces,
-        xaxis=_axis("recall", rangemode="tozero"),
-        yaxis=_axis("precision", rangemode="tozero"),
-    )
+    recall, precision = (_axis(title, rangemode="tozero") for title in ("recall", "precision"))
+    return figure(traces, xaxis=recall, yaxis=precision)
 
 
 def is_log_better(runs: Runs, what: str) -> bool:
     """Return whether a curve's positive values span more than a factor of 20."""
-    points = [
-        *(run["training"][what] for run in runs),
-        *(run["training"][VALID].get(what, []) for run in runs),
-    ]
+    points = [run["training"][what] + run["training"][VALID].get(what, []) for run in runs]
     values = [value for _, value in chain(*points) if value is not None]
     return bool(values) and min(values) > 0 and max(values) / min(values) > 20
 
 
 def by_category(runs: Runs) -> Figure:
     """Return the plot of MRR by category of relations and side: colours are runs, hatched bars are tails."""
-    names = ["all relations"]
-    names += [
-        name for name in (*CATEGORIES, UNSEEN) if any(name in run["ranking"]["categories"] for run in runs)
-    ]
+    used = {name for run in runs for name in run["ranking"]["categories"]}
+    names = ["all relations", *(name for name in (*CATEGORIES, UNSEEN) if name in used)]
     traces = []
     for number, run in enumerate(runs):
         groups = {names[0]: run["ranking"]["sides"], **run["ranking"]["categories"]}
@@ -178,15 +153,7 @@ def by_category(runs: Runs) -> Figure:
 
 
 def by_relation(runs: Runs, labels: Sequence[str]) -> Figure:
-    """Return the plot of MRR by relation, the best at the top.
-
-    Parameters
-    ----------
-    runs : sequence of mapping
-        Runs on one data set.
-    labels : sequence of str
-        The relations to show.
-    """
+    """Return the plot of MRR by some relations of runs on one data set, the best at the top."""
     first = runs[0]["ranking"]["relations"]
     ordered = sorted(labels, key=lambda label: first[label]["both"]["mrr"] if label in first else -1.0)
     traces = []
@@ -196,10 +163,10 @@ def by_relation(runs: Runs, labels: Sequence[str]) -> Figure:
         results = [metrics[ordered[place]]["both"] for place in places]
         # Open after the first run's, which equal values would hide.
         marker = {
-            "color": _colour(number),
+            "color": _of(PALETTE, number),
             "size": 9,
-            "symbol": _symbol(number) + ("-open" if number else ""),
-            "line": {"width": 2, "color": _colour(number)},
+            "symbol": _of(SYMBOLS, number) + ("-open" if number else ""),
+            "line": {"width": 2, "color": _of(PALETTE, number)},
         }
         texts = {
             "text": [shown(ordered[place]) for place in places],
@@ -260,7 +227,12 @@ def map_points(entities: Mapping[str, Any]) -> Figure:
     types = entities["types"]
     traces = []
     for number, (name, of_type) in enumerate(types.items()):
-        marker: Figure = {"size": 6, "opacity": 0.75, "symbol": _symbol(number), "color": _colour(number)}
+        marker: Figure = {
+            "size": 6,
+            "opacity": 0.75,
+            "symbol": _of(SYMBOLS, number),
+            "color": _of(PALETTE, number),
+        }
         if len(types) == 1:
             logarithms = [math.log10(max(1, degree)) for degree in of_type["degrees"]]
             ticks = list(range(math.ceil(max(logarithms, default=0)) + 1))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -40,25 +40,16 @@ _FIRST_TRAINER_LOG = "trainer-0.log"
 def run_state(
     folder: Path, logs: Path | None = None, num_lines: int = 10, now: float | None = None
 ) -> dict[str, Any]:
-    """Return the state of a run.
+    """Return the state of a run or of a checkpoint in it; what is not known is None or empty.
 
     Parameters
     ----------
-    folder : Path
-        The run's folder, or a checkpoint in it.
     logs : Path, optional
         Folder of its logs; by default the one that the run names, and ``logs/`` in the run.
     num_lines : int
         Events, and lines of the first trainer's log.
     now : float, optional
         Seconds since the epoch.
-
-    Returns
-    -------
-    dict
-        ``run``, ``state``, ``progress``, ``loss``, ``epoch_loss``, ``edges_per_second``, ``seconds_left``,
-        ``quiet_seconds``, ``valid``, ``test``, ``version``, ``processes``, ``bytes_sent``, ``events`` and
-        ``log``. What is not known is None or empty.
 
     Raises
     ------
@@ -80,11 +71,11 @@ def run_state(
     progress = _progress(last, num_epochs)
     version, saved = manifest.get("version"), manifest.get("progress", {})
     quiet = _quiet_seconds(folder, lines, now)
-    is_finished = saved.get(Progress.ENDED_AFTER) is not None or (
-        bool(last) and progress["epochs_done"] == num_epochs
-    )
-    pause = QUIET_FACTOR * _pause(batches)
-    is_quiet = quiet is None or quiet > max(QUIET_SECONDS, pause)
+    has_all = bool(last) and progress["epochs_done"] == num_epochs
+    is_finished = has_all or saved.get(Progress.ENDED_AFTER) is not None
+    # The time between the last two lines, negative where an epoch has begun.
+    pause = batches[-1]["epoch_seconds"] - batches[-2]["epoch_seconds"] if len(batches) > 1 else 0.0
+    is_quiet = quiet is None or quiet > max(QUIET_SECONDS, QUIET_FACTOR * pause)
     found_logs = _find_logs(folder, logs)
     return {
         "run": str(folder),
@@ -134,22 +125,18 @@ def _seconds_left(batches: Sequence[Mapping[str, Any]], progress: Mapping[str, A
     if not batches or not progress["num_epochs"]:
         return None
     last = batches[-1]
-    before = [line for line in batches[-6:-1] if line["epoch"] == last["epoch"]]
     # A job that has resumed restarts the clock of the epoch: only lines of one start are compared.
-    before = [line for line in before if line["epoch_seconds"] < last["epoch_seconds"]]
-    first = before[0] if before else {"epoch_seconds": 0.0, Progress.BATCHES_DONE: 0}
+    before = (
+        line
+        for line in batches[-6:-1]
+        if line["epoch"] == last["epoch"] and line["epoch_seconds"] < last["epoch_seconds"]
+    )
+    first = next(before, {"epoch_seconds": 0.0, Progress.BATCHES_DONE: 0})
     num = last[Progress.BATCHES_DONE] - first[Progress.BATCHES_DONE]
     if num <= 0:
         return None
     left = (progress["num_epochs"] - progress["epochs_done"]) * last["num_batches"]
     return max(0.0, left) * (last["epoch_seconds"] - first["epoch_seconds"]) / num
-
-
-def _pause(batches: Sequence[Mapping[str, Any]]) -> float:
-    """Return the seconds between the last two lines of one epoch."""
-    if len(batches) < 2:
-        return 0.0
-    return max(0.0, batches[-1]["epoch_seconds"] - batches[-2]["epoch_seconds"])
 
 
 def _quiet_seconds(folder: Path, lines: Sequence[Mapping[str, Any]], now: float) -> float | None:
@@ -186,13 +173,7 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _find_logs(folder: Path, own: Path | None) -> Path | None:
-    """Return the folder of the newest attempt's logs; None if there is none here.
-
-    Raises
-    ------
-    InputError
-        If the folder that is named does not exist.
-    """
+    """Return the folder of the newest attempt's logs, of a folder that must exist if it is named, or None."""
     if own is not None and not own.is_dir():
         raise InputError(f"there is no folder of logs {own}")
     job = _read_json(folder / layout.RUN_JOB_FILE)
@@ -252,17 +233,12 @@ PROCESS_GAUGES = (
 )
 """Column of a process in the statistics, name of the gauge, and its help."""
 
+ESCAPED = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+"""Characters of labels as the format quotes them."""
+
 
 def prometheus_text(state: Mapping[str, Any], now: float | None = None) -> str:
-    """Return a state in Prometheus' text format, for node_exporter's textfile collector or a web server.
-
-    Parameters
-    ----------
-    state : mapping
-        As of :func:`run_state`.
-    now : float, optional
-        Seconds since the epoch.
-    """
+    """Return a state in Prometheus' text format, for node_exporter's textfile collector or a web server."""
     run = {"run": state["run"]}
     progress, valid = state["progress"], state[VALID]["last"] or {}
     values = {
@@ -277,44 +253,31 @@ def prometheus_text(state: Mapping[str, Any], now: float | None = None) -> str:
         "quiet_seconds": (state["quiet_seconds"], "seconds since the last line of statistics"),
         "left_seconds": (state["seconds_left"], "estimate of the training time that is left"),
         "checkpoint_version": (state["version"], "number of the published version"),
+        "written_timestamp_seconds": (time.time() if now is None else now, "time at which this was written"),
     }
-    gauges = [(name, words, [(run, value)]) for name, (value, words) in values.items()]
+    texts = [_gauge(name, words, [(run, value)]) for name, (value, words) in values.items()]
     for name, words, metrics in (
         ("valid_metric", "last ranking of the valid split", valid),
         ("test_metric", "ranking of the test split at the end", state[TEST] or {}),
     ):
         samples = [({**run, "metric": key}, value) for key, value in metrics.items() if key != "epoch"]
-        gauges.append((name, words, samples))
+        texts.append(_gauge(name, words, samples))
     for column, name, words in PROCESS_GAUGES:
         samples = [
-            ({**run, "process": process, "machine": str(numbers.get("machine", 0))}, numbers[column])
+            ({**run, "process": process, "machine": str(numbers.get("machine", 0))}, numbers.get(column))
             for process, numbers in state["processes"].items()
-            if column in numbers
         ]
-        gauges.append((name, words, samples))
-    written = time.time() if now is None else now
-    gauges.append(("written_timestamp_seconds", "time at which this was written", [(run, written)]))
-    texts = []
-    for name, words, samples in gauges:
-        lines = [
-            f"dglkge_{name}{{{_labels(labels)}}} {_float(value)}\n"
-            for labels, value in samples
-            if isinstance(value, (int, float))
-        ]
-        if lines:
-            texts.append(f"# HELP dglkge_{name} {words}\n# TYPE dglkge_{name} gauge\n{''.join(lines)}")
+        texts.append(_gauge(name, words, samples))
     return "".join(texts)
 
 
-def _float(value: float) -> str:
-    """Return a number as the format writes it."""
-    return {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}.get(text := repr(float(value)), text)
-
-
-def _labels(labels: Mapping[str, str]) -> str:
-    """Return labels as the format quotes them."""
-    escaped = {
-        name: value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
-        for name, value in labels.items()
-    }
-    return ",".join(f'{name}="{value}"' for name, value in escaped.items())
+def _gauge(name: str, words: str, samples: Iterable[tuple[Mapping[str, str], Any]]) -> str:
+    """Return a gauge as the format writes it; empty if no sample is a number."""
+    lines = []
+    for labels, value in samples:
+        if isinstance(value, (int, float)):
+            quoted = (f'{label}="{text.translate(ESCAPED)}"' for label, text in labels.items())
+            number = {"nan": "NaN", "inf": "+Inf", "-inf": "-Inf"}.get(text := repr(float(value)), text)
+            lines.append(f"dglkge_{name}{{{','.join(quoted)}}} {number}\n")
+    head = f"# HELP dglkge_{name} {words}\n# TYPE dglkge_{name} gauge\n"
+    return head + "".join(lines) if lines else ""

@@ -21,40 +21,21 @@ calibrated."""
 
 
 def build_server(explorer: Explorer) -> MCPServer[Any]:
-    """Return a server whose tools are the questions that a knowledge graph's agent has.
-
-    Parameters
-    ----------
-    explorer : Explorer
-        Answers them; what it refuses is the text of a tool's error.
-    """
+    """Return a server with questions to an explorer as tools; what it refuses is the text of an error."""
     facts = explorer.describe()
     counts = {"entities": sum(facts["entities"].values()), "relations": facts["relations"]}
     server = MCPServer[Any](
         "dglkge", version=__version__, instructions=INSTRUCTIONS.format(dataset=facts["dataset"], **counts)
     )
 
-    def add(tool: Callable[..., Any]) -> None:
-        @functools.wraps(tool)
-        def answer(*args: Any, **kwargs: Any) -> Any:
-            try:
-                return tool(*args, **kwargs)
-            except InputError as error:
-                raise ToolError(str(error)) from None
-
-        server.add_tool(answer, structured_output=False)
-
-    @add
     def search_entity(text: str, entity_type: str | None = None, k: int = 20) -> list[dict[str, str]]:
         """Find entities whose name begins with a text, then those that contain it elsewhere."""
         return explorer.entities(text, entity_type, k, anywhere=True)
 
-    @add
     def list_relations() -> list[dict[str, Any]]:
         """List the relations with their entity types and numbers of known triples."""
         return explorer.relations
 
-    @add
     def predict(
         head: str | None = None,
         relation: str | None = None,
@@ -71,17 +52,17 @@ def build_server(explorer: Explorer) -> MCPServer[Any]:
         (answered,) = explorer.predict([query], k, None, candidates)
         return answered
 
-    @add
-    def ask(question: str, k: int = 10, beam: int = 16) -> dict[str, Any]:
-        """Answer a question of several hops by the best entities, each with the triples that led to it.
-
-        E.g. ?x : (Alice, knows, ?y), (?y, likes, ?x), not (Bob, likes, ?x)
-        """
-        return explorer.ask(question, k, beam)
-
-    @add
-    def explain(head: str, relation: str, tail: str, k: int = 5) -> dict[str, Any]:
-        """Give reasons for a triple: others that raise its score, rules that imply it, similar known ones."""
-        return explorer.explain(head, relation, tail, k)
-
+    for tool in (search_entity, list_relations, predict, explorer.ask, explorer.explain):
+        server.add_tool(_with_its_refusals(tool), structured_output=False)
     return server
+
+
+def _with_its_refusals(tool: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(tool)
+    def answer(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return tool(*args, **kwargs)
+        except InputError as error:
+            raise ToolError(str(error)) from None
+
+    return answer

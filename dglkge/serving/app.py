@@ -15,7 +15,7 @@ import torch
 from fastapi import FastAPI, Query, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 from starlette.exceptions import HTTPException
 
 from dglkge import __version__
@@ -58,10 +58,10 @@ page, 404 unknown entity, 413 body of more than {MAX_BODY_BYTES} bytes, 415 not 
 limits, 503 more than {MAX_WAITING} requests wait for the model."""
 
 Name = Annotated[str, Field(max_length=MAX_NAME_LENGTH)]
-NameParameter = Annotated[str, Query(max_length=MAX_NAME_LENGTH)]
+Names = Annotated[list[Name], Field(max_length=MAX_QUERIES)]
+K = Annotated[int, Field(ge=1, le=MAX_K)]
 Role = Literal["head", "tail"]
-Missing = Literal["head", "relation", "tail"]
-Split = str | None
+Score = Annotated[float | None, Field(description="null if it is no finite number")]
 
 
 class Strict(BaseModel):
@@ -79,10 +79,10 @@ class PredictQuery(Strict):
 
 
 class PredictRequest(Strict):
-    """Body of ``/predict``."""
+    """Complete triples with one part missing."""
 
     queries: Annotated[list[PredictQuery], Field(min_length=1, max_length=MAX_QUERIES)]
-    k: Annotated[int, Field(ge=1, le=MAX_K, description="answers to each query")] = 10
+    k: Annotated[K, Field(description="answers to each query")] = 10
     known: Annotated[
         Literal["mark", "drop", "keep"] | None,
         Field(description="known answers: marked (default), left out, or not looked up"),
@@ -92,40 +92,13 @@ class PredictRequest(Strict):
         Field(description="all entities of the type, or those seen on that side of the relation"),
     ] = "all"
 
-
-class ScoredNames(BaseModel):
-    """A triple by names with its score."""
-
-    head: str
-    relation: str
-    tail: str
-    score: float | None = Field(description="null if it is no finite number")
-    probability: float | None = Field(description="null unless dglkge calibrate was run")
-    known_from: Split = Field(description="first split that has the triple")
-
-
-class PredictedTriple(ScoredNames):
-    """One answer."""
-
-    rank: int
-
-
-class PredictResult(BaseModel):
-    """Answers to one query, the best first."""
-
-    head: str | None
-    relation: str | None
-    tail: str | None
-    missing: Missing | None
-    type: str | None = Field(description="entity type of the answers")
-    answers: list[PredictedTriple]
-    problem: str | None = Field(description="reason why there are no answers")
-
-
-class PredictResponse(BaseModel):
-    """Answer of ``/predict``, in the order of the queries."""
-
-    results: list[PredictResult]
+    @model_validator(mode="after")
+    def _within_limits(self) -> PredictRequest:
+        count = len(self.queries) * self.k
+        if count > MAX_ANSWERS:
+            asked = f"{len(self.queries)} queries with k={self.k} ask for {count} answers"
+            raise InputError(f"{asked}; allowed: {MAX_ANSWERS}")
+        return self
 
 
 class Triple(Strict):
@@ -136,8 +109,36 @@ class Triple(Strict):
     tail: Name
 
 
+class Scored(Triple):
+    """A triple with its score."""
+
+    score: Score
+    probability: float | None = Field(description="null unless dglkge calibrate was run")
+
+
+class ScoredNames(Scored):
+    """A triple with its score and split."""
+
+    known_from: str | None = Field(description="first split that has the triple")
+
+
+class PredictedTriple(ScoredNames):
+    """One answer."""
+
+    rank: int
+
+
+class PredictResult(PredictQuery):
+    """Answers to one query, the best first."""
+
+    missing: Literal["head", "relation", "tail"] | None
+    type: str | None = Field(description="entity type of the answers")
+    answers: list[PredictedTriple]
+    problem: str | None = Field(description="reason why there are no answers")
+
+
 class ScoreRequest(Strict):
-    """Body of ``/score``."""
+    """Score given triples; an unknown name is a problem of its row."""
 
     triples: Annotated[list[Triple], Field(min_length=1, max_length=MAX_TRIPLES)]
 
@@ -148,45 +149,26 @@ class ScoredTriple(ScoredNames):
     problem: str | None
 
 
-class ScoreResponse(BaseModel):
-    """Answer of ``/score``, in the order of the triples."""
-
-    triples: list[ScoredTriple]
-
-
 class CompleteRequest(Strict):
-    """Body of ``/complete``."""
+    """Find likely missing triples of some heads or relations."""
 
-    heads: Annotated[list[Name], Field(max_length=MAX_QUERIES)] | None = None
-    relations: Annotated[list[Name], Field(max_length=MAX_QUERIES)] | None = None
+    heads: Names | None = None
+    relations: Names | None = None
     min_probability: Annotated[
         float | None,
         Field(gt=0, le=1, description="as dglkge calibrate has fitted them; .5 if k is not given either"),
     ] = None
-    k: Annotated[int | None, Field(ge=1, le=MAX_K, description="tails of each head and relation")] = None
+    k: Annotated[K | None, Field(description="tails of each head and relation")] = None
     candidates: Literal["all", "seen"] = "all"
     limit: Annotated[int, Field(ge=1, le=MAX_TRIPLES, description="best of all")] = 100
 
 
-class MissingTriple(Triple):
-    """A likely triple that the data set does not have."""
-
-    score: float
-    probability: float | None = Field(description="null unless dglkge calibrate was run")
-
-
-class CompleteResponse(BaseModel):
-    """Answer of ``/complete``, the most likely first."""
-
-    triples: list[MissingTriple]
-
-
 class AskRequest(Strict):
-    """Body of ``/ask``."""
+    """Answer a question of several hops."""
 
     question: Annotated[Name, Field(description="as ?x : (Alice, knows, ?y), not (?y, likes, ?x)")]
-    k: Annotated[int, Field(ge=1, le=MAX_K)] = 10
-    beam: Annotated[int, Field(ge=1, le=MAX_K, description="entities of other variables that go on")] = 16
+    k: K = 10
+    beam: Annotated[K, Field(description="entities of other variables that go on")] = 16
 
 
 class PathLink(Triple):
@@ -206,17 +188,10 @@ class MultiHopAnswer(BaseModel):
     path: list[PathLink]
 
 
-class AskResponse(BaseModel):
-    """Answer of ``/ask``, the most likely first."""
-
-    type: str = Field(description="entity type of the answers")
-    answers: list[MultiHopAnswer]
-
-
 class ExplainRequest(Triple):
-    """Body of ``/explain``."""
+    """Find the reasons for a link."""
 
-    k: Annotated[int, Field(ge=1, le=MAX_K, description="reasons of each kind")] = 5
+    k: Annotated[K, Field(description="reasons of each kind")] = 5
 
 
 class InfluentialTriple(Triple):
@@ -244,22 +219,20 @@ class SimilarLink(BaseModel):
     cosine: float
 
 
-class ExplainResponse(Triple):
-    """Answer of ``/explain``, the strongest reasons first."""
+class ExplainResponse(Scored):
+    """The strongest reasons first."""
 
-    score: float | None = Field(description="null if it is no finite number")
-    probability: float | None = Field(description="null unless dglkge calibrate was run")
     triples: list[InfluentialTriple]
     rules: list[RuleWithPath]
     similar: list[SimilarLink]
 
 
 class AttributesRequest(Strict):
-    """Body of ``/attributes``."""
+    """Predict a number of entities from those of some."""
 
     values: Annotated[dict[Name, float], Field(max_length=MAX_TRIPLES, description="numbers by entity")]
     type: Annotated[Name | None, Field(description="needed if several types have the first name")] = None
-    k: Annotated[int, Field(ge=1, le=MAX_K)] = 10
+    k: K = 10
     least: Annotated[bool, Field(description="entities with the smallest numbers")] = False
     known: Annotated[bool, Field(description="also entities with a given value")] = False
 
@@ -272,29 +245,12 @@ class PredictedNumber(BaseModel):
     known: float | None
 
 
-class AttributesResponse(BaseModel):
-    """Answer of ``/attributes``, the greatest or smallest numbers first."""
-
-    r2: float = Field(description="of given values that are predicted from others")
-    mean_error: float
-    entities: list[PredictedNumber]
-
-
 class SimilarEntity(BaseModel):
     """An entity and its cosine with the given one."""
 
     rank: int
     name: str
-    cosine: float | None = Field(description="null if it is no finite number")
-
-
-class SimilarResponse(BaseModel):
-    """Answer of ``/similar``, the most similar first."""
-
-    entity: str
-    type: str
-    method: Literal["exact", "faiss"]
-    similar: list[SimilarEntity]
+    cosine: Score
 
 
 class Entity(BaseModel):
@@ -302,16 +258,6 @@ class Entity(BaseModel):
 
     name: str
     type: str
-
-
-class EntitiesResponse(BaseModel):
-    """Answer of ``/entities``.
-
-    In alphabetical order, then names that contain the text elsewhere; without a text, those with most
-    training triples first.
-    """
-
-    entities: list[Entity]
 
 
 class RelationFacts(BaseModel):
@@ -322,12 +268,6 @@ class RelationFacts(BaseModel):
     head_type: str
     tail_type: str
     triples: int | None = Field(description="in all splits; null without a data set")
-
-
-class RelationsResponse(BaseModel):
-    """Answer of ``/relations``, by id."""
-
-    relations: list[RelationFacts]
 
 
 class OtherEntity(Entity):
@@ -345,8 +285,62 @@ class TripleGroup(BaseModel):
     others: list[OtherEntity]
 
 
+class PredictResponse(BaseModel):
+    """In the order of the queries."""
+
+    results: list[PredictResult]
+
+
+class ScoreResponse(BaseModel):
+    """In the order of the triples."""
+
+    triples: list[ScoredTriple]
+
+
+class CompleteResponse(BaseModel):
+    """The most likely first."""
+
+    triples: list[Scored]
+
+
+class AskResponse(BaseModel):
+    """The most likely first."""
+
+    type: str = Field(description="entity type of the answers")
+    answers: list[MultiHopAnswer]
+
+
+class AttributesResponse(BaseModel):
+    """The greatest or smallest numbers first."""
+
+    r2: float = Field(description="of given values that are predicted from others")
+    mean_error: float
+    entities: list[PredictedNumber]
+
+
+class SimilarResponse(BaseModel):
+    """The most similar first."""
+
+    entity: str
+    type: str
+    method: Literal["exact", "faiss"]
+    similar: list[SimilarEntity]
+
+
+class EntitiesResponse(BaseModel):
+    """In alphabetical order, then names that have the text elsewhere; without a text, by training triples."""
+
+    entities: list[Entity]
+
+
+class RelationsResponse(BaseModel):
+    """By id."""
+
+    relations: list[RelationFacts]
+
+
 class TriplesResponse(BaseModel):
-    """Answer of ``/triples``; groups with most triples first."""
+    """Groups with most triples first."""
 
     entity: str
     type: str
@@ -355,11 +349,22 @@ class TriplesResponse(BaseModel):
 
 
 class HealthResponse(BaseModel):
-    """Answer of ``/health``, which needs no token."""
+    """Needs no token."""
 
     status: Literal["ok"]
     version: str
     needs_token: bool
+
+
+QUESTIONS: dict[type[Strict], type[BaseModel]] = {
+    PredictRequest: PredictResponse,
+    CompleteRequest: CompleteResponse,
+    AskRequest: AskResponse,
+    ExplainRequest: ExplainResponse,
+    AttributesRequest: AttributesResponse,
+    ScoreRequest: ScoreResponse,
+}
+"""Body and answer of each route to a method of :class:`Explorer`; the body's docstring describes it."""
 
 
 class BusyError(Exception):
@@ -371,11 +376,6 @@ class ModelCalls:
 
     One call at a time uses all of torch's threads: several at a time would only share the cores, and each
     would need memory of its own for scores.
-
-    Parameters
-    ----------
-    threads : int
-        Torch's threads.
     """
 
     def __init__(self, threads: int) -> None:
@@ -384,13 +384,7 @@ class ModelCalls:
         self._waiting = 0
 
     async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """Run a function in the thread and return its result.
-
-        Raises
-        ------
-        BusyError
-            If :data:`MAX_WAITING` calls wait already.
-        """
+        """Run a function in the thread; BusyError if :data:`MAX_WAITING` calls wait already."""
         if self._waiting >= MAX_WAITING:
             raise BusyError
         self._waiting += 1
@@ -415,15 +409,6 @@ def create_app(explorer: Explorer, calls: ModelCalls, hosts: HostNames, token: s
 
     Routes of the model are coroutines that wait for ``calls``. Those that only look names and triples up are
     plain functions, which FastAPI runs in its own threads; none blocks the event loop.
-
-    Parameters
-    ----------
-    explorer : Explorer
-    calls : ModelCalls
-    hosts : HostNames
-        Values of the Host header that are answered.
-    token : str, optional
-        Required from every request for data.
     """
     # No pages of documentation: FastAPI's load their scripts from other sites.
     app = FastAPI(
@@ -450,9 +435,9 @@ def create_app(explorer: Explorer, calls: ModelCalls, hosts: HostNames, token: s
 
     @app.get("/entities", response_model=EntitiesResponse)
     def entities(
-        prefix: NameParameter = "",
-        type: NameParameter | None = None,
-        k: Annotated[int, Query(ge=1, le=MAX_K)] = 20,
+        prefix: Name = "",
+        type: Name | None = None,
+        k: K = 20,
         anywhere: Annotated[bool, Query(description="also names that contain the text elsewhere")] = False,
     ) -> Response:
         """Complete the beginning of a name, in upper or lower case; without one, those with most triples."""
@@ -460,9 +445,9 @@ def create_app(explorer: Explorer, calls: ModelCalls, hosts: HostNames, token: s
 
     @app.get("/triples", response_model=TriplesResponse)
     def triples(
-        entity: NameParameter,
-        type: NameParameter | None = None,
-        relation: NameParameter | None = None,
+        entity: Name,
+        type: Name | None = None,
+        relation: Name | None = None,
         role: Role | None = None,
         limit: Annotated[int, Query(ge=0, le=MAX_K, description="of each relation and role")] = 20,
         offset: Annotated[int, Query(ge=0, le=1 << 40)] = 0,
@@ -472,53 +457,29 @@ def create_app(explorer: Explorer, calls: ModelCalls, hosts: HostNames, token: s
 
     @app.get("/similar", response_model=SimilarResponse)
     async def similar(
-        entity: NameParameter,
-        type: NameParameter | None = None,
-        k: Annotated[int, Query(ge=1, le=MAX_K)] = 10,
+        entity: Name,
+        type: Name | None = None,
+        k: K = 10,
     ) -> Response:
         """Find the entities of the same type with the greatest cosines."""
         return JSONResponse(await calls.run(explorer.similar, entity, type, k))
 
-    @app.post("/predict", response_model=PredictResponse)
-    async def predict(body: PredictRequest) -> Response:
-        """Complete triples with one part missing."""
-        if len(body.queries) * body.k > MAX_ANSWERS:
-            raise InputError(
-                f"{len(body.queries)} queries with k={body.k} ask for {len(body.queries) * body.k} answers; "
-                f"allowed: {MAX_ANSWERS}"
-            )
-        queries = [query.model_dump() for query in body.queries]
-        arguments = (queries, body.k, body.known, body.candidates)
-        return JSONResponse({"results": await calls.run(explorer.predict, *arguments)})
-
-    @app.post("/complete", response_model=CompleteResponse)
-    async def complete(body: CompleteRequest) -> Response:
-        """Find likely missing triples of some heads or relations."""
-        found = functools.partial(explorer.complete, **body.model_dump())
-        return JSONResponse({"triples": await calls.run(found)})
-
-    @app.post("/ask", response_model=AskResponse)
-    async def ask(body: AskRequest) -> Response:
-        """Answer a question of several hops."""
-        return JSONResponse(await calls.run(explorer.ask, body.question, body.k, body.beam))
-
-    @app.post("/explain", response_model=ExplainResponse)
-    async def explain(body: ExplainRequest) -> Response:
-        """Find the reasons for a link."""
-        return JSONResponse(await calls.run(functools.partial(explorer.explain, **body.model_dump())))
-
-    @app.post("/attributes", response_model=AttributesResponse)
-    async def attributes(body: AttributesRequest) -> Response:
-        """Predict a number of entities from those of some."""
-        return JSONResponse(await calls.run(functools.partial(explorer.attributes, **body.model_dump())))
-
-    @app.post("/score", response_model=ScoreResponse)
-    async def score(body: ScoreRequest) -> Response:
-        """Score given triples; an unknown name is a problem of its row."""
-        triples = [triple.model_dump() for triple in body.triples]
-        return JSONResponse({"triples": await calls.run(explorer.score, triples)})
-
+    for kind in QUESTIONS:
+        _add_question(app, explorer, calls, kind)
     return Guard(app, hosts, PUBLIC, token)
+
+
+def _add_question(app: FastAPI, explorer: Explorer, calls: ModelCalls, kind: type[Strict]) -> None:
+    """Add the route of a body to the explorer's method of that name."""
+    name, response = kind.__name__.removesuffix("Request").lower(), QUESTIONS[kind]
+
+    async def ask(body: Strict) -> Response:
+        found = await calls.run(functools.partial(getattr(explorer, name), **body.model_dump()))
+        # A list is the answer's only field.
+        return JSONResponse({next(iter(response.model_fields)): found} if isinstance(found, list) else found)
+
+    ask.__annotations__["body"] = kind
+    app.post(f"/{name}", response_model=response, name=name, description=kind.__doc__)(ask)
 
 
 def _add_file(app: FastAPI, path: str, content: bytes, media_type: str) -> None:

@@ -44,17 +44,13 @@ class Explorer:
 
     Parameters
     ----------
-    run : Run
     approximate_from : int, optional
         Number of entities from which a type's similarity is searched with faiss; by default never.
     threads : int
         Threads of faiss.
-    show_progress : bool
-        Show progress bars on a terminal.
 
     Attributes
     ----------
-    run : Run
     no_triples : str or None
         Reason why known triples are not available.
     relations : list of dict
@@ -77,16 +73,13 @@ class Explorer:
         self.has_probabilities = run.probability_curve is not None
         self.no_triples: str | None = None
         self._known: Mapping[str, KnownTriples] = {}
+        self._frequent: dict[str, np.ndarray] = {}
         try:
             self._known = run.known_treatment(Known.MARK)[1]
+            for type_, counts in run.degrees.items():
+                self._frequent[type_] = np.argsort(-counts, kind="stable")[:MAX_FREQUENT]
         except InputError as error:
             self.no_triples = str(error)
-        self._frequent: dict[str, np.ndarray] = {}
-        if self.no_triples is None:
-            self._frequent = {
-                type_: np.argsort(-counts, kind="stable")[:MAX_FREQUENT]
-                for type_, counts in run.degrees.items()
-            }
         self.relations = self._describe_relations()
         if self.relations:
             self._warm_up()
@@ -106,57 +99,30 @@ class Explorer:
             "probabilities": self.has_probabilities,
             "rules": self.run.bonus is not None,
             "no_triples": self.no_triples,
-            "similarity": {type_: self._similarity(type_) for type_ in tables.entity_types},
-        }
-
-    def _similarity(self, type_: str) -> dict[str, Any]:
-        index = self._neighbours.get(type_)
-        if index is None:
-            return {"method": "exact"}
-        return {
-            "method": "faiss",
-            "recall_at_10": index.recall,
-            "lists": index.num_lists,
-            "lists_searched": index.num_searched,
+            "similarity": {
+                type_: self._neighbours[type_].describe()
+                if type_ in self._neighbours
+                else {"method": "exact"}
+                for type_ in tables.entity_types
+            },
         }
 
     def _describe_relations(self) -> list[dict[str, Any]]:
         relations = self.run.tables.relations
         counts: list[int | None] = [None] * len(relations)
         if self.no_triples is None:
-            dataset = self.run.dataset
-            splits = [dataset.split(split)[:, 1] for split in self._known]
-            total = sum(np.bincount(column, minlength=len(relations)) for column in splits)
-            counts = np.asarray(total).tolist()
+            used = np.concatenate([self.run.dataset.split(split)[:, 1] for split in self._known])
+            counts = np.bincount(used, minlength=len(relations)).tolist()
+        names = ("relation", "name", "head_type", "tail_type", "triples")
         return [
-            {
-                "relation": label,
-                "name": relation.name,
-                "head_type": relation.lhs,
-                "tail_type": relation.rhs,
-                "triples": count,
-            }
+            dict(zip(names, (label, relation.name, relation.lhs, relation.rhs, count)))
             for label, relation, count in zip(relations.labels.names, relations.relations, counts)
         ]
 
     def entities(self, prefix: str, entity_type: str | None, k: int, anywhere: bool) -> list[dict[str, str]]:
-        """Return names that begin with a text; without one, the entities with most training triples.
+        """Return k names that begin with a text in any case; without one, those with most training triples.
 
-        Parameters
-        ----------
-        prefix : str
-            Upper and lower case are the same.
-        entity_type : str, optional
-            By default all types.
-        k : int
-            Most names to return.
-        anywhere : bool
-            Fill up with names that contain the text elsewhere.
-
-        Raises
-        ------
-        InputError
-            If the type is unknown.
+        ``anywhere`` fills up with names that contain the text elsewhere.
         """
         types = self.run.tables.entity_types if entity_type is None else [self.run.type_of("", entity_type)]
         vocabulary = self.run.tables.vocabulary
@@ -176,16 +142,8 @@ class Explorer:
             )
         return list(islice(matches, k))
 
-    def find(self, entity: str, entity_type: str | None = None) -> tuple[str, int]:
-        """Return type and id of an entity.
-
-        Raises
-        ------
-        UnknownEntityError
-            If no entity has the name.
-        InputError
-            If the type is unknown, or several types have the name and none was given.
-        """
+    def _find(self, entity: str, entity_type: str | None = None) -> tuple[str, int]:
+        """Return type and id of an entity; UnknownEntityError if no entity has the name."""
         type_ = self.run.type_of(entity, entity_type)
         try:
             return type_, self.run.tables.vocabulary(type_).id(entity)
@@ -201,26 +159,9 @@ class Explorer:
         limit: int = 20,
         offset: int = 0,
     ) -> dict[str, Any]:
-        """Return the known triples of an entity, by relation and by its role in them.
+        """Return the known triples of an entity, by relation and by its role (head or tail) in them.
 
-        Parameters
-        ----------
-        entity : str
-        entity_type : str, optional
-        relation : str, optional
-            Name or label; by default all.
-        role : str, optional
-            ``"head"`` or ``"tail"``: the entity's place in the triples; by default both.
-        limit : int
-            Most triples of each relation and role.
-        offset : int
-            Triples of each that are left out at the beginning.
-
-        Returns
-        -------
-        dict
-            entity, type, number of triples, and groups, those with most triples first: relation, role, count,
-            others (name, type, and the first split that has the triple).
+        Of each relation and role, ``limit`` triples after ``offset``; groups with most triples first.
 
         Raises
         ------
@@ -229,7 +170,7 @@ class Explorer:
         """
         if self.no_triples is not None:
             raise InputError(f"known triples are not available: {self.no_triples}")
-        type_, id_ = self.find(entity, entity_type)
+        type_, id_ = self._find(entity, entity_type)
         relations = self.run.tables.relations
         asked = range(len(relations)) if relation is None else relations.ids_of(relation)
         groups: list[dict[str, Any]] = []
@@ -241,17 +182,12 @@ class Explorer:
                 other_type = relations[relation_id].candidate_type(side)
                 names = self.run.tables.vocabulary(other_type)
                 page = slice(offset, offset + limit)
-                groups.append(
-                    {
-                        "relation": relations.labels[relation_id],
-                        "role": own_role,
-                        "count": len(others),
-                        "others": [
-                            {"name": names[other], "type": other_type, "split": split}
-                            for other, split in zip(others[page].tolist(), splits[page])
-                        ],
-                    }
-                )
+                shown = [
+                    {"name": names[other], "type": other_type, "split": split}
+                    for other, split in zip(others[page].tolist(), splits[page])
+                ]
+                label = relations.labels[relation_id]
+                groups.append({"relation": label, "role": own_role, "count": len(others), "others": shown})
         groups.sort(key=lambda group: (-group["count"], group["relation"]))
         left = MAX_OTHERS
         for group in groups:
@@ -281,19 +217,7 @@ class Explorer:
     def predict(
         self, queries: Sequence[Mapping[str, str | None]], k: int, known: str | None, candidates: str = ALL
     ) -> list[dict[str, Any]]:
-        """Complete triples with one part missing, as :meth:`dglkge.inference.run.Run.predict`.
-
-        Returns
-        -------
-        list of dict
-            One for each query: head, relation and tail as they were given, the missing part, the type of the
-            answers, answers, and the problem that prevented them or None.
-
-        Raises
-        ------
-        InputError
-            If no query has two parts, or known answers are to be dropped without a data set.
-        """
+        """Complete triples with one part missing, as :meth:`dglkge.inference.run.Run.predict`."""
         frame = pd.DataFrame([[query[role] for role in ROLES] for query in queries], columns=list(ROLES))
         if known is None and self.no_triples is not None:
             known = Known.KEEP.value  # else each request would log that it does not mark known answers
@@ -306,14 +230,7 @@ class Explorer:
         return results
 
     def complete(self, limit: int, **question: Any) -> list[dict[str, Any]]:
-        """Return likely missing triples, as :meth:`dglkge.inference.run.Run.complete`.
-
-        Raises
-        ------
-        InputError
-            If a name is unknown, there are no probabilities, or more than :data:`MAX_COMPLETED` pairs of head
-            and relation are asked for.
-        """
+        """Return likely missing triples, as :meth:`dglkge.inference.run.Run.complete`."""
         completion = plan_completion(self.run, **question)
         if completion.num_queries > MAX_COMPLETED:
             raise InputError(
@@ -323,26 +240,17 @@ class Explorer:
         rows: list[dict[str, Any]] = find_links(completion, torch.get_num_threads(), limit).to_pylist()
         return [{**row, "probability": row.get("probability")} for row in rows]
 
-    def ask(self, question: str, k: int, beam: int) -> dict[str, Any]:
-        """Return the answers to a question of several hops, as :meth:`dglkge.inference.run.Run.ask`.
+    def ask(self, question: str, k: int = 10, beam: int = 16) -> dict[str, Any]:
+        """Answer a question of several hops by the best entities, each with the triples that led to it.
 
-        Raises
-        ------
-        InputError
-            If the text is no question, a name is unknown, or there are no probabilities.
+        E.g. ?x : (Alice, knows, ?y), (?y, likes, ?x), not (Bob, likes, ?x)
         """
         type_, answers = questions.ask(self.run, question, k, beam)
         ranked = [{"rank": rank, **answer} for rank, answer in enumerate(answers, start=1)]
         return {"type": type_, "answers": ranked}
 
-    def explain(self, head: str, relation: str, tail: str, k: int) -> dict[str, Any]:
-        """Return the reasons for a link, as :meth:`dglkge.inference.run.Run.explain`.
-
-        Raises
-        ------
-        InputError
-            If a name is unknown, or there is no data set.
-        """
+    def explain(self, head: str, relation: str, tail: str, k: int = 5) -> dict[str, Any]:
+        """Give reasons for a triple: others that raise its score, rules that imply it, similar known ones."""
         reasons = self.run.explain(head, relation, tail, k)
         return {**reasons, "score": _number(reasons["score"])}
 
@@ -361,14 +269,8 @@ class Explorer:
         return rows
 
     def similar(self, entity: str, entity_type: str | None, k: int) -> dict[str, Any]:
-        """Return the entities of the same type with the greatest cosines.
-
-        Raises
-        ------
-        InputError
-            If the name is unknown or ambiguous.
-        """
-        type_, id_ = self.find(entity, entity_type)
+        """Return the entities of the same type with the greatest cosines."""
+        type_, id_ = self._find(entity, entity_type)
         index = self._neighbours.get(type_)
         if index is None:
             neighbours = [(answer.name, answer.score) for answer in self.run.nearest(entity, type_, k)]

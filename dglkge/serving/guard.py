@@ -50,16 +50,7 @@ class HostNames:
 
     A page of another site may give its own name the address 127.0.0.1 (DNS rebinding), and its scripts then
     count as the server's own. Such requests have that name in the Host header. An address in it cannot be
-    rebound.
-
-    Parameters
-    ----------
-    host : str
-        The name or address that the server listens on.
-    is_loopback : bool
-        Whether that is reachable from this machine only; other addresses are then refused too.
-    others : iterable of str
-        More names.
+    rebound; where the server is reachable from this machine only, other addresses are refused too.
     """
 
     def __init__(self, host: str, is_loopback: bool, others: Iterable[str] = ()) -> None:
@@ -86,14 +77,7 @@ class HostNames:
 class Guard:
     """ASGI application around another one: refuses requests, adds headers to all responses.
 
-    Parameters
-    ----------
-    app : ASGI application
-    hosts : HostNames
-    public : set of str
-        Paths that hold nothing of the run, and need no token.
-    token : str, optional
-        Required from all requests of other paths, as ``Authorization: Bearer TOKEN``.
+    Requests of all but the public paths need the token, if there is one, as ``Authorization: Bearer TOKEN``.
     """
 
     def __init__(self, app: ASGIApp, hosts: HostNames, public: set[str], token: str | None = None) -> None:
@@ -200,13 +184,7 @@ async def _read_body(headers: Headers, receive: Receive) -> tuple[int, str, byte
 
 
 def valid_token(token: str, where: str) -> str:
-    """Return a token that can be sent in a header.
-
-    Raises
-    ------
-    InputError
-        If it is short, or has other characters than printable ASCII. The message does not show it.
-    """
+    """Return a token that is long enough and can be sent in a header; no message shows it."""
     if len(token) < MIN_TOKEN_LENGTH:
         raise InputError(
             f"the token {where} has {len(token)} characters, at least {MIN_TOKEN_LENGTH} are needed; "
@@ -218,13 +196,7 @@ def valid_token(token: str, where: str) -> str:
 
 
 def read_token(path: Path) -> str:
-    """Read a token from the first line of a file.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read, other users can read it, or the token cannot be used.
-    """
+    """Read a token from the first line of a file that no other user can read."""
     try:
         lines = read_private(path, "--token")[:65536].decode("utf-8").splitlines()
     except OSError as error:

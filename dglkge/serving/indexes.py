@@ -5,6 +5,7 @@ from __future__ import annotations
 import bisect
 import math
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -37,17 +38,6 @@ class Neighbours:
     Rows are quantized to 8 bits and sorted into lists (inverted file). A search scans the nearest lists; the
     exact cosines of its best candidates come from the mapped rows.
 
-    Parameters
-    ----------
-    tables : Checkpoint or DglkeTables
-    entity_type : str
-    threads : int
-        Threads of faiss.
-    show_progress : bool
-        Show a progress bar on a terminal.
-    seed : int
-        Of the rows that the lists are trained on, and of the entities that the recall is measured on.
-
     Attributes
     ----------
     recall : float
@@ -57,13 +47,13 @@ class Neighbours:
     """
 
     def __init__(
-        self, tables: Tables, entity_type: str, threads: int = 1, show_progress: bool = False, seed: int = 0
+        self, tables: Tables, entity_type: str, threads: int = 1, show_progress: bool = False
     ) -> None:
         self._faiss = faiss = import_extra("--faiss", "faiss", "faiss", "faiss-cpu")
         self._tables, self._type, self._threads = tables, entity_type, threads
         faiss.omp_set_num_threads(threads)
         num_rows, width = tables[entity_type].shape
-        draws = np.random.default_rng(seed)
+        draws = np.random.default_rng(0)  # of the rows to train on, and the entities to measure the recall on
         self.num_lists = max(1, min(num_rows // ROWS_PER_LIST, 2 * math.isqrt(num_rows)))
         # Owned by Python: the index only points to it.
         self._quantizer = faiss.IndexFlatIP(width)
@@ -81,6 +71,11 @@ class Neighbours:
                     bar.update(stop - start)
         sample = draws.choice(num_rows, min(num_rows, SAMPLE), replace=False)
         self.num_searched, self.recall = self._tune(sample)
+
+    def describe(self) -> dict[str, Any]:
+        """Return the recall, and how many lists there are and are searched."""
+        counts = {"lists": self.num_lists, "lists_searched": self.num_searched}
+        return {"method": "faiss", "recall_at_10": self.recall, **counts}
 
     def search(self, entity_id: int, k: int) -> list[tuple[int, float]]:
         """Return (id, cosine) of the nearest entities, the best first, without the entity itself."""
@@ -121,13 +116,7 @@ END = b"\n"
 
 
 class NameIndex:
-    """Names of one entity type, searched without regard to case.
-
-    Parameters
-    ----------
-    names : sequence of str
-        The name of id 0, 1, 2, ...
-    """
+    """Names of one entity type by id, searched without regard to case."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self._names = names
@@ -137,9 +126,7 @@ class NameIndex:
         encoded = [name.encode("utf-8", "surrogatepass") for name in folded]
         # One text of UTF-8: a str would take 4 bytes for each character if one name has a rare one.
         self._text = END.join([*encoded, b""])
-        self._starts = np.concatenate(
-            [np.zeros(1, np.int64), np.cumsum([len(name) + 1 for name in encoded], dtype=np.int64)]
-        )
+        self._starts = np.cumsum([0, *(len(name) + 1 for name in encoded)], dtype=np.int64)
 
     def starting(self, prefix: str) -> Iterator[int]:
         """Yield the ids of the names that begin with a text, in alphabetical order."""

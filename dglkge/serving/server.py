@@ -62,13 +62,7 @@ class HeaderDeadline(H11Protocol):
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
-    """Bind a TCP socket; port 0 takes a free one.
-
-    Raises
-    ------
-    InputError
-        If the name has no address, or the port cannot be bound.
-    """
+    """Bind a TCP socket; port 0 takes a free one."""
     try:
         family, _, _, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
@@ -95,14 +89,7 @@ def is_loopback(bound: socket.socket) -> bool:
 
 
 def url_of(bound: socket.socket, host: str) -> str:
-    """Return the address of the page.
-
-    Examples
-    --------
-    ::
-
-        url_of(listening_socket("127.0.0.1", 0), "127.0.0.1")  # http://127.0.0.1:40123/
-    """
+    """Return the address of the page, e.g. http://127.0.0.1:40123/."""
     name = f"[{host}]" if ":" in host else host
     return f"http://{name}:{bound.getsockname()[1]}/"
 
@@ -127,19 +114,8 @@ def serve_until_signal(app: Guard, bound: socket.socket, on_start: Callable[[], 
     """Answer requests until Ctrl-C, SIGTERM or SIGHUP.
 
     Signals that are ignored stay ignored. Requests that were being answered are finished, within
-    :data:`STOP_SECONDS`; a second signal ends them.
-
-    Parameters
-    ----------
-    app : ASGI application
-    bound : socket
-    on_start : callable
-        Called when requests are answered.
-
-    Returns
-    -------
-    int
-        Number of the first signal; 0 if the server ended by itself.
+    :data:`STOP_SECONDS`; a second signal ends them. Returns the number of the first signal; 0 if the server
+    ended by itself.
     """
     server = uvicorn.Server(server_config(app))
     recorded: list[int] = []

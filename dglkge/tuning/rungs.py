@@ -22,15 +22,10 @@ class Rung:
 
     Attributes
     ----------
-    num_trials : int
     core : int
         k of the k-core that they train on; 0 for the whole graph.
     share : float
         Share of the training triples in it.
-    num_epochs : int
-        Of each trial.
-    full_epochs : int
-        Of a full training.
     """
 
     num_trials: int
@@ -56,7 +51,8 @@ def plan_rungs(
     """Plan the rungs of a search.
 
     The last rung is one full training of the winner. The others share the rest of the budget equally, and a
-    trial's cost is divided evenly between graph and epochs: each is reduced to about its square root.
+    trial's cost is divided evenly between graph and epochs: each is reduced to about its square root. The
+    first rung has fewer trials than wanted, if one epoch on the densest core costs too much.
 
     Parameters
     ----------
@@ -71,24 +67,19 @@ def plan_rungs(
     shares : sequence of float
         Share of the training triples in the k-core, for k = 0, 1, ...; the first is 1.
 
-    Returns
-    -------
-    list of Rung
-        Of the first rung fewer trials than wanted, if one epoch on the densest core costs too much.
-
     Raises
     ------
     InputError
         If a number is out of range, or the budget is too small for a search.
     """
-    if num_trials < 1:
-        raise InputError(f"the number of trials must be at least 1, got {num_trials}")
-    if reduction < 2:
-        raise InputError(f"the reduction must be at least 2, got {reduction}")
-    if full_epochs < 1:
-        raise InputError(f"training.num_epochs must be at least 1 for a search, got {full_epochs}")
-    if not budget >= 1:
-        raise InputError(f"the budget must be at least 1 full training, got {budget:g}")
+    for what, least, number in (
+        ("the number of trials must be at least 1", 1, num_trials),
+        ("the reduction must be at least 2", 2, reduction),
+        ("training.num_epochs must be at least 1 for a search", 1, full_epochs),
+        ("the budget must be at least 1 full training", 1, budget),
+    ):
+        if not number >= least:
+            raise InputError(f"{what}, got {number:g}")
     final = Rung(1, 0, 1.0, full_epochs, full_epochs)
     counts = []
     while num_trials > 1:
@@ -102,25 +93,17 @@ def plan_rungs(
             count = min(count, rungs[-1].num_trials // reduction)
         if count < 2:
             break
-        rung = _plan_rung(count, rung_budget, full_epochs, shares)
+        # The most trials that can be paid, two at least.
+        plans = (choose_fidelity(n, rung_budget / n, full_epochs, shares) for n in range(count, 1, -1))
+        rung = next(filter(None, plans), None)
         if rung is None:
-            least = 1 + len(counts) * 2 * min(share for share in shares if share > 0) / full_epochs
+            needed = 1 + len(counts) * 2 * min(share for share in shares if share > 0) / full_epochs
             raise InputError(
                 f"a budget of {budget:g} full trainings is too small for a search over {counts[0]} trials: "
-                f"the winner's own training costs 1, and two trials a rung need at least {least:.2f}"
+                f"the winner's own training costs 1, and two trials a rung need at least {needed:.2f}"
             )
         rungs.append(rung)
     return [*rungs, final]
-
-
-def _plan_rung(count: int, budget: float, full_epochs: int, shares: Sequence[float]) -> Rung | None:
-    """Return the rung with the most trials up to a number; None if not even two can be paid."""
-    while count >= 2:
-        rung = choose_fidelity(count, budget / count, full_epochs, shares)
-        if rung is not None:
-            return rung
-        count -= 1
-    return None
 
 
 def choose_fidelity(
@@ -129,22 +112,12 @@ def choose_fidelity(
     """Choose the core and the epochs of trials of a given cost.
 
     The core has the share of triples nearest to the square root of the cost, by their ratio, among those on
-    which at least one epoch can be paid. Epochs are as many as the cost allows.
-
-    Returns
-    -------
-    Rung or None
-        None if one epoch on the smallest core costs more.
+    which at least one epoch can be paid; None if there is none. Epochs are as many as the cost allows.
     """
     wanted = math.sqrt(min(trial_cost, 1.0))
-    best: Rung | None = None
+    rungs = []
     for core, share in enumerate(shares):
-        if share <= 0:
-            continue
-        num_epochs = min(full_epochs, math.floor(trial_cost * full_epochs / share + ROUNDING))
-        if num_epochs < 1:
-            continue
-        distance = abs(math.log(share / wanted))
-        if best is None or distance < abs(math.log(best.share / wanted)):
-            best = Rung(num_trials, core, share, num_epochs, full_epochs)
-    return best
+        num_epochs = math.floor(trial_cost * full_epochs / share + ROUNDING) if share > 0 else 0
+        if num_epochs >= 1:
+            rungs.append(Rung(num_trials, core, share, min(full_epochs, num_epochs), full_epochs))
+    return min(rungs, key=lambda rung: abs(math.log(rung.share / wanted)), default=None)

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dglkge.errors import DglkgeError, InputError, JobError, missing_package
+from dglkge.errors import DglkgeError, InputError, JobError, import_extra
 from dglkge.tuning.rungs import Rung
 from dglkge.tuning.space import Parameter, Space, Value
 
@@ -25,19 +26,8 @@ MOST_FIRST_FAILURES = 3
 """A search whose first trials all fail ends: their reason is the space's or the machine's, not bad luck."""
 
 
-@dataclass(frozen=True)
-class Job:
-    """One training of a search.
-
-    Attributes
-    ----------
-    rung_index : int
-    rung : Rung
-    name : str
-        Unique in the search; the same when the trial is resumed.
-    values : mapping of str to value
-        Of the searched fields.
-    """
+class Job(NamedTuple):
+    """One training of a search; its name is the same when the trial is resumed."""
 
     rung_index: int
     rung: Rung
@@ -45,91 +35,20 @@ class Job:
     values: Mapping[str, Value]
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """Result of a training.
-
-    Attributes
-    ----------
-    value : float
-        Filtered MRR on the valid split; higher is better.
-    seconds : float
-    """
+class Outcome(NamedTuple):
+    """Filtered MRR on a split after a training, and its seconds."""
 
     value: float
     seconds: float
 
 
-@dataclass(frozen=True)
-class TrialRecord:
-    """A trial as the tables have it.
-
-    Attributes
-    ----------
-    name : str
-    rung : int
-    source : str or None
-        The trial of the rung before with the same settings.
-    state : str
-        ``complete``, ``failed`` or ``unfinished``.
-    value : float or None
-        Valid MRR.
-    seconds : float or None
-    core, share, num_epochs
-        Of the rung.
-    values : dict
-        Of the searched fields.
-    reason : str or None
-        Of a failure.
-    """
-
-    name: str
-    rung: int
-    source: str | None
-    state: str
-    value: float | None
-    seconds: float | None
-    core: int
-    share: float
-    num_epochs: int
-    values: dict[str, Value]
-    reason: str | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the record, ready for JSON."""
-        return asdict(self)
-
-
 RunTrial = Callable[[Job], Outcome]
 
 
-def import_optuna() -> Any:
-    """Return Optuna.
-
-    Raises
-    ------
-    InputError
-        If it is not installed.
-    """
-    try:
-        import optuna
-    except ImportError as error:
-        raise missing_package("dglkge tune", "optuna", "tune", error) from None
-    optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna
-
-
 class Search:
-    """A search that goes on where it was interrupted.
+    """A search in a folder, which goes on where it was interrupted.
 
-    Parameters
-    ----------
-    space : Space
-    rungs : sequence of Rung
-        As :func:`dglkge.tuning.rungs.plan_rungs` returns them; the last one, of the winner's full training,
-        is no part of the search.
-    folder : Path
-        Exists; gets the file of all trials.
+    The last rung, of the winner's full training, is no part of it.
 
     Raises
     ------
@@ -138,19 +57,17 @@ class Search:
     """
 
     def __init__(self, space: Space, rungs: Sequence[Rung], folder: Path) -> None:
-        self._optuna = optuna = import_optuna()
+        self._optuna: Any = import_extra("dglkge tune", "optuna", "tune")
+        optuna = self._optuna
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
         self._rungs, self._seed = rungs[:-1], space.search.seed
-        self._distributions = {
-            parameter.key: _distribution(optuna, parameter) for parameter in space.parameters
-        }
+        self._distributions = {one.key: _distribution(optuna, one) for one in space.parameters}
         storage = optuna.storages.RDBStorage(f"sqlite:///{folder.absolute() / STUDY_FILE}")
+        create = functools.partial(
+            optuna.create_study, storage=storage, direction="maximize", load_if_exists=True
+        )
         # A study for each rung: only trials of equal cost are comparable.
-        self._studies = [
-            optuna.create_study(
-                storage=storage, study_name=f"rung{index}", direction="maximize", load_if_exists=True
-            )
-            for index in range(len(self._rungs))
-        ]
+        self._studies = [create(study_name=f"rung{index}") for index in range(len(self._rungs))]
         plan = json.dumps([asdict(space), [asdict(rung) for rung in rungs]], sort_keys=True)
         for study in self._studies:
             if study.user_attrs.setdefault(PLAN_ATTRIBUTE, plan) != plan:
@@ -163,7 +80,7 @@ class Search:
     def run(
         self, run_trial: RunTrial, progress: Callable[[int], object] = lambda _: None
     ) -> dict[str, Value]:
-        """Run all trials that have not ended, one after another.
+        """Run all trials that have not ended; return the settings of the best trial of the last rung.
 
         Parameters
         ----------
@@ -171,11 +88,6 @@ class Search:
             Trains and returns the result; raises InputError or JobError if the trial fails.
         progress : callable
             Called with the number of trials that have just ended, those of an earlier run included.
-
-        Returns
-        -------
-        dict of str to value
-            The settings of the best trial of the last rung.
 
         Raises
         ------
@@ -195,35 +107,34 @@ class Search:
                 progress(1)
             promoted = self._best_first(index)
             if not promoted:
-                reason = next(
-                    (trial.user_attrs.get(REASON_ATTRIBUTE) for trial in study.trials if trial.user_attrs),
-                    None,
-                )
-                raise JobError(f"all trials of rung {index} failed; the first one: {reason}")
+                reasons = [
+                    trial.user_attrs.get(REASON_ATTRIBUTE) for trial in study.trials if trial.user_attrs
+                ]
+                raise JobError(f"all trials of rung {index} failed; the first one: {(reasons or [None])[0]}")
         return dict(promoted[0].params) if promoted else {}
 
-    def records(self) -> list[TrialRecord]:
-        """Return all trials, by rung, in the order in which they were started."""
+    def records(self) -> list[dict[str, Any]]:
+        """Return all trials as the tables have them, by rung, in the order in which they were started.
+
+        ``source`` is the trial of the rung before with the same settings, ``reason`` that of a failure.
+        """
         found = []
-        for index, study in enumerate(self._studies):
-            rung = self._rungs[index]
+        for index, (rung, study) in enumerate(zip(self._rungs, self._studies)):
             for trial in study.trials:
                 source = trial.user_attrs.get(SOURCE_ATTRIBUTE)
                 state = {"COMPLETE": "complete", "FAIL": "failed"}.get(trial.state.name, "unfinished")
                 found.append(
-                    TrialRecord(
-                        name=trial_name(index, trial.number),
-                        rung=index,
-                        source=None if source is None else trial_name(index - 1, source),
-                        state=state,
-                        value=trial.value if state == "complete" else None,
-                        seconds=trial.user_attrs.get(SECONDS_ATTRIBUTE),
-                        core=rung.core,
-                        share=rung.share,
-                        num_epochs=rung.num_epochs,
-                        values=dict(trial.params),
-                        reason=trial.user_attrs.get(REASON_ATTRIBUTE),
-                    )
+                    {
+                        "name": trial_name(index, trial.number),
+                        "rung": index,
+                        "source": None if source is None else trial_name(index - 1, source),
+                        "state": state,
+                        "value": trial.value if state == "complete" else None,
+                        "seconds": trial.user_attrs.get(SECONDS_ATTRIBUTE),
+                        **{name: getattr(rung, name) for name in ("core", "share", "num_epochs")},
+                        "values": dict(trial.params),
+                        "reason": trial.user_attrs.get(REASON_ATTRIBUTE),
+                    }
                 )
         return found
 

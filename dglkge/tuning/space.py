@@ -36,21 +36,7 @@ Whole = Annotated[int, Field(strict=True)]
 
 @dataclass(frozen=True)
 class Parameter:
-    """Values of one field.
-
-    Attributes
-    ----------
-    key : str
-        The field, with dots.
-    choices : tuple, optional
-        Values to choose from; else a range.
-    low, high : int or float
-        Both ends of a range; whole numbers where both are.
-    log : bool
-        Whether the logarithm is uniform.
-    step : int or float, optional
-        Distance between the values of a range.
-    """
+    """Values of one field, by its dotted key: choices, or a range, of whole numbers where both ends are."""
 
     key: str
     choices: tuple[Value, ...] | None = None
@@ -64,27 +50,10 @@ class Parameter:
         """Whether a range has whole numbers only."""
         return isinstance(self.low, int) and isinstance(self.high, int)
 
-    @property
-    def examples(self) -> tuple[Value, ...]:
-        """All choices, or both ends of the range."""
-        return (self.low, self.high) if self.choices is None else self.choices
-
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """Settings of a search.
-
-    Attributes
-    ----------
-    trials : int
-        Of the first rung.
-    reduction : int
-        Of this many trials the best goes on.
-    budget : float
-        Most cost of the search and of the winner's training, in full trainings.
-    seed : int
-        Of the sampled settings and of the subgraphs.
-    """
+    """Settings of a search, see :func:`dglkge.tuning.rungs.plan_rungs`; the seed is of the subgraphs too."""
 
     __pydantic_config__ = _KNOWN_KEYS
 
@@ -96,17 +65,7 @@ class SearchSettings:
 
 @dataclass(frozen=True)
 class Space:
-    """A search space.
-
-    Attributes
-    ----------
-    config : str or None
-        Path of the base configuration; None for the defaults.
-    overrides : tuple of str
-        ``key=value``, applied to the base.
-    parameters : tuple of Parameter
-    search : SearchSettings
-    """
+    """A search space: the path of the base configuration or None, overrides of it, and what is searched."""
 
     config: str | None
     overrides: tuple[str, ...]
@@ -114,26 +73,14 @@ class Space:
     search: SearchSettings
 
     def configuration(self, values: Mapping[str, Value], more: Sequence[str] = ()) -> Config:
-        """Return the base with values of parameters, and then with more overrides.
-
-        Raises
-        ------
-        InputError
-            If a value is not allowed.
-        """
+        """Return the base with values of parameters, and then with more overrides."""
         chosen = [f"{key}={as_text(value)}" for key, value in values.items()]
         return load_config(self.config, [*self.overrides, *chosen, *more])
 
 
 def as_text(value: Value) -> str:
     """Return a value as an override has it."""
-    return (
-        str(value).lower()
-        if isinstance(value, bool)
-        else repr(value)
-        if isinstance(value, float)
-        else str(value)
-    )
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 class _Range(BaseModel):
@@ -203,20 +150,14 @@ def load_space(path: Path, overrides: Sequence[str] = (), base: str | None = Non
     parameters = tuple(_parameter(f"{path}: space", key, values) for key, values in file.space.items())
     space = Space(base or file.config, (*given, *overrides), parameters, file.search)
     space.configuration({})
-    for parameter in space.parameters:
-        for value in parameter.examples:
-            space.configuration({parameter.key: value})
+    for one in space.parameters:
+        for value in (one.low, one.high) if one.choices is None else one.choices:
+            space.configuration({one.key: value})
     return space
 
 
 def _validated(adapter: TypeAdapter[Any], value: Any, where: str) -> Any:
-    """Return a value as its type has it.
-
-    Raises
-    ------
-    InputErrors
-        For unknown keys, with the nearest known one, and values that are not allowed.
-    """
+    """Return a value as its type has it; a line for each unknown key and for each value not allowed."""
     try:
         return adapter.validate_python(value)
     except ValidationError as error:

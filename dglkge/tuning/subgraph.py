@@ -27,10 +27,6 @@ MOST_HELD_OUT = 0.05
 class Cores:
     """The k-cores of a data set's training triples.
 
-    Parameters
-    ----------
-    dataset : Dataset
-
     Attributes
     ----------
     of_train, of_valid : (n,) int64 array
@@ -60,21 +56,8 @@ class Cores:
         """Write the data set folder of a k-core, in one partition.
 
         Its valid triples are those of the data set between entities and with relations of its training
-        triples. If they are few, some of its training triples are held out as well.
-
-        Parameters
-        ----------
-        core : int
-            k.
-        folder : Path
-            The data set folder to make, replaced if it exists.
-        seed : int
-            Of the choice of held-out triples.
-
-        Raises
-        ------
-        InputError
-            If nothing is left to rank.
+        triples. If they are few, some of its training triples are held out as well, drawn by the seed. If
+        nothing is left to rank, InputError.
         """
         chosen = np.flatnonzero(self.of_train >= core)
         train, valid = self._dataset.split(TRAIN)[chosen], self._dataset.split(VALID)[self.of_valid >= core]
@@ -95,21 +78,18 @@ class Cores:
         types = None
         if self._dataset.entity_types != [DEFAULT_TYPE]:
             types = folder.with_name(folder.name + ".types.tsv")
-            self._write_types(types)
+            types.parent.mkdir(parents=True, exist_ok=True)
+            with open(types, "w", encoding="utf-8", newline="") as file:
+                for name in self._dataset.entity_types:
+                    file.writelines(f"{entity}\t{name}\n" for entity in self._dataset.vocabulary(name).names)
         frames = [self._named(train), self._named(valid)]
         columns = ",".join(frames[0].columns)
         if weights is not None:
             columns += f",{WEIGHT}"
             frames[0][WEIGHT] = weights
             frames[1][WEIGHT] = np.float32(1)
-        options = Options(
-            method="random",
-            seed=seed,
-            entity_types=types,
-            overwrite=True,
-            name=f"{self._dataset.name}_core{core}",
-            progress=False,
-        )
+        name = f"{self._dataset.name}_core{core}"
+        options = Options(1, "random", seed, entity_types=types, overwrite=True, name=name, progress=False)
         partition_dataframe(frames[0], folder, frames[1], columns=columns, options=options)
 
     def _named(self, triples: np.ndarray) -> pd.DataFrame:
@@ -127,30 +107,12 @@ class Cores:
         frame = pd.DataFrame(names, columns=[*ROLES, TIME])
         return frame if relations.times else frame[list(ROLES)]
 
-    def _write_types(self, path: Path) -> None:
-        """Write the type of each entity, as the partitioner reads it."""
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "w", encoding="utf-8", newline="") as file:
-            for name in self._dataset.entity_types:
-                file.writelines(f"{entity}\t{name}\n" for entity in self._dataset.vocabulary(name).names)
-
 
 def core_numbers(heads: np.ndarray, tails: np.ndarray, num_nodes: int) -> np.ndarray:
     """Return the core number of each node of a multigraph: the greatest k of the k-cores that have it.
 
     Nodes of the smallest degree are removed until none is left (Seidman 1983; Matula and Beck 1983). A triple
-    counts once at each of its ends.
-
-    Parameters
-    ----------
-    heads, tails : (n,) int64 array
-        Ends of the edges.
-    num_nodes : int
-        N.
-
-    Returns
-    -------
-    (N,) int64 array
+    counts once at each of its ends. Heads and tails are (n,) int64, as is the result for N nodes.
     """
     degree = np.bincount(heads, minlength=num_nodes) + np.bincount(tails, minlength=num_nodes)
     core = np.zeros(num_nodes, dtype=np.int64)
@@ -175,11 +137,5 @@ def triple_cores(heads: np.ndarray, tails: np.ndarray, core: np.ndarray) -> np.n
 
 
 def core_shares(cores: np.ndarray) -> np.ndarray:
-    """Return the share of the triples in the k-core for k = 0, 1, ... up to the densest one, float64.
-
-    Parameters
-    ----------
-    cores : (n,) int64 array
-        As :func:`triple_cores` returns them; at least one.
-    """
+    """Return the share of the triples in the k-core for k = 0, 1, ... up to the densest one, float64."""
     return np.cumsum(np.bincount(cores)[::-1])[::-1] / len(cores)

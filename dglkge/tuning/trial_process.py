@@ -5,19 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
-from dglkge.checkpoint.layout import CHECKPOINT_FOLDER, RUN_METRICS_FILE
+from dglkge.checkpoint.layout import RUN_METRICS_FILE
 from dglkge.config import Config
+from dglkge.config.load import write_text
 from dglkge.errors import JobError
 from dglkge.tuning.search import Outcome
 
@@ -30,44 +29,16 @@ STOP_SECONDS = 120.0
 """Time for a child to commit and exit after SIGTERM, before SIGKILL."""
 
 
-@dataclass(frozen=True)
-class Trainer:
-    """Command of a training.
-
-    Attributes
-    ----------
-    num_trainers : int
-        Trainers under dglkge-launch; 0 for one process without servers.
-    """
-
-    num_trainers: int = 0
-
-    def command(self, config: Path) -> list[str]:
-        """Return the command line that trains a configuration."""
-        script = ["-m", "dglkge.cli.training_script"]
-        arguments = ["--config", str(config)]
-        if self.num_trainers == 0:
-            return [sys.executable, *script, *arguments]
-        launch = ["-m", "dglkge.cli.launch", "--ip_config", str(config.with_name(MACHINES_FILE))]
-        launch += ["--num_trainers", str(self.num_trainers), "--log_dir", str(config.with_name("logs"))]
-        return [sys.executable, *launch, *script, *arguments]
-
-
-def train(config: Config, folder: Path, trainer: Trainer, split: str) -> Outcome:
-    """Train a configuration in a child process to its end.
+def train(config: Config, folder: Path, num_trainers: int, split: str) -> Outcome:
+    """Train a configuration, whose output is in a folder, in a child process to its end.
 
     A run in the folder that was interrupted is resumed. On any exception, KeyboardInterrupt included, the
-    child has ended before this returns: SIGTERM lets it commit.
+    child has ended before this returns: SIGTERM lets it commit. The result has the filtered MRR of a split.
 
     Parameters
     ----------
-    config : Config
-        Its output is the folder's run.
-    folder : Path
-        Gets the configuration and the log.
-    trainer : Trainer
-    split : str
-        Its filtered MRR is the result.
+    num_trainers : int
+        Trainers under dglkge-launch; 0 for one process without servers.
 
     Raises
     ------
@@ -77,8 +48,12 @@ def train(config: Config, folder: Path, trainer: Trainer, split: str) -> Outcome
     folder.mkdir(parents=True, exist_ok=True)
     path, log_path = folder / CONFIG_FILE, folder / LOG_FILE
     write_config(config, path)
-    (folder / MACHINES_FILE).write_text("127.0.0.1\n", encoding="utf-8")
-    command = trainer.command(path)
+    command = [sys.executable]
+    if num_trainers > 0:
+        (folder / MACHINES_FILE).write_text("127.0.0.1\n", encoding="utf-8")
+        command += ["-m", "dglkge.cli.launch", "--ip_config", str(folder / MACHINES_FILE)]
+        command += ["--num_trainers", str(num_trainers), "--log_dir", str(folder / "logs")]
+    command += ["-m", "dglkge.cli.training_script", "--config", str(path)]
     start = time.monotonic()
     with open(log_path, "ab") as log, _child(command, log.fileno()) as child:
         status = child.wait()
@@ -89,13 +64,7 @@ def train(config: Config, folder: Path, trainer: Trainer, split: str) -> Outcome
 
 
 def read_mrr(run: Path, split: str) -> float:
-    """Return the filtered MRR of both sides that a run has written for a split.
-
-    Raises
-    ------
-    JobError
-        If there is none.
-    """
+    """Return the filtered MRR of both sides that a run has written for a split; JobError if there is none."""
     path = run / RUN_METRICS_FILE
     try:
         return float(json.loads(path.read_text(encoding="utf-8"))[split]["both"]["mrr"])
@@ -103,22 +72,10 @@ def read_mrr(run: Path, split: str) -> float:
         raise JobError(f"{path} has no MRR of the {split} split ({error!r})") from None
 
 
-def drop_checkpoint(run: Path) -> None:
-    """Remove a run's rows; its metrics and statistics stay."""
-    shutil.rmtree(run / CHECKPOINT_FOLDER, ignore_errors=True)
-
-
 def write_config(config: Config, path: Path) -> None:
     """Write the fields that differ from their defaults as YAML, atomically."""
     fields = config.model_dump(mode="json", exclude_defaults=True)
     write_text(path, yaml.safe_dump(fields, sort_keys=False, allow_unicode=True))
-
-
-def write_text(path: Path, text: str) -> None:
-    """Write a file that appears only when it is complete."""
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text, encoding="utf-8")
-    os.replace(temporary, path)
 
 
 @contextlib.contextmanager

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from dglkge.checkpoint.layout import CHECKPOINT_FOLDER
 from dglkge.config import Config
+from dglkge.config.load import write_text
 from dglkge.data.dataset import Dataset
 from dglkge.data.dataset_files import VALID
-from dglkge.errors import InputError
+from dglkge.errors import InputError, import_extra
 from dglkge.file_lock import try_lock
 from dglkge.registry import import_modules
-from dglkge.tuning.rungs import Rung, plan_rungs
-from dglkge.tuning.search import Job, Outcome, Search, TrialRecord, import_optuna
+from dglkge.tuning.rungs import plan_rungs
+from dglkge.tuning.search import Job, Outcome, Search
 from dglkge.tuning.space import Space, Value
 from dglkge.tuning.subgraph import Cores, core_shares
-from dglkge.tuning.trial_process import RUN_FOLDER, Trainer, drop_checkpoint, train, write_config, write_text
+from dglkge.tuning.trial_process import RUN_FOLDER, train, write_config
 
 TRIALS_FOLDER = "trials"
 GRAPHS_FOLDER = "subgraphs"
@@ -33,51 +33,13 @@ TRIALS_TABLE = "trials.tsv"
 LOCK_FILE = "tune.lock"
 
 
-@dataclass(frozen=True)
-class TuneResult:
-    """Result of a search.
-
-    Attributes
-    ----------
-    values : dict
-        The winner's values of the searched fields.
-    config : Path
-        Its configuration.
-    run : Path
-        Its run on the whole graph.
-    split : str
-        The split that this run has ranked.
-    outcome : Outcome
-        MRR of that split, and seconds of the training.
-    """
-
-    values: dict[str, Value]
-    config: Path
-    run: Path
-    split: str
-    outcome: Outcome
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the result as JSON has it."""
-        return {
-            "values": dict(self.values),
-            "config": str(self.config),
-            "run": str(self.run),
-            "split": self.split,
-            "mrr": self.outcome.value,
-            "seconds": self.outcome.seconds,
-        }
-
-
 class Tuning:
-    """A search over a space, in a folder.
+    """A search over a space, in a folder; one that was interrupted is continued.
 
     Parameters
     ----------
-    space : Space
-    output : Path
-        Folder of the search; one that was interrupted is continued.
-    trainer : Trainer
+    num_trainers : int
+        Of each training, as in :func:`dglkge.tuning.trial_process.train`.
     check : callable
         Raises InputError for a configuration that training would refuse.
 
@@ -94,24 +56,18 @@ class Tuning:
     """
 
     def __init__(
-        self, space: Space, output: Path, trainer: Trainer, check: Callable[[Config], None] = lambda _: None
+        self, space: Space, output: Path, num_trainers: int, check: Callable[[Config], None]
     ) -> None:
-        import_optuna()
-        self._space, self._output, self._trainer, self._check = space, output, trainer, check
+        import_extra("dglkge tune", "optuna", "tune")
+        self._space, self._output, self._num_trainers, self._check = space, output, num_trainers, check
         self._base = space.configuration({})
         import_modules(self._base.imports)
         check(self._base)
-        self._dataset = Dataset.open(self._base.dataset)
-        search = space.search
+        self._dataset, search = Dataset.open(self._base.dataset), space.search
+        self._cores = Cores(self._dataset)
         shares = core_shares(self._cores.of_train).tolist()
         full_epochs = self._base.training.num_epochs
-        self.rungs: list[Rung] = plan_rungs(
-            search.trials, search.reduction, search.budget, full_epochs, shares
-        )
-
-    @cached_property
-    def _cores(self) -> Cores:
-        return Cores(self._dataset)
+        self.rungs = plan_rungs(search.trials, search.reduction, search.budget, full_epochs, shares)
 
     def plan(self) -> dict[str, Any]:
         """Return the plan as JSON has it: rungs, and their cost and the budget in full trainings."""
@@ -126,19 +82,14 @@ class Tuning:
             }
             for rung in self.rungs
         ]
-        return {
-            "rungs": rows,
-            "cost": sum(rung.cost for rung in self.rungs),
-            "budget": self._space.search.budget,
-        }
+        cost, budget = sum(rung.cost for rung in self.rungs), self._space.search.budget
+        return {"rungs": rows, "cost": cost, "budget": budget}
 
-    def run(self, progress: Callable[[int], object] = lambda _: None) -> TuneResult:
+    def run(self, progress: Callable[[int], object]) -> dict[str, Any]:
         """Run what has not been run: subgraphs, trials, and the winner's training.
 
-        Parameters
-        ----------
-        progress : callable
-            Called with the number of trainings that have just ended.
+        Returns the winner's values, configuration, run, and MRR and seconds of that, as JSON has them;
+        ``progress`` is called with the number of trainings that have just ended.
 
         Raises
         ------
@@ -148,7 +99,11 @@ class Tuning:
             If all trials of a rung fail, or the winner's training does.
         """
         self._output.mkdir(parents=True, exist_ok=True)
-        with _locked(self._output / LOCK_FILE):
+        with open(self._output / LOCK_FILE, "w") as file:
+            if not try_lock(file):
+                raise InputError(
+                    f"another dglkge tune runs in {self._output}; wait for it, or give another --output"
+                )
             search = Search(self._space, self.rungs, self._output)
 
             def ended(count: int) -> None:
@@ -175,25 +130,26 @@ class Tuning:
         ]
         config = self._space.configuration(job.values, overrides)
         self._check(config)  # settings that do not go together cost no process
-        outcome = train(config, folder, self._trainer, VALID)
-        drop_checkpoint(Path(config.output))
+        outcome = train(config, folder, self._num_trainers, VALID)
+        shutil.rmtree(Path(config.output) / CHECKPOINT_FOLDER, ignore_errors=True)  # the rows
         return outcome
 
-    def _train_winner(self, values: dict[str, Value]) -> TuneResult:
+    def _train_winner(self, values: dict[str, Value]) -> dict[str, Any]:
         """Write the winning configuration, and train it on the whole graph."""
         folder = self._output / BEST_FOLDER
         split = self._base.evaluation.split if self._base.evaluation.split != "none" else VALID
-        config: Config = self._space.configuration(
-            values, [f"output={folder / RUN_FOLDER}", f"evaluation.split={split}"]
-        )
-        write_config(config, self._output / BEST_CONFIG)
-        outcome = train(config, folder, self._trainer, split)
-        return TuneResult(values, self._output / BEST_CONFIG, Path(config.output), split, outcome)
+        overrides = [f"output={folder / RUN_FOLDER}", f"evaluation.split={split}"]
+        config = self._space.configuration(values, overrides)
+        path = self._output / BEST_CONFIG
+        write_config(config, path)
+        mrr, seconds = train(config, folder, self._num_trainers, split)
+        places = {"config": str(path), "run": str(Path(config.output))}
+        return {"values": values, **places, "split": split, "mrr": mrr, "seconds": seconds}
 
     def _graph(self, core: int) -> Path:
         """Return the data set folder of a core, written when it is first needed."""
         # All of the graph may be its own 1-core: no copy is needed of it.
-        if self.rung_share(core) == 1.0:
+        if any(rung.core == core and rung.share == 1.0 for rung in self.rungs):
             return self._dataset.path
         folder = self._output / GRAPHS_FOLDER / f"core{core}"
         if not folder.is_dir():
@@ -201,20 +157,13 @@ class Tuning:
             self._cores.write(core, folder, self._space.search.seed)
         return folder
 
-    def rung_share(self, core: int) -> float:
-        """Return the share of the training triples in a core of the plan."""
-        return next(rung.share for rung in self.rungs if rung.core == core)
-
-    def _write_trials(self, records: Sequence[TrialRecord], result: TuneResult | None = None) -> None:
+    def _write_trials(self, records: list[dict[str, Any]], best: dict[str, Any] | None = None) -> None:
         """Write all trials, and the winner if there is one, as JSON and as a table."""
-        spent = sum(self.rungs[record.rung].trial_cost for record in records if record.state != "unfinished")
-        report: dict[str, Any] = {
-            **self.plan(),
-            "spent": spent + (result is not None),
-            "trials": [record.to_dict() for record in records],
-        }
-        if result is not None:
-            report["best"] = result.to_dict()
+        ended = [record for record in records if record["state"] != "unfinished"]
+        spent = sum(self.rungs[record["rung"]].trial_cost for record in ended) + (best is not None)
+        report = {**self.plan(), "spent": spent, "trials": records}
+        if best is not None:
+            report["best"] = best
         write_text(self._output / TRIALS_JSON, json.dumps(report, indent=2, ensure_ascii=False) + "\n")
         keys = [parameter.key for parameter in self._space.parameters]
         table = io.StringIO()
@@ -222,23 +171,5 @@ class Tuning:
         columns = ("name", "state", "value", "seconds", "share", "num_epochs", "source", "reason")
         writer.writerow([*columns, *keys])
         for record in records:
-            fields = record.to_dict()
-            writer.writerow([*(fields[name] for name in columns), *(record.values.get(key) for key in keys)])
+            writer.writerow([*map(record.get, columns), *map(record["values"].get, keys)])
         write_text(self._output / TRIALS_TABLE, table.getvalue())
-
-
-@contextlib.contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the lock of a search's folder.
-
-    Raises
-    ------
-    InputError
-        If another process holds it.
-    """
-    with open(path, "w") as file:
-        if not try_lock(file):
-            raise InputError(
-                f"another dglkge tune runs in {path.parent}; wait for it, or give another --output"
-            )
-        yield

@@ -143,10 +143,8 @@ def test_mistakes(refusal, run, arguments, words):
     assert not list(run.glob("metrics*"))
 
 
-@pytest.mark.parametrize(
-    ("option", "words"),
-    [("--corruptions=0", "at least 1, got 0"), ("--positive-rate=1", "between 0 and 1, got 1.0")],
-)
-def test_calibrations_that_cannot_be(refusal, run, option, words):
-    assert f"{option.partition('=')[0]} must be {words}" in refusal("calibrate", run, option)
+def test_calibrations_that_cannot_be(refusal, run):
+    assert "--corruptions must be at least 1, got 0" in refusal("calibrate", run, "--corruptions=0")
+    line = refusal("calibrate", run, "--positive-rate=1")
+    assert line == "the share of true triples must be between 0 and 1, got 1.0"
     assert not (run / RUN_CALIBRATION_FILE).exists()

@@ -302,8 +302,9 @@ def test_modules_to_import(tmp_path: Path) -> None:
 def test_help_lists_the_components_that_a_field_names() -> None:
     texts = {row[0]: row[3] for row in field_table()}
     assert texts["model.score_function"] == (
-        "how a triple is scored: complex, conex, conve, distmult, keci, pairre, quate, rescal, rotate, "
-        "simple, tcomplex, tntcomplex, transe_l1, transe_l2, transformer, transr, transr_l1, triplere, tucker"
+        "how a triple is scored: complex, conex, conve, de_simple, distmult, keci, pairre, quate, rescal, "
+        "rotate, simple, tcomplex, tntcomplex, transe_l1, transe_l2, transformer, transr, transr_l1, "
+        "triplere, tucker"
     )
     nouns = dict(component_fields())
     assert nouns == {

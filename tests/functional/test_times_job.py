@@ -17,7 +17,16 @@ from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from tests.functional import job as commands
 from tests.functional.results import assert_same_training, metrics, parameters, progress
-from tests.toy_kg import NUM_ENTITIES, STEPS, TIMES, temporal_dataset, toy_dataset
+from tests.surroundings import made_once
+from tests.toy_kg import (
+    NUM_ENTITIES,
+    STEPS,
+    TIMES,
+    partition,
+    temporal_dataset,
+    toy_dataset,
+    write_splits,
+)
 
 COMMON = (
     *("model.dimension=32", "model.init_scale=0.01", "training.objective=one_vs_all", "loss.name=softmax"),
@@ -197,6 +206,41 @@ def test_training_does_not_depend_on_the_trainers(tmp_path, name, trainers, more
     assert progress(run) == (4, 0)
     assert parameters(alone)["rows"].shape == (len(TIMES), 32)
     assert_same_training(run, alone)
+
+
+def moving_dataset() -> Path:
+    """Return a data set of people who all move to another place after half of the times."""
+    rows = [
+        (f"person{i}", relation, f"place{i % 5}{'ab'[(i // 5 + time // 4) % 2]}", str(time))
+        for i in range(40)
+        for time in range(8)
+        for relation in ("visits", "calls_from", "writes_from")
+    ]
+
+    def make(folder: Path) -> None:
+        write_splits(folder / "source", pd.DataFrame(rows, columns=COLUMNS))
+        partition(folder / "source", folder / "dataset", "--columns", "hrtT")
+
+    return made_once("moving", make) / "dataset"
+
+
+def test_entities_that_change(tmp_path):
+    """DE-SimplE learns from one relation where another is true; with any number of trainers."""
+
+    def options(name: str, num_epochs: int, *more: str) -> list[str]:
+        return [
+            *(f"dataset={moving_dataset()}", f"output={tmp_path / name}", "model.dimension=64", *COMMON[1:]),
+            *("model.score_function=" + name.partition("-")[0], f"training.num_epochs={num_epochs}", *more),
+        ]
+
+    for name in ("simple", "de_simple"):
+        commands.train_alone(*options(name, 15))
+    static, changing = (metrics(tmp_path / name)["both"]["mrr"] for name in ("simple", "de_simple"))
+    assert static < 0.6 and changing > 0.99
+    # Adagrad would make a step of the rounding of numbers that start near 0.
+    commands.train_alone(*options("de_simple-alone", 2, "model.init_scale=0.3"))
+    commands.train(tmp_path, 3, *options("de_simple-three", 2, "model.init_scale=0.3"))
+    assert_same_training(tmp_path / "de_simple-three", tmp_path / "de_simple-alone")
 
 
 def test_partitions_and_reading(tmp_path):

@@ -59,6 +59,25 @@ def simple(head: Row, relation: Row, tail: Row) -> float:
     return total / 2
 
 
+def de_simple(head: Row, relation: Row, tail: Row) -> float:
+    """Goel et al. 2020, eq. 1, in SimplE: halves [constant, amplitudes, frequencies, phases]; [r, r', time].
+
+    As many amplitudes as make 64 % of a half at a time change, rounded down.
+    """
+    half, time = len(head) // 2, relation[-1]
+    changing = int(half / (2 + 1 / 0.64))
+    constant = half - 3 * changing
+
+    def at_time(row: Row) -> Row:
+        moved = []
+        for part in (row[:half], row[half:]):
+            parts = [part[constant + i * changing : constant + (i + 1) * changing] for i in range(3)]
+            moved += part[:constant] + [a * math.sin(w * time + b) for a, w, b in zip(*parts)]
+        return moved
+
+    return simple(at_time(head), relation[:-1], at_time(tail))
+
+
 def quate(head: Row, relation: Row, tail: Row) -> float:
     """Zhang et al. 2019, by the table of products of 1, i, j and k."""
     # (a, b): the place and the sign of the product of base a and base b.
@@ -166,6 +185,7 @@ ORACLES: dict[str, Callable[[Row, Row, Row], float]] = {
     "rotate": rotate,
     "rescal": rescal,
     "simple": simple,
+    "de_simple": de_simple,
     "quate": quate,
     "keci": keci,
     "pairre": pairre,
@@ -175,7 +195,7 @@ ORACLES: dict[str, Callable[[Row, Row, Row], float]] = {
     **DENSE,
 }
 
-NOT_ON_A_GRID = {"rotate", "quate", "pairre", "triplere", *DENSE}
+NOT_ON_A_GRID = {"rotate", "quate", "de_simple", "pairre", "triplere", *DENSE}
 """Score functions that turn whole numbers into others."""
 
 

@@ -28,7 +28,8 @@ def draw(name: str, num_rows: int = 7, dtype=torch.float64):
     widths = (dim, function.relation_dim(dim), dim)
     rows = [torch.randn(num_rows, width, generator=random, dtype=torch.float64).to(dtype) for width in widths]
     if function.has_times:
-        rows[1][:, -1] = 0  # the one time of a module without a data set
+        # A module without a data set has one time.
+        rows[1][:, -1] = 0 if function.has_module else torch.arange(num_rows).remainder(3)
     return function, *rows
 
 

@@ -51,10 +51,10 @@ def test_best_of_each_rung_go_on(tmp_path):
     assert [job.values for job in second] == best[:3]
     assert found == best[0] and sum(ended) == 12
     records = Search(SPACE, RUNGS, tmp_path).records()
-    assert [record.value for record in records] == [quality(job.values) for job in log]
-    assert [record.name for record in records][::11] == ["rung0-trial000", "rung1-trial002"]
-    assert records[9].source == next(r.name for r in records if r.values == best[0])
-    assert {record.seconds for record in records} == {2.0}
+    assert [record["value"] for record in records] == [quality(job.values) for job in log]
+    assert [record["name"] for record in records][::11] == ["rung0-trial000", "rung1-trial002"]
+    assert records[9]["source"] == next(r["name"] for r in records if r["values"] == best[0])
+    assert {record["seconds"] for record in records} == {2.0}
 
 
 def test_same_seed_gives_the_same_first_settings(tmp_path):
@@ -77,7 +77,7 @@ def test_an_interrupted_search_goes_on(tmp_path, interrupted_at):
 
     with pytest.raises(KeyboardInterrupt):
         Search(SPACE, RUNGS, tmp_path).run(run_trial)
-    states = [record.state for record in Search(SPACE, RUNGS, tmp_path).records()]
+    states = [record["state"] for record in Search(SPACE, RUNGS, tmp_path).records()]
     assert states == ["complete"] * interrupted_at + ["unfinished"]
     ended = []
     found = Search(SPACE, RUNGS, tmp_path).run(runner(log), ended.append)
@@ -109,10 +109,10 @@ def test_failures_are_left_out(tmp_path):
     search = Search(SPACE, RUNGS, tmp_path)
     found = search.run(run_trial)
     records = search.records()
-    assert [record.state for record in records[:5]] == ["complete", "failed"] * 2 + ["failed"]
-    assert [record.reason for record in records[:5]] == [None, "no memory"] * 2 + ["the valid MRR is nan"]
-    good = [record for record in records if record.state == "complete" and record.rung == 0]
-    assert found == max(good, key=lambda record: record.value).values
+    assert [record["state"] for record in records[:5]] == ["complete", "failed"] * 2 + ["failed"]
+    assert [record["reason"] for record in records[:5]] == [None, "no memory"] * 2 + ["the valid MRR is nan"]
+    good = [record for record in records if record["state"] == "complete" and record["rung"] == 0]
+    assert found == max(good, key=lambda record: record["value"])["values"]
 
 
 def test_first_failures_end_the_search(tmp_path):

@@ -385,6 +385,48 @@ class ByBlocks(torch.autograd.Function):
         return None, query_gradients, candidate_gradients
 
 
+class ProductsAtTimes(torch.autograd.Function):
+    """Products of queries, whose last number is a time, with candidates at that time.
+
+    ``at_time`` takes candidates (N, D) and a time (1,), and is called once for each time of the queries and
+    once more with autograd for its gradients: nothing is kept but the rows.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, at_time: Callable[..., Tensor], query: Tensor, candidates: Tensor) -> Tensor:
+        """Return (B, N)."""
+        ctx.at_time = at_time
+        ctx.save_for_backward(query, candidates)
+        scores = query.new_empty(len(query), len(candidates))
+        for time, places in _times(query):
+            scores[places] = query[places, :-1] @ at_time(candidates, time).T
+        return scores
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+        """Return the gradients of queries, 0 for the times, and candidates."""
+        query, candidates = ctx.saved_tensors
+        query_gradients, candidate_gradients = torch.zeros_like(query), torch.zeros_like(candidates)
+        for time, places in _times(query):
+            with torch.enable_grad():
+                leaf = candidates.detach().requires_grad_()
+                moved = ctx.at_time(leaf, time)
+            query_gradients[places, :-1] = grad[places] @ moved.detach()
+            (part,) = torch.autograd.grad(moved, leaf, grad[places].T @ query[places, :-1])
+            candidate_gradients += part
+        return None, query_gradients, candidate_gradients
+
+
+def _times(query: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield each time (1,) of queries, and the places of its queries."""
+    times, places = query[:, -1].unique(return_inverse=True)
+    order = places.argsort(stable=True)
+    ends = torch.bincount(places, minlength=len(times)).cumsum(0).tolist()
+    for number, run in enumerate(_runs(ends)):
+        yield times[number : number + 1], order[run]
+
+
 class ScaledManhattan(torch.autograd.Function):
     """sum_k |a_k - s_k c_k| of every pair; the gradient of a term of 0 is 0."""
 

@@ -1,16 +1,24 @@
-"""Score functions of relations at a time: TComplEx and TNTComplEx (Lacroix, Obozinski and Usunier 2020).
+"""Score functions of relations at a time: TComplEx and TNTComplEx (Lacroix et al. 2020), DE-SimplE.
 
 The row of a relation at a time is the relation's, and the number of the time as the last number of each
-direction. What reads rows writes that number; in the relations' table it is 0 and has no gradient. The times'
-own rows are dense parameters: they are few, and their smoothness has a gradient for all of them in a batch.
+direction. What reads rows writes that number; in the relations' table it is 0 and has no gradient. In
+TComplEx and TNTComplEx times have own rows, which are dense parameters: they are few, and their smoothness
+has a gradient for all of them in a batch. In DE-SimplE the entities' rows depend on the time.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from dglkge.model.functions import Tensor, torch
-from dglkge.model.functions.comparators import Dot, complex_product
+from dglkge.model.functions import Tensor, autograd_functions, torch
+from dglkge.model.functions.comparators import (
+    FLOAT32_UNIT,
+    SAFETY,
+    TINY_PER_DIM,
+    Dot,
+    complex_product,
+    unless_overflow,
+)
 from dglkge.model.score_functions import SCORE_FUNCTIONS, ScoreFunction, ScoreSettings
 from dglkge.registry import deferred
 from dglkge.settings import setting
@@ -26,6 +34,11 @@ class TimeSettings(ScoreSettings):
     """Settings of score functions with times."""
 
     num_times: int = setting(0, "number of times; 0: that of the data set", ge=0)
+
+
+class RowSettings(TimeSettings):
+    """Settings of score functions whose times have rows."""
+
     smoothness: float = setting(
         0.0, "factor on the differences of the rows of consecutive times (Lacroix et al. 2020)", ge=0
     )
@@ -38,7 +51,7 @@ class TemporalScore(Dot, ScoreFunction):
     complex_valued = True
     has_times = True
 
-    Settings = TimeSettings
+    Settings = RowSettings
 
     def build_module(self, dim: int, seed: int) -> torch.nn.Module:
         """Return the rows of the times."""
@@ -121,3 +134,94 @@ class TNTComplEx(TemporalScore):
     def _joined(self, one: Tensor, other: Tensor) -> Tensor:
         (real, imaginary), (more_real, more_imaginary) = one.chunk(2, dim=-1), other.chunk(2, dim=-1)
         return torch.cat([real, more_real, imaginary, more_imaginary], dim=-1)
+
+
+class DiachronicSettings(TimeSettings):
+    """Settings of DE-SimplE."""
+
+    temporal_share: float = setting(
+        0.64, "share of the numbers of an entity at a time that change with it", gt=0, le=1
+    )
+
+
+@SCORE_FUNCTIONS.register("de_simple")
+class DESimplE(ScoreFunction):
+    """DE-SimplE: SimplE of entities at a time (Goel et al. 2020, eq. 1; Kazemi and Poole 2018).
+
+    Half of an entity's row is the entity as head, half as tail; each half is [s, a, w, b], and at time u the
+    entity is [s, a sin(w u + b)], with as many numbers a as are :attr:`DiachronicSettings.temporal_share` of
+    these. A relation's row is [r, r', time], a query [numbers for a tail as head, as tail, time].
+    """
+
+    help = "SimplE with numbers of entities that swing with the time (Goel et al. 2020)"
+    has_times = True
+    memory_passes = 8
+    Settings = DiachronicSettings
+
+    @property
+    def dim_multiple(self) -> tuple[int, str]:
+        return 2, "half as head, half as tail"
+
+    def widths(self, dim: int) -> tuple[int, int]:
+        """Return the numbers s, and a, of a half of an entity's row."""
+        half = dim // 2
+        changing = int(half / (2 + 1 / self.settings.temporal_share))
+        return half - 3 * changing, changing
+
+    def relation_dim(self, dim: int) -> int:
+        """Return the numbers of r, r' and the time."""
+        return 2 * sum(self.widths(dim)) + 1
+
+    def query_dim(self, dim: int) -> int:
+        """Return the width of a relation's row."""
+        return self.relation_dim(dim)
+
+    def initial_relations(self, drawn: Tensor, dim: int) -> Tensor:
+        """Return the rows with the number of no time."""
+        drawn[..., -1] = 0
+        return drawn
+
+    def penalized(self, relation: Tensor) -> Tensor:
+        """Return r and r'."""
+        return relation[..., :-1]
+
+    def at_time(self, entity: Tensor, time: Tensor) -> Tensor:
+        """Return entities at times, as head and as tail: (..., D), (..., 1) -> (..., 2 v)."""
+        constant, changing = self.widths(entity.shape[-1])
+        parts = entity.unflatten(-1, (2, -1)).split([constant, changing, changing, changing], dim=-1)
+        swing = parts[1] * torch.sin(parts[2] * time.unsqueeze(-1) + parts[3])
+        return torch.cat([parts[0].expand(*swing.shape[:-1], constant), swing], dim=-1).flatten(-2)
+
+    def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
+        """Return [h' r', h r] / 2 and the time, to be compared with [t, t'] at it."""
+        time = relation[..., -1:]
+        as_head, as_tail = self.at_time(entity, time).chunk(2, dim=-1)
+        forward, backward = relation[..., :-1].chunk(2, dim=-1)
+        products = torch.cat([as_tail * backward, as_head * forward], dim=-1) / 2
+        return torch.cat([products, time.expand(*products.shape[:-1], 1)], dim=-1)
+
+    def adjoint(self, relation: Tensor) -> Tensor:
+        """Return [r', r, time]: exchanging head and tail exchanges the two products."""
+        forward, backward = relation[..., :-1].chunk(2, dim=-1)
+        return torch.cat([backward, forward, relation[..., -1:]], dim=-1)
+
+    def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
+        """Score every pair, one matrix product for each time of the queries."""
+        return autograd_functions.ProductsAtTimes.apply(self.at_time, query, candidates)
+
+    def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
+        """Score query i against candidate i at the query's time."""
+        return (query[..., :-1] * self.at_time(candidates, query[..., -1:])).sum(-1)
+
+    def rounding_bound(self, query: Tensor, max_candidate_norm: float, true_scores: Tensor) -> Tensor:
+        """Return (v + 8) u |q| C + 3 u (u + 1) |q| C^2 with C = max|c|, for 2 v numbers at time u.
+
+        A phase w u + b is off by at most 3 u (u + 1) C, and so is its sine, which a multiplies; the rest is
+        the bound of :class:`Dot`.
+        """
+        lengths, times = query[:, :-1].norm(dim=1), query[:, -1]
+        dim = query.shape[1]
+        swings = 3 * (times + 1) * max_candidate_norm
+        bound = SAFETY * FLOAT32_UNIT * lengths * max_candidate_norm * (dim + 8 + swings)
+        magnitude = torch.maximum(lengths * max_candidate_norm, swings)
+        return unless_overflow(bound + dim * TINY_PER_DIM, magnitude)
