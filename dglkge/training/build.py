@@ -15,7 +15,7 @@ from dglkge.distributed.runtime import Cluster
 from dglkge.training.building.batches import build_batches, build_passes
 from dglkge.training.building.checks import check_config, check_dataset
 from dglkge.training.building.components import configured_model, relation_operators
-from dglkge.training.building.run_place import RunPlace, hold_run, open_manager, open_mirror
+from dglkge.training.building.run_place import RunPlace, open_checkpoints
 from dglkge.training.building.step import build_step
 from dglkge.training.building.tables import describe_optimizer
 from dglkge.training.epochs import JOB
@@ -48,21 +48,23 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     check_config(config, cluster.world)
     dataset, place = opened_dataset(config), RunPlace.of(config)
     check_dataset(config, dataset)
-    # The lease creates the folder and excludes other jobs from here on.
-    lease = hold_run(place.output, cluster)
     meta = _describe_run(config, dataset)
-    mirror = open_mirror(place, cluster, lease, lambda saved, where: resumable(config, saved, meta, where))
-    job = open_job(config, cluster, lease)
+    # Only the trainer that writes a machine's files needs names, and only in the first version of a run.
+    writes = cluster.world.is_machine_leader
+    names = {name: dataset.mapped_vocabulary(name) for name in dataset.entity_types if writes}
+
+    def fits(saved: CheckpointMeta, where: str) -> None:
+        resumable(config, saved, meta, where)
+
+    # Creates the folder and excludes other jobs from here on.
+    checkpoints = open_checkpoints(place, cluster, fits, names, dataset.num_parts)
+    job = open_job(config, cluster)
     batches = build_batches(job)
     step, ahead = build_step(job, batches)
-    # Only the trainer that writes a machine's files needs names, and only in the first version of a run.
-    writes = job.world.is_machine_leader
-    names = {name: dataset.mapped_vocabulary(name) for name in dataset.entity_types if writes}
-    checkpoints = open_manager(place, cluster, lease, mirror, names, dataset.num_parts)
     evaluator = LiveEvaluator(job.averaged)
     passes = build_passes(job, batches, LiveEvaluator(job).gather)
-    meta = _describe_run(job.config, dataset)
-    trainer = Trainer(job, ahead, step, evaluator, checkpoints, meta, JOB, passes)
+    run = _describe_run(job.config, dataset)
+    trainer = Trainer(job, ahead, step, evaluator, checkpoints, run, JOB, passes)
     # Last: the Trainer has checked by now that the folder's checkpoint belongs to this run.
     if job.world.rank == 0:
         with checkpoints.records.writing():

@@ -26,7 +26,7 @@ from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.errors import InputError, unknown_name
-from dglkge.training.building.run_place import RunPlace, hold_run, open_manager, open_mirror
+from dglkge.training.building.run_place import RunPlace, open_checkpoints
 from dglkge.training.cadence import CommitCadence
 from dglkge.training.elastic_tables import NO_RELATIONS, ElasticTables, OptimizerState
 from dglkge.training.epochs import JOB
@@ -166,9 +166,7 @@ class Elastic:
         self._committed: tuple[int, int, int] | None = None
         atexit.register(self._end_of_process)  # runs before DGL's own handler, which waits for all trainers
         try:
-            lease = hold_run(place.output, cluster)
-            mirror = open_mirror(place, cluster, lease, self._check_same)
-            self._checkpoints = open_manager(place, cluster, lease, mirror, {}, tables.num_parts)
+            self._checkpoints = open_checkpoints(place, cluster, self._check_same, {}, tables.num_parts)
             self._restore()
         except BaseException:
             self.close()

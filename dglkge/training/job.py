@@ -15,7 +15,6 @@ from dglkge.config import Config
 from dglkge.data.dataset import Dataset
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.distributed.dgl_compat import request_timeout, request_timeout_seconds
-from dglkge.distributed.lease import Lease
 from dglkge.distributed.process_group import DeviceGroups
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
@@ -54,8 +53,6 @@ class Job:
 
     Attributes
     ----------
-    lease : Lease
-        On the run's folder.
     model : KgeModel
         On the host: rankings and files take its parameters.
     computing : KgeModel
@@ -74,7 +71,6 @@ class Job:
     cluster: Cluster
     dataset: Dataset
     layout: PartitionLayout
-    lease: Lease
     model: KgeModel
     computing: KgeModel
     computation: Computation
@@ -171,7 +167,7 @@ class Job:
             yield
 
 
-def open_job(config: Config, cluster: Cluster, lease: Lease) -> Job:
+def open_job(config: Config, cluster: Cluster) -> Job:
     """Make everything that is trained, with initial values; a collective."""
     world, dataset = cluster.world, opened_dataset(config)
     layout = dataset.layout()
@@ -212,7 +208,7 @@ def open_job(config: Config, cluster: Cluster, lease: Lease) -> Job:
     # Registered before the Trainer's own: an exchange in the background ends before the last commit.
     cluster.on_leave(tables.lookup.finish)
     return Job(
-        config, cluster, dataset, layout, lease, model, computing, computation, tables, optimizer,
+        config, cluster, dataset, layout, model, computing, computation, tables, optimizer,
         device_tables, features, global_vectors, dense, averages,
     )  # fmt: skip
 

@@ -279,9 +279,8 @@ class Trainer:
     def _evaluate(self, split: str) -> tuple[RankingResult, dict[str, Any]]:
         """Return a ranking, and its record: with the measures of callbacks beside those of both sides."""
         self._drain()
-        most = self.config.evaluation.max_triples
         with self._job.ranking():
-            result = self._evaluator.evaluate(split, most, self._statistics.has_bar, self.stop_if_asked)
+            result = self._evaluator.evaluate(split, self._statistics.has_bar, self.stop_if_asked)
         measures = result.figures()
         for callback in self._callbacks:
             measures |= callback.on_ranking(self, split, result) or {}

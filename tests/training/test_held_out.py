@@ -75,7 +75,7 @@ def evaluator(tables, triples, *job):
     """An evaluator of a quarter of the triples."""
     order = TripleOrder([EdgeSet("train", range(60))], seed=3, held_out=0.25)
     made = job_of(triples, *job)
-    return HeldOutEvaluator(made, made.config.evaluation.held_out, order, lambda name, ids: tables[name][ids])
+    return HeldOutEvaluator(made, order, lambda name, ids: tables[name][ids])
 
 
 def softmax(positive, negatives):

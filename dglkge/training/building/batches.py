@@ -238,7 +238,7 @@ def prefetch_ranges(job: Job, batches: BucketBatches) -> None:
 def build_passes(job: Job, batches: TrainingBatches, gather: Callable[[str, Tensor], Tensor]) -> Passes:
     """Return the passes of an epoch, and the ranking of what is held out of them."""
     config, size = job.config, job.config.training.batch_size
-    num_chunks, settings = config.training.edge_chunks, config.evaluation.held_out
+    num_chunks = config.training.edge_chunks
     order = batches.order if isinstance(batches, EdgeBatches) else configured_order(job)
     if not order.num_positions:
         raise InputError(
@@ -249,7 +249,7 @@ def build_passes(job: Job, batches: TrainingBatches, gather: Callable[[str, Tens
     if isinstance(batches, EdgeBatches):
         ranges = [order.range_of(number) for number in range(len(order.sets))]
     passes = plan_passes(ranges, num_chunks, size)
-    held_out = None if settings is None else HeldOutEvaluator(job, settings, order, gather)
+    held_out = None if config.evaluation.held_out is None else HeldOutEvaluator(job, order, gather)
     if not isinstance(batches, BucketBatches):
         return Passes(passes, held_out)
     of_buckets = None if held_out is None else HeldOutBuckets(held_out, batches.walk)

@@ -85,25 +85,45 @@ class RunPlace:
         return bool(self.url) or world.has_own_disk
 
 
-def open_mirror(
+def open_checkpoints(
+    place: RunPlace,
+    cluster: Cluster,
+    fits: Callable[[CheckpointMeta, str], object],
+    names: Mapping[str, Vocabulary],
+    num_parts: int,
+) -> CheckpointManager:
+    """Take a run's folder, bring every disk of the job to the store's version, and open the checkpoint.
+
+    A collective. ``fits`` takes the description of a version in the store, and its place; it raises an error
+    if this job may not go on from it.
+
+    Raises
+    ------
+    CheckpointError, InputError
+        On all trainers: another job holds a folder, it may not be written to or is a copy of another run, or
+        the URL cannot be opened.
+    StorageError
+        On all trainers, if a disk is full or fails, or the store cannot be reached.
+    """
+    world, lease = cluster.world, hold_run(place.output, cluster)
+    mirror = _open_mirror(place, cluster, lease, fits) if place.has_store(world) else None
+    group = TrainerGroup(
+        world.rank,
+        world.is_machine_leader,
+        cluster.barrier,
+        cluster.gather_texts,
+        world.timeout_seconds,
+        world.has_own_disk,
+    )
+    folder = place.output / CHECKPOINT_FOLDER
+    return CheckpointManager(folder, group, names, num_parts, lease, mirror, place.has_store(world))
+
+
+def _open_mirror(
     place: RunPlace, cluster: Cluster, lease: Lease, fits: Callable[[CheckpointMeta, str], object]
 ) -> Mirror | None:
-    """Open the run's store and bring every disk of the job to its version; a collective.
-
-    Parameters
-    ----------
-    fits : callable
-        Takes the description of a version in the store, and its place; raises an error if this job may not go
-        on from it.
-
-    Returns
-    -------
-    Mirror or None
-        On the writer of each machine, if a URL is configured or machines share no disk.
-    """
+    """Open the run's store on the writer of each machine, and fill the disks from it; a collective."""
     world = cluster.world
-    if not place.has_store(world):
-        return None
 
     def open_here() -> Mirror | None:
         if not world.is_machine_leader:
@@ -142,25 +162,3 @@ def _fill(
     num_bytes = 0 if found is None else found.manifest.num_bytes
     most = max(map(int, cluster.gather_texts(str(num_bytes))))
     cluster.agree(lambda: None if mirror is None else mirror.fill(found, may_upload), most)
-
-
-def open_manager(
-    place: RunPlace,
-    cluster: Cluster,
-    lease: Lease,
-    mirror: Mirror | None,
-    names: Mapping[str, Vocabulary],
-    num_parts: int,
-) -> CheckpointManager:
-    """Open the checkpoint in a folder for all trainers of a job."""
-    world = cluster.world
-    group = TrainerGroup(
-        world.rank,
-        world.is_machine_leader,
-        cluster.barrier,
-        cluster.gather_texts,
-        world.timeout_seconds,
-        world.has_own_disk,
-    )
-    folder = place.output / CHECKPOINT_FOLDER
-    return CheckpointManager(folder, group, names, num_parts, lease, mirror, place.has_store(world))

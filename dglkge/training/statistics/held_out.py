@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dglkge.config.schema import HeldOutConfig
 from dglkge.data.dataset_files import TRAIN
 from dglkge.data.range_walk import range_bounds, ranges_of
 from dglkge.kernels.hashing import column_bits, in_range, stream_key
@@ -55,7 +54,6 @@ class HeldOutEvaluator:
     """
 
     job: Job
-    settings: HeldOutConfig
     order: TripleOrder
     gather: Callable[[str, Tensor], Tensor]
 
@@ -64,6 +62,7 @@ class HeldOutEvaluator:
         self._pairs = list(dict.fromkeys(pairs))
         self._pair_of_relation = np.array([self._pairs.index(pair) for pair in pairs], np.int64)
         self._loss = configured_loss(self.job.config)
+        self._settings: Any = self.job.config.evaluation.held_out
 
     def evaluate(self, edge_set: int, chunk: int) -> dict[str, Any]:
         """Rank the held-out triples of a chunk of an edge set; a collective.
@@ -99,7 +98,7 @@ class HeldOutEvaluator:
             Draws negatives.
         """
         # Batches hold triples of one pair of types, and are the same for any number of trainers.
-        size, batches = self.settings.batch_negatives, []
+        size, batches = self._settings.batch_negatives, []
         for number in range(len(self._pairs)):
             of_pair = triples[self._pair_of_relation[triples[:, 1]] == number]
             batches += [(number, of_pair[start : start + size]) for start in range(0, len(of_pair), size)]
@@ -161,7 +160,7 @@ class HeldOutEvaluator:
     def draw(self, count: int, entity_type: str, side: Side, key: tuple[int, ...]) -> np.ndarray:
         """Draw numbers below a count, uniformly with replacement; the same for the same key."""
         stream = stream_key(self.job.config.seed, "held out", entity_type, side.name, *key)
-        return in_range(column_bits(stream, self.settings.uniform_negatives)[0], count)
+        return in_range(column_bits(stream, self._settings.uniform_negatives)[0], count)
 
 
 def described(sums: np.ndarray) -> dict[str, Any]:
