@@ -238,12 +238,5 @@ def test_epochs():
     kept = [chosen.pointers_after_epoch(n) for n in range(1, 11)]
     assert [list(one) for one in kept if one] == [["epoch_3"], ["epoch_6"], ["epoch_9"]]
     assert [n for n in range(1, 11) if policy("checkpoint.every_epochs=0").due_after_epoch(n)] == [10]
-
-
-def test_the_best_needs_a_measure():
-    with pytest.raises(InputError, match="keep_best is true and evaluation.valid_every_epochs is 0"):
-        policy("checkpoint.keep_best=true")
-    chosen = policy(
-        "checkpoint.keep_best=true", "evaluation.valid_every_epochs=5", "checkpoint.every_epochs=0"
-    )
-    assert [n for n in range(1, 11) if chosen.due_after_epoch(n)] == [5, 10]
+    best = policy("checkpoint.keep_best=true", "evaluation.valid_every_epochs=5", "checkpoint.every_epochs=0")
+    assert [n for n in range(1, 11) if best.due_after_epoch(n)] == [5, 10]

@@ -13,19 +13,12 @@ from dglkge.training.elastic import _settings_of
 from dglkge.training.epochs import ElasticEpochs
 
 
-def test_calling_does_nothing_until_the_first_next() -> None:
-    """Row 2."""
+def test_the_state_is_one_integer() -> None:
+    """Rows 1 to 3: calling does nothing until the first next; inside of a loop current equals finished."""
     epochs = ElasticEpochs()
-    loop = epochs.remaining_until(2)
+    loop = epochs.remaining_until(3)
     assert epochs.current() is None and epochs.finished() == 0
-    assert next(loop) == 0
-    assert epochs.current() == 0 == epochs.finished()
-
-
-def test_inside_current_equals_finished_and_outside_it_is_none() -> None:
-    """Rows 1 and 3: the state is one integer."""
-    epochs = ElasticEpochs()
-    for epoch in epochs.remaining_until(3):
+    for epoch in loop:
         assert epochs.current() == epochs.finished() == epoch
     assert epochs.current() is None and epochs.finished() == 3
 

@@ -1,4 +1,4 @@
-"""Training steps: weights, stops, commits by the clock, tables in files, lookup."""
+"""Training steps: stops, commits by the clock, tables in files, lookup."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
@@ -20,27 +19,7 @@ from dglkge.training.building.tables import build_optimizer, choose_lookup
 from dglkge.training.cadence import reports_apart
 from dglkge.training.trainer import Trainer
 from tests.toy_kg import toy_dataset
-from tests.training.live import opened, rows_by_node, settings, train
-
-
-def test_weights_multiply_losses(tmp_path: Path) -> None:
-    config = load_config(None, settings(toy_dataset(typed=True), tmp_path / "run"))
-    with opened(config) as trainer:
-        for _ in dglkge.remaining_epochs_until(1):
-            batch = next(iter(trainer.batches()))
-            before = {name: trainer.tables[name].local_rows.clone() for name in trainer.tables}
-            heavy = type(batch)(**{**vars(batch), "weights": np.zeros(len(batch), np.float32)})
-            assert trainer.step(heavy) == 0.0
-            for name, rows in before.items():
-                assert torch.equal(rows, trainer.tables[name].local_rows)
-            half = type(batch)(**{**vars(batch), "weights": np.full(len(batch), 0.5, np.float32)})
-            whole = type(batch)(**{**vars(batch), "weights": np.ones(len(batch), np.float32)})
-            losses = []
-            for weighted in (half, whole):
-                for name, rows in before.items():
-                    trainer.tables[name].local_rows.copy_(rows)
-                losses.append(trainer.step(weighted))
-            assert losses[1] == pytest.approx(2 * losses[0], rel=1e-5)
+from tests.training.live import assert_same_tables, opened, rows_by_node, settings, train
 
 
 def test_a_step_tells_that_a_trainer_was_asked_to_stop(tmp_path: Path) -> None:
@@ -114,8 +93,7 @@ def test_a_process_alone_keeps_tables_in_files(tmp_path: Path, optimizer: str) -
             assert places.count(str(files)) == (num_tensors if storage == "disk" else 0)
             del tensors, states
     assert not list(files.iterdir())
-    for name, of_memory in rows[0].items():
-        assert torch.equal(of_memory, rows[1][name])
+    assert_same_tables(*rows)
 
 
 def test_alone_it_does_not_matter_whether_trainers_wait(tmp_path: Path) -> None:
