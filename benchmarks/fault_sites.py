@@ -340,9 +340,9 @@ class EmptyMachine(OneMachine):
         with contextlib.suppress(CheckpointError):
             stored = Mirror(open_store(self.url), run).newest()
             if stored is not None:
-                progress = stored.manifest.meta.progress
+                progress = stored.meta.progress
                 done = self.batches(progress[Progress.FINISHED_EPOCHS], progress[Progress.BATCHES_DONE])
-                return stored.manifest.version, done
+                return stored.version, done
         return 0, 0
 
     def run(self) -> str:

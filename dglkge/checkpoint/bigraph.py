@@ -24,21 +24,14 @@ from dglkge.typing import RELATION, Relation
 
 DEFAULTS: dict[str, Any] = {
     "init_scale": 1e-3,
-    "max_norm": None,
-    "bias": False,
     "loss_fn": "softmax",
     "margin": 0.1,
-    "init_path": None,
-    "checkpoint_preservation_interval": None,
     "max_edges_per_chunk": 1_000_000_000,
     "bucket_order": "inside_out",
     "workers": None,
     "batch_size": 1000,
     "num_uniform_negs": 50,
-    "disable_lhs_negs": False,
-    "disable_rhs_negs": False,
     "lr": 1e-2,
-    "relation_lr": None,
     "eval_num_batch_negs": 1000,
     "eval_num_uniform_negs": 1000,
     "background_io": False,
@@ -54,17 +47,7 @@ DEFAULTS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class PassCount:
-    """Passes of a run, as PyTorch-BigGraph counts them.
-
-    Attributes
-    ----------
-    edge_sets : sequence of str
-        Names of the edge sets of an epoch; one where all training triples are one.
-    num_chunks : int
-        Chunks of each edge set.
-    finished : int
-        Passes since the beginning of the run.
-    """
+    """Passes of a run, as PyTorch-BigGraph counts them: edge sets of an epoch, chunks of each, finished."""
 
     edge_sets: tuple[str, ...]
     num_chunks: int
@@ -96,22 +79,11 @@ class PassCount:
 
 
 def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str, Any]:
-    """Describe the model as PyTorch-BigGraph's configuration does.
+    """Describe the model as PyTorch-BigGraph's configuration does; `path` is the version's folder.
 
-    Parameters
-    ----------
-    meta : CheckpointMeta
-    num_parts : int
-        Parts of each entity type.
-    path : str
-        The checkpoint's folder, which also holds the names and counts.
-
-    Returns
-    -------
-    dict
-        Every key of the schema of PyTorch-BigGraph 1.0.0, which refuses any other. Those that have no equal
-        here, or that a run without a configuration leaves open, have its defaults. Names of operators,
-        comparators and losses that it lacks are ours; it refuses them when it trains.
+    It has every key of the schema of PyTorch-BigGraph 1.0.0, which refuses any other. Those that have no
+    equal here, or that a run without a configuration leaves open, have its defaults. Names of operators,
+    comparators and losses that it lacks are ours; it refuses them when it trains.
     """
     operator = operator_of(meta)
     if is_dynamic(meta):
@@ -130,7 +102,6 @@ def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str,
     chosen = {name: meta.config.get(name, {}) for name in sections}
     held_out = chosen["evaluation"].get("held_out") or {}
     loss = chosen["loss"].get("name", DEFAULTS["loss_fn"])
-    loss_fn = LOSSES.get(loss, "")
     described = {
         "entities": {
             name: {
@@ -147,7 +118,7 @@ def bigraph_config(meta: CheckpointMeta, num_parts: int, path: str) -> dict[str,
         "global_emb": bool(chosen["model"].get("global_vectors", False)),
         "comparator": operator.comparator,
         "bias": operator.bias,
-        "loss_fn": loss_fn or loss,
+        "loss_fn": LOSSES.get(loss) or loss,
         "margin": float(chosen["loss"].get("margin", DEFAULTS["margin"])),
         "entity_path": path,
         "edge_paths": [],
@@ -220,10 +191,7 @@ def is_bigraph(folder: Path, version: int) -> bool:
 def find_bigraph(folder: Path) -> tuple[Path, int] | None:
     """Return folder and version of PyTorch-BigGraph's checkpoint; None if it wrote none.
 
-    Parameters
-    ----------
-    folder : Path
-        Its own, or our checkpoint's: it may have gone on from the published version, in the folder of that.
+    The folder is its own, or our checkpoint's: it may have gone on from the published version, inside that.
     """
     for _ in range(2):
         try:
@@ -237,24 +205,10 @@ def find_bigraph(folder: Path) -> tuple[Path, int] | None:
 
 
 def read_manifest(folder: Path, version: int) -> Manifest:
-    """Describe a version that PyTorch-BigGraph wrote.
+    """Describe a version that PyTorch-BigGraph wrote, without checksums and fingerprint, which it lacks.
 
-    Parameters
-    ----------
-    folder : Path
-    version : int
-        The number in checkpoint_version.txt.
-
-    Returns
-    -------
-    Manifest
-        Without checksums and fingerprint, which PyTorch-BigGraph does not have. An entity's id is its place
-        in the parts, one after the other.
-
-    Raises
-    ------
-    CheckpointError
-        If a file is missing or damaged, or the model is none that dglkge has.
+    An entity's id is its place in the parts, one after the other. CheckpointError if a file is missing or
+    damaged, or the model is none that dglkge has.
     """
     path = folder / layout.CONFIG_FILE
     config = json.loads(path.read_text(encoding="utf-8"))
@@ -315,13 +269,7 @@ def entity_names(folder: Path, meta: CheckpointMeta, entity_type: str, num_parts
 
 
 def _score_function(config: Mapping[str, Any], folder: Path) -> str:
-    """Return our name of the model.
-
-    Raises
-    ------
-    CheckpointError
-        If dglkge has no such model.
-    """
+    """Return our name of the model; CheckpointError if dglkge has none."""
     where = folder / layout.CONFIG_FILE
     operator = SEPARATOR.join(dict.fromkeys(_operators(config)))
     comparator = config.get("comparator", "cos")
@@ -375,13 +323,7 @@ def _beside(folder: Path, config: Mapping[str, Any], name: str) -> Path | None:
 
 
 def _json(path: Path) -> list[Any]:
-    """Read a list.
-
-    Raises
-    ------
-    CheckpointError
-        If the file is damaged.
-    """
+    """Read a list, or raise CheckpointError."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
@@ -395,34 +337,21 @@ def epoch_record(
     epoch: int,
     num_triples: int,
     mean_loss: float,
-    edge_set: int = 0,
-    chunk: int = 0,
-    num_sets: int = 1,
-    num_chunks: int = 1,
-    measures: Mapping[str, float] | None = None,
+    edge_set: int,
+    chunk: int,
+    num_sets: int,
+    num_chunks: int,
+    measures: Mapping[str, float],
 ) -> dict[str, Any]:
     """Return the record of a pass of an epoch, in PyTorch-BigGraph's form for a pass over one bucket.
 
-    Parameters
-    ----------
-    epoch : int
-        From 0 on.
-    num_triples : int
-        Triples trained, those before a restart among them.
-    mean_loss : float
-        Per triple.
-    edge_set, chunk : int
-        The pass in the epoch, from 0 on.
-    num_sets, num_chunks : int
-        Edge sets of an epoch, and chunks of each.
-    measures : mapping of str to float, optional
-        Further means, by name.
+    Epoch, edge set and chunk count from 0; `num_triples` has those before a restart; losses are per triple.
     """
     return {
         "lhs_partition": 0,
         "rhs_partition": 0,
         "index": (epoch * num_sets + edge_set) * num_chunks + chunk,
-        "stats": {"count": num_triples, "metrics": {"loss": mean_loss, **(measures or {})}},
+        "stats": {"count": num_triples, "metrics": {"loss": mean_loss, **measures}},
         **pass_fields(epoch, edge_set, chunk),
     }
 
@@ -453,12 +382,5 @@ def pass_of(record: Mapping[str, Any]) -> tuple[int, int, int]:
 def read_stats(folder: Path) -> list[dict[str, Any]]:
     """Return the records of ``training_stats.json``, PyTorch-BigGraph's or ours, except torn lines."""
     path = folder / layout.STATS_FILE
-    records = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []:
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict):
-            records.append(record)
-    return records
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else []
+    return [record for record in map(layout.parse_object, lines) if record]

@@ -1,8 +1,7 @@
 """Conversion: rows of another checkpoint to a run on a data set; a version for PyTorch-BigGraph to resume.
 
-Entities and relations are matched by name. PyTorch-BigGraph has no record of its progress but the version: it
-commits after each pass and resumes with pass ``version``, in epoch
-``version // num_edge_chunks // len(edge_paths)``. Versions of dglkge count commits, at any cadence.
+Entities and relations are matched by name. PyTorch-BigGraph's version is the number of finished passes, with
+which it resumes. Versions of dglkge count commits, at any cadence.
 """
 
 from __future__ import annotations
@@ -58,19 +57,8 @@ def saved_types(
     """Return the entity type of a checkpoint that each of a run's is; None for one that it lacks.
 
     Types of the same name are the same, and so are two that have no other on their side: PyTorch-BigGraph's
-    importers call the one type ``all``.
-
-    Parameters
-    ----------
-    theirs, ours : sequence of str
-        The entity types of the checkpoint and of the run.
-    pairs : sequence of str
-        Of the form ``THEIRS=OURS``. One of theirs may be several of ours.
-
-    Raises
-    ------
-    InputError
-        If a pair is of another form, names an unknown type, or gives one of ours a second time.
+    importers call the one type ``all``. Pairs have the form ``THEIRS=OURS``; one of theirs may be several of
+    ours. InputError if a pair is of another form, names an unknown type, or gives one of ours a second time.
     """
     found: dict[str, str | None] = {}
     for text in pairs:
@@ -90,38 +78,25 @@ def saved_types(
 
 
 def saved_entity_ids(checkpoint: Checkpoint, entity_type: str | None, names: Vocabulary) -> np.ndarray:
-    """Return the id that each entity of a run has in a checkpoint, -1 where it has none.
+    """Return the id (n,) that each entity of a run has in a checkpoint, -1 where it has none.
 
-    Parameters
-    ----------
-    checkpoint : Checkpoint
-    entity_type : str or None
-        Of the checkpoint; None where it lacks the run's.
-    names : Vocabulary
-        The run's entities of that type.
-
-    Returns
-    -------
-    (n,) int64 array
+    `entity_type` is the checkpoint's, None where it lacks the run's; `names` are the run's of that type.
     """
     if entity_type is None or entity_type not in checkpoint.entity_types:
         return np.full(len(names), -1, dtype=np.int64)
-    return _places(list(checkpoint.vocabulary(entity_type).names), list(names.names))
+    known, sought = list(checkpoint.vocabulary(entity_type).names), list(names.names)
+    # The usual case, a checkpoint of the same data set, needs no index of names.
+    if known == sought:
+        return np.arange(len(known), dtype=np.int64)
+    import pandas as pd  # here: most runs start from no other, and importing it takes a fifth of a second
+
+    return pd.Index(known, dtype=object).get_indexer(pd.Index(sought, dtype=object)).astype(np.int64)
 
 
 def saved_relation_ids(
     checkpoint: Checkpoint, meta: CheckpointMeta, types: Mapping[str, str | None]
 ) -> np.ndarray:
-    """Return the id that each relation of a run has in a checkpoint, by name and both types; else -1.
-
-    Parameters
-    ----------
-    checkpoint : Checkpoint
-    meta : CheckpointMeta
-        Of the run.
-    types : mapping of str to str or None
-        What :func:`saved_types` returns.
-    """
+    """Return the id that each relation of a run has in a checkpoint, by name and types; else -1."""
     ids = {
         (relation.name, relation.lhs, relation.rhs): id_
         for id_, relation in enumerate(checkpoint.meta.relations)
@@ -178,16 +153,6 @@ def take_over(
     return num_found
 
 
-def _places(known: list[str], wanted: list[str]) -> np.ndarray:
-    """Return where each wanted name stands among the known ones, -1 where it does not."""
-    # The usual case, a checkpoint of the same data set, needs no index of names.
-    if known == wanted:
-        return np.arange(len(known), dtype=np.int64)
-    import pandas as pd  # here: most runs start from no other, and importing it takes a fifth of a second
-
-    return pd.Index(known, dtype=object).get_indexer(pd.Index(wanted, dtype=object)).astype(np.int64)
-
-
 def save_converted(
     output: Path,
     meta: CheckpointMeta,
@@ -195,29 +160,10 @@ def save_converted(
     names: Mapping[str, Vocabulary],
     stats: Sequence[Mapping[str, Any]] = (),
 ) -> int:
-    """Write whole tables as the first version of a run.
+    """Write whole tables, the relations among them, as the first version of a run; return its number.
 
-    Parameters
-    ----------
-    output : Path
-        The run's folder.
-    meta : CheckpointMeta
-    parts : mapping of str to TablePart
-        Every table, the relations among them, each as one part.
-    names : mapping of str to Vocabulary
-        The entities' names by type.
-    stats : sequence of mapping
-        Records of the training of the rows, for training_stats.json.
-
-    Returns
-    -------
-    int
-        The version.
-
-    Raises
-    ------
-    CheckpointError
-        If the folder holds a checkpoint already, or cannot be written to.
+    `stats` are records of the training of the rows, for training_stats.json. CheckpointError if the folder
+    holds a checkpoint already, or cannot be written to.
     """
     with hold(output, "a conversion") as lease:
         folder = output / CHECKPOINT_FOLDER

@@ -1,7 +1,7 @@
 """Files of the frozen vectors of entities in a run's folder, one npy file of each entity type by original id.
 
-The vectors do not change, so they are written once, before the first version, and every version of the
-checkpoint refers to them by their checksum. A note beside them, which is written last, lists them.
+They are written once, before the first version, and a note that lists them after that. Every version refers
+to them by their checksum.
 """
 
 from __future__ import annotations
@@ -27,25 +27,10 @@ def record_path(entity_type: str) -> str:
 
 
 def parse_note(content: bytes, place: object) -> dict[str, list[int]]:
-    """Return the records of the files that a note lists, by entity type, as of :func:`record_path`.
-
-    Parameters
-    ----------
-    content : bytes
-    place : path or str
-        Where the note was read, for messages.
-
-    Raises
-    ------
-    CheckpointError
-        If it is damaged.
-    """
+    """Return the records of the files that a note lists, by entity type, as of :func:`record_path`."""
     try:
         types = json.loads(content)["types"]
-        return {
-            name: [*(int(number) for number in one["shape"]), int(one["crc32"])]
-            for name, one in types.items()
-        }
+        return {name: [*map(int, one["shape"]), int(one["crc32"])] for name, one in types.items()}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise CheckpointError(f"{place} is damaged: {error!r}") from None
 
@@ -53,20 +38,10 @@ def parse_note(content: bytes, place: object) -> dict[str, list[int]]:
 def open_features(
     folder: Path, records: Mapping[str, Iterable[int]], verify: bool = False
 ) -> dict[str, np.ndarray]:
-    """Map the vectors of some entity types.
+    """Map the vectors of some entity types, which have the records of :func:`record_path`.
 
-    Parameters
-    ----------
-    folder : Path
-    records : mapping of str to iterable of int
-        By entity type, as of :func:`record_path`.
-    verify : bool
-        Compare the files with their checksums, which reads all of them.
-
-    Raises
-    ------
-    CheckpointError
-        If the folder or a file is missing, or a file is damaged or another one.
+    CheckpointError if the folder or a file is missing, damaged or another one. Checksums are compared only if
+    wanted, which reads all files.
     """
     if not folder.is_dir():
         raise CheckpointError(

@@ -1,7 +1,4 @@
-"""Reading and writing one HDF5 file of a checkpoint; :mod:`dglkge.checkpoint.storage` has the format.
-
-Files have float32. Rows of 16-bit tables are written exactly, and read back bit for bit.
-"""
+"""Reads and writes one HDF5 file of a checkpoint. Rows of 16-bit tables are written as float32, exactly."""
 
 from __future__ import annotations
 
@@ -36,13 +33,7 @@ BLOCK_BYTES = 2 << 20
 
 @contextlib.contextmanager
 def create(path: Path, attributes: Mapping[str, Any]) -> Iterator[h5py.File]:
-    """Open a new file and write the root's attributes.
-
-    Raises
-    ------
-    OSError
-        If it cannot be written to its end; HDF5 may report a full disk only when it closes the file.
-    """
+    """Open a new file and write the root's attributes; OSError if it cannot be written to its end."""
     file = _new_file(path)
     try:
         file.attrs[FORMAT_VERSION_ATTRIBUTE] = FORMAT_VERSION
@@ -53,8 +44,7 @@ def create(path: Path, attributes: Mapping[str, Any]) -> Iterator[h5py.File]:
         try:
             file.close()
         except RuntimeError as error:
-            # h5py raises RuntimeError if HDF5 fails to flush, for instance on a full disk. Callers handle
-            # OSError.
+            # HDF5 may report a full disk only when it closes the file, as a RuntimeError of h5py.
             raise OSError(str(error)) from error
 
 
@@ -77,18 +67,9 @@ def _new_file(path: Path) -> h5py.File:
 
 @contextlib.contextmanager
 def open_file(path: Path, opened: BinaryIO | None = None) -> Iterator[h5py.File]:
-    """Open a file for reading.
+    """Open a file for reading, which may be open already and have lost its name since.
 
-    Parameters
-    ----------
-    path : Path
-    opened : binary file, optional
-        The file where it is open already, and may have lost its name since.
-
-    Raises
-    ------
-    CheckpointError
-        If it is missing, not an HDF5 file, cut off or of another format version.
+    CheckpointError if it is missing, not an HDF5 file, cut off, of another format version or lacks a dataset.
     """
     if opened is None and not path.is_file():
         raise CheckpointError(f"{path} is missing")
@@ -113,13 +94,6 @@ def allocate_rows(group: h5py.Group, name: str, values: torch.Tensor) -> None:
 
     HDF5 itself writes none of the rows: on a full disk it can abort the process when it closes a file with
     rows in its buffers.
-
-    Parameters
-    ----------
-    group : h5py.Group
-    name : str
-        Of the dataset.
-    values : (n, ...) tensor
     """
     how = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     # Early allocation fixes the offsets that the rows are written to. No fill: each row is written anyway.
@@ -139,18 +113,9 @@ def row_blocks(
 
 
 def map_rows(path: Path | BinaryIO, dataset: h5py.Dataset) -> np.ndarray:
-    """Map a contiguous dataset into memory; pages are read on first access.
+    """Map a contiguous dataset of a file into memory.
 
-    Parameters
-    ----------
-    path : Path or binary file
-        The dataset's file.
-    dataset : h5py.Dataset
-
-    Returns
-    -------
-    array
-        Copy-on-write, so that torch may wrap it and no write reaches the file.
+    The array is copy-on-write, so that torch may wrap it and no write reaches the file.
     """
     offset = dataset.id.get_offset()
     if dataset.size == 0 or offset is None:
@@ -176,17 +141,10 @@ def write_blob(group: h5py.Group, state: Mapping[str, Any]) -> None:
 
 
 def read_blob(dataset: h5py.Dataset) -> Any:
-    """Read the bytes of :func:`write_blob` or of PyTorch-BigGraph without running code in them.
-
-    Raises
-    ------
-    CheckpointError
-        If the bytes hold anything but tensors and plain values, or are damaged.
-    """
+    """Read the bytes of :func:`write_blob` or of PyTorch-BigGraph without running code in them."""
     with io.BytesIO(dataset[...].tobytes()) as buffer:
         try:
-            # weights_only is the protection: a pickle from a stranger's checkpoint could otherwise run any
-            # code.
+            # Without weights_only a pickle from a stranger's checkpoint could run any code.
             return torch.load(buffer, map_location="cpu", weights_only=True)
         except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError) as error:
             where = f"{dataset.file.filename}:{dataset.name}"
@@ -194,35 +152,6 @@ def read_blob(dataset: h5py.Dataset) -> Any:
             raise CheckpointError(
                 f"{where}: refused, it holds more than tensors and plain values, or is damaged ({reason})"
             ) from None
-
-
-def read_state(file: h5py.File) -> dict[str, h5py.Dataset | np.ndarray]:
-    """Return the optimizer state by name: the plain datasets, else the tensors in PyTorch-BigGraph's blob.
-
-    In a file of operators the blob is ordered by parameter and not by row, and is ignored.
-
-    Raises
-    ------
-    CheckpointError
-        If the blob is hostile or damaged.
-    """
-    group = file.get(OPTIMIZER_GROUP, {})
-    plain = {name: dataset for name, dataset in group.items() if name != STATE_BLOB}
-    if plain or STATE_BLOB not in group:
-        return plain
-    blob = read_blob(group[STATE_BLOB])
-    state = blob.get("state", {}) if isinstance(blob, dict) else None
-    if not isinstance(state, dict):
-        where = f"{file.filename}:{group.name}/{STATE_BLOB}"
-        raise CheckpointError(f"{where}: not the state of an optimizer")
-    # A file of rows has one parameter, number 0. Several parameters have sums by operator, see
-    # bigraph_row_sums.
-    tensors = state[0] if set(state) == {0} and "model" not in file else {}
-    return {
-        name: value.numpy()
-        for name, value in tensors.items()
-        if isinstance(value, torch.Tensor) and value.ndim
-    }
 
 
 def shapes(file: h5py.File) -> dict[str, list[int]]:
@@ -237,17 +166,14 @@ def shapes(file: h5py.File) -> dict[str, list[int]]:
     return found
 
 
-NARROW_DTYPES = (torch.bfloat16, torch.float16)
-
-
-def is_narrow(values: torch.Tensor) -> bool:
+def _is_narrow(values: torch.Tensor) -> bool:
     """Return whether rows are bfloat16 or float16, which files never have."""
-    return values.dtype in NARROW_DTYPES
+    return values.dtype in (torch.bfloat16, torch.float16)
 
 
-def stored_array(values: torch.Tensor) -> np.ndarray:
+def _stored_array(values: torch.Tensor) -> np.ndarray:
     """View a tensor as an array, numbers of 16 bits as uint16 words."""
-    if is_narrow(values):
+    if _is_narrow(values):
         words: np.ndarray = values.detach().view(torch.int16).numpy().view(np.uint16)
         return words
     return values.detach().numpy()
@@ -255,7 +181,7 @@ def stored_array(values: torch.Tensor) -> np.ndarray:
 
 def file_dtype(values: torch.Tensor) -> np.dtype:
     """Return the type in which a tensor is written."""
-    if is_narrow(values):
+    if _is_narrow(values):
         return np.dtype(np.float32)
     # A slice of no rows: nothing is copied, whatever device the tensor is on.
     return values.detach()[:0].cpu().numpy().dtype
@@ -263,8 +189,8 @@ def file_dtype(values: torch.Tensor) -> np.dtype:
 
 def take_rows(values: torch.Tensor, order: np.ndarray, out: np.ndarray) -> None:
     """Write rows in a given order (n,) to an array (n, ...) of the type in which they are written."""
-    array = stored_array(values)
-    if is_narrow(values):
+    array = _stored_array(values)
+    if _is_narrow(values):
         width = math.prod(array.shape[1:])
         is_half = values.dtype == torch.float16
         widen_rows(array.reshape(len(array), width), order, is_half, out.reshape(len(order), width))
@@ -277,5 +203,5 @@ def put_rows(values: torch.Tensor, places: np.ndarray, block: np.ndarray) -> Non
 
     What such a table was saved as is read back bit for bit.
     """
-    array = stored_array(values)
-    array[places] = nearest_words(block, values.dtype == torch.float16) if is_narrow(values) else block
+    array = _stored_array(values)
+    array[places] = nearest_words(block, values.dtype == torch.float16) if _is_narrow(values) else block

@@ -1,7 +1,6 @@
 """Names of the files and JSON fields of a run's folder and of its checkpoint: the only place that has them.
 
-Everything here is pure: no function touches a disk. Standard library only, because the launcher and its
-agents on other machines import it.
+No function touches a disk. Standard library only, because launcher and node programs import it.
 
 A run's folder::
 
@@ -23,6 +22,8 @@ A run's folder::
 from __future__ import annotations
 
 import fnmatch
+import json
+from typing import Any
 
 FORMAT_VERSION = 1
 """Version of the HDF5 files: PyTorch-BigGraph's, which refuses any other."""
@@ -108,11 +109,7 @@ _RECORDS = (
 def split_metrics_file(split: str, protocol: str) -> str:
     """Return the name of the file of ``dglkge evaluate``'s result, in the run's folder.
 
-    Parameters
-    ----------
-    split : str
-    protocol : str
-        What differs from the default protocol, each after a hyphen: ``-raw-first500``.
+    `protocol` has what differs from the default one, each after a hyphen: ``-raw-first500``.
     """
     return f"metrics-{split}{protocol}.json"
 
@@ -158,15 +155,7 @@ def receipt_file(name: str) -> str:
 
 
 def temporary_file(name: str, nonce: str) -> str:
-    """Return the name of a file while a job writes it; two jobs never share one.
-
-    Parameters
-    ----------
-    name : str
-        The file's own name.
-    nonce : str
-        The job's, 16 hexadecimal digits; empty where no lease was taken.
-    """
+    """Return the name of a file while a job writes it: two jobs never share one. No lease has no nonce."""
     return f"{name}.{nonce}{TEMPORARY_SUFFIX}" if nonce else name + TEMPORARY_SUFFIX
 
 
@@ -207,6 +196,15 @@ def is_pointer(name: str) -> bool:
     """Return whether a name is that of a pointer to a version that is kept."""
     epoch = parse_version(name.removeprefix(_EPOCH_PREFIX)) if name.startswith(_EPOCH_PREFIX) else None
     return name == BEST or epoch is not None
+
+
+def parse_object(text: str | bytes | None) -> dict[str, Any]:
+    """Return the object of a JSON text; empty if there is none, or it is torn."""
+    try:
+        found = json.loads(text or b"{}")
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def parse_version(text: str) -> int | None:

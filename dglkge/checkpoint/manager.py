@@ -44,8 +44,7 @@ PROGRESS_SECONDS = 2.0
 def copied(part: TablePart, memory: Scratch) -> TablePart:
     """Return a copy of a part, in memory that the next version overwrites.
 
-    It holds one copy of the rows and of the optimizer's state of a machine from the first version to the end
-    of the run: 8·n·D bytes for n rows of D float32 with element-wise Adagrad.
+    It stays to the end of the run: 8·n·D bytes for n rows of D float32 with element-wise Adagrad.
     """
 
     def copy(name: str, values: torch.Tensor) -> torch.Tensor:
@@ -64,12 +63,6 @@ def fall_back(storage: CheckpointStorage, names: Mapping[str, Vocabulary] | None
     to them. Damaged text files of the good version are moved there too, and are written again from its rows
     and the names.
 
-    Parameters
-    ----------
-    storage : CheckpointStorage
-    names : mapping of str to Vocabulary, optional
-        By entity type, as the writer of the checkpoint had them.
-
     Returns
     -------
     int or None
@@ -79,13 +72,11 @@ def fall_back(storage: CheckpointStorage, names: Mapping[str, Vocabulary] | None
     ------
     CheckpointError
         If no version is whole, the folder may not be written to, or a text does not come out as it was.
-    StorageError
-        If the disk is full or fails.
     """
     try:
-        stored = storage.published()
-        if stored is not None:
-            check_files(storage.folder(stored.version).path, stored.manifest.all_files)
+        manifest = storage.published()
+        if manifest is not None:
+            check_files(storage.folder(manifest.version).path, manifest.all_files)
         return None
     except CheckpointError as error:
         good = storage.newest_good()
@@ -105,7 +96,7 @@ def fall_back(storage: CheckpointStorage, names: Mapping[str, Vocabulary] | None
                 os.replace(storage.path / name, target / name)
             moved = f"; newer files were moved to {target}"
         storage.publish(good)
-        if written := write_anew(storage, storage.stored(good).manifest, names or {}):
+        if written := write_anew(storage, storage.stored(good), names or {}):
             anew = f"; written anew: {', '.join(written)}"
     logger.warning("checkpoint.fallback: going on from version %d%s%s", good, moved, anew)
     return good
@@ -205,13 +196,7 @@ class CheckpointManager:
     def latest(self) -> CheckpointMeta | None:
         """Return the newest version's description of its run; None if the folder holds no checkpoint.
 
-        A collective: all trainers find the same version with the same manifest, or all raise the same error.
-
-        Raises
-        ------
-        CheckpointError
-            If there is a checkpoint and anything of it is missing or damaged, or the trainers find different
-            ones.
+        A collective: all trainers find the same undamaged version, or all raise the same CheckpointError.
         """
         manifest = self._agreed(texts=True)
         return None if manifest is None else manifest.meta
@@ -219,7 +204,7 @@ class CheckpointManager:
     def num_bytes(self) -> int:
         """Return the size of the newest version's files; 0 where there is none."""
         version = self.storage.named_version()
-        return self.storage.stored(version).manifest.num_bytes if version else 0
+        return self.storage.stored(version).num_bytes if version else 0
 
     def fall_back(self, wait: Callable[[int], object] = lambda num_bytes: None) -> None:
         """Publish the newest undamaged version, if the newest is damaged; a collective.
@@ -230,11 +215,6 @@ class CheckpointManager:
         ----------
         wait : callable
             A barrier whose limit grows with the bytes that one of the trainers may have to read.
-
-        Raises
-        ------
-        CheckpointError
-            On all trainers: if no version is whole.
         """
         if self._has_store:
             return
@@ -372,10 +352,7 @@ class CheckpointManager:
     def finish(self) -> None:
         """Wait until this process's share of the save is on the disk; on rank 0, until it is published.
 
-        Raises
-        ------
-        CheckpointError
-            If a file could not be written, or another machine's are missing. The version before stays.
+        CheckpointError or JobError if a file could not be written, or another machine's are missing.
         """
         writing, self._writing = self._writing, None
         if writing is not None:
@@ -384,12 +361,8 @@ class CheckpointManager:
     def finish_together(self) -> None:
         """Wait until the save is published, and uploaded where there is a URL; a collective.
 
-        It takes as long as one of the trainers still makes progress: a large version may take hours.
-
-        Raises
-        ------
-        CheckpointError, JobError, StorageError
-            On all trainers, if one of them could not write its share, or none makes progress any more.
+        It takes as long as one of the trainers makes progress: a large version may take hours. All raise the
+        error of one that could not write its share, or JobError if none makes progress any more.
         """
         before, last_news = [""], time.monotonic()
         while True:
@@ -434,43 +407,30 @@ class CheckpointManager:
                 self._mirror.push_pointers()
         return True
 
-    def find(self, pointer: str = "") -> tuple[Path, Manifest] | None:
-        """Return folder and manifest of the newest version, or of the one that a pointer names; None if none.
+    def find(self, pointer: str = "") -> tuple[Path, Manifest]:
+        """Return folder and manifest of the newest version on this trainer's disk, or of a pointer's.
 
-        Unlike :meth:`latest` no collective: it reads this trainer's disk. The sizes of files are checked.
-
-        Raises
-        ------
-        CheckpointError
-            If anything is missing or damaged.
+        No collective, unlike :meth:`latest`. CheckpointError if it is absent, or a file of it damaged.
         """
-        stored = self.storage.kept(pointer) if pointer else self.storage.published()
-        return None if stored is None else (self.storage.folder(stored.version).path, stored.manifest)
+        manifest = self.storage.kept(pointer) if pointer else self.storage.published()
+        if manifest is None:
+            raise CheckpointError(f"{self.storage.path} holds no checkpoint")
+        return self.storage.folder(manifest.version).path, manifest
 
     def bring(self, pointer: str) -> None:
         """Bring the version that a pointer names to this machine's cache, on its owner."""
         if self._mirror is not None and self._owns_folder:
             self._mirror.bring(pointer)
 
-    def newest_folder(self) -> Path:
-        """Return the folder of the newest version on this trainer's disk."""
-        return self.storage.folder(self.storage.published_version()).path
-
     def read_state(self, pointer: str = "") -> bytes:
-        """Return what a version of :meth:`find` has of training beside the tables; may be empty.
-
-        Raises
-        ------
-        CheckpointError
-            If the file is missing or damaged.
-        """
-        folder, manifest = self.find(pointer) or (Path(), None)
-        if manifest is None or manifest.state is None:
+        """Return what a version of :meth:`find` has of training beside the tables; may be empty."""
+        folder, manifest = self.find(pointer)
+        if manifest.state is None:
             return b""
         path = folder / manifest.state.name
         with os_errors(CheckpointError, f"cannot read {path}"):
             state = path.read_bytes()
-        check_crc32(folder, manifest.state, zlib.crc32(state))
+        check_crc32(path, manifest.state.crc32, zlib.crc32(state))
         return state
 
     def restore(
@@ -497,9 +457,7 @@ class CheckpointManager:
         CheckpointError
             If there is no checkpoint, a file of it is damaged, or it lacks a row.
         """
-        folder, manifest = self.find(pointer) or (Path(), None)
-        if manifest is None:
-            raise CheckpointError(f"{self.storage.path} holds no checkpoint")
+        folder, manifest = self.find(pointer)
         for part in [*parts, *([relations] if relations is not None else [])]:
             part_files.fill_part(folder, manifest, part)
         if self.group.rank == 0:
@@ -524,21 +482,16 @@ class CheckpointManager:
         """Return the newest manifest once all trainers find the same one; a collective.
 
         A shared disk may show a new version to some hosts with a delay, so this polls up to a limit.
-
-        Raises
-        ------
-        CheckpointError
-            On all trainers, if one of them finds a damaged checkpoint or another one.
         """
         deadline = time.monotonic() + AGREEMENT_SECONDS
         where = f"{self.storage.path} on {socket.gethostname()}"
         while True:
-            stored = agree(self.group.gather, lambda: self.storage.published(texts=texts))
-            what = "none" if stored is None else f"version {stored.version} (manifest {stored.checksum})"
+            newest = agree(self.group.gather, lambda: self.storage.published(texts=texts))
+            what = "none" if newest is None else f"version {newest.version} (manifest {newest.checksum})"
             found = [json.loads(text) for text in self.group.gather(json.dumps([what, where]))]
             others = [rank for rank, (theirs, _) in enumerate(found) if theirs != found[0][0]]
             if not others:
-                return None if stored is None else stored.manifest
+                return newest
             # Rank 0's clock decides for all: else one rank could raise while another polls on.
             if self.group.gather("late" if time.monotonic() >= deadline else "")[0]:
                 here, there = (" in ".join(found[rank]) for rank in (0, others[0]))

@@ -1,8 +1,7 @@
 """Manifest of a version: the run that it belongs to, and each of its files with size and checksum.
 
-A version number alone does not identify a version: version 7 of an abandoned job differs from version 7 of
-the job that resumed from version 6 instead. A version is identified by the job that wrote it (its nonce) and
-its number. The lineage lists all jobs of a run with the versions that each of them added.
+A version is identified by its number and the job that wrote it: version 7 of an abandoned job differs from
+version 7 of the job that resumed from version 6 instead. The lineage lists all jobs of a run.
 """
 
 from __future__ import annotations
@@ -61,25 +60,18 @@ class CheckpointMeta:
 
     Attributes
     ----------
-    config : dict
-        The run's whole configuration.
-    dataset_name, dataset_path, dataset_fingerprint : str
-        The dataset; the fingerprint does not depend on how it was partitioned.
+    dataset_fingerprint : str
+        Does not depend on how the data set was partitioned.
     entity_types : mapping of str to int
         Number of entities of each type, in the order of types.
     relations : sequence of Relation
         In the order of relation ids.
     progress : mapping
-        ``finished_epochs``, ``batches_done`` and ``global_batch_size``.
-        Of an open epoch ``passes_done`` counts the passes that have ended, if there are several in an epoch;
-        ``validation_pending`` is 1 where the valid split is yet to be ranked after the last finished epoch.
-        ``order_mark`` is a checksum of the order of an open epoch, where that depends on the partitions.
-        ``ended_after`` is the number of epochs after which training ended, if the version is an earlier one
-        that was restored as the best.
+        By :class:`dglkge.checkpoint.layout.Progress`.
     seed : int
         Seed of the order, the negatives and the initial rows.
     score_function : str
-        Name of the score function; empty for tables without a model, which have no relations.
+        Empty for tables without a model, which have no relations.
     dim : int
         Width of an entity's row.
     reciprocal : bool
@@ -88,8 +80,6 @@ class CheckpointMeta:
         ``name``, ``lr`` and whatever else describes it.
     versions : mapping of str to str
         Versions of dglkge, dgl and torch.
-    score_options : mapping of str to number or str
-        Options of the score function, if it has any.
     operators : tuple of str
         Operator of each relation, where they differ; otherwise empty.
     dims : mapping of str to int
@@ -137,13 +127,7 @@ class CheckpointMeta:
 
 @dataclass(frozen=True)
 class TextEntry:
-    """One text file of a version: names, counts or PyTorch-BigGraph's config.json.
-
-    Attributes
-    ----------
-    name : str
-    size_bytes, crc32 : int
-    """
+    """One text file of a version: names, counts or PyTorch-BigGraph's config.json."""
 
     __pydantic_config__ = NO_OTHER_FIELDS
 
@@ -158,22 +142,19 @@ class FileEntry:
 
     Attributes
     ----------
-    name : str
-        Its name in the folder of the version.
     table : str
         The entity type, or ``"relation"``.
     part : int
-        The part; 0 for the relations.
+        0 for the relations.
     num_rows : int
         Rows of the table that it holds.
-    size_bytes, crc32 : int
-        Length and CRC-32 of the whole file. CRC-32 finds torn and flipped bits at the speed of the
-        disk; it is no protection against an attacker.
+    crc32 : int
+        Of the whole file: finds torn and flipped bits at the speed of the disk, and no attacker's.
     ids_crc32 : int
-        CRC-32 of the original ids; equal if a part still has the same rows.
+        Of the original ids; equal if a part still has the same rows.
     shapes : mapping of str to list of int
         Shape of each dataset.
-    texts : sequence of TextEntry
+    texts : tuple of TextEntry
         PyTorch-BigGraph's names and count of the part's rows.
     """
 
@@ -192,17 +173,7 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class JobVersions:
-    """The versions that one job added to a run.
-
-    Attributes
-    ----------
-    job : str
-        Its nonce.
-    first, last : int
-        Versions.
-    host, since : str
-        Host and start time, for messages.
-    """
+    """The versions that one job, named by its nonce, added to a run; host and start are for messages."""
 
     job: str
     first: int
@@ -224,20 +195,19 @@ class Manifest:
 
     Attributes
     ----------
-    version : int
-    meta : CheckpointMeta
-    files : sequence of FileEntry
-    texts : sequence of TextEntry
+    texts : tuple of TextEntry
         Those that belong to no part.
     run_id : str
         Drawn with the first version of a run, equal for all later ones.
-    lineage : sequence of JobVersions
+    lineage : tuple of JobVersions
         The jobs that wrote the ancestors of this version; the last one wrote this version.
     state : TextEntry or None
         File of what changes during training beside the tables; None if nothing does.
     kept_as : mapping of str to mapping
         Names of the pointers to this version, and notes on their reason. They are written after publication,
         so the next start can make up for those that a killed job did not write.
+    content : bytes
+        The file that it was read from: versions with equal ones are the same.
     """
 
     __pydantic_config__ = NO_OTHER_FIELDS
@@ -250,6 +220,12 @@ class Manifest:
     lineage: tuple[JobVersions, ...] = ()
     state: TextEntry | None = None
     kept_as: Mapping[Pointer, Mapping[str, Any]] = field(default_factory=dict)
+    content: bytes = field(default=b"", compare=False, repr=False)
+
+    @property
+    def checksum(self) -> str:
+        """SHA-256 of the file, 16 hexadecimal digits."""
+        return hashlib.sha256(self.content).hexdigest()[:16]
 
     @property
     def num_bytes(self) -> int:
@@ -264,9 +240,8 @@ class Manifest:
     @property
     def all_texts(self) -> dict[str, TextEntry]:
         """Every text file of the version by name."""
-        return {
-            text.name: text for text in [*self.texts, *(one for file in self.files for one in file.texts)]
-        }
+        of_parts = [text for file in self.files for text in file.texts]
+        return {text.name: text for text in [*self.texts, *of_parts]}
 
     @property
     def all_files(self) -> list[FileEntry | TextEntry]:
@@ -282,96 +257,56 @@ class Manifest:
         return sum(one.num_rows for one in self.of_table(entry.table)[: entry.part])
 
     def to_json(self) -> str:
-        """Return the manifest as a text that :meth:`from_json` reads and checks."""
+        """Return the content of the file, which :meth:`parse` reads and checks."""
         body = {"manifest_version": MANIFEST_VERSION, **dataclasses.asdict(self)}
-        # sort_keys in manifest_crc32 makes the checksum independent of the order of fields in the file.
-        return json.dumps({"crc32": manifest_crc32(body), **body}, indent=1) + "\n"
+        del body["content"]
+        return json.dumps({"crc32": _crc32_of(body), **body}, indent=1) + "\n"
 
     @classmethod
-    def from_json(cls, text: str, where: str) -> Manifest:
-        """Read a manifest.
-
-        Parameters
-        ----------
-        text : str
-            What the file holds.
-        where : str
-            The file, for error messages.
+    def parse(cls, content: bytes, where: str) -> Manifest:
+        """Read a manifest's file.
 
         Raises
         ------
         CheckpointError
-            If the text is not a manifest, was written by a newer dglkge, or was damaged.
+            If it is not a manifest, was written by a newer dglkge, or was damaged.
         """
         try:
-            body = json.loads(text)
+            body = json.loads(content)
             checksum, version = body.pop("crc32"), body.pop("manifest_version")
             # The version comes before the checksum: a newer format may compute the checksum in another way.
             if version != MANIFEST_VERSION:
                 raise CheckpointError(
                     f"{where}: manifest version {version}; this dglkge reads {MANIFEST_VERSION}"
                 )
-            if checksum != manifest_crc32({"manifest_version": version, **body}):
+            if checksum != _crc32_of({"manifest_version": version, **body}):
                 raise CheckpointError(f"{where}: damaged: its checksum does not match its text")
             # Types and ranges too: a file with a right checksum may be hostile.
             manifest = parse(cls, body)
             for one in manifest.meta.relations:
                 if {one.lhs, one.rhs} - set(manifest.meta.entity_types):
                     raise ValueError(f"relation {one.name!r} joins an entity type that there is none of")
-            return manifest
+            return dataclasses.replace(manifest, content=content)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise CheckpointError(f"{where}: not a manifest of dglkge, or damaged ({error})") from None
 
-
-@dataclass(frozen=True)
-class StoredVersion:
-    """A version in a folder or at a URL, by its manifest.
-
-    Attributes
-    ----------
-    manifest : Manifest
-    content : bytes
-        The manifest's file: versions with equal ones are the same.
-    """
-
-    manifest: Manifest
-    content: bytes
-
-    @classmethod
-    def parse(cls, content: bytes, where: str) -> StoredVersion:
-        """Read a manifest's file; see :meth:`Manifest.from_json`."""
-        return cls(Manifest.from_json(content.decode(errors="replace"), where), content)
-
-    @property
-    def version(self) -> int:
-        """Its number."""
-        return self.manifest.version
-
-    @property
-    def checksum(self) -> str:
-        """SHA-256 of the manifest's file, 16 hexadecimal digits."""
-        return hashlib.sha256(self.content).hexdigest()[:16]
-
-    def continues(self, older: StoredVersion | None) -> bool:
-        """Return whether this version equals another one or descends from it; every run does from none."""
-        if older is None or older.content == self.content:
+    def continues(self, older: Manifest) -> bool:
+        """Return whether this version equals another one or descends from it."""
+        if older.content == self.content:
             return True
-        if older.version >= self.version or not older.manifest.lineage:
+        if older.version >= self.version or not older.lineage:
             return False
         # The older version is an ancestor if this lineage has it among the versions of the job that wrote it.
         # An abandoned job has a shorter range here than in its own lineage.
-        last = older.manifest.lineage[-1]
-        return any(
-            one.job == last.job and one.first <= last.last <= one.last for one in self.manifest.lineage
-        )
+        last = older.lineage[-1]
+        return any(one.job == last.job and one.first <= last.last <= one.last for one in self.lineage)
 
     def describe(self) -> str:
         """Return the history as text for messages."""
-        lineage = self.manifest.lineage
-        shown = [one.describe() for one in lineage[-MOST_SHOWN:]]
-        if len(lineage) > MOST_SHOWN:
-            shown.insert(0, f"{len(lineage) - MOST_SHOWN} earlier jobs")
-        return f"version {self.version} of run {self.manifest.run_id[:8]} ({'; '.join(shown)})"
+        shown = [one.describe() for one in self.lineage[-MOST_SHOWN:]]
+        if len(self.lineage) > MOST_SHOWN:
+            shown.insert(0, f"{len(self.lineage) - MOST_SHOWN} earlier jobs")
+        return f"version {self.version} of run {self.run_id[:8]} ({'; '.join(shown)})"
 
 
 def extended(lineage: Sequence[JobVersions], job: JobVersions) -> tuple[JobVersions, ...]:
@@ -382,8 +317,8 @@ def extended(lineage: Sequence[JobVersions], job: JobVersions) -> tuple[JobVersi
     return (*lineage, job)
 
 
-def manifest_crc32(body: Mapping[str, Any]) -> int:
-    """Return the CRC-32 of the canonical JSON of a manifest without its own checksum."""
+def _crc32_of(body: Mapping[str, Any]) -> int:
+    """Return the checksum of a manifest's fields, which does not depend on their order."""
     return zlib.crc32(json.dumps(body, sort_keys=True).encode())
 
 
@@ -393,13 +328,7 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def parse(kind: type[T], body: Mapping[str, Any]) -> T:
-    """Return the object of which ``dataclasses.asdict`` made a dict; checks the type and range of each value.
-
-    Raises
-    ------
-    ValueError
-        Naming the first value that is wrong.
-    """
+    """Return the object of which ``dataclasses.asdict`` made a dict; ValueError names the first bad value."""
     try:
         # From JSON, where lists stand for tuples, and no value is converted to another type.
         found: T = _adapter(kind).validate_json(  # type: ignore[arg-type]
@@ -413,34 +342,23 @@ def parse(kind: type[T], body: Mapping[str, Any]) -> T:
 
 
 def check_same_run(saved: CheckpointMeta, wanted: CheckpointMeta) -> None:
-    """Refuse to resume from, or to overwrite, a checkpoint of another model or data set.
-
-    Raises
-    ------
-    CheckpointError
-        Naming the first thing that differs, with both values.
-    """
+    """Refuse to resume from, or to overwrite, a checkpoint of another model or data set."""
     advice = "; take another output folder, or the configuration that it was written with"
-    _check_equal(
-        saved, wanted, ("dataset_fingerprint", "dims", *MODEL_FIELDS, "operators"), "the checkpoint", advice
-    )
+    fields = ("dataset_fingerprint", "dims", *MODEL_FIELDS, "operators")
+    check_same_model(saved, wanted, "the checkpoint", fields, advice)
 
 
-def check_same_model(saved: CheckpointMeta, wanted: CheckpointMeta, where: str) -> None:
-    """Refuse rows of another score function or shape.
-
-    Raises
-    ------
-    CheckpointError
-        Naming the first thing that differs, with both values.
-    """
-    # The data set is not compared: rows are matched by name, and the data set may have other entities.
-    _check_equal(saved, wanted, MODEL_FIELDS, where, ": its rows cannot be taken over")
-
-
-def _check_equal(
-    saved: CheckpointMeta, wanted: CheckpointMeta, fields: Sequence[str], where: str, advice: str
+def check_same_model(
+    saved: CheckpointMeta,
+    wanted: CheckpointMeta,
+    where: str,
+    fields: Sequence[str] = MODEL_FIELDS,
+    advice: str = ": its rows cannot be taken over",
 ) -> None:
+    """Refuse rows of another score function or shape; the error has the first difference, with both values.
+
+    By default the data set may be another one, whose rows are matched by name.
+    """
     for name in fields:
         old, new = getattr(saved, name), getattr(wanted, name)
         if old != new:

@@ -10,14 +10,12 @@ The objects have the names of the run's folder, so the objects copied to a disk 
     checkpoint/best, checkpoint/epoch_{E}           pointers to versions that are kept
 
 Commit rule: frozen vectors, then the files of a version, its manifest and the pointer; then pointers to
-versions that are kept; then older versions are removed. Machines upload their parts side by side, each with
-a receipt, for which rank 0 waits. The folders of a run that has a store are caches: each holds the parts that
-were written or read there, is filled from the store when a job starts, and publishes a version after the
-store. A job takes the store (``writer.json``) before it reads the version that it goes on from, reads both
-again before it replaces the pointer, and removes only versions that it has read and that no pointer names.
-Nothing is renamed, and no object of a published version is written again except pointers and records.
-A store that does not write atomically may leave a torn pointer, without its last byte. The newest manifest
-with a right checksum and with all its files then takes its place: a manifest is written after all its files.
+versions that are kept; then older versions are removed. Nothing is renamed, and no object of a published
+version is written again except pointers and records. The folders of a run that has a store are caches: each
+is filled from the store when a job starts, and publishes a version after the store. A job takes the store
+before it reads the version that it goes on from, reads both again before it replaces the pointer, and removes
+only versions that it has read. A store that does not write atomically may leave a torn pointer, without its
+last byte: the newest manifest with a right checksum and with all its files then takes its place.
 """
 
 from __future__ import annotations
@@ -29,28 +27,22 @@ import logging
 import os
 import socket
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.features import parse_note
-from dglkge.checkpoint.manifest import (
-    UNKNOWN_CRC32,
-    CheckpointMeta,
-    FileEntry,
-    Manifest,
-    StoredVersion,
-    TextEntry,
-)
+from dglkge.checkpoint.manifest import UNKNOWN_CRC32, CheckpointMeta, FileEntry, Manifest, TextEntry
 from dglkge.checkpoint.storage import (
     CheckpointStorage,
+    check_crc32,
     check_file,
     check_files,
     file_crc32,
     outdated,
     parse_pointer,
-    parse_receipt,
+    read_receipts,
     receipt_of,
 )
 from dglkge.checkpoint.stores import PatientStore, Store, is_url, open_store
@@ -103,23 +95,15 @@ class Mirror:
         self._storage = CheckpointStorage(self._run / layout.CHECKPOINT_FOLDER, lease)
         self._job = self._storage.nonce or new_nonce()
         # The version that was published last, of which equal texts are copied inside the store.
-        self._last: StoredVersion | None = None
+        self._last: Manifest | None = None
 
     @property
     def progress(self) -> tuple[int, int]:
         """Changes while something is uploaded, or tried again."""
         return self._store.progress
 
-    def newest(self) -> StoredVersion | None:
-        """Return the published version at the URL; None if no version of it was ever completed.
-
-        Raises
-        ------
-        CheckpointError
-            If its manifest is damaged or of another format, or without the right to read it.
-        StorageError
-            If the store cannot be reached.
-        """
+    def newest(self) -> Manifest | None:
+        """Return the published version at the URL; None if no version of it was ever completed."""
         version = self._pointer()
         if version:
             return self._stored(version)
@@ -128,33 +112,20 @@ class Mirror:
         complete = [one for one in versions if _object(one, layout.MANIFEST_FILE) in sizes]
         for version in sorted(complete, reverse=True):
             stored = self._stored(version)
-            files = stored.manifest.binary_files
-            if all(sizes.get(_object(version, one.name)) == one.size_bytes for one in files):
+            if all(sizes.get(_object(version, one.name)) == one.size_bytes for one in stored.binary_files):
                 if self._store.read(_POINTER) is not None:
                     logger.warning("%s is torn; version %d is whole", self._store.at(_POINTER), version)
                 return stored
         return None
 
-    def take(self, check: Callable[[CheckpointMeta], object]) -> StoredVersion | None:
+    def take(self, check: Callable[[CheckpointMeta], object]) -> Manifest | None:
         """Take the URL for this job, and return the version there; the job that had it writes no more.
 
-        Nothing is changed if the version cannot be read, or this job cannot go on from it.
-
-        Parameters
-        ----------
-        check : callable
-            Raises an error if this job cannot go on from a version of that run.
-
-        Raises
-        ------
-        CheckpointError
-            If the version cannot be read.
-        StorageError
-            If the store cannot be reached.
+        Nothing is changed if the version cannot be read, or ``check`` raises an error for its run.
         """
         stored = self.newest()
         if stored is not None:
-            check(stored.manifest.meta)
+            check(stored.meta)
         since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
         note = {"job": self._job, "host": socket.gethostname(), "since": since}
         self._store.write(layout.WRITER_FILE, (json.dumps(note) + "\n").encode())
@@ -162,12 +133,12 @@ class Mirror:
         self._last = self.newest()
         return self._last
 
-    def fill(self, stored: StoredVersion | None, may_upload: bool = False) -> None:
+    def fill(self, stored: Manifest | None, may_upload: bool = False) -> None:
         """Bring the store's version, and what it says of kept ones, to this machine's folder.
 
         Parameters
         ----------
-        stored : StoredVersion or None
+        stored : Manifest or None
             What :meth:`newest` or :meth:`take` returned.
         may_upload : bool
             Whether a whole version of the folder goes to a store that has none.
@@ -186,37 +157,29 @@ class Mirror:
         except CheckpointError as error:
             raise CheckpointError(f"{error}; move {here} away") from None
         if stored is None:
-            if local is not None and may_upload:
-                try:
-                    # Damage of this disk must not become the store's version.
-                    check_files(self._storage.folder(version).path, local.manifest.binary_files)
-                except CheckpointError as error:
-                    advice = f"move {here} away to start anew"
-                    raise CheckpointError(
-                        f"{self.url} has no version of this run; {error}: {advice}"
-                    ) from None
-                kept = {note["version"] for note in self._storage.pointers().values() if note}
-                for older in sorted(kept - {version}):
-                    self._push_version(self._storage.checked(older))
-                self.push(version)
-            elif local is not None:
+            if local is None:
+                return
+            lacks = f"{self.url} has no version of this run"
+            if not may_upload:
                 raise CheckpointError(
-                    f"{self.url} has no version of this run, and {here} has {local.describe()}: the run was "
-                    "removed there, or belongs to another launcher or URL. To go on, copy it there; to start "
-                    "anew, move the folder away"
+                    f"{lacks}, and {here} has {local.describe()}: the run was removed there, or belongs to "
+                    "another launcher or URL. To go on, copy it there; to start anew, move the folder away"
                 )
+            try:
+                # Damage of this disk must not become the store's version.
+                check_files(self._storage.folder(version).path, local.binary_files)
+            except CheckpointError as error:
+                raise CheckpointError(f"{lacks}; {error}: move {here} away to start anew") from None
+            kept = {note["version"] for note in self._storage.pointers().values() if note}
+            for older in sorted(kept - {version}):
+                self._push_version(self._storage.checked(older, texts=False))
+            self.push(version)
             return
         if local is not None and not stored.continues(local):
             raise CheckpointError(
                 f"{here} has {local.describe()}, {self.url} has {stored.describe()}, which does not go on "
                 "from it: move the one away that you do not want"
             )
-        self._pull_pointers()
-        self.pull(stored)
-        self._pull_records()
-
-    def _pull_pointers(self) -> None:
-        """Make the cache's pointers to kept versions those of the store."""
         for name in self._storage.pointers():
             if not self._note(name):
                 (self._storage.path / name).unlink(missing_ok=True)
@@ -225,6 +188,8 @@ class Mirror:
             if layout.is_pointer(pointer) and (note := self._note(pointer)):
                 self._storage.make()
                 self._storage.write_json(pointer, note)
+        self._pull(stored)
+        self._pull_records()
 
     def bring(self, pointer: str) -> None:
         """Download the version that a pointer at the store names, and the pointer."""
@@ -233,18 +198,10 @@ class Mirror:
             self._storage.write_json(pointer, note)
 
     def manifest(self, version: int) -> Manifest | None:
-        """Return the manifest of the version that the job has published last.
-
-        Raises
-        ------
-        CheckpointError
-            If it is missing or damaged at the store.
-        StorageError
-            If the store cannot be reached.
-        """
+        """Return the version that the job has published last, the number of which is known."""
         if version and self.version != version:
             self._last = self._stored(version)
-        return self._last.manifest if version and self._last is not None else None
+        return self._last if version else None
 
     def take_over(self) -> None:
         """Publish the version that rank 0 has published at the store in the cache of another machine."""
@@ -258,16 +215,8 @@ class Mirror:
         """The version that this job has published last, or gone on from; 0 if there is none."""
         return 0 if self._last is None else self._last.version
 
-    def pull(self, stored: StoredVersion) -> None:
-        """Download a version and publish it in the folder; files that are there and whole are not downloaded.
-
-        Raises
-        ------
-        CheckpointError
-            If an object is missing or damaged.
-        StorageError
-            If the store cannot be reached, or the disk is full.
-        """
+    def _pull(self, stored: Manifest) -> None:
+        """Download a version and publish it in the folder; files that are there and whole stay."""
         self._storage.prepare()
         self._pull_features()
         self._pull_version(stored)
@@ -275,32 +224,21 @@ class Mirror:
         with contextlib.suppress(OSError):  # the next save removes the same files
             self._storage.drop_older(stored.version)
 
-    def refresh(self, kept: Sequence[str] = ()) -> None:
+    def refresh(self, pointer: str = "") -> None:
         """Download the newest version and the records, if the folder does not have them whole; for reading.
 
-        Parameters
-        ----------
-        kept : sequence of str
-            Pointers that are wanted.
-
-        Raises
-        ------
-        CheckpointError
-            If the URL has no run or no such pointer, or an object is damaged.
-        StorageError
-            If the store cannot be reached, or the disk is full.
+        With a pointer its version too.
         """
         for attempt in range(1, OPEN_ATTEMPTS + 1):
             stored = self.newest()
             if stored is None:
                 raise CheckpointError(f"{self.url} holds no checkpoint: no version of it was ever completed")
-            for name in kept:
-                if not self._note(name):
-                    raise CheckpointError(f"{self.url} has no kept version {name!r}")
+            if pointer and not self._note(pointer):
+                raise CheckpointError(f"{self.url} has no kept version {pointer!r}")
             try:
-                self.pull(stored)
-                for name in kept:
-                    self.bring(name)
+                self._pull(stored)
+                if pointer:
+                    self.bring(pointer)
                 # Of another run, whose place at the URL this one has taken.
                 self._storage.drop_unpublished(stored.version)
                 self._pull_records()
@@ -312,29 +250,16 @@ class Mirror:
                 if attempt == OPEN_ATTEMPTS or newest is None or newest.content == stored.content:
                     raise
 
-    def push_part(self, version: int, entry: FileEntry, previous: Manifest | None) -> None:
+    def push_part(self, version: int, entry: FileEntry) -> None:
         """Upload a file of a version that is not complete yet, with its names, and then its receipt.
 
-        Parameters
-        ----------
-        version : int
-        entry : FileEntry
-            The file, in the folder.
-        previous : Manifest or None
-            Of the version before: names that it has too are copied inside the store.
-
-        Raises
-        ------
-        CheckpointError
-            If another job has taken the place of this one.
-        StorageError
-            If the store cannot be reached.
+        CheckpointError if another job has taken the place of this one, as in :meth:`push`.
         """
         with self._store.committing():
             self._check_job()
             self._push_file(_object(version, entry.name))
             for text in entry.texts:
-                self._push_text(version, text.name, text, previous)
+                self._push_text(version, text.name, text)
             receipt = receipt_of(entry, self._job).encode()
             self._store.write(_object(version, layout.receipt_file(entry.name)), receipt)
         if not self._keeps_files:
@@ -346,16 +271,9 @@ class Mirror:
         Parameters
         ----------
         version : int
-            It is complete in the folder, apart from parts of other machines.
+            It is complete in the folder, apart from ``parts``.
         parts : sequence of FileEntry
-            The store has them already.
-
-        Raises
-        ------
-        CheckpointError
-            If another job has taken the place of this one.
-        StorageError
-            If the store cannot be reached.
+            The store has them already, with receipts.
         """
         with self._store.committing():
             mine = self._storage.stored(version)
@@ -372,29 +290,20 @@ class Mirror:
             logger.info("checkpoint version %d in %s", version, self.url)
 
     def read_receipts(self, version: int, names: Iterable[str]) -> dict[str, FileEntry]:
-        """Return the entries of those of some files for which the store has a receipt of this job.
-
-        Raises
-        ------
-        StorageError
-            If the store cannot be reached.
-        """
-        entries = {}
+        """Return the entries of those of some files for which the store has a receipt of this job."""
         with self._store.committing():
             sizes = self._store.sizes(_object(version))
-            for name in names:
-                receipt = _object(version, layout.receipt_file(name))
-                # One of an earlier job is of another file; its writer replaces it.
-                content = self._store.read(receipt) if receipt in sizes else None
-                if (entry := parse_receipt(content or b"{}", self._job)) is not None:
-                    entries[name] = entry
-        return entries
+
+            def read(receipt: str) -> bytes | None:
+                name = _object(version, receipt)
+                return self._store.read(name) if name in sizes else None
+
+            return read_receipts(names, self._job, read)
 
     def push_records(self) -> None:
         """Upload the run's records, and pointers to versions that are kept, where they have changed."""
         self._push_records()
-        if self._last is not None:
-            self.push_pointers()
+        self.push_pointers()
 
     def _push_records(self) -> None:
         """Upload configuration, statistics, metrics and event files."""
@@ -403,16 +312,15 @@ class Mirror:
             if path.is_file():
                 self._push_file(path.relative_to(self._run).as_posix())
 
-    def _push_version(self, stored: StoredVersion, parts: Sequence[FileEntry] = ()) -> None:
+    def _push_version(self, manifest: Manifest, parts: Sequence[FileEntry] = ()) -> None:
         """Upload the files of a version but ``parts``, which are there with receipts; then its manifest."""
-        manifest, version = stored.manifest, stored.version
-        previous = None if self._last is None else self._last.manifest
+        version = manifest.version
         done = {layout.MANIFEST_FILE}
         for part in parts:
             done |= {part.name, *(text.name for text in part.texts)}
         for path in sorted((self._run / _object(version)).iterdir()):
             if path.name not in done:
-                self._push_text(version, path.name, manifest.all_texts.get(path.name), previous)
+                self._push_text(version, path.name, manifest.all_texts.get(path.name))
         sizes = self._store.sizes(_object(version))
         for entry in manifest.binary_files:
             name = _object(version, entry.name)
@@ -424,12 +332,12 @@ class Mirror:
         for name in sizes:
             if name.endswith(layout.RECEIPT_SUFFIX):
                 self._store.remove(name)
-        self._store.write(_object(version, layout.MANIFEST_FILE), stored.content)
+        self._store.write(_object(version, layout.MANIFEST_FILE), manifest.content)
 
-    def _push_text(self, version: int, name: str, text: TextEntry | None, previous: Manifest | None) -> None:
+    def _push_text(self, version: int, name: str, text: TextEntry | None) -> None:
         """Upload a file of a version; a text that the version before has is copied inside the store."""
-        if text is not None and previous is not None and previous.all_texts.get(name) == text:
-            if self._store.copy(_object(previous.version, name), _object(version, name)):
+        if text is not None and self._last is not None and self._last.all_texts.get(name) == text:
+            if self._store.copy(_object(self.version, name), _object(version, name)):
                 return
         self._push_file(_object(version, name))
 
@@ -460,9 +368,9 @@ class Mirror:
         # With the note the folder counts as whole.
         self._pull_file(_FEATURES_NOTE)
 
-    def _pull_version(self, stored: StoredVersion) -> None:
+    def _pull_version(self, manifest: Manifest) -> None:
         """Download the files of a version that are not in the folder with their checksums."""
-        manifest, version = stored.manifest, stored.version
+        version = manifest.version
         for entry in manifest.all_files:
             name = _object(version, entry.name)
             try:
@@ -473,14 +381,14 @@ class Mirror:
         stats = _object(version, layout.STATS_FILE)
         if stats in self._store.sizes(_object(version)):
             self._pull_file(stats)
-        self._write_manifest(stored)
+        self._write_manifest(manifest)
 
-    def _write_manifest(self, stored: StoredVersion) -> None:
+    def _write_manifest(self, manifest: Manifest) -> None:
         """Write the manifest of a version to the folder, byte for byte."""
-        folder = self._storage.folder(stored.version)
+        folder = self._storage.folder(manifest.version)
         folder.make()
         with folder.new_file(layout.MANIFEST_FILE) as path:
-            path.write_bytes(stored.content)
+            path.write_bytes(manifest.content)
 
     def _pull_records(self) -> None:
         """Download the run's records."""
@@ -499,24 +407,16 @@ class Mirror:
         folder.make()
         with folder.new_file(target.name) as path:
             self._store.download(name, path)
-            if file_crc32(path) != crc32 != UNKNOWN_CRC32:
-                raise CheckpointError(
-                    f"{self._store.at(name)} is damaged: its checksum is not the one in {source}"
-                )
+            if crc32 != UNKNOWN_CRC32:
+                check_crc32(self._store.at(name), crc32, file_crc32(path), source)
 
-    def _stored(self, version: int) -> StoredVersion:
-        """Return a version of the store by its manifest.
-
-        Raises
-        ------
-        CheckpointError
-            If it is missing or damaged.
-        """
+    def _stored(self, version: int) -> Manifest:
+        """Return the manifest of a version of the store; CheckpointError if it is missing or damaged."""
         name = _object(version, layout.MANIFEST_FILE)
         content = self._store.read(name)
         if content is None:
             raise CheckpointError(f"{self._store.at(name)} is missing")
-        return StoredVersion.parse(content, self._store.at(name))
+        return Manifest.parse(content, self._store.at(name))
 
     def _pointer(self) -> int | None:
         """Return the version that the pointer names; None where there is none, or it is torn."""
@@ -526,21 +426,12 @@ class Mirror:
 
     def _note(self, pointer: str) -> dict[str, Any]:
         """Return version, checksum and note of a pointer to a kept version; empty if there is none."""
-        return parse_pointer(self._store.read(f"{layout.CHECKPOINT_FOLDER}/{pointer}") or b"")
+        return parse_pointer(self._store.read(f"{layout.CHECKPOINT_FOLDER}/{pointer}"))
 
     def _check_job(self) -> None:
-        """Check that no other job was started with this URL.
-
-        Raises
-        ------
-        CheckpointError
-            If one was.
-        """
-        try:
-            note = json.loads(self._store.read(layout.WRITER_FILE) or b"{}")
-        except ValueError:
-            note = {}
-        if not isinstance(note, dict) or note.get("job") != self._job:
+        """Check that no other job was started with this URL."""
+        note = layout.parse_object(self._store.read(layout.WRITER_FILE))
+        if note.get("job") != self._job:
             who = f"job {str(note.get('job'))[:8]} on {note.get('host')}" if note else "another job"
             raise CheckpointError(
                 f"{self.url} was taken over by {who}, started {note.get('since')}: this job no longer writes"
@@ -556,7 +447,7 @@ class Mirror:
                 "another job writes to it"
             )
 
-    def _drop_older(self, newest: StoredVersion) -> None:
+    def _drop_older(self, newest: Manifest) -> None:
         """Remove older versions of this run that no pointer names; a failure is logged."""
         try:
             names = list(self._store.sizes(layout.CHECKPOINT_FOLDER))
@@ -564,18 +455,15 @@ class Mirror:
             notes = [self._note(name) for name in inner if layout.is_pointer(name)]
             versions = {number for name in names if (number := _version_of(name)) is not None}
             for version in outdated(versions - {self._pointer()}, notes, newest.version, self.url):
-                self._remove(version, newest.manifest.run_id, names)
+                manifest = _object(version, layout.MANIFEST_FILE)
+                # Not one of another run, but one that was never completed; its manifest goes first.
+                if manifest in names and self._stored(version).run_id != newest.run_id:
+                    continue
+                for name in sorted(names, key=lambda name: (name != manifest, name)):
+                    if _version_of(name) == version:
+                        self._store.remove(name)
         except (OSError, StorageError, CheckpointError) as error:
             logger.warning("older versions in %s could not be removed: %s", self.url, error)
-
-    def _remove(self, version: int, run_id: str, names: Sequence[str]) -> None:
-        """Remove a version of a run, or one that was never completed; its manifest first."""
-        manifest = _object(version, layout.MANIFEST_FILE)
-        if manifest in names and self._stored(version).manifest.run_id != run_id:
-            return
-        for name in sorted(names, key=lambda name: (name != manifest, name)):
-            if _version_of(name) == version:
-                self._store.remove(name)
 
 
 def local_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
@@ -598,37 +486,24 @@ def local_path(path: str | os.PathLike[str]) -> str | os.PathLike[str]:
     """
     if not is_url(path):
         return path
-    url, inside, pointer = _split(str(path))
-    digits = hashlib.sha256(url.encode()).hexdigest()[:12]
-    folder = Path.home() / ".cache" / "dglkge" / "runs" / f"{url.rpartition('/')[2]}-{digits}"
-    mirror = Mirror(open_store(url), folder)
+    url = str(path).rstrip("/")
+    run, inside, pointer = f"{url}/".rpartition(f"/{layout.CHECKPOINT_FOLDER}/")
+    pointer = pointer.rstrip("/")
+    if pointer and not layout.is_pointer(pointer) and layout.parse_version_folder(pointer) is None:
+        inside = ""
+    if not inside:
+        run, pointer = url, ""
+    digits = hashlib.sha256(run.encode()).hexdigest()[:12]
+    folder = Path.home() / ".cache" / "dglkge" / "runs" / f"{run.rpartition('/')[2]}-{digits}"
+    mirror = Mirror(open_store(run), folder)
     LeasedFolder(folder).make()
-    with _only_this_process(folder, url):
-        mirror.refresh((pointer,) if layout.is_pointer(pointer) else ())
-    return folder / layout.CHECKPOINT_FOLDER / pointer if inside else folder
-
-
-def _split(url: str) -> tuple[str, bool, str]:
-    """Return the URL of a run, whether the given one is of its checkpoint, and the name inside of that."""
-    head, _, last = url.rstrip("/").rpartition("/")
-    if last == layout.CHECKPOINT_FOLDER:
-        return head, True, ""
-    run, _, folder = head.rpartition("/")
-    is_inside = folder == layout.CHECKPOINT_FOLDER and (
-        layout.is_pointer(last) or layout.parse_version_folder(last) is not None
-    )
-    return (run, True, last) if is_inside else (url.rstrip("/"), False, "")
-
-
-@contextlib.contextmanager
-def _only_this_process(folder: Path, url: str) -> Iterator[None]:
-    """Keep other processes of this machine from downloading to the same folder."""
     with open(folder / layout.LOCK_FILE, "w", encoding="utf-8") as lock:
         if not wait_for_lock(lock, LOCK_SECONDS):
             raise StorageError(
-                f"another process has been downloading {url} to {folder} for {LOCK_SECONDS:g} s"
+                f"another process has been downloading {run} to {folder} for {LOCK_SECONDS:g} s"
             )
-        yield  # closing the file releases the lock
+        mirror.refresh(pointer if layout.is_pointer(pointer) else "")
+    return folder / layout.CHECKPOINT_FOLDER / pointer if inside else folder
 
 
 def _object(version: int, *name: str) -> str:

@@ -42,7 +42,7 @@ ADVICE_BYTES = 16 << 20
 
 
 def fill_rows(path: Path, tables: Mapping[str, torch.Tensor], order: torch.Tensor) -> int:
-    """Write rows in a given order to their places in a closed file.
+    """Write rows in a given order to their places in a closed file; return the CRC-32 of the whole file.
 
     Write-back starts at once and not when the file is synced, and written pages leave the page cache: a
     version must not evict the files that training has mapped.
@@ -55,16 +55,6 @@ def fill_rows(path: Path, tables: Mapping[str, torch.Tensor], order: torch.Tenso
         Rows by dataset.
     order : (n,) int64 tensor
         Row i of the file is ``values[order[i]]``.
-
-    Returns
-    -------
-    int
-        CRC-32 of the whole file.
-
-    Raises
-    ------
-    OSError
-        If there is no room on the disk.
     """
     # Offsets are read from the closed file: HDF5 must not write to it any more while the rows are written.
     with hdf5_format.open_file(path) as file:
@@ -140,27 +130,9 @@ def _pass_over(raw: io.FileIO, start: int, stop: int, checksum: int) -> int:
 def write_part(
     folder: LeasedFolder, version: int, part: TablePart, meta: CheckpointMeta, attributes: Mapping[str, Any]
 ) -> FileEntry:
-    """Write the rows and the state of one part of an entity type.
+    """Write the rows and the state of one part of an entity type, by ascending original id.
 
-    Parameters
-    ----------
-    folder : LeasedFolder
-        Of the version, or the outbox of a machine.
-    version : int
-    part : TablePart
-        Its rows in any order; the file has them by ascending original id.
-    meta : CheckpointMeta
-    attributes : mapping
-        Of the file's root.
-
-    Returns
-    -------
-    FileEntry
-
-    Raises
-    ------
-    CheckpointError
-        If the part does not fit the run: wrong width, ids twice or out of range.
+    CheckpointError if the part does not fit the run: wrong width, ids twice or out of range.
     """
     order, ids = _ascending(part, meta)
     expected = (len(ids), meta.dims.get(part.table, meta.dim))
@@ -191,18 +163,7 @@ def write_part(
 def write_relations(
     folder: LeasedFolder, version: int, part: TablePart, meta: CheckpointMeta, attributes: Mapping[str, Any]
 ) -> FileEntry:
-    """Write all relations, as PyTorch-BigGraph's operators, and their state.
-
-    Parameters
-    ----------
-    part : TablePart
-        Every relation of the run, in any order.
-
-    Raises
-    ------
-    CheckpointError
-        If a relation is missing, or the part does not fit the run.
-    """
+    """Write all relations, as PyTorch-BigGraph's operators, and their state, as :func:`write_part` does."""
     order, ids = _ascending(part, meta)
     if len(ids) != len(meta.relations):
         raise CheckpointError(f"{len(ids)} relations were handed in, expected {len(meta.relations)}")
@@ -246,18 +207,10 @@ def _write_shared(file: h5py.File, part: TablePart, meta: CheckpointMeta) -> lis
 
 def write_names(
     folder: LeasedFolder, table: str, part: int, ids: Sequence[int], names: Vocabulary | None
-) -> tuple[TextEntry, TextEntry]:
-    """Write PyTorch-BigGraph's list of a part's names and its count.
+) -> tuple[TextEntry, ...]:
+    """Write PyTorch-BigGraph's list of a part's names, by ascending ids, and its count.
 
-    Parameters
-    ----------
-    folder : LeasedFolder
-    table : str
-    part : int
-    ids : sequence of int
-        The part's original ids, ascending.
-    names : Vocabulary or None
-        Without names the ids stand in.
+    Without names the ids stand in.
     """
     list_file, count_file = layout.entity_names_file(table, part), layout.entity_count_file(table, part)
     with folder.new_file(list_file) as path:
@@ -269,8 +222,7 @@ def write_names(
                 file.write(("," if index else "") + "\n    " + json.dumps(name))
             file.write("\n]" if ids else "]")
     folder.write_text(count_file, f"{len(ids)}\n")
-    described = [describe_text(folder.path / name, name) for name in (list_file, count_file)]
-    return described[0], described[1]
+    return tuple(describe_text(folder.path / name, name) for name in (list_file, count_file))
 
 
 def _ascending(part: TablePart, meta: CheckpointMeta) -> tuple[torch.Tensor, np.ndarray]:
@@ -342,7 +294,7 @@ def _entry(path: Path, name: str, part: TablePart, ids: np.ndarray, crc32: int) 
 def fill_part(
     folder: Path, manifest: Manifest, part: TablePart, saved_ids: torch.Tensor | None = None
 ) -> None:
-    """Write the checkpoint's rows and state over those of a live part, checking the files on the way.
+    """Write the rows and state of a version's folder over those of a live part, checking the files.
 
     Of a file that has none of the part's rows only the ids are read: where the parts are those of the
     checkpoint, each machine reads its own files. Every row belongs to some machine, so every file that has
@@ -350,11 +302,6 @@ def fill_part(
 
     Parameters
     ----------
-    folder : Path
-        Of the version.
-    manifest : Manifest
-    part : TablePart
-        Filled in place.
     saved_ids : (n,) int64 tensor, optional
         Original id that each row has in the checkpoint, -1 for a row that stays as it is; without them the
         part's own ids. Several rows may have one.
@@ -374,9 +321,7 @@ def fill_part(
     for entry in manifest.of_table(part.table):
         check_file(folder, entry)
         try:
-            found, crc32 = _fill_from(
-                folder / entry.name, manifest.meta, part, live, manifest.first_id(entry)
-            )
+            found, crc32 = _fill_from(folder, manifest, entry, part, live)
         except Exception:
             # A damaged file is reported as such, not by the error that its content caused.
             check_file(folder, entry, checksum=True)
@@ -384,7 +329,7 @@ def fill_part(
         if crc32 is None:
             unread.append(entry)
         else:
-            check_crc32(folder, entry, crc32)
+            check_crc32(folder / entry.name, entry.crc32, crc32)
         num_found += found
     if num_found != len(present):
         for entry in unread:  # the ids of one may be damaged
@@ -395,25 +340,28 @@ def fill_part(
 
 
 def _fill_from(
-    path: Path, meta: CheckpointMeta, part: TablePart, live: tuple[np.ndarray, np.ndarray], first_id: int
+    folder: Path, manifest: Manifest, entry: FileEntry, part: TablePart, live: tuple[np.ndarray, np.ndarray]
 ) -> tuple[int, int | None]:
-    """Fill a live part from one file.
+    """Fill a live part from one file; return the number of rows, and the file's checksum if it was read.
 
-    Parameters
-    ----------
-    live : pair of (n,) int64 arrays
-        Ascending ids of the live rows in the checkpoint, which may repeat, and where the rows are.
-
-    Returns
-    -------
-    num_found : int
-        Live rows that the file has.
-    crc32 : int or None
-        Its checksum; None where it has rows and none of them is the part's, so that it was not read.
+    It is not if it has rows and none is the part's. `live` has ascending ids in the checkpoint, which may
+    repeat, and where their rows are.
     """
+    path, meta = folder / entry.name, manifest.meta
+    live_ids, live_rows = live
+    rows: Rows
     with hdf5_format.open_file(path) as file:
-        ids, rows = _ids_and_rows(path, file, part, meta, first_id)
-        live_ids, live_rows = live
+        if part.table == RELATION:
+            rows = read_relations(path, file, meta)
+            ids = np.arange(len(rows))
+        else:
+            rows = file[hdf5_format.EMBEDDINGS]
+            ids = hdf5_format.original_ids(path, file, manifest.first_id(entry))
+        if rows.shape[1:] != tuple(part.rows.shape[1:]):
+            raise CheckpointError(
+                f"{path}: rows of table {part.table!r} are {rows.shape[1]} wide, "
+                f"this run's are {part.rows.shape[1]}"
+            )
         places = np.searchsorted(ids, live_ids).clip(max=len(ids) - 1)
         is_here = ids[places] == live_ids if len(ids) else np.zeros(len(live_ids), dtype=bool)
         here, target_rows = places[is_here], live_rows[is_here]
@@ -447,19 +395,22 @@ def _fill_from(
 def read_state(
     path: Path, file: h5py.File, table: str, meta: CheckpointMeta
 ) -> Mapping[str, h5py.Dataset | np.ndarray]:
-    """Return the optimizer state of a file's rows by name, PyTorch-BigGraph's among it.
-
-    Raises
-    ------
-    CheckpointError
-        If PyTorch-BigGraph's state is hostile or damaged.
-    """
-    found = hdf5_format.read_state(file)
-    blob = file.get(f"{hdf5_format.OPTIMIZER_GROUP}/{hdf5_format.STATE_BLOB}")
-    if found or table != RELATION or blob is None:
-        return found
+    """Return the optimizer state of a file's rows by name: plain datasets, else PyTorch-BigGraph's blob."""
+    group = file.get(hdf5_format.OPTIMIZER_GROUP, {})
+    plain = {name: dataset for name, dataset in group.items() if name != hdf5_format.STATE_BLOB}
+    if plain or hdf5_format.STATE_BLOB not in group:
+        return plain
+    blob = hdf5_format.read_blob(group[hdf5_format.STATE_BLOB])
+    state = blob.get("state", {}) if isinstance(blob, dict) else None
+    if not isinstance(state, dict):
+        where = f"{path}:{group.name}/{hdf5_format.STATE_BLOB}"
+        raise CheckpointError(f"{where}: not the state of an optimizer")
+    if table != RELATION:
+        # A file of rows has one parameter, number 0.
+        found = state[0] if set(state) == {0} else {}
+        tensors = {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
+        return {name: value.numpy() for name, value in tensors.items() if value.ndim}
     try:
-        state = hdf5_format.read_blob(blob)["state"]
         return {"sum": relation_layout.bigraph_row_sums(state, meta, relation_width(file, meta))}
     except (KeyError, ValueError, TypeError) as error:
         # State is optional: it starts anew, while a missing row is an error.
@@ -468,13 +419,7 @@ def read_state(
 
 
 def read_relations(path: Path, file: h5py.File, meta: CheckpointMeta) -> np.ndarray:
-    """Return all relation rows of a model file, (R, W) float32.
-
-    Raises
-    ------
-    CheckpointError
-        If a parameter is missing or has another shape.
-    """
+    """Return all relation rows of a model file, (R, W) float32."""
     width = relation_width(file, meta)
     try:
         return relation_layout.from_parameters(file, meta, width)
@@ -494,24 +439,6 @@ def relation_width(file: h5py.File, meta: CheckpointMeta) -> int:
     width = sum(math.prod(shape) // stacked for path, shape in found.items() if path.startswith(groups))
     # The operator "none" has no parameters, and one unused number in each of our rows.
     return width or (2 if meta.reciprocal else 1)
-
-
-def _ids_and_rows(
-    path: Path, file: h5py.File, part: TablePart, meta: CheckpointMeta, first_id: int
-) -> tuple[np.ndarray, Rows]:
-    """Return the original ids and the rows of a file."""
-    if part.table == RELATION:
-        rows = read_relations(path, file, meta)
-        ids = np.arange(len(rows))
-    else:
-        rows = file[hdf5_format.EMBEDDINGS]
-        ids = hdf5_format.original_ids(path, file, first_id)
-    if rows.shape[1:] != tuple(part.rows.shape[1:]):
-        raise CheckpointError(
-            f"{path}: rows of table {part.table!r} are {rows.shape[1]} wide, "
-            f"this run's are {part.rows.shape[1]}"
-        )
-    return ids, rows
 
 
 def _state_fits(name: str, live: torch.Tensor, state: Mapping[str, Rows], path: Path) -> bool:

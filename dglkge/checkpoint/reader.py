@@ -20,11 +20,11 @@ import torch
 
 from dglkge.checkpoint import bigraph, hdf5_format, layout
 from dglkge.checkpoint.features import RECORD, open_features, record_path
-from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest, StoredVersion, TextEntry
+from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, Manifest
 from dglkge.checkpoint.mirror import local_path
 from dglkge.checkpoint.part_files import read_relations, read_state
 from dglkge.checkpoint.relation_layout import DENSE_GROUP, dense_parameters, dense_path, global_vector_path
-from dglkge.checkpoint.storage import CheckpointStorage, check_file, check_files, read_version
+from dglkge.checkpoint.storage import CheckpointStorage, check_files, read_version
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
 from dglkge.errors import CheckpointError, InputError, os_errors, unknown_name
 from dglkge.model.kge_model import KgeModel, build_model
@@ -36,15 +36,7 @@ Key = int | str | slice | Sequence[int] | Sequence[str] | np.ndarray | torch.Ten
 
 @dataclass(frozen=True)
 class FileShard:
-    """The rows of one file.
-
-    Attributes
-    ----------
-    original_ids : (n,) int64 tensor
-        Ascending.
-    rows : (n, D) float32 tensor
-        Mapped from the file.
-    """
+    """The rows (n, D) of one file, mapped, by ascending original id (n,)."""
 
     original_ids: torch.Tensor
     rows: torch.Tensor
@@ -94,13 +86,7 @@ class CheckpointTable:
         return sum(len(shard.original_ids) for shard in self.shards)
 
     def __getitem__(self, key: Key) -> torch.Tensor:
-        """Return a copy of the rows of ids or names: (D,) for one, (n, D) for several.
-
-        Raises
-        ------
-        InputError
-            If an id is out of range or a name unknown.
-        """
+        """Return a copy of the rows of ids or names: (D,) for one, (n, D) for several; else InputError."""
         if isinstance(key, (int, str, np.integer)):
             one: Any = [key]
             return self[one][0]
@@ -111,13 +97,7 @@ class CheckpointTable:
         return self.gather(key.long())
 
     def gather(self, ids: torch.Tensor) -> torch.Tensor:
-        """Return a copy of the rows (n, D) of original ids (n,).
-
-        Raises
-        ------
-        InputError
-            If an id is out of range.
-        """
+        """Return a copy of the rows (n, D) of original ids (n,); InputError if one is out of range."""
         count, width = self.shape
         if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= count):
             raise InputError(
@@ -188,30 +168,24 @@ def open_checkpoint(
 
 def _open(storage: CheckpointStorage, place: Path, version: int | None, verify: bool) -> Checkpoint:
     if version is not None:
-        stored: StoredVersion | None = storage.stored(version)
+        manifest: Manifest | None = storage.stored(version)
     elif place.is_file():
-        stored = storage.kept(place.name)
+        manifest = storage.kept(place.name)
     elif (theirs := bigraph.find_bigraph(place)) is not None:
         return Checkpoint(theirs[0], bigraph.read_manifest(*theirs))
     elif (place / layout.MANIFEST_FILE).is_file():
         # The folder of one version; it may have been copied to another place.
         number = layout.parse_version(storage.version_text() or "")
-        return Checkpoint(place, read_version(place, number or 0).manifest, verify)
+        return Checkpoint(place, read_version(place, number or 0), verify)
     else:
-        stored = storage.published()
-    if stored is None:
+        manifest = storage.published()
+    if manifest is None:
         raise CheckpointError(f"{storage.path} holds no checkpoint: no version of it was ever completed")
-    return Checkpoint(storage.folder(stored.version).path, stored.manifest, verify, place)
+    return Checkpoint(storage.folder(manifest.version).path, manifest, verify, place)
 
 
 def checkpoint_place(path: str | os.PathLike[str]) -> Path:
-    """Return the checkpoint's folder of a run, or the path itself where it is one, or a pointer in it.
-
-    Raises
-    ------
-    CheckpointError
-        If there is no such folder.
-    """
+    """Return the checkpoint's folder of a run, or the path itself where it is one, or a pointer in it."""
     given = Path(local_path(path))
     if not given.exists():
         raise CheckpointError(f"{given} does not exist; expected the folder of a run")
@@ -231,16 +205,14 @@ class TablesByName:
     _tables: dict[str, CheckpointTable]
 
     def __getitem__(self, table: str) -> CheckpointTable:
-        """Return a table: an entity type, or ``"relation"``.
-
-        Raises
-        ------
-        InputError
-            If there is no such table.
-        """
+        """Return a table: an entity type, or ``"relation"``; InputError if there is no such table."""
         if table not in self._tables:
-            raise unknown_name("table", table, self._tables)
+            self._tables[table] = self._open(table)
         return self._tables[table]
+
+    def _open(self, table: str) -> CheckpointTable:
+        """Open a table that is not in memory yet."""
+        raise unknown_name("table", table, self._tables)
 
     def gather(self, table: str, ids: torch.Tensor) -> torch.Tensor:
         """Return the rows (n, D) of the original ids (n,) of a table."""
@@ -366,7 +338,7 @@ class Checkpoint(TablesByName):
         if not 0 <= k < len(entries):
             raise InputError(f"{entity_type!r} has the parts 0..{len(entries) - 1}; got {k}")
         if self._verify:
-            self._check([entries[k]])
+            check_files(self.folder, [entries[k]], opened=self._files)
         return entries[k]
 
     @property
@@ -404,28 +376,21 @@ class Checkpoint(TablesByName):
         return build_model(meta.score_function, meta.dim, meta.reciprocal, meta.score_options)
 
     def vocabulary(self, entity_type: str) -> Vocabulary:
-        """Return the names of an entity type; where none were saved, the ids.
-
-        Raises
-        ------
-        InputError
-            If the type is unknown.
-        CheckpointError
-            If the list of names is damaged.
-        """
+        """Return the names of an entity type; where none were saved, the ids."""
         self._check_table(entity_type)
         if entity_type not in self._vocabularies:
             path = self.folder / layout.vocabulary_file(entity_type)
             count = self.manifest.meta.entity_types[entity_type]
-            names, texts = None, self.manifest.all_texts
+            names = None
             if bigraph.is_bigraph(self.folder, self.version):
                 num_parts = len(self.manifest.of_table(entity_type))
                 names = bigraph.entity_names(self.folder, self.meta, entity_type, num_parts)
-            # A vocabulary that the manifest does not list is no part of this version.
-            if names is None and path.name in texts:
-                names = Vocabulary.load(path, "entity")
-            elif names is None:
-                names = Vocabulary(list(map(str, range(count))), "entity")
+            if names is None:
+                # A vocabulary that the manifest does not list is no part of this version.
+                if path.name in self.manifest.all_texts:
+                    names = Vocabulary.load(path, "entity")
+                else:
+                    names = Vocabulary(list(map(str, range(count))), "entity")
             if len(names) != count:
                 raise CheckpointError(f"{path} has {len(names)} names, expected {count}")
             if entity_type in self._new:
@@ -433,38 +398,24 @@ class Checkpoint(TablesByName):
             self._vocabularies[entity_type] = names
         return self._vocabularies[entity_type]
 
-    def __getitem__(self, table: str) -> CheckpointTable:
-        """Return a table: an entity type, or ``"relation"``.
-
-        Raises
-        ------
-        InputError
-            If there is no such table; the message names the known ones.
-        """
-        self._check_table(table)
-        if table not in self._tables:
-            entries = self.manifest.of_table(table)
-            if self._verify:
-                self._check(entries)
-            if table != RELATION:
-                self._tables[table] = self._entity_table(table)
-            else:
-                # Rows are put together from operator parameters.
-                with self.open_model() as file:
-                    rows = torch.from_numpy(read_relations(self.folder / entries[0].name, file, self.meta))
-                shard = FileShard(torch.arange(len(rows)), rows)
-                name_to_id = RelationVocabulary(self.meta.relations).id
-                self._tables[table] = CheckpointTable(RELATION, [shard], name_to_id)
-        return self._tables[table]
-
-    def _entity_table(self, table: str) -> CheckpointTable:
-        """Map the rows of an entity type.
+    def _open(self, table: str) -> CheckpointTable:
+        """Map the rows of a table.
 
         With a global vector or projected features they are copies in memory, to which these are added.
         """
+        self._check_table(table)
+        entries = self.manifest.of_table(table)
+        if self._verify:
+            check_files(self.folder, entries, opened=self._files)
+        if table == RELATION:
+            # Rows are put together from operator parameters.
+            with self.open_model() as file:
+                rows = torch.from_numpy(read_relations(self.folder / entries[0].name, file, self.meta))
+            shard = FileShard(torch.arange(len(rows)), rows)
+            return CheckpointTable(table, [shard], RelationVocabulary(self.meta.relations).id)
         shift, features = self.global_vector(table), self.features
         shards = []
-        for entry in self.manifest.of_table(table):
+        for entry in entries:
             rows, ids = self._map(entry)
             if shift is not None:
                 rows = rows + torch.from_numpy(shift)
@@ -488,28 +439,21 @@ class Checkpoint(TablesByName):
         return found if found.any() else None
 
     def dense_parameters(self) -> dict[str, torch.Tensor]:
-        """Return the dense parameters of the score function's module by name; none where it has none."""
-        return self._parameters(are_of_features=False)
+        return {name: values for name, values in self._parameters().items() if not name.startswith(PREFIX)}
 
     def feature_parameters(self) -> dict[str, torch.Tensor]:
         """Return the parameters of the projections of features by name; none without features."""
-        return self._parameters(are_of_features=True)
+        return {name: values for name, values in self._parameters().items() if name.startswith(PREFIX)}
 
-    def _parameters(self, are_of_features: bool) -> dict[str, torch.Tensor]:
+    def _parameters(self) -> dict[str, torch.Tensor]:
         with self.open_model() as file:
-            found = dense_parameters(file)
-        return {name: found[name] for name in found if name.startswith(PREFIX) == are_of_features}
+            return dense_parameters(file)
 
     @cached_property
     def features(self) -> ProjectedFeatures | None:
         """Features of the entities, which the model adds to their rows; None where it has none.
 
         The tables of this class have them in their rows already; the files have not.
-
-        Raises
-        ------
-        CheckpointError
-            If the run's copy of the vectors is missing, damaged or another one.
         """
         return self._open_features(self._verify)
 
@@ -528,15 +472,7 @@ class Checkpoint(TablesByName):
     def with_new_entities(self, new: Mapping[str, tuple[Sequence[str], torch.Tensor]]) -> Checkpoint:
         """Return this checkpoint with further entities, whose rows are their projected features.
 
-        Parameters
-        ----------
-        new : mapping of str to (names, (m, F) tensor)
-            By entity type. Their ids follow the last one of the type.
-
-        Raises
-        ------
-        InputError
-            If a type has no features, a name is known or repeated, or vectors have another width.
+        As :meth:`with_new_rows`, from features (m, F) in the place of rows.
         """
         features = self.features
         if features is None:
@@ -597,10 +533,7 @@ class Checkpoint(TablesByName):
             raise InputError(f"the new entity {again[0]!r} of type {table!r} is there already; allowed: once")
 
     def dense_tensors(self) -> dict[str, torch.Tensor]:
-        """Return the dense parameters and their optimizer's state, by dataset of the model file.
-
-        Without those of features: the tables of this class have the projections in their rows.
-        """
+        """Return the dense parameters, without those of features, and their optimizer's state, by dataset."""
         with self.open_model() as file:
             paths = [path for path in hdf5_format.shapes(file) if path.startswith(f"{DENSE_GROUP}/")]
             return {
@@ -615,21 +548,9 @@ class Checkpoint(TablesByName):
             return {name: tuple(values.shape) for name, values in state.items()}
 
     def verify(self) -> None:
-        """Compare every file with its checksum.
-
-        Raises
-        ------
-        CheckpointError
-            Naming the first damaged file.
-        """
-        self._check(self.manifest.binary_files)
-        check_files(self.folder, self.manifest.all_texts.values())
+        """Compare every file with its checksum; CheckpointError names the first damaged one."""
+        check_files(self.folder, self.manifest.all_files, opened=self._files)
         self._open_features(verify=True)
-
-    def _check(self, entries: Sequence[FileEntry | TextEntry]) -> None:
-        """Compare files, which are open, with their checksums."""
-        for entry in entries:
-            check_file(self.folder, entry, checksum=True, opened=self._files[entry.name])
 
     def _check_table(self, table: str) -> None:
         known = [*self.entity_types, RELATION]

@@ -60,11 +60,6 @@ def check_registered(meta: CheckpointMeta) -> None:
     """Refuse a checkpoint whose score function is not registered.
 
     The modules that its run was trained with are named and not imported: whoever wrote the files chose them.
-
-    Raises
-    ------
-    CheckpointError
-        If it is not registered.
     """
     name = meta.score_function
     if name in SCORE_FUNCTIONS:
@@ -87,13 +82,7 @@ def check_registered(meta: CheckpointMeta) -> None:
 
 
 def operator_of(meta: CheckpointMeta) -> Operator:
-    """Return the operator of a checkpoint's score function.
-
-    Raises
-    ------
-    CheckpointError
-        If the score function is not registered.
-    """
+    """Return the operator of a checkpoint's score function; CheckpointError if that is not registered."""
     if meta.score_function:
         check_registered(meta)
     return declared_operator(meta.score_function)
@@ -133,18 +122,9 @@ class Parameter(NamedTuple):
 
 
 def to_parameters(rows: np.ndarray, meta: CheckpointMeta) -> Iterator[tuple[str, str | None, np.ndarray]]:
-    """Cut relation rows into parameters.
+    """Cut relation rows (R, W) into the dataset, key and values of each :class:`Parameter`.
 
-    Parameters
-    ----------
-    rows : (R, W) float32
-        In the order of relation ids; W holds the tail side's half first where rows are reciprocal.
-    meta : CheckpointMeta
-
-    Yields
-    ------
-    dataset, key, values
-        See :class:`Parameter`.
+    The rows are in the order of ids, the tail side's half first where they are reciprocal.
     """
     for parameter in _parameters(_turned(rows, meta), meta):
         # Negation only flips the sign bit, so the way back gives the same bits.
@@ -153,25 +133,7 @@ def to_parameters(rows: np.ndarray, meta: CheckpointMeta) -> Iterator[tuple[str,
 
 
 def from_parameters(datasets: Mapping[str, Any], meta: CheckpointMeta, width: int) -> np.ndarray:
-    """Put parameters together again.
-
-    Parameters
-    ----------
-    datasets : mapping of str to array
-        The datasets of :func:`to_parameters` by path; an opened HDF5 file will do.
-    meta : CheckpointMeta
-    width : int
-        W, the width of a relation's row.
-
-    Returns
-    -------
-    (R, W) float32
-
-    Raises
-    ------
-    KeyError
-        If a dataset is missing.
-    """
+    """Put the datasets of :func:`to_parameters` together to rows (R, W) again; KeyError if one is missing."""
     # Zeros, as the operator "none" has no parameters.
     rows = np.zeros((len(meta.relations), width), dtype=np.float32)
     for view, dataset, _, sign in _parameters(rows, meta):
@@ -185,27 +147,12 @@ def from_parameters(datasets: Mapping[str, Any], meta: CheckpointMeta, width: in
 
 
 def bigraph_row_sums(state: Mapping[int, Mapping[str, Any]], meta: CheckpointMeta, width: int) -> np.ndarray:
-    """Return row-wise Adagrad's sums out of PyTorch-BigGraph's Adagrad state of its operators.
+    """Return row-wise Adagrad's sums (R,) out of PyTorch-BigGraph's Adagrad state of its operators.
 
     Its sums are of squared gradients, one for each number; row-wise Adagrad's are of their mean over the
-    row, so the mean of the sums is what it would have come to with the same gradients.
-
-    Parameters
-    ----------
-    state : mapping of int to mapping
-        By number of the parameter: all of ``lhs_operators``, then all of ``rhs_operators``.
-    meta : CheckpointMeta
-    width : int
-        W, the width of a relation's row.
-
-    Returns
-    -------
-    (R,) float32; where operators differ (R, W), PyTorch-BigGraph's own sums
-
-    Raises
-    ------
-    KeyError, ValueError
-        If the state is not that of the operators.
+    row, so the mean of the sums is what it would have come to with the same gradients. Where operators
+    differ, the sums (R, W) are PyTorch-BigGraph's own. The state is by number of the parameter, all of
+    ``lhs_operators`` first; KeyError or ValueError if it is not that of the operators.
     """
     sums = np.zeros((len(meta.relations), width), dtype=np.float32)
     for number, view in enumerate(_bigraph_views(sums, meta)):
@@ -220,19 +167,7 @@ def bigraph_row_sums(state: Mapping[int, Mapping[str, Any]], meta: CheckpointMet
 def to_bigraph_sums(sums: np.ndarray, width: int, meta: CheckpointMeta) -> list[np.ndarray]:
     """Return Adagrad's sums as PyTorch-BigGraph has them, which :func:`bigraph_row_sums` reads.
 
-    Parameters
-    ----------
-    sums : (R,) or (R, W) float32
-        In the order of relation ids. Row-wise Adagrad's, which stand for each number of the row, or
-        element-wise Adagrad's, which are PyTorch-BigGraph's own.
-    width : int
-        W, the width of a relation's row.
-    meta : CheckpointMeta
-
-    Returns
-    -------
-    list of float32 arrays
-        Of the shapes of PyTorch-BigGraph's parameters, in their order.
+    Row-wise Adagrad's (R,) stand for each number of the row; element-wise Adagrad's (R, W) are its own.
     """
     rows = sums.astype(np.float32)
     if rows.ndim == 1:

@@ -1,8 +1,7 @@
 """Stores of checkpoints by URL: a folder, or objects behind fsspec (S3, Google Cloud Storage, Azure, SFTP).
 
-What is behind a store needs no rename, no append and no lock. An object is written whole and read whole.
-Writes need not be atomic (a mounted bucket, a file system without rename): see
-:mod:`dglkge.checkpoint.mirror` for the order of writes.
+A store needs no rename, no append, no lock and no atomic writes: :mod:`dglkge.checkpoint.mirror` has the
+order of writes.
 
 A scheme of your own, in a module that ``--import`` names::
 
@@ -17,6 +16,7 @@ A scheme of your own, in a module that ``--import`` names::
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 import re
@@ -24,7 +24,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, BinaryIO, Protocol, TypeVar
 
 from dglkge.checkpoint.layout import TEMPORARY_SUFFIX
 from dglkge.distributed.leased_folder import sync
@@ -96,7 +96,7 @@ STORES: Registry[Callable[[str], Store]] = Registry("scheme of a URL", family=_b
 
 
 @STORES.register(_FILE)
-class FileStore:
+class FileStore(Store):
     """A folder. Files are written under their own names: it needs no rename.
 
     Parameters
@@ -113,40 +113,36 @@ class FileStore:
             raise InputError(f"{url!r} is no absolute path; expected file:///folder")
 
     def read(self, name: str) -> bytes:
-        """Return the content of a file."""
         return self._path(name).read_bytes()
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file in place and flush it."""
-        path = self._path(name)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-        sync(path)
+        self._copy(io.BytesIO(content), name)
 
     def upload(self, path: Path, name: str) -> None:
-        """Copy a file to the folder and flush it."""
+        with open(path, "rb") as source:
+            self._copy(source, name)
+
+    def _copy(self, source: BinaryIO, name: str) -> None:
+        """Write a file in place and flush it."""
         target = self._path(name)
         target.parent.mkdir(parents=True, exist_ok=True)
-        with open(path, "rb") as source, open(target, "wb") as copy:
+        with open(target, "wb") as copy:
             while block := source.read(COPY_BLOCK_BYTES):
                 copy.write(block)
                 self.num_bytes += len(block)
         sync(target)
 
     def download(self, name: str, path: Path) -> None:
-        """Copy a file from the folder."""
         shutil.copyfile(self._path(name), path)
 
     def copy(self, name: str, target: str) -> None:
-        """Copy a file inside the folder."""
         self.upload(self._path(name), target)
 
     def sizes(self, folder: str) -> dict[str, int]:
         """Return the sizes of the finished files in a folder and below it."""
-        paths = (self._path(folder) if folder else self._folder).rglob("*")
         return {
             path.relative_to(self._folder).as_posix(): path.stat().st_size
-            for path in paths
+            for path in (self._path(folder) if folder else self._folder).rglob("*")
             if not path.name.endswith(TEMPORARY_SUFFIX) and path.is_file()
         }
 
@@ -161,7 +157,7 @@ class FileStore:
         return self._folder / name
 
 
-class FsspecStore:
+class FsspecStore(Store):
     """Objects behind a file system of fsspec. Keys and endpoints are those of its packages.
 
     For S3 these are the variables and files that all tools of Amazon read: ``AWS_ACCESS_KEY_ID``,
@@ -194,29 +190,30 @@ class FsspecStore:
             raise InputError(f"{url!r} cannot be opened: {_reason(error)}") from None
 
     def read(self, name: str) -> bytes:
-        """Return the content of an object."""
         return bytes(self._ask("cat_file", self._path(name)))
 
     def write(self, name: str, content: bytes) -> None:
-        """Write an object."""
         self._make_folder(name)
         self._ask("pipe_file", self._path(name), content)
 
     def upload(self, path: Path, name: str) -> None:
-        """Write a file as an object."""
+        from fsspec.callbacks import Callback
+
+        before = self.num_bytes
+
+        def count(size: int | None, value: int, **_: Any) -> None:
+            self.num_bytes = before + value
+
         self._make_folder(name)
-        self._ask("put_file", str(path), self._path(name), callback=self._counter())
+        self._ask("put_file", str(path), self._path(name), callback=Callback(hooks={"count": count}))
 
     def download(self, name: str, path: Path) -> None:
-        """Write an object to a file."""
         self._ask("get_file", self._path(name), str(path))
 
     def copy(self, name: str, target: str) -> None:
-        """Copy an object inside the store."""
         self._ask("cp_file", self._path(name), self._path(target))
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Return the sizes of the objects in a folder and below it."""
         self._files.invalidate_cache()
         # Some file systems list names with a leading slash that the root lacks, or the other way round.
         root = self._path("").lstrip("/")
@@ -227,7 +224,6 @@ class FsspecStore:
         return {path.lstrip("/")[len(root) :]: int(one["size"]) for path, one in found.items()}
 
     def remove(self, name: str) -> None:
-        """Remove an object."""
         self._ask("rm_file", self._path(name))
 
     def _ask(self, method: str, *arguments: Any, **options: Any) -> Any:
@@ -240,18 +236,6 @@ class FsspecStore:
             # botocore's NoCredentialsError and the like: another attempt fails the same way.
             kind = PermissionError if "redentials" in type(error).__name__ else OSError
             raise kind(_reason(error)) from error
-
-    def _counter(self) -> Any:
-        """Return fsspec's callback that counts the bytes of an upload."""
-        from fsspec.callbacks import Callback
-
-        counter = Callback()
-
-        def count(increment: int = 1) -> None:
-            self.num_bytes += increment
-
-        counter.relative_update = count
-        return counter
 
     def _path(self, name: str) -> str:
         return f"{self._root.rstrip('/')}/{name}"
@@ -281,13 +265,7 @@ def is_url(path: str | os.PathLike[str]) -> bool:
 
 
 def scheme_of(url: str) -> str:
-    """Return the scheme of a URL, in lower case.
-
-    Raises
-    ------
-    InputError
-        For a text that is no URL.
-    """
+    """Return the scheme of a URL, in lower case; InputError for a text that is no URL."""
     found = _URL.fullmatch(url)
     if found is None:
         raise InputError(f"{url!r} is no URL; expected scheme://..., for example s3://bucket/run")
@@ -295,13 +273,7 @@ def scheme_of(url: str) -> str:
 
 
 def open_store(url: str) -> Store:
-    """Return the store of a URL. Nothing is read or written yet.
-
-    Raises
-    ------
-    InputError
-        If the text is no URL, its scheme is unknown, or its package is not installed.
-    """
+    """Return the store of a URL, or raise InputError. Nothing is read or written yet."""
     return STORES.get(scheme_of(url))(url)
 
 
@@ -366,13 +338,7 @@ class PatientStore:
             raise CheckpointError(f"cannot write {self.at(name)}{source}: {error}") from None
 
     def download(self, name: str, path: Path) -> None:
-        """Write an object to a file.
-
-        Raises
-        ------
-        CheckpointError
-            If it is missing.
-        """
+        """Write an object to a file."""
         try:
             self._ask(f"read {self.at(name)}", self._store.download, name, path)
         except FileNotFoundError:

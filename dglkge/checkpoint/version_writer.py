@@ -7,20 +7,13 @@ import json
 import logging
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from dglkge.checkpoint import hdf5_format, layout, part_files
 from dglkge.checkpoint.bigraph import bigraph_attributes, bigraph_config, write_stats
-from dglkge.checkpoint.manifest import (
-    CheckpointMeta,
-    FileEntry,
-    JobVersions,
-    Manifest,
-    TextEntry,
-    extended,
-)
+from dglkge.checkpoint.manifest import CheckpointMeta, FileEntry, JobVersions, Manifest, TextEntry, extended
 from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.storage import (
     CheckpointStorage,
@@ -50,36 +43,25 @@ WRITTEN_IN_PLACE = (layout.CONFIG_FILE, layout.VERSION_FILE)
 class NewVersion:
     """Share of one process in a version; on rank 0 the files of the others are awaited, then published.
 
-    The exchange protocol is files alone, so that training can use the network meanwhile: each writer leaves a
-    receipt beside each file, and rank 0 polls the folder for all receipts, or the store where machines share
-    no disk.
+    Files alone carry the protocol, so that training can use the network meanwhile: each writer leaves a
+    receipt beside each file, and rank 0 polls for all receipts in the folder, or where machines share no disk
+    at the store.
+    Fields that are not described are those of :class:`dglkge.checkpoint.manager.CheckpointManager`.
 
     Attributes
     ----------
-    storage : CheckpointStorage
-    mirror : Mirror or None
-        The run's store beside the folder, on the writer of each machine.
-    names : mapping of str to Vocabulary
-        By entity type.
     limit_seconds : float
         Rank 0 fails if the files of the other writers have not changed for so long.
     job : JobVersions
         This version of the job that writes.
-    meta : CheckpointMeta
-    num_parts : int
-        Parts of each entity type over all machines.
     parts : sequence of TablePart
         Entity rows to write; empty where another trainer writes them.
     relations : TablePart or None
         All relations, on rank 0, which also publishes.
     previous : Manifest or None
-        The version before.
-    kept_as : mapping of str to mapping
-        Names of pointers to the version, and notes on their reason.
+        Of the version before.
     stats : sequence of mapping
         Records of training since the version before.
-    state : bytes
-        What changes during training beside the tables; empty if nothing does. Rank 0's is written.
     """
 
     storage: CheckpointStorage
@@ -92,9 +74,9 @@ class NewVersion:
     parts: Sequence[TablePart]
     relations: TablePart | None
     previous: Manifest | None
-    kept_as: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    stats: Sequence[Mapping[str, Any]] = ()
-    state: bytes = b""
+    kept_as: Mapping[str, Mapping[str, Any]]
+    stats: Sequence[Mapping[str, Any]]
+    state: bytes
 
     @property
     def version(self) -> int:
@@ -118,13 +100,8 @@ class NewVersion:
     def write(self) -> None:
         """Write this process's files of the version and, where it has the relations, publish it.
 
-        Raises
-        ------
-        CheckpointError
-            If a file may not be written.
-        JobError
-            If the disk is full or fails, another machine's files do not come, or the store cannot be reached.
-            The version before stays as it is.
+        If it fails, the version before stays as it is. CheckpointError if a file may not be written; JobError
+        if the disk fails, another machine's files do not come, or the store cannot be reached.
         """
         folder, mirror, limit = self._folder, self.mirror, self.limit_seconds
         config = bigraph_config(self.meta, self.num_parts, str(folder.path.resolve()))
@@ -133,7 +110,7 @@ class NewVersion:
             if mirror is None:
                 folder.write_text(layout.receipt_file(entry.name), receipt_of(entry, folder.nonce))
             else:
-                mirror.push_part(self.version, entry, self.previous)
+                mirror.push_part(self.version, entry)
                 slowest = mirror.commit_seconds + entry.size_bytes / SLOWEST_UPLOAD_BYTES_PER_SECOND
                 limit = max(limit, self.limit_seconds + slowest)
         if self.relations is None:
@@ -160,11 +137,23 @@ class NewVersion:
 
     def _same_names(self, entry: FileEntry) -> Sequence[TextEntry]:
         """Link a part's names and count if the version before has the same; return their entries."""
+        # Equal checksums of the ids mean the same rows in the same part, so the names are equal too.
+        key = (entry.table, entry.part, entry.ids_crc32)
         for old in () if self.previous is None else self.previous.files:
-            # Equal checksums of the ids mean the same rows in the same part, so the names are equal too.
-            if (old.table, old.part, old.ids_crc32) == (entry.table, entry.part, entry.ids_crc32):
-                return old.texts if link_texts(self._folder, self._older, old.texts) else ()
+            if (old.table, old.part, old.ids_crc32) == key and self._link(old.texts):
+                return old.texts
         return ()
+
+    def _link(self, texts: Sequence[TextEntry]) -> bool:
+        """Give texts of the version before one more name in the new one, if all are there."""
+        # A text that is there with its size is the same: its content does not change, and is not read.
+        for text in texts:
+            path = self._older / text.name
+            if not path.is_file() or path.stat().st_size != text.size_bytes:
+                return False
+        for text in texts:
+            self._folder.link_or_copy(self._older / text.name, text.name)
+        return bool(texts)
 
     def _wait_for_parts(self, limit_seconds: float) -> list[FileEntry]:
         """Wait for the receipts of all parts, in the folder or at the store; return their entries."""
@@ -180,7 +169,7 @@ class NewVersion:
         last_news = time.monotonic()
         while missing := [name for name in names if name not in found]:
             if mirror is None:
-                found |= read_receipts(folder, missing)
+                found |= read_receipts(missing, folder.nonce, folder.read)
             else:
                 found |= mirror.read_receipts(version, missing)
             news, waited = (len(found), signs_of_life(folder.path)), time.monotonic() - last_news
@@ -228,7 +217,7 @@ class NewVersion:
         for name in names:
             old = known.get(name)
             # config.json and the version differ between versions; the others are of one data set.
-            if name in WRITTEN_IN_PLACE or old is None or not link_texts(self._folder, self._older, [old]):
+            if name in WRITTEN_IN_PLACE or old is None or not self._link([old]):
                 old = _write_text(self._folder, name, self.meta, config, self.names)
             texts.append(old)
         return tuple(texts)
@@ -251,40 +240,10 @@ class NewVersion:
         logger.info("checkpoint version %d in %s", version, storage.path)
 
 
-def link_texts(folder: LeasedFolder, older: Path, texts: Sequence[TextEntry]) -> bool:
-    """Give texts of an older version one more name in the folder of a version, if all are there."""
-    # A text that is there with its size is the same: its content does not change, and is not read.
-    for text in texts:
-        path = older / text.name
-        if not path.is_file() or path.stat().st_size != text.size_bytes:
-            return False
-    for text in texts:
-        folder.link_or_copy(older / text.name, text.name)
-    return bool(texts)
-
-
 def write_anew(storage: CheckpointStorage, manifest: Manifest, names: Mapping[str, Vocabulary]) -> list[str]:
-    """Write the damaged and the missing text files of a version again, from its rows and the names.
+    """Write the damaged and the missing text files of a version with whole rows again; return their names.
 
-    Damaged files are moved to a folder of damaged files.
-
-    Parameters
-    ----------
-    storage : CheckpointStorage
-    manifest : Manifest
-        Of the version that counts, the HDF5 files of which are whole.
-    names : mapping of str to Vocabulary
-        By entity type.
-
-    Returns
-    -------
-    list of str
-        The files that were written.
-
-    Raises
-    ------
-    CheckpointError
-        If a text differs from the lost one.
+    Damaged files are moved to a folder of damaged files. CheckpointError if a text differs from the lost one.
     """
     folder = storage.folder(manifest.version)
     damaged = set()
@@ -319,11 +278,7 @@ def write_anew(storage: CheckpointStorage, manifest: Manifest, names: Mapping[st
 
 
 def _write_text(
-    folder: LeasedFolder,
-    name: str,
-    meta: CheckpointMeta,
-    config: str,
-    names: Mapping[str, Vocabulary],
+    folder: LeasedFolder, name: str, meta: CheckpointMeta, config: str, names: Mapping[str, Vocabulary]
 ) -> TextEntry:
     """Write one of the texts; return its entry."""
     vocabularies = {layout.vocabulary_file(table): vocabulary for table, vocabulary in names.items()}

@@ -111,6 +111,12 @@ class LeasedFolder:
             with contextlib.suppress(OSError):
                 temporary.unlink(missing_ok=True)
 
+    def read(self, name: str) -> bytes | None:
+        """Return the content of a small file; None if it is absent."""
+        with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+            return (self.path / name).read_bytes()
+        return None
+
     def link_or_copy(self, source: Path, name: str) -> None:
         """Give a file that never changes one more name here; copy it where the disk has no hard links."""
         with self.new_file(name) as path:

@@ -29,10 +29,7 @@ class AveragedTable(EmbeddingTable):
 
     So whatever ranks, writes or restores a table does so with averages, and training goes on from its rows.
 
-    Parameters
-    ----------
-    trained : EmbeddingTable
-        The table with the rows that train. A collective makes the averages, float32 whatever its type.
+    Its constructor is a collective. Averages are float32, whatever the type of the rows that train.
     """
 
     def __init__(self, trained: EmbeddingTable) -> None:

@@ -20,17 +20,15 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from dglkge.embeddings.embedding_table import EmbeddingTable
+from dglkge.embeddings.row_exchange import Ids, exchange_counts
 from dglkge.optim.alltoall import Alltoall
 from dglkge.optim.links import UpdateResult
 from dglkge.optim.row_chains import clipped_squares
 from dglkge.optim.table import DeviceRows
-
-Ids = npt.NDArray[np.int64]
 
 
 class OnDevice(Protocol):
@@ -58,12 +56,9 @@ class Route:
         Distinct node ids that this trainer asks for, ascending; of one trainer also on the device.
     asked, given : list of int
         Rows that this trainer asks of each rank, and that each rank asks of this trainer.
-    positions : (n,) int64, on the device
-        Rows of this trainer's shard that are asked for, rank by rank.
-    targets : (m,) int64, on the device
-        The distinct ones.
-    places : (n,) int64, on the device
-        Place among the targets of each of the positions.
+    positions, targets, places : (n,), (m,), (n,) int64, on the device
+        Rows of this trainer's shard that are asked for, rank by rank; the distinct ones; and the place of
+        each position among these.
     is_active : bool
         Whether any trainer asks for rows of the table.
     """
@@ -123,11 +118,9 @@ class DeviceTables:
         self._starts: dict[str, Ids] = {}
         for (name, table), of_optimizer in zip(self.tables.items(), self.optimizer.tables):
             shards = [table.shard(rank, self.num_trainers) for rank in range(self.num_trainers)]
-            ends = [shard.first_node_id + shard.rows.shape[0] for shard in shards]
-            self._starts[name] = np.array([shards[0].first_node_id, *ends], np.int64)
-            first, stop = (
-                self._starts[name][self.local_rank : self.local_rank + 2] - table.first_node_id
-            ).tolist()
+            starts = [*(shard.first_node_id for shard in shards), table.end_node_id]
+            self._starts[name] = np.array(starts, np.int64)
+            first, stop = (start - table.first_node_id for start in starts[self.local_rank :][:2])
             self._shards[name] = DeviceRows(of_optimizer, slice(first, stop), self.device)
         self._open: dict[str, Route] = {}
         self._is_changed = False
@@ -172,11 +165,6 @@ class DeviceTables:
             For each table, in the same order on every trainer: distinct node ids, ascending.
         add : callable
             Adds an array to what is copied to the device.
-
-        Raises
-        ------
-        RuntimeError
-            If another trainer is at another batch.
         """
         if self._host.size == 1:
             return {name: self._own_route(name, ids, add) for name, ids in wanted.items()}
@@ -184,17 +172,12 @@ class DeviceTables:
         cuts = {
             name: np.searchsorted(ids.numpy(), self._starts[name]).tolist() for name, ids in wanted.items()
         }
-        # For each rank: rows of each table that it shall give, rows of each table that are asked for in all,
-        # and the number of the batch, by which a trainer that lost step is found.
+        # For each rank: rows of each table that it shall give, and rows of each that are asked for in all.
         counts = np.empty((num_ranks, 2 * num_tables + 1), np.int64)
         for place, (name, ids) in enumerate(wanted.items()):
             counts[:, place] = np.diff(cuts[name])
             counts[:, num_tables + place] = len(ids)
-        counts[:, -1] = batch
-        received = self._host.counts(counts)
-        others = np.flatnonzero(received[:, -1] != batch)
-        if len(others):
-            raise RuntimeError(f"exchange of rows: trainers {others.tolist()} are at another batch than this")
+        received = exchange_counts(self._host, counts, batch, "exchange of rows")
         asked, given = counts[:, :num_tables], received[:, :num_tables]
         is_active: list[bool] = np.any(received[:, num_tables:-1], axis=0).tolist()
         sent = np.concatenate(
@@ -246,19 +229,9 @@ class DeviceTables:
     ) -> UpdateResult:
         """Apply the gradients of the rows that were fetched last, see :meth:`SparseOptimizer.step_rows`.
 
-        Parameters
-        ----------
-        gradients : sequence of (DistEmbedding, Tensor, Tensor)
-            All on the device. For each table that is trained, the same ones on all trainers: embedding, ids
-            of its open route, and gradients (U, D). Then, where all rows of a table have one: embedding, the
-            ids that this trainer owns, and gradients (R, D), which are changed.
-        extra, other_squares, number
-            As in :meth:`SparseOptimizer.step_rows`.
-
-        Raises
-        ------
-        FloatingPointError
-            A gradient was not finite; raised on every trainer.
+        `gradients` are on the device. For each table that is trained, the same ones on all trainers:
+        embedding, ids of its open route, and gradients (U, D). Then, where all rows of a table have one:
+        embedding, the ids that this trainer owns, and gradients (R, D), which are changed.
         """
         self._enter("exchange")
         of_batch: dict[str, Tensor] = {}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dglkge.data.partition_layout import PartitionLayout
 from dglkge.distributed.dgl_compat import dgl, request_timeout
-from dglkge.optim.narrow_rows import NarrowEmbedding, is_narrow, widen
+from dglkge.optim.narrow_rows import NarrowEmbedding, widen
 from dglkge.typing import TablePart
 
 
@@ -48,18 +48,16 @@ FLOAT32_ROWS = RowStorage()
 
 @dataclass(frozen=True)
 class TableShard:
-    """A contiguous range of node ids of one live table.
+    """A contiguous range of node ids of one live table, from the first one on.
 
     Attributes
     ----------
-    first_node_id : int
-        Node id of the first row.
     rows : (n, D) tensor
         A view on the machine's shared memory, of the type in which rows are stored.
     original_ids : (n,) int64 tensor
-        Original id of each row.
+        Of the rows.
     node_ids : (N,) int64 tensor
-        Node id of every original id of the table.
+        Of every original id of the table.
     """
 
     first_node_id: int
@@ -81,9 +79,8 @@ class EmbeddingTable:
     Parameters
     ----------
     graph : dgl.distributed.DistGraph
-        The partitioned graph; it must have a node type of the table's name.
+        It must have a node type of the table's name.
     layout : PartitionLayout
-        Which part holds which node, and the original id of each.
     name : str
         An entity type, or ``"relation"``.
     dim : int
@@ -149,11 +146,6 @@ class EmbeddingTable:
         """Whether this machine holds every row."""
         return self.end_node_id - self.first_node_id == len(self)
 
-    @property
-    def is_narrow(self) -> bool:
-        """Whether rows are stored in 16 bits: then they are never read in place."""
-        return is_narrow(self.local_rows)
-
     def typed(self, rows: Tensor) -> Tensor:
         """View rows of the kvstore as numbers."""
         return self.embedding.typed(rows) if isinstance(self.embedding, NarrowEmbedding) else rows
@@ -163,19 +155,7 @@ class EmbeddingTable:
         return widen(self.local_rows, places, out, self._kernels)
 
     def gather(self, node_ids: Tensor, out: Tensor | None = None) -> Tensor:
-        """Copy rows as float32; the machine's own from shared memory, others through the kvstore.
-
-        Parameters
-        ----------
-        node_ids : (n,) int64 tensor
-            Node ids, in any order, repeated or not.
-        out : (n, D) tensor, optional
-            Where to put them.
-
-        Returns
-        -------
-        (n, D) float32 tensor
-        """
+        """Copy rows (n, D) of node ids (n,) as float32, those of other machines through the kvstore."""
         if self.is_whole:
             return self.widened(node_ids.numpy(), out)
         here = (node_ids >= self.first_node_id) & (node_ids < self.end_node_id)
@@ -203,13 +183,7 @@ class EmbeddingTable:
         return TableShard(first, self.local_rows[start:end], ids, self.node_ids)
 
     def own_part(self, state: dict[str, Any] | None = None) -> TablePart:
-        """Return this machine's rows as they are stored, with the optimizer's state of them.
-
-        Parameters
-        ----------
-        state : dict of str to dgl.distributed.DistTensor, optional
-            The optimizer's tensors of this table.
-        """
+        """Return this machine's rows as they are stored, with those of the optimizer's tensors."""
         ids = self.original_ids[self.first_node_id : self.end_node_id]
         local = {name: tensor.local_partition for name, tensor in (state or {}).items()}
         return TablePart(self.name, self.part, ids, self.local_rows, local)

@@ -39,16 +39,7 @@ MEMORY_FILE_SYSTEMS = ("tmpfs", "ramfs", "hugetlbfs", "devtmpfs")
 
 @dataclass(frozen=True)
 class MappedFile:
-    """A file behind an address.
-
-    Attributes
-    ----------
-    path : str
-    offset : int
-        Place of the address in the file, in bytes.
-    is_shared : bool
-        Whether writes to the memory are writes to the file.
-    """
+    """A file behind an address, which is `offset` bytes in it; of shared memory writes go to the file."""
 
     path: str
     offset: int

@@ -29,10 +29,8 @@ class RowRequests:
 
     Attributes
     ----------
-    to_get : (size, T) int64
-        Rows of each table that each rank sends, in the order of the ids.
-    to_give : (size, T) int64
-        Rows of each table that each rank requests.
+    to_get, to_give : (size, T) int64
+        Rows of each table that each rank sends, in the order of the ids, and that each rank requests.
     given : list of (n,) int64
         For each rank and, in it, each table: the local rows to read.
     """
@@ -40,6 +38,19 @@ class RowRequests:
     to_get: Ids
     to_give: Ids
     given: list[Ids]
+
+
+def exchange_counts(group: Alltoall, counts: Ids, batch: int, purpose: str) -> Ids:
+    """Exchange the counts of each rank, and in their last column the number of the batch.
+
+    It finds a trainer that lost step before rows mix: RuntimeError if another one is at another batch.
+    """
+    counts[:, -1] = batch
+    received = group.counts(counts)
+    others = np.flatnonzero(received[:, -1] != batch)
+    if len(others):
+        raise RuntimeError(f"{purpose}: trainers {others.tolist()} are at another batch than this one")
+    return received
 
 
 @dataclass
@@ -105,24 +116,12 @@ class RowExchange:
             For each table and, in it, each rank: distinct node ids.
         batch : int
             Number of the batch, which must be the same on every trainer.
-
-        Raises
-        ------
-        RuntimeError
-            If another trainer is at another batch.
         """
         size, num_tables = self.group.size, len(self.tables)
-        # The batch number travels with the counts: a trainer that lost step is found before rows mix.
         counts = np.empty((size, num_tables + 1), np.int64)
-        counts[:, num_tables] = batch
         for table, by_rank in enumerate(wanted):
             counts[:, table] = [len(ids) for ids in by_rank]
-        received = self.group.counts(counts)
-        others = np.flatnonzero(received[:, num_tables] != batch)
-        if len(others):
-            raise RuntimeError(
-                f"lookup of rows: trainers {others.tolist()} are at another batch than this one"
-            )
+        received = exchange_counts(self.group, counts, batch, "lookup of rows")
         to_get, to_give = counts[:, :num_tables].copy(), received[:, :num_tables].copy()
         width = self._id_dtype.itemsize
         out_bytes, in_bytes = to_get.sum(1) * width, to_give.sum(1) * width
@@ -143,12 +142,9 @@ class RowExchange:
         return RowRequests(to_get, to_give, [some - first for some, first in zip(ids, firsts)])
 
     def read(self, requests: RowRequests) -> npt.NDArray[np.uint8]:
-        """Copy the rows that others request from shared memory; nothing is sent yet.
+        """Copy the rows that others request from shared memory to messages to all ranks; sends nothing yet.
 
-        Returns
-        -------
-        (n,) uint8
-            The messages to all ranks, one after the other, valid until the next call.
+        They stand one after the other, valid until the next call.
         """
         buffer = self._scratch.bytes("sent rows", int(self._section_bytes(requests.to_give).sum()))
         start = 0
@@ -172,10 +168,7 @@ class RowExchange:
     def send(self, requests: RowRequests, message: npt.NDArray[np.uint8]) -> list[Tensor]:
         """Send the rows that were read, and receive those of this trainer's requests.
 
-        Returns
-        -------
-        list of (n, D) float32 tensor
-            For each table the requested rows, rank after rank; valid until the next call but one.
+        For each table they are (n, D) float32, rank after rank; valid until the next call but one.
         """
         out_bytes = self._section_bytes(requests.to_give).sum(1)
         in_bytes = self._section_bytes(requests.to_get).sum(1)

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from dglkge.distributed.dgl_compat import dgl, request_timeout
 from dglkge.embeddings.embedding_table import EmbeddingTable
 from dglkge.embeddings.row_exchange import Ids, RowExchange, RowRequests
-from dglkge.embeddings.row_requests import ServerRequests
 from dglkge.kernels.rows import copy_rows
 from dglkge.optim.narrow_rows import is_narrow
 
@@ -27,17 +27,8 @@ Rows = npt.NDArray[np.float32]
 class FoundRows:
     """Rows of one table, one for each time that a batch has the id.
 
-    Compiled loops take their addresses: a choice between two arrays for every row costs them as much as
-    reading it.
-
-    Attributes
-    ----------
-    addresses : (n,) int64
-        Address of the first float32 number of each row.
-    dim : int
-        Numbers of a row.
-    arrays : tuple of arrays
-        The memory of the rows, kept alive.
+    Compiled loops take the addresses (n,) of the rows, of `dim` float32 numbers each: a choice between two
+    arrays for every row costs them as much as reading it. `arrays` keeps the memory alive.
     """
 
     addresses: Ids
@@ -52,14 +43,7 @@ class FoundRows:
 
     @classmethod
     def in_either(cls, local: Rows, remote: Rows, places: Ids) -> FoundRows:
-        """Find rows of two arrays, (N, D) and (U, D).
-
-        Parameters
-        ----------
-        local, remote : arrays
-        places : (n,) int64
-            A row of ``local``, or -1 - i for the i-th of ``remote``.
-        """
+        """Find rows of two arrays, (N, D) and (U, D): places (n,) in ``local``, -1 - i in ``remote``."""
         # Both are computed for all places; addresses are only numbers until a loop reads the chosen ones.
         addresses = np.where(places >= 0, _addresses(local, places), _addresses(remote, -1 - places))
         return cls(addresses, local.shape[1], (local, remote))
@@ -94,16 +78,6 @@ Room = Callable[[], Tensor]
 """Returns room (n, D) float32 for copies."""
 
 
-class LocatedRows(Protocol):
-    """Rows of one table that can be read, until the next lookup."""
-
-    def found(self, room: Room) -> FoundRows:
-        """Return the rows where they are stored; only those that cannot be read there are copied."""
-
-    def copied(self, out: Tensor) -> Tensor:
-        """Copy the rows (n, D) as float32; returns ``out``."""
-
-
 class RowLookup:
     """Fetches the rows of one batch after the other; what is said of reading ahead does nothing here.
 
@@ -123,8 +97,12 @@ class RowLookup:
     def announce(self, batch: int, wanted: Wanted) -> None:
         """Start the lookup of a batch that ``rows`` is called for next, or after those announced before."""
 
-    def rows(self, batch: int, wanted: Wanted) -> Mapping[str, LocatedRows]:
-        """Locate the rows of each table's ids."""
+    def rows(self, batch: int, wanted: Wanted) -> Mapping[str, FoundRows | DirectRows]:
+        """Locate the rows (n, D) of each table's ids (n,), to be read until the next lookup.
+
+        ``found(room)`` returns them where they are stored, or copies of those that cannot be read there;
+        ``copied(out)`` copies them as float32.
+        """
         raise NotImplementedError
 
     def before_update(self) -> None:
@@ -136,22 +114,15 @@ class RowLookup:
 
 @dataclass
 class DirectLookup(RowLookup):
-    """Rows from this machine's shared memory, and remote rows through DGL's kvstore.
-
-    Attributes
-    ----------
-    tables : mapping of str to EmbeddingTable
-    """
+    """Rows from this machine's shared memory, and remote rows through DGL's kvstore."""
 
     tables: Mapping[str, EmbeddingTable]
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of ids and rows that went through the kvstore, without its own overhead."""
         return sum(table.pulled_bytes for table in self.tables.values())
 
     def rows(self, batch: int, wanted: Wanted) -> dict[str, DirectRows]:
-        """Locate the rows of each table's ids."""
         return {name: DirectRows(self.tables[name], ids) for name, ids in wanted.items()}
 
 
@@ -179,7 +150,7 @@ class RequestedLookup(RowLookup):
     """Rows of other machines from DGL's servers, which are asked for them some batches before.
 
     Rows of this machine are always read when they are needed. Nothing else may be asked of the servers
-    before :meth:`finish`.
+    before :meth:`finish`: DGL's own pull takes any answer that comes for its own.
 
     Parameters
     ----------
@@ -190,38 +161,62 @@ class RequestedLookup(RowLookup):
 
     def __init__(self, tables: Mapping[str, EmbeddingTable], num_ahead: int) -> None:
         self._tables, self.num_ahead = tables, num_ahead
-        self._requests = ServerRequests()
+        self._num_bytes = 0
+        self._answers: dict[int, Tensor] = {}
         self._announced: dict[int, dict[str, tuple[_Route, list[int]]]] = {}
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of ids and rows that went through the kvstore, without its own overhead."""
-        return self._requests.num_bytes
+        return self._num_bytes
 
     def announce(self, batch: int, wanted: Wanted) -> None:
-        """Ask the servers for the rows of a batch."""
         asked = {}
         for name, ids in wanted.items():
             table = self._tables[name]
             ends = table.range_starts[1:]
             machines_of = functools.partial(np.searchsorted, ends, side="right")
             route = _Route(table, ids, machines_of, len(ends))
-            asked[name] = route, self._requests.send(table, route.by_rank)
+            asked[name] = route, self._send(table, route.by_rank)
         self._announced[batch] = asked
 
     def rows(self, batch: int, wanted: Wanted) -> dict[str, FoundRows]:
-        """Return the rows of each table's ids, for an announced batch or any other."""
         if batch not in self._announced:
             self.announce(batch, wanted)
         return {
-            name: route.found(self._requests.receive(self._tables[name], numbers))
+            name: route.found(self._receive(self._tables[name], numbers))
             for name, (route, numbers) in self._announced.pop(batch).items()
         }
 
     def finish(self) -> None:
-        """Receive what was asked for batches that will not be trained, or not next, and drop it."""
         for batch in list(self._announced):
             self.rows(batch, {})
+
+    def _send(self, table: EmbeddingTable, ids_by_machine: Sequence[Ids]) -> list[int]:
+        """Ask machines for rows of a table; returns at once, with the number of each request."""
+        name = table.embedding._tensor._name
+        requests = [
+            (machine, dgl.distributed.kvstore.PullRequest(name, torch.from_numpy(ids)))
+            for machine, ids in enumerate(ids_by_machine)
+            if len(ids)
+        ]
+        self._num_bytes += sum(ids.nbytes for ids in ids_by_machine)
+        # A dict from numbers to places, in the order of the requests.
+        return list(dgl.distributed.rpc.send_requests_to_machine(requests))
+
+    def _receive(self, table: EmbeddingTable, numbers: Sequence[int]) -> Tensor:
+        """Wait for the answers to some requests; returns their rows (n, D) as float32, in this order."""
+        rpc = dgl.distributed.rpc
+        with request_timeout():
+            while not all(number in self._answers for number in numbers):
+                message: Any = rpc.recv_rpc_message()
+                kind = dgl.distributed.kvstore.PullResponse
+                answer = rpc.deserialize_from_payload(kind, message.data, message.tensors)
+                self._answers[message.msg_seq] = answer.data_tensor
+        found = [self._answers.pop(number) for number in numbers]
+        self._num_bytes += sum(rows.nbytes for rows in found)
+        if not found:
+            return torch.empty(0, table.dim)
+        return torch.cat([table.typed(rows).float() for rows in found])
 
 
 class ExchangeLookup(RowLookup):
@@ -252,11 +247,9 @@ class ExchangeLookup(RowLookup):
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes of ids and rows that this trainer sent to other machines."""
         return self._exchange.sent_bytes
 
     def announce(self, batch: int, wanted: Wanted) -> None:
-        """Exchange the ids of the next batch in the background, and its rows too if they may be stale."""
         self._take_announced()
         read = threading.Event()
         self._announced = _Announced(
@@ -266,16 +259,8 @@ class ExchangeLookup(RowLookup):
     def rows(self, batch: int, wanted: Wanted) -> dict[str, FoundRows]:
         """Return the rows of each table's ids, for the announced batch or any other.
 
-        Remote rows are valid until the next call, or the next announcement but one.
-
-        Raises
-        ------
-        RuntimeError
-            If another trainer is at another batch.
-        TimeoutError
-            If a trainer did not take part in time.
-        ConnectionError
-            If a trainer exited.
+        Remote rows are valid until the next call, or the next announcement but one. RuntimeError if another
+        trainer is at another batch, TimeoutError or ConnectionError if one did not take part.
         """
         # Also where another batch was announced: its exchange is finished first, so that the order of
         # collectives is the same on all trainers.
@@ -287,13 +272,11 @@ class ExchangeLookup(RowLookup):
         return {name: route.found(rows) for name, route, rows in found if name in wanted}
 
     def before_update(self) -> None:
-        """Wait until the rows that are read ahead, as they were before this update, have been read."""
         if self._announced is not None and self._reads_ahead:
             # Only the read matters: from then on the message holds the rows, and the update may change them.
             self._announced.read.wait()
 
     def finish(self) -> None:
-        """Wait for the exchange of a batch that was announced and will not be trained."""
         self._take_announced()
 
     def _take_announced(self, batch: int | None = None) -> _Prepared | None:
@@ -333,13 +316,7 @@ class ExchangeLookup(RowLookup):
 
 
 class _Route:
-    """Requested ids of one table, split into those of this machine and the distinct remote ones.
-
-    Attributes
-    ----------
-    by_rank : list of (m,) int64
-        The distinct remote ids for each of ``count`` ranks that serve them, or machines.
-    """
+    """Requested ids of one table: places of rows, and distinct remote ids by rank or machine of the owner."""
 
     def __init__(
         self, table: EmbeddingTable, ids: Tensor | None, owners_of: Callable[[Ids], Any], count: int

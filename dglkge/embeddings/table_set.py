@@ -21,13 +21,11 @@ class TableSet(Mapping[str, EmbeddingTable]):
 
     Parameters
     ----------
-    graph : dgl.distributed.DistGraph
-    layout : PartitionLayout
+    graph, layout, part
+        As of :class:`EmbeddingTable`.
     entity_types : sequence of str
     entity_dim, relation_dim : int
         Widths of an entity's and of a relation's row.
-    part : int
-        The partition on this machine.
     storage : RowStorage
         How rows of entities are stored. Relations are few and always float32.
 
@@ -77,17 +75,7 @@ class TableSet(Mapping[str, EmbeddingTable]):
         return found
 
     def use_exchange(self, group: Alltoall, wire_dtype: torch.dtype, staleness: int) -> None:
-        """Look the rows of batches up through the trainers' own exchange from now on; a collective.
-
-        Parameters
-        ----------
-        group : Alltoall
-            All trainers, in a group of its own.
-        wire_dtype : torch.dtype
-            Type in which rows travel.
-        staleness : {0, 1}
-            Whether rows of other machines may be as they were one update before.
-        """
+        """Look rows up through an exchange of all trainers, a group of its own, from now on; a collective."""
         exchange = RowExchange(group, self._part, list(self._tables.values()), wire_dtype)
         self.lookup = ExchangeLookup(self._tables, exchange, staleness)
 

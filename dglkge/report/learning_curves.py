@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -37,15 +36,8 @@ def read_lines(path: Path) -> list[dict[str, Any]]:
     """Return the lines of ``stats.jsonl``; a torn line, which a crash leaves, is skipped."""
     if not path.is_file():
         return []
-    lines = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            record = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(record, dict) and isinstance(record.get("epoch"), int):
-            lines.append(record)
-    return lines
+    records = map(layout.parse_object, path.read_text(encoding="utf-8", errors="replace").splitlines())
+    return [record for record in records if isinstance(record.get("epoch"), int)]
 
 
 def learning_curves(lines: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -162,11 +162,10 @@ class Versions:
 
         ``pointer`` is the name of one to a preserved version; empty: the newest one.
         """
-        found, averages = self._checkpoints.find(pointer), self._job.averages
-        if found is not None and averages is not None:
-            averages.num_epochs = found[1].meta.progress[Progress.FINISHED_EPOCHS]
-        if found is not None and self._beside:
-            folder, manifest = found
+        folder, manifest = self._checkpoints.find(pointer)
+        if self._job.averages is not None:
+            self._job.averages.num_epochs = manifest.meta.progress[Progress.FINISHED_EPOCHS]
+        if self._beside:
             with hdf5_format.open_file(folder / manifest.of_table(RELATION)[0].name) as file:
                 for item in self._beside:
                     item.load_state_dict(file)

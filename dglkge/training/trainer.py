@@ -406,5 +406,5 @@ class Trainer:
             is_last = self._patience.is_on and 0 < self.config.training.num_epochs <= position.ended
             position.ended -= is_pending or is_last
         if self.cluster.world.rank == 0:
-            self._passes.resume(self._checkpoints.newest_folder(), *committed)
+            self._passes.resume(self._checkpoints.find()[0], *committed)
             logger.info("resumed: %d epochs and %d batches done", *committed)

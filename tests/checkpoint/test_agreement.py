@@ -12,7 +12,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
-import torch
 
 from dglkge.checkpoint import CheckpointManager, TrainerGroup, open_checkpoint
 from dglkge.checkpoint import manager as managers
@@ -25,7 +24,16 @@ from dglkge.distributed.agreement import agree
 from dglkge.distributed.lease import Lease
 from dglkge.errors import CheckpointError, JobError, StorageError
 from dglkge.typing import RELATION
-from tests.checkpoint.toy_checkpoint import blank, cut, flip, save_alone, toy_meta, toy_names, toy_tables
+from tests.checkpoint.toy_checkpoint import (
+    blank,
+    cut,
+    flip,
+    same,
+    save_alone,
+    toy_meta,
+    toy_names,
+    toy_tables,
+)
 
 META = toy_meta()
 LIMIT_SECONDS = 60
@@ -231,7 +239,7 @@ class SlowMirror:
     def manifest(self, _version: int) -> None:
         """Return nothing: there is no version yet."""
 
-    def push_part(self, _version: int, entry: FileEntry, _previous: object) -> None:
+    def push_part(self, _version: int, entry: FileEntry) -> None:
         self._entries[entry.name] = entry
 
     def read_receipts(self, _version: int, _names: Sequence[str]) -> dict[str, FileEntry]:
@@ -243,8 +251,7 @@ class SlowMirror:
             self.progress += not self._is_stuck
 
 
-@pytest.mark.parametrize("is_lost", [False, True])
-def test_machines_that_share_a_disk_upload_their_parts_side_by_side(tmp_path, monkeypatch, caplog, is_lost):
+def test_machines_that_share_a_disk_upload_their_parts_side_by_side(tmp_path, monkeypatch):
     """Rank 0 uploads its own part, and publishes when the other machine's receipt is at the URL."""
     monkeypatch.setattr(writers, "STORE_POLL_SECONDS", 0.02)
     disk, url = tmp_path / "run" / "checkpoint", f"file://{tmp_path}/bucket/run"
@@ -258,8 +265,6 @@ def test_machines_that_share_a_disk_upload_their_parts_side_by_side(tmp_path, mo
         is_second = store is both[1]._store._store
         if is_second:
             time.sleep(0.1)
-            if is_lost:
-                raise PermissionError("not yours")
         uploads.append((is_second, path.name))
         real(store, path, name)
 
@@ -283,16 +288,10 @@ def test_machines_that_share_a_disk_upload_their_parts_side_by_side(tmp_path, mo
     outcomes = together([disk] * 2, save_as_one_of_two)
     assert (True, "embeddings_person_0.v1.h5") not in uploads
     assert (False, "embeddings_person_1.v1.h5") not in uploads
-    if is_lost:
-        assert "embeddings_person_1.v1.h5.receipt.json is missing: no part has come" in outcomes[0]
-        assert f"cannot write {url}/checkpoint/v1/embeddings_person_1.v1.h5: not yours" in caplog.text
-        assert not (tmp_path / "bucket/run/checkpoint/checkpoint_version.txt").exists()
-        return
     assert outcomes == ["1", "1"]
     assert (True, "entity_names_person_1.json") in uploads
     copy = open_checkpoint(tmp_path / "bucket" / "run", verify=True)
-    rows = toy_tables(META, 4)["person"].rows
-    assert torch.equal(copy["person"][:].view(torch.int32), rows.view(torch.int32))
+    assert same(copy["person"][:], toy_tables(META, 4)["person"].rows)
     assert set(os.listdir(copy.folder)) == set(os.listdir(disk / "v1"))  # no receipt is left
 
 

@@ -14,10 +14,18 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.model.kge_model import build_model
 from dglkge.typing import RELATION, Side
-from tests.checkpoint.toy_checkpoint import ONE_PAIR, TWO_PAIRS, ToyTable, save_toy, toy_meta, toy_tables
+from tests.checkpoint.toy_checkpoint import (
+    ONE_PAIR,
+    TWO_PAIRS,
+    ToyTable,
+    datasets_in,
+    save_toy,
+    toy_meta,
+    toy_tables,
+)
+from tests.toy_kg import REPOSITORY
 
 ITERATION = {
     "iteration/num_epochs": 9,
@@ -31,24 +39,34 @@ ITERATION = {
 
 def tree(path):
     """List every dataset of a file but the optimizer's blob, which must be there: path -> (dtype, shape)."""
-    found = {}
     with h5py.File(path) as file:
-        file.visititems(
-            lambda name, item: (
-                found.update({name: (item.dtype.str, item.shape)}) if isinstance(item, h5py.Dataset) else None
-            )
-        )
+        found = {name: (item.dtype.str, item.shape) for name, item in datasets_in(file).items()}
     dtype, shape = found.pop("optimizer/state_dict")
     assert dtype == "|V1" and len(shape) == 1 and shape[0] > 0
     return found
 
 
-def test_every_file(tmp_path):
-    meta = toy_meta()
-    save_toy(tmp_path, meta, toy_tables(meta), 2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint_version.txt", "latest", "v1"]
-    assert os.readlink(tmp_path / "latest") == "v1"
-    assert sorted(path.name for path in (tmp_path / "v1").iterdir()) == [
+def blob(path):
+    """Read PyTorch-BigGraph's state of an optimizer."""
+    with h5py.File(path) as file:
+        assert file["optimizer/state_dict"].dtype == np.dtype("V1")
+        return torch.load(io.BytesIO(file["optimizer/state_dict"][...].tobytes()), weights_only=True)
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """A checkpoint of two parts, and its tables."""
+    folder, meta = tmp_path_factory.mktemp("saved"), toy_meta()
+    tables = toy_tables(meta)
+    save_toy(folder, meta, tables, 2)
+    return folder, tables
+
+
+def test_every_file(saved):
+    folder, _ = saved
+    assert sorted(path.name for path in folder.iterdir()) == ["checkpoint_version.txt", "latest", "v1"]
+    assert os.readlink(folder / "latest") == "v1"
+    assert sorted(path.name for path in (folder / "v1").iterdir()) == [
         "checkpoint_version.txt",
         "config.json",
         "dynamic_rel_count.txt",
@@ -64,36 +82,28 @@ def test_every_file(tmp_path):
         "training_stats.json",
         "vocabulary_person.txt",
     ]
-    for folder in (tmp_path, tmp_path / "v1"):
-        assert (folder / "checkpoint_version.txt").read_text() == "1\n"
-    assert (tmp_path / "latest" / "entity_count_person_0.txt").read_text() == "12\n"
-    assert (tmp_path / "latest" / "dynamic_rel_count.txt").read_text() == "2\n"
-    assert json.loads((tmp_path / "latest" / "dynamic_rel_names.json").read_text()) == ["likes", "knows"]
+    for path in (folder, folder / "v1"):
+        assert (path / "checkpoint_version.txt").read_text() == "1\n"
+    assert (folder / "latest" / "entity_count_person_0.txt").read_text() == "12\n"
+    assert (folder / "latest" / "dynamic_rel_count.txt").read_text() == "2\n"
+    assert json.loads((folder / "latest" / "dynamic_rel_names.json").read_text()) == ["likes", "knows"]
+    for name in ("embeddings_person_1.v1.h5", "model.v1.h5"):
+        with h5py.File(folder / "v1" / name) as file:
+            attributes = dict(file.attrs)
+        assert attributes.pop("format_version") == 1
+        assert attributes.pop("iteration/edge_path") == "train"
+        config = json.loads((folder / "latest" / "config.json").read_text())
+        assert json.loads(attributes.pop("config/json")) == config
+        assert attributes == ITERATION
+        assert all(value.dtype == np.int64 for value in attributes.values())
 
 
-@pytest.mark.parametrize("name", ["embeddings_person_1.v1.h5", "model.v1.h5"])
-def test_root_attributes(tmp_path, name):
-    meta = toy_meta()
-    save_toy(tmp_path, meta, toy_tables(meta), 2)
-    with h5py.File(tmp_path / "v1" / name) as file:
-        attributes = dict(file.attrs)
-    assert attributes.pop("format_version") == 1
-    assert attributes.pop("iteration/edge_path") == "train"
-    assert json.loads(attributes.pop("config/json")) == json.loads(
-        (tmp_path / "latest" / "config.json").read_text()
-    )
-    assert attributes == ITERATION
-    assert all(value.dtype == np.int64 for value in attributes.values())
-
-
-def test_embeddings_file(tmp_path):
-    meta = toy_meta()
-    tables = toy_tables(meta)
-    save_toy(tmp_path, meta, tables, 2)
+def test_embeddings_file(saved):
+    folder, tables = saved
     seen = []
     for part in (0, 1):
-        path = tmp_path / "v1" / f"embeddings_person_{part}.v1.h5"
-        count = int((tmp_path / "latest" / f"entity_count_person_{part}.txt").read_text())
+        path = folder / "v1" / f"embeddings_person_{part}.v1.h5"
+        count = int((folder / "latest" / f"entity_count_person_{part}.txt").read_text())
         assert tree(path) == {
             "embeddings": ("<f4", (count, 6)),
             "original_ids": ("<i8", (count,)),
@@ -104,33 +114,25 @@ def test_embeddings_file(tmp_path):
             ids, rows = file["original_ids"][:], file["embeddings"][:]
         assert (np.diff(ids) > 0).all()
         assert rows.tobytes() == tables["person"].rows[ids].numpy().tobytes()
-        text = (tmp_path / "latest" / f"entity_names_person_{part}.json").read_text()
+        text = (folder / "latest" / f"entity_names_person_{part}.json").read_text()
         assert text == json.dumps([f"person-{id_}" for id_ in ids], indent=4)
         seen += ids.tolist()
     assert sorted(seen) == list(range(23))
-    assert (tmp_path / "latest" / "vocabulary_person.txt").read_text().splitlines() == [
-        f"person-{id_}" for id_ in range(23)
-    ]
+    names = (folder / "latest" / "vocabulary_person.txt").read_text().splitlines()
+    assert names == [f"person-{id_}" for id_ in range(23)]
 
 
 def test_row_adagrad_has_biggraphs_blob_as_well(tmp_path):
     meta = toy_meta(optimizer="row_adagrad")
     tables = toy_tables(meta)
     save_toy(tmp_path, meta, tables, 2)
-    with h5py.File(tmp_path / "v1" / "embeddings_person_0.v1.h5") as file:
-        blob = file["optimizer/state_dict"]
-        assert blob.dtype == np.dtype("V1") and blob.ndim == 1
-        state = torch.load(io.BytesIO(blob[...].tobytes()), weights_only=True)
+    path = tmp_path / "v1" / "embeddings_person_0.v1.h5"
+    state = blob(path)
+    with h5py.File(path) as file:
         ids, plain = file["original_ids"][:], file["optimizer/sum"][:]
     (group,) = state["param_groups"]
-    assert group == {
-        "lr": 0.1,
-        "lr_decay": 0,
-        "weight_decay": 0,
-        "params": [0],
-        "eps": 1e-10,
-        "initial_accumulator_value": 0,
-    }
+    constants = {"lr_decay": 0, "weight_decay": 0, "eps": 1e-10, "initial_accumulator_value": 0}
+    assert group == {"lr": 0.1, "params": [0], **constants}
     assert list(state["state"]) == [0] and list(state["state"][0]) == ["step", "sum"]
     assert torch.equal(state["state"][0]["sum"], tables["person"].state["sum"][ids])
     assert np.array_equal(plain, state["state"][0]["sum"].numpy())
@@ -144,15 +146,8 @@ def test_row_adagrads_sums_of_relations_in_the_shapes_of_biggraphs_operators(tmp
     tables = toy_tables(meta)
     save_toy(tmp_path, meta, tables, 2)
     with h5py.File(tmp_path / "v1" / "model.v1.h5") as file:
-        keys = {}
-        file["model"].visititems(
-            lambda _, found: (
-                keys.update({found.attrs["state_dict_key"]: found[...]})
-                if isinstance(found, h5py.Dataset)
-                else None
-            )
-        )
-        state = torch.load(io.BytesIO(file["optimizer/state_dict"][...].tobytes()), weights_only=True)
+        keys = {item.attrs["state_dict_key"]: item[...] for item in datasets_in(file["model"]).values()}
+    state = blob(tmp_path / "v1" / "model.v1.h5")
 
     def in_modules_order(key):  # lhs_operators.0.real, lhs_operators.0.imag, ...
         side, index, name = key.split(".")
@@ -229,20 +224,15 @@ def test_biggraph_computes_our_scores(tmp_path, score_function, reciprocal):
                 else:
                     group = file[f"model/relations/{relation}/operator/rhs"]
                     parameters = {name: values[:].astype(float) for name, values in group.items()}
-                if reciprocal and side is Side.TAIL:
-                    theirs = biggraph_compare(
-                        biggraph_operate(left, parameters, score_function), right, score_function
-                    )
-                else:
-                    theirs = biggraph_compare(
-                        left, biggraph_operate(right, parameters, score_function), score_function
-                    )
+                pair = [left, right]
+                acts_on = 0 if reciprocal and side is Side.TAIL else 1
+                pair[acts_on] = biggraph_operate(pair[acts_on], parameters, score_function)
+                theirs = biggraph_compare(*pair, score_function)
                 np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5)
 
 
-def test_config_of_dynamic_relations(tmp_path):
-    meta = toy_meta()
-    save_toy(tmp_path, meta, toy_tables(meta), 2)
+def test_config_of_dynamic_relations(saved):
+    folder, _ = saved
     relation = {"name": "all", "lhs": "person", "rhs": "person", "operator": "complex_diagonal"}
     wanted = {
         "entities": {"person": {"num_partitions": 2, "featurized": False}},
@@ -252,11 +242,11 @@ def test_config_of_dynamic_relations(tmp_path):
         "comparator": "dot",
         "global_emb": False,
         "bias": False,
-        "entity_path": str(tmp_path / "v1"),
+        "entity_path": str(folder / "v1"),
         "edge_paths": [],
-        "checkpoint_path": str(tmp_path / "v1"),
+        "checkpoint_path": str(folder / "v1"),
     }
-    found = json.loads((tmp_path / "latest" / "config.json").read_text())
+    found = json.loads((folder / "latest" / "config.json").read_text())
     assert {key: found[key] for key in wanted} == wanted
 
 
@@ -280,13 +270,13 @@ def test_config_of_static_relations(tmp_path):
 
 
 def test_the_specification_opens_the_files(tmp_path, monkeypatch):
-    """The code in the docstring of the storage runs as it stands."""
+    """The code in the documentation runs as it stands."""
     meta = toy_meta()
     tables = toy_tables(meta)
     for _ in range(7):
         save_toy(tmp_path, meta, tables)
-    blocks = textwrap.dedent("    " + CheckpointStorage.__doc__).split("::\n")[1:]
-    snippets = [textwrap.dedent(re.match(r"(?:\n|    .*\n)+", block).group()) for block in blocks]
+    page = (REPOSITORY / "docs" / "checkpoints.md").read_text().partition("## Format of the files")[2]
+    snippets = [textwrap.dedent(block) for block in re.findall(r"(?m)(?:^    .*\n)+", page)]
     code = "\n".join(snippet for snippet in snippets if "h5py.File" in snippet)
     assert code.count("h5py.File") == 2
     monkeypatch.chdir(tmp_path / "v7")
@@ -344,24 +334,17 @@ def test_config_has_weights_of_relations_and_sides_that_are_not_trained(tmp_path
     assert found["disable_lhs_negs"] is True and found["disable_rhs_negs"] is False
 
 
-def blob(path):
-    with h5py.File(path) as file:
-        return torch.load(io.BytesIO(file["optimizer/state_dict"][...].tobytes()), weights_only=True)
-
-
-def test_element_wise_adagrad_has_its_blob(tmp_path):
+def test_element_wise_adagrad_has_its_blob(saved):
     """Entities: the mean of each row, of which it keeps one number; relations: the numbers themselves."""
-    meta = toy_meta()
-    tables = toy_tables(meta)
-    save_toy(tmp_path, meta, tables, 2)
+    folder, tables = saved
     for part in (0, 1):
-        path = tmp_path / "v1" / f"embeddings_person_{part}.v1.h5"
+        path = folder / "v1" / f"embeddings_person_{part}.v1.h5"
         with h5py.File(path) as file:
             ids = file["original_ids"][:]
         found = blob(path)["state"][0]["sum"]
         wanted = tables["person"].state["sum"].double().numpy()[ids].mean(axis=1)
         np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-6)
-    state = blob(tmp_path / "v1" / "model.v1.h5")["state"]
+    state = blob(folder / "v1" / "model.v1.h5")["state"]
     found = np.concatenate([state[number]["sum"].numpy() for number in range(4)], axis=1)
     assert found.tobytes() == tables[RELATION].state["sum"].numpy().tobytes()
 
@@ -403,6 +386,5 @@ def test_other_optimizers_have_a_blob_that_starts_anew(tmp_path, optimizer):
         found = blob(tmp_path / "v1" / name)
         assert found["param_groups"][0]["lr"] == (0.003 if optimizer else 0.01)
         assert all(torch.equal(one["sum"], torch.zeros(shape)) for one in found["state"].values())
-    assert json.loads((tmp_path / "latest" / "config.json").read_text())["lr"] == (
-        0.003 if optimizer else 0.01
-    )
+    config = json.loads((tmp_path / "latest" / "config.json").read_text())
+    assert config["lr"] == (0.003 if optimizer else 0.01)

@@ -12,18 +12,18 @@ from dglkge import formats
 from dglkge.checkpoint import hdf5_format, open_checkpoint, part_files
 from dglkge.checkpoint.bigraph import bigraph_config
 from dglkge.checkpoint.conversion import convert_to_run
-from dglkge.checkpoint.relation_layout import to_parameters
 from dglkge.data.dataset import Dataset
 from dglkge.model.functions.bigraph_scores import NAMES
 from dglkge.typing import RELATION, Relation
 from tests.checkpoint.test_bigraph_reader import names_in_parts, strip
 from tests.checkpoint.toy_checkpoint import (
     ONE_PAIR,
+    datasets_in,
     save_toy,
     save_toy_named,
     toy_meta,
     toy_tables,
-)
+)  # fmt: skip
 from tests.toy_kg import toy_dataset
 
 DIM = 6
@@ -44,24 +44,6 @@ DYNAMIC = {
     "complex_diagonal": {"real": (DIM // 2,), "imag": (DIM // 2,)},
 }
 """Names and shapes of the parameters of one relation, as PyTorch-BigGraph's operators have them."""
-
-
-def test_affine_by_hand():
-    rows = np.arange(2 * 6, dtype=np.float32).reshape(2, 6)
-    meta = toy_meta("affine_l2", ONE_PAIR, reciprocal=False, dim=2)
-    found = {path: values.tolist() for path, _, values in to_parameters(rows, meta)}
-    assert found == {
-        "model/relations/0/operator/rhs/linear_transformation": [[0, 1], [2, 3]],
-        "model/relations/0/operator/rhs/translation": [4, 5],
-        "model/relations/1/operator/rhs/linear_transformation": [[6, 7], [8, 9]],
-        "model/relations/1/operator/rhs/translation": [10, 11],
-    }
-    meta = toy_meta("linear_cos", ONE_PAIR, reciprocal=True, dim=1)
-    found = {path: values.tolist() for path, _, values in to_parameters(rows[:, :2], meta)}
-    assert found == {
-        "model/relations/0/operator/lhs/linear_transformations": [[[0]], [[6]]],
-        "model/relations/0/operator/rhs/linear_transformations": [[[1]], [[7]]],
-    }
 
 
 def test_every_pair_has_its_name():
@@ -112,11 +94,8 @@ def test_files_are_bigraphs(tmp_path, name, reciprocal):
                 )  # fmt: skip
                 shapes.append(expected[path][0])
     with h5py.File(tmp_path / "v1" / "model.v1.h5") as file:
-        found = {}
-        file["model"].visititems(
-            lambda path, item: found.__setitem__(path, (item.shape, item.attrs["state_dict_key"]))
-            if isinstance(item, h5py.Dataset) else None
-        )  # fmt: skip
+        items = datasets_in(file["model"]).items()
+        found = {path: (item.shape, item.attrs["state_dict_key"]) for path, item in items}
         assert found == expected
         assert all(file[f"model/{path}"].dtype == np.float32 for path in found)
         state = hdf5_format.read_blob(file["optimizer/state_dict"])["state"]
@@ -146,11 +125,8 @@ def test_files_of_several_operators(tmp_path, reciprocal):
         for index, operator in enumerate(operators)
         for piece, shape in STATIC[operator].items()
     }
-    found = {}
     with h5py.File(tmp_path / "v1" / "model.v1.h5") as file:
-        file["model"].visititems(
-            lambda path, item: found.update({path: item.shape} if isinstance(item, h5py.Dataset) else {})
-        )
+        found = {path: item.shape for path, item in datasets_in(file["model"]).items()}
         state = hdf5_format.read_blob(file["optimizer/state_dict"])["state"]
     assert found == expected
     assert [tuple(state[number]["sum"].shape) for number in range(len(state))] == list(expected.values())

@@ -22,7 +22,7 @@ from dglkge.errors import CheckpointError, StorageError
 from dglkge.typing import RELATION
 from tests.checkpoint.killing import die_at_step
 from tests.checkpoint.test_faults import run
-from tests.checkpoint.toy_checkpoint import cut, flip, holds, toy_meta, toy_names, toy_tables
+from tests.checkpoint.toy_checkpoint import cut, flip, holds, names_are_right, toy_meta, toy_names, toy_tables
 from tests.toy_kg import REPOSITORY
 
 DOCUMENT = REPOSITORY / "docs" / "checkpoints.md"
@@ -31,13 +31,14 @@ META = toy_meta()
 TABLES = {seed: toy_tables(META, seed) for seed in (1, 2, 3, 4)}
 
 
-def save(path, seed, name=None):
+def save(path, seed, name=None, num_parts=1):
     """Save in the background, and change the live rows meanwhile."""
     manager = CheckpointManager(path, TrainerGroup(limit_seconds=0.1), toy_names(META))
-    part = cut("person", toy_tables(META, seed)["person"], 1)[0]
+    parts = cut("person", toy_tables(META, seed)["person"], num_parts, seed)
     relations = cut(RELATION, TABLES[seed][RELATION], 1)[0]
-    version = manager.start([part], relations, META, {name: {}} if name else {})
-    part.rows.fill_(7)
+    version = manager.start(parts, relations, META, {name: {}} if name else {})
+    for part in parts:
+        part.rows.fill_(7)
     manager.finish()
     return version
 
@@ -132,10 +133,11 @@ def save_and_die(path, step):
     """Save version 3, kept as epoch_3, and end by SIGKILL before the step of that number."""
     names = ("pwrite", "replace", "fsync", "mkdir", "symlink", "link", "unlink", "rmdir")
     die_at_step(step, [*((os, name) for name in names), (row_stream, "fill_rows")])
-    save(path, 3, "epoch_3")
+    save(path, 3, "epoch_3", num_parts=2)
 
 
 def test_kill_at_every_step(start, tmp_path):
+    """One part becomes two, whose names are never those of another version."""
     seen = []
     for step in range(1, 1000):
         path = tmp_path / "checkpoint"
@@ -145,13 +147,15 @@ def test_kill_at_every_step(start, tmp_path):
         outcome = next_start(path)
         version = int(outcome.split()[-1])
         assert outcome == f"goes on from version {version}"
-        assert (path / "epoch_1").is_file()
+        names_are_right(open_checkpoint(path).folder)
+        names_are_right(open_checkpoint(path / "epoch_1").folder)
         if exit_code == 0:
             break
         assert exit_code == -signal.SIGKILL
         seen.append(version)
         assert save(path, 4, "epoch_4") == version + 1
         holds(path, META, {version + 1: TABLES[4]})
+        names_are_right(path / "latest")
         holds(path / "epoch_1", META, TABLES)
         assert version < 3 or open_checkpoint(path / "epoch_3").version == 3
         assert not list(path.rglob("*.tmp")) and not list(path.rglob("*.receipt.json"))

@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 import torch
 
-from dglkge.checkpoint import hdf5_format, storage
-from dglkge.checkpoint import part_files as row_stream
+from dglkge.checkpoint import hdf5_format, part_files, storage
 from dglkge.errors import CheckpointError
+from tests.checkpoint.toy_checkpoint import toy_meta
 
 
 def test_mapping_reads_nothing_and_changes_nothing(tmp_path):
     path = tmp_path / "x.h5"
     with hdf5_format.create(path, {}) as file:
         hdf5_format.allocate_rows(file, "rows", torch.ones(5, 2))
-    row_stream.fill_rows(path, {"rows": torch.ones(5, 2)}, torch.arange(5))
+    part_files.fill_rows(path, {"rows": torch.ones(5, 2)}, torch.arange(5))
     with hdf5_format.open_file(path) as file:
         mapped = hdf5_format.map_rows(path, file["rows"])
     assert isinstance(mapped, np.memmap)
@@ -51,7 +51,7 @@ def test_plain_state_is_taken_before_the_blob(tmp_path):
         group["sum"] = np.arange(3.0)
         hdf5_format.write_blob(group, {"state": {0: {"sum": torch.zeros(3)}}, "param_groups": []})
     with hdf5_format.open_file(path) as file:
-        state = hdf5_format.read_state(file)
+        state = part_files.read_state(path, file, "person", toy_meta())
         assert list(state) == ["sum"] and np.array_equal(state["sum"][:], np.arange(3.0))
 
 
@@ -61,7 +61,7 @@ def test_a_blob_that_is_no_state(tmp_path, blob):
     with hdf5_format.create(path, {}) as file:
         hdf5_format.write_blob(file.create_group("optimizer"), blob)
     with hdf5_format.open_file(path) as file, pytest.raises(CheckpointError) as caught:
-        hdf5_format.read_state(file)
+        part_files.read_state(path, file, "person", toy_meta())
     assert str(caught.value) == f"{path}:/optimizer/{hdf5_format.STATE_BLOB}: not the state of an optimizer"
 
 
@@ -70,8 +70,8 @@ def test_no_state_at_all(tmp_path):
     with hdf5_format.create(path, {}):
         pass
     with hdf5_format.open_file(path) as file:
-        assert hdf5_format.read_state(file) == {}
+        assert part_files.read_state(path, file, "person", toy_meta()) == {}
     with hdf5_format.create(path, {}) as file:
         hdf5_format.write_blob(file.create_group("optimizer"), {"state": {}, "param_groups": []})
     with hdf5_format.open_file(path) as file:
-        assert hdf5_format.read_state(file) == {}
+        assert part_files.read_state(path, file, "person", toy_meta()) == {}

@@ -100,16 +100,14 @@ def test_without_names_the_ids_stand_in(tmp_path):
     assert not (tmp_path / "latest" / "vocabulary_person.txt").exists()
     assert open_checkpoint(tmp_path).vocabulary("person")[2] == "2"
     assert torch.equal(open_checkpoint(tmp_path)["person"]["1"], tables["person"].rows[1])
-
-
-def test_names_in_any_script(tmp_path):
-    meta = toy_meta(num_people=3)
-    tables = toy_tables(meta)
+    # Names in any script.
     people = Vocabulary(["Zoë", 'say "hi"', "東京\\"], "entity")
-    manager = CheckpointManager(tmp_path, TrainerGroup(), {"person": people})
+    manager = CheckpointManager(tmp_path / "named", TrainerGroup(), {"person": people})
     manager.save([cut("person", tables["person"], 1)[0]], relation_part(meta, tables), meta)
-    assert list(open_checkpoint(tmp_path).vocabulary("person").names) == people.names
-    assert json.loads((tmp_path / "latest" / "entity_names_person_0.json").read_text()) == people.names
+    assert list(open_checkpoint(tmp_path / "named").vocabulary("person").names) == people.names
+    assert (
+        json.loads((tmp_path / "named" / "latest" / "entity_names_person_0.json").read_text()) == people.names
+    )
 
 
 def test_tables_are_never_held_twice(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 
 import numpy as np
 import pytest
@@ -25,11 +26,6 @@ from dglkge.model.score_functions import SCORE_FUNCTIONS, DistMult
 from tests.checkpoint.toy_checkpoint import ONE_PAIR, TWO_PAIRS, toy_meta
 
 ROWS = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], dtype=np.float32)
-
-
-def cut(meta, rows=ROWS):
-    """Cut rows and return (path, key) -> values as lists."""
-    return {(path, key): values.tolist() for path, key, values in to_parameters(rows, meta)}
 
 
 def test_every_score_function_has_an_operator():
@@ -79,87 +75,86 @@ def test_when_relations_are_dynamic():
     assert not is_dynamic(toy_meta(relations=TWO_PAIRS, reciprocal=True))
 
 
-def test_dynamic_distmult():
-    """The first half of a row asks for tails and so works on the head, lhs."""
-    assert cut(toy_meta("distmult")) == {
-        ("model/relations/0/operator/lhs/diagonals", "lhs_operators.0.diagonals"): [[1, 2], [5, 6]],
-        ("model/relations/0/operator/rhs/diagonals", "rhs_operators.0.diagonals"): [[3, 4], [7, 8]],
-    }
+BOTH = np.concatenate([ROWS, ROWS + 10], axis=1)
+BY_HAND = [
+    # The first half of a row asks for tails and so works on the head, lhs.
+    (toy_meta("distmult"), ROWS, {"0.lhs.diagonals": [[1, 2], [5, 6]], "0.rhs.diagonals": [[3, 4], [7, 8]]}),
+    (
+        *(toy_meta("complex"), ROWS),
+        {
+            "0.lhs.real": [[1], [5]],
+            "0.lhs.imag": [[2], [6]],
+            "0.rhs.real": [[3], [7]],
+            "0.rhs.imag": [[4], [8]],
+        },
+    ),
+    # PyTorch-BigGraph works on the tail: <h r, t> = <h, conj(r) t>.
+    (
+        *(toy_meta("complex", reciprocal=False), ROWS),
+        {"0.rhs.real": [1, 2], "0.rhs.imag": [-3, -4], "1.rhs.real": [5, 6], "1.rhs.imag": [-7, -8]},
+    ),
+    (
+        *(toy_meta("transe_l2", reciprocal=False), ROWS),
+        {"0.rhs.translation": [-1, -2, -3, -4], "1.rhs.translation": [-5, -6, -7, -8]},
+    ),
+    # The tail side of static relations is kept apart, without a key.
+    (
+        *(toy_meta("distmult", TWO_PAIRS[:2]), ROWS),
+        {
+            "0.lhs.diagonal": [1, 2],
+            "1.lhs.diagonal": [5, 6],
+            "0.rhs.diagonal": [3, 4],
+            "1.rhs.diagonal": [7, 8],
+        },
+    ),
+    # PyTorch-BigGraph multiplies the tail from the left: h R t = h . (R t).
+    (
+        *(toy_meta("rescal", reciprocal=False, dim=2), ROWS),
+        {
+            "0.rhs.linear_transformation": [[1, 2], [3, 4]],
+            "1.rhs.linear_transformation": [[5, 6], [7, 8]],
+        },
+    ),
+    # With an operator for each side ours multiplies the entity from the right: h R = R^T h.
+    (
+        *(toy_meta("rescal", dim=2), BOTH),
+        {
+            "0.lhs.linear_transformations": [[[1, 3], [2, 4]], [[5, 7], [6, 8]]],
+            "0.rhs.linear_transformations": [[[11, 13], [12, 14]], [[15, 17], [16, 18]]],
+        },
+    ),
+    (
+        *(toy_meta("affine_l2", reciprocal=False, dim=2), np.arange(12, dtype=np.float32).reshape(2, 6)),
+        {
+            "0.rhs.linear_transformation": [[0, 1], [2, 3]],
+            "0.rhs.translation": [4, 5],
+            "1.rhs.linear_transformation": [[6, 7], [8, 9]],
+            "1.rhs.translation": [10, 11],
+        },
+    ),
+    (
+        *(toy_meta("linear_cos", dim=1), ROWS[:, :2]),
+        {"0.lhs.linear_transformations": [[[1]], [[5]]], "0.rhs.linear_transformations": [[[2]], [[6]]]},
+    ),
+]
 
 
-def test_dynamic_complex():
-    assert cut(toy_meta("complex")) == {
-        ("model/relations/0/operator/lhs/real", "lhs_operators.0.real"): [[1], [5]],
-        ("model/relations/0/operator/lhs/imag", "lhs_operators.0.imag"): [[2], [6]],
-        ("model/relations/0/operator/rhs/real", "rhs_operators.0.real"): [[3], [7]],
-        ("model/relations/0/operator/rhs/imag", "rhs_operators.0.imag"): [[4], [8]],
-    }
-
-
-def test_static_complex_is_conjugated():
-    """PyTorch-BigGraph works on the tail: <h r, t> = <h, conj(r) t>."""
-    assert cut(toy_meta("complex", reciprocal=False)) == {
-        ("model/relations/0/operator/rhs/real", "rhs_operators.0.real"): [1, 2],
-        ("model/relations/0/operator/rhs/imag", "rhs_operators.0.imag"): [-3, -4],
-        ("model/relations/1/operator/rhs/real", "rhs_operators.1.real"): [5, 6],
-        ("model/relations/1/operator/rhs/imag", "rhs_operators.1.imag"): [-7, -8],
-    }
-
-
-def test_static_translation_is_negated():
-    assert cut(toy_meta("transe_l2", reciprocal=False)) == {
-        ("model/relations/0/operator/rhs/translation", "rhs_operators.0.translation"): [-1, -2, -3, -4],
-        ("model/relations/1/operator/rhs/translation", "rhs_operators.1.translation"): [-5, -6, -7, -8],
-    }
-
-
-def test_static_reciprocal_keeps_the_tail_side_apart():
-    meta = toy_meta("distmult", TWO_PAIRS[:2])
-    assert cut(meta) == {
-        ("reciprocal/relations/0/operator/lhs/diagonal", None): [1, 2],
-        ("reciprocal/relations/1/operator/lhs/diagonal", None): [5, 6],
-        ("model/relations/0/operator/rhs/diagonal", "rhs_operators.0.diagonal"): [3, 4],
-        ("model/relations/1/operator/rhs/diagonal", "rhs_operators.1.diagonal"): [7, 8],
-    }
-
-
-MATRICES = np.array([[1, 2, 3, 4], [5, 6, 7, 8]], dtype=np.float32)
-
-
-def test_static_matrix_is_our_own():
-    """PyTorch-BigGraph multiplies the tail from the left: h R t = h . (R t)."""
-    assert cut(toy_meta("rescal", reciprocal=False, dim=2), MATRICES) == {
-        ("model/relations/0/operator/rhs/linear_transformation", "rhs_operators.0.linear_transformation"): [
-            [1, 2],
-            [3, 4],
-        ],
-        ("model/relations/1/operator/rhs/linear_transformation", "rhs_operators.1.linear_transformation"): [
-            [5, 6],
-            [7, 8],
-        ],
-    }
-
-
-def test_dynamic_matrices_are_transposed():
-    """Ours multiplies the entity from the right: h R = R^T h."""
-    rows = np.concatenate([MATRICES, MATRICES + 10], axis=1)
-    name = "linear_transformations"
-    assert cut(toy_meta("rescal", dim=2), rows) == {
-        (f"model/relations/0/operator/lhs/{name}", f"lhs_operators.0.{name}"): [
-            [[1, 3], [2, 4]],
-            [[5, 7], [6, 8]],
-        ],
-        (f"model/relations/0/operator/rhs/{name}", f"rhs_operators.0.{name}"): [
-            [[11, 13], [12, 14]],
-            [[15, 17], [16, 18]],
-        ],
-    }
+@pytest.mark.parametrize(("meta", "rows", "expected"), BY_HAND)
+def test_rows_cut_by_hand(meta, rows, expected):
+    found = {}
+    for path, key, values in to_parameters(rows, meta):
+        group, index, side, name = re.fullmatch(r"(\w+)/relations/(\d)/operator/(.hs)/(\w+)", path).groups()
+        found[f"{index}.{side}.{name}"] = values.tolist()
+        is_ours = not is_dynamic(meta) and side == "lhs"
+        assert group == ("reciprocal" if is_ours else "model")
+        assert key == (None if is_ours else f"{side}_operators.{index}.{name}")
+    assert found == expected
 
 
 @pytest.mark.parametrize("reciprocal", [True, False])
 def test_sums_of_matrices_are_laid_out_as_the_matrices(reciprocal):
     meta = toy_meta("rescal", reciprocal=reciprocal, dim=2)
-    rows = np.concatenate([MATRICES, MATRICES + 10], axis=1) if reciprocal else MATRICES
+    rows = BOTH if reciprocal else ROWS
     parameters = [values for _, _, values in to_parameters(rows, meta)]
     sums = to_bigraph_sums(rows, rows.shape[1], meta)
     assert [one.tolist() for one in sums] == [one.tolist() for one in parameters]

@@ -30,17 +30,17 @@ def alone(path):
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "num_parts", "num_new_parts"),
+    ("optimizer", "num_parts", "num_new_parts", "num_people"),
     [
-        ("sparse_adagrad", 1, 1),
-        ("row_adagrad", 1, 3),
-        ("sparse_adam", 3, 1),
-        ("sparse_adagrad", 3, 2),
-        ("row_adagrad", 2, 5),
+        ("sparse_adagrad", 1, 1, 23),
+        ("row_adagrad", 1, 3, 23),
+        ("sparse_adam", 3, 1, 23),
+        ("sparse_adagrad", 3, 2, 2),  # a part without rows
+        ("row_adagrad", 2, 5, 23),
     ],
 )
-def test_any_parts_into_any_parts(tmp_path, optimizer, num_parts, num_new_parts):
-    meta = toy_meta(optimizer=optimizer, relations=TWO_PAIRS)
+def test_any_parts_into_any_parts(tmp_path, optimizer, num_parts, num_new_parts, num_people):
+    meta = toy_meta(optimizer=optimizer, relations=TWO_PAIRS, num_people=num_people)
     tables = toy_tables(meta)
     assert save_toy(tmp_path, meta, tables, num_parts) == 1
     for table, whole in tables.items():
@@ -51,6 +51,7 @@ def test_any_parts_into_any_parts(tmp_path, optimizer, num_parts, num_new_parts)
             assert same(live.rows, wanted.rows)
             for name, values in wanted.state.items():
                 assert same(live.state[name], values), name
+        assert same(open_checkpoint(tmp_path)[table][:], whole.rows)
 
 
 @pytest.mark.parametrize(
@@ -93,13 +94,6 @@ def test_blocks_cover_every_row_once():
     assert list(hdf5_format.row_blocks((3,), 8)) == [(0, 3)]
 
 
-def test_part_without_rows(tmp_path):
-    meta = toy_meta(num_people=2)
-    tables = toy_tables(meta)
-    save_toy(tmp_path, meta, tables, 3)
-    assert same(open_checkpoint(tmp_path)["person"][:], tables["person"].rows)
-
-
 def test_state_that_is_missing_or_left_over_is_told(tmp_path, caplog):
     meta = toy_meta()
     tables = toy_tables(meta)
@@ -121,17 +115,12 @@ def test_state_that_is_missing_or_left_over_is_told(tmp_path, caplog):
     assert "optimizer state 'sum' is not used by this run's optimizer" in caplog.text
 
 
-def test_rows_that_are_not_there(tmp_path):
+def test_rows_that_are_not_there_or_have_another_width(tmp_path):
     meta = toy_meta()
     save_toy(tmp_path, meta, toy_tables(meta), 2)
     part = TablePart("person", 4, torch.tensor([3, 99, 5]), torch.zeros(3, 6))
     with pytest.raises(CheckpointError, match="v1 has 2 of the 3 rows of table 'person', part 4"):
         alone(tmp_path).restore([part])
-
-
-def test_another_width_is_refused(tmp_path):
-    meta = toy_meta()
-    save_toy(tmp_path, meta, toy_tables(meta))
     with pytest.raises(CheckpointError, match="rows of table 'person' are 6 wide, this run's are 8"):
         alone(tmp_path).restore([TablePart("person", 0, torch.arange(23), torch.zeros(23, 8))])
     with pytest.raises(CheckpointError, match="rows of table 'relation' are 12 wide, this run's are 6"):

@@ -6,23 +6,26 @@ import errno
 import json
 import os
 import shutil
-import signal
 import zlib
 from pathlib import Path
 
-import h5py
 import pytest
 
 from dglkge.checkpoint import CheckpointManager, TrainerGroup, open_checkpoint
-from dglkge.checkpoint import part_files as row_stream
 from dglkge.checkpoint.manager import fall_back
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.cli.main import main
 from dglkge.errors import CheckpointError
 from dglkge.typing import RELATION
-from tests.checkpoint.killing import die_at_step
-from tests.checkpoint.test_faults import run as run_apart
-from tests.checkpoint.toy_checkpoint import cut, flip, save_toy, toy_meta, toy_names, toy_tables
+from tests.checkpoint.toy_checkpoint import (
+    cut,
+    flip,
+    names_are_right,
+    save_toy,
+    toy_meta,
+    toy_names,
+    toy_tables,
+)
 
 META = toy_meta()
 TABLES = toy_tables(META)
@@ -45,52 +48,6 @@ def save(path, num_parts, seed, name=None):
     parts = cut("person", TABLES["person"], num_parts, seed)
     notes = {name: {}} if name else {}
     return manager.save(parts, cut(RELATION, TABLES[RELATION], 1)[0], META, notes)
-
-
-def names_are_right(folder: Path) -> None:
-    """Hold what PyTorch-BigGraph reads against the ids in the files of a version."""
-    version = int((folder / "checkpoint_version.txt").read_text())
-    parts = sorted(folder.glob(f"embeddings_person_*.v{version}.h5"))
-    config = json.loads((folder / "config.json").read_text())
-    assert config["entities"]["person"]["num_partitions"] == len(parts)
-    for part, path in enumerate(parts):
-        with h5py.File(path) as file:
-            ids = file["original_ids"][:].tolist()
-        names = json.loads((folder / f"entity_names_person_{part}.json").read_text())
-        assert names == [f"person-{id_}" for id_ in ids]
-        assert (folder / f"entity_count_person_{part}.txt").read_text() == f"{len(ids)}\n"
-    for pattern in ("entity_names_*.json", "entity_count_*.txt"):
-        assert len(list(folder.glob(pattern))) == len(parts)
-
-
-def save_and_die(path, num_parts, step):
-    names = ("pwrite", "replace", "rename", "link", "symlink", "unlink", "mkdir", "rmdir")
-    die_at_step(step, [*((os, name) for name in names), (Path, "unlink"), (row_stream, "fill_rows")])
-    save(path, num_parts, seed=2, name="epoch_2")
-
-
-def test_a_crash_between_two_partitionings_never_leaves_wrong_names(tmp_path):
-    """Two parts become three; the process is killed before every fourth of its steps."""
-    save(tmp_path / "start", 2, seed=1, name="epoch_1")
-    for step in range(1, 1000, 4):
-        path = tmp_path / "run"
-        shutil.rmtree(path, ignore_errors=True)
-        shutil.copytree(tmp_path / "start", path, symlinks=True)
-        exit_code = run_apart(save_and_die, path, 3, step)
-        checkpoint = open_checkpoint(path)
-        checkpoint.verify()
-        names_are_right(checkpoint.folder)
-        kept = open_checkpoint(path / "epoch_1")
-        kept.verify()
-        names_are_right(kept.folder)
-        if exit_code == 0:
-            break
-        assert exit_code == -signal.SIGKILL
-        assert save(path, 2, seed=3) == checkpoint.version + 1
-        names_are_right(path / "latest")
-        assert checkpoint.version == 1 or open_checkpoint(path / "epoch_2").version == 2
-    assert step > 30
-    assert not list(path.rglob("*.tmp"))
 
 
 def test_every_file_of_a_version_is_in_its_manifest(tmp_path):

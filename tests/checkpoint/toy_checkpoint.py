@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import h5py
 import torch
 
 from dglkge.checkpoint import CheckpointManager, CheckpointMeta, TrainerGroup, open_checkpoint
@@ -149,6 +150,29 @@ def holds(path: Path, meta: CheckpointMeta, tables_of_version: Mapping[int, Mapp
     for table, whole in tables_of_version[checkpoint.version].items():
         assert same(checkpoint[table][:], whole.rows)
     return checkpoint.version
+
+
+def datasets_in(group: h5py.Group) -> dict[str, h5py.Dataset]:
+    """Return the datasets of an open file or group, by path."""
+    names: list[str] = []
+    group.visit(names.append)
+    return {name: group[name] for name in names if isinstance(group[name], h5py.Dataset)}
+
+
+def names_are_right(folder: Path) -> None:
+    """Hold what PyTorch-BigGraph reads against the ids in the files of a version."""
+    version = int((folder / "checkpoint_version.txt").read_text())
+    parts = sorted(folder.glob(f"embeddings_person_*.v{version}.h5"))
+    config = json.loads((folder / "config.json").read_text())
+    assert config["entities"]["person"]["num_partitions"] == len(parts)
+    for part, path in enumerate(parts):
+        with h5py.File(path) as file:
+            ids = file["original_ids"][:].tolist()
+        names = json.loads((folder / f"entity_names_person_{part}.json").read_text())
+        assert names == [f"person-{id_}" for id_ in ids]
+        assert (folder / f"entity_count_person_{part}.txt").read_text() == f"{len(ids)}\n"
+    for pattern in ("entity_names_*.json", "entity_count_*.txt"):
+        assert len(list(folder.glob(pattern))) == len(parts)
 
 
 def toy_names(meta: CheckpointMeta) -> dict[str, Vocabulary]:

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import torch
 
 from dglkge.checkpoint.reader import open_checkpoint
+from tests.checkpoint.toy_checkpoint import datasets_in
 
 
 def json_lines(path: Path) -> list[dict[str, Any]]:
@@ -50,6 +52,17 @@ def tables(run: Path) -> dict[str, np.ndarray]:
     checkpoint = open_checkpoint(run)
     sizes = {**checkpoint.meta.entity_types, "relation": len(checkpoint.meta.relations)}
     return {name: checkpoint[name].gather(torch.arange(size)).numpy() for name, size in sizes.items()}
+
+
+def datasets(run: Path) -> dict[str, np.ndarray]:
+    """Return all datasets of the newest version's files but PyTorch-BigGraph's blobs: ``model:dense/...``."""
+    found: dict[str, np.ndarray] = {}
+    for path in sorted((run / "checkpoint" / "latest").glob("*.h5")):
+        with h5py.File(path) as file:
+            for name, item in datasets_in(file).items():
+                if item.dtype.kind != "V":
+                    found[f"{path.name.split('.')[0]}:{name}"] = item[()]
+    return found
 
 
 def parameters(run: Path) -> dict[str, np.ndarray]:

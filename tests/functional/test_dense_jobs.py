@@ -7,18 +7,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 import torch
 
-from dglkge.checkpoint import open_checkpoint
 from dglkge.model.precision import autocast_problem, compiler_problem
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.registry import import_modules
-from dglkge.typing import RELATION
 from tests.functional import job as commands
-from tests.functional.results import assert_near, assert_same_training, metrics, parameters, stats
+from tests.functional.results import assert_near, assert_same_training, datasets, metrics, parameters, stats
 from tests.functional.test_same_result_everywhere import write_features
 from tests.toy_kg import toy_dataset
 from tests.training.test_dense_shards import NEEDS_SLICES
@@ -132,12 +129,7 @@ SHARD_SETTINGS = (
 
 def dense_file(run: Path) -> dict[str, np.ndarray]:
     """Return the dense parameters and their optimizer's state as the newest file has them."""
-    checkpoint, found = open_checkpoint(run), {}
-    with h5py.File(checkpoint.folder / checkpoint.manifest.of_table(RELATION)[0].name) as file:
-        file["dense"].visititems(
-            lambda name, item: found.update({name: item[()]}) if hasattr(item, "shape") else None
-        )
-    return found
+    return {name: values for name, values in datasets(run).items() if name.startswith("model:dense/")}
 
 
 def compare(alone: Path, run: Path) -> None:

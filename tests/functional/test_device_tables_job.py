@@ -6,13 +6,11 @@ import json
 import signal
 from pathlib import Path
 
-import h5py
-import numpy as np
 import pytest
 
 from dglkge.checkpoint.reader import open_checkpoint
 from tests.functional import job as commands
-from tests.functional.results import assert_near, metrics, tables
+from tests.functional.results import assert_near, datasets, metrics
 from tests.toy_kg import toy_dataset
 
 ON_DEVICE = ("training.device=cpu_staged", "tables.storage=device")
@@ -26,20 +24,11 @@ def settings(run: Path, *more: str) -> tuple[str, ...]:
     return (f"dataset={toy_dataset(typed=True)}", f"output={run}", *SETTINGS, *more)
 
 
-def contents(run: Path) -> dict[str, np.ndarray]:
-    """Return rows and optimizer state of a run's newest version, by table."""
-    found = tables(run)
-    for path in (run / "checkpoint" / "latest").glob("embeddings_*.h5"):
-        with h5py.File(path, "r") as file:
-            found[f"{path.name.split('.')[0]} state"] = np.asarray(file["optimizer/sum"])
-    return found
-
-
 def test_two_trainers_that_stage_rows_train_the_tables_of_the_cpu(tmp_path: Path) -> None:
     more = ("training.num_epochs=3", "evaluation.max_triples=5")
     for device in ("cpu", "cpu_staged"):
         commands.train(tmp_path, 2, *settings(tmp_path / device, f"training.device={device}", *more))
-    assert_near(contents(tmp_path / "cpu_staged"), contents(tmp_path / "cpu"), 0, 0)
+    assert_near(datasets(tmp_path / "cpu_staged"), datasets(tmp_path / "cpu"), 0, 0)
 
 
 def test_a_killed_job_goes_on_at_another_size(tmp_path: Path) -> None:
@@ -60,8 +49,8 @@ def test_a_killed_job_goes_on_at_another_size(tmp_path: Path) -> None:
             else:
                 done = commands.train_alone(*settings(run, until))
         assert "resumed: " in done.stdout + done.stderr or exact
-        assert len(contents(whole)) > 6
-        assert_near(contents(killed), contents(whole), *((0, 0) if exact else (1e-3, 1e-5)))
+        assert len(datasets(whole)) > 6
+        assert_near(datasets(killed), datasets(whole), *((0, 0) if exact else (1e-3, 1e-5)))
         assert metrics(killed)["both"]["mrr"] == pytest.approx(
             metrics(whole)["both"]["mrr"], abs=0.0 if exact else 0.02
         )
@@ -78,7 +67,7 @@ def test_candidates_are_the_rows_that_a_trainer_holds(objective: str, tmp_path: 
     )
     commands.train_alone(*settings(tmp_path / "alone", *more))
     commands.train(tmp_path, 3, *settings(tmp_path / "run", *ON_DEVICE, *more))
-    assert_near(contents(tmp_path / "run"), contents(tmp_path / "alone"), 1e-3, 1e-5)
+    assert_near(datasets(tmp_path / "run"), datasets(tmp_path / "alone"), 1e-3, 1e-5)
 
 
 def test_a_stopped_job_has_committed_what_its_devices_held(tmp_path: Path) -> None:
@@ -96,4 +85,4 @@ def test_a_stopped_job_has_committed_what_its_devices_held(tmp_path: Path) -> No
     until = (*small, f"training.num_epochs={progress['finished_epochs'] + 1}")
     for run in (stopped, whole):
         commands.train_alone(*settings(run, *until))
-    assert_near(contents(stopped), contents(whole), 1e-3, 1e-5)
+    assert_near(datasets(stopped), datasets(whole), 1e-3, 1e-5)

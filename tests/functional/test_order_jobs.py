@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import signal
 from collections import Counter
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 
@@ -17,7 +15,16 @@ from dglkge.data.range_walk import range_bounds, ranges_of
 from dglkge.launch.table_storage import MEMORY_FILE_SYSTEMS, file_system
 from tests import warm
 from tests.functional import job as commands
-from tests.functional.results import assert_near, json_lines, losses, progress, records, stats, tables
+from tests.functional.results import (
+    assert_near,
+    datasets,
+    json_lines,
+    losses,
+    progress,
+    records,
+    stats,
+    tables,
+)
 from tests.functional.simulated_hosts import train_on_hosts
 from tests.functional.test_elastic_job import (
     NUM_EPOCHS,
@@ -129,27 +136,13 @@ def test_tables_on_a_disk_are_those_in_memory(tmp_path: Path) -> None:
             f"tables.folder={folder / 'tables'}",
         )
         commands.train(folder, 2, *settings)
-        found.append(files(folder / "run"))
+        found.append(datasets(folder / "run"))
     # Removed with the job.
     assert list((tmp_path / "disk" / "tables").iterdir()) == []
     memory, disk = found
     assert {"embeddings_entity_0:embeddings", "embeddings_entity_0:optimizer/sum"} <= set(memory)
     assert_near(disk, memory, 0, 0)
     assert {line["num_buckets"] for line in stats(tmp_path / "disk" / "run")} == {16}
-
-
-def files(run: Path) -> dict[str, np.ndarray]:
-    """Read all datasets of the newest version, but for PyTorch-BigGraph's blob."""
-    found: dict[str, np.ndarray] = {}
-
-    def read(stem: str, name: str, one: h5py.Dataset | h5py.Group) -> None:
-        if isinstance(one, h5py.Dataset) and one.dtype.kind != "V":
-            found[f"{stem}:{name}"] = one[...]
-
-    for path in sorted((run / "checkpoint" / "latest").glob("*.h5")):
-        with h5py.File(path) as file:
-            file.visititems(functools.partial(read, path.name.rsplit(".v", 1)[0]))
-    return found
 
 
 def test_two_hosts_walk_over_their_own_pairs(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ import os
 from pathlib import Path
 from typing import Any
 
-import h5py
 import pytest
 
 from tests import warm
 from tests.functional.job import ip_config, run
+from tests.functional.results import datasets
 from tests.toy_kg import REPOSITORY, toy_dataset
 
 SCRIPT = str(REPOSITORY / "tests" / "functional" / "repeated_train.py")
@@ -35,16 +35,7 @@ def in_one_process(*trainings: list[str]) -> list[str]:
 
 def tables(output: Path) -> dict[str, bytes]:
     """Return the bits of every array of the newest version, by file and name."""
-    arrays: dict[str, bytes] = {}
-    for path in sorted((output / "checkpoint" / "latest").glob("*.h5")):
-        with h5py.File(path) as file:
-            file.visititems(
-                lambda name, item, path=path: (
-                    arrays.update({f"{path.name}/{name}": item[()].tobytes()})
-                    if isinstance(item, h5py.Dataset) and item.dtype.kind == "f"
-                    else None
-                )
-            )
+    arrays = {name: each.tobytes() for name, each in datasets(output).items() if each.dtype.kind == "f"}
     assert any("embeddings" in name for name in arrays)
     return arrays
 

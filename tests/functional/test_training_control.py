@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -14,6 +13,7 @@ import torch
 from dglkge.checkpoint.reader import open_checkpoint
 from tests import warm
 from tests.functional import job as commands
+from tests.functional.results import datasets
 from tests.toy_kg import toy_dataset
 
 SCRIPT = str(Path(__file__).with_name("elastic_train.py"))
@@ -47,13 +47,8 @@ def live(folder: Path, num_trainers: int, stop_at: tuple[int, int] | None = None
 
 def content(run: Path) -> dict[str, Any]:
     """Return all rows and all state of the newest version, the state of training, and the results."""
-    found: dict[str, Any] = {}
+    found: dict[str, Any] = dict(datasets(run))
     checkpoint = open_checkpoint(run, verify=True)
-    for entry in checkpoint.manifest.files:
-        with h5py.File(checkpoint.folder / entry.name) as file:
-            for name in entry.shapes:
-                if "state_dict" not in name:
-                    found[f"{entry.table} {name}"] = np.asarray(file[name])
     state = checkpoint.manifest.state
     assert state is not None
     found["training"] = torch.load(checkpoint.folder / state.name, weights_only=True)

@@ -72,7 +72,7 @@ def _recorded(config: Config) -> str | None:
     recorded: Any = {}
     # A damaged or missing checkpoint is reported by the resume, not here.
     with contextlib.suppress(CheckpointError, ValueError):
-        recorded = storage.stored(int(storage.version_text() or 0)).manifest.meta.config
+        recorded = storage.stored(int(storage.version_text() or 0)).meta.config
     with contextlib.suppress(OSError, ValueError, AttributeError, KeyError, TypeError):
         if not recorded:
             recorded = json.loads((Path(config.output) / RUN_CONFIG_FILE).read_text(encoding="utf-8"))

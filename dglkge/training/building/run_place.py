@@ -10,7 +10,7 @@ import numpy as np
 
 from dglkge.checkpoint.layout import CHECKPOINT_FOLDER
 from dglkge.checkpoint.manager import CheckpointManager, TrainerGroup
-from dglkge.checkpoint.manifest import CheckpointMeta, StoredVersion
+from dglkge.checkpoint.manifest import CheckpointMeta, Manifest
 from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.stores import open_store
 from dglkge.config import Config
@@ -153,12 +153,12 @@ def _fill(
     With a check of the run there the job takes the store.
     """
 
-    def find() -> StoredVersion | None:
+    def find() -> Manifest | None:
         if mirror is None:
             return None
         return mirror.newest() if check is None else mirror.take(check)
 
     found = cluster.agree(find)
-    num_bytes = 0 if found is None else found.manifest.num_bytes
+    num_bytes = 0 if found is None else found.num_bytes
     most = max(map(int, cluster.gather_texts(str(num_bytes))))
     cluster.agree(lambda: None if mirror is None else mirror.fill(found, may_upload), most)
