@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import torch
 
 from dglkge import __version__
@@ -15,7 +17,7 @@ from dglkge.distributed.runtime import Cluster
 from dglkge.training.building.batches import build_batches, build_passes
 from dglkge.training.building.checks import check_config, check_dataset
 from dglkge.training.building.components import configured_model, relation_operators
-from dglkge.training.building.run_place import RunPlace, open_checkpoints
+from dglkge.training.building.run_place import open_checkpoints
 from dglkge.training.building.step import build_step
 from dglkge.training.building.tables import describe_optimizer
 from dglkge.training.epochs import JOB
@@ -46,7 +48,7 @@ def build_trainer(config: Config, cluster: Cluster) -> Trainer:
 def _build(config: Config, cluster: Cluster) -> Trainer:
     """Check the configuration, take the run's folder, and build the trainer."""
     check_config(config, cluster.world)
-    dataset, place = opened_dataset(config), RunPlace.of(config)
+    dataset, output = opened_dataset(config), Path(config.output)
     check_dataset(config, dataset)
     meta = _describe_run(config, dataset)
     # Only the trainer that writes a machine's files needs names, and only in the first version of a run.
@@ -57,7 +59,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
         resumable(config, saved, meta, where)
 
     # Creates the folder and excludes other jobs from here on.
-    checkpoints = open_checkpoints(place, cluster, fits, names, dataset.num_parts)
+    checkpoints = open_checkpoints(output, config.checkpoint, cluster, fits, names, dataset.num_parts)
     job = open_job(config, cluster)
     batches = build_batches(job)
     step, ahead = build_step(job, batches)
@@ -68,7 +70,7 @@ def _build(config: Config, cluster: Cluster) -> Trainer:
     # Last: the Trainer has checked by now that the folder's checkpoint belongs to this run.
     if job.world.rank == 0:
         with checkpoints.records.writing():
-            save_config(job.config, place.output / RUN_CONFIG_FILE)
+            save_config(job.config, output / RUN_CONFIG_FILE)
     return trainer
 
 

@@ -26,7 +26,7 @@ from dglkge.distributed.preemption import Preempted
 from dglkge.distributed.runtime import Cluster
 from dglkge.distributed.world import World
 from dglkge.errors import InputError, unknown_name
-from dglkge.training.building.run_place import RunPlace, open_checkpoints
+from dglkge.training.building.run_place import open_checkpoints
 from dglkge.training.cadence import CommitCadence
 from dglkge.training.elastic_tables import NO_RELATIONS, ElasticTables, OptimizerState
 from dglkge.training.epochs import JOB
@@ -112,7 +112,7 @@ def elastic(
     if seed is not None and (isinstance(seed, bool) or not isinstance(seed, int) or seed < 0):
         raise InputError(f"elastic: seed is {seed!r}; expected a whole number of at least 0, or None")
     tables = ElasticTables(embeddings, optimizers, original_ids or {})
-    settings = _settings_of(every)
+    settings = _settings_of(every).changed(storage=storage)
     world = World.detect()
     if world.world_size > 1 and (not dist.is_initialized() or "gloo" not in str(dist.get_backend_config())):
         raise InputError(
@@ -123,7 +123,7 @@ def elastic(
         raise InputError("elastic: the machines share no disk; give storage=URL, a store that all reach")
     # Its group is the script's own. The graph is not needed.
     cluster = Cluster(world, None)
-    return Elastic(RunPlace(Path(folder), storage), cluster, tables, objects or {}, settings, seed)
+    return Elastic(Path(folder), cluster, tables, objects or {}, settings, seed)
 
 
 def _settings_of(every: Mapping[str, float]) -> CheckpointConfig:
@@ -143,7 +143,7 @@ class Elastic:
 
     def __init__(
         self,
-        place: RunPlace,
+        folder: Path,
         cluster: Cluster,
         tables: ElasticTables,
         objects: Mapping[str, Any],
@@ -166,7 +166,9 @@ class Elastic:
         self._committed: tuple[int, int, int] | None = None
         atexit.register(self._end_of_process)  # runs before DGL's own handler, which waits for all trainers
         try:
-            self._checkpoints = open_checkpoints(place, cluster, self._check_same, {}, tables.num_parts)
+            self._checkpoints = open_checkpoints(
+                folder, settings, cluster, self._check_same, {}, tables.num_parts
+            )
             self._restore()
         except BaseException:
             self.close()

@@ -102,7 +102,7 @@ def ranked_by_loops(groups, tables, relations, loss):
     def score(head, relation_id, tail):
         relation = relations[relation_id]
         rows = tables[relation.lhs][head], tables[RELATION][relation_id], tables[relation.rhs][tail]
-        return float((rows[0].double() * rows[1].double() * rows[2].double()).sum())
+        return float((rows[0].double() * rows[1].double() * rows[2].double()).sum().detach())
 
     sums = defaultdict(float)
     for side, batch, drawn in groups:

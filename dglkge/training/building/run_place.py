@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,12 +12,10 @@ from dglkge.checkpoint.manager import CheckpointManager, TrainerGroup
 from dglkge.checkpoint.manifest import CheckpointMeta, Manifest
 from dglkge.checkpoint.mirror import Mirror
 from dglkge.checkpoint.stores import open_store
-from dglkge.config import Config
 from dglkge.config.schema import CheckpointConfig
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.lease import Lease, LeaseTaker, new_nonce
 from dglkge.distributed.runtime import Cluster
-from dglkge.distributed.world import World
 from dglkge.launch.remote.run_store import LauncherStore
 
 ATTEMPT_SECONDS = 5.0
@@ -53,40 +50,9 @@ def hold_run(output: Path, cluster: Cluster) -> Lease:
     return lease if lease is not None else Lease.of_job(output, nonce, holder_nonce)
 
 
-@dataclass(frozen=True)
-class RunPlace:
-    """Where a run has its versions.
-
-    Attributes
-    ----------
-    output : Path
-        The run's folder on each machine.
-    url : str
-        Of the run's store, if it is a URL; empty: the folder, or the launcher's where machines share no disk.
-    store_seconds : float
-        A commit waits for so long for a store that is out of reach.
-    keeps_files : bool
-        Whether files with rows stay in the folder when the store has them.
-    """
-
-    output: Path
-    url: str = ""
-    store_seconds: float = CheckpointConfig().store_seconds
-    keeps_files: bool = True
-
-    @classmethod
-    def of(cls, config: Config) -> RunPlace:
-        """Return the place that a configuration names."""
-        settings = config.checkpoint
-        return cls(Path(config.output), settings.storage, settings.store_seconds, settings.local)
-
-    def has_store(self, world: World) -> bool:
-        """Return whether a store has the run, and the run's folder is a cache of it."""
-        return bool(self.url) or world.has_own_disk
-
-
 def open_checkpoints(
-    place: RunPlace,
+    output: Path,
+    settings: CheckpointConfig,
     cluster: Cluster,
     fits: Callable[[CheckpointMeta, str], object],
     names: Mapping[str, Vocabulary],
@@ -94,8 +60,9 @@ def open_checkpoints(
 ) -> CheckpointManager:
     """Take a run's folder, bring every disk of the job to the store's version, and open the checkpoint.
 
-    A collective. ``fits`` takes the description of a version in the store, and its place; it raises an error
-    if this job may not go on from it.
+    A collective. Where a URL is configured, or machines share no disk, a store has the run: that of the URL
+    or the launcher's; the folder on each machine is a cache of it. ``fits`` takes the description of a version
+    in the store, and its place; it raises an error if this job may not go on from it.
 
     Raises
     ------
@@ -105,8 +72,9 @@ def open_checkpoints(
     StorageError
         On all trainers, if a disk is full or fails, or the store cannot be reached.
     """
-    world, lease = cluster.world, hold_run(place.output, cluster)
-    mirror = _open_mirror(place, cluster, lease, fits) if place.has_store(world) else None
+    world, lease = cluster.world, hold_run(output, cluster)
+    has_store = bool(settings.storage) or world.has_own_disk
+    mirror = _open_mirror(output, settings, cluster, lease, fits) if has_store else None
     group = TrainerGroup(
         world.rank,
         world.is_machine_leader,
@@ -115,12 +83,15 @@ def open_checkpoints(
         world.timeout_seconds,
         world.has_own_disk,
     )
-    folder = place.output / CHECKPOINT_FOLDER
-    return CheckpointManager(folder, group, names, num_parts, lease, mirror, place.has_store(world))
+    return CheckpointManager(output / CHECKPOINT_FOLDER, group, names, num_parts, lease, mirror, has_store)
 
 
 def _open_mirror(
-    place: RunPlace, cluster: Cluster, lease: Lease, fits: Callable[[CheckpointMeta, str], object]
+    output: Path,
+    settings: CheckpointConfig,
+    cluster: Cluster,
+    lease: Lease,
+    fits: Callable[[CheckpointMeta, str], object],
 ) -> Mirror | None:
     """Open the run's store on the writer of each machine, and fill the disks from it; a collective."""
     world = cluster.world
@@ -128,14 +99,14 @@ def _open_mirror(
     def open_here() -> Mirror | None:
         if not world.is_machine_leader:
             return None
-        store = open_store(place.url) if place.url else LauncherStore.of_this_process(place.output)
-        return Mirror(store, place.output, lease, place.store_seconds, place.keeps_files)
+        store = open_store(settings.storage) if settings.storage else LauncherStore.of_this_process(output)
+        return Mirror(store, output, lease, settings.store_seconds, settings.local)
 
     mirror = cluster.agree(open_here)
     # Rank 0 first: it takes the store, to which a folder that has a run already may be uploaded.
     where = "" if mirror is None else mirror.url
     is_first = world.rank == 0
-    _fill(cluster, mirror if is_first else None, lambda saved: fits(saved, where), bool(place.url))
+    _fill(cluster, mirror if is_first else None, lambda saved: fits(saved, where), bool(settings.storage))
     # Another machine may see the same folder in spite of --sync: then its lease is that machine's.
     fills = not is_first and world.is_disk_leader and lease.is_holder
     _fill(cluster, mirror if fills else None)
