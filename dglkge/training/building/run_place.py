@@ -61,8 +61,8 @@ def open_checkpoints(
     """Take a run's folder, bring every disk of the job to the store's version, and open the checkpoint.
 
     A collective. Where a URL is configured, or machines share no disk, a store has the run: that of the URL
-    or the launcher's; the folder on each machine is a cache of it. ``fits`` takes the description of a version
-    in the store, and its place; it raises an error if this job may not go on from it.
+    or the launcher's; the folder on each machine is a cache of it. ``fits`` takes the description of a
+    version in the store, and its place; it raises an error if this job may not go on from it.
 
     Raises
     ------
@@ -99,7 +99,7 @@ def _open_mirror(
     def open_here() -> Mirror | None:
         if not world.is_machine_leader:
             return None
-        store = open_store(settings.storage) if settings.storage else LauncherStore.of_this_process(output)
+        store = open_store(settings.storage) if settings.storage else LauncherStore(output)
         return Mirror(store, output, lease, settings.store_seconds, settings.local)
 
     mirror = cluster.agree(open_here)
