@@ -79,24 +79,24 @@ def map_in_order(
         yield from map(function, items)
         return
     pending: deque[Future[Result]] = deque()
-    failure: Exception | None = None
-    remaining = iter(items)
     with ThreadPoolExecutor(num_workers) as threads:
+
+        def submitted() -> Iterator[Future[Result]]:
+            try:
+                for item in items:
+                    yield threads.submit(function, item)
+            except Exception as error:
+                failed: Future[Result] = Future()
+                failed.set_exception(error)
+                yield failed
+
         try:
-            while True:
-                try:
-                    pending.append(threads.submit(function, next(remaining)))
-                except StopIteration:
-                    break
-                except Exception as error:
-                    failure = error  # raised when its turn comes
-                    break
+            for future in submitted():
+                pending.append(future)
                 if len(pending) > num_workers:
                     yield pending.popleft().result()
             while pending:
                 yield pending.popleft().result()
-            if failure is not None:
-                raise failure
         finally:
             threads.shutdown(cancel_futures=True)
 
