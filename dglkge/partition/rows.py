@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TypeVar
+from typing import BinaryIO, TypeVar
 
 import numpy as np
 
@@ -65,6 +65,14 @@ def pieces(*arrays: np.ndarray) -> Iterator[tuple[slice, tuple[np.ndarray, ...]]
         yield piece, tuple(array[piece] for array in arrays)
         for array in arrays:
             release(array)
+
+
+def open_npy(path: Path, dtype: str, shape: tuple[int, ...]) -> BinaryIO:
+    """Open a ``.npy`` file behind its header, to write an array into."""
+    file = open(path, "wb")
+    header = {"descr": dtype, "fortran_order": False, "shape": shape}
+    np.lib.format.write_array_header_1_0(file, header)
+    return file
 
 
 def map_in_order(
