@@ -181,7 +181,6 @@ def open_known_index(
     source: str,
     triples: np.ndarray,
     num_relations: int,
-    limit_seconds: float = LOCK_SECONDS,
 ) -> Index:
     """Map the index of a split; built by the first process that asks for it, while others wait.
 
@@ -202,7 +201,7 @@ def open_known_index(
     except (OSError, ValueError) as fault:
         logger.info("%s is built again: %s", path, fault)
     try:
-        with _locked(dataset, path, limit_seconds):
+        with _locked(dataset, path):
             # The process that held the lock has built it meanwhile.
             with contextlib.suppress(OSError, ValueError):
                 return _map(path, identity)
@@ -223,14 +222,14 @@ def open_known_index(
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, path: Path, limit_seconds: float) -> Iterator[None]:
+def _locked(folder: Path, path: Path) -> Iterator[None]:
     """Hold the lock of the folder; the kernel releases it when the process ends."""
     # The folder itself is locked: no lock file is left behind in a data set.
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        if not wait_for_lock(handle, limit_seconds):
+        if not wait_for_lock(handle, LOCK_SECONDS):
             raise JobError(
-                f"another process has been building {path} for {limit_seconds:.0f} s (the limit): "
+                f"another process has been building {path} for {LOCK_SECONDS:.0f} s (the limit): "
                 "end it, or wait and start again"
             )
         yield

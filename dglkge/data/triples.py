@@ -89,8 +89,8 @@ class TripleFile:
         ``"tsv"``, ``"csv"`` or ``"parquet"``, instead of what the file's extension says.
     skip_first : bool
         Whether the first line of text is neither a triple nor a header.
-    block_bytes, read_bytes : int
-        Bytes of text that are parsed at a time (no line may be longer), and, if fewer, that are read.
+    read_bytes : int
+        Bytes of text that are read at a time, up to :data:`BLOCK_BYTES`; no line may be longer than these.
     """
 
     def __init__(
@@ -102,7 +102,6 @@ class TripleFile:
         *,
         kind: str | None = None,
         skip_first: bool = False,
-        block_bytes: int = BLOCK_BYTES,
         read_bytes: int | None = None,
     ) -> None:
         self.path = path
@@ -111,8 +110,7 @@ class TripleFile:
         self._rules = rules or RowRules()
         self._suffix = f".{kind}" if kind else extension(path)
         self._skip_first = skip_first
-        self._block_bytes = block_bytes
-        self._read_bytes = min(read_bytes or block_bytes, block_bytes)
+        self._read_bytes = min(read_bytes or BLOCK_BYTES, BLOCK_BYTES)
         # Of Parquet, once the first block was asked for.
         self._parquet_names: dict[str, str]
 
@@ -263,10 +261,9 @@ class TripleFile:
             content = rest + read
             # A lone carriage return ends a line for Arrow. Of "\r\n" cut in two, it skips the empty line.
             cut = 1 + max(content.rfind(b"\n"), content.rfind(b"\r"))
-            if cut == 0 and len(content) > self._block_bytes:
-                raise InputError(
-                    f"{self.path}: cannot be read: a line is longer than a block of {self._block_bytes} bytes"
-                )
+            if cut == 0 and len(content) > BLOCK_BYTES:
+                fault = f"a line is longer than a block of {BLOCK_BYTES} bytes"
+                raise InputError(f"{self.path}: cannot be read: {fault}")
             rest = content[cut:]
             if cut == 0:
                 continue

@@ -141,13 +141,14 @@ def test_an_index_of_other_triples_is_built_again(source, num_relations, rows, t
     assert inode(tmp_path) != before
 
 
-def test_another_process_that_holds_the_lock_is_waited_for(tmp_path: Path) -> None:
+def test_another_process_that_holds_the_lock_is_waited_for(tmp_path, monkeypatch):
+    monkeypatch.setattr(known_triples, "LOCK_SECONDS", 0.2)
     triples = random_triples(10, 9, 2)
     handle = os.open(tmp_path, os.O_RDONLY)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)
         with pytest.raises(JobError, match="another process has been building .*known_train.index for 0 s"):
-            open_known_index(tmp_path, "train", "abc", triples, 2, limit_seconds=0.2)
+            open_known_index(tmp_path, "train", "abc", triples, 2)
     finally:
         os.close(handle)
     check(mapped(tmp_path, triples, 2), triples, triples[:, :2])
