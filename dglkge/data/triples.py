@@ -30,7 +30,6 @@ from dglkge.data.text_format import (
     columns_of_header,
     compression,
     extension,
-    first_bad_line,
     open_stream,
     read_errors,
     text_format,
@@ -289,18 +288,39 @@ class TripleFile:
         return arrays
 
     def _bad_line(self, otherwise: str) -> InputError:
-        file = self._text
-        places = {role: file.field_names.index(name) for role, name in file.names.items()}
+        """Return the error of the first bad line: blocks have no line numbers, so the file is read again."""
         try:
             with read_errors(self.path), open_stream(self.path) as (_, lines):
-                bad = first_bad_line(
-                    lines, file.text, places, len(file.field_names), file.has_header, self._rules
-                )
+                for number, line in enumerate(lines, start=1):
+                    if fault := self._line_fault(number, line):
+                        return InputError(f"{self.path}:{number}: {fault}")
         except InputError as error:
             return error
-        if bad is None:
-            return InputError(f"{self.path}: cannot be read: {otherwise}")
-        return InputError(f"{self.path}:{bad[0]}: {bad[1]}")
+        return InputError(f"{self.path}: cannot be read: {otherwise}")
+
+    def _line_fault(self, number: int, raw: bytes) -> str | None:
+        file, delimiter = self._text, self._text.text.delimiter
+        # Only one carriage return belongs to the end of a line.
+        content = raw.removesuffix(b"\n").removesuffix(b"\r")
+        if content == b"" or (file.has_header and number == 1):
+            return None
+        try:
+            # A byte order mark is allowed at the start of the file only.
+            line = content.decode("utf-8-sig" if number == 1 else "utf-8")
+            if "\r" in line:
+                return "there is a carriage return inside the line"
+            fields = file.text.split(line)
+        except UnicodeDecodeError as error:
+            return f"byte {error.start + 1} of the line is not UTF-8"
+        except ValueError as error:
+            return str(error)
+        if len(fields) != len(file.field_names):
+            separator = {"\t": "tabs", ",": "commas"}.get(delimiter, repr(delimiter))
+            hint = "; see --delimiter" if len(fields) == 1 else ""
+            got = f"got {len(fields)} columns separated by {separator}"
+            return f"{got}, expected {len(file.field_names)}: {line[:80]!r}{hint}"
+        by_name = dict(zip(file.field_names, fields))
+        return self._rules.first_fault((role, by_name[name]) for role, name in file.names.items())
 
 
 def _unmarked(content: bytes, is_first: bool) -> bytes:
@@ -365,8 +385,8 @@ def _checked(arrays: dict[str, pa.Array], rules: RowRules, place: str, first_row
     bad = _bad_rows(data, rules)
     if len(bad):
         row = int(bad[0])
-        faults = [rules.fault(role, str(array[row].as_py())) for role, array in data.items()]
-        raise InputError(f"{place}: row {first_row + row + 1}: {next(fault for fault in faults if fault)}")
+        fault = rules.first_fault((role, str(array[row].as_py())) for role, array in data.items())
+        raise InputError(f"{place}: row {first_row + row + 1}: {fault}")
     return data
 
 
