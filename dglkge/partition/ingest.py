@@ -23,7 +23,7 @@ from dglkge.data.text_format import ROLES, TIME, WEIGHT, Columns, RowRules
 from dglkge.data.times import MAX_PAIRS, time_spans
 from dglkge.data.triples import BLOCK_BYTES, TripleFile
 from dglkge.errors import InputError
-from dglkge.kernels.triple_rows import renumber
+from dglkge.kernels.triple_rows import mapped
 from dglkge.partition.name_index import MAX_NAMES, NameIndex, NameList, in_order
 from dglkge.partition.rows import CollectedRows, distinct_below, map_in_order, pieces
 
@@ -211,7 +211,8 @@ def ingest(
     check_names(entity_names, relation_names)
 
     def renumbered(piece: np.ndarray) -> None:
-        renumber(np.asarray(piece), entity_places, relation_places)
+        rows = np.asarray(piece)
+        mapped(rows, entity_places, relation_places, entity_places, rows)
 
     for triples in splits.values():
         for _ in map_in_order(renumbered, (piece for _, (piece,) in pieces(triples)), num_workers):
@@ -352,7 +353,7 @@ def renamed(triples: IdTriples, entities: Sequence[str], relations: Sequence[str
     entity_names, entity_places = in_order(pa.array(entities, pa.large_string()))
     relation_names, relation_places = in_order(pa.array(relations, pa.large_string()))
     for rows in triples.splits.values():
-        renumber(rows, entity_places, relation_places)
+        mapped(rows, entity_places, relation_places, entity_places, rows)
     return IdTriples(entity_names, relation_names, triples.splits, triples.weights)
 
 
