@@ -15,7 +15,7 @@ from dglkge.data.dataset import Dataset
 from dglkge.errors import CheckpointError, InputError
 from dglkge.evaluation.metrics import Protocol
 from dglkge.inference.exports.import_tables import import_tables
-from dglkge.inference.search import NamedQuery
+from dglkge.inference.search import LinkQuery
 from dglkge.training.building.checks import check_dataset
 from dglkge.typing import Side
 from tests.toy_kg import toy_dataset
@@ -64,8 +64,9 @@ def test_reference_and_auto_agree_and_files_rank_alike(
     import_tables(tmp_path / "npy", "npy", run.dataset, case[0], reciprocal, tmp_path / "imported")
     imported = dglkge.open_run(tmp_path / "imported").evaluate(Protocol(split="test")).to_dict()
     assert {key: imported[key] for key in live} == live
-    (prediction,) = run.answer([_question(run)], k=3)
-    scores = [answer.score for answer in prediction.answers]
+    head, relation, _ = run.dataset.split("test")[0].tolist()
+    (answers,) = run.answer([LinkQuery(Side.TAIL, head, relation)], k=3)
+    scores = [answer.score for answer in answers]
     assert len(scores) == 3 and scores == sorted(scores, reverse=True)
 
 
@@ -199,11 +200,3 @@ def _scores(comparator: str, left: torch.Tensor, right: torch.Tensor) -> torch.T
     if comparator == "cos":
         return torch.nn.functional.cosine_similarity(left, right)[None]
     return -(left - right).norm(dim=1)[None]
-
-
-def _question(run: dglkge.Run) -> NamedQuery:
-    head, relation, _ = run.dataset.split("test")[0].tolist()
-    known = run.tables.meta.relations[relation]
-    return NamedQuery(
-        Side.TAIL, run.tables.vocabulary(known.lhs)[head], run.tables.relations.labels[relation]
-    )
