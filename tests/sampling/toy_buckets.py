@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 
 from dglkge.data.edge_buckets import EdgeBuckets
 from dglkge.data.partition_layout import EdgeTable
-from dglkge.data.range_walk import range_bounds
 from dglkge.sampling.bucket_batches import BucketBatches, BucketOrder
 from dglkge.sampling.edge_batches import EdgeOptions
 from dglkge.sampling.machine_batches import MachineShares
@@ -42,10 +39,8 @@ def toy_buckets(num_parts: int, num_ranges: int, num_sets: int = 1) -> list[Edge
         edges = np.stack([10 * ids + first[ids], relations[ids], 10 * ids + second[ids]], axis=1)
         counts = np.zeros((num_sets, 2, num_ranges, num_ranges), np.int64)
         np.add.at(counts, (ids % num_sets, PAIR_OF_RELATION[relations[ids]], first[ids], second[ids]), 1)
-        starts = np.linspace(0, 300, num_parts + 1).astype(np.int64)
-        bounds = {name: range_bounds(starts, num_ranges) for name in ("person", "place")}
         table = EdgeTable(ids, edges, (ids / 7).astype(np.float32))
-        found.append(EdgeBuckets(table, counts, bounds, Path()))
+        found.append(EdgeBuckets(table, counts))
     return found
 
 
