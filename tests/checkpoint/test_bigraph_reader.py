@@ -98,10 +98,7 @@ def test_rows_by_name(tmp_path, relations, reciprocal):
             "featurized entities are not dglkge's; allowed is False",
         ),
         ({"entities": {"person": {"num_partitions": 4}}}, "embeddings_person_3.v1.h5 is missing"),
-        (
-            {"dimension": None},
-            r"config.json is no configuration of PyTorch-BigGraph \(TypeError: ",
-        ),
+        ({"dimension": None}, r"config.json is no configuration of PyTorch-BigGraph \(TypeError: "),
         ({"entities": ["person"]}, r"config.json is no configuration of PyTorch-BigGraph \(AttributeError: "),
     ],
 )
@@ -261,14 +258,11 @@ def test_wrong_types(words, message, tmp_path, capsys):
     assert not (tmp_path / "run").exists()
 
 
-def test_types_are_for_runs(tmp_path, capsys):
+def test_types_are_for_runs_and_given_once(tmp_path, capsys):
     theirs_of_type(tmp_path / "theirs", Dataset.open(toy_dataset()))
     words = ["checkpoint", "convert", str(tmp_path / "theirs"), "--to", "npy", "--type", "all=entity"]
     assert main([*words, "--output", str(tmp_path / "out")]) == 2
     assert "--type goes with --to run, got --to npy" in capsys.readouterr().err
-
-
-def test_a_type_given_twice(tmp_path):
     with pytest.raises(InputError, match="entity type 'entity' of the data set is given twice"):
         by_name.saved_types(["a", "b"], ["entity"], ["a=entity", "b=entity"])
 

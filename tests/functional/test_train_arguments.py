@@ -90,6 +90,7 @@ def test_one_triple_is_trained_and_nothing_ranked(tmp_path):
         ({"trainers": "two"}, "trainers is 'two', of type str; expected a whole number"),
         ({"trainers": np.int64(0)}, "trainers is 0; expected at least 1"),
         ({"score_function": 3}, "score_function is '3', of type int; expected a name: complex"),
+        ({"score_function": "complx"}, "unknown score function 'complx'; did you mean 'complex'"),
         ({"score_function": "TransE"}, "unknown score function 'transe'; did you mean .*'transe_l1'"),
     ],
 )
