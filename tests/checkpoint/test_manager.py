@@ -18,6 +18,7 @@ from tests.checkpoint.toy_checkpoint import (
     blank,
     cut,
     flip,
+    in_threads,
     save_toy,
     toy_meta,
     toy_names,
@@ -51,11 +52,7 @@ def test_processes_that_do_not_write_only_wait(tmp_path):
         relations = relation_part(meta, tables) if rank == 0 else None
         versions[rank] = manager.save([parts[machine]], relations, meta)
 
-    threads = [threading.Thread(target=trainer, args=(rank,)) for rank in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(4, trainer)
     assert versions == {0: 1, 1: 1, 2: 1, 3: 1}
     assert len(set(waits)) == 1
     checkpoint = open_checkpoint(tmp_path)

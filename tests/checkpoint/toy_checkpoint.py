@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -200,6 +200,16 @@ def save_toy(
     return save_toy_named(path, meta, tables, toy_names(meta), num_parts, seed)
 
 
+def in_threads(count: int, work: Callable[[int], object]) -> None:
+    """Do some work in a thread for each rank, within a limit."""
+    threads = [threading.Thread(target=work, args=(rank,), daemon=True) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+        assert not thread.is_alive()
+
+
 def save_toy_named(
     path: Path,
     meta: CheckpointMeta,
@@ -235,11 +245,7 @@ def save_toy_named(
             barrier.abort()
             errors.append(error)
 
-    threads = [threading.Thread(target=machine, args=(rank,)) for rank in range(num_parts)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    in_threads(num_parts, machine)
     for error in errors:
         if not isinstance(error, threading.BrokenBarrierError):
             raise error
