@@ -37,7 +37,6 @@ from dglkge.checkpoint.manifest import UNKNOWN_CRC32, CheckpointMeta, FileEntry,
 from dglkge.checkpoint.storage import (
     CheckpointStorage,
     check_crc32,
-    check_file,
     check_files,
     file_crc32,
     outdated,
@@ -374,7 +373,7 @@ class Mirror:
         for entry in manifest.all_files:
             name = _object(version, entry.name)
             try:
-                check_file((self._run / name).parent, entry, checksum=True)
+                check_files((self._run / name).parent, [entry])
             except CheckpointError:
                 self._pull_file(name, entry.crc32, "the manifest")
         # The manifest does not list the statistics, which other programs write too.

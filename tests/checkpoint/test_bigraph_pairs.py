@@ -20,7 +20,6 @@ from tests.checkpoint.toy_checkpoint import (
     ONE_PAIR,
     datasets_in,
     save_toy,
-    save_toy_named,
     toy_meta,
     toy_tables,
 )  # fmt: skip
@@ -158,7 +157,7 @@ def test_global_vectors_are_read_into_the_rows(tmp_path):
     tables = toy_tables(meta)
     rows = tables["entity"].rows
     rows.nan_to_num_(posinf=1.0)
-    save_toy_named(tmp_path / "theirs", meta, tables, {"entity": dataset.vocabulary("entity")}, 2)
+    save_toy(tmp_path / "theirs", meta, tables, 2, {"entity": dataset.vocabulary("entity")})
     strip(tmp_path / "theirs")
     shift = np.arange(DIM, dtype=np.float32) / 7
     with h5py.File(tmp_path / "theirs" / "model.v1.h5", "r+") as file:

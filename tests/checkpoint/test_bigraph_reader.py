@@ -26,7 +26,6 @@ from tests.checkpoint.toy_checkpoint import (
     blank,
     cut,
     save_toy,
-    save_toy_named,
     save_toy_run,
     toy_meta,
     toy_names,
@@ -173,7 +172,7 @@ def theirs_of_type(folder, dataset, name="all", reciprocal=True, num_parts=2):
         reciprocal=reciprocal,
     )
     tables = toy_tables(meta)
-    save_toy_named(folder, meta, tables, {name: dataset.vocabulary("entity")}, num_parts)
+    save_toy(folder, meta, tables, num_parts, {name: dataset.vocabulary("entity")})
     strip(folder)
     return tables
 
@@ -214,7 +213,7 @@ def test_one_type_of_its_becomes_several_of_ours(tmp_path, capsys):
         optimizer="row_adagrad",
     )
     tables = toy_tables(meta)
-    save_toy_named(tmp_path / "theirs", meta, tables, {"all": Vocabulary(everybody, "entity")}, 1)
+    save_toy(tmp_path / "theirs", meta, tables, 1, {"all": Vocabulary(everybody, "entity")})
     strip(tmp_path / "theirs")
     given = [tmp_path / "theirs", "--dataset", typed.path, "--output", tmp_path / "run"]
     status, err = convert(capsys, *given)

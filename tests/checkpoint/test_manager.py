@@ -12,7 +12,7 @@ import torch
 from dglkge.checkpoint import CheckpointManager, TrainerGroup, hdf5_format, open_checkpoint
 from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import CheckpointError
-from dglkge.typing import RELATION, TablePart
+from dglkge.typing import RELATION
 from tests.checkpoint.toy_checkpoint import (
     TWO_PAIRS,
     blank,
@@ -24,11 +24,6 @@ from tests.checkpoint.toy_checkpoint import (
     toy_names,
     toy_tables,
 )
-
-
-def relation_part(meta, tables):
-    whole = tables[RELATION]
-    return TablePart(RELATION, 0, torch.arange(len(meta.relations)), whole.rows, whole.state)
 
 
 def test_processes_that_do_not_write_only_wait(tmp_path):
@@ -49,7 +44,7 @@ def test_processes_that_do_not_write_only_wait(tmp_path):
         manager = CheckpointManager(
             tmp_path, TrainerGroup(rank, is_writer, wait), toy_names(meta), num_parts=2
         )
-        relations = relation_part(meta, tables) if rank == 0 else None
+        relations = cut(RELATION, tables[RELATION], 1)[0] if rank == 0 else None
         versions[rank] = manager.save([parts[machine]], relations, meta)
 
     in_threads(4, trainer)
@@ -70,7 +65,7 @@ def test_a_failing_barrier_publishes_nothing(tmp_path):
 
     manager = CheckpointManager(tmp_path, TrainerGroup(barrier=broken))
     with pytest.raises(TimeoutError, match="did not come"):
-        manager.save([cut("person", tables["person"], 1)[0]], relation_part(meta, tables), meta)
+        manager.save([cut("person", tables["person"], 1)[0]], cut(RELATION, tables[RELATION], 1)[0], meta)
     assert open_checkpoint(tmp_path).version == 1
 
 
@@ -90,7 +85,7 @@ def test_without_names_the_ids_stand_in(tmp_path):
     meta = toy_meta(num_people=3)
     tables = toy_tables(meta)
     manager = CheckpointManager(tmp_path)
-    manager.save([cut("person", tables["person"], 1)[0]], relation_part(meta, tables), meta)
+    manager.save([cut("person", tables["person"], 1)[0]], cut(RELATION, tables[RELATION], 1)[0], meta)
     assert (
         tmp_path / "latest" / "entity_names_person_0.json"
     ).read_text() == '[\n    "0",\n    "1",\n    "2"\n]'
@@ -100,7 +95,7 @@ def test_without_names_the_ids_stand_in(tmp_path):
     # Names in any script.
     people = Vocabulary(["Zoë", 'say "hi"', "東京\\"], "entity")
     manager = CheckpointManager(tmp_path / "named", TrainerGroup(), {"person": people})
-    manager.save([cut("person", tables["person"], 1)[0]], relation_part(meta, tables), meta)
+    manager.save([cut("person", tables["person"], 1)[0]], cut(RELATION, tables[RELATION], 1)[0], meta)
     assert list(open_checkpoint(tmp_path / "named").vocabulary("person").names) == people.names
     assert (
         json.loads((tmp_path / "named" / "latest" / "entity_names_person_0.json").read_text()) == people.names

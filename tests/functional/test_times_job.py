@@ -181,13 +181,15 @@ def test_questions_by_the_command(trained, tmp_path):
     assert json.loads(commands.dglkge(*arguments).stdout)["both"]["mrr"] == 1
 
 
-@pytest.mark.parametrize("name", ["tcomplex", "tntcomplex"])
 @pytest.mark.parametrize(
-    ("trainers", "more"),
+    ("name", "trainers", "more"),
     [
-        (3, ("model.score_function.smoothness=0.1", "regularizer={name: n3, weight: 0.01}")),
         (
-            2,
+            *("tcomplex", 3),
+            ("model.score_function.smoothness=0.1", "regularizer={name: n3, weight: 0.01}"),
+        ),
+        (
+            *("tntcomplex", 2),
             (
                 *("training.objective.name=negative_sampling", "negatives.num_uniform=10"),
                 *("negatives.chunk_size=20", "negatives.mask_known=true", "model.relation_dropout=0.2"),

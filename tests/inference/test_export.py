@@ -12,7 +12,7 @@ from dglkge.inference.exports import export, import_tables
 from dglkge.inference.exports import files as export_files
 from dglkge.inference.exports.export import export_tables
 from dglkge.typing import RELATION
-from tests.checkpoint.toy_checkpoint import TWO_PAIRS, save_toy, save_toy_named, toy_meta, toy_tables
+from tests.checkpoint.toy_checkpoint import TWO_PAIRS, save_toy, toy_meta, toy_tables
 
 TABLES = ["person", "film", RELATION]
 
@@ -95,7 +95,7 @@ def test_an_unknown_format(run, tmp_path):
 def named(tmp_path, names, **changes):
     meta = toy_meta(num_people=len(names), **changes)
     vocabularies = {"person": Vocabulary(names, "entity")}
-    save_toy_named(tmp_path / "run", meta, toy_tables(meta), vocabularies, 1)
+    save_toy(tmp_path / "run", meta, toy_tables(meta), 1, vocabularies)
     return open_checkpoint(tmp_path / "run")
 
 
