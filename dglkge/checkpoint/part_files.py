@@ -30,6 +30,7 @@ from dglkge.data.vocabulary import Vocabulary
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.errors import CheckpointError
 from dglkge.model.choices import OPTIMIZERS
+from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import RELATION, TRAINED_ROWS, TablePart
 
 logger = logging.getLogger(__name__)
@@ -431,7 +432,7 @@ def read_relations(path: Path, file: h5py.File, meta: CheckpointMeta) -> np.ndar
 def relation_width(file: h5py.File, meta: CheckpointMeta) -> int:
     """Return the width of a relation's row: the sizes of the operator's parameters for relation 0, summed."""
     if meta.operators:
-        return relation_layout.mixed_width(meta)
+        return int(SCORE_FUNCTIONS.get(meta.score_function)().relation_dim(meta.dim)) * (1 + meta.reciprocal)
     found = hdf5_format.shapes(file)
     groups = ("model/relations/0/operator/", "reciprocal/relations/0/operator/")
     stacked = max(1, len(meta.relations)) if relation_layout.is_dynamic(meta) else 1
