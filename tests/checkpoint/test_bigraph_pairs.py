@@ -19,10 +19,12 @@ from tests.checkpoint.test_bigraph_reader import names_in_parts, strip
 from tests.checkpoint.toy_checkpoint import (
     ONE_PAIR,
     datasets_in,
+    same,
     save_toy,
+    saved_toy,
     toy_meta,
     toy_tables,
-)  # fmt: skip
+)
 from tests.toy_kg import toy_dataset
 
 DIM = 6
@@ -103,8 +105,8 @@ def test_files_are_bigraphs(tmp_path, name, reciprocal):
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.meta.score_function == name and checkpoint.meta.reciprocal is reciprocal
     ids = [int(one.split("-")[1]) for one in names_in_parts(tmp_path, 2)]
-    assert checkpoint["person"][:].numpy().tobytes() == tables["person"].rows[ids].numpy().tobytes()
-    assert checkpoint[RELATION][:].numpy().tobytes() == tables[RELATION].rows.numpy().tobytes()
+    assert same(checkpoint["person"][:], tables["person"].rows[ids])
+    assert same(checkpoint[RELATION][:], tables[RELATION].rows)
 
 
 @pytest.mark.parametrize("reciprocal", [False, True])
@@ -113,9 +115,7 @@ def test_files_of_several_operators(tmp_path, reciprocal):
     operators = ("translation", "affine", "none", "complex_diagonal")
     relations = [Relation(name, "person", "person") for name in "abcd"]
     name = "+".join(operators) + "_cos"
-    meta = toy_meta(name, relations, reciprocal, operators=operators)
-    tables = toy_tables(meta)
-    save_toy(tmp_path, meta, tables, 2)
+    meta, tables = saved_toy(tmp_path, 2, name, relations, reciprocal, operators=operators)
     config = json.loads((tmp_path / "latest" / "config.json").read_text())
     assert [one["operator"] for one in config["relations"]] == list(operators)
     assert config["dynamic_relations"] is False and config["comparator"] == "cos"

@@ -25,8 +25,10 @@ from tests.checkpoint.toy_checkpoint import (
     TWO_PAIRS,
     blank,
     cut,
+    same,
     save_toy,
     save_toy_run,
+    saved_toy,
     toy_meta,
     toy_names,
     toy_tables,
@@ -60,9 +62,7 @@ def names_in_parts(folder, num_parts):
 @pytest.mark.parametrize("relations, reciprocal", [(None, True), (TWO_PAIRS, False)])
 def test_rows_by_name(tmp_path, relations, reciprocal):
     more = {} if relations is None else {"relations": relations}
-    meta = toy_meta(reciprocal=reciprocal, optimizer="row_adagrad", **more)
-    tables = toy_tables(meta)
-    save_toy(tmp_path, meta, tables, 3)
+    meta, tables = saved_toy(tmp_path, 3, reciprocal=reciprocal, optimizer="row_adagrad", **more)
     strip(tmp_path)
     checkpoint = open_checkpoint(tmp_path)
     assert checkpoint.meta.reciprocal is reciprocal and checkpoint.meta.score_function == "complex"
@@ -70,9 +70,9 @@ def test_rows_by_name(tmp_path, relations, reciprocal):
     assert list(checkpoint.vocabulary("person").names) == listed
     ids = [int(name.split("-")[1]) for name in listed]
     assert ids != sorted(ids)
-    assert checkpoint["person"][:].numpy().tobytes() == tables["person"].rows[ids].numpy().tobytes()
-    assert checkpoint["person"]["person-7"].numpy().tobytes() == tables["person"].rows[7].numpy().tobytes()
-    assert checkpoint[RELATION][:].numpy().tobytes() == tables[RELATION].rows.numpy().tobytes()
+    assert same(checkpoint["person"][:], tables["person"].rows[ids])
+    assert same(checkpoint["person"]["person-7"], tables["person"].rows[7])
+    assert same(checkpoint[RELATION][:], tables[RELATION].rows)
     model = tmp_path / "model.v1.h5"
     with h5py.File(model) as file:
         sums = np.asarray(read_state(model, file, RELATION, meta)["sum"])
@@ -80,7 +80,7 @@ def test_rows_by_name(tmp_path, relations, reciprocal):
     part = blank(cut("person", tables["person"], 2)[1])
     saved_ids = by_name.saved_entity_ids(checkpoint, "person", toy_names(meta)["person"])
     assert by_name.take_over(checkpoint, part, saved_ids) == len(part.rows)
-    assert part.rows.numpy().tobytes() == tables["person"].rows[part.original_ids].numpy().tobytes()
+    assert same(part.rows, tables["person"].rows[part.original_ids])
     assert torch.equal(part.state["sum"], tables["person"].state["sum"][part.original_ids])
 
 
@@ -102,8 +102,7 @@ def test_rows_by_name(tmp_path, relations, reciprocal):
     ],
 )
 def test_what_dglkge_cannot_read_is_refused(tmp_path, changes, words):
-    meta = toy_meta(optimizer="row_adagrad")
-    save_toy(tmp_path, meta, toy_tables(meta), 3)
+    saved_toy(tmp_path, 3, optimizer="row_adagrad")
     strip(tmp_path)
     path = tmp_path / "config.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
@@ -142,7 +141,7 @@ def test_added_rows_stay_as_they_are(tmp_path):
     known = part.original_ids < 23
     assert taken == int(known.sum()) and 0 < taken < len(part.rows)
     ids = part.original_ids[known]
-    assert part.rows[known].numpy().tobytes() == tables["person"].rows[ids].numpy().tobytes()
+    assert same(part.rows[known], tables["person"].rows[ids])
     assert torch.equal(part.state["sum"][known], tables["person"].state["sum"][ids])
     assert not part.rows[~known].any() and not part.state["sum"][~known].any()
     types = by_name.saved_types(checkpoint.entity_types, list(new.entity_types))
@@ -193,8 +192,8 @@ def test_its_usual_type_becomes_ours(words, reciprocal, tmp_path, capsys):
     run = open_checkpoint(tmp_path / "run")
     run.verify()
     assert run.entity_types == ["entity"] and run.meta.dataset_fingerprint == dataset.fingerprint
-    assert run["entity"][:].numpy().tobytes() == tables["all"].rows.numpy().tobytes()
-    assert run[RELATION][:].numpy().tobytes() == tables[RELATION].rows.flip(0).numpy().tobytes()
+    assert same(run["entity"][:], tables["all"].rows)
+    assert same(run[RELATION][:], tables[RELATION].rows.flip(0))
     with h5py.File(tmp_path / "run" / "checkpoint" / "v1" / "embeddings_entity_0.v1.h5") as file:
         assert np.array_equal(file["optimizer/sum"][:], tables["all"].state["sum"].numpy())
     with pytest.raises(CheckpointError, match="holds a checkpoint already; take another folder"):
@@ -228,9 +227,9 @@ def test_one_type_of_its_becomes_several_of_ours(tmp_path, capsys):
     run = open_checkpoint(tmp_path / "run")
     for kind in typed.entity_types:
         wanted = tables["all"].rows[[everybody.index(name) for name in names[kind]]]
-        assert run[kind][:].numpy().tobytes() == wanted.numpy().tobytes()
+        assert same(run[kind][:], wanted)
     wanted = tables[RELATION].rows[[distinct.index(name) for name in labels]]
-    assert run[RELATION][:].numpy().tobytes() == wanted.numpy().tobytes()
+    assert same(run[RELATION][:], wanted)
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,9 @@ from tests.checkpoint.toy_checkpoint import (
     cut,
     flip,
     in_threads,
+    same,
     save_toy,
+    saved_toy,
     toy_meta,
     toy_names,
     toy_tables,
@@ -51,14 +53,12 @@ def test_processes_that_do_not_write_only_wait(tmp_path):
     assert versions == {0: 1, 1: 1, 2: 1, 3: 1}
     assert len(set(waits)) == 1
     checkpoint = open_checkpoint(tmp_path)
-    assert checkpoint["person"][:].numpy().tobytes() == tables["person"].rows.numpy().tobytes()
+    assert same(checkpoint["person"][:], tables["person"].rows)
     assert len(checkpoint.shards("person")) == 2
 
 
 def test_a_failing_barrier_publishes_nothing(tmp_path):
-    meta = toy_meta()
-    tables = toy_tables(meta)
-    save_toy(tmp_path, meta, tables)
+    meta, tables = saved_toy(tmp_path)
 
     def broken():
         raise TimeoutError("a trainer did not come")
@@ -71,9 +71,7 @@ def test_a_failing_barrier_publishes_nothing(tmp_path):
 
 def test_a_file_that_is_not_needed_is_not_read(tmp_path):
     """A machine reads and checks only the tables that it restores."""
-    meta = toy_meta(relations=TWO_PAIRS)
-    tables = toy_tables(meta)
-    save_toy(tmp_path, meta, tables)
+    meta, tables = saved_toy(tmp_path, relations=TWO_PAIRS)
     flip(tmp_path / "v1" / "embeddings_film_0.v1.h5", -1)
     manager = CheckpointManager(tmp_path)
     manager.restore([blank(cut("person", tables["person"], 1)[0])])
@@ -120,4 +118,4 @@ def test_tables_are_never_held_twice(tmp_path, monkeypatch):
     live = blank(cut("person", tables["person"], 1)[0])
     CheckpointManager(tmp_path).restore([live])
     assert largest == 2400
-    assert open_checkpoint(tmp_path)["person"][:].numpy().tobytes() == tables["person"].rows.numpy().tobytes()
+    assert same(open_checkpoint(tmp_path)["person"][:], tables["person"].rows)

@@ -13,7 +13,7 @@ from dglkge.checkpoint.manager import fall_back
 from dglkge.checkpoint.storage import CheckpointStorage
 from dglkge.errors import CheckpointError, InputError
 from dglkge.inference.run import open_run
-from tests.checkpoint.toy_checkpoint import flip, save_alone, save_toy, toy_meta, toy_tables
+from tests.checkpoint.toy_checkpoint import flip, same, save_alone, saved_toy, toy_meta, toy_tables
 from tests.checkpoint.toy_checkpoint import holds as has_tables
 
 META = toy_meta()
@@ -49,14 +49,12 @@ def test_a_version_with_a_pointer_stays(tmp_path):
 
 def test_parts_and_their_state(tmp_path):
     """The rows of a file and their optimizer's state, by original id."""
-    meta = toy_meta()
-    tables = toy_tables(meta)
-    save_toy(tmp_path, meta, tables, 3)
+    meta, tables = saved_toy(tmp_path, 3)
     checkpoint = open_checkpoint(tmp_path, verify=True)
     ids = []
     for k in range(3):
         rows, original_ids = checkpoint.part("person", k)
-        assert rows.numpy().tobytes() == tables["person"].rows[original_ids].numpy().tobytes()
+        assert same(rows, tables["person"].rows[original_ids])
         assert torch.equal(checkpoint.state("person", k)["sum"], tables["person"].state["sum"][original_ids])
         ids += original_ids.tolist()
     assert sorted(ids) == list(range(23))

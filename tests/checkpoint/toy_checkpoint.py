@@ -234,6 +234,16 @@ def save_toy(
     return version
 
 
+def saved_toy(
+    path: Path, num_parts: int = 1, *names: Any, **fields: Any
+) -> tuple[CheckpointMeta, dict[str, ToyTable]]:
+    """Save the tables of a toy run, see :func:`toy_meta`; return both."""
+    meta = toy_meta(*names, **fields)
+    tables = toy_tables(meta)
+    save_toy(path, meta, tables, num_parts)
+    return meta, tables
+
+
 def calibrated(folder: Path, slope: float, offset: float) -> Platt:
     """Give a run probabilities, as ``dglkge calibrate`` writes them; returns the curve."""
     curve, opened = Platt(slope, offset), open_checkpoint(folder)
