@@ -58,18 +58,7 @@ from dglkge.typing import CUDA_DEVICE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Arguments instead of ``sys.argv[1:]``.
-
-    Returns
-    -------
-    int
-        0 after success, 2 for bad input; the others are in ``--help``.
-    """
+    """Run the command, by default with ``sys.argv[1:]``; the exit statuses are in ``--help``."""
     # In the background: a terminal that is stopped with Ctrl-S must not stop heartbeats.
     console = Console.in_background(sys.stdout, sys.stderr)
     try:
@@ -126,10 +115,10 @@ def _launch_job(
     )
     # One id for all attempts: a restart may take over the lease of the attempt before.
     name = new_nonce()
-    site = RemoteSite(ssh, options.python, str(workspace), nodes, console.message)
-    if options.sync:
-        repair = functools.partial(_fall_back, places)
-        site = SyncedSite(ssh, options.python, str(workspace), nodes, console.message, name, repair)
+    kind = SyncedSite if options.sync else RemoteSite
+    site = kind(ssh, options.python, str(workspace), nodes, console.message)
+    if isinstance(site, SyncedSite):
+        site.repair = functools.partial(_fall_back, places)
     with contextlib.closing(site):
         job = _Job(options, command, places, site, console, name, place, nodes)
         if options.dry_run:
@@ -214,7 +203,7 @@ class _Job:
             log_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise NotReadyError(f"cannot write logs to {log_dir}: {error.strerror}") from None
-        console.log_to(log_dir / LAUNCHER_LOG)
+        console.log_path = log_dir / LAUNCHER_LOG
         site.write_job_files(Path(settings.log_dir), hosts)
         console.message(_announce(settings, hosts, log_dir))
         threads = min(num_threads(settings, host) for host in hosts)

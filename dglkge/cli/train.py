@@ -183,7 +183,8 @@ def _print_best(report: dict[str, Any], args: argparse.Namespace) -> None:
         return
     best = report["best"]
     print_columns(["field", "best"], list(best["values"].items()))
-    print_text(f"{best['split']} MRR {best['mrr']:.4f} on the whole graph, {best['seconds']:.0f} s")
+    measure = f"{best['split']} {best['metric']} {best['value']:.4f}"
+    print_text(f"{measure} on the whole graph, {best['seconds']:.0f} s")
     trials = Path(args.output) / "trials.tsv"
     print_text(f"configuration: {best['config']}; run: {best['run']}; trials: {trials}")
 

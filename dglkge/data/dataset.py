@@ -10,14 +10,7 @@ from typing import Any
 import numpy as np
 
 from dglkge.data import dataset_files
-from dglkge.data.dataset_files import (
-    DatasetSize,
-    Field,
-    dataset_size,
-    read_description,
-    require_dataset,
-    verify_checksums,
-)
+from dglkge.data.dataset_files import DatasetSize, Field, read_dataset_size, read_description, require_dataset
 from dglkge.data.known_triples import KnownTriples, open_known_index
 from dglkge.data.partition_layout import PartitionLayout, load_array
 from dglkge.data.quality import NumberedTriples, measure_quality
@@ -37,7 +30,6 @@ class Dataset:
     description : dict
         The content of ``dataset.json``.
     name : str
-        Name of the data set.
     entity_types : list of str
         The entity types in their fixed order.
     relations : RelationVocabulary
@@ -48,10 +40,8 @@ class Dataset:
         Whether the training triples have weights.
     fingerprint : str
         Hash of the vocabularies and splits; does not depend on the partitioning.
-    graph_name, num_parts, part_method
-        How the graph was partitioned.
-    graph_config_path : Path
-        DGL's description of the partitions.
+    graph_name, num_parts, part_method, graph_config_path
+        How the graph was partitioned, and DGL's description of the partitions.
     """
 
     def __init__(self, path: Path, description: dict[str, Any]) -> None:
@@ -67,9 +57,12 @@ class Dataset:
         self.graph_name: str = description[Field.GRAPH_NAME]
         self.num_parts: int = description[Field.NUM_PARTS]
         self.part_method: str = description[Field.PART_METHOD]
-        self.graph_config_path = dataset_files.graph_path(path, self.graph_name)
+        self.graph_config_path = dataset_files.graph_config_path(
+            path / dataset_files.PARTITIONS, self.graph_name
+        )
         self._vocabularies: dict[str, Vocabulary] = {}
         self._splits: dict[str, np.ndarray] = {}
+        self._layout: PartitionLayout | None = None
 
     @classmethod
     def open(cls, path: str | Path) -> Dataset:
@@ -99,14 +92,8 @@ class Dataset:
         return dataset
 
     def verify(self) -> None:
-        """Compare the files that are on this machine with the checksums of ``dataset.json``.
-
-        Raises
-        ------
-        InputError
-            If one is missing or damaged; the message names it.
-        """
-        verify_checksums(self.path, self.description.get(Field.CHECKSUMS, {}))
+        """Compare files of this machine with their checksums; raises InputError if one differs or lacks."""
+        dataset_files.verify_checksums(self.path, self.description.get(Field.CHECKSUMS, {}))
 
     def num_entities(self, entity_type: str) -> int:
         """Return the number of entities of a type."""
@@ -142,13 +129,7 @@ class Dataset:
         return relations
 
     def vocabulary(self, entity_type: str) -> Vocabulary:
-        """Return the names of an entity type's entities; read once.
-
-        Raises
-        ------
-        InputError
-            If the type is unknown or its file is damaged.
-        """
+        """Return the names of an entity type's entities; read once."""
         if entity_type not in self._vocabularies:
             if entity_type not in self.entity_types:
                 known = ", ".join(self.entity_types)
@@ -158,13 +139,7 @@ class Dataset:
         return self._vocabularies[entity_type]
 
     def mapped_vocabulary(self, entity_type: str) -> Vocabulary:
-        """Return the names of an entity type's entities, each read from the file when it is asked for.
-
-        Raises
-        ------
-        InputError
-            If the file is damaged.
-        """
+        """Return the names of an entity type's entities, each read from the file when it is asked for."""
         return self._checked(entity_type, MappedNames(dataset_files.vocabulary_path(self.path, entity_type)))
 
     def _checked(self, entity_type: str, names: Sequence[str]) -> Vocabulary:
@@ -176,31 +151,13 @@ class Dataset:
         return Vocabulary(names, "entity")
 
     def names_of(self, entity_type: str, ids: np.ndarray) -> list[str]:
-        """Return the names of some entities; the others of the file are not kept.
-
-        Parameters
-        ----------
-        entity_type : str
-        ids : (n,) int64
-            Original ids.
-
-        Raises
-        ------
-        InputError
-            If the file is damaged.
-        """
+        """Return the names of entities of original ids (n,); the others of the file are not kept."""
         known = self._vocabularies.get(entity_type)
         names = self.mapped_vocabulary(entity_type) if known is None else known
         return [names[id_] for id_ in ids.tolist()]
 
     def split(self, name: str) -> np.ndarray:
-        """Return the triples of a split.
-
-        Returns
-        -------
-        (n, 3) int64
-            Head, relation and tail as original ids, mapped from the file.
-        """
+        """Return the triples of a split as original ids, (n, 3) int64, mapped from the file."""
         if name not in dataset_files.SPLITS:
             raise InputError(f"no split is called {name!r}; known: {', '.join(dataset_files.SPLITS)}")
         if name not in self._splits:
@@ -230,11 +187,6 @@ class Dataset:
         -------
         (2, n, K) int32
             Original ids of the heads' and of the tails' types, mapped from the file.
-
-        Raises
-        ------
-        InputError
-            If the triples came without candidates.
         """
         path = dataset_files.candidates_path(self.path, split)
         if not path.is_file():
@@ -260,24 +212,23 @@ class Dataset:
         return load_array(self.path / name, (self.description[Field.SPLITS][dataset_files.TRAIN],), dtype)
 
     def layout(self) -> PartitionLayout:
-        """Return the partitions; opened once.
-
-        Raises
-        ------
-        InputError
-            If they are missing, damaged or not those of this data set.
-        """
+        """Return the partitions; opened once. Raises InputError if they are not those of this data set."""
+        if self._layout is None:
+            folder = self.path / dataset_files.PARTITIONS
+            layout = PartitionLayout.open(folder, self.graph_name, self.num_times)
+            # The two files are written by different programs (ours and DGL): a copy may have mixed two data
+            # sets.
+            if layout.num_parts != self.num_parts:
+                raise InputError(
+                    f"{self.graph_config_path} describes {layout.num_parts} partitions, "
+                    f"{dataset_files.DESCRIPTION} says {self.num_parts}"
+                )
+            self._layout = layout
         return self._layout
 
     def size(self) -> DatasetSize:
-        """Return the sizes of the data set and of its partitions.
-
-        Raises
-        ------
-        InputError
-            If the partitions' report is missing or damaged.
-        """
-        return dataset_size(self.path, self.description, self.layout().description)
+        """Return the sizes of the data set and of its partitions."""
+        return read_dataset_size(self.path)
 
     def quality(self) -> dict[str, Any]:
         """Return figures of the data's quality: repeated triples, leaks, unseen names, degrees and others.
@@ -319,14 +270,3 @@ class Dataset:
         return NumberedTriples(
             splits, int(starts[-1]), self.num_relations, entity_name, self.relations.labels.__getitem__
         )
-
-    @cached_property
-    def _layout(self) -> PartitionLayout:
-        layout = PartitionLayout.open(self.path / dataset_files.PARTITIONS, self.graph_name, self.num_times)
-        # The two files are written by different programs (ours and DGL): a copy may have mixed two data sets.
-        if layout.num_parts != self.num_parts:
-            raise InputError(
-                f"{self.graph_config_path} describes {layout.num_parts} partitions, "
-                f"{dataset_files.DESCRIPTION} says {self.num_parts}"
-            )
-        return layout

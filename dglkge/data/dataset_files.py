@@ -6,17 +6,18 @@ come from the descriptions alone: no array is opened. No numpy: the launcher imp
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import re
 import socket
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from dglkge.errors import InputError
 from dglkge.typing import RELATION
@@ -148,9 +149,20 @@ def partial_files(name: str) -> str:
     return f".{name}.{socket.gethostname()}.*.partial"
 
 
-def graph_path(dataset: Path, graph_name: str) -> Path:
-    """Return the path of DGL's description of the partitions."""
-    return graph_config_path(dataset / PARTITIONS, graph_name)
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that gets its name when the block succeeds and it is on the disk; else it is removed."""
+    partial = partial_path(path)
+    try:
+        with open(partial, "w+b") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise
 
 
 def graph_config_path(partitions: Path, graph_name: str) -> Path:
@@ -164,10 +176,7 @@ def part_folder(part_id: int) -> str:
 
 
 def buckets_folder(num_ranges: int, mark: str = "") -> str:
-    """Return the name of the folder, in that of a partition, of its triples by pairs of ranges.
-
-    Of some of the triples only, or in sets, it has a mark.
-    """
+    """Return the name of the folder of a partition's triples by pairs of ranges; some of them have a mark."""
     return f"buckets{num_ranges}{'-' * bool(mark)}{mark}"
 
 
@@ -188,13 +197,7 @@ def node_ids_file(ntype: str) -> str:
 
 
 def load_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object.
-
-    Raises
-    ------
-    InputError
-        If the file is missing or holds no JSON object.
-    """
+    """Read a JSON object; raises InputError if the file is missing or holds none."""
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -207,13 +210,7 @@ def load_json(path: Path) -> dict[str, Any]:
 
 
 def require_dataset(path: Path) -> None:
-    """Refuse what is no data set folder.
-
-    Raises
-    ------
-    InputError
-        If it is a file, missing, or has no description.
-    """
+    """Raise InputError if a path is a file, missing, or a folder without a description."""
     if path.is_file():
         raise InputError(f"{path} is a file and no dataset folder; dglkge data build makes one of it")
     if not path.is_dir():
@@ -225,13 +222,7 @@ def require_dataset(path: Path) -> None:
 
 
 def read_description(dataset: Path) -> dict[str, Any]:
-    """Read and check ``dataset.json``.
-
-    Raises
-    ------
-    InputError
-        If it is not one, or of another format version.
-    """
+    """Read ``dataset.json``; raises InputError if it is not one, or of another format version."""
     file = dataset / DESCRIPTION
     # The version is checked before any other field: another version may have other fields.
     description = load_json(file)
@@ -257,25 +248,23 @@ def fingerprint(paths: Iterable[Path]) -> str:
     for path in paths:
         # The size goes in too: moving bytes from one file to the next must change the result.
         digest.update(f"{path.name}:{path.stat().st_size}\n".encode())
-        with open(path, "rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
+        for block in blocks_of(path):
+            digest.update(block)
     return digest.hexdigest()
 
 
-BLOCK_BYTES = 4 << 20
+def blocks_of(path: Path) -> Iterator[bytes]:
+    """Yield the content of a file."""
+    with open(path, "rb", buffering=0) as file:
+        while block := file.read(4 << 20):
+            yield block
+
 
 NOT_DATA = (DESCRIPTION, REPORT, PARTITION_LOG)
 
 
 def file_checksums(folder: Path) -> dict[str, int]:
-    """Return the CRC-32 of each data file below a folder by relative path, computed in parallel.
-
-    Raises
-    ------
-    InputError
-        If a file cannot be read.
-    """
+    """Return the CRC-32 of each data file below a folder by relative path, computed in parallel."""
     paths = sorted(
         path
         for path in folder.rglob("*")
@@ -316,9 +305,8 @@ def _checksums(paths: list[Path]) -> list[int]:
 def _checksum(path: Path) -> int:
     checksum = 0
     try:
-        with open(path, "rb", buffering=0) as file:
-            while block := file.read(BLOCK_BYTES):
-                checksum = zlib.crc32(block, checksum)
+        for block in blocks_of(path):
+            checksum = zlib.crc32(block, checksum)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from error
     return checksum
@@ -331,11 +319,10 @@ class PartSize:
     Attributes
     ----------
     num_rows : mapping of str to int
-        Nodes of each node type, relations included, that the partition owns: the rows of each table.
+        Nodes of each node type, relations included, that it owns: the rows of each table.
     num_edges : int
         Training triples that it owns.
     has_weights : bool
-        Whether its triples have weights.
     num_graph_edges : int
         Edges of DGL's graph but the relations' self-loops: one of each type, since triples are in the edge
         tables.
@@ -349,16 +336,7 @@ class PartSize:
 
 @dataclass(frozen=True)
 class DatasetSize:
-    """The size of a data set.
-
-    Attributes
-    ----------
-    parts : tuple of PartSize
-        Part k lies on machine k.
-    num_relations : int
-    splits : mapping of str to int
-        Number of triples of ``train``, ``valid`` and ``test``.
-    """
+    """The size of a data set: of its parts (part k lies on machine k), and the triples of each split."""
 
     parts: tuple[PartSize, ...]
     num_relations: int
@@ -371,12 +349,7 @@ class DatasetSize:
 
 
 def read_dataset_size(dataset: str | Path) -> DatasetSize:
-    """Read the sizes of a data set and of its partitions.
-
-    Parameters
-    ----------
-    dataset : str or Path
-        A folder that ``partition_tools/partition.py`` wrote.
+    """Read the sizes of a data set and of its partitions from its descriptions.
 
     Raises
     ------
@@ -384,44 +357,9 @@ def read_dataset_size(dataset: str | Path) -> DatasetSize:
         If a description is missing or damaged.
     """
     # Not Dataset.open: that maps every array, and a launcher may have none of them on its machine.
-    description, partition_file = locate_partitions(dataset)
-    return dataset_size(Path(dataset), description, load_json(partition_file))
-
-
-def locate_partitions(dataset: str | Path) -> tuple[dict[str, Any], Path]:
-    """Return the content of ``dataset.json`` and the path of DGL's description of the partitions.
-
-    Raises
-    ------
-    InputError
-        If the description is missing or damaged.
-    """
     folder = Path(dataset)
-    description = load_json(folder / DESCRIPTION)
-    graph_name = description.get(Field.GRAPH_NAME)
-    if not isinstance(graph_name, str):
-        raise _foreign(folder, KeyError(Field.GRAPH_NAME))
-    return description, graph_path(folder, graph_name)
-
-
-def dataset_size(folder: Path, description: Mapping[str, Any], graph: Mapping[str, Any]) -> DatasetSize:
-    """Return the sizes that the descriptions of a data set give.
-
-    Parameters
-    ----------
-    folder : Path
-        The data set; its ``report.json`` is read.
-    description : mapping
-        Content of ``dataset.json``.
-    graph : mapping
-        Content of DGL's description of the partitions.
-
-    Raises
-    ------
-    InputError
-        If a description is missing or damaged.
-    """
-    report = load_json(folder / PARTITIONS / REPORT)
+    description, partition_file = locate_partitions(dataset)
+    graph, report = load_json(partition_file), load_json(folder / PARTITIONS / REPORT)
     try:
         rows = {ntype: _lengths(ranges) for ntype, ranges in graph[Field.NODE_MAP].items()}
         loops = f"{RELATION}:"  # prefix of the relations' self-loops, which stand for no triple
@@ -439,6 +377,16 @@ def dataset_size(folder: Path, description: Mapping[str, Any], graph: Mapping[st
         return DatasetSize(parts, int(description[Field.NUM_RELATIONS]), splits)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise _foreign(folder, error) from error
+
+
+def locate_partitions(dataset: str | Path) -> tuple[dict[str, Any], Path]:
+    """Return the content of ``dataset.json`` and the path of DGL's description of the partitions."""
+    folder = Path(dataset)
+    description = load_json(folder / DESCRIPTION)
+    graph_name = description.get(Field.GRAPH_NAME)
+    if not isinstance(graph_name, str):
+        raise _foreign(folder, KeyError(Field.GRAPH_NAME))
+    return description, graph_config_path(folder / PARTITIONS, graph_name)
 
 
 def _lengths(ranges: Iterable[tuple[int, int]]) -> list[int]:

@@ -36,12 +36,12 @@ TRIPLES_A_BLOCK = 1 << 20
 
 @dataclass(frozen=True)
 class TrainedSets:
-    """Which triples of a partition are trained, by edge set.
+    """Which triples of a partition are trained, by edge set; by default all, as one set.
 
     Attributes
     ----------
     made_of : tuple
-        What JSON can hold of them: it is equal only where the rows are. Empty for all triples as one set.
+        What JSON can hold of them: it is equal only where the rows are.
     rows_of : callable
         Returns the rows of each set, by the triple ids (m,) of the partition.
     num_sets : int
@@ -105,20 +105,9 @@ class EdgeBuckets:
 
 @dataclass(frozen=True)
 class BucketFiles:
-    """The files of the buckets of a partition.
+    """The files of the buckets of a partition, for the pairs of entity types (lhs, rhs) of the edge types.
 
-    Attributes
-    ----------
-    layout : PartitionLayout
-    part : int
-        The partition.
-    num_ranges : int
-    pairs : sequence of (str, str)
-        Entity types of the heads and tails of each edge type.
-    spare : Path
-        Folder for them where that of the partition is read-only.
-    sets : TrainedSets
-        Triples that are trained.
+    They are in the spare folder where that of the partition is read-only.
     """
 
     layout: PartitionLayout
@@ -131,10 +120,7 @@ class BucketFiles:
     def make(self, pair_of_relation: Ids) -> EdgeBuckets:
         """Open the buckets; they are made if they are absent or of other files.
 
-        Parameters
-        ----------
-        pair_of_relation : (R,) int64
-            Edge type of each relation, by node id.
+        ``pair_of_relation`` is the edge type of each relation (R,), by node id.
 
         Raises
         ------
@@ -165,10 +151,7 @@ class BucketFiles:
     def open(self) -> EdgeBuckets:
         """Map the buckets that :meth:`make` has made; memory holds their counts.
 
-        Raises
-        ------
-        InputError
-            If they are absent, damaged, or were made of other files.
+        Raises InputError if they are absent, damaged, or were made of other files.
         """
         made_of, layout = self._made_of(), self.layout
         problems: list[InputError] = []
@@ -215,16 +198,13 @@ class BucketFiles:
             counts[edge_set] += np.bincount(numbers, minlength=counts[0].size).reshape(shape[1:])
         np.save(folder / dataset_files.BUCKET_COUNTS, counts)
         num = int(counts.sum())
-        targets = {
-            dataset_files.TRIPLE_IDS: (
-                edges.triple_ids,
-                _new_array(folder / dataset_files.TRIPLE_IDS, (num,)),
-            ),
-            dataset_files.EDGES: (edges.edges, _new_array(folder / dataset_files.EDGES, (num, 3))),
-        }
+        targets = [
+            (edges.triple_ids, _new_array(folder / dataset_files.TRIPLE_IDS, (num,))),
+            (edges.edges, _new_array(folder / dataset_files.EDGES, (num, 3))),
+        ]
         if edges.weights is not None:
             path = folder / dataset_files.WEIGHTS
-            targets[dataset_files.WEIGHTS] = (edges.weights, _new_array(path, (num,), np.float32))
+            targets.append((edges.weights, _new_array(path, (num,), np.float32)))
         by_bucket = counts.sum(axis=1).ravel()
         free = np.cumsum(by_bucket) - by_bucket
         for edge_set, block, numbers in numbered():
@@ -234,10 +214,10 @@ class BucketFiles:
             of_block = np.bincount(buckets, minlength=len(free))
             turn = np.arange(len(order)) - np.repeat(np.cumsum(of_block) - of_block, of_block)
             places = np.repeat(free, of_block) + turn
-            for source, target in targets.values():
+            for source, target in targets:
                 target[places] = np.asarray(source[block])[order]
             free += of_block
-        for _, target in targets.values():
+        for _, target in targets:
             if isinstance(target, np.memmap):
                 target.flush()
 

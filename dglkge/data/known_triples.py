@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
-from dglkge.data.dataset_files import known_index_path, partial_files, partial_path
+from dglkge.data.dataset_files import known_index_path, partial_files, replacing
 from dglkge.errors import JobError
 from dglkge.file_lock import wait_for_lock
 from dglkge.typing import Side
@@ -35,39 +35,37 @@ LOCK_SECONDS = 3600.0
 _CHUNK_ROWS = 1 << 20
 _RANDOM_ABOVE = 64 << 20
 _MAGIC = b"dglkge known answers 1\n"
-_LOW_BITS = 32
-_ID_BITS = 31
+_LOW_BITS = np.uint64(32)
 _INDEXED = (Side.TAIL, Side.HEAD)
 
 
 @dataclass(frozen=True)
 class Direction:
-    """Sorted triples of one direction.
+    """Sorted triples of one direction; ids of entities are below 2**31.
 
     Attributes
     ----------
     starts : (R + 1,) int64
         Range of the keys of each relation.
-    keys : (n,) uint64 or int64
-        Ascending within a relation: the given entity, with the answer in the lower half if ``shift`` is 32.
-    answers : (n,) uint32 or int64
+    keys : (n,) uint64
+        Ascending within a relation: the given entity, with the answer in the lower half.
+    answers : (n,) uint32
         Ascending within a query.
-    shift : int
-        32 or 0.
     """
 
     starts: np.ndarray
     keys: np.ndarray
     answers: np.ndarray
-    shift: int
+
+    @classmethod
+    def of(cls, starts: np.ndarray, keys: np.ndarray) -> Direction:
+        """Return the direction of keys, which hold the answers."""
+        return cls(starts, keys, keys.view(np.uint32)[0 if np.little_endian else 1 :: 2])
 
     def runs(self, entity_ids: np.ndarray, relation_ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the first answer of each query and the number of its answers: two (Q,) int64."""
         entities, relations = np.asarray(entity_ids, np.int64), np.asarray(relation_ids, np.int64)
-        wanted = np.concatenate([entities, entities + 1]).astype(self.keys.dtype)
-        if self.shift:
-            # Ids of this layout are below 2**31; a shift would cut off the upper bits of larger ones.
-            wanted = np.minimum(wanted, np.uint64(1 << _ID_BITS)) << np.uint64(self.shift)
+        wanted = np.concatenate([entities, entities + 1]).astype(np.uint64) << _LOW_BITS
         low, high = np.tile(self.starts[relations], 2), np.tile(self.starts[relations + 1], 2)
         first, end = np.split(_lower_bound(self.keys, low, high, wanted), 2)
         return first, end - first
@@ -80,9 +78,7 @@ class Direction:
         for start in range(0, len(self.keys), _CHUNK_ROWS):
             # One key of the chunk before, to compare with.
             before = max(start - 1, 0)
-            entities = (self.keys[before : start + _CHUNK_ROWS] >> self.keys.dtype.type(self.shift)).astype(
-                np.int64
-            )
+            entities = (self.keys[before : start + _CHUNK_ROWS] >> _LOW_BITS).astype(np.int64)
             is_new = np.concatenate([[start == 0], entities[1:] != entities[:-1]])
             inside = slice(*np.searchsorted(begins, [start, start + _CHUNK_ROWS]))
             is_new[begins[inside] - before] = True
@@ -94,7 +90,7 @@ class Direction:
     def anchors(self, relation_id: int) -> np.ndarray:
         """Return the given entities of a relation's queries, ascending."""
         keys = self.keys[self.starts[relation_id] : self.starts[relation_id + 1]]
-        return np.unique(keys >> keys.dtype.type(self.shift)).astype(np.int64)
+        return np.unique(keys >> _LOW_BITS).astype(np.int64)
 
     def contain(self, entity_ids: np.ndarray, relation_ids: np.ndarray, answer_ids: np.ndarray) -> np.ndarray:
         """Return whether each query (Q,) has an answer (Q,): bool."""
@@ -123,33 +119,16 @@ Index = dict[Side, Direction]
 
 
 def index_in_memory(triples: Sequence[np.ndarray], num_relations: int, sides: Sequence[Side]) -> Index:
-    """Build directions in this process's memory.
-
-    Parameters
-    ----------
-    triples : sequence of (n, 3) integer array
-        Duplicates count once.
-    num_relations : int
-    sides : sequence of Side
-    """
-    counts, wide = _survey(triples, num_relations)
+    """Build directions of triples (n, 3) in this process's memory; duplicates count once."""
+    counts = _count(triples, num_relations)
     found = {}
     for side in sides:
-        room = np.empty((int(counts.sum()), 1 + wide), np.int64)
+        room = np.empty(int(counts.sum()), np.uint64)
         starts = _fill(triples, side, counts, room)
-        # Without duplicates the rows are a part of the room; the rest is given back where it is much.
-        rows = room[: starts[-1]]
-        found[side] = _direction(starts, rows.copy() if starts[-1] < 0.9 * len(room) else rows, wide)
+        # Without duplicates the keys are a part of the room; the rest is given back where it is much.
+        keys = room[: starts[-1]]
+        found[side] = Direction.of(starts, keys.copy() if starts[-1] < 0.9 * len(room) else keys)
     return found
-
-
-def _direction(starts: np.ndarray, rows: np.ndarray, wide: bool) -> Direction:
-    """Return the direction of rows (n, 1) of packed keys, or (n, 2) of ids."""
-    if wide:
-        return Direction(starts, rows[:, 0], rows[:, 1], 0)
-    low_half = 0 if np.little_endian else 1
-    halves = rows.reshape(-1).view(np.uint32)[low_half::2]
-    return Direction(starts, rows.reshape(-1).view(np.uint64), halves, _LOW_BITS)
 
 
 def _chunks(triples: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
@@ -159,13 +138,12 @@ def _chunks(triples: Sequence[np.ndarray]) -> Iterator[np.ndarray]:
             yield np.asarray(part[start : start + _CHUNK_ROWS], np.int64)
 
 
-def _survey(triples: Sequence[np.ndarray], num_relations: int) -> tuple[np.ndarray, bool]:
-    """Return the triples of each relation, duplicates included, and whether an id is 2**31 or larger."""
-    counts, largest = np.zeros(num_relations, np.int64), 0
+def _count(triples: Sequence[np.ndarray], num_relations: int) -> np.ndarray:
+    """Return the number of triples of each relation, duplicates included."""
+    counts = np.zeros(num_relations, np.int64)
     for chunk in _chunks(triples):
         counts += np.bincount(chunk[:, 1], minlength=num_relations)
-        largest = max(largest, int(chunk[:, 0].max()), int(chunk[:, 2].max()))
-    return counts, largest >> _ID_BITS > 0
+    return counts
 
 
 def _fill(triples: Sequence[np.ndarray], side: Side, counts: np.ndarray, room: np.ndarray) -> np.ndarray:
@@ -177,37 +155,24 @@ def _fill(triples: Sequence[np.ndarray], side: Side, counts: np.ndarray, room: n
         of_chunk = np.bincount(relations, minlength=len(counts))
         # Place of a row: the next free one of its relation, plus its number within the chunk's run.
         within = np.arange(len(chunk)) - np.repeat(np.cumsum(of_chunk) - of_chunk, of_chunk)
-        target = np.repeat(places, of_chunk) + within
-        if room.shape[1] == 1:
-            room[target, 0] = anchors[order] << _LOW_BITS | answers[order]
-        else:
-            room[target, 0], room[target, 1] = anchors[order], answers[order]
+        room[np.repeat(places, of_chunk) + within] = anchors[order] << 32 | answers[order]
         places += of_chunk
     starts = np.zeros(len(counts) + 1, np.int64)
     end = 0
-    for relation, stop in enumerate(places.tolist()):
-        rows = room[stop - counts[relation] : stop]
-        kept = _sorted_distinct(rows)
-        if end < stop - counts[relation] or kept is not rows:
-            # Towards the front, over what duplicates left free. Never over rows that are still to be read.
+    for relation, (stop, count) in enumerate(zip(places.tolist(), counts.tolist())):
+        keys = room[stop - count : stop]
+        keys.sort()
+        is_new = np.ones(count, bool)
+        is_new[1:] = keys[1:] != keys[:-1]
+        has_duplicates = not is_new.all()
+        if has_duplicates or end < stop - count:
+            # Towards the front, over what duplicates left free. Never over keys that are still to be read.
+            kept = keys[is_new] if has_duplicates else keys
             room[end : end + len(kept)] = kept
-        end += len(kept)
+            count = len(kept)
+        end += count
         starts[relation + 1] = end
     return starts
-
-
-def _sorted_distinct(rows: np.ndarray) -> np.ndarray:
-    """Return the rows (n, 1) or (n, 2) of a relation in ascending order, each once; they are changed."""
-    if rows.shape[1] == 1:
-        rows.reshape(-1).view(np.uint64).sort()
-    else:
-        rows[:] = rows[np.lexsort((rows[:, 1], rows[:, 0]))]
-    if len(rows) < 2:
-        return rows
-    is_new = np.any(rows[1:] != rows[:-1], axis=1)
-    if is_new.all():
-        return rows
-    return rows[np.concatenate([[True], is_new])]
 
 
 def open_known_index(
@@ -220,17 +185,8 @@ def open_known_index(
 ) -> Index:
     """Map the index of a split; built by the first process that asks for it, while others wait.
 
-    Parameters
-    ----------
-    dataset : Path
-        The data set folder, which gets the file. If it is not writable, the index is built in memory.
-    split : str
-    source : str
-        Checksum of the triples, as the data set's description has it.
-    triples : (n, 3) integer array
-    num_relations : int
-    limit_seconds : float
-        Limit of the wait for another process.
+    If the data set folder is not writable, the index is built in memory. ``source`` is the checksum of the
+    triples (n, 3), as the data set's description has it.
 
     Raises
     ------
@@ -253,7 +209,8 @@ def open_known_index(
             for left in path.parent.glob(partial_files(path.name)):
                 if not os.path.exists(f"/proc/{left.name.split('.')[-2]}"):  # of a process that was killed
                     left.unlink(missing_ok=True)
-            _build(path, identity, triples)
+            with replacing(path) as file:
+                _write(file, identity, triples)
             return _map(path, identity)
     except OSError as error:
         logger.warning(
@@ -285,49 +242,32 @@ def _locked(folder: Path, path: Path, limit_seconds: float) -> Iterator[None]:
         os.close(handle)
 
 
-def _build(path: Path, identity: dict[str, Any], triples: np.ndarray) -> None:
-    """Write the index beside its name and rename it when it is complete and on the disk."""
-    partial = partial_path(path)
-    try:
-        with open(partial, "w+b") as file:
-            _write(file, identity, triples)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise
-
-
 def _write(file: BinaryIO, identity: dict[str, Any], triples: np.ndarray) -> None:
     """Write header, directions and checksums."""
-    counts, wide = _survey([triples], identity["relations"])
-    num_rows, width = int(counts.sum()), 8 * (1 + wide)
-    num_starts = len(counts) + 1
+    counts = _count([triples], identity["relations"])
+    num_rows, num_starts = int(counts.sum()), len(counts) + 1
     sections, end = [], HEADER_BYTES
     for side in _INDEXED:
-        rows_at = end + 8 * num_starts
-        # Reserved first: a store to a mapped page for which the disk has no room would end the process.
+        keys_at = end + 8 * num_starts
+        starts = np.zeros(num_starts, np.int64)
         if num_rows:
-            os.posix_fallocate(file.fileno(), rows_at, num_rows * width)
-            room = np.memmap(file, np.int64, "r+", rows_at, (num_rows, 1 + wide))
-            starts = _fill([triples], side, counts, room)
-            del room
-        else:
-            starts = np.zeros(num_starts, np.int64)
+            # Reserved first: a store to a mapped page for which the disk has no room would end the process.
+            os.posix_fallocate(file.fileno(), keys_at, num_rows * 8)
+            starts = _fill([triples], side, counts, np.memmap(file, np.uint64, "r+", keys_at, num_rows))
         os.pwrite(file.fileno(), starts.astype("<i8").tobytes(), end)
-        end = rows_at + int(starts[-1]) * width
-        sections.append([rows_at, int(starts[-1])])
+        end = keys_at + int(starts[-1]) * 8
+        sections.append([keys_at, int(starts[-1])])
         # Behind it is what duplicates left free.
         file.truncate(end)
-    checksums = [zlib.crc32(block) for block in _blocks_of(file, end)]
+    checksums = [
+        zlib.crc32(os.pread(file.fileno(), min(CHECKED_BYTES, end - start), start))
+        for start in range(HEADER_BYTES, end, CHECKED_BYTES)
+    ]
     table = np.array(checksums, "<u4").tobytes()
     os.pwrite(file.fileno(), table, end)
     text = json.dumps(
         {
             **identity,
-            "wide": wide,
             "sections": sections,
             "checksums_at": end,
             "checksums": zlib.crc32(table),
@@ -338,31 +278,15 @@ def _write(file: BinaryIO, identity: dict[str, Any], triples: np.ndarray) -> Non
     os.pwrite(file.fileno(), header.ljust(HEADER_BYTES, b"\0"), 0)
 
 
-def _blocks_of(file: BinaryIO, end: int) -> Iterator[bytes]:
-    """Yield the blocks between the header and the end."""
-    for start in range(HEADER_BYTES, end, CHECKED_BYTES):
-        yield os.pread(file.fileno(), min(CHECKED_BYTES, end - start), start)
-
-
 def _map(path: Path, identity: dict[str, Any]) -> Index:
-    """Map a file and check it.
-
-    Raises
-    ------
-    OSError
-        If it is missing or unreadable.
-    _UnfitError
-        If it is damaged, or of other triples.
-    """
+    """Map a file and check it; raises OSError if it cannot be read, _UnfitError if it is another one."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size < HEADER_BYTES:
             raise _UnfitError(f"it has {size} bytes, less than a header")
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     header = _read_header(mapped[:HEADER_BYTES])
-    if header["bytes"] != size:
-        raise _UnfitError(f"it has {size} bytes, expected {header['bytes']}")
-    for key, value in identity.items():
+    for key, value in {**identity, "bytes": size}.items():
         if header[key] != value:
             raise _UnfitError(f"{key} is {header[key]}, expected {value}")
     _check_blocks(mapped, header)
@@ -370,13 +294,12 @@ def _map(path: Path, identity: dict[str, Any]) -> Index:
         # Queries are random accesses: without read-ahead the kernel reads the pages that they touch only.
         mapped.madvise(mmap.MADV_RANDOM)
     found = {}
-    for side, (rows_at, count) in zip(_INDEXED, header["sections"]):
-        num_starts, wide = identity["relations"] + 1, bool(header["wide"])
-        starts = np.frombuffer(mapped, "<i8", num_starts, rows_at - 8 * num_starts)
-        numbers = count * (1 + wide)
+    for side, (keys_at, count) in zip(_INDEXED, header["sections"]):
+        num_starts = identity["relations"] + 1
+        starts = np.frombuffer(mapped, "<i8", num_starts, keys_at - 8 * num_starts)
         # No buffer begins at the end of a map.
-        rows = np.frombuffer(mapped, np.int64, numbers, rows_at) if numbers else np.empty(0, np.int64)
-        found[side] = _direction(starts, rows.reshape(count, 1 + wide), wide)
+        keys = np.frombuffer(mapped, np.uint64, count, keys_at) if count else np.empty(0, np.uint64)
+        found[side] = Direction.of(starts, keys)
     return found
 
 
@@ -414,20 +337,16 @@ class KnownTriples:
     """Known answers to (head, relation, ?) and (?, relation, tail).
 
     Of a data set's splits :meth:`dglkge.data.dataset.Dataset.known_triples` makes it: the triples are then in
-    files that all processes of a machine map (see :mod:`dglkge.data.known_triples`).
+    files that all processes of a machine map. Entity ids are counted per type. The relation fixes the types,
+    so (entity, relation) is unambiguous.
 
     Parameters
     ----------
     triples : sequence of (n, 3) int64
         Head, relation and tail as original ids, to be indexed in memory. Duplicates count once.
     num_relations : int
-        Number of relations of the dataset.
     splits : sequence of callable
         Each opens the index of more triples; called at the first query.
-
-    Notes
-    -----
-    Entity ids are counted per type. The relation fixes the types, so (entity, relation) is unambiguous.
     """
 
     def __init__(
@@ -442,16 +361,7 @@ class KnownTriples:
     def answers(
         self, side: Side, entity_ids: np.ndarray, relation_ids: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Return every known answer to each query.
-
-        Parameters
-        ----------
-        side : Side
-            The wanted side: with ``Side.TAIL`` the entities are heads and the answers are tails.
-        entity_ids : (Q,) int64
-            The entity given in each query.
-        relation_ids : (Q,) int64
-            The relation of each query.
+        """Return every known answer to queries of entities (Q,) and relations (Q,), for one wanted side.
 
         Returns
         -------
@@ -480,9 +390,7 @@ class KnownTriples:
     def runs(
         self, side: Side, entity_ids: np.ndarray, relation_ids: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return where the known answers to each query are; of one split, without copying them.
-
-        Parameters are those of :meth:`answers`.
+        """Return where the known answers to each query of :meth:`answers` are; of one split uncopied.
 
         Returns
         -------

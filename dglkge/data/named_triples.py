@@ -24,28 +24,10 @@ def read_named_triples(
     columns: Columns | None = None,
     delimiter: str | None = None,
 ) -> np.ndarray:
-    """Read triples whose names are known.
+    """Read triples whose names are known, (n, 3) int64: head, relation and tail.
 
-    A relation's name may join several pairs of entity types. It then stands for the one pair whose types have
-    the head and the tail.
-
-    Parameters
-    ----------
-    path : Path
-        A file as the partitioner reads them: ``.tsv``, ``.txt``, ``.csv``, also with ``.gz``, or
-        ``.parquet``.
-    relations : RelationVocabulary
-    vocabulary : callable
-        Returns the names of an entity type.
-    columns : Columns, optional
-        Columns of the parts of a triple; head, relation, tail by default.
-    delimiter : str, optional
-        Instead of the comma of CSV and the tab of the others.
-
-    Returns
-    -------
-    (n, 3) int64 array
-        Head, relation and tail.
+    The file, its columns and delimiter are as the partitioner has them. A relation's name may join several
+    pairs of entity types. It then stands for the one pair whose types have the head and the tail.
 
     Raises
     ------
@@ -94,10 +76,10 @@ def find_triples(
 
 
 def _names(frame: pd.DataFrame, row: int | np.integer) -> list[str]:
-    return [str(with_times(frame.iloc[[int(row)]])[role].iloc[0]) for role in ROLES]
+    return [str(_with_times(frame.iloc[[int(row)]])[role].iloc[0]) for role in ROLES]
 
 
-def with_times(frame: pd.DataFrame) -> pd.DataFrame:
+def _with_times(frame: pd.DataFrame) -> pd.DataFrame:
     """Return triples with relations at their times; without a column of times as they are."""
     if TIME not in frame.columns:
         return frame
@@ -109,7 +91,7 @@ def _resolve(
     chunk: pd.DataFrame, relations: RelationVocabulary, vocabulary: VocabularyOf
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the ids (n, 3) of a chunk, and the number of relations (n,) that fit each triple."""
-    chunk = with_times(chunk)
+    chunk = _with_times(chunk)
     ids = np.full((len(chunk), 3), -1, dtype=np.int64)
     num_fitting = np.zeros(len(chunk), dtype=np.int64)
     for relation_id, rows in _relations_of_rows(chunk, relations):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,21 +19,9 @@ Rows = range | npt.NDArray[np.int32] | npt.NDArray[np.int64]
 
 
 def load_array(path: Path, shape: tuple[int | None, ...], *dtypes: type[np.generic]) -> np.ndarray:
-    """Map an array of a data set into memory, read-only.
+    """Map a ``.npy`` file of a data set into memory, read-only.
 
-    Parameters
-    ----------
-    path : Path
-        A ``.npy`` file.
-    shape : tuple of int or None
-        The shape that it must have; None stands for any length.
-    *dtypes : numpy types
-        The types that it may have.
-
-    Raises
-    ------
-    InputError
-        If the file is missing, cut off, or holds something else.
+    Raises InputError if it is missing, cut off, or has another shape (None stands for any length) or type.
     """
     try:
         # Mapped: all trainers of a machine share the pages of one file. No pickle: it could run code.
@@ -62,7 +48,7 @@ class EdgeTable:
     triple_ids : (m,) int64
         Their rows in ``train.npy``, ascending.
     edges : (m, 3) int32 or int64
-        Head, relation and tail of each as node ids; int64 from 2**31 nodes of a type on.
+        Head, relation and tail of each as node ids.
     weights : (m,) float32 or None
         Weight of each, where the dataset has weights.
     """
@@ -81,22 +67,13 @@ class PartitionLayout:
         The folder of the partitions.
     boundaries : dict of str to (num_parts + 1,) int64
         For each node type the first node id of each partition and, last, the number of nodes.
-    description : mapping, optional
-        Content of DGL's description of the partitions.
     num_times : int
         Times that a relation has; an edge has its relation as ``node id * num_times + time``.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        boundaries: dict[str, np.ndarray],
-        description: Mapping[str, Any] | None = None,
-        num_times: int = 1,
-    ) -> None:
+    def __init__(self, path: Path, boundaries: dict[str, np.ndarray], num_times: int = 1) -> None:
         self.path = path
         self.num_times = num_times
-        self.description: Mapping[str, Any] = description or {}
         self._boundaries = boundaries
         self._arrays: dict[str, np.ndarray] = {}
         self._edge_tables: dict[int, EdgeTable] = {}
@@ -107,14 +84,6 @@ class PartitionLayout:
 
         A machine needs the folder of its own partition only. Partitions without a folder here are skipped;
         their edge tables raise an error. A folder that is here must be complete.
-
-        Parameters
-        ----------
-        path : str or Path
-            The folder of the partitions.
-        graph_name : str
-            Name of the graph: ``<graph_name>.json`` describes it.
-        num_times : int
 
         Raises
         ------
@@ -131,13 +100,7 @@ class PartitionLayout:
 
     @classmethod
     def open_maps(cls, path: str | Path, graph_name: str, num_times: int = 1) -> PartitionLayout:
-        """Do what :meth:`open` does, but skip the edge tables: partitioning writes them last.
-
-        Raises
-        ------
-        InputError
-            If a file is missing or damaged.
-        """
+        """Do what :meth:`open` does, but skip the edge tables: partitioning writes them last."""
         path = Path(path)
         config_path = dataset_files.graph_config_path(path, graph_name)
         config = load_json(config_path)
@@ -153,7 +116,7 @@ class PartitionLayout:
                 boundaries[ntype] = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise InputError(f"{config_path} is no description of DGL partitions: {error!r}") from error
-        layout = cls(path, boundaries, config, num_times)
+        layout = cls(path, boundaries, num_times)
         # Mapped now, so that a missing or damaged map is an error before training starts.
         for ntype in layout.ntypes:
             layout.original_ids(ntype)
@@ -184,19 +147,7 @@ class PartitionLayout:
         return self._boundaries[ntype]
 
     def part_of(self, ntype: str, node_ids: np.ndarray) -> np.ndarray:
-        """Return the partition that owns each node.
-
-        Parameters
-        ----------
-        ntype : str
-            A node type.
-        node_ids : (n,) int64
-            Node ids of that type.
-
-        Returns
-        -------
-        (n,) int64
-        """
+        """Return the partition that owns each node of a type, (n,) int64."""
         # side="right" skips partitions without a node of the type, which have two equal boundaries.
         return np.searchsorted(self._boundaries[ntype][1:], node_ids, side="right").astype(np.int64)
 
@@ -224,13 +175,7 @@ class PartitionLayout:
         return self.path / dataset_files.part_folder(part_id)
 
     def edge_table(self, part_id: int) -> EdgeTable:
-        """Return the triples that a partition owns: those whose tail it owns.
-
-        Raises
-        ------
-        InputError
-            If the partition is not on this machine, or damaged.
-        """
+        """Return the triples that a partition owns: those whose tail it owns."""
         if part_id not in self._edge_tables:
             folder = self.part_path(part_id)
             triple_ids = load_array(folder / dataset_files.TRIPLE_IDS, (None,), np.int64)

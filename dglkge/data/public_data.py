@@ -15,11 +15,11 @@ import tarfile
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from typing import Any
 
-from dglkge.data.dataset_files import SPLITS
+from dglkge.data.dataset_files import SPLITS, blocks_of
 from dglkge.errors import InputError, StorageError, unknown_name
 
 REGISTRY = Path(__file__).with_name("datasets.yaml")
@@ -34,14 +34,12 @@ class PublicData:
 
     Attributes
     ----------
-    name : str
     url : str
         Address of the folder with its files.
     files : mapping of str to str or None
         Names of the files, each with its checksum as ``algorithm:digits``; ``git`` is the id of a Git object.
     counts : mapping of str to int
         Numbers of entities and relations, and of the triples of each split.
-    licence, citation : str
     columns : str
         As of ``--columns``, where they are not head, relation and tail.
     """
@@ -61,13 +59,7 @@ class PublicData:
         return "counts" if "None" in kinds else min(kinds)
 
     def check_counts(self, entities: int, relations: int, triples: Mapping[str, int], place: Path) -> None:
-        """Compare the counts of what was read from a place.
-
-        Raises
-        ------
-        InputError
-            If one differs.
-        """
+        """Compare the counts of what was read from a place; raises InputError if one differs."""
         counts = {"entities": entities, "relations": relations, **triples}
         for what, expected in self.counts.items():
             if counts.get(what, 0) != expected:
@@ -93,13 +85,7 @@ def find_public(name: str) -> PublicData | None:
 
 
 def get_public(name: str) -> PublicData:
-    """Return the data set of a name.
-
-    Raises
-    ------
-    InputError
-        If there is none; the message has the nearest names.
-    """
+    """Return the data set of a name; the InputError of an unknown one has the nearest names."""
     entry = find_public(name)
     if entry is None:
         raise unknown_name("data set", name, public_data())
@@ -110,21 +96,10 @@ def _key(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", name.lower())
 
 
-def cache_folder() -> Path:
-    """Return the folder of downloaded data sets."""
-    import pooch
-
-    return Path(os.environ.get(CACHE_VARIABLE) or pooch.os_cache("dglkge")) / "datasets"
-
-
 def local_folder(entry: PublicData, progress: bool | None = None) -> Path:
     """Return the folder with the files of a data set, unpacked; they are downloaded if they are not there.
 
-    Parameters
-    ----------
-    entry : PublicData
-    progress : bool, optional
-        Show progress on stderr; by default where that is a terminal.
+    Progress is shown on stderr, by default where that is a terminal.
 
     Raises
     ------
@@ -133,6 +108,8 @@ def local_folder(entry: PublicData, progress: bool | None = None) -> Path:
     StorageError
         If the cache folder cannot be written.
     """
+    import pooch
+
     source = os.environ.get(SOURCE_VARIABLE, "")
     if source and not _is_url(source):
         folder = _offline_folder(entry, Path(source))
@@ -141,7 +118,8 @@ def local_folder(entry: PublicData, progress: bool | None = None) -> Path:
         source = str(folder)
     elif source:
         source = f"{source.rstrip('/')}/{entry.name}/"
-    target = cache_folder() / entry.name
+    cache = Path(os.environ.get(CACHE_VARIABLE) or pooch.os_cache("dglkge")) / "datasets"
+    target = cache / entry.name
     if not target.is_dir():
         try:
             _fill(target, entry, source or entry.url, sys.stderr.isatty() if progress is None else progress)
@@ -192,13 +170,7 @@ def _fill(target: Path, entry: PublicData, source: str, progress: bool) -> None:
 
 
 def _download(entry: PublicData, url: str, path: Path, progress: bool) -> None:
-    """Download a file.
-
-    Raises
-    ------
-    InputError
-        If that fails.
-    """
+    """Download a file; raises InputError if that fails."""
     import pooch
 
     downloader = pooch.HTTPDownloader(progressbar=progress)
@@ -230,9 +202,8 @@ def _check(path: Path, checksum: str | None, source: str) -> None:
     digest = hashlib.new("sha1" if algorithm == "git" else algorithm)
     if algorithm == "git":
         digest.update(f"blob {path.stat().st_size}\0".encode())
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
+    for block in blocks_of(path):
+        digest.update(block)
     if digest.hexdigest() != expected:
         raise InputError(
             f"{path.name} of {source} has the {algorithm} checksum {digest.hexdigest()}, expected {expected}"
@@ -240,31 +211,22 @@ def _check(path: Path, checksum: str | None, source: str) -> None:
         )
 
 
-def _check_members(archive: Path, folder: Path) -> None:
-    """Refuse a tar with links, devices or paths outside of a folder: Python before 3.11.4 has no filter."""
-    with tarfile.open(archive) as members:
-        for member in members:
-            is_inside = (folder / member.name).resolve().is_relative_to(folder)
-            if not (is_inside and (member.isfile() or member.isdir())):
-                raise ValueError(f"{member.name!r} is no plain file, or outside the destination")
-
-
 def _unpack(archive: Path, folder: Path) -> None:
-    """Unpack an archive.
-
-    Raises
-    ------
-    InputError
-        If it is damaged.
-    """
-    # A member of a tar may be outside of the folder, or a device; zip's reader never goes there.
-    has_filter, is_tar = hasattr(tarfile, "data_filter"), archive.suffix != ".zip"
-    filtered: Any = partial(shutil.unpack_archive, filter="data")
-    unpack = filtered if is_tar and has_filter else shutil.unpack_archive
+    """Unpack an archive; raises InputError if it is damaged."""
+    options: dict[str, Any] = {}
     try:
-        if is_tar and not has_filter:
-            _check_members(archive, folder.resolve())
-        unpack(archive, folder)
+        if archive.suffix != ".zip":
+            # A member of a tar may be a link, a device or outside of the folder. The filter that refuses
+            # them is in Python since 3.10.12 and 3.11.4. The reader of zip never goes there.
+            if hasattr(tarfile, "data_filter"):
+                options["filter"] = "data"
+            else:
+                with tarfile.open(archive) as members:
+                    for member in members:
+                        is_inside = (folder / member.name).resolve().is_relative_to(folder.resolve())
+                        if not (is_inside and (member.isfile() or member.isdir())):
+                            raise ValueError(f"{member.name!r} is no file, or outside the destination")
+        shutil.unpack_archive(archive, folder, **options)
     except Exception as error:  # of tarfile, zipfile, zlib, gzip: each has errors of its own
         raise InputError(f"{archive.name} cannot be unpacked: {error}") from error
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -46,81 +46,34 @@ BUCKET_BYTES = 1 << 29
 Counted = tuple[np.ndarray, np.ndarray]
 """Keys (n,), ascending, and the count (n,) of each."""
 
-Overlaps = tuple[Counted, Counted, np.ndarray, np.ndarray]
-"""Inverses and duplicates of relations, and their sizes: see :meth:`TripleIndex.overlaps`."""
+Triples = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Heads, relations and tails: three integer arrays (n,)."""
+
+LEAKS = ("in_train", "reverse_in_train", "other_relation_in_train", "implied")
+"""How train gives away a triple of valid or test: it has the triple itself; (tail, any relation, head);
+(head, another relation, tail); the reverse under a near-inverse or symmetric relation, or the same pair of
+entities under a near-duplicate."""
+
+Leaks = dict[str, np.ndarray]
+"""For each of :data:`LEAKS` a bool (n,) for each triple of a split."""
+
+_PAIR = np.dtype(
+    [(name, np.int64) for name in ("is_duplicate", "first", "second", "overlap", "num_first", "num_second")]
+)
+"""A pair of relations that hold (nearly) the same pairs of entities: whether they are near-duplicates, else
+near-inverses; the relations, equal where one is symmetric; triples of the first whose counterpart the second
+has; distinct triples of each (of inverses without those from an entity to itself)."""
 
 
 @dataclass(frozen=True)
 class NumberedTriples:
-    """Triples as numbers, entities counted without regard to type.
+    """Triples of train, valid and test as numbers, entities counted without regard to type."""
 
-    Attributes
-    ----------
-    splits : mapping of str to (heads, relations, tails)
-        Three integer arrays (n,) for each split; train, valid and test are all there.
-    num_entities, num_relations : int
-        The number of entities and of relations.
-    entity_name, relation_name : callable
-        Name of an entity and of a relation by number.
-    """
-
-    splits: Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray]]
+    splits: Mapping[str, Triples]
     num_entities: int
     num_relations: int
     entity_name: Callable[[int], str]
     relation_name: Callable[[int], str]
-
-
-@dataclass(frozen=True)
-class RelationPairs:
-    """Pairs of relations that hold (nearly) the same pairs of entities.
-
-    Attributes
-    ----------
-    first, second : (n,) int64
-        The relations; equal where a relation is symmetric.
-    inverse : (n,) bool
-        Whether one relation is the reverse of the other; else they are near-duplicates.
-    overlap : (n,) int64
-        Number of triples of the first whose counterpart the second has.
-    num_first, num_second : (n,) int64
-        Number of distinct triples of each; of an inverse those from an entity to itself are left out.
-    """
-
-    first: np.ndarray
-    second: np.ndarray
-    inverse: np.ndarray
-    overlap: np.ndarray
-    num_first: np.ndarray
-    num_second: np.ndarray
-
-    @property
-    def share(self) -> np.ndarray:
-        """The overlap as a share of the larger relation, (n,) float64."""
-        return self.overlap / np.maximum(self.num_first, self.num_second)
-
-
-@dataclass(frozen=True)
-class Leaks:
-    """Triples of valid or test that train gives away: a bool for each triple.
-
-    Attributes
-    ----------
-    in_train : (n,) bool
-        The triple itself stands in train.
-    reverse_in_train : (n,) bool
-        Train has (tail, any relation, head).
-    other_relation_in_train : (n,) bool
-        Train has (head, another relation, tail).
-    implied : (n,) bool
-        Train has the reverse under a near-inverse or symmetric relation, or the same pair of entities under a
-        near-duplicate.
-    """
-
-    in_train: np.ndarray
-    reverse_in_train: np.ndarray
-    other_relation_in_train: np.ndarray
-    implied: np.ndarray
 
 
 class TripleIndex:
@@ -128,48 +81,30 @@ class TripleIndex:
 
     A pair of entities has a rank among all pairs that occur. A triple is one 64-bit code: rank times the
     number of relations, plus the relation.
-
-    Parameters
-    ----------
-    triples : NumberedTriples
-        All splits.
     """
 
     def __init__(self, triples: NumberedTriples) -> None:
-        self.triples = triples
+        self._num_relations, self._num_entities = triples.num_relations, triples.num_entities
+        splits = {split: triples.splits[split] for split in SPLITS}
         # Two 31-bit numbers fit into one key; with a relation they may not, therefore the ranks. Converted
-        # first: numpy 1 multiplies 32-bit arrays and a scalar in 32 bits.
-        keys = np.concatenate(
-            [heads.astype(np.int64) * triples.num_entities + tails for heads, _, tails in self._splits()]
-        )
-        self._pairs, ranks = np.unique(keys, return_inverse=True)
+        # first: a 32-bit array times a Python integer stays 32-bit.
+        keys = [heads.astype(np.int64) * self._num_entities + tails for heads, _, tails in splits.values()]
+        self._pairs, ranks = np.unique(np.concatenate(keys), return_inverse=True)
         del keys
-        self.codes: dict[str, np.ndarray] = {}
-        start = 0
-        for split, (_, relations, _) in zip(SPLITS, self._splits()):
-            end = start + len(relations)
-            self.codes[split] = ranks[start:end] * triples.num_relations + relations
-            start = end
-
-    def _splits(self) -> list[tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        return [self.triples.splits[split] for split in SPLITS]
-
-    def ranks(self, codes: np.ndarray) -> np.ndarray:
-        """Return the rank of the pair of entities of each code."""
-        return codes // self.triples.num_relations
-
-    def relations(self, codes: np.ndarray) -> np.ndarray:
-        """Return the relation of each code."""
-        return codes % self.triples.num_relations
+        ends = np.cumsum([len(heads) for heads, _, _ in splits.values()])
+        self.codes = {
+            split: of_split * self._num_relations + relations
+            for (split, (_, relations, _)), of_split in zip(splits.items(), np.split(ranks, ends[:-1]))
+        }
 
     @cached_property
     def reverse(self) -> np.ndarray:
         """Rank of each pair's reverse (tail, head), -1 where it does not occur; (num_pairs,) int64."""
-        heads, tails = np.divmod(self._pairs, self.triples.num_entities)
+        heads, tails = np.divmod(self._pairs, self._num_entities)
         reverse = np.where(heads == tails, np.arange(len(heads)), -1)
         # Only the half with head < tail is searched, in ascending order: random access to the array is slow.
         lower = np.flatnonzero(heads < tails)
-        wanted = tails[lower] * self.triples.num_entities + heads[lower]
+        wanted = tails[lower] * self._num_entities + heads[lower]
         order = np.argsort(wanted)
         lower, wanted = lower[order], wanted[order]
         places, found = find_sorted(self._pairs, wanted)
@@ -185,26 +120,25 @@ class TripleIndex:
     @cached_property
     def num_in_train(self) -> np.ndarray:
         """Number of relations by which train joins each pair of entities, (num_pairs,) int64."""
-        return np.bincount(self.ranks(self.train), minlength=len(self._pairs))
+        return np.bincount(self.train // self._num_relations, minlength=len(self._pairs))
 
-    def overlaps(self) -> Overlaps:
+    def overlaps(self) -> tuple[Counted, Counted, np.ndarray]:
         """Count the triples that each two relations share.
 
         Returns
         -------
         inverses, duplicates : two (keys, counts)
             As of :func:`_count_combinations`; of a symmetric relation a triple and its reverse count once.
-        sizes_without_loops, sizes : two (num_relations,) int64
-            Distinct triples of each relation.
+        sizes : (2, num_relations) int64
+            Distinct triples of each relation: without those from an entity to itself, and all.
         """
         # Triples of all splits: in train alone, an inverse loses the triples held out of either relation.
-        codes = sorted_distinct(np.concatenate([self.codes[split] for split in SPLITS]))
-        num_relations = self.triples.num_relations
-        ranks, relations = self.ranks(codes), self.relations(codes)
+        codes = sorted_distinct(np.concatenate(list(self.codes.values())))
+        num_relations = self._num_relations
+        ranks, relations = np.divmod(codes, num_relations)
         counts = np.bincount(ranks, minlength=len(self._pairs))
         ends = np.cumsum(counts)
         reverse = self.reverse[ranks]
-        loops = reverse == ranks
         # Near-duplicates: each code with the later ones of the same pair of entities.
         later = np.arange(1, len(codes) + 1)
         rows = np.flatnonzero(later < ends[ranks])
@@ -217,103 +151,59 @@ class TripleIndex:
         inverses = _count_combinations(
             relations, rows, (ends - counts)[opposite], counts[opposite], num_relations
         )
-        sizes = np.bincount(relations, minlength=num_relations)
-        sizes_without_loops = np.bincount(relations[~loops], minlength=num_relations)
-        return inverses, duplicates, sizes_without_loops, sizes
+        both = relations[reverse != ranks], relations
+        return inverses, duplicates, np.array([np.bincount(one, minlength=num_relations) for one in both])
 
-    def leaks(self, split: str, pairs: RelationPairs) -> Leaks:
-        """Return the triples of a split that train gives away.
-
-        Parameters
-        ----------
-        split : str
-            ``"valid"`` or ``"test"``.
-        pairs : RelationPairs
-            Near-inverses and near-duplicates.
-        """
+    def leaks(self, split: str, pairs: np.ndarray) -> Leaks:
+        """Return the triples of a split that train gives away, with the near relations (n,) of _PAIR."""
         codes = self.codes[split]
         in_train = contains(self.train, codes)
-        ranks = self.ranks(codes)
+        ranks = codes // self._num_relations
         reverse = self.reverse[ranks]
         other = self.num_in_train[ranks] > in_train
         # The reverse of a triple from an entity to itself is the triple, which does not count.
         opposite = np.where(reverse == ranks, other, (reverse >= 0) & (self.num_in_train[reverse] > 0))
-        return Leaks(in_train, opposite, other, self._implied(codes, ranks, reverse, pairs))
+        masks = in_train, opposite, other, self._implied(codes, ranks, reverse, pairs)
+        return dict(zip(LEAKS, masks))
 
     def _implied(
-        self, codes: np.ndarray, ranks: np.ndarray, reverse: np.ndarray, pairs: RelationPairs
+        self, codes: np.ndarray, ranks: np.ndarray, reverse: np.ndarray, pairs: np.ndarray
     ) -> np.ndarray:
         """Return whether train has the counterpart of each triple by one of the pairs of relations."""
-        distinct = pairs.first != pairs.second
-        relation = np.concatenate([pairs.first, pairs.second[distinct]])
+        turned = pairs[pairs["first"] != pairs["second"]]
+        relation = np.concatenate([pairs["first"], turned["second"]])
         order = np.argsort(relation, kind="stable")
-        partner = np.concatenate([pairs.second, pairs.first[distinct]])[order]
-        inverse = np.concatenate([pairs.inverse, pairs.inverse[distinct]])[order]
-        counts = np.bincount(relation, minlength=self.triples.num_relations)
-        mine = self.relations(codes)
+        partner = np.concatenate([pairs["second"], turned["first"]])[order]
+        duplicate = np.concatenate([pairs["is_duplicate"], turned["is_duplicate"]])[order]
+        counts = np.bincount(relation, minlength=self._num_relations)
+        mine = codes % self._num_relations
         implied = np.zeros(len(codes), dtype=bool)
         for rows, places in _combinations(
             np.arange(len(codes)), (np.cumsum(counts) - counts)[mine], counts[mine]
         ):
-            rank = np.where(inverse[places], reverse[rows], ranks[rows])
-            counterpart = rank * self.triples.num_relations + partner[places]
+            rank = np.where(duplicate[places], ranks[rows], reverse[rows])
+            counterpart = rank * self._num_relations + partner[places]
             hit = (rank >= 0) & (counterpart != codes[rows]) & contains(self.train, counterpart)
             implied[rows[hit]] = True
         return implied
 
 
-class _PairTotals:
-    """Triples that relations share, summed over buckets."""
-
-    def __init__(self, num_relations: int) -> None:
-        self._num_relations = num_relations
-        nothing = np.zeros(0, np.int64)
-        self._overlaps = [(nothing, nothing), (nothing, nothing)]
-        self._sizes = np.zeros((2, num_relations), np.int64)
-
-    def add(self, overlaps: Overlaps) -> None:
-        """Add the triples of a bucket: what :meth:`TripleIndex.overlaps` has found."""
-        inverses, duplicates, without_loops, sizes = overlaps
-        for kind, found in enumerate((inverses, duplicates)):
-            self._overlaps[kind] = _sum_by_key(self._overlaps[kind], found)
-        self._sizes += [without_loops, sizes]
-
-    def add_alone(self, triples: NumberedTriples, again: Mapping[str, np.ndarray]) -> np.ndarray:
-        """Add the triples that share their pair of entities with none.
-
-        Returns
-        -------
-        (num_relations,) int64
-            Number of them in train, of each relation.
-        """
-        uses = np.zeros(self._num_relations, np.int64)
-        for split in SPLITS:
-            for start, (heads, relations, tails) in _pieces(triples.splits[split]):
-                alone = ~again[split][start : start + len(heads)]
-                found = np.bincount(relations[alone], minlength=self._num_relations)
-                loops = np.bincount(relations[alone & (heads == tails)], minlength=self._num_relations)
-                self._sizes += [found - loops, found]
-                if split == TRAIN:
-                    uses += found
-        return uses
-
-    def near_pairs(self) -> RelationPairs:
-        """Find relations that are near-inverses or near-duplicates of each other, largest overlap first."""
-        found = []
-        for is_inverse, (keys, overlap), size in zip((True, False), self._overlaps, self._sizes):
-            first, second = np.divmod(keys, self._num_relations)
-            # A symmetric relation was counted once for a triple and its reverse: both are its triples.
-            overlap = np.where(first == second, 2 * overlap, overlap)
-            found.append(
-                RelationPairs(
-                    first, second, np.full(len(keys), is_inverse), overlap, size[first], size[second]
-                )
-            )
-        columns = [np.concatenate(parts) for parts in zip(*(vars(pairs).values() for pairs in found))]
-        pairs = RelationPairs(*columns)
-        near = np.flatnonzero((pairs.share >= NEAR_SHARE) & (pairs.overlap >= MIN_OVERLAP))
-        order = near[np.argsort(-pairs.overlap[near], kind="stable")]
-        return RelationPairs(*(column[order] for column in columns))
+def _near_pairs(overlaps: list[Counted], sizes: np.ndarray) -> np.ndarray:
+    """Return the near-inverses and near-duplicates (n,) of _PAIR, largest overlap first."""
+    found = []
+    for is_duplicate, (keys, overlap) in enumerate(overlaps):
+        pairs, size = np.empty(len(keys), _PAIR), sizes[is_duplicate]
+        first, second = np.divmod(keys, len(size))
+        # A symmetric relation was counted once for a triple and its reverse: both are its triples.
+        overlap = np.where(first == second, 2 * overlap, overlap)
+        columns = is_duplicate, first, second, overlap, size[first], size[second]
+        for name, column in zip(_PAIR.names or (), columns):
+            pairs[name] = column
+        found.append(pairs)
+    pairs = np.concatenate(found)
+    share = pairs["overlap"] / np.maximum(pairs["num_first"], pairs["num_second"])
+    near = pairs[(share >= NEAR_SHARE) & (pairs["overlap"] >= MIN_OVERLAP)]
+    return near[np.argsort(-near["overlap"], kind="stable")]
 
 
 def _sum_by_key(one: Counted, other: Counted) -> Counted:
@@ -334,14 +224,7 @@ def sorted_distinct(values: np.ndarray) -> np.ndarray:
 
 
 def find_sorted(values: np.ndarray, wanted: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Look up numbers in an ascending array.
-
-    Returns
-    -------
-    places : (n,) int64
-        Place of each wanted number; of one that is absent, any place.
-    found : (n,) bool
-    """
+    """Return the place (n,) of each wanted number in an ascending array, and whether it is there."""
     if len(values) == 0:
         return np.zeros(len(wanted), dtype=np.int64), np.zeros(len(wanted), dtype=bool)
     places = np.minimum(np.searchsorted(values, wanted), len(values) - 1)
@@ -374,11 +257,7 @@ def _count_combinations(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Count pairs of relations over the combinations of rows and places.
 
-    Returns
-    -------
-    keys : (n,) int64
-        The smaller relation times the number of relations, plus the larger one; ascending.
-    counts : (n,) int64
+    A key is the smaller relation times the number of relations, plus the larger one.
     """
     keys, counts = np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
     for mine, places in _combinations(rows, first, num):
@@ -391,15 +270,7 @@ def _count_combinations(
 
 @dataclass(frozen=True)
 class Quality:
-    """What was measured.
-
-    Attributes
-    ----------
-    report : dict
-        The figures, as JSON has them; docs/data-quality.md explains each.
-    leaks : dict of str to Leaks
-        Of valid and test, triple by triple.
-    """
+    """The figures, as JSON has them (see docs/data-quality.md), and the leaks of valid and test."""
 
     report: dict[str, Any]
     leaks: dict[str, Leaks]
@@ -408,55 +279,60 @@ class Quality:
 def measure_quality(
     triples: NumberedTriples, bucket_bytes: int = BUCKET_BYTES, num_workers: int = 1
 ) -> Quality:
-    """Measure the quality of a data set.
-
-    Parameters
-    ----------
-    triples : NumberedTriples
-        All splits.
-    bucket_bytes : int
-        Memory for the triples that are sorted at a time.
-    num_workers : int
-        Number of threads.
-    """
-    counts = {split: len(triples.splits[split][0]) for split in SPLITS}
+    """Measure the quality of a data set, with so much memory for the triples that are sorted at a time."""
+    splits, num_relations = triples.splits, triples.num_relations
     again = _again(triples, bucket_bytes, num_workers)
     num_again = sum(int(mask.sum()) for mask in again.values())
     # The buckets of a round are measured side by side, in the memory of one.
     num_rounds = max(1, -(-INDEXED_BYTES * num_again // bucket_bytes))
     per_round = num_workers if num_again > _ROWS_AT_A_TIME else 1
-    totals = _PairTotals(triples.num_relations)
+    nothing = np.zeros(0, np.int64)
+    overlaps: list[Counted] = [(nothing, nothing)] * 2
+    sizes, uses = _sizes_of_alone(triples, again)
     duplicates = dict.fromkeys(SPLITS, 0)
-    in_valid = np.zeros(counts[TEST], bool)
+    in_valid = np.zeros(len(splits[TEST][0]), bool)
     with ThreadPoolExecutor(num_workers) as threads:
-        unseen = threads.submit(count_unseen, triples.splits, triples.num_entities, triples.num_relations)
+        unseen = threads.submit(_count_unseen, triples)
         degrees = threads.submit(_degrees_and_components, triples)
-        buckets = _Buckets(triples, again, num_rounds, per_round, threads)
-        uses = totals.add_alone(triples, again)
-        for rows, index, overlaps in buckets:
-            totals.add(overlaps)
+        buckets: Callable[[], Iterator[_Bucket]]
+        buckets = partial(_buckets, triples, again, num_rounds, per_round, threads)
+        if num_rounds == 1:
+            # Kept, and not indexed again.
+            buckets = partial(iter, list(buckets()))
+        for rows, index, (*counted, sizes_of_bucket) in buckets():
+            overlaps = [_sum_by_key(*both) for both in zip(overlaps, counted)]
+            sizes += sizes_of_bucket
             for split, codes in index.codes.items():
                 duplicates[split] += len(codes) - len(sorted_distinct(codes))
-            uses += np.bincount(index.relations(index.train), minlength=len(uses))
+            uses += np.bincount(index.train % num_relations, minlength=num_relations)
             in_valid[rows[TEST]] = contains(sorted_distinct(index.codes[VALID]), index.codes[TEST])
-        pairs = totals.near_pairs()
-        leaks = {split: Leaks(*np.zeros((4, counts[split]), bool)) for split in (VALID, TEST)}
+        pairs = _near_pairs(overlaps, sizes)
+        leaks = {
+            split: {name: np.zeros(len(splits[split][0]), bool) for name in LEAKS} for split in (VALID, TEST)
+        }
         # Which relations are near is known after the first pass only.
-        for rows, index, _ in buckets:
-            for split, found in leaks.items():
-                for name, mask in vars(index.leaks(split, pairs)).items():
-                    getattr(found, name)[rows[split]] = mask
-    shared = {
-        split: {name: _share(mask) for name, mask in vars(found).items()} for split, found in leaks.items()
-    }
-    shared[TEST]["in_valid"] = _share(in_valid)
+        for rows, index, _ in buckets():
+            for split, masks in leaks.items():
+                for name, mask in index.leaks(split, pairs).items():
+                    masks[name][rows[split]] = mask
+    shares = {split: {name: _share(mask) for name, mask in masks.items()} for split, masks in leaks.items()}
+    shares[TEST]["in_valid"] = _share(in_valid)
+    # Relations with one distinct triple in train.
+    single = np.flatnonzero(uses == 1)
     report = {
-        "triples": counts,
+        "triples": {split: len(splits[split][0]) for split in SPLITS},
         "duplicates": duplicates,
-        "leaks": shared,
-        "relation_pairs": _named_pairs(pairs, triples.relation_name),
+        "leaks": shares,
+        "relation_pairs": {
+            "least_share": NEAR_SHARE,
+            "count": len(pairs),
+            "largest": [_named_pair(pair, triples.relation_name) for pair in pairs[:MAX_PAIRS]],
+        },
         "unseen": unseen.result(),
-        "single_triple_relations": _single_triples(triples, uses),
+        "single_triple_relations": {
+            "count": len(single),
+            "examples": [triples.relation_name(id_) for id_ in single[:MAX_EXAMPLES].tolist()],
+        },
         **degrees.result(),
     }
     return Quality(report, leaks)
@@ -466,76 +342,44 @@ def _share(mask: np.ndarray) -> dict[str, Any]:
     return {"triples": int(mask.sum()), "share": float(mask.mean()) if len(mask) else 0.0}
 
 
-def _named_pairs(pairs: RelationPairs, name: Callable[[int], str]) -> dict[str, Any]:
-    kinds = np.where(
-        pairs.inverse, np.where(pairs.first == pairs.second, "symmetric", "inverse"), "duplicate"
-    )
-    figures = (pairs.first, pairs.second, pairs.num_first, pairs.num_second, pairs.overlap, pairs.share)
-    columns = (kinds, *figures)
-    rows = zip(*(column[:MAX_PAIRS].tolist() for column in columns))
+def _named_pair(pair: np.void, name: Callable[[int], str]) -> dict[str, Any]:
+    is_duplicate, first, second, overlap, num_first, num_second = pair.tolist()
     return {
-        "least_share": NEAR_SHARE,
-        "count": len(pairs.first),
-        "largest": [
-            {
-                "kind": kind,
-                "relations": [name(first), name(second)],
-                "triples": [num_first, num_second],
-                "overlap": overlap,
-                "share": share,
-            }
-            for kind, first, second, num_first, num_second, overlap, share in rows
-        ],
+        "kind": "duplicate" if is_duplicate else "symmetric" if first == second else "inverse",
+        "relations": [name(first), name(second)],
+        "triples": [num_first, num_second],
+        "overlap": overlap,
+        "share": overlap / max(num_first, num_second),
     }
 
 
-def count_unseen(
-    splits: Mapping[str, tuple[np.ndarray, np.ndarray, np.ndarray]], num_entities: int, num_relations: int
-) -> dict[str, dict[str, int]]:
-    """Count entities and relations that occur in valid or test but not in train.
-
-    Parameters
-    ----------
-    splits : mapping of str to (heads, relations, tails)
-        As in :class:`NumberedTriples`.
-    num_entities, num_relations : int
-        Number of entities and of relations.
-
-    Returns
-    -------
-    dict of str to dict
-        For each split but train, and for both together as ``valid_and_test``: ``entities`` and ``relations``
-        (distinct ones), ``triples`` (those with at least one).
-    """
-    new_entity = np.ones(num_entities, dtype=bool)
-    new_relation = np.ones(num_relations, dtype=bool)
-    for _, (heads, relations, tails) in _pieces(splits[TRAIN]):
+def _count_unseen(triples: NumberedTriples) -> dict[str, dict[str, int]]:
+    """Count entities and relations of valid, test and both that train lacks, and triples that have one."""
+    new_entity = np.ones(triples.num_entities, dtype=bool)
+    new_relation = np.ones(triples.num_relations, dtype=bool)
+    for _, (heads, relations, tails) in _pieces(triples.splits[TRAIN]):
         new_entity[heads] = new_entity[tails] = False
         new_relation[relations] = False
     counts = {}
-    both = np.zeros(num_entities, dtype=bool), np.zeros(num_relations, dtype=bool)
+    both = np.zeros(len(new_entity), bool), np.zeros(len(new_relation), bool)
     num_triples = 0
     for split in (VALID, TEST):
-        heads, relations, tails = splits[split]
-        in_entities = np.zeros(num_entities, dtype=bool)
-        in_entities[heads] = in_entities[tails] = True
-        in_relations = np.zeros(num_relations, dtype=bool)
-        in_relations[relations] = True
-        in_entities &= new_entity
-        in_relations &= new_relation
+        heads, relations, tails = triples.splits[split]
+        own = np.zeros(len(new_entity), bool), np.zeros(len(new_relation), bool)
+        own[0][heads] = own[0][tails] = True
+        own[1][relations] = True
         touched = int((new_entity[heads] | new_entity[tails] | new_relation[relations]).sum())
-        counts[split] = _count(in_entities, in_relations, touched)
-        both = both[0] | in_entities, both[1] | in_relations
+        for found, is_new, of_both in zip(own, (new_entity, new_relation), both):
+            found &= is_new
+            of_both |= found
+        counts[split] = _count(own, touched)
         num_triples += touched
-    counts["valid_and_test"] = _count(*both, num_triples)
+    counts["valid_and_test"] = _count(both, num_triples)
     return counts
 
 
-def _count(entities: np.ndarray, relations: np.ndarray, num_triples: int) -> dict[str, int]:
-    return {"entities": int(entities.sum()), "relations": int(relations.sum()), "triples": num_triples}
-
-
-Triples = tuple[np.ndarray, np.ndarray, np.ndarray]
+def _count(new: tuple[np.ndarray, np.ndarray], num_triples: int) -> dict[str, int]:
+    return {"entities": int(new[0].sum()), "relations": int(new[1].sum()), "triples": num_triples}
 
 
 def _again(triples: NumberedTriples, max_bytes: int, num_workers: int) -> dict[str, np.ndarray]:
@@ -569,56 +413,64 @@ def _again(triples: NumberedTriples, max_bytes: int, num_workers: int) -> dict[s
     return again
 
 
-class _Buckets:
-    """The triples whose pair of entities may occur again, in buckets of whole pairs.
+def _sizes_of_alone(
+    triples: NumberedTriples, again: Mapping[str, np.ndarray]
+) -> tuple[np.ndarray, np.ndarray]:
+    """Count by relation the triples that share their pair with none: (2, R) as overlaps(), (R,) of train."""
+    num_relations = triples.num_relations
+    sizes, uses = np.zeros((2, num_relations), np.int64), np.zeros(num_relations, np.int64)
+    for split in SPLITS:
+        for start, (heads, relations, tails) in _pieces(triples.splits[split]):
+            alone = ~again[split][start : start + len(heads)]
+            found = np.bincount(relations[alone], minlength=num_relations)
+            loops = np.bincount(relations[alone & (heads == tails)], minlength=num_relations)
+            sizes += [found - loops, found]
+            if split == TRAIN:
+                uses += found
+    return sizes, uses
 
-    Iterating yields, for each bucket, the rows of each split, their index and its overlaps. What is of one
-    round is indexed at the same time; a single round is kept, and not indexed again.
+
+_Bucket = tuple[dict[str, np.ndarray], TripleIndex, tuple[Counted, Counted, np.ndarray]]
+"""The rows of each split, their index and its overlaps."""
+
+
+def _buckets(
+    triples: NumberedTriples,
+    again: Mapping[str, np.ndarray],
+    num_rounds: int,
+    per_round: int,
+    threads: ThreadPoolExecutor,
+) -> Iterator[_Bucket]:
+    """Yield the triples whose pair of entities may occur again, in buckets of whole pairs.
+
+    What is of one round is indexed at the same time.
     """
+    num_buckets = num_rounds * per_round
 
-    def __init__(
-        self,
-        triples: NumberedTriples,
-        again: Mapping[str, np.ndarray],
-        num_rounds: int,
-        per_round: int,
-        threads: ThreadPoolExecutor,
-    ) -> None:
-        self._triples, self._again = triples, again
-        self._num_buckets, self._per_round = num_rounds * per_round, per_round
-        self._threads = threads
-        self._kept: list[tuple[dict[str, np.ndarray], TripleIndex, Overlaps]] = []
-
-    def __iter__(self) -> Iterator[tuple[dict[str, np.ndarray], TripleIndex, Overlaps]]:
-        if self._kept:
-            yield from self._kept
-            return
-        for first in range(0, self._num_buckets, self._per_round):
-            found = list(self._threads.map(self._index, range(first, first + self._per_round)))
-            if self._num_buckets == self._per_round:
-                self._kept = found
-            yield from found
-            del found  # before the next round takes the same memory
-
-    def _index(self, bucket: int) -> tuple[dict[str, np.ndarray], TripleIndex, Overlaps]:
+    def indexed(bucket: int) -> _Bucket:
         rows: dict[str, np.ndarray] = {}
         splits: dict[str, Triples] = {}
         for split in SPLITS:
             places, columns = [np.zeros(0, np.int64)], [np.zeros((3, 0), np.int64)]
-            for start, (heads, relations, tails) in _pieces(self._triples.splits[split]):
-                mine = np.flatnonzero(self._again[split][start : start + len(heads)])
-                if self._num_buckets > 1:
+            for start, (heads, relations, tails) in _pieces(triples.splits[split]):
+                mine = np.flatnonzero(again[split][start : start + len(heads)])
+                if num_buckets > 1:
                     lower, upper = np.minimum(heads, tails)[mine], np.maximum(heads, tails)[mine]
                     # Not the bits that the counters are chosen by: those of a bucket would be few.
                     mixed = split_mix(upper.astype(np.uint64) << np.uint64(32) | lower.astype(np.uint64))
-                    mine = mine[mixed % np.uint64(self._num_buckets) == bucket]
+                    mine = mine[mixed % np.uint64(num_buckets) == bucket]
                 places.append(mine + start)
                 columns.append(np.stack([heads[mine], relations[mine], tails[mine]]))
             rows[split] = np.concatenate(places)
             heads, relations, tails = np.concatenate(columns, axis=1)
-            splits[split] = (heads, relations, tails)
-        index = TripleIndex(replace(self._triples, splits=splits))
+            splits[split] = heads, relations, tails
+        index = TripleIndex(replace(triples, splits=splits))
         return rows, index, index.overlaps()
+
+    for first in range(0, num_buckets, per_round):
+        found = list(threads.map(indexed, range(first, first + per_round)))
+        yield from found
+        del found  # before the next round takes the same memory
 
 
 def _pieces(columns: Triples) -> Iterator[tuple[int, Triples]]:
@@ -629,20 +481,8 @@ def _pieces(columns: Triples) -> Iterator[tuple[int, Triples]]:
         yield start, (heads[rows], relations[rows], tails[rows])
 
 
-def _single_triples(triples: NumberedTriples, uses: np.ndarray) -> dict[str, Any]:
-    """Return the relations with one distinct triple in train, of which ``uses`` has the numbers."""
-    single = np.flatnonzero(uses == 1)
-    return {
-        "count": len(single),
-        "examples": [triples.relation_name(id_) for id_ in single[:MAX_EXAMPLES].tolist()],
-    }
-
-
 def _degrees_and_components(triples: NumberedTriples) -> dict[str, Any]:
-    """Return figures of the number of training triples of each entity, and of the connected components.
-
-    An entity without a training triple is in no component.
-    """
+    """Return figures of the training triples of each entity, and of the components of those that have one."""
     degrees = np.zeros(triples.num_entities, np.int64)
     parents = np.arange(triples.num_entities, dtype=np.int32)
     for _, (heads, _, tails) in _pieces(triples.splits[TRAIN]):

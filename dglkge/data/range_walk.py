@@ -32,7 +32,6 @@ def range_bounds(starts: npt.NDArray[np.int64], num_ranges: int) -> npt.NDArray[
     ----------
     starts : (num_parts + 1,) int64
         First node id of each partition and, last, the number of nodes.
-    num_ranges : int
 
     Returns
     -------
@@ -59,7 +58,7 @@ def ranges_of(
 
 
 def walk_pairs(order: str, num_ranges: int, seed: int, epoch: int) -> Pairs:
-    """Return the pairs of an epoch in their order.
+    """Return the pairs of an epoch in their order: (P * P, 2) int64, range of the heads and of the tails.
 
     Ranges are renamed by a keyed permutation in each epoch, so that no range is always the last one.
 
@@ -74,22 +73,6 @@ def walk_pairs(order: str, num_ranges: int, seed: int, epoch: int) -> Pairs:
         * ``random``: a permutation.
         * ``hilbert``: the curve of Hilbert (1891) on the smallest square of a power of two, without the pairs
           outside.
-    num_ranges, seed, epoch : int
-
-    Returns
-    -------
-    (P * P, 2) int64
-        Range of the heads and range of the tails of each bucket.
-
-    Raises
-    ------
-    InputError
-        If the order is unknown.
-
-    Examples
-    --------
-    >>> sorted(map(tuple, walk_pairs("hilbert", 2, seed=0, epoch=0).tolist()))
-    [(0, 0), (0, 1), (1, 0), (1, 1)]
     """
     if order not in WALKS:
         raise unknown_name("sampling.bucket_order", order, WALKS)
@@ -101,15 +84,7 @@ def walk_pairs(order: str, num_ranges: int, seed: int, epoch: int) -> Pairs:
 def unordered(walk: Pairs) -> Pairs:
     """Return the pairs of two different ranges, lower number first, in the order in which a walk meets them.
 
-    Parameters
-    ----------
-    walk : (n, 2) int64
-        Of :func:`walk_pairs`.
-
-    Returns
-    -------
-    (P (P - 1) / 2, 2) int64
-        Of a single range, the pair with itself.
+    They are P (P - 1) / 2; of a single range, the pair with itself.
 
     Examples
     --------
@@ -151,9 +126,7 @@ def _affinity(num_ranges: int, key: int) -> list[tuple[int, int]]:
             # Both ranges are there for these: nothing is loaded.
             near = [pair for pair in dict.fromkeys([(i, i), (i, j), (j, i), (j, j)]) if is_left[pair]]
             if not near:
-                lines = [(i, other) for other in range(num_ranges)] + [
-                    (j, other) for other in range(num_ranges)
-                ]
+                lines = [(one, other) for one in (i, j) for other in range(num_ranges)]
                 both = dict.fromkeys([*lines, *((tail, head) for head, tail in lines)])
                 near = [pair for pair in both if is_left[pair]]
         if not near:
@@ -206,14 +179,7 @@ WALKS: Mapping[str, Callable[[int, int], list[tuple[int, int]]]] = {
 
 @dataclass(frozen=True)
 class Loads:
-    """Ranges that a walk loads into a limited memory.
-
-    Attributes
-    ----------
-    count : int
-    num_bytes : int
-        Bytes that are read; as many are written, since every range that is loaded is trained.
-    """
+    """Ranges that a walk loads into a limited memory; as many bytes are written, since each is trained."""
 
     count: int
     num_bytes: int
@@ -222,14 +188,8 @@ class Loads:
 def count_loads(steps: Iterable[AbstractSet[Any]], sizes: Mapping[Any, int], capacity_bytes: int) -> Loads:
     """Count the loads of a walk from empty memory, where the least recently used range is dropped first.
 
-    Parameters
-    ----------
-    steps : iterable of set
-        Ranges, of any type with an order, that each step needs at once; they are kept while it runs, also
-        above the capacity.
-    sizes : mapping
-        Bytes of each range.
-    capacity_bytes : int
+    Each step needs a set of ranges, of any type with an order, at once; they are kept while it runs, also
+    above the capacity.
 
     Examples
     --------

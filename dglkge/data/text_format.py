@@ -56,18 +56,10 @@ class Columns:
 
 
 def parse_columns(text: str) -> Columns:
-    """Parse the ``--columns`` option.
+    """Parse the ``--columns`` option; raises InputError if a role is missing or stands twice.
 
-    Parameters
-    ----------
-    text : str
-        Roles in order (``head,relation,tail,time`` or ``hrtT``), ``role=name`` pairs, or three or four
-        column names standing for head, relation, tail and weight.
-
-    Raises
-    ------
-    InputError
-        If a role is missing or stands twice.
+    The text is roles in order (``head,relation,tail,time`` or ``hrtT``), ``role=name`` pairs, or three or
+    four column names standing for head, relation, tail and weight.
 
     Examples
     --------
@@ -107,27 +99,16 @@ _DELIMITER_NAMES = {"tab": "\t", "\\t": "\t", "comma": ",", "space": " ", "semic
 
 @dataclass(frozen=True)
 class TextFormat:
-    """Format of a line of text.
+    """Format of a line of text: the delimiter, and whether fields may stand in double quotes (CSV).
 
-    Attributes
-    ----------
-    delimiter : str
-        One character.
-    quoted : bool
-        Whether fields may stand in double quotes (CSV). Otherwise every character stands for itself.
+    Without quotes every character stands for itself.
     """
 
     delimiter: str
     quoted: bool
 
     def split(self, line: str) -> list[str]:
-        """Return the fields of a line.
-
-        Raises
-        ------
-        ValueError
-            If a quote is never closed.
-        """
+        """Return the fields of a line; raises ValueError if a quote is never closed."""
         if not self.quoted:
             return line.split(self.delimiter)
         try:
@@ -167,12 +148,7 @@ def compression(path: Path) -> str | None:
 def open_stream(path: Path) -> Iterator[tuple[BinaryIO, BinaryIO]]:
     """Open a file for reading, compressed or not.
 
-    Yields
-    ------
-    raw : binary file
-        The file as it is; its position tells progress.
-    stream : binary file
-        The uncompressed bytes.
+    Yields the file as it is, whose position tells progress, and a stream of the uncompressed bytes.
     """
     kind = compression(path)
     with open(path, "rb") as raw:
@@ -194,12 +170,9 @@ def read_errors(
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Yield number, from 1, and text of each line of a UTF-8 file, compressed or not; for small files.
+    """Yield number, from 1, and text of each line of a UTF-8 file, compressed or not.
 
-    Raises
-    ------
-    InputError
-        If the file is missing, empty, damaged or not UTF-8.
+    Raises InputError if the file is missing, empty, damaged or not UTF-8.
     """
     number = 0
     try:
@@ -213,13 +186,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def parse_delimiter(text: str) -> str:
-    """Parse the ``--delimiter`` option: one character, or its name.
-
-    Raises
-    ------
-    InputError
-        If it is anything else.
-    """
+    """Parse the ``--delimiter`` option: one character, or its name; else InputError."""
     delimiter = _DELIMITER_NAMES.get(text, text)
     # Arrow's parser takes one byte, and gives quotes and line ends a meaning of their own.
     if len(delimiter) != 1 or delimiter in '"\n\r' or not delimiter.isascii():
@@ -267,14 +234,7 @@ def columns_of_header(fields: list[str], columns: Columns) -> dict[str, str]:
 def text_format(path: Path, delimiter: str | None, suffix: str | None = None) -> TextFormat:
     """Return how a text file is split: CSV by commas with quotes, anything else by tabs without.
 
-    Parameters
-    ----------
-    path : Path
-        The file, compressed or not.
-    delimiter : str or None
-        The user's choice instead of the comma or tab.
-    suffix : str, optional
-        Instead of the file's extension.
+    The delimiter is the user's choice instead; the suffix stands instead of the file's extension.
     """
     quoted = (suffix or extension(path)) == ".csv"
     return TextFormat(delimiter or ("," if quoted else "\t"), quoted)
@@ -284,11 +244,8 @@ def text_format(path: Path, delimiter: str | None, suffix: str | None = None) ->
 class RowRules:
     """Rules for a row of triples.
 
-    Attributes
-    ----------
-    limits : mapping of str to int
-        With integer ids, for each of head, relation and tail the id that is just too large. Empty: the
-        fields are names.
+    ``limits`` has, with integer ids, for each of head, relation and tail the id that is just too large; it is
+    empty where the fields are names.
     """
 
     limits: dict[str, int] = field(default_factory=dict)
@@ -301,7 +258,11 @@ class RowRules:
     def fault(self, role: str, value: str) -> str | None:
         """Return the fault of one field as text, or None."""
         if role == WEIGHT:
-            return _weight_fault(value)
+            try:
+                is_weight = 0 <= float(value) < math.inf
+            except ValueError:
+                return f"the weight is {value!r}, expected a number"
+            return None if is_weight else f"the weight is {value}, expected a finite number of 0 or more"
         if value == "":
             return f"the {role} is empty"
         if not self.limits or role == TIME:
@@ -320,16 +281,6 @@ class RowRules:
         return fault
 
 
-def _weight_fault(value: str) -> str | None:
-    try:
-        weight = float(value)
-    except ValueError:
-        return f"the weight is {value!r}, expected a number"
-    if not math.isfinite(weight) or weight < 0:
-        return f"the weight is {value}, expected a finite number that is not negative"
-    return None
-
-
 def first_bad_line(
     lines: Iterable[bytes],
     text: TextFormat,
@@ -338,27 +289,9 @@ def first_bad_line(
     has_header: bool,
     rules: RowRules,
 ) -> tuple[int, str] | None:
-    """Return the number of the first bad line, from 1, and its fault.
+    """Return the number of the first bad line, from 1, and its fault; None if every line is good.
 
-    Parameters
-    ----------
-    lines : iterable of bytes
-        The lines of the file.
-    text : TextFormat
-        How a line is split.
-    places : dict of str to int
-        Index of each role's field.
-    num_fields : int
-        How many fields each line must have.
-    has_header : bool
-        Whether the first line holds no triple.
-    rules : RowRules
-        Rules for the fields.
-
-    Returns
-    -------
-    (int, str) or None
-        None if every line is good.
+    ``places`` has the index of each role's field.
     """
     for number, raw in enumerate(lines, start=1):
         content = raw.rstrip(b"\n")

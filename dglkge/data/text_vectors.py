@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dglkge.data.dataset_files import partial_path
+from dglkge.data.dataset_files import replacing
 from dglkge.errors import InputError, import_extra, write_error
 from dglkge.registry import deferred
 
@@ -23,7 +22,7 @@ MAX_WORDS = 1 << 18
 
 
 def text_vectors(texts: Mapping[str, str], dimension: int = 256, encoder: str = "") -> np.ndarray:
-    """Return a vector of length 1 for each text.
+    """Return a vector of length 1 for each text, (n, D) float32; 0 for a text without words.
 
     Parameters
     ----------
@@ -34,11 +33,6 @@ def text_vectors(texts: Mapping[str, str], dimension: int = 256, encoder: str = 
         a truncated singular value decomposition (Deerwester et al. 1990).
     encoder : str
         A model of ``sentence-transformers``, by its name on the Hugging Face hub or its folder.
-
-    Returns
-    -------
-    (n, D) float32 array
-        In the order of the texts; 0 for a text without words.
 
     Raises
     ------
@@ -76,15 +70,8 @@ def text_vectors(texts: Mapping[str, str], dimension: int = 256, encoder: str = 
 def read_texts(path: Path) -> dict[str, str]:
     """Return the texts of a table by the name in its first column; further columns are joined.
 
-    Parameters
-    ----------
-    path : Path
-        ``.tsv`` (without a header), ``.csv`` (with one) or ``.parquet``.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read, has fewer than two columns, or a name twice.
+    The file is ``.tsv`` (without a header), ``.csv`` (with one) or ``.parquet``. Raises InputError if it
+    cannot be read, has fewer than two columns, or a name twice.
     """
     readers: dict[str, Any] = {
         ".tsv": lambda: pd.read_csv(path, sep="\t", header=None, dtype=str, quoting=3, keep_default_na=False),
@@ -106,25 +93,15 @@ def read_texts(path: Path) -> dict[str, str]:
 
 
 def write_parquet(path: Path, columns: Mapping[str, Any]) -> None:
-    """Write columns to a Parquet file, which is there when it is complete.
-
-    Raises
-    ------
-    DglkgeError
-        If it cannot be written.
-    """
+    """Write columns to a Parquet file, which is there when it is complete."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    partial = partial_path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with open(partial, "wb") as file:
+        with replacing(path) as file:
             pq.write_table(pa.table(dict(columns)), file)
-        partial.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
         raise write_error(f"cannot write {path}", error) from None
 
 

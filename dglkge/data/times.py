@@ -11,7 +11,6 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Sequence
-from typing import TypeVar
 
 import numpy as np
 
@@ -24,26 +23,14 @@ GRANULARITIES = {"day": 10, "month": 7, "year": 4}
 MAX_PAIRS = 1 << 27
 """Most relations at a time: each takes some words of memory in every trainer."""
 
-Ids = TypeVar("Ids", bound=np.ndarray)
-
 _DATE = re.compile(r"(\d{4})(?:-(\d\d)(?:-(\d\d)(?:[T ]\d\d(?::\d\d){0,2}(?:\.\d+)?Z?)?)?)?")
 _INTEGER = re.compile(r"-?\d{1,18}")
 
 
 def in_time_order(stamps: Sequence[str], granularity: str | None = None) -> tuple[list[str], np.ndarray]:
-    """Return the distinct times in their order, and the place of each stamp among them.
+    """Return the distinct times in their order, and the place (n,) int32 of each stamp among them.
 
-    Parameters
-    ----------
-    stamps : sequence of str
-        All integers, or all ISO 8601 dates of one form.
-    granularity : str, optional
-        A member of :data:`GRANULARITIES`: dates are cut to it.
-
-    Returns
-    -------
-    times : list of str
-    places : (n,) int32
+    Stamps are all integers, or all ISO 8601 dates of one form, which a member of :data:`GRANULARITIES` cuts.
 
     Raises
     ------
@@ -63,13 +50,11 @@ def in_time_order(stamps: Sequence[str], granularity: str | None = None) -> tupl
         for stamp in stamps:
             if not _INTEGER.fullmatch(stamp):
                 raise _no_time(stamp, stamps[0])
-        keys = [int(stamp) for stamp in stamps]
-        if len(set(keys)) < len(keys):
+        keys = np.array([int(stamp) for stamp in stamps], np.int64)
+        order = np.argsort(keys)
+        if (np.diff(keys[order]) == 0).any():
             raise InputError("two texts of the time column are one integer; allowed: one text for each time")
-        order = sorted(range(len(keys)), key=keys.__getitem__)
-        places = np.empty(len(keys), np.int32)
-        places[order] = np.arange(len(keys), dtype=np.int32)
-        return [stamps[place] for place in order], places
+        return [stamps[place] for place in order], np.argsort(order).astype(np.int32)
     for stamp in stamps:
         if not _is_date(stamp) or len(stamp) != len(stamps[0]):
             raise _no_time(stamp, stamps[0])
@@ -86,19 +71,9 @@ def in_time_order(stamps: Sequence[str], granularity: str | None = None) -> tupl
 def time_spans(
     stamps: Sequence[str], granularity: str | None = None
 ) -> tuple[list[str], np.ndarray, np.ndarray]:
-    """Return the distinct times in their order, and the first and the last place of each stamp among them.
+    """Return the distinct times in their order, and the first and last place (n,) int32 of each stamp.
 
-    Parameters
-    ----------
-    stamps : sequence of str
-        Times as of :func:`in_time_order`, or intervals of two with ``/`` between them, both included.
-    granularity : str, optional
-
-    Returns
-    -------
-    times : list of str
-        All that occur, as a stamp or as an end of an interval.
-    first, last : (n,) int32
+    Stamps are times as of :func:`in_time_order`, or intervals of two with ``/`` between them, both included.
 
     Raises
     ------
@@ -142,13 +117,7 @@ def _no_time(stamp: str, first: str) -> InputError:
 
 
 def label_at(relation: str, time: str) -> str:
-    """Return the name of a relation at a time.
-
-    Examples
-    --------
-    >>> label_at("visits", "2014-05-01")
-    'visits @ 2014-05-01'
-    """
+    """Return the name of a relation at a time, such as ``visits @ 2014-05-01``."""
     return f"{relation} @ {time}"
 
 
@@ -157,21 +126,6 @@ def at_times(relations: Sequence[Relation], times: Sequence[str]) -> list[Relati
     if not times:
         return list(relations)
     return [Relation(label_at(one.name, time), one.lhs, one.rhs) for one in relations for time in times]
-
-
-def check_pairs(num_relations: int, num_times: int) -> None:
-    """Refuse more relations at a time than memory should hold.
-
-    Raises
-    ------
-    InputError
-        If there are more than :data:`MAX_PAIRS`.
-    """
-    if num_relations * num_times > MAX_PAIRS:
-        raise InputError(
-            f"{num_relations:,} relations at {num_times:,} times are {num_relations * num_times:,}; allowed: "
-            f"up to {MAX_PAIRS:,}, e.g. by a coarser --time-granularity"
-        )
 
 
 def extended(ids: np.ndarray, num_times: int) -> np.ndarray:

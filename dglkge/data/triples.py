@@ -65,17 +65,7 @@ class _TextFile:
 
 @dataclass(frozen=True)
 class Block:
-    """A part of a file.
-
-    Attributes
-    ----------
-    content : bytes or RecordBatch
-        Whole lines, or rows.
-    position : int
-        Number of the file's bytes that are read with this block.
-    first_row : int
-        Index of its first row, where rows are counted (Parquet).
-    """
+    """A part of a file: whole lines or rows, the file's bytes read with it, its first row in Parquet."""
 
     content: bytes | pa.RecordBatch
     position: int
@@ -99,10 +89,8 @@ class TripleFile:
         ``"tsv"``, ``"csv"`` or ``"parquet"``, instead of what the file's extension says.
     skip_first : bool
         Whether the first line of text is neither a triple nor a header.
-    block_bytes : int
-        Bytes of text parsed at a time; no line may be longer.
-    read_bytes : int, optional
-        Bytes of text that are read at a time; fewer than ``block_bytes``, if several blocks are in memory.
+    block_bytes, read_bytes : int
+        Bytes of text that are parsed at a time (no line may be longer), and, if fewer, that are read.
     """
 
     def __init__(
@@ -153,13 +141,7 @@ class TripleFile:
             )
 
     def blocks(self) -> Iterator[Block]:
-        """Read the file.
-
-        Raises
-        ------
-        InputError
-            If the file is missing, empty or damaged.
-        """
+        """Read the file; raises InputError if it is missing, empty or damaged."""
         path = self.path
         if not path.is_file():
             raise InputError(f"{path}: there is no such file")
@@ -179,23 +161,11 @@ class TripleFile:
 
     @property
     def header(self) -> dict[str, str]:
-        """The column of each role that the first line of a text file has; empty without a header.
-
-        Raises
-        ------
-        InputError
-            If the file cannot be read.
-        """
+        """The column of each role that the first line of a text file has; empty without a header."""
         return self._text.names if self._suffix != ".parquet" and self._text.has_header else {}
 
     def places(self, rows: Collection[int]) -> dict[int, str]:
-        """Return where triples are, for messages: ``file:line``, or ``file: row n`` of Parquet.
-
-        Parameters
-        ----------
-        rows : collection of int
-            Indices of triples in the order of the file, from 0.
-        """
+        """Return where some rows, from 0, are, for messages: ``file:line``, or ``file: row n`` of Parquet."""
         places = {row: f"{self.path}: row {row + 1}" for row in rows}
         if self._suffix == ".parquet" or not places:
             return places
@@ -244,18 +214,9 @@ class TripleFile:
         return _TextFile(text, fields, True, names)
 
     def arrays(self, block: Block) -> dict[str, pa.Array]:
-        """Parse a block.
+        """Parse a block; raises InputError, with ``file:line``, if it has a bad line.
 
-        Returns
-        -------
-        dict of str to Array
-            Strings (int64 with integer ids) of head, relation and tail and, if wanted, floats of weight and
-            strings of time.
-
-        Raises
-        ------
-        InputError
-            If it has a bad line: the message begins with ``file:line``.
+        Columns are strings (int64 with integer ids) and, if wanted, floats of weight and strings of time.
         """
         if isinstance(block.content, bytes):
             return self._parsed(block.content)
@@ -362,10 +323,7 @@ def frame_chunks(
 ) -> Iterator[dict[str, pa.Array]]:
     """Read triples from a data frame: for each role strings, int64 with integer ids, or floats of weight.
 
-    Raises
-    ------
-    InputError
-        If a column is missing or a row is bad: the message names the split and the row.
+    Raises InputError, with the split and the row, if a column is missing or a row is bad.
     """
     names = columns.names_or_roles
     is_arrow = isinstance(frame, pa.Table)

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dglkge.data.vocabulary import Vocabulary, iter_lines
+from dglkge.data.text_format import bare_path, numbered_lines
+from dglkge.data.vocabulary import Vocabulary
 from dglkge.errors import InputError, unknown_name
 
 ROWS_AT_A_TIME = 4096
@@ -37,13 +38,7 @@ class VectorFile(Protocol):
         ...
 
     def rows(self, numbers: Ids) -> Iterator[Block]:
-        """Yield some vectors in blocks: their numbers (b,) and float64 values (b, width).
-
-        Parameters
-        ----------
-        numbers : (n,) int64
-            Numbers of vectors, ascending and different.
-        """
+        """Yield vectors of ascending numbers (n,) in blocks: their numbers (b,) and float64 (b, width)."""
         ...
 
     def place(self, number: int) -> str:
@@ -69,27 +64,18 @@ def open_vectors(
         File with a name on each line, of an npy file; empty: that beside it, ``x.names.txt`` of ``x.npy``.
     name_column, column : str
         Columns of a Parquet file.
-
-    Raises
-    ------
-    InputError
-        If the suffix is another, or the file is missing, damaged or has no vectors.
     """
-    kind, is_zipped = path.suffix.lower(), path.suffix.lower() == ".gz"
-    if is_zipped:
-        kind = path.with_suffix("").suffix.lower()
+    kind, text_kind = path.suffix.lower(), bare_path(path).suffix.lower()
     if not path.is_file():
         raise InputError(f"cannot read {path}: there is no such file")
-    if kind == ".npy" and not is_zipped:
+    if kind == ".npy":
         return _Npy(path, Path(names) if names else path.with_suffix(NAMES_SUFFIX))
     if names:
         raise InputError(f"{path}: a file of names goes with an npy file only, got {names}")
-    if kind in (".parquet", ".pq") and not is_zipped:
+    if kind in (".parquet", ".pq"):
         return _Parquet(path, name_column, column)
-    if kind in (".vec", ".txt"):
-        return _Text(path, " ")
-    if kind == ".tsv":
-        return _Text(path, "\t")
+    if text_kind in (".vec", ".txt", ".tsv"):
+        return _Text(path, "\t" if text_kind == ".tsv" else " ")
     raise InputError(
         f"{path}: the suffix says no format of vectors; allowed: .npy, .parquet, .pq, .vec, .txt, .tsv, and "
         ".vec.gz, .txt.gz, .tsv.gz"
@@ -121,9 +107,9 @@ class _Npy(VectorFile):
 
     def names(self) -> Iterator[str]:
         count = 0
-        for line in iter_lines(self._names):
+        for number, line in numbered_lines(self._names):
             yield line
-            count += 1
+            count = number
         if count != len(self._matrix):
             raise InputError(
                 f"{self._names} has {count} names, {self.path} has {len(self._matrix)} rows; allowed: as many"
@@ -216,8 +202,7 @@ class _Text(VectorFile):
     def __init__(self, path: Path, separator: str) -> None:
         self.path = path
         self._separator = separator
-        first = next(iter_lines(path), None)
-        fields = [] if first is None else first.rstrip().split(separator)
+        fields = next(numbered_lines(path))[1].rstrip().split(separator)
         self._count: int | None = None
         if len(fields) == 2 and all(field.isascii() and field.isdigit() for field in fields):
             self._count, self.width = int(fields[0]), int(fields[1])
@@ -231,9 +216,9 @@ class _Text(VectorFile):
 
     def names(self) -> Iterator[str]:
         count = 0
-        for fields in self._fields():
+        for number, fields in enumerate(self._fields(), start=1):
             yield fields[0]
-            count += 1
+            count = number
         if self._count not in (None, count):
             raise InputError(
                 f"{self.path}:1: the first line says {self._count} vectors, the file has {count}: it is "
@@ -255,12 +240,12 @@ class _Text(VectorFile):
 
     def _fields(self) -> Iterator[list[str]]:
         """Yield the name and the texts of the numbers of each line."""
-        lines = iter_lines(self.path)
+        lines = numbered_lines(self.path)
         if self._count is not None:
             next(lines)
-        for number, line in enumerate(lines):
+        for number, (_, line) in enumerate(lines):
             # word2vec's own program ends each line with a space.
-            fields = line.rstrip(" \t\r").rsplit(self._separator, self.width)
+            fields = line.rstrip(" \t").rsplit(self._separator, self.width)
             if len(fields) != self.width + 1:
                 got = len(fields) - 1
                 raise InputError(
@@ -303,20 +288,9 @@ class FeatureFile:
 
 
 def feature_files(texts: Sequence[str], entity_types: Sequence[str], field: str) -> list[FeatureFile]:
-    """Return the files that texts ``FILE`` or ``TYPE=FILE`` name; nothing is read.
+    """Return the files that texts ``FILE`` or ``TYPE=FILE`` name; ``FILE`` alone is of all entity types.
 
-    Parameters
-    ----------
-    texts : sequence of str
-    entity_types : sequence of str
-        The known ones. ``FILE`` alone stands for all of them.
-    field : str
-        For messages.
-
-    Raises
-    ------
-    InputError
-        If a type is unknown, or has two files.
+    Nothing is read. Raises InputError, with the field, if a type is unknown or has two files.
     """
     files = []
     taken: dict[str, str] = {}
@@ -339,19 +313,9 @@ def feature_files(texts: Sequence[str], entity_types: Sequence[str], field: str)
 def read_new_vectors(
     path: Path, known: Vocabulary, names: str = "", name_column: str = "name", column: str = "embedding"
 ) -> tuple[list[str], np.ndarray]:
-    """Read the vectors of names that a vocabulary lacks, in the order of the file.
+    """Read names that a vocabulary lacks, in the order of the file, and their vectors (n, F) float32.
 
-    Parameters
-    ----------
-    path : Path
-    known : Vocabulary
-    names, name_column, column : str
-        As of :func:`dglkge.data.vector_files.open_vectors`.
-
-    Returns
-    -------
-    names : list of str
-    vectors : (n, F) float32 array
+    ``names`` and the columns are as of :func:`open_vectors`.
 
     Raises
     ------

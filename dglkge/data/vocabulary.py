@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import difflib
-import gzip
 import mmap
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import overload
 
@@ -21,15 +20,7 @@ NAMES_BLOCK_BYTES = 1 << 24
 
 
 class Vocabulary:
-    """An ordered list of distinct names.
-
-    Parameters
-    ----------
-    names : sequence of str
-        The name of id 0, 1, 2, ...
-    noun : str
-        Noun for error messages, e.g. ``"entity"``.
-    """
+    """An ordered list of distinct names; the name of id 0, 1, 2, ... The noun is for error messages."""
 
     def __init__(self, names: Sequence[str], noun: str) -> None:
         self.names = names
@@ -46,30 +37,14 @@ class Vocabulary:
         return name in self._id_of_name()
 
     def id(self, name: str) -> int:
-        """Return the id of a name.
-
-        Raises
-        ------
-        InputError
-            If nothing has that name; the message shows the nearest known ones.
-        """
+        """Return the id of a name; the InputError of an unknown one shows the nearest known ones."""
         id_ = self._id_of_name().get(name)
         if id_ is None:
             raise self._unknown(name)
         return id_
 
     def ids(self, names: Iterable[str]) -> np.ndarray:
-        """Return the ids of names.
-
-        Returns
-        -------
-        (n,) int64
-
-        Raises
-        ------
-        InputError
-            If nothing has one of the names.
-        """
+        """Return the ids of names, (n,) int64."""
         return np.array([self.id(name) for name in names], dtype=np.int64)
 
     def find(self, names: Iterable[str]) -> np.ndarray:
@@ -85,13 +60,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: Path, noun: str) -> Vocabulary:
-        """Read a file of :meth:`save`.
-
-        Raises
-        ------
-        InputError
-            If the file is missing, not UTF-8 or cut off in a line.
-        """
+        """Read a file of :meth:`save`."""
         return cls(read_lines(path), noun)
 
     def _id_of_name(self) -> dict[str, int]:
@@ -116,16 +85,7 @@ class Vocabulary:
 class MappedNames(Sequence[str]):
     """The lines of a file of :meth:`Vocabulary.save`, read when they are asked for.
 
-    A name takes 8 bytes of memory; the page cache holds what was read.
-
-    Parameters
-    ----------
-    path : Path
-
-    Raises
-    ------
-    InputError
-        If the file is missing, not UTF-8 or its last line has no end.
+    A name takes 8 bytes of memory; the page cache holds what was read. A damaged file is an InputError.
     """
 
     def __init__(self, path: Path) -> None:
@@ -172,12 +132,7 @@ class MappedNames(Sequence[str]):
 class RelationVocabulary:
     """An ordered list of relations; a relation's place is its original id.
 
-    Parameters
-    ----------
-    relations : sequence of Relation
-        The relation of id 0, 1, 2, ...
-    times : sequence of str
-        Times in their order: an id is then that of a relation at a time, see :mod:`dglkge.data.times`.
+    With times, in their order, an id is that of a relation at a time, see :mod:`dglkge.data.times`.
 
     Attributes
     ----------
@@ -212,13 +167,7 @@ class RelationVocabulary:
         return self.relations[id_]
 
     def ids_of(self, label_or_name: str) -> list[int]:
-        """Return the ids of all relations with a name, or of the one with a label.
-
-        Raises
-        ------
-        InputError
-            If there is none; the message shows the nearest known ones.
-        """
+        """Return the ids of all relations with a name, or of the one with a label; none is an InputError."""
         ids = self._ids_of_name.get(label_or_name)
         if ids is None and self.times and any(one.name == label_or_name for one in self.timeless):
             raise InputError(
@@ -227,13 +176,7 @@ class RelationVocabulary:
         return [self.labels.id(label_or_name)] if ids is None else ids
 
     def at(self, name: str | None, time: str | None) -> list[int]:
-        """Return the ids of relations of a name, or of all, at a time, or at all.
-
-        Raises
-        ------
-        InputError
-            If there is none; the message shows the nearest known names.
-        """
+        """Return the ids of relations of a name, or of all, at a time, or at all; none is an InputError."""
         if time is not None and time not in self.times:
             raise unknown_name("time", time, self.times)
         names = [one.name for one in self.timeless]
@@ -286,13 +229,7 @@ class RelationVocabulary:
 
     @classmethod
     def load(cls, path: Path, times: Sequence[str] = ()) -> RelationVocabulary:
-        """Read a file of :meth:`save`.
-
-        Raises
-        ------
-        InputError
-            If the file is missing, cut off or has a line without three fields.
-        """
+        """Read a file of :meth:`save`."""
         relations = []
         for number, line in enumerate(read_lines(path), start=1):
             fields = line.split("\t")
@@ -303,13 +240,7 @@ class RelationVocabulary:
 
 
 def read_lines(path: Path) -> list[str]:
-    """Return the lines of a UTF-8 file in which every line, the last too, ends in ``\\n``.
-
-    Raises
-    ------
-    InputError
-        If the file is missing, not UTF-8 or its last line has no end.
-    """
+    """Return the lines of a UTF-8 file in which every line, the last too, ends in a line feed."""
     try:
         # Split at "\n" only: str.splitlines would also split names at other Unicode line ends.
         text = Path(path).read_bytes().decode("utf-8")
@@ -323,26 +254,3 @@ def read_lines(path: Path) -> list[str]:
     if not text.endswith("\n"):
         raise InputError(f"{path} is cut off: its last line has no end")
     return text[:-1].split("\n")
-
-
-def iter_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of such a file one by one; of a gzip file too, where its name ends in ``.gz``.
-
-    The last line may lack its end.
-
-    Raises
-    ------
-    InputError
-        If the file is missing, damaged or not UTF-8; with the number of the line.
-    """
-    number = 0
-    try:
-        # Bytes: a file opened as text would also be split at a lone carriage return.
-        with gzip.open(path) if path.suffix.lower() == ".gz" else open(path, "rb") as file:
-            for line in file:
-                number += 1
-                yield line.decode("utf-8").rstrip("\n")
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path}:{number}: not UTF-8: {error.reason}") from None
-    except (OSError, EOFError) as error:
-        raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None

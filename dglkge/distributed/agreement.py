@@ -20,7 +20,7 @@ def agree(
     work: Callable[[], Result],
     wait: Callable[[], object] = lambda: None,
 ) -> Result:
-    """Run a function on every trainer; if it fails on one, all raise its error. A collective.
+    """Run a function on every trainer, a collective; if it fails on one, all raise its error.
 
     Parameters
     ----------
@@ -30,20 +30,10 @@ def agree(
     wait : callable
         A barrier before that, which allows for work of very different length.
 
-    Returns
-    -------
-    object
-        What the function returned here.
-
     Raises
     ------
     DglkgeError
         That of the first rank that failed, of its kind; of ranks above 0 with the rank before the text.
-
-    Examples
-    --------
-    >>> agree(lambda text: [text], lambda: 7)
-    7
     """
     problem: tuple[str, str] | None = None
     results: list[Result] = []

@@ -49,15 +49,7 @@ _request_timeout_seconds = [600.0]
 def serve(ip_config: str) -> None:
     """Run a server until all clients have left, then end the process.
 
-    Parameters
-    ----------
-    ip_config : str
-        Path of the file of addresses.
-
-    Raises
-    ------
-    PortTakenError
-        If another program listens on the server's port.
+    Raises PortTakenError if another program listens on the server's port.
     """
     name_segments()
     with without_sleep(dgl.distributed.rpc_server), _port_errors():
@@ -66,17 +58,9 @@ def serve(ip_config: str) -> None:
 
 
 def connect(ip_config: str) -> None:
-    """Connect this process to the servers as a client.
+    """Connect this process to the servers as a client; the file is not read in the standalone mode.
 
-    Parameters
-    ----------
-    ip_config : str
-        Path of the file of addresses; not read in the standalone mode.
-
-    Raises
-    ------
-    PortTakenError
-        If another program listens on the port that this client has chosen.
+    Raises PortTakenError if another program listens on the port that this client has chosen.
     """
 
     def choose_and_hold(remote: str) -> str:
@@ -99,12 +83,7 @@ def connect(ip_config: str) -> None:
 def open_graph(graph_name: str, part_config: str) -> Any:
     """Return the ``DistGraph`` of the partitions that the servers hold.
 
-    Parameters
-    ----------
-    graph_name : str
-        Name under which the graph was partitioned.
-    part_config : str
-        Path of DGL's partition file; read in the standalone mode only.
+    The partition file is read in the standalone mode only.
     """
     with contextlib.redirect_stdout(_LogWriter()):
         return dgl.distributed.DistGraph(graph_name, part_config=part_config)
@@ -131,13 +110,6 @@ def without_sleep(rpc_server: Any, pause: Callable[[float], None] = time.sleep) 
     sockets listen by then. Inside this block it checks instead whether they listen: clients of this machine
     in the kernel's table of sockets; clients of other machines get a short pause. This is safe because DGL
     tries again every second where the connection fails.
-
-    Parameters
-    ----------
-    rpc_server : module
-        ``dgl.distributed.rpc_server``; its ``time`` and its ``rpc.connect_receiver`` are replaced.
-    pause : callable
-        Waits some seconds; for tests.
     """
     connect_receiver = rpc_server.rpc.connect_receiver
     # All clients have registered by then, so one pause covers them all.

@@ -108,18 +108,7 @@ def install() -> None:
 
 
 def require_dgl(user: str) -> None:
-    """Refuse to go on without DGL, which reading does not need.
-
-    Parameters
-    ----------
-    user : str
-        What needs it, e.g. ``"dglkge train"``.
-
-    Raises
-    ------
-    InputError
-        If it cannot be imported, or is older than 2.1.
-    """
+    """Raise InputError for `user`, e.g. ``"dglkge train"``, if DGL is absent or older than 2.1."""
     import importlib.metadata
 
     from dglkge.errors import InputError

@@ -121,20 +121,8 @@ def _skip_zeros() -> None:
 def file_array(folder: str, name: str, is_create: bool, shape: Sequence[int], dtype: str = "float32") -> Any:
     """Return an array of DGL's over a mapped file, as ``empty_shared_mem`` does over shared memory.
 
-    Parameters
-    ----------
-    folder, name : str
-        Where the file lies.
-    is_create : bool
-        Whether to make it, of zeros; else it exists.
-    shape : sequence of int
-    dtype : str
-        DGL's name of the type.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be made, or the disk has no room for it.
+    `is_create` makes it, of zeros; else it exists. Raises OSError if the file cannot be made, or the disk has
+    no room for it.
     """
     backend: Any = importlib.import_module("dgl.backend")
     # DGL's own arrays hold bool as bytes too.
@@ -161,15 +149,10 @@ def _mapped_rows(path: str, is_create: bool, shape: Sequence[int], kind: torch.d
 
 @contextlib.contextmanager
 def standalone_tables(folder: str) -> Iterator[None]:
-    """Let tables that a process alone makes inside the block be files in a folder.
+    """Let tables that a process alone makes inside the block be files in an existing folder of its own.
 
     Without servers DGL's client (``standalone_kvstore.KVClient``, both versions) keeps each table as a tensor
     of its own memory.
-
-    Parameters
-    ----------
-    folder : str
-        An existing folder of this process alone.
     """
     client: Any = importlib.import_module("dgl.distributed.standalone_kvstore").KVClient
     dist_tensor: Any = importlib.import_module("dgl.distributed.dist_tensor")

@@ -20,18 +20,10 @@ _HOST_NAME = re.compile(r"(?!-)[A-Za-z0-9_-]{1,63}(?<!-)(\.(?!-)[A-Za-z0-9_-]{1,
 
 @dataclass(frozen=True)
 class Machine:
-    """One line of ip_config.txt.
+    """One line of ip_config.txt: an IPv4 address or host name as written; server i listens on ``port + i``.
 
-    Attributes
-    ----------
-    address : str
-        IPv4 address or host name, as written.
-    port : int
-        Port of the machine's first server; server i listens on ``port + i``.
-    num_servers : int or None
-        DGL-KE's third column; None if absent.
-    has_port : bool
-        Whether the line has a port. Without one the launcher finds a free one.
+    `num_servers` is DGL-KE's third column. Without a port in the line (`has_port`) the launcher finds a free
+    one.
     """
 
     address: str

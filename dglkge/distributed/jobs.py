@@ -58,36 +58,25 @@ class JobEntry:
 
     Attributes
     ----------
-    job : str
-        Its id.
-    user : str
-        Name of the user who started it.
-    host : str
-        Name of the machine of the launcher.
-    launcher_pid : int
-        Number of the launcher there.
-    launcher_started : int
-        Start of the launcher in clock ticks since the boot: tells it from a later one of the same number.
+    user, host : str
+        Name of the user who started it, and of the machine of the launcher.
+    launcher_pid, launcher_started : int
+        Number of the launcher there, and its start in clock ticks since the boot, which tells it from a later
+        one of the same number.
     pid : int
         Number of the node program, the process of this machine that holds the entry.
     is_ending : bool
         Whether the launcher is lost and the node program ends the job's processes.
-    command : tuple of str
-        Script or module with its arguments.
-    folder : str
-        Working folder.
+    command, folder, log_dir
+        Script or module with its arguments; working folder; folder of the logs.
     run : str
         Folder of the run; empty for scripts of other projects.
-    log_dir : str
-        Folder of the logs.
     started : float
         Seconds since the epoch.
     ports : tuple of int
         Ports of the job's servers on this machine, taken or about to be.
-    shared_memory_bytes : int
-        Planned bytes in shared memory on this machine; 0 if unknown.
-    memory_bytes : int
-        Planned bytes of memory on this machine, shared memory included; 0 if unknown.
+    shared_memory_bytes, memory_bytes : int
+        Planned bytes on this machine, of memory shared memory included; 0 if unknown.
     owner : int
         User id of the entry's file: any user can write entries, whose other fields are claims.
     """
@@ -136,16 +125,8 @@ class JobEntry:
 class Registration:
     """This process's hold on the entry of a job.
 
-    Parameters
-    ----------
-    entry : JobEntry
-    folder : str
-        Folder of the register.
-
-    Raises
-    ------
-    NotReadyError
-        If the register cannot be written, or another job of this machine has the same run folder.
+    Raises NotReadyError if the register cannot be written, or another job of this machine has the same run
+    folder.
     """
 
     def __init__(self, entry: JobEntry, folder: str = SHARED_MEMORY_FOLDER) -> None:
@@ -155,7 +136,13 @@ class Registration:
         self._path = os.path.join(folder, name)
         unlocked = os.path.join(folder, f".{name}.{os.getpid()}")
         with register_lock(folder):
-            _refuse_same_run(entry, folder)
+            for other in live_jobs(folder) if entry.run else ():
+                # An entry of another user may be a lie; the lease in the run's folder keeps that job out.
+                if other.owner == os.geteuid() and other.run == entry.run and other.job != entry.job:
+                    raise NotReadyError(
+                        f"{entry.run} is in use: another job writes there, {other.describe()}; wait for it, "
+                        f"end it (dglkge job stop {other.job}), or give another output"
+                    )
             try:
                 # Python opens files with O_CLOEXEC: children do not inherit the lock.
                 self._descriptor = os.open(unlocked, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o644)
@@ -189,29 +176,12 @@ class Registration:
         os.ftruncate(self._descriptor, len(text))
 
 
-def _refuse_same_run(entry: JobEntry, folder: str) -> None:
-    """Raise NotReadyError if another live job of this user writes to the run's folder.
-
-    An entry of another user may be a lie; the lease in the run's folder keeps that user's job out.
-    """
-    for other in live_jobs(folder):
-        if other.owner == os.geteuid() and entry.run and other.run == entry.run and other.job != entry.job:
-            raise NotReadyError(
-                f"{entry.run} is in use: another job writes there, {other.describe()}; wait for it, end it "
-                f"(dglkge job stop {other.job}), or give another output"
-            )
-
-
 @contextlib.contextmanager
 def register_lock(folder: str = SHARED_MEMORY_FOLDER) -> Iterator[None]:
     """Hold the register, for moments in which one process looks and then writes.
 
     The lock is on the folder itself: no file is left. Earlier versions hold it for the time of their job.
-
-    Raises
-    ------
-    NotReadyError
-        If the folder does not exist, or another process keeps the lock.
+    Raises NotReadyError if the folder does not exist, or another process keeps the lock.
     """
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -306,17 +276,7 @@ def allocated_bytes(job: str, folder: str = SHARED_MEMORY_FOLDER) -> int:
 
 @dataclass(frozen=True)
 class Claims:
-    """Bytes that other jobs of this machine have planned and not yet allocated.
-
-    Attributes
-    ----------
-    shared_memory_bytes : int
-        In shared memory.
-    memory_bytes : int
-        Of memory, shared memory included.
-    num_jobs : int
-        Number of other live jobs.
-    """
+    """Bytes that other jobs have planned and not yet allocated; shared memory is part of memory."""
 
     shared_memory_bytes: int = 0
     memory_bytes: int = 0
@@ -324,15 +284,7 @@ class Claims:
 
 
 def claims_of_others(job: str = "", folder: str = SHARED_MEMORY_FOLDER) -> Claims:
-    """Return what the other live jobs of this machine will still allocate.
-
-    Parameters
-    ----------
-    job : str
-        Id of the asking job, which does not count.
-    folder : str
-        Folder of the register.
-    """
+    """Return what the live jobs of this machine but the asking one will still allocate."""
     shared = memory = num_jobs = 0
     for entry in live_jobs(folder):
         if entry.job == job:

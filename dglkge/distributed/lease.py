@@ -93,7 +93,7 @@ class Holder:
             job=job,
             role=role,
             host=socket.gethostname(),
-            boot_id=_boot_id(),
+            boot_id=boot_id(),
             pid_namespace=_pid_namespace(),
             pid=os.getpid(),
             start_time=process_start(os.getpid()),
@@ -118,7 +118,7 @@ class Holder:
     @property
     def is_on_this_host(self) -> bool:
         """Whether the pid is that of a process in this process's own pid namespace."""
-        here = (socket.gethostname(), _boot_id(), _pid_namespace())
+        here = (socket.gethostname(), boot_id(), _pid_namespace())
         return (self.host, self.boot_id, self.pid_namespace) == here
 
     @property
@@ -135,16 +135,8 @@ class Holder:
 class Lease:
     """Permission to write to a run's folder, held by this process or by another one of the same job.
 
-    Parameters
-    ----------
-    path : Path
-        The lease file.
-    nonce : str
-        Of the job, for temporary names and receipts.
-    holder : Holder
-        The process that holds it; its nonce is the job's too, unless it is the launcher.
-    is_holder : bool
-        Whether that is this process, which then renews it in a thread until :meth:`release`.
+    The nonce is the job's, for temporary names and receipts; the holder's is the same, unless it is the
+    launcher. The holder renews the lease in a thread until :meth:`release`.
     """
 
     def __init__(self, path: Path, nonce: str, holder: Holder, is_holder: bool) -> None:
@@ -173,13 +165,7 @@ class Lease:
         return self._holder.nonce
 
     def check(self) -> None:
-        """Read the lease file again, before something is published.
-
-        Raises
-        ------
-        CheckpointError
-            If another job holds it, or it cannot be read.
-        """
+        """Read the lease file again, before something is published; raises CheckpointError if it is lost."""
         content = self._read()
         found = None if content is None else Holder.from_bytes(content)
         if found is not None and found.nonce == self.holder_nonce:
@@ -192,13 +178,7 @@ class Lease:
         )
 
     def check_renewal(self) -> None:
-        """Check the result of the last renewal, without reading the file unless that found it lost.
-
-        Raises
-        ------
-        CheckpointError
-            If another job holds the lease.
-        """
+        """Check the result of the last renewal, without reading the file unless that found it lost."""
         if self._is_lost:
             self.check()
 
@@ -256,12 +236,11 @@ class Lease:
 
 
 class LeaseTaker:
-    """Takes the lease of a folder once no other job holds it.
+    """Takes the lease of a folder, which is created, once no other job holds it.
 
     Parameters
     ----------
     folder : Path
-        Created if it does not exist.
     nonce : str
         Of the job; a lease with this nonce is shared, as another machine of the job mounts the same disk.
     job : str
@@ -279,12 +258,7 @@ class LeaseTaker:
         self._has_warned = False
 
     def attempt(self, seconds: float) -> Lease | None:
-        """Try to take the lease for some seconds.
-
-        Returns
-        -------
-        Lease or None
-            None if it is not known yet whether the holder is alive; call again.
+        """Try to take the lease for some seconds; None if it is not known yet whether the holder is alive.
 
         Raises
         ------
@@ -307,12 +281,7 @@ class LeaseTaker:
     def take(self) -> Lease:
         """Take the lease; blocks for up to EXPIRY_SECONDS if its holder is on another host and may be dead.
 
-        Raises
-        ------
-        CheckpointError
-            As :meth:`attempt`.
-        NotReadyError
-            If the disk is full or fails.
+        Raises CheckpointError as :meth:`attempt`, and NotReadyError if the disk is full or fails.
         """
         while True:
             try:
@@ -355,7 +324,7 @@ class LeaseTaker:
             # The protocol's second read: the guard excludes others, and this shows whether one was faster.
             if _content(path) != content:
                 return False
-            self._replace(path)
+            os.replace(self._write_temporary(), path)
             return True
         finally:
             with contextlib.suppress(OSError):
@@ -384,10 +353,6 @@ class LeaseTaker:
             file.write(self._mine.to_bytes())
         return True
 
-    def _replace(self, path: Path) -> None:
-        """Replace the content of an expired lease by ours."""
-        os.replace(self._write_temporary(), path)
-
     def _write_temporary(self) -> Path:
         """Write our content to a file with a unique name."""
         temporary = self.folder / f"{LEASE_FILE}.{uuid.uuid4().hex}.tmp"
@@ -395,13 +360,7 @@ class LeaseTaker:
         return temporary
 
     def _may_break(self, path: Path, content: bytes) -> bool:
-        """Whether the holder of a lease file is dead, as far as it is known yet.
-
-        Raises
-        ------
-        CheckpointError
-            If it is alive, and the file is the folder's lease rather than a guard.
-        """
+        """Whether the holder of a lease file is dead, as far as it is known yet; refuses if it is alive."""
         now = time.monotonic()
         holder = Holder.from_bytes(content)
         before, since = self._seen.get(path, (content, now))
@@ -441,13 +400,7 @@ class LeaseTaker:
 
 @contextlib.contextmanager
 def hold(folder: Path, role: str) -> Iterator[Lease]:
-    """Hold the lease of a folder inside the block, for work of a single process.
-
-    Raises
-    ------
-    CheckpointError
-        If a job writes there.
-    """
+    """Hold the lease of a folder inside the block, for work of a single process; raises CheckpointError."""
     lease = LeaseTaker(folder, new_nonce(), role=role).take()
     try:
         yield lease
@@ -463,7 +416,7 @@ def _content(path: Path) -> bytes | None:
         return None
 
 
-def _boot_id() -> str:
+def boot_id() -> str:
     """Return the kernel's id of this boot; empty if unknown."""
     with contextlib.suppress(OSError):
         return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()

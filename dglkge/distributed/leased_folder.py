@@ -26,15 +26,11 @@ def sync(path: Path) -> None:
 
 
 class LeasedFolder:
-    """A folder in which a job writes while it holds the run's lease.
+    """A folder, which need not exist, in which a job writes while it holds the run's lease.
 
-    Parameters
-    ----------
-    path : path
-        The folder; it need not exist.
-    lease : Lease, optional
-        The job's right to write to the run. Its nonce is part of temporary names, and it is read again before
-        a file gets its name: a job that has lost its lease publishes nothing.
+    The lease's nonce is part of temporary names, and it is read again before a file gets its name: a job that
+    has lost its lease publishes nothing. Methods raise CheckpointError if the folder may not be written to or
+    the lease was lost, StorageError if the disk is full or fails.
     """
 
     def __init__(self, path: str | os.PathLike[str], lease: Lease | None = None) -> None:
@@ -47,15 +43,7 @@ class LeasedFolder:
         return "" if self.lease is None else self.lease.nonce
 
     def make(self) -> None:
-        """Make the folder.
-
-        Raises
-        ------
-        CheckpointError
-            If the path is no folder, or may not be written to.
-        StorageError
-            If the disk is full or fails.
-        """
+        """Make the folder."""
         with self.writing():
             self.path.mkdir(parents=True, exist_ok=True)
 
@@ -68,13 +56,7 @@ class LeasedFolder:
             raise write_error(f"cannot write to {self.path}", error) from error
 
     def check_lease(self) -> None:
-        """Check that this job may still write to the folder.
-
-        Raises
-        ------
-        CheckpointError
-            If its lease was taken by another job.
-        """
+        """Check that this job may still write to the folder."""
         if self.lease is not None:
             self.lease.check()
 
@@ -83,13 +65,6 @@ class LeasedFolder:
         """Yield a temporary path to write to; at the end of the block the file is durable and has its name.
 
         If the block fails, an older file of that name stays.
-
-        Raises
-        ------
-        CheckpointError
-            If the file may not be written.
-        StorageError
-            If the disk is full or fails.
         """
         # The temporary file is in the same folder, because os.replace is atomic within one file system only.
         target = self.path / name
@@ -135,15 +110,7 @@ class LeasedFolder:
         self.write_text(name, json.dumps(value, indent=2) + "\n")
 
     def drop_temporaries(self) -> None:
-        """Remove unfinished files that killed jobs left; the caller holds the lease.
-
-        Raises
-        ------
-        CheckpointError
-            If the folder may not be written to.
-        StorageError
-            If the disk fails.
-        """
+        """Remove unfinished files that killed jobs left; the caller holds the lease."""
         with self.writing():
             for path in self.path.iterdir():
                 # Names with a nonce only: another program's temporary files in this folder are not ours to

@@ -20,12 +20,7 @@ FIELDS = ("time", "level", "process", "message")
 
 
 def timestamp(seconds: float | None = None) -> str:
-    """Return a time, by default now, in UTC with milliseconds (RFC 3339).
-
-    Parameters
-    ----------
-    seconds : float, optional
-        Since the epoch.
+    """Return seconds since the epoch, by default now, in UTC with milliseconds (RFC 3339).
 
     Examples
     --------
@@ -39,20 +34,7 @@ def timestamp(seconds: float | None = None) -> str:
 
 
 def json_line(process: str, level: str, message: str, seconds: float | None = None, **more: Any) -> str:
-    """Return one line, without its end.
-
-    Parameters
-    ----------
-    process : str
-        ``trainer 0``, ``server 1`` or ``launcher``.
-    level : str
-        ``debug``, ``info``, ``warning``, ``error`` or ``critical``.
-    message : str
-        Line ends in it become ``\\n``.
-    seconds : float, optional
-        Time since the epoch; by default now.
-    **more
-        Further fields.
+    """Return one line, without its end; `more` are further fields, `seconds` since the epoch, by default now.
 
     Examples
     --------
@@ -77,13 +59,7 @@ def parse_line(text: str) -> dict[str, Any] | None:
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats log records as :func:`json_line`, with the logger as a further field.
-
-    Parameters
-    ----------
-    process : str
-        Name of this process.
-    """
+    """Formats log records as :func:`json_line` of a process, with the logger as a further field."""
 
     def __init__(self, process: str) -> None:
         super().__init__("%(message)s")
@@ -94,9 +70,3 @@ class JsonFormatter(logging.Formatter):
         # The base class appends the traceback to the message.
         text = super().format(record)
         return json_line(self._process, record.levelname.lower(), text, record.created, logger=record.name)
-
-
-def use_json(process: str) -> None:
-    """Let the handlers of the root logger write JSON; a script has made them with ``logging.basicConfig``."""
-    for handler in logging.getLogger().handlers:
-        handler.setFormatter(JsonFormatter(process))

@@ -82,12 +82,9 @@ class StopRequest:
 
     @contextlib.contextmanager
     def leaving_at_once(self) -> Iterator[None]:
-        """Raise at once on a request inside the block: before the first batch there is nothing to commit.
+        """Raise Preempted on a request inside the block: before the first batch there is nothing to commit.
 
-        Raises
-        ------
-        Preempted
-            In the main thread; also if a collective fails because another trainer has left on the request.
+        It is raised too if a collective fails because another trainer has left on the request.
         """
         self._at_once = True
         try:

@@ -18,10 +18,7 @@ from dglkge.distributed.server_ports import PortTakenError
 class DeviceGroups:
     """The process groups of a job's trainers, by device; the same calls in the same order on every trainer.
 
-    Parameters
-    ----------
-    timeout_seconds : float
-        Limit of every wait on a GPU; NCCL's watchdog ends the process then.
+    The timeout limits every wait on a GPU; NCCL's watchdog ends the process then.
     """
 
     def __init__(self, timeout_seconds: float = 600.0) -> None:
@@ -58,20 +55,8 @@ def start_process_group(
     """Join the other trainers over gloo, with a store that listens on the job's address only.
 
     torch's own ``env://`` listens on every interface, and its store has no authentication: every program that
-    reaches it can change its content. So rank 0 passes it a socket that listens on the job's address.
-
-    Parameters
-    ----------
-    rendezvous : tuple of (str, int)
-        IPv4 address of the machine of rank 0, and the port where rank 0 listens there.
-    rank, world_size : int
-    timeout_seconds : float
-        Of the rendezvous and of each collective.
-
-    Raises
-    ------
-    PortTakenError
-        On rank 0, if another program listens there.
+    reaches it can change its content. So rank 0 passes it a socket that listens on the job's address. The
+    timeout is that of the rendezvous and of each collective. Raises PortTakenError on rank 0.
     """
     timeout = datetime.timedelta(seconds=timeout_seconds)
     listener = _listen(rendezvous).detach() if rank == 0 else None  # detached: the store closes it
@@ -113,15 +98,10 @@ def end_process_group() -> None:
 
 def _listen(address: tuple[str, int]) -> socket.socket:
     """Return a socket that listens on one address."""
-    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
-    # accepts a port whose last connections are still in TIME_WAIT
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
-        listener.bind(address)
-        listener.listen()
+        # With SO_REUSEADDR: accepts a port whose last connections are still in TIME_WAIT.
+        return socket.create_server(address)
     except OSError as error:
-        listener.close()
         if error.errno == errno.EADDRINUSE:
             raise PortTakenError(f"{address[0]}:{address[1]}") from error
         raise
-    return listener

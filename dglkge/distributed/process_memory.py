@@ -25,18 +25,9 @@ def human_bytes(num_bytes: float) -> str:
 
 
 def memory_of(pid: int, proc: Path = PROC) -> tuple[int, int]:
-    """Return the resident memory of a process and the part of it that others may share; zeros if unknown.
+    """Return the resident bytes of a process, and those of them that others may share; zeros if unknown.
 
     The shared part has mapped files and shared memory: the tables, for trainers and servers.
-
-    Parameters
-    ----------
-    pid : int
-    proc : Path
-
-    Returns
-    -------
-    resident_bytes, shared_bytes : int
     """
     try:
         # One short read: smaps_rollup, which tells shares apart, walks the page tables of all tables.
@@ -48,14 +39,7 @@ def memory_of(pid: int, proc: Path = PROC) -> tuple[int, int]:
 
 
 def find_servers(job: str, proc: Path = PROC) -> dict[int, int]:
-    """Return the processes of this machine that are servers of a job: number of the server to pid.
-
-    Parameters
-    ----------
-    job : str
-        The launcher's id of the job.
-    proc : Path
-    """
+    """Return the processes of this machine that are servers of a job: number of the server to pid."""
     found: dict[int, int] = {}
     for folder in proc.iterdir() if job else ():
         if not folder.name.isdigit():

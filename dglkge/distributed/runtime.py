@@ -18,9 +18,10 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from dglkge.distributed import dgl_compat, log_format
+from dglkge.distributed import dgl_compat
 from dglkge.distributed.agreement import Result, agree
 from dglkge.distributed.ip_config import read_ip_config
+from dglkge.distributed.log_format import JSON, JsonFormatter
 from dglkge.distributed.preemption import StopRequest
 from dglkge.distributed.process_group import end_process_group, start_process_group
 from dglkge.distributed.server_ports import (
@@ -30,7 +31,7 @@ from dglkge.distributed.server_ports import (
     is_own_address,
     wait_until_listening,
 )
-from dglkge.distributed.world import NO_VERIFY_VARIABLE, World
+from dglkge.distributed.world import NO_VERIFY_VARIABLE, World, inherited_log_format
 from dglkge.errors import InputError, JobError, exit_status_of
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,6 @@ class Cluster:
     Attributes
     ----------
     world : World
-        Place of this trainer in the job.
     graph : dgl.distributed.DistGraph
         The partitioned graph, held by the servers.
     stop : StopRequest
@@ -105,16 +105,8 @@ class Cluster:
     def barrier(self, num_bytes: int = 0) -> None:
         """Block until every trainer has reached the barrier.
 
-        Parameters
-        ----------
-        num_bytes : int
-            Bytes that a trainer may have to read from a disk before it arrives. The timeout is longer by the
-            time that a slow disk takes for them.
-
-        Raises
-        ------
-        RuntimeError
-            After the timeout; the message of torch names missing ranks where `num_bytes` is given.
+        The timeout is longer by the time that a slow disk takes for `num_bytes`, which a trainer may have to
+        read before it arrives; torch's message names missing ranks then.
         """
         if not dist.is_initialized():
             return
@@ -154,11 +146,7 @@ class Cluster:
     def agree(self, work: Callable[[], Result], num_bytes: int = 0) -> Result:
         """Run a function on every trainer; if it fails on one, all raise its error. A collective.
 
-        Parameters
-        ----------
-        work : callable
-        num_bytes : int
-            Bytes that a trainer may have to read from a disk in it, as of :meth:`barrier`.
+        `num_bytes` are those that a trainer may have to read from a disk in it, as of :meth:`barrier`.
         """
         return agree(self.gather_texts, work, lambda: self.barrier(num_bytes) if num_bytes else None)
 
@@ -186,22 +174,12 @@ def verifies_dataset() -> bool:
 
 
 def use_log_format() -> None:
-    """Let this process log as ``DGLKGE_LOG_FORMAT`` says: JSON lines, or unchanged.
-
-    Raises
-    ------
-    InputError
-        If the variable has another value.
-    """
-    found = os.environ.get(log_format.VARIABLE) or log_format.TEXT
-    if found not in log_format.LOG_FORMATS:
-        raise InputError(
-            f"{log_format.VARIABLE} is {found!r}; allowed are {', '.join(log_format.LOG_FORMATS)}"
-        )
-    if found == log_format.JSON:
+    """Let this process log as ``DGLKGE_LOG_FORMAT`` says: JSON lines, or unchanged."""
+    if inherited_log_format() == JSON:
         role, number = ("server", "DGL_SERVER_ID") if is_server() else ("trainer", "RANK")
-        name = f"{role} {os.environ.get(number, '0')}"
-        log_format.use_json(name)
+        formatter = JsonFormatter(f"{role} {os.environ.get(number, '0')}")
+        for handler in logging.getLogger().handlers:  # a script has made them with logging.basicConfig
+            handler.setFormatter(formatter)
 
 
 def log_folder() -> str:
@@ -221,23 +199,8 @@ def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[
     A server process serves until the trainers have left, and then ends here. A trainer that fails inside the
     block ends at once: DGL's shutdown is a barrier without a timeout. Inside the block SIGTERM, SIGINT and
     SIGHUP are recorded, see :meth:`Cluster.must_stop`. After it a trainer ignores them, since the others wait
-    for it in DGL's shutdown.
-
-    In the standalone mode DGL's state in this process is reset whenever the block is left, and the process
-    can join again.
-
-    Parameters
-    ----------
-    graph_name : str
-        Name under which the graph was partitioned.
-    part_config : str
-        Path of DGL's partition file.
-    num_parts : int
-        Number of partitions in it.
-
-    Yields
-    ------
-    Cluster
+    for it in DGL's shutdown. In the standalone mode DGL's state in this process is reset whenever the block
+    is left, and the process can join again.
 
     Raises
     ------
@@ -255,7 +218,16 @@ def join_cluster(graph_name: str, part_config: str, num_parts: int) -> Iterator[
         except PortTakenError as error:
             _end_process(_report_taken_port(error))
     world = World.detect()
-    _check_parts(num_parts, world)
+    if num_parts != world.num_machines and not world.launched:
+        raise InputError(
+            f"the data set has {num_parts} partitions, and one process alone trains one: "
+            "partition it with --num-parts 1, or start it with dglkge-launch"
+        )
+    if num_parts != world.num_machines:
+        raise InputError(
+            f"the data set has {num_parts} partitions and ip_config.txt has {world.num_machines} machines; "
+            "each machine holds one partition"
+        )
     if not world.launched:
         with _alone(world, ip_config, graph_name, part_config) as cluster:
             yield cluster
@@ -310,32 +282,12 @@ def _start(world: World, ip_config: str, graph_name: str, part_config: str) -> C
     with dgl_compat.request_timeout():
         dgl_compat.connect(ip_config)
     dgl_compat.limit_shutdown()
-    _wait_for_rendezvous(world)
+    # Until rank 0 listens: torch's own attempts are almost a second apart.
+    if world.rank > 0 and is_own_address(world.rendezvous[0]):
+        wait_until_listening([world.rendezvous[1]], RENDEZVOUS_WAIT_SECONDS)
     start_process_group(world.rendezvous, world.rank, world.world_size, world.timeout_seconds)
     with dgl_compat.request_timeout():
         return Cluster(world, dgl_compat.open_graph(graph_name, part_config))
-
-
-def _wait_for_rendezvous(world: World) -> None:
-    """Wait until rank 0 listens; torch's own attempts are almost a second apart."""
-    address, port = world.rendezvous
-    if world.rank > 0 and is_own_address(address):
-        wait_until_listening([port], RENDEZVOUS_WAIT_SECONDS)
-
-
-def _check_parts(num_parts: int, world: World) -> None:
-    """Raise InputError if the data set was partitioned for another number of machines."""
-    if num_parts == world.num_machines:
-        return
-    if not world.launched:
-        raise InputError(
-            f"the data set has {num_parts} partitions, and one process alone trains one: "
-            "partition it with --num-parts 1, or start it with dglkge-launch"
-        )
-    raise InputError(
-        f"the data set has {num_parts} partitions and ip_config.txt has {world.num_machines} machines; "
-        "each machine holds one partition"
-    )
 
 
 def _fail(error: BaseException, world: World) -> NoReturn:

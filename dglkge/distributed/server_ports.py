@@ -29,13 +29,7 @@ script that ends with 75 for another reason."""
 
 
 class PortTakenError(OSError):
-    """A port that this process must listen on is in use by another program.
-
-    Parameters
-    ----------
-    address : str
-        ``address:port``.
-    """
+    """A port that this process must listen on is in use by another program."""
 
     def __init__(self, address: str) -> None:
         super().__init__(errno.EADDRINUSE, f"{address} is in use by another program")
@@ -43,21 +37,10 @@ class PortTakenError(OSError):
 
 
 def hold_usable_address(remote: str) -> tuple[str, socket.socket]:
-    """Choose a free port on the address from which a machine is reached, and reserve it.
+    """Choose a free port on the address from which a machine is reached; return it and its socket.
 
-    While the returned socket is open, the kernel gives the port to no other program. The socket does not
-    listen and sets ``SO_REUSEADDR``, so DGL, which sets it too, can listen on the port.
-
-    Parameters
-    ----------
-    remote : str
-        IPv4 address of the machine.
-
-    Returns
-    -------
-    address : str
-        ``address:port``.
-    holder : socket.socket
+    While the socket is open, the kernel gives the port to no other program. It does not listen and sets
+    ``SO_REUSEADDR``, so DGL, which sets it too, can listen on the port.
     """
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as route:
         try:
@@ -87,17 +70,9 @@ def listening_ports(tables: Collection[Path] = SOCKET_TABLES) -> set[int]:
 
 
 def wait_until_listening(ports: Collection[int], timeout_seconds: float) -> bool:
-    """Wait until all of the ports have a listener.
+    """Wait until all of the ports have a listener; False after the timeout.
 
-    Parameters
-    ----------
-    ports : collection of int
-    timeout_seconds : float
-
-    Returns
-    -------
-    bool
-        False after the timeout. The caller connects all the same, and reports the error of the connection.
+    The caller connects all the same, and reports the error of the connection.
     """
     start = time.monotonic()
     end = start + timeout_seconds

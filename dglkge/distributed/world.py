@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dglkge.distributed import log_format
 from dglkge.errors import InputError
 
 DEFAULT_TIMEOUT_SECONDS = 600.0
@@ -34,12 +35,6 @@ class World:
     ----------
     rank : int
         Number among all trainers; ``machine * trainers_per_machine + local_rank``.
-    world_size : int
-        Number of trainers of the job.
-    local_rank : int
-        Number among the trainers of this machine.
-    trainers_per_machine : int
-        Number of trainers on each machine.
     launched : bool
         Whether ``dglkge-launch`` (or DGL's launcher) started this process. Without it the process
         trains alone, in DGL's standalone mode.
@@ -91,15 +86,6 @@ class World:
     def detect(cls, environment: Mapping[str, str] | None = None) -> World:
         """Read the place of this process from environment variables.
 
-        Parameters
-        ----------
-        environment : mapping of str to str, optional
-            Instead of ``os.environ``; for tests.
-
-        Returns
-        -------
-        World
-
         Raises
         ------
         InputError
@@ -134,6 +120,16 @@ class World:
             timeout_seconds=_seconds(env.get(TIMEOUT_VARIABLE, str(DEFAULT_TIMEOUT_SECONDS))),
             job=env.get(JOB_VARIABLE, ""),
         )
+
+
+def inherited_log_format() -> str:
+    """Return how this process shall log; raises InputError."""
+    found = os.environ.get(log_format.VARIABLE) or log_format.TEXT
+    if found not in log_format.LOG_FORMATS:
+        raise InputError(
+            f"{log_format.VARIABLE} is {found!r}; allowed are {', '.join(log_format.LOG_FORMATS)}"
+        )
+    return found
 
 
 def _refuse_other_launchers(environment: Mapping[str, str]) -> None:

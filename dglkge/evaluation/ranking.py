@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dglkge.errors import InputError
 from dglkge.evaluation.queries import QueryBatch, ScoredQueries, exact_scores
-from dglkge.kernels.counting import count_scores, list_close
+from dglkge.kernels.full_scores import count_scores, list_close
 from dglkge.kernels.hashing import column_bits, in_range, row_keys, stream_key
 from dglkge.model.functions.comparators import FLOAT32_UNIT
 from dglkge.model.kge_model import KgeModel

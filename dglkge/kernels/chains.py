@@ -3,9 +3,10 @@
 Gradient rows stay where they are (autograd's leaf, a receive buffer, another trainer's shared memory): the
 loops take the address of each row, so nothing is concatenated or copied before it is added up.
 
-Ids are found in a hash table with linear probing that holds positions, not ids: half the memory of a table of
-64-bit ids, and one array to empty between steps. The rows of an id form a linked list (its chain) in order of
-arrival, so sums are added in the same order in every run.
+Ids are found in a hash table with linear probing, "(H,) int32" positions in the keys, -1 where free; H is a
+power of two and at least twice the number of keys. The rows of an id form a linked list (its chain) in order
+of arrival, so sums are added in the same order in every run: ``heads`` and ``tails`` "(K,)" are the first and
+last source of each key, ``links`` "(S,)" the source that follows each source, -1 at the end.
 """
 
 from __future__ import annotations
@@ -31,6 +32,15 @@ def slot_of(key: Any, mask: Any) -> Any:
     return ((np.uint64(key) * GOLDEN) >> np.uint64(20)) & mask
 
 
+@compiled_inline
+def find_slot(key: Any, slots: ndarray, keys: ndarray, mask: Any) -> Any:
+    """Return the slot of a key, or the free one in which its search ends."""
+    slot = slot_of(key, mask)
+    while slots[slot] >= 0 and keys[slots[slot]] != key:
+        slot = (slot + np.uint64(1)) & mask
+    return slot
+
+
 @compiled
 def index_keys(slots: ndarray, keys: ndarray, num_keys: int) -> None:
     """Enter the first ``num_keys`` distinct keys into an emptied hash table (after it grew)."""
@@ -44,46 +54,18 @@ def index_keys(slots: ndarray, keys: ndarray, num_keys: int) -> None:
 
 
 @compiled
-def chain_sources(
-    ids: ndarray,
-    first_source: int,
-    slots: ndarray,
-    keys: ndarray,
-    heads: ndarray,
-    tails: ndarray,
-    links: ndarray,
-    num_keys: int,
-) -> int:
+def chain_sources(ids: ndarray, first_source: int, table: tuple, chain: tuple, num_keys: int) -> int:
     """Append sources ``first_source + i`` to the chain of the key ``ids[i]``; new ids become new keys.
 
-    Parameters
-    ----------
-    ids : ndarray
-        "(n,) int64" row ids, not negative.
-    first_source : int
-        Number of the first of these sources.
-    slots : ndarray
-        "(H,) int32" hash table of positions in ``keys``, -1 where free; H is a power of two and at least
-        twice the number of keys.
-    keys, heads, tails : ndarray
-        "(K,) int64" distinct ids in order of first appearance; first and last source of each.
-    links : ndarray
-        "(S,) int64" the source that follows each source in its chain, -1 at the end.
-    num_keys : int
-        Number of keys so far.
-
-    Returns
-    -------
-    int
-        Number of keys afterwards.
+    ``table`` = (slots, keys), ``chain`` = (heads, tails, links). Returns the number of keys afterwards.
     """
+    slots, keys = table
+    heads, tails, links = chain
     mask = np.uint64(slots.shape[0] - 1)
     for i in range(ids.shape[0]):
         source = first_source + i
         links[source] = -1
-        slot = slot_of(ids[i], mask)
-        while slots[slot] >= 0 and keys[slots[slot]] != ids[i]:
-            slot = (slot + np.uint64(1)) & mask
+        slot = find_slot(ids[i], slots, keys, mask)
         position = slots[slot]
         if position >= 0:
             # Appended at the tail, so that a chain has the order of arrival: float sums depend on it.
@@ -117,18 +99,11 @@ def add_chain(head: int, links: ndarray, addresses: ndarray, counts: ndarray, to
 
 
 @compiled
-def merge_chains(
-    selected: ndarray,
-    heads: ndarray,
-    links: ndarray,
-    addresses: ndarray,
-    counts: ndarray,
-    merged: ndarray,
-    merged_counts: ndarray,
-) -> None:
+def merge_chains(selected: ndarray, chain: tuple, merged: ndarray, merged_counts: ndarray) -> None:
     """Write the summed row of each selected key to ``merged`` "(n, D)", its number of gradients to
     ``merged_counts`` "(n,)".
     """
+    heads, links, addresses, counts = chain
     for i in range(selected.shape[0]):
         merged_counts[i] = add_chain(heads[selected[i]], links, addresses, counts, merged[i])
 
@@ -144,7 +119,7 @@ def match_keys(
     Parameters
     ----------
     table : tuple of ndarray
-        Hash table, "(H,) int32" positions into "(K,) int64" keys, H a power of two; and the keys.
+        Hash table and keys.
     ids : ndarray
         "(n,) int64" rows that the trainer has a gradient for.
     place, num_places : int
@@ -157,11 +132,7 @@ def match_keys(
     slots, keys = table
     mask = np.uint64(slots.shape[0] - 1)
     for i in range(ids.shape[0]):
-        slot = slot_of(ids[i], mask)
-        while slots[slot] >= 0 and keys[slots[slot]] != ids[i]:
-            slot = (slot + np.uint64(1)) & mask
-        key = slots[slot]
-        found[i] = key
+        key = found[i] = slots[find_slot(ids[i], slots, keys, mask)]
         if key >= 0:
             shared[key] = True
             if (place - ids[i]) % num_places < (owners[key] - ids[i]) % num_places:
@@ -183,14 +154,9 @@ def chain_delivered(
     rows : tuple of int
         Address of the first row, and bytes from one to the next.
     chain : tuple of ndarray
-        Tails of :func:`chain_sources`, and links, addresses and counts of the sources; changed.
+        Tails, and links, addresses and counts of the sources; changed.
     num_sources : int
-        Number of sources so far.
-
-    Returns
-    -------
-    int
-        Number of sources afterwards.
+        Number of sources so far; the new number is returned.
     """
     row_of, count_of = delivered
     tails, links, addresses, counts = chain

@@ -171,14 +171,8 @@ def fill_euclidean(
 ) -> None:
     """Write sqrt(|q|^2 + |c|^2 - 2 q.c), 0 where rounding makes the square negative.
 
-    Parameters
-    ----------
-    products : ndarray
-        "(B, N)" inner products, of the type of the distances or bfloat16 words.
-    query_squares, candidate_squares : ndarray
-        "(B,)" and "(N,)" squared lengths.
-    distances : ndarray
-        "(B, N)", written.
+    ``products`` "(B, N)" are of the type of the distances "(B, N)" or bfloat16 words; squares are "(B,)",
+    "(N,)".
     """
     kind = distances.dtype.type
     for i in range(products.shape[0]):
@@ -201,20 +195,10 @@ def fill_euclidean_weights(
     query_sums: ndarray,
     candidate_sums: ndarray,
 ) -> None:
-    """Write each gradient of a distance divided by the distance, and the sums of these weights.
+    """Write each gradient of a distance divided by the distance, "(B, N)", and the sums of these weights.
 
-    Parameters
-    ----------
-    gradients, distances : ndarray
-        "(B, N)".
-    query_squares, candidate_squares : ndarray
-        "(B,)" and "(N,)" squared lengths.
-    noise : scalar of the type of the distances
-        The weight is 0 where the squared distance is at most this share of both squared lengths.
-    weights : ndarray
-        "(B, N)" of the type of the distances, or bfloat16 words; written.
-    query_sums, candidate_sums : ndarray
-        "(B,)" and "(N,)" sums of the weights, written.
+    A weight is 0 where the squared distance is at most the share ``noise`` of both squared lengths. The
+    weights are of the type of the distances, or bfloat16 words.
     """
     kind = distances.dtype.type
     one = kind(1)

@@ -1,4 +1,4 @@
-"""Compiled loops of a batch's queries under DistMult and ComplEx: forward, and gradients written out.
+"""Compiled loops of a batch's queries under DistMult and ComplEx: forward, gradients written out, penalties.
 
 With q = a o r the query of anchor a and relation r (o multiplies number by number, real or complex), g the
 gradient of q, t the true answer, m and s the gradients of the scores q.t and q.a:
@@ -110,22 +110,23 @@ def penalize(row: ndarray, factor: float, is_complex: bool, gradient: ndarray) -
     return total
 
 
-# Eleven arguments: that arrays do not overlap is promised of arguments, not of the members of a tuple.
+# Seven arrays: that they do not overlap is promised of arguments, not of the members of a tuple.
 @compiled_unaliased
 def add_query_gradients(
     anchor: ndarray,
     relation: ndarray,
     truth: ndarray,
-    is_complex: bool,
-    conjugate: bool,
     of_query: ndarray,
-    missing: float,
-    own_share: float,
     of_anchor: ndarray,
     of_relation: ndarray,
     of_truth: ndarray,
+    numbers: tuple,
 ) -> None:
-    """Add the gradients of a query's three rows; ``of_query`` holds the contribution of the negatives."""
+    """Add the gradients of a query's three rows; ``of_query`` holds the contribution of the negatives.
+
+    ``numbers`` = (is_complex, conjugate, gradients of the scores of the true answer and of the own entity).
+    """
+    is_complex, conjugate, missing, own_share = numbers
     if not is_complex:
         for k in range(anchor.shape[0]):
             query = anchor[k] * relation[k]
@@ -162,7 +163,7 @@ def write_gradients(
     n3: float,
     gradients: tuple,
 ) -> float:
-    """Write the gradients of the batch's rows; returns the summed penalty of their weights.
+    """Write the gradients of the batch's rows; returns the sum of the triples' penalties times their factors.
 
     Parameters
     ----------
@@ -176,11 +177,6 @@ def write_gradients(
         Weight of the regularizer, 0 for none; it counts the three rows of a triple once for each side.
     gradients : three ndarray
         "(B,) int64" addresses of those of heads, tails and relations, written.
-
-    Returns
-    -------
-    float
-        The sum of the triples' penalties, each multiplied by its factor.
     """
     is_complex, is_reciprocal = operator
     heads, tails, relations = rows
@@ -213,13 +209,138 @@ def write_gradients(
         place = places[0][i]
         load_row(of_queries[place], of_query)
         add_query_gradients(
-            head, relation[:dim], tail, is_complex, False, of_query, missing[place], own_shares[place],
-            of_head, of_relation[:dim], of_tail,
+            head, relation[:dim], tail, of_query, of_head, of_relation[:dim], of_tail,
+            (is_complex, False, missing[place], own_shares[place]),
         )  # fmt: skip
         place = places[1][i]
         load_row(of_queries[place], of_query)
         add_query_gradients(
-            tail, relation[last:], head, is_complex, not is_reciprocal, of_query, missing[place],
-            own_shares[place], of_tail, of_relation[last:], of_head,
+            tail, relation[last:], head, of_query, of_tail, of_relation[last:], of_head,
+            (is_complex, not is_reciprocal, missing[place], own_shares[place]),
         )  # fmt: skip
+    return penalty
+
+
+@compiled_unaliased
+def add_squares(row: ndarray, factor: float, gradient: ndarray) -> float:
+    """Add factor times the gradient of the sum of a row's squares; returns the sum."""
+    total = row.dtype.type(0)
+    twice = factor + factor
+    for k in range(row.shape[0]):
+        gradient[k] += twice * row[k]
+        total += row[k] * row[k]
+    return total
+
+
+@compiled_unaliased
+def add_cubes(row: ndarray, factor: float, is_complex: bool, gradient: ndarray) -> float:
+    """Add factor times the gradient of the sum of a row's cubed moduli; returns the sum."""
+    total = row.dtype.type(0)
+    three = row.dtype.type(3) * factor
+    if not is_complex:
+        for k in range(row.shape[0]):
+            modulus = np.abs(row[k])
+            gradient[k] += three * modulus * row[k]
+            total += modulus * modulus * modulus
+        return total
+    half = row.shape[0] // 2
+    for k in range(half):
+        square = row[k] * row[k] + row[half + k] * row[half + k]
+        modulus = np.sqrt(square)
+        gradient[k] += three * modulus * row[k]
+        gradient[half + k] += three * modulus * row[half + k]
+        total += square * modulus
+    return total
+
+
+@compiled_unaliased
+def add_product_squares(
+    anchor: ndarray,
+    relation: ndarray,
+    factor: float,
+    is_complex: bool,
+    of_anchor: ndarray,
+    of_relation: ndarray,
+) -> float:
+    """Add factor times the gradients of the squares of anchor o relation; returns the sum of the squares."""
+    total = anchor.dtype.type(0)
+    twice = factor + factor
+    if not is_complex:
+        for k in range(anchor.shape[0]):
+            of_anchor[k] += twice * relation[k] * relation[k] * anchor[k]
+            of_relation[k] += twice * anchor[k] * anchor[k] * relation[k]
+            total += anchor[k] * anchor[k] * relation[k] * relation[k]
+        return total
+    half = anchor.shape[0] // 2
+    for k in range(half):
+        of_a = anchor[k] * anchor[k] + anchor[half + k] * anchor[half + k]
+        of_r = relation[k] * relation[k] + relation[half + k] * relation[half + k]
+        of_anchor[k] += twice * of_r * anchor[k]
+        of_anchor[half + k] += twice * of_r * anchor[half + k]
+        of_relation[k] += twice * of_a * relation[k]
+        of_relation[half + k] += twice * of_a * relation[half + k]
+        total += of_a * of_r
+    return total
+
+
+@compiled
+def add_penalties(
+    rows: tuple, operator: tuple, dim: int, factors: ndarray, power: int, weights: tuple, gradients: tuple
+) -> float:
+    """Add the gradients of both queries' penalties of each triple; returns the penalties' sum.
+
+    With a the entity given and r the relation, conjugation changes no modulus, so both queries have the same
+    loops: sum |x|^2 has the gradient 2 x, sum |x|^3 has 3 |x| x, and sum |a o r|^2 has 2 |r|^2 a and 2 |a|^2
+    r.
+
+    Parameters
+    ----------
+    rows, gradients : three ndarray
+        Addresses, as in :func:`write_gradients`; gradients are added to.
+    factors : ndarray
+        "(B,)" factor of each triple.
+    power : int
+        2 or 3, of the moduli.
+    weights : tuple
+        float32: of each entity's row in a triple, of each query's relation, of each query's product.
+    """
+    is_complex, is_reciprocal = operator
+    heads, tails, relations = rows
+    of_heads, of_tails, of_relations = gradients
+    of_entity, of_relation, of_product = weights
+    width = 2 * dim if is_reciprocal else dim
+    last = width - dim
+    penalty = 0.0
+    for i in range(heads.shape[0]):
+        prefetch_rows_at(heads, i + LOOKAHEAD, dim)
+        prefetch_rows_at(tails, i + LOOKAHEAD, dim)
+        head, tail = row_at(heads[i], dim, factors), row_at(tails[i], dim, factors)
+        relation = row_at(relations[i], width, factors)
+        head_gradient, tail_gradient = row_at(of_heads[i], dim, factors), row_at(of_tails[i], dim, factors)
+        relation_gradient = row_at(of_relations[i], width, factors)
+        # Reciprocal: each half serves one query. Otherwise the row serves both.
+        once = of_relation if is_reciprocal else of_relation + of_relation
+        for row, weight, gradient in (
+            (head, of_entity, head_gradient),
+            (tail, of_entity, tail_gradient),
+            (relation, once, relation_gradient),
+        ):
+            if weight == 0:
+                continue
+            factor = weight * factors[i]
+            if power == 2:
+                penalty += factor * add_squares(row, factor, gradient)
+            elif is_complex and row.shape[0] > dim:
+                penalty += factor * add_cubes(row[:dim], factor, True, gradient[:dim])
+                penalty += factor * add_cubes(row[dim:], factor, True, gradient[dim:])
+            else:
+                penalty += factor * add_cubes(row, factor, is_complex, gradient)
+        if of_product != 0:
+            factor = of_product * factors[i]
+            penalty += factor * add_product_squares(
+                head, relation[:dim], factor, is_complex, head_gradient, relation_gradient[:dim]
+            )
+            penalty += factor * add_product_squares(
+                tail, relation[last:], factor, is_complex, tail_gradient, relation_gradient[last:]
+            )
     return penalty

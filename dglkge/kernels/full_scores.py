@@ -53,15 +53,11 @@ def _greatest_score(row: Any) -> Any:
 
 @compiled
 def exponentials(scores: ndarray, greatest: ndarray, totals: ndarray) -> None:
-    """Replace each score by e to the power of score minus the greatest score of its row.
+    """Replace scores "(Q, W)", float32 or bfloat16 words, by e to the power of score minus the row's greatest
+    one.
 
-    Parameters
-    ----------
-    scores : ndarray
-        "(Q, W)" float32 or bfloat16 words, changed.
-    greatest, totals : ndarray
-        "(Q,) float32" greatest score and sum of the powers of each row, written. A sum is NaN where a score
-        of its row is not finite.
+    Writes the greatest score and the sum of the powers of each row "(Q,) float32". A sum is NaN where a score
+    of its row is not finite.
     """
     zero, one = np.float32(0), np.float32(1)
     wide = np.empty(SCORES_A_PIECE, np.float32)
@@ -82,15 +78,10 @@ def exponentials(scores: ndarray, greatest: ndarray, totals: ndarray) -> None:
 
 @compiled
 def sigmoids(scores: ndarray, greatest: ndarray, totals: ndarray) -> None:
-    """Replace each score by its sigmoid 1 / (1 + e^-s).
+    """Replace scores "(Q, W)", float32 or bfloat16 words, by their sigmoids 1 / (1 + e^-s).
 
-    Parameters
-    ----------
-    scores : ndarray
-        "(Q, W)" float32 or bfloat16 words, changed.
-    greatest, totals : ndarray
-        "(Q,) float32" zeros, and the sum of log(1 + e^s) of each row, written. A sum is NaN where a score of
-        its row is not finite.
+    Writes zeros and the sum of log(1 + e^s) of each row "(Q,) float32". A sum is NaN where a score of its row
+    is not finite.
     """
     zero, one = np.float32(0), np.float32(1)
     row = np.empty(scores.shape[1], np.float32)
@@ -136,18 +127,12 @@ def overwrite_answers(
 
 @compiled
 def add_answer_gradients(
-    queries: ndarray,
-    rows: ndarray,
-    starts: ndarray,
-    places: ndarray,
-    of_scores: ndarray,
-    of_queries: ndarray,
-    of_rows: ndarray,
+    queries: ndarray, rows: ndarray, answers: tuple, of_scores: ndarray, of_queries: ndarray, of_rows: ndarray
 ) -> None:
-    """Add the gradients through the answers' scores; ``of_scores`` "(A,)" are the gradients of these scores.
-
-    ``of_queries`` "(Q, D)" and ``of_rows`` "(R, D)" are changed.
+    """Add the gradients through the answers' scores, whose gradients are ``of_scores`` "(A,)", to those of
+    queries "(Q, D)" and rows "(R, D)".
     """
+    starts, places = answers
     for i in range(starts.shape[0] - 1):
         query, of_query = queries[i], of_queries[i]
         for k in range(starts[i], starts[i + 1]):
@@ -181,3 +166,46 @@ def add_products(products: ndarray, keeps: ndarray, scales: ndarray, sums: ndarr
         else:
             for d in range(wide.shape[0]):
                 sums[i, d] = keep * sums[i, d] + scale * wide[d]
+
+
+STRIP_COLUMNS = 128
+
+
+@compiled
+def count_scores(
+    scores: ndarray, row_of: ndarray, low: ndarray, high: ndarray, num_greater: ndarray, num_close: ndarray
+) -> None:
+    """Count the scores above ``high`` and those in [low, high], for each true answer (K,)."""
+    for k in range(len(row_of)):
+        row = scores[row_of[k]]
+        lowest, highest = low[k], high[k]
+        greater, not_less = 0, 0
+        # Two sums of comparisons and no branch: LLVM vectorises the loop.
+        for column in range(len(row)):
+            greater += row[column] > highest
+            not_less += row[column] >= lowest
+        num_greater[k] = greater
+        num_close[k] = not_less - greater
+
+
+@compiled
+def list_close(
+    scores: ndarray, row_of: ndarray, low: ndarray, high: ndarray, num_close: ndarray, columns: ndarray
+) -> None:
+    """Write the columns of the scores in [low, high], one true answer after another."""
+    place = 0
+    for k in range(len(row_of)):
+        end = place + num_close[k]
+        first = 0
+        while place < end:
+            # Most strips hold no close score; counting a strip is vectorised, listing its columns is not.
+            strip = scores[row_of[k], first : first + STRIP_COLUMNS]
+            num_in_strip = 0
+            for column in range(len(strip)):
+                num_in_strip += (strip[column] >= low[k]) & (strip[column] <= high[k])
+            if num_in_strip > 0:
+                for column in range(len(strip)):
+                    if low[k] <= strip[column] <= high[k]:
+                        columns[place] = first + column
+                        place += 1
+            first += STRIP_COLUMNS

@@ -43,20 +43,10 @@ def column_bits(keys: ndarray, num_columns: int) -> ndarray:
 
 
 def in_range(bits: ndarray, limit: int) -> ndarray:
-    """Map 64 random bits each to whole numbers in [0, limit), uniformly.
+    """Map 64 random bits each to whole numbers int64 in [0, limit), uniformly; the limit is at most 2**63.
 
     The upper 64 bits of the 128-bit product with the limit (Lemire 2019). Probabilities of any two numbers
     differ by at most limit / 2**64 of themselves: 5e-11 at 10**9 entities.
-
-    Parameters
-    ----------
-    bits : (...) uint64
-    limit : int
-        At most 2**63.
-
-    Returns
-    -------
-    (...) int64
     """
     # numpy has no 128-bit product: the sum of four products of 32-bit halves, with their carries.
     half, low_bits = np.uint64(32), np.uint64((1 << 32) - 1)
@@ -91,49 +81,20 @@ def combine(*parts: int) -> int:
 
 
 def words(key: int, counters: npt.NDArray[np.int64]) -> npt.NDArray[np.uint64]:
-    """Return one 64-bit word for each counter under a key.
-
-    Parameters
-    ----------
-    key : int
-        From :func:`combine`.
-    counters : (n,) int64
-
-    Returns
-    -------
-    (n,) uint64
-    """
+    """Return one 64-bit word for each counter (n,) int64 under a key from :func:`combine`: (n,) uint64."""
     return split_mix(counters.astype(np.uint64) * GOLDEN_GAMMA + np.uint64(key))
 
 
 def below(key: int, count: int, limit: int) -> npt.NDArray[np.int64]:
-    """Draw whole numbers from [0, limit), uniformly: see :func:`in_range`.
-
-    Parameters
-    ----------
-    key : int
-    count, limit : int
-
-    Returns
-    -------
-    (count,) int64
-    """
+    """Draw ``count`` whole numbers int64 from [0, limit), uniformly: see :func:`in_range`."""
     return in_range(words(key, np.arange(count, dtype=np.int64)), limit)
 
 
 @compiled
 def drop_numbers(rows: ndarray, ids: ndarray, key: np.uint64, limit: np.uint16, scale: np.float32) -> None:
-    """Set numbers of rows to 0 and scale the others, in place.
+    """Set numbers of rows (n, D) float32 with some ids (n,) to 0 and scale the others, in place.
 
-    Parameters
-    ----------
-    rows : (n, D) float32
-    ids : (n,) int64
-    key : uint64
-    limit : uint16
-        A number is kept where its 16 random bits are at least this.
-    scale : float32
-        Factor of the numbers that are kept.
+    A number is kept where its 16 random bits are at least ``limit``.
     """
     words = np.empty(-(-rows.shape[1] // 4), np.uint64)
     # Four numbers of 16 bits from each word, the lowest bits first.
@@ -160,23 +121,11 @@ def _scale_kept(row: ndarray, bits: ndarray, limit: np.uint16, scale: np.float32
 
 @compiled
 def walk_all(values: ndarray, num: int, a: int, b: int, keys: ndarray, forward: bool) -> None:
-    """Permute each value of [0, num), in place.
+    """Permute each value "(n,) int64" of [0, num), in place; backwards by the inverse permutation.
 
-    A Feistel network permutes [0, a b) with a b >= num; values outside [0, num) are permuted again until they
-    are inside (cycle walking), which is a bijection of [0, num).
-
-    Parameters
-    ----------
-    values : ndarray
-        "(n,) int64", changed.
-    num : int
-        Number of values of the permutation.
-    a, b : int
-        Sizes of the two halves of a value: value = right * a + left.
-    keys : ndarray
-        "(rounds,) uint64" key of each round.
-    forward : bool
-        False: the inverse permutation.
+    A Feistel network permutes [0, a b) with a b >= num, value = right * a + left, by a key "uint64" of each
+    round. Values outside [0, num) are permuted again until they are inside (cycle walking), which is a
+    bijection of [0, num).
     """
     for i in range(values.shape[0]):
         value = values[i]

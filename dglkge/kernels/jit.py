@@ -62,7 +62,6 @@ class _DigestedCode(CompileResultCacheImpl):
     """Contents of a cache file: machine code, and the digest of the sources that it was compiled from."""
 
     def reduce(self, data: Any) -> Any:
-        """Return the tuple that is pickled for a compiled function."""
         return _SOURCES_DIGEST, super().reduce(data)
 
     def rebuild(self, target_context: Any, reduced_data: Any) -> Any:
@@ -149,9 +148,8 @@ class _KernelCache(FunctionCache):
         self._formulas = [_identity_of(cell.cell_contents) for cell in function.__closure__ or ()]
 
     def _index_key(self, sig: Any, codegen: Any) -> Any:
-        """Return the key of machine code in the cache.
-
-        Numba would pickle the closure, and a compiled function in it has a random number of the process.
+        """Numba would pickle the closure, and a compiled function in it has a random number of the
+        process.
         """
         return sig, codegen.magic_tuple(), tuple(self._formulas)
 
@@ -167,7 +165,6 @@ class _KernelCache(FunctionCache):
         return found
 
     def _load(self, sig: Any, target_context: Any) -> Any:
-        """Return the compiled function from the cache, None if it is absent or unreadable."""
         try:
             return super().load_overload(sig, target_context)
         except Exception as error:  # unpickling a damaged file raises almost anything
@@ -175,7 +172,6 @@ class _KernelCache(FunctionCache):
             return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Write a compiled function to the cache."""
         try:
             super().save_overload(sig, data)
         except Exception as error:  # a full disk, a folder that was removed, a damaged index
@@ -191,63 +187,15 @@ class _Unaliased(Compiler):
     """Numba's compiler with the promise that arrays do not overlap."""
 
     def define_pipelines(self) -> Any:
-        """Return numba's pipelines, called once before they run."""
         self.state.flags.noalias = True
         return super().define_pipelines()
 
 
-def compiled(function: Callable) -> Callable:
-    """Compile a loop with numba, cached on disk if there is a folder to write to.
+def compiled(function: Callable, fastmath: set[str] = FAST_MATH, **options: Any) -> Callable:
+    """Compile a loop with numba's nopython mode, cached on disk if there is a folder to write to.
 
-    Parameters
-    ----------
-    function : callable
-        A function that numba's nopython mode compiles.
-
-    Returns
-    -------
-    callable
-        The compiled function; it releases the GIL.
+    The compiled function releases the GIL.
     """
-    return _compile(function)
-
-
-def compiled_inline(function: Callable) -> Callable:
-    """Compile a part of loops: LLVM inlines it into every caller, whatever its size.
-
-    Otherwise results could depend on the state of the cache in the last bit. A caller's machine code holds a
-    copy of each function that it calls, and LLVM has optimised that copy once more, together with the caller:
-    products and sums may be fused differently. The symbols are weak, so the first definition in a process is
-    used: the function's own code in a process that compiles, the caller's copy in one that loads the caller
-    from the cache. Inlined code exists once. As :func:`compiled` otherwise.
-    """
-    return _compile(function, forceinline=True)
-
-
-def compiled_unaliased(function: Callable) -> Callable:
-    """Compile a part of loops that writes to no array that it reaches through another argument too.
-
-    As :func:`compiled_inline` otherwise. A vectorised loop must not write to memory that it reads. LLVM
-    compares the pointers, pair by pair, each time the loop is entered: more work than the loop itself if rows
-    are short. Numba has C's promise ``restrict``, but only as a flag of its compiler: see
-    :class:`_Unaliased`.
-    """
-    return _compile(function, forceinline=True, pipeline_class=_Unaliased)
-
-
-def compiled_with_reciprocals(function: Callable) -> Callable:
-    """Compile a part of loops whose float32 divisions by square roots may be estimates.
-
-    LLVM then takes the processor's estimate of 1 / sqrt(x) and refines it by one step of Newton's iteration,
-    which is some units in the last place off and several times as fast. As :func:`compiled_unaliased`
-    otherwise.
-    """
-    fastmath = FAST_MATH | {"arcp", "afn"}
-    return _compile(function, fastmath, forceinline=True, pipeline_class=_Unaliased)
-
-
-def _compile(function: Callable, fastmath: set[str] = FAST_MATH, **options: Any) -> Callable:
-    """Compile a loop with the options that all loops share."""
     loop: Any = numba.njit(nogil=True, fastmath=fastmath, error_model="numpy", **options)(function)
     try:
         # numba's option cache=True does this with its own class.
@@ -257,6 +205,36 @@ def _compile(function: Callable, fastmath: set[str] = FAST_MATH, **options: Any)
     else:
         loop.compile = _compile_once(loop.compile, loop._cache.lock)
     return loop
+
+
+def compiled_inline(function: Callable) -> Callable:
+    """Compile a part of loops: LLVM inlines it into every caller, whatever its size.
+
+    Otherwise results could depend on the state of the cache in the last bit. A caller's machine code holds a
+    copy of each function that it calls, optimised once more together with the caller: products and sums may
+    be fused differently. The symbols are weak, so the first definition in a process is used: the function's
+    own code in a process that compiles, the caller's copy in one that loads the caller from the cache.
+    """
+    return compiled(function, forceinline=True)
+
+
+def compiled_unaliased(function: Callable) -> Callable:
+    """Compile a part of loops that writes to no array that it reaches through another argument too.
+
+    As :func:`compiled_inline` otherwise. LLVM compares the pointers of such arrays, pair by pair, each time a
+    vectorised loop is entered: more work than the loop itself if rows are short. Numba has C's promise
+    ``restrict`` as a flag of its compiler only: see :class:`_Unaliased`.
+    """
+    return compiled(function, forceinline=True, pipeline_class=_Unaliased)
+
+
+def compiled_with_reciprocals(function: Callable) -> Callable:
+    """Compile a part of loops, unaliased, whose float32 divisions by square roots may be estimates.
+
+    LLVM then takes the processor's estimate of 1 / sqrt(x) and refines it by one step of Newton's iteration,
+    which is some units in the last place off and several times as fast.
+    """
+    return compiled(function, FAST_MATH | {"arcp", "afn"}, forceinline=True, pipeline_class=_Unaliased)
 
 
 def _compile_once(compile_loop: Callable, lock: _CompileLock) -> Callable:

@@ -96,38 +96,24 @@ def ranking_term(score: Any, positive: Any, margin: Any) -> Any:
 
 @functools.cache
 def loss_loop(truth: Callable, term: Callable) -> Callable:
-    """Return the compiled loss of some formulas, cached under their names.
-
-    Parameters
-    ----------
-    truth, term : callable
-        See the text of the module.
+    """Return the compiled loss of some formulas, ``truth`` and ``term`` of the module's text, cached under
+    their names.
 
     Returns
     -------
     callable
         Takes ``numbers`` = (margin, reduction, temperature), float32, int and float32; ``scores`` "(Q, N)" of
-        the negatives, float32 or bfloat16 words, which are overwritten by their gradients; and float32 arrays
-        "(Q,)": ``positive`` and ``own``, scores of the true answers and of one negative more; ``factors`` of
-        the losses; ``missing`` and ``own_shares``, gradients of ``positive`` and ``own``, written;
-        ``labels``; ``losses``, written without their factors. Negatives with scores below ``LOWEST_COUNTED``
-        do not count. NaN and infinity in a row make its loss and gradients NaN. Returns the sum of factor
-        times loss.
+        the negatives, float32 or bfloat16 words, which are overwritten by their gradients; and ``queries``,
+        seven float32 arrays "(Q,)": ``positive`` and ``own``, scores of the true answers and of one negative
+        more; ``factors`` of the losses; ``missing`` and ``own_shares``, gradients of ``positive`` and
+        ``own``, written; ``labels``; ``losses``, written without their factors. Negatives with scores below
+        ``LOWEST_COUNTED`` do not count. NaN and infinity in a row make its loss and gradients NaN. Returns
+        the sum of factor times loss.
     """
 
-    # Nine arguments: one flat call for each block of scores, as numba takes no objects.
-    def compute(
-        numbers: tuple,
-        scores: ndarray,
-        positive: ndarray,
-        own: ndarray,
-        factors: ndarray,
-        missing: ndarray,
-        own_shares: ndarray,
-        labels: ndarray,
-        losses: ndarray,
-    ) -> float:
+    def compute(numbers: tuple, scores: ndarray, queries: tuple) -> float:
         margin, reduction, temperature = numbers
+        positive, own, factors, missing, own_shares, labels, losses = queries
         num = scores.shape[1]
         zero, one = np.float32(0), np.float32(1)
         row, weights = np.empty(num + 1, np.float32), np.empty(num + 1, np.float32)

@@ -37,16 +37,9 @@ def word_at(data: ndarray, begin: int, end: int) -> np.uint64:
 
 @compiled
 def hash_names(offsets: ndarray, data: ndarray, keys: ndarray) -> ndarray:
-    """Return two hashes of each name, "(n, 2) uint64".
+    """Return two hashes of each name, "(n, 2) uint64", under two keys "uint64".
 
-    Parameters
-    ----------
-    offsets : ndarray
-        "(n + 1,)" integers: name i is ``data[offsets[i] : offsets[i + 1]]``.
-    data : ndarray
-        "(m,) uint8".
-    keys : ndarray
-        "(2,) uint64": other keys give other hashes.
+    Name i is ``data[offsets[i] : offsets[i + 1]]``; offsets "(n + 1,)" are integers, data is "(m,) uint8".
     """
     hashes = np.empty((offsets.shape[0] - 1, 2), np.uint64)
     for i in range(hashes.shape[0]):
@@ -66,14 +59,8 @@ def hash_names(offsets: ndarray, data: ndarray, keys: ndarray) -> ndarray:
 def group_by_low_bits(hashes: ndarray, offsets: ndarray, bits: int) -> tuple[ndarray, ndarray, ndarray]:
     """Group names by the lowest bits of their first hashes; arguments are as of :func:`hash_names`.
 
-    Returns
-    -------
-    rows : ndarray
-        "(n,) int32".
-    starts : ndarray
-        "(2 ** bits + 1,) int64", of each group in the rows.
-    num_bytes : ndarray
-        "(2 ** bits,) int64", of the names of each group.
+    Returns the rows "(n,) int32" by group, the start of each group in them "(2 ** bits + 1,) int64", and the
+    number of bytes of the names of each group.
     """
     mask = np.uint64((1 << bits) - 1)
     starts = np.zeros((1 << bits) + 1, np.int64)
@@ -103,7 +90,7 @@ def intern_names(
     num_known: int,
     ids: ndarray,
 ) -> int:
-    """Look up names in a hash table of names, and add those that are new.
+    """Look up names in a hash table of names, add those that are new, and return the number of names in it.
 
     Two names are the same if 96 bits of their hashes are: the bytes of known names are not read, because they
     would be one more miss of the processor's cache, or two. That two of n names are taken for one has a
@@ -123,16 +110,9 @@ def intern_names(
         second hash. 0 first where a place is free. Changed; there must be room for all rows, as there must be
         in the arrays of names.
     known : two ndarray
-        Offsets and data of the names of the table, changed.
-    num_known : int
-        The number of names in the table.
+        Offsets and data of the ``num_known`` names of the table, changed.
     ids : ndarray
         "(n,) int32", changed at the rows.
-
-    Returns
-    -------
-    int
-        The number of names in the table now.
     """
     hashes, offsets, data = names
     known_offsets, known_data = known
@@ -211,14 +191,8 @@ def words_of(names: ndarray, offsets: ndarray, data: ndarray, skip: int) -> ndar
 
 @compiled
 def sorted_within(groups: ndarray, order: ndarray) -> ndarray:
-    """Sort an order by group; members of a group keep their order.
-
-    Parameters
-    ----------
-    groups : ndarray
-        "(n,) int64": ascending numbers from 0 of the groups.
-    order : ndarray
-        "(n,) int64": a permutation.
+    """Sort an order, a permutation, by ascending numbers from 0 of groups; members of a group keep their
+    order.
     """
     next_place = np.zeros(groups[-1] + 2, np.int64)
     for group in groups:

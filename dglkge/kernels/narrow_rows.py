@@ -48,19 +48,10 @@ def _widen_half(word: Any) -> Any:
 
 @compiled
 def widen_rows(words: ndarray, places: ndarray, is_half: bool, rows: ndarray) -> None:
-    """Write rows at some places as float32.
+    """Write rows of words (N, D) at some places (n,) as float32, from float16 or bfloat16; places are not
+    checked.
 
     The plain twin is torch's own conversion: see :func:`dglkge.optim.narrow_rows.widen_plain`.
-
-    Parameters
-    ----------
-    words : (N, D) uint16
-    places : (n,) int64
-        From 0 to N - 1; not checked.
-    is_half : bool
-        The words are float16; else bfloat16.
-    rows : (n, D) float32
-        Written.
     """
     for i in range(places.shape[0]):
         if i + LOOKAHEAD < places.shape[0]:
@@ -105,21 +96,9 @@ def _round_half(bits: Any, noise: Any) -> Any:
 
 @compiled
 def round_rows(rows: ndarray, words: ndarray, places: ndarray, ids: ndarray, key: int, is_half: bool) -> None:
-    """Round rows stochastically and write them to some places.
+    """Round rows (n, D) float32 stochastically and write them to some places of words (N, D).
 
-    The plain twin is :func:`round_rows_plain`.
-
-    Parameters
-    ----------
-    rows : (n, D) float32
-    words : (N, D) uint16
-        Written.
-    places, ids : (n,) int64
-        Row of ``words`` of each row, and the number that its random bits depend on.
-    key : uint64
-        The other number that they depend on.
-    is_half : bool
-        Round to float16; else to bfloat16.
+    The random bits depend on the key and the ids (n,). The plain twin is :func:`round_rows_plain`.
     """
     dim = rows.shape[1]
     random = np.empty(-(-dim // COLUMNS_A_WORD), np.uint64)

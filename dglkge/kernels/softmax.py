@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy import ndarray
 
-from dglkge.kernels.chains import slot_of
+from dglkge.kernels.chains import find_slot
 from dglkge.kernels.jit import compiled, compiled_inline
 from dglkge.kernels.rows import bits_of, float_of, load_row, store_row
 
@@ -96,105 +96,60 @@ def link_equal(ids: ndarray, slots: ndarray) -> Any:
     table[:] = -1
     mask = np.uint64(num_slots - 1)
     for j in range(ids.shape[0]):
-        slot = slot_of(ids[j], mask)
-        while table[slot] >= 0 and ids[table[slot]] != ids[j]:
-            slot = (slot + np.uint64(1)) & mask
+        slot = find_slot(ids[j], table, ids, mask)
         links[j] = table[slot]
         table[slot] = j
     return table, links, mask
 
 
-@compiled_inline
-def last_equal(wanted: Any, ids: ndarray, table: ndarray, mask: Any) -> Any:
-    """Return the last place of an id among those of :func:`link_equal`, -1 where it is absent."""
-    slot = slot_of(wanted, mask)
-    while table[slot] >= 0 and ids[table[slot]] != wanted:
-        slot = (slot + np.uint64(1)) & mask
-    return table[slot]
-
-
-@compiled
-def ignore_truths(
-    true_ids: ndarray, negative_ids: ndarray, ignored: float, slots: ndarray, scores: ndarray
-) -> None:
-    """Overwrite the scores of negatives that are the true answer.
-
-    Parameters
-    ----------
-    true_ids, negative_ids : ndarray
-        "(B,) int64" and "(N,) int64".
-    ignored : scalar of the type of the scores
-        Value that is written.
-    slots : ndarray
-        "(H + N,) int32" room for a hash table of H slots, a power of two and at least 2 N, and for links.
-    scores : ndarray
-        "(B, N)", changed.
-    """
-    table, links, mask = link_equal(negative_ids, slots)
-    for i in range(true_ids.shape[0]):
-        j = last_equal(true_ids[i], negative_ids, table, mask)
-        while j >= 0:
-            scores[i, j] = ignored
-            j = links[j]
-
-
 @compiled
 def ignore_known(
-    first: ndarray,
-    count: ndarray,
-    answers: ndarray,
-    negative_ids: ndarray,
-    ignored: float,
-    slots: ndarray,
-    scores: ndarray,
+    known: tuple, negative_ids: ndarray, ignored: float, slots: ndarray, scores: ndarray
 ) -> None:
-    """Overwrite the scores of negatives that are known answers.
+    """Overwrite the scores of negatives that are known answers, the true one among them.
 
     Every known answer is looked up among the negatives: no pair of a query and a negative is visited
     otherwise.
 
     Parameters
     ----------
-    first, count : ndarray
-        "(B,) int64": the answers to query i are ``answers[first[i] : first[i] + count[i]]``.
-    answers, negative_ids : ndarray
-        "(A,) int64 or uint32" and "(N,) int64".
-    ignored, slots, scores
-        See :func:`ignore_truths`; the scores may also be a mask, written with True.
+    known : three ndarray
+        (first, count, answers), "(B,)" and "(B,) int64", "(A,) int64 or uint32": the answers to query i are
+        ``answers[first[i] : first[i] + count[i]]``.
+    negative_ids : ndarray
+        "(N,) int64".
+    ignored : scalar of the type of the scores
+        Value that is written.
+    slots : ndarray
+        "(H + N,) int32" room for a hash table of H slots, a power of two and at least 2 N, and for links.
+    scores : ndarray
+        "(B, N)", changed; or a mask, written with True.
     """
+    first, count, answers = known
     table, links, mask = link_equal(negative_ids, slots)
     for i in range(first.shape[0]):
         for place in range(first[i], first[i] + count[i]):
-            j = last_equal(np.int64(answers[place]), negative_ids, table, mask)
+            j = table[find_slot(np.int64(answers[place]), table, negative_ids, mask)]
             while j >= 0:
                 scores[i, j] = ignored
                 j = links[j]
 
 
 @compiled
-def lower_same_range(
-    anchors: ndarray,
-    truths: ndarray,
-    negatives: ndarray,
-    offset: Any,
-    scores: ndarray,
-    positive: ndarray,
-    own: ndarray,
-) -> None:
+def lower_same_range(ranges: tuple, offset: Any, scores: ndarray, positive: ndarray, own: ndarray) -> None:
     """Lower the scores of answers that are in the range of the query's own entity, and of that entity.
 
     Parameters
     ----------
-    anchors, truths, negatives : ndarray
+    ranges : three ndarray
         "(Q,)", "(Q,)" and "(N,) bool": in which of two ranges the queries' entities, the true answers and
         the negatives are.
     offset : np.float32
         What is subtracted.
-    scores : ndarray
-        "(Q, N)" scores of the negatives, float32 or bfloat16 words; changed.
-    positive, own : ndarray
-        "(Q,) float32" scores of the true answers and of the queries' entities; changed.
+    scores, positive, own : ndarray
+        As of :func:`dglkge.kernels.losses.loss_loop`, changed.
     """
+    anchors, truths, negatives = ranges
     row = np.empty(scores.shape[1], np.float32)
     for i in range(anchors.shape[0]):
         load_row(scores[i], row)
@@ -208,14 +163,8 @@ def lower_same_range(
 
 @compiled
 def count_above(scores: ndarray, positive: ndarray, own: ndarray) -> int:
-    """Count the negatives, the own entities among them, that score above the true answer.
-
-    Parameters
-    ----------
-    scores : ndarray
-        "(Q, N)" scores of the negatives, float32 or bfloat16 words.
-    positive, own : ndarray
-        "(Q,) float32" scores of the true answer and of the own entity.
+    """Count the negatives, the own entities among them, that score above the true answer; as
+    :func:`lower_same_range`.
     """
     row = np.empty(scores.shape[1], np.float32)
     total = 0
@@ -247,44 +196,16 @@ def weigh(row: ndarray, own: Any, temperature: Any) -> Any:
 
 
 @compiled
-def softmax(
-    temperature: float,
-    scores: ndarray,
-    positive: ndarray,
-    own: ndarray,
-    factors: ndarray,
-    missing: ndarray,
-    own_shares: ndarray,
-    labels: ndarray,
-    losses: ndarray,
-) -> float:
+def softmax(temperature: float, scores: ndarray, queries: tuple) -> float:
     """Overwrite scores by the gradients of the summed softmax loss; returns the loss.
 
     With p the probabilities and f a query's factor: the gradients are f p_j for the negatives, f (p_t - 1)
     for the true answer and f p_o for the own entity. NaN and infinity in a row make its loss NaN.
 
-    Nine arguments: those of every loss, see :func:`dglkge.kernels.losses.loss_loop`.
-
-    Parameters
-    ----------
-    temperature : np.float32
-        Of adversarial weights, see :func:`weigh`; below 0: none.
-    scores : ndarray
-        "(Q, N)" scores of the negatives, float32 or bfloat16 words; overwritten by their gradients.
-    positive, own : ndarray
-        "(Q,) float32" scores of the true answer and of the own entity.
-    factors : ndarray
-        "(Q,) float32".
-    missing, own_shares : ndarray
-        "(Q,) float32" gradients of ``positive`` and ``own``, written.
-    labels, losses : ndarray
-        "(Q,) float32": not read, as every true answer is certain; losses without their factors, written.
-
-    Returns
-    -------
-    float
-        Sum over queries of factor times loss.
+    ``temperature`` is that of adversarial weights, see :func:`weigh`; below 0: none. The other arguments are
+    those of :func:`dglkge.kernels.losses.loss_loop`; labels are not read, as every true answer is certain.
     """
+    positive, own, factors, missing, own_shares, _, losses = queries
     row = np.empty(scores.shape[1], np.float32)
     loss = 0.0
     for i in range(scores.shape[0]):

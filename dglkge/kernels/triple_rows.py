@@ -10,23 +10,6 @@ from dglkge.kernels.jit import compiled
 
 
 @compiled
-def renumber(triples: ndarray, entities: ndarray, relations: ndarray) -> None:
-    """Replace the ids of triples.
-
-    Parameters
-    ----------
-    triples : ndarray
-        "(n, 3)" heads, relations and tails, changed.
-    entities, relations : ndarray
-        The new id of each.
-    """
-    for i in range(triples.shape[0]):
-        triples[i, 0] = entities[triples[i, 0]]
-        triples[i, 1] = relations[triples[i, 1]]
-        triples[i, 2] = entities[triples[i, 2]]
-
-
-@compiled
 def _pair_place(head: int, tail: int, mask: np.uint64) -> np.uint64:
     lower, upper = np.uint64(min(head, tail)), np.uint64(max(head, tail))
     return mix_word(lower << np.uint64(32) | upper) & mask
@@ -34,16 +17,10 @@ def _pair_place(head: int, tail: int, mask: np.uint64) -> np.uint64:
 
 @compiled
 def count_pairs(heads: ndarray, tails: ndarray, first: int, end: int, counters: ndarray) -> None:
-    """Count triples by a hash of their pair of entities, in either direction, up to 2.
+    """Count triples by a hash of their pair of entities, in either direction, up to 2, in two bits of
+    ``counters``.
 
-    Parameters
-    ----------
-    heads, tails : ndarray
-        "(n,) int64".
-    first, end : int
-        Bytes of the counters that this call counts in: threads have ranges of their own.
-    counters : ndarray
-        "(2 ** k,) uint8": four counters each, changed.
+    A call counts in the bytes from ``first`` to ``end``: threads have ranges of their own.
     """
     mask = np.uint64(4 * counters.shape[0] - 1)
     for i in range(heads.shape[0]):
@@ -69,17 +46,10 @@ def occurs_again(heads: ndarray, tails: ndarray, counters: ndarray) -> ndarray:
 
 @compiled
 def count_and_join(heads: ndarray, tails: ndarray, degrees: ndarray, parents: ndarray) -> None:
-    """Count the triples of each entity, and join the components of heads and tails.
+    """Count the triples of each entity in ``degrees``, and join the components of heads and tails.
 
-    Parameters
-    ----------
-    heads, tails : ndarray
-        "(n,) int64".
-    degrees : ndarray
-        "(num_entities,) int64", changed.
-    parents : ndarray
-        "(num_entities,) int32", changed: each entity's parent in a forest, a root's being itself. At first
-        every entity is a root.
+    ``parents`` "(num_entities,) int32" is each entity's parent in a forest, a root's being itself. At first
+    every entity is a root.
     """
     for i in range(heads.shape[0]):
         one, other = heads[i], tails[i]
@@ -115,16 +85,10 @@ def count_values(values: ndarray, counts: ndarray) -> None:
 
 @compiled
 def mapped(triples: ndarray, heads: ndarray, relations: ndarray, tails: ndarray, found: ndarray) -> None:
-    """Look up each part of triples in a map of its own.
+    """Look up heads, relations and tails of triples "(n, 3)", each in a map of its own, and write them to
+    ``found``.
 
-    Parameters
-    ----------
-    triples : ndarray
-        "(n, 3)" integers.
-    heads, relations, tails : ndarray
-        The new number of each old one.
-    found : ndarray
-        "(n, 3)", written.
+    ``found`` may be the triples themselves.
     """
     for i in range(triples.shape[0]):
         found[i, 0] = heads[triples[i, 0]]
@@ -136,16 +100,7 @@ def mapped(triples: ndarray, heads: ndarray, relations: ndarray, tails: ndarray,
 def spread(order: ndarray, types: ndarray, weights: ndarray, room: ndarray, parts: ndarray) -> None:
     """Give each node, in an order, to the partition with the least weight that has room for its type.
 
-    Parameters
-    ----------
-    order : ndarray
-        "(n,) int64" nodes.
-    types, weights : ndarray
-        "(n,) int64" of each node.
-    room : ndarray
-        "(num_types, P) int64": nodes of each type that a partition still takes, changed.
-    parts : ndarray
-        "(n,) int64" partition of each node, written.
+    Types and weights are "(n,)" of each node; ``room`` "(num_types, P)" is changed, ``parts`` "(n,)" written.
     """
     num_parts = room.shape[1]
     loads = np.zeros(num_parts, np.int64)
@@ -163,12 +118,7 @@ def spread(order: ndarray, types: ndarray, weights: ndarray, room: ndarray, part
 def neighbour_lists(heads: ndarray, tails: ndarray, starts: ndarray) -> ndarray:
     """Return the neighbours of all nodes, node after node, each edge at both of its ends.
 
-    Parameters
-    ----------
-    heads, tails : ndarray
-        "(m,)" integers.
-    starts : ndarray
-        "(n + 1,) int64": those of node i are ``found[starts[i] : starts[i + 1]]``.
+    Those of node i are ``found[starts[i] : starts[i + 1]]``.
     """
     found = np.empty(2 * heads.shape[0], heads.dtype)
     next_place = starts[:-1].copy()
@@ -202,8 +152,6 @@ def place_greedily(
         "(n,) int64" nodes in the order in which they arrive.
     starts, neighbours : ndarray
         As of :func:`neighbour_lists`.
-    in_degrees : ndarray
-        "(n,) int64".
     room : ndarray
         "(2,) float64": most nodes, and most edges, of a partition.
     loads : ndarray
@@ -236,20 +184,9 @@ def place_greedily(
 
 @compiled
 def find_rows(wanted: ndarray, triple_ids: ndarray, starts: ndarray, shift: int, rows: ndarray) -> None:
-    """Write the row of each wanted id, -1 for ids that are absent.
+    """Write the row of each wanted id "(n,) int64" among sorted ids "(N,)", -1 for ids that are absent.
 
-    Parameters
-    ----------
-    wanted : ndarray
-        "(n,) int64" ids to look up.
-    triple_ids : ndarray
-        "(N,) int64" sorted ids.
-    starts : ndarray
-        First row of each bucket, and N; a bucket holds the ids with the same ``id >> shift``.
-    shift : int
-        Logarithm of the number of ids in a bucket.
-    rows : ndarray
-        "(n,) int64", written.
+    ``starts`` holds the first row of each bucket, of ids with the same ``id >> shift``, and N.
     """
     last = starts.shape[0] - 2
     for i in range(wanted.shape[0]):

@@ -9,8 +9,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-from dglkge.distributed.log_format import LOG_FORMATS, TEXT
-from dglkge.distributed.log_format import VARIABLE as VARIABLE_OF_FORMAT
+from dglkge.distributed.log_format import LOG_FORMATS
+from dglkge.distributed.world import inherited_log_format
 from dglkge.errors import InputError, unknown_name
 from dglkge.launch.remote.node_place import AUTO
 
@@ -138,12 +138,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple[str, ...]]:
-    """Read the command line.
-
-    Parameters
-    ----------
-    arguments : sequence of str
-        Without the program's name.
+    """Read the command line, without the program's name.
 
     Returns
     -------
@@ -162,21 +157,13 @@ def parse_arguments(arguments: Sequence[str]) -> tuple[argparse.Namespace, tuple
     own, command = _split(parser, arguments)
     options = parser.parse_args(own)
     options.extra_envs = dict(options.extra_envs)
-    options.log_format = options.log_format or _inherited_log_format()
+    options.log_format = options.log_format or inherited_log_format()
     options.has_ip_config = any(word.partition("=")[0] == "--ip_config" for word in own)
     if not command and not options.print_completion:
         raise InputError("no script was given; expected: dglkge-launch [options] script.py args...")
     if command == ("-m",):
         raise InputError("-m needs a module: dglkge-launch [options] -m package.module args...")
     return options, command
-
-
-def _inherited_log_format() -> str:
-    """Return the form of the logs that the environment asks for."""
-    found = os.environ.get(VARIABLE_OF_FORMAT) or TEXT
-    if found not in LOG_FORMATS:
-        raise InputError(f"{VARIABLE_OF_FORMAT} is {found!r}; allowed are {', '.join(LOG_FORMATS)}")
-    return found
 
 
 def _split(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], tuple[str, ...]]:

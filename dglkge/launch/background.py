@@ -17,6 +17,9 @@ STOP_SECONDS = 10.0
 
 Result = TypeVar("Result")
 
+Report = Callable[[str], None]
+"""Takes messages for the user."""
+
 
 @functools.cache
 def launcher_loop() -> asyncio.AbstractEventLoop:

@@ -41,13 +41,7 @@ _NOISE = re.compile(
 
 
 def is_noise(line: str) -> bool:
-    """Whether a line is a routine message of DGL or torch: hidden on the console, kept in the logs.
-
-    Examples
-    --------
-    >>> is_noise("Server (0) shutdown."), is_noise("epoch 1: loss 3.2")
-    (True, False)
-    """
+    """Whether a line is a routine message of DGL or torch: hidden on the console, kept in the logs."""
     return _NOISE.match(line) is not None
 
 
@@ -63,28 +57,16 @@ POLL_SECONDS = 0.01
 class BackgroundStream:
     """Text stream that never blocks its writer: a daemon thread writes it, which does not delay the exit.
 
-    Parameters
-    ----------
-    stream : TextIO
-        Its file descriptor is written.
-
-    Raises
-    ------
-    OSError, ValueError
-        If it has none, or is closed.
+    Raises OSError or ValueError if the stream has no file descriptor, or is closed.
     """
 
     def __init__(self, stream: TextIO) -> None:
         # Python's buffer is emptied first: later text bypasses it and must not overtake.
         stream.flush()
-        self.descriptor = stream.fileno()
+        self._descriptor = stream.fileno()
         self._texts: queue.Queue[bytes] = queue.Queue(MOST_WAITING_TEXTS)
         self._num_dropped = self._num_written = 0
         threading.Thread(target=self._run, name="dglkge-console", daemon=True).start()
-
-    def isatty(self) -> bool:
-        """Whether the stream is a terminal."""
-        return os.isatty(self.descriptor)
 
     def write(self, text: str) -> int:
         """Queue some text, or count its lines as dropped; the next text is preceded by that count."""
@@ -125,13 +107,13 @@ class BackgroundStream:
             while data:
                 count = len(data)  # also on a closed pipe or a full disk
                 try:
-                    count = os.write(self.descriptor, data)
+                    count = os.write(self._descriptor, data)
                 except BlockingIOError:
                     count = 0
                     with contextlib.suppress(OSError, ValueError):
                         # A terminal that is shared with other programs may be non-blocking: the thread waits
                         # for room, without a busy loop.
-                        select.select([], [self.descriptor], [])
+                        select.select([], [self._descriptor], [])
                 except OSError:
                     pass
                 data = data[count:]
@@ -154,29 +136,20 @@ TRACEBACK = "Traceback (most recent call last):"
 class ProcessOutput:
     """Splits the output of one process into lines and writes its log.
 
-    A progress bar returns to the start of its line with CR and overwrites it. The log gets its last state.
-
-    Parameters
-    ----------
-    log_path : Path
-        Path of the log, which is overwritten. If it cannot be written (full disk, removed folder), the job
-        goes on: lost lines are counted, each further line is a new attempt, and the count precedes the first
-        line that succeeds.
-    name : str
-        Of the process, in lines of JSON.
-    log_format : str
-        ``text``, or ``json``: the log gets an object for each line.
+    A progress bar returns to the start of its line with CR and overwrites it. The log gets its last state. If
+    the log cannot be written (full disk, removed folder), the job goes on: lost lines are counted, each
+    further line is a new attempt, and the count precedes the first line that succeeds.
 
     Attributes
     ----------
     problem : str or None
-        First reason why the log could not be written; None if there was none.
+        First reason why the log could not be written.
     tail : deque of str
         The last lines.
     progress : str
         Present state of a progress bar; empty if there is none.
     raised_at : float or None
-        ``time.monotonic()`` of the last traceback's first line; None if there was none.
+        ``time.monotonic()`` of the last traceback's first line.
     """
 
     def __init__(self, log_path: Path, name: str = "", log_format: str = TEXT) -> None:
@@ -195,13 +168,7 @@ class ProcessOutput:
         self._write("")
 
     def feed(self, data: bytes) -> list[str]:
-        """Process some output.
-
-        Returns
-        -------
-        list of str
-            Lines that it completes.
-        """
+        """Process some output; return the lines that it completes."""
         *complete, self._partial = (self._partial + data).split(b"\n")
         if b"\r" in self._partial:
             # a progress bar: only its last state is kept
@@ -266,13 +233,7 @@ LAUNCHER_LOG = "launcher.log"
 
 
 def as_json(name: str, text: str) -> str:
-    """Return a line of a process as JSON; one that is such an object already stays as it is.
-
-    Examples
-    --------
-    >>> as_json("trainer 0", "Server (0) shutdown.")[38:]
-    '"level": "debug", "process": "trainer 0", "message": "Server (0) shutdown."}'
-    """
+    """Return a line of a process as JSON; one that is such an object already stays as it is."""
     # Routine messages are in the logs, with a level that readers usually leave out.
     return text if parse_line(text) else json_line(name, "debug" if is_noise(text) else "info", text)
 
@@ -293,24 +254,17 @@ class Console:
     """Writes prefixed lines and, on a terminal, one progress bar below them.
 
     Closed streams are ignored: the logs have everything.
-
-    Parameters
-    ----------
-    out : TextIO
-        Gets the lines of the processes.
-    err : TextIO
-        Gets the launcher's own messages.
-    is_terminal : bool
-        Whether `out` can show a progress bar.
-    is_coloured : bool
-        Whether prefixes are coloured.
     """
 
     log_format = TEXT
     """``json``: every line is an object, and there is no bar."""
 
-    def __init__(self, out: TextIO, err: TextIO, is_terminal: bool, is_coloured: bool) -> None:
-        self._log_path: Path | None = None
+    log_path: Path | None = None
+    """A file to which the launcher's messages are appended as well."""
+
+    def __init__(
+        self, out: TextIO, err: TextIO, is_terminal: bool = False, is_coloured: bool = False
+    ) -> None:
         self._out = out
         self._err = err
         self._is_terminal = is_terminal
@@ -318,25 +272,16 @@ class Console:
         self._bar = ""
 
     @classmethod
-    def of(cls, out: TextIO, err: TextIO) -> Console:
-        """Build a console for two streams; without colours if NO_COLOR is set (https://no-color.org)."""
-        is_terminal = out.isatty()
-        return cls(out, err, is_terminal, is_terminal and not os.environ.get("NO_COLOR"))
-
-    @classmethod
     def in_background(cls, out: TextIO, err: TextIO) -> Console:
-        """Build a console whose methods never block: a thread writes the text."""
-        first = in_background(out)
+        """Build a console whose methods never block; without colours if NO_COLOR is set (no-color.org)."""
+        is_terminal, first = out.isatty(), in_background(out)
         with contextlib.suppress(OSError, ValueError, AttributeError):
             # One queue keeps the order of lines of stdout and stderr. With two threads they would mix.
             if os.path.sameopenfile(out.fileno(), err.fileno()):
                 err.flush()
-                return cls.of(first, first)
-        return cls.of(first, in_background(err))
-
-    def log_to(self, path: Path | None) -> None:
-        """Append the launcher's messages to a file as well, from now on."""
-        self._log_path = path
+                err = first
+        second = first if err is first else in_background(err)
+        return cls(first, second, is_terminal, is_terminal and not os.environ.get("NO_COLOR"))
 
     def line(self, name: str, colour: int, text: str) -> None:
         """Write one whole line of a process above the bar."""
@@ -364,7 +309,11 @@ class Console:
         is_json = self.log_format == JSON
         level = next((word for word in ("warning", "error") if text.startswith(f"{word}: ")), level)
         record = json_line(LAUNCHER, level, text)
-        self._log(record if is_json else "\n".join(f"{timestamp()} {line}" for line in text.splitlines()))
+        if self.log_path is not None:
+            logged = [record] if is_json else [f"{timestamp()} {line}" for line in text.splitlines()]
+            # A full disk does not disturb the job.
+            with contextlib.suppress(OSError), self.log_path.open("a", encoding="utf-8") as log:
+                log.write("\n".join(logged) + "\n")
         if is_json:
             self._write(self._err, record + "\n")
             return
@@ -383,21 +332,14 @@ class Console:
 
     def error(self, text: str) -> None:
         """Write an error message without a prefix."""
-        self._write(
-            self._err, (json_line(LAUNCHER, "error", text) if self.log_format == JSON else text) + "\n"
-        )
+        line = json_line(LAUNCHER, "error", text) if self.log_format == JSON else text
+        self._write(self._err, line + "\n")
 
     def finish(self) -> None:
         """Wait until all text is written, with a timeout for blocked streams."""
         for stream in (self._out, self._err):
             if isinstance(stream, BackgroundStream):
                 stream.finish()
-
-    def _log(self, text: str) -> None:
-        """Append to the launcher's log; a full disk does not disturb the job."""
-        if self._log_path is not None:
-            with contextlib.suppress(OSError), self._log_path.open("a", encoding="utf-8") as log:
-                log.write(text + "\n")
 
     def _clear(self) -> str:
         """Return the control sequence that removes the bar."""

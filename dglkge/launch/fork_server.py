@@ -37,12 +37,8 @@ _LIBC = ctypes.CDLL(None, use_errno=True)
 def serve(prepare: Callable[[Mapping[str, str]], None]) -> None:
     """Fork a process for each request on standard input, and return in each of them.
 
-    The server itself never returns: it exits when its input ends.
-
-    Parameters
-    ----------
-    prepare : callable
-        Called with the variables of a process before it is forked; imports what it needs.
+    The server itself exits when its input ends. `prepare` is called with the variables of a process before it
+    is forked, and imports what it needs.
     """
     node = os.getppid()
     control = socket.socket(fileno=os.dup(0))
@@ -91,10 +87,15 @@ def _fork(node: int) -> bool:
     # Its parent ends at once. The nearest ancestor that takes over orphans is the node program.
     while os.getppid() == between:
         time.sleep(0.0005)
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != node:  # it died meanwhile
-        os._exit(1)
+    die_with(node)
     return True
+
+
+def die_with(parent: int) -> None:
+    """Let the kernel kill this process when its parent dies."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before prctl took effect
+        os._exit(1)
 
 
 def _become(environment: Mapping[str, str], output: int, gate: int, told: int) -> None:

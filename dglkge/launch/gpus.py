@@ -14,6 +14,7 @@ from dglkge.typing import CUDA_DEVICE
 
 VISIBLE_VARIABLE = "CUDA_VISIBLE_DEVICES"
 DRIVER_FOLDER = Path("/proc/driver/nvidia/gpus")
+"""Where the driver has a folder for each GPU; counted where ``nvidia-smi`` is missing."""
 LIST_SECONDS = 10.0
 """Limit for ``nvidia-smi -L``, which initializes the driver."""
 
@@ -23,17 +24,9 @@ def usable_gpus() -> tuple[str, ...]:
     return find_gpus(os.environ) if torch_has_cuda() else ()
 
 
-def find_gpus(environment: Mapping[str, str], driver_folder: Path = DRIVER_FOLDER) -> tuple[str, ...]:
-    """Return the GPUs of this machine that an environment allows.
-
-    Parameters
-    ----------
-    environment : mapping of str to str
-        ``PATH``, by which ``nvidia-smi`` is found, and ``CUDA_VISIBLE_DEVICES``, if it is set.
-    driver_folder : Path
-        Folder in which the driver has a folder for each GPU; counted where ``nvidia-smi`` is missing.
-    """
-    count = _count_gpus(environment, driver_folder)
+def find_gpus(environment: Mapping[str, str]) -> tuple[str, ...]:
+    """Return the GPUs of this machine that an environment allows."""
+    count = _count_gpus(environment)
     allowed = environment.get(VISIBLE_VARIABLE)
     if allowed is None:
         return tuple(map(str, range(count)))
@@ -48,12 +41,12 @@ def find_gpus(environment: Mapping[str, str], driver_folder: Path = DRIVER_FOLDE
     return tuple(found)
 
 
-def _count_gpus(environment: Mapping[str, str], driver_folder: Path) -> int:
+def _count_gpus(environment: Mapping[str, str]) -> int:
     """Return the number of GPUs on this machine."""
     program = shutil.which("nvidia-smi", path=environment.get("PATH", os.defpath))
     try:
         if program is None:
-            return len(os.listdir(driver_folder))
+            return len(os.listdir(DRIVER_FOLDER))
         done = subprocess.run(
             [program, "-L"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LIST_SECONDS,
             env=dict(environment)
@@ -76,17 +69,7 @@ def torch_has_cuda() -> bool:
 
 
 def gpu_variables(device: str, gpus: Sequence[str], local_rank: int | None) -> dict[str, str]:
-    """Return the variables that show a process its GPU.
-
-    Parameters
-    ----------
-    device : str
-        From :func:`dglkge.launch.process_plan.device_of_trainers`.
-    gpus : sequence of str
-        Of its machine.
-    local_rank : int or None
-        Number among the machine's trainers; None for a server, which uses none.
-    """
+    """Return the variables that show a process its GPU; a server, of `local_rank` None, uses none."""
     if not device:
         return {}
     is_shown = device == CUDA_DEVICE and local_rank is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import time
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from pathlib import Path
 
 from dglkge.distributed.preemption import RESTART_STATUS
 from dglkge.errors import INPUT_ERROR_STATUS
+from dglkge.launch.background import Report
 
 LIKELY_CAUSES = {
     signal.SIGKILL: "kill -9, or the kernel was out of memory: see dmesg",
@@ -21,14 +23,8 @@ LIKELY_CAUSES = {
 class ProcessResult:
     """Result of one process.
 
-    Attributes
-    ----------
-    name, address, log : str
-        Name, machine and log file of the process.
-    pid : int or None
-        None if it was never started.
-    status : int or None
-        Exit status, or minus the number of the signal that ended it; None if it did not end in time.
+    `pid` is None if it was never started; `status` is its exit status, or minus the number of the signal that
+    ended it; None if it did not end in time.
     """
 
     name: str
@@ -40,21 +36,9 @@ class ProcessResult:
 
 @dataclass(frozen=True)
 class JobResult:
-    """Result of a job.
+    """Result of a job: exit status of the launcher, a reason unless it succeeded, run time, logs.
 
-    Attributes
-    ----------
-    status : int
-        Exit status of the launcher.
-    reason : str or None
-        Description of the failure or stop; None after success.
-    seconds : float
-        Run time of the job.
-    log_dir : str
-        Folder of the logs.
-    processes : tuple of ProcessResult
-    is_interrupted : bool
-        Whether the launcher itself received a stop signal.
+    `is_interrupted`: the launcher itself has received a stop signal.
     """
 
     status: int
@@ -76,47 +60,21 @@ def describe_status(status: int) -> str:
         return f"ended with status {status}, which says: stopped on request, start me again"
     if status >= 0:
         return f"ended with status {status}"
-    number = -status
-    try:
-        # Real-time signals have no name in Python's enumeration.
-        name = signal.Signals(number).name
-    except ValueError:
-        return f"was killed by signal {number}"
-    cause = LIKELY_CAUSES.get(signal.Signals(number))
-    return f"was killed by signal {number} ({name})" + (f" [{cause}]" if cause else "")
-
-
-def describe_process(name: str, pid: int | None, address: str) -> str:
-    """Return the name of a process for messages, e.g. ``trainer 1 (pid 12) on 127.0.0.1``."""
-    return f"{name} (pid {pid}) on {address}" if pid is not None else f"{name} on {address}"
+    words = f"was killed by signal {-status}"
+    with contextlib.suppress(ValueError):  # real-time signals have no name in Python's enumeration
+        number = signal.Signals(-status)
+        words += f" ({number.name})" + (f" [{LIKELY_CAUSES[number]}]" if number in LIKELY_CAUSES else "")
+    return words
 
 
 SHORTEST_PAUSE_SECONDS = 1.0
 LONGEST_PAUSE_SECONDS = 30.0
 
 
-def run_with_restarts(
-    run: Callable[[int], JobResult],
-    max_restarts: int,
-    report: Callable[[str], None],
-    sleep: Callable[[float], None] = time.sleep,
-) -> JobResult:
-    """Run a job, and again after a failure or a stop with status 143.
+def run_with_restarts(run: Callable[[int], JobResult], max_restarts: int, report: Report) -> JobResult:
+    """Run a job, and again after a failure or a stop with status 143; return the result of the last attempt.
 
-    Parameters
-    ----------
-    run : callable
-        Runs one attempt, given its number from 0 on.
-    max_restarts : int
-    report : callable
-        Takes messages for the user.
-    sleep : callable
-        Waits some seconds.
-
-    Returns
-    -------
-    JobResult
-        Of the last attempt.
+    `run` takes the number of the attempt, from 0 on.
     """
     num_failures = 0
     for attempt in range(max_restarts):
@@ -128,7 +86,7 @@ def run_with_restarts(
         pause = pause_seconds(num_failures)
         report(f"attempt {attempt + 1}: {result.reason}; logs in {result.log_dir}")
         report(f"restart {attempt + 1} of {max_restarts} in {pause:g} s")
-        sleep(pause)
+        time.sleep(pause)
     # The last attempt is outside of the loop: its result is returned whatever it is.
     return run(max_restarts)
 

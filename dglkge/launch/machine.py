@@ -55,17 +55,10 @@ FILES_OF_PROCESS = 64
 
 
 def allow_open_files(num_processes: int) -> None:
-    """Raise this process's limit as far as a job needs it; processes that it starts inherit the limit.
+    """Raise the limit of this process and its children as far as a job of so many processes needs it.
 
-    Parameters
-    ----------
-    num_processes : int
-        Processes of the job: a trainer has a connection to each, the launcher its log.
-
-    Raises
-    ------
-    InputError
-        If the highest limit that this user may set is too low.
+    A trainer has a connection to each process, the launcher its log. Raises InputError if the highest limit
+    that this user may set is too low.
     """
     needed = FILES_OF_PROCESS + num_processes
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -82,14 +75,7 @@ def allow_open_files(num_processes: int) -> None:
 
 
 def machine_addresses(machines: Sequence[Machine], interfaces: Mapping[str, str]) -> list[str]:
-    """Return the IPv4 address of each machine.
-
-    Parameters
-    ----------
-    machines : sequence of Machine
-        The lines of ip_config.txt.
-    interfaces : mapping of str to str
-        Addresses of this machine and their interfaces; all of 127.0.0.0/8 belongs to it too.
+    """Return the IPv4 address of each machine; `interfaces` are this machine's own addresses.
 
     Raises
     ------
@@ -98,7 +84,11 @@ def machine_addresses(machines: Sequence[Machine], interfaces: Mapping[str, str]
     InputError
         If two have the same address, or a loopback address is among several.
     """
-    addresses = [resolve(machine.address) for machine in machines]
+    addresses: list[str] = []
+    for machine in machines:  # DGL's sockets take only numbers
+        with os_errors(NotReadyError, f"no IPv4 address for host {machine.address!r} of ip_config"):
+            found = socket.getaddrinfo(machine.address, None, socket.AF_INET, socket.SOCK_STREAM)
+            addresses.append(str(found[0][4][0]))
     if len(machines) > 1 and all(is_local(address, interfaces) for address in addresses):
         raise InputError(
             f"ip_config names this machine {len(machines)} times ({', '.join(addresses)}): the shared memory "
@@ -118,18 +108,6 @@ def machine_addresses(machines: Sequence[Machine], interfaces: Mapping[str, str]
 def is_local(address: str, interfaces: Mapping[str, str]) -> bool:
     """Whether an IPv4 address is this machine's own."""
     return address in interfaces or ipaddress.IPv4Address(address).is_loopback
-
-
-def resolve(address: str) -> str:
-    """Return the IPv4 address of a host name (DGL's sockets take only numbers).
-
-    Raises
-    ------
-    NotReadyError
-        If the name has no IPv4 address.
-    """
-    with os_errors(NotReadyError, f"no IPv4 address for host {address!r} of ip_config"):
-        return str(socket.getaddrinfo(address, None, socket.AF_INET, socket.SOCK_STREAM)[0][4][0])
 
 
 def has_variable(process: psutil.Process, name: str, value: str) -> bool:
@@ -162,17 +140,7 @@ def wait_while(find: Callable[[], list[str]], seconds: float) -> list[str]:
 def wait_for_ending_jobs(job: str = "", seconds: float = ENDING_SECONDS) -> None:
     """Wait for jobs whose launcher is lost: their processes hold ports, memory and files of their run.
 
-    Parameters
-    ----------
-    job : str
-        Id of a job whose earlier node program counts too, since its connection was lost.
-    seconds : float
-        Timeout.
-
-    Raises
-    ------
-    NotReadyError
-        If one still runs after the timeout.
+    An earlier node program of `job` counts too. Raises NotReadyError if one still runs after the timeout.
     """
 
     def ending() -> list[str]:
@@ -190,19 +158,10 @@ def wait_for_ending_jobs(job: str = "", seconds: float = ENDING_SECONDS) -> None
 
 
 def clean_up(job: str, table_folder: str = "") -> list[str]:
-    """Remove what ended jobs, and a job with no processes at present, have left on this machine.
+    """Remove what ended jobs, and `job`, which has no processes at present, have left on this machine.
 
-    Parameters
-    ----------
-    job : str
-        Id of the job; processes of it are left only if its node program was killed, and are killed.
-    table_folder : str
-        Folder of its tables, if they were files and its node program was killed.
-
-    Returns
-    -------
-    list of str
-        The segments of shared memory that were removed.
+    Processes and a folder of tables are left only if its node program was killed. Returns the segments of
+    shared memory that were removed.
     """
 
     def kill_processes() -> list[str]:
@@ -221,10 +180,7 @@ def clean_up(job: str, table_folder: str = "") -> list[str]:
 class MachineJob:
     """A job on this machine: its registration, ports, planned memory and tables.
 
-    Attributes
-    ----------
-    note : str
-        Where the tables are, if they are files; else empty.
+    `note` tells where the tables are, if they are files.
     """
 
     def __init__(self) -> None:
@@ -238,13 +194,7 @@ class MachineJob:
         return self._registration.entry.job if self._registration is not None else ""
 
     def register(self, entry: JobEntry) -> None:
-        """Register the job, or prepare the machine for its next attempt.
-
-        Raises
-        ------
-        NotReadyError
-            If another job has the same run folder, or processes of an ended one do not end.
-        """
+        """Register the job, or prepare the machine for its next attempt; raises NotReadyError."""
         if self._registration is None:
             wait_for_ending_jobs(entry.job)
             self._registration = Registration(entry)
@@ -257,13 +207,7 @@ class MachineJob:
             self._registration.update(is_ending=True)
 
     def choose_server_ports(self, address: str, num_servers: int) -> int:
-        """Return the first of free ports for the servers; other jobs that register here keep theirs.
-
-        Raises
-        ------
-        NotReadyError
-            If there are none.
-        """
+        """Return the first of free ports for the servers; other jobs that register here keep theirs."""
         with register_lock():
             others = [entry for entry in live_jobs() if entry.job != self.job]
             first = find_server_ports(address, num_servers, {port for each in others for port in each.ports})
@@ -274,15 +218,8 @@ class MachineJob:
     def claim(self, needs: MachineNeeds) -> str:
         """Check that the plan fits beside those of other jobs, enter it, and make the folder of tables.
 
-        Returns
-        -------
-        str
-            Folder of the tables, if they are files; empty: they are in shared memory.
-
-        Raises
-        ------
-        NotReadyError
-            If the tables fit neither into shared memory nor, where that is possible, into a folder.
+        Returns the folder; empty if the tables are in shared memory. Raises NotReadyError if they fit neither
+        there nor, where that is possible, into a folder.
         """
         self.note = ""
         shared, memory = needs.shared_memory_bytes, needs.memory_bytes
@@ -302,27 +239,18 @@ class MachineJob:
 
     def _base_of_tables(self, needs: MachineNeeds) -> tuple[Path | None, str]:
         """Return the folder in which tables shall be files, and why; None for shared memory."""
-        reason = "tables.storage is disk"
+        reason, shared = "tables.storage is disk", needs.shared_memory_bytes
         if needs.storage != "disk":
             try:
-                table_storage.check_shared_memory(
-                    needs.shared_memory_bytes and needs.shared_memory_bytes + ENTRY_BYTES, self.job
-                )
+                table_storage.check_shared_memory(shared and shared + ENTRY_BYTES, self.job)
                 return None, ""
             except NotReadyError as error:
                 reason = str(error)
                 if not needs.structure_bytes:  # a script of another project: how it shares is unknown
                     raise
-        needed = needs.shared_memory_bytes - needs.structure_bytes
         folders = [Path(folder) for folder in needs.table_folders]
         folders = folders or table_storage.usual_folders(on_disk=needs.storage == "disk")
-        base = table_storage.roomy_folder(folders, needed)
-        if base is None:
-            raise NotReadyError(
-                f"{reason}; files take {needed / 1e9:.2f} GB, and none of {', '.join(map(str, folders))} has "
-                "that room: give another tables.folder"
-            )
-        return base, reason
+        return table_storage.roomy_folder(folders, shared - needs.structure_bytes, f"{reason}; "), reason
 
     def _remove_tables(self) -> None:
         """Remove the files of tables of the attempt before."""
@@ -345,7 +273,10 @@ COMPARED_PACKAGES = ("dgl", "torch")
 def describe_machine(python: str = sys.executable) -> dict[str, Any]:
     """Return facts for the plan (cores, GPUs, interfaces, runner), and versions to compare."""
     # From the packages' metadata: importing dgl and torch would take seconds on each machine.
-    versions = {name: _installed_version(name) for name in COMPARED_PACKAGES}
+    versions: dict[str, str | None] = dict.fromkeys(COMPARED_PACKAGES)
+    for name in COMPARED_PACKAGES:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            versions[name] = importlib.metadata.version(name).partition("+")[0]  # not +cpu
     return {
         "versions": {"python": ".".join(map(str, sys.version_info[:2])), "dglkge": __version__, **versions},
         "interfaces": local_interfaces(),
@@ -374,10 +305,8 @@ def check_machine(
         Address of the machine's servers, port of the first, and their number.
     num_processes : int
         Of the job.
-    folder : str
-        Working folder of the processes.
-    script : str or None
-        A file that must exist; relative to the folder.
+    folder, script : str
+        Working folder of the processes, and a file that must exist, relative to it.
     partition : tuple or None
         DGL's partition file, relative to the folder; the machine's own part (None: not to be checked); and
         how many parts there must be.
@@ -401,8 +330,16 @@ def check_machine(
             return None
 
     # All checks run, so that the user gets all problems of a machine at once.
-    attempt(_check_address, servers[0])
-    attempt(_check_folder, folder, script)
+    interfaces = local_interfaces()
+    if not is_local(servers[0], interfaces):
+        # DGL (rpc_client.get_local_machine_id) would silently take this machine for machine 0.
+        words = f"none of its interfaces has the address {servers[0]} that ip_config gives it "
+        problems.append((f"{words}(it has {', '.join(sorted(interfaces))})", True))
+    if not os.path.isdir(folder):
+        words = f"has no folder {folder}; give another --workspace, or --sync to have it made"
+        problems.append((words, True))
+    elif script is not None and not os.path.isfile(os.path.join(folder, script)):
+        problems.append((f"has no script {os.path.join(folder, script)}; --sync brings it there", True))
     attempt(check_server_ports, *servers)
     attempt(allow_open_files, num_processes)
     table_folder = attempt(held.claim, MachineNeeds(**needs))
@@ -419,13 +356,7 @@ def check_machine(
 
 
 def write_job_files(log_dir: str, machines: Sequence[Sequence[Any]]) -> None:
-    """Create the log folder with the job's ip_config.txt; several machines may share it.
-
-    Raises
-    ------
-    InputError
-        If it cannot be written.
-    """
+    """Create the log folder with the job's ip_config.txt; several machines may share it."""
     folder = Path(log_dir)
     # Renamed into its place: machines with a shared disk write the same file at the same time.
     temporary = folder / f"ip_config.txt.{os.uname().nodename}.{os.getpid()}.tmp"
@@ -433,35 +364,6 @@ def write_job_files(log_dir: str, machines: Sequence[Sequence[Any]]) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         write_ip_config(temporary, [Machine(address, port) for address, port in machines])
         os.replace(temporary, folder / "ip_config.txt")
-
-
-def _installed_version(package: str) -> str | None:
-    """Return the public part of a package's version (not ``+cpu``), without importing it."""
-    try:
-        return importlib.metadata.version(package).partition("+")[0]
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _check_address(address: str) -> None:
-    """Raise InputError for an address of another machine.
-
-    DGL (``rpc_client.get_local_machine_id``) would silently take this machine for machine 0.
-    """
-    interfaces = local_interfaces()
-    if not is_local(address, interfaces):
-        raise InputError(
-            f"none of its interfaces has the address {address} that ip_config gives it "
-            f"(it has {', '.join(sorted(interfaces))})"
-        )
-
-
-def _check_folder(folder: str, script: str | None) -> None:
-    """Check that the working folder and the script exist."""
-    if not os.path.isdir(folder):
-        raise InputError(f"has no folder {folder}; give another --workspace, or --sync to have it made")
-    if script is not None and not os.path.isfile(os.path.join(folder, script)):
-        raise InputError(f"has no script {os.path.join(folder, script)}; --sync brings it there")
 
 
 def node_tasks(job: MachineJob, python: str) -> dict[str, Callable[..., Any]]:
@@ -474,9 +376,5 @@ def node_tasks(job: MachineJob, python: str) -> dict[str, Callable[..., Any]]:
         "check": functools.partial(check_machine, job),
         "write_job_files": write_job_files,
         "clean_up": clean_up,
-        "list_files": file_transfer.list_files,
-        "stale_files": file_transfer.stale_files,
-        "send_block": file_transfer.send_block,
-        "take_block": file_transfer.take_block,
-        "place_folder": file_transfer.place_folder,
+        **file_transfer.TASKS,
     }

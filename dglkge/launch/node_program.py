@@ -21,20 +21,21 @@ import stat
 import struct
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import IO, Any
 
 import psutil
 
 from dglkge.distributed.jobs import JobEntry
 from dglkge.distributed.lease import new_nonce
+from dglkge.distributed.preemption import STOP_SIGNALS
 from dglkge.distributed.world import OWN_DISKS_VARIABLE
 from dglkge.errors import NotReadyError
-from dglkge.launch.background import in_thread, spawn
+from dglkge.launch.background import Report, in_thread, spawn
 from dglkge.launch.machine import MachineJob, has_variable, node_tasks, wait_while
 from dglkge.launch.processes import ForkServer, execute
 from dglkge.launch.remote import protocol
-from dglkge.launch.stop_signals import STOP_SIGNALS, status_of_stop
+from dglkge.launch.stop_signals import status_of_stop
 
 POLL_SECONDS = 0.05
 GRACE_SECONDS = 3.0
@@ -74,28 +75,15 @@ def _process_mark(number: int) -> str:
 class NodeProgram:
     """Serves one launcher.
 
-    Parameters
-    ----------
-    stream : protocol.Stream
-        To the launcher.
-    python : str
-        Interpreter of servers and trainers.
-    report : callable
-        Takes messages for the user of a node program that has connected by itself.
-    greeting : str
-        First message, once stop signals are handled.
-
-    Attributes
-    ----------
-    end : protocol.JobEnd or None
-        What the launcher has told of the end of the job.
+    `report` takes messages for the user of a node program that has connected by itself, the first of them
+    `greeting`, once stop signals are handled. `end` is what the launcher has told of the end of the job.
     """
 
     def __init__(
         self,
         stream: protocol.Stream,
         python: str = sys.executable,
-        report: Callable[[str], None] = lambda text: None,
+        report: Report = lambda text: None,
         greeting: str = "",
     ) -> None:
         self._stream = stream
@@ -111,18 +99,12 @@ class NodeProgram:
 
         self._signals: list[int] = []
         self._job = MachineJob()
-        tasks = node_tasks(self._job, python)
-        self._tasks: Mapping[str, Callable[..., Any]] = {**tasks, "register": self._register}
+        self._tasks = {**node_tasks(self._job, python), "register": self._register}
 
     async def run(self) -> tuple[int, str]:
         """Serve until the launcher has told the end of the job, or is lost.
 
-        Returns
-        -------
-        status : int
-            The job's, LOST_STATUS, or that of a second stop signal.
-        reason : str
-            Why the job has ended, or the launcher counts as lost.
+        Returns the job's status, LOST_STATUS or that of a second stop signal, and a reason.
         """
         loop = asyncio.get_running_loop()
         # Orphans of the job's processes become children of this program, so that it finds and ends them.
@@ -350,13 +332,7 @@ class NodeProgram:
             await asyncio.wait([process.gone for process in running], timeout=seconds)
 
     def _register(self, entry: Mapping[str, Any]) -> None:
-        """Register the job, or prepare for its next attempt, once the processes of the one before are gone.
-
-        Raises
-        ------
-        NotReadyError
-            If one still runs after LEFT_SECONDS.
-        """
+        """Register the job, or prepare for its next attempt, once those of the one before are gone."""
 
         def running() -> list[str]:
             return [str(process.pid) for process in self._processes.values() if not process.gone.done()]

@@ -15,6 +15,7 @@ import psutil
 from dglkge.distributed.ip_config import DEFAULT_PORT, HIGHEST_PORT
 from dglkge.distributed.server_ports import PORT_TAKEN_MARK, PORT_TAKEN_STATUS
 from dglkge.errors import InputError, NotReadyError
+from dglkge.launch.background import Report
 from dglkge.launch.job_result import JobResult
 
 FIRST_MASTER_PORT = 29500
@@ -29,22 +30,10 @@ MOST_CHOICES = 5
 LOG_END_BYTES = 4096
 
 
-def with_ports_chosen_again(run: Callable[[], JobResult], report: Callable[[str], None]) -> JobResult:
+def with_ports_chosen_again(run: Callable[[], JobResult], report: Report) -> JobResult:
     """Run an attempt of a job, and again if a port was taken between its choice and its use.
 
-    Nothing has been trained then, so it does not count as a restart.
-
-    Parameters
-    ----------
-    run : callable
-        Chooses ports and runs the attempt.
-    report : callable
-        Takes messages for the user.
-
-    Returns
-    -------
-    JobResult
-        Of the last run.
+    Nothing has been trained then, so it does not count as a restart. Returns the result of the last run.
     """
     # Between the test of a port and its use another program may bind it. No test can exclude that, so the
     # attempt is repeated.
@@ -76,14 +65,7 @@ def taken_port(result: JobResult) -> str | None:
 
 
 def check_server_ports(address: str, first_port: int, num_servers: int) -> None:
-    """Check every port of a machine's servers by binding it.
-
-    Raises
-    ------
-    InputError
-        If a port is in use, forbidden or above 65535; the message names the port and the process that uses
-        it.
-    """
+    """Check every port of a machine's servers by binding it; the error names the process that uses one."""
     if first_port + num_servers - 1 > HIGHEST_PORT:
         raise InputError(
             f"{num_servers} servers from port {first_port} on pass the highest port, {HIGHEST_PORT}"
@@ -106,31 +88,16 @@ def find_master_port(address: str, avoid: Collection[int]) -> int:
     """Return a free port for torch's rendezvous, from 29500 to 29999.
 
     The search starts at a random one: two jobs that start together on a machine would otherwise choose the
-    same port, and torch binds it only seconds later.
-
-    Raises
-    ------
-    NotReadyError
-        If none of these ports is free.
+    same port, and torch binds it only seconds later. Raises NotReadyError if none is free.
     """
     # Bound on all addresses: torch's own rendezvous, which scripts of other projects use, listens on all.
     return _free_ports("", FIRST_MASTER_PORT, 1, avoid, f"free port {{}} on {address} for torch's rendezvous")
 
 
 def find_server_ports(address: str, num_servers: int, avoid: Collection[int] = ()) -> int:
-    """Return the first of as many free ports in a row as a machine has servers, from 30050 to 30549.
+    """Return the first of free ports in a row for a machine's servers, from 30050 to 30549.
 
-    Parameters
-    ----------
-    address : str
-    num_servers : int
-    avoid : collection of int
-        Ports that other jobs are about to take.
-
-    Raises
-    ------
-    NotReadyError
-        If there are none.
+    `avoid` has the ports that other jobs are about to take. Raises NotReadyError if there are none.
     """
     words = f"{num_servers} free port(s) {{}} on {address} for the servers"
     return _free_ports(address, DEFAULT_PORT, num_servers, avoid, words)
@@ -151,14 +118,11 @@ def _free_ports(address: str, lowest: int, num_ports: int, avoid: Collection[int
 
 def bind_error(address: str, port: int) -> int:
     """Bind and listen as DGL's servers do; return the error number, 0 for a free port."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        # DGL sets this too: accepts a port whose last connections are still in TIME_WAIT
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address, port))
-            probe.listen(1)
-        except OSError as error:
-            return error.errno or errno.EINVAL
+    try:
+        # With SO_REUSEADDR, as DGL: accepts a port whose last connections are still in TIME_WAIT.
+        socket.create_server((address, port), backlog=1).close()
+    except OSError as error:
+        return error.errno or errno.EINVAL
     return 0
 
 

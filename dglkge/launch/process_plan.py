@@ -24,15 +24,7 @@ from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE
 
 @dataclass(frozen=True)
 class Places:
-    """Base folders of relative paths: of the launcher, and of the processes on the machines.
-
-    Attributes
-    ----------
-    here : Path
-        Base of relative paths of the launcher.
-    workspace : Path
-        Working folder of the processes. A relative path of the script's arguments is found in both.
-    """
+    """Base folders of relative paths: of the launcher, and of the processes on the machines."""
 
     here: Path
     workspace: Path
@@ -52,8 +44,8 @@ class Limits:
     failure_seconds : float
         From SIGTERM to SIGKILL after a process has failed.
     stop_seconds : float
-        The same for trainers after Ctrl-C, SIGTERM or SIGHUP, or after one of them has left with status 143;
-        they may need it to save their state.
+        The same for trainers after a stop signal, or after one of them has left with status 143; they may
+        need it to save their state.
     exit_seconds : float
         From the end of the last trainer to that of the servers, or from status 0 of a server to the end of
         the trainers.
@@ -70,14 +62,10 @@ TRAINER = "trainer"
 
 @dataclass(frozen=True)
 class Host:
-    """A machine of the job as its processes reach it.
+    """A machine of the job as its processes reach it; server i listens on ``port + i`` of its IPv4 address.
 
     Attributes
     ----------
-    address : str
-        IPv4 address on which the machine's servers listen.
-    port : int
-        Port of its first server; server i listens on ``port + i``.
     num_cores : int
         Processor cores that the job may use there.
     interface : str or None
@@ -101,44 +89,27 @@ class Host:
 
 @dataclass(frozen=True)
 class JobSettings:
-    """Settings of a job from the command line; counts are per machine.
+    """Settings of a job from the command line; counts are per machine, samplers per trainer.
 
     Attributes
     ----------
-    command : tuple of str
-        ``script.py args...`` or ``-m package.module args...``, to be run by the interpreter.
     ip_config : str
         Path of the cleaned ip_config.txt that servers and trainers read.
-    num_trainers, num_servers, num_samplers : int
-        Trainers, servers, and sampler processes of each trainer.
     num_omp_threads : int or None
-        OpenMP threads of a trainer; None: the cores of its machine shared out among the trainers.
-    num_server_threads : int
-        OpenMP threads of a server.
-    graph_format : str
-        DGL's sparse formats that the servers create, e.g. ``"csc"`` or ``"csr,coo"``.
+        Of a trainer; None: the cores of its machine shared out among the trainers.
     part_config : str or None
         DGL's partition file; None: the script names it.
-    log_dir : str
-        Folder of the job's logs.
     extra_envs : mapping of str to str
         Variables for every process; they override all others.
     shows_progress : bool
-        Whether the launcher writes to a terminal, so that trainers show progress although they write to a
-        pipe.
+        Whether the launcher writes to a terminal, and trainers show progress although they write to a pipe.
     has_own_disks : bool
         Whether the machines share no disk, so that each sends its parts of a checkpoint to the first.
-    log_format : str
-        ``text`` or ``json``: how trainers and servers log.
-    job : str
-        Id of the job, equal for all its attempts, in the lease on the run's folder.
-    attempt : int
-        Number of the attempt: each has names of its own in shared memory, so that none meets what processes
-        of the one before still hold.
+    job, attempt
+        Id of the job, equal for all its attempts, in the lease on the run's folder. Each attempt has names of
+        its own in shared memory, so that none meets what processes of the one before still hold.
     device : str
         What trainers are to use, as :func:`device_of_trainers` returns it.
-    verify : bool
-        Whether the data set is compared with its checksums.
     """
 
     command: tuple[str, ...]
@@ -163,20 +134,9 @@ class JobSettings:
 
 @dataclass(frozen=True)
 class PlannedProcess:
-    """One process of a job.
+    """One process of a job; `number` is that among all processes of its role, of a trainer its rank.
 
-    Attributes
-    ----------
-    role : str
-        ``"server"`` or ``"trainer"``.
-    number : int
-        Number among all processes of the role in the job; a trainer's is its rank.
-    address : str
-        Of its machine.
-    command : tuple of str
-        Program and arguments; never goes through a shell.
-    environment : mapping of str to str
-        Added to the environment of the launcher.
+    The command never goes through a shell; the environment is added to that of the launcher.
     """
 
     role: str
@@ -205,14 +165,8 @@ def choose_num_trainers(
 ) -> int:
     """Return one trainer for each core of the smallest machine, or for each GPU, within limits.
 
-    Parameters
-    ----------
-    hosts : sequence of Host
-    lowest, highest : int
-        By default at least 1, and at most ``most`` without GPUs.
-    device : str
-        ``training.device``, or empty. GPUs count if it allows them and every machine has some.
-    most : int
+    GPUs count if the configured device allows them and every machine has some; else there are `most` at most
+    by default.
     """
     # One number for all machines: a trainer's machine follows from its rank.
     if device in (AUTO_DEVICE, CUDA_DEVICE) and hosts and all(host.gpus for host in hosts):
@@ -220,73 +174,45 @@ def choose_num_trainers(
     else:
         counts = [host.num_cores for host in hosts]
         highest = most if highest is None else highest
-    return max(lowest, min([*counts] if highest is None else [highest, *counts]))
+    return max(lowest, min(counts if highest is None else [highest, *counts]))
 
 
 def device_of_trainers(device: str, hosts: Sequence[Host], num_trainers: int) -> str:
     """Return what trainers are to use: ``cuda``, ``cpu`` where GPUs are to be hidden, else an empty text.
 
-    Parameters
-    ----------
-    device : str
-        ``training.device``; empty: the script's configuration is unknown, and its environment stays.
-    hosts : sequence of Host
-    num_trainers : int
-        On each machine.
-
-    Raises
-    ------
-    InputError
-        If ``cuda`` is configured and a machine has fewer GPUs than trainers.
+    `device` is that of the configuration; empty: it is unknown, and the script's environment stays. Raises
+    InputError if ``cuda`` is configured and a machine has fewer GPUs than trainers.
     """
     short = [host for host in hosts if len(host.gpus) < num_trainers]
     if device == CUDA_DEVICE:
         for host in short:
-            raise InputError(_describe_shortage(host, num_trainers))
+            count = len(host.gpus)
+            words = f"training.device is cuda and machine {host.address} has "
+            if not count:
+                raise InputError(
+                    f"{words}no GPU for its trainers (nvidia-smi -L lists none, {VISIBLE_VARIABLE} hides "
+                    "all, or torch is built without CUDA); allowed there: cpu or auto"
+                )
+            raise InputError(
+                f"{words}{count} GPU{'s' if count > 1 else ''} for {num_trainers} trainers; allowed: "
+                f"--num_trainers {count} or less, or training.device auto or cpu"
+            )
         return CUDA_DEVICE
     if device == AUTO_DEVICE and any(host.gpus for host in hosts):
         return CPU_DEVICE if short else CUDA_DEVICE
     return ""
 
 
-def _describe_shortage(host: Host, num_trainers: int) -> str:
-    """Return the error about a machine with too few GPUs."""
-    if not host.gpus:
-        return (
-            f"training.device is cuda and machine {host.address} has no GPU for its trainers (nvidia-smi -L "
-            f"lists none, {VISIBLE_VARIABLE} hides all, or torch is built without CUDA); allowed there: "
-            "cpu or auto"
-        )
-    count = len(host.gpus)
-    return (
-        f"training.device is cuda and machine {host.address} has {count} GPU{'s' if count > 1 else ''} for "
-        f"{num_trainers} trainers; allowed: --num_trainers {count} or less, or training.device auto or cpu"
-    )
-
-
 def plan_processes(
     hosts: Sequence[Host], settings: JobSettings, master_port: int, inherited: Mapping[str, str]
 ) -> list[PlannedProcess]:
-    """List every process of a job, all servers first.
+    """List every process of a job: servers in the order of ``DGL_SERVER_ID``, then trainers by their ranks.
 
-    Parameters
-    ----------
-    hosts : sequence of Host
-        Machine i holds partition i; torch's rendezvous is on machine 0.
-    settings : JobSettings
-    master_port : int
-        Port of torch's rendezvous.
-    inherited : mapping of str to str
-        Environment of the launcher. Its values of conveniences (variables other than DGL's and torch's) are
-        kept.
-
-    Returns
-    -------
-    list of PlannedProcess
-        Servers in the order of ``DGL_SERVER_ID``, then trainers in the order of their ranks
-        (machine * trainers per machine + local rank).
+    Machine i holds partition i; torch's rendezvous is on machine 0. Values of conveniences (variables other
+    than DGL's and torch's) in the launcher's environment, `inherited`, are kept.
     """
     shared = _shared_environment(settings, len(hosts))
+    extra = dict(settings.extra_envs)
     servers, trainers = [], []
     for machine, host in enumerate(hosts):
         command = (*host.runner, *settings.command)
@@ -308,14 +234,25 @@ def plan_processes(
                 "OMP_NUM_THREADS": str(settings.num_server_threads),
                 **gpu_variables(settings.device, host.gpus, None),
             }
-            environment = base | own | dict(settings.extra_envs)
-            servers.append(PlannedProcess(SERVER, number, host.address, command, environment))
+            servers.append(PlannedProcess(SERVER, number, host.address, command, base | own | extra))
         for local in range(settings.num_trainers):
-            own = _trainer_environment(hosts, settings, machine, local)
-            own |= gpu_variables(settings.device, host.gpus, local)
-            environment = base | own | {"MASTER_PORT": str(master_port)} | dict(settings.extra_envs)
             number = machine * settings.num_trainers + local
-            trainers.append(PlannedProcess(TRAINER, number, host.address, command, environment))
+            own = {
+                "DGL_ROLE": "client",
+                "DGL_DIST_MODE": "distributed",
+                # DGL numbers groups of clients of long-lived servers; a job of this launcher has one.
+                "DGL_GROUP_ID": "0",
+                "OMP_NUM_THREADS": str(num_threads(settings, host)),
+                "RANK": str(number),
+                "LOCAL_RANK": str(local),
+                "WORLD_SIZE": str(settings.num_trainers * len(hosts)),
+                "LOCAL_WORLD_SIZE": str(settings.num_trainers),
+                "GROUP_RANK": str(machine),
+                "MASTER_ADDR": hosts[0].address,
+                "MASTER_PORT": str(master_port),
+                **gpu_variables(settings.device, host.gpus, local),
+            }
+            trainers.append(PlannedProcess(TRAINER, number, host.address, command, base | own | extra))
     return servers + trainers
 
 
@@ -343,15 +280,8 @@ def describe_plan(processes: Sequence[PlannedProcess]) -> str:
 
 def plan_to_dict(processes: Sequence[PlannedProcess]) -> list[dict[str, object]]:
     """Return the plan as JSON values, for ``--dry_run --json``."""
-    return [
-        {
-            "name": process.name,
-            "address": process.address,
-            "command": list(process.command),
-            "environment": dict(process.environment),
-        }
-        for process in processes
-    ]
+    names = ("name", "address", "command", "environment")
+    return [{name: getattr(process, name) for name in names} for process in processes]
 
 
 def _shared_environment(settings: JobSettings, num_hosts: int) -> dict[str, str]:
@@ -384,22 +314,3 @@ def num_threads(settings: JobSettings, host: Host) -> int:
     """Return the threads of a trainer on a machine."""
     # Rounded down, so that trainers have no more threads than the machine has cores.
     return settings.num_omp_threads or max(1, host.num_cores // settings.num_trainers)
-
-
-def _trainer_environment(
-    hosts: Sequence[Host], settings: JobSettings, machine: int, local: int
-) -> dict[str, str]:
-    """Return the variables of one trainer, without the rendezvous port."""
-    return {
-        "DGL_ROLE": "client",
-        "DGL_DIST_MODE": "distributed",
-        # DGL numbers groups of clients of long-lived servers; a job of this launcher has one.
-        "DGL_GROUP_ID": "0",
-        "OMP_NUM_THREADS": str(num_threads(settings, hosts[machine])),
-        "RANK": str(machine * settings.num_trainers + local),
-        "LOCAL_RANK": str(local),
-        "WORLD_SIZE": str(settings.num_trainers * len(hosts)),
-        "LOCAL_WORLD_SIZE": str(settings.num_trainers),
-        "GROUP_RANK": str(machine),
-        "MASTER_ADDR": hosts[0].address,
-    }

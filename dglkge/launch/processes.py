@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
+import functools
 import json
 import os
 import signal
@@ -14,13 +14,10 @@ from collections.abc import Mapping, Sequence
 from typing import IO
 
 from dglkge.launch.background import in_thread
-from dglkge.launch.fork_server import ROOM, VARIABLE
+from dglkge.launch.fork_server import ROOM, VARIABLE, die_with
 
 MOST_OUTPUT_BYTES = 1 << 15
 """Less than a pipe holds that nobody reads yet."""
-
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True)
 
 
 def execute(
@@ -28,30 +25,9 @@ def execute(
 ) -> int:
     """Start a program in a session of its own, and return its pid; the kernel kills it if this process dies.
 
-    Parameters
-    ----------
-    command : sequence of str
-    variables : mapping of str to str
-        Added to this process's environment.
-    folder : str
-        Its working folder.
-    output : int
-        Descriptor of its output, errors included.
-    control : int, optional
-        Descriptor of its input; by default it has none.
-
-    Raises
-    ------
-    OSError, ValueError
-        If it cannot be started.
+    `output` is the descriptor of its output, errors included, `control` that of its input, if it has any; the
+    variables are added to this process's. Raises OSError or ValueError if it cannot be started.
     """
-    parent = os.getpid()
-
-    def die_with_parent() -> None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        if os.getppid() != parent:  # it died before prctl took effect
-            os._exit(1)
-
     # A session of its own: signals of a terminal reach the launcher only.
     popen = subprocess.Popen(
         command,
@@ -61,7 +37,7 @@ def execute(
         stdout=output,
         stderr=output,
         start_new_session=True,
-        preexec_fn=die_with_parent,
+        preexec_fn=functools.partial(die_with, os.getpid()),
     )
     popen.returncode = 0  # the node program waits for it together with the orphans
     return popen.pid
@@ -85,11 +61,6 @@ class ForkServer:
     ----------
     pid : int
         0 once it has ended, which the node program finds.
-
-    Raises
-    ------
-    OSError, ValueError
-        If it cannot be started.
     """
 
     def __init__(
@@ -106,24 +77,10 @@ class ForkServer:
             self.pid = execute(command, variables, folder, self._output.fileno(), theirs.fileno())
 
     async def fork(self, variables: Mapping[str, str], output: int) -> tuple[int, IO[bytes]]:
-        """Start a process; it waits until the second of what is returned, its gate, has been closed.
+        """Start a process with more variables; return its pid, and a gate: it waits until this is closed.
 
-        Parameters
-        ----------
-        variables : mapping of str to str
-            Added to its environment.
-        output : int
-            Descriptor of its output; what the imports have printed is written there first.
-
-        Returns
-        -------
-        pid : int
-        gate : file
-
-        Raises
-        ------
-        OSError
-            If the server has ended, or no process can be started.
+        What the imports have printed is written to `output`, its descriptor, first. Raises OSError if the
+        server has ended, or no process can be started.
         """
         request = json.dumps(dict(variables)).encode()
         async with self._lock:

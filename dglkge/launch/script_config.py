@@ -33,12 +33,6 @@ def check_partition(path: Path, part_id: int | None, num_machines: int) -> str:
     -------
     str
         Fingerprint of the partition file: partitions of two runs of the partitioner do not fit each other.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read, is not DGL's, or has another number of partitions, or a file
-        of the partition is missing, which the message names.
     """
     content = dataset_files.load_json(path)
     num_parts = content.get(dataset_files.Field.NUM_PARTS)
@@ -68,13 +62,9 @@ class MachineNeeds:
 
     Attributes
     ----------
-    shared_memory_bytes : int
-        0: unknown, as in the others.
-    memory_bytes : int
-        Memory of all processes, shared memory included, without files that are only mapped and without
-        interpreters and libraries.
-    structure_bytes : int
-        The part of the shared memory that stays there where tables are files.
+    shared_memory_bytes, memory_bytes, structure_bytes : int
+        In shared memory; of all processes, shared memory included, without mapped files, interpreters and
+        libraries; the part of the shared memory that stays there where tables are files. 0: unknown.
     storage : str
         ``tables.storage`` of the configuration.
     table_folders : tuple of str
@@ -91,18 +81,8 @@ class MachineNeeds:
 def script_config(command: Sequence[str], folder: Path) -> Config | None:
     """Read the configuration of a script that takes ``--config FILE`` and ``--set KEY=VALUE``.
 
-    Parameters
-    ----------
-    command : sequence of str
-        The script and its arguments.
-    folder : Path
-        Base of relative paths.
-
-    Returns
-    -------
-    Config or None
-        None for scripts with another command line, and for a wrong configuration, which the script itself
-        then reports.
+    None for scripts with another command line, and for a wrong configuration, which the script itself then
+    reports. `folder` is the base of relative paths.
     """
     # Scripts of other projects may have a --config of their own: what does not parse is not ours.
     if not any(word.partition("=")[0] in ("--config", "--set", "dataset") for word in command):
@@ -124,12 +104,8 @@ def script_config(command: Sequence[str], folder: Path) -> Config | None:
 def partition_file(config: Config | None, folder: Path) -> Path | None:
     """Return DGL's partition file of a configuration's data set; None if it is not here.
 
-    It may be on the machines only, and the script reports a damaged one.
-
-    Raises
-    ------
-    InputError
-        If a file is there, or a folder with something else in it.
+    It may be on the machines only, and the script reports a damaged one. Raises InputError if a file is
+    there, or a folder with something else in it.
     """
     if config is None:
         return None
@@ -154,17 +130,7 @@ def most_trainers_of(config: Config | None, places: Places) -> int:
 def machine_needs(
     config: Config | None, places: Places, num_machines: int, num_trainers: int, num_servers: int
 ) -> list[MachineNeeds]:
-    """Return what a job needs on each machine, as far as the descriptions of its data set are here.
-
-    Parameters
-    ----------
-    config : Config or None
-        None: nothing is known.
-    places : Places
-    num_machines : int
-    num_trainers, num_servers : int
-        On each machine.
-    """
+    """Return what a job needs on each machine, as far as the descriptions of its data set are here."""
     if config is None:
         return [MachineNeeds()] * num_machines
     folder = config.tables.folder

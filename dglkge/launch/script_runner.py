@@ -30,9 +30,7 @@ import traceback
 import types
 from collections.abc import Mapping
 
-INTERRUPTED_STATUS = 130
 EXIT_HANDLERS_SECONDS = 3.0
-BAD_INPUT_STATUS = 2
 
 FORK_SERVER_VARIABLE = "DGLKGE_FORK_SERVER"
 DGL_MODULES = ("torch.distributed", "dgl.distributed")
@@ -52,33 +50,22 @@ def prepare_dgl() -> None:
     importlib.import_module("dglkge.distributed.dgl_import").install()
 
 
-class Imports:
-    """Imports of a fork server.
+def fork_from_imports(arguments: list[str]) -> None:
+    """Import what servers or trainers need; return in each forked process, or raise an import's error."""
+    errors: list[BaseException] = []
 
-    Parameters
-    ----------
-    arguments : list of str
-        Of :func:`run`.
-
-    Attributes
-    ----------
-    error : BaseException or None
-        With which an import has failed: every process that is forked raises it.
-    """
-
-    def __init__(self, arguments: list[str]) -> None:
-        self._arguments = arguments
-        self.error: BaseException | None = None
-
-    def __call__(self, environment: Mapping[str, str]) -> None:
-        """Import what a server or trainer with these variables needs."""
+    def prepare(environment: Mapping[str, str]) -> None:
         is_server = environment.get("DGL_ROLE") == "server"
-        modules = [*DGL_MODULES, *(SERVER_MODULES if is_server else TRAINER_MODULES)]
+        own_modules = SERVER_MODULES if is_server else TRAINER_MODULES
         try:
-            for module in modules if uses_dglkge(self._arguments) else DGL_MODULES:
+            for module in (*DGL_MODULES, *(own_modules if uses_dglkge(arguments) else ())):
                 importlib.import_module(module)
         except BaseException as error:
-            self.error = self.error or error
+            errors.append(error)
+
+    importlib.import_module("dglkge.launch.fork_server").serve(prepare)
+    if errors:
+        raise errors[0]
 
 
 def uses_dglkge(arguments: list[str]) -> bool:
@@ -93,13 +80,7 @@ def uses_dglkge(arguments: list[str]) -> bool:
 
 
 def run(arguments: list[str]) -> None:
-    """Run a script or module as ``__main__``, as ``python`` itself would.
-
-    Parameters
-    ----------
-    arguments : list of str
-        ``[script, *args]`` or ``["-m", module, *args]``.
-    """
+    """Run ``[script, *args]`` or ``["-m", module, *args]`` as ``__main__``, as ``python`` itself would."""
     if arguments[0] == "-m":
         # As python does for -m; for a script, its own folder.
         sys.path[0] = os.getcwd()
@@ -118,29 +99,8 @@ def run(arguments: list[str]) -> None:
         exec(code, main_module.__dict__)
 
 
-def exit_status(error: BaseException) -> int:
-    """Return the status that the interpreter gives to an uncaught exception."""
-    if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED_STATUS
-    if is_graphbolt_error(error):
-        return BAD_INPUT_STATUS
-    if not isinstance(error, SystemExit):
-        return 1
-    if error.code is None:
-        return 0
-    return error.code if isinstance(error.code, int) else 1
-
-
-def is_graphbolt_error(error: BaseException) -> bool:
-    """Whether the script asked for GraphBolt, which one line explains."""
-    return isinstance(error, sys.modules["dglkge.distributed.dgl_import"].GraphBoltError)
-
-
 def print_error(error: BaseException) -> None:
     """Print what the interpreter would have printed, without the frames of this file and runpy."""
-    if is_graphbolt_error(error):
-        sys.stderr.write(f"{error}\n")
-        return
     if isinstance(error, SystemExit):
         if error.code is not None and not isinstance(error.code, int):
             sys.stderr.write(f"{error.code}\n")
@@ -176,22 +136,20 @@ def main() -> None:
     try:
         if FORK_SERVER_VARIABLE in os.environ:
             sys.path.pop(0)  # the folder of this file
-            imports = Imports(sys.argv[1:])
-            importlib.import_module("dglkge.launch.fork_server").serve(imports)
+            fork_from_imports(sys.argv[1:])
             sys.path.insert(0, "")
-            if imports.error is not None:
-                raise imports.error
         run(sys.argv[1:])
     except BaseException as error:
-        status = exit_status(error)
+        errors = importlib.import_module("dglkge.errors")
+        if isinstance(error, sys.modules["dglkge.distributed.dgl_import"].GraphBoltError):
+            error = errors.InputError(str(error))
+        status = errors.exit_status_of(error)
         # A normal end keeps DGL's handler: its barrier lets all trainers leave together.
         if status == 0:
             raise
-        errors = sys.modules.get("dglkge.errors")
-        if errors is not None and isinstance(error, errors.DglkgeError):
+        if isinstance(error, errors.DglkgeError):
             # Raised on purpose: one line explains it.
             sys.stderr.write(f"dglkge: error: {error}\n")
-            status = errors.exit_status_of(error)
         else:
             print_error(error)
         exit_without_dgl_shutdown(status)

@@ -13,28 +13,18 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 
+from dglkge.distributed.preemption import STOP_SIGNALS
 from dglkge.errors import FAILURE_STATUS, INTERRUPTED_STATUS
-
-STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-
+from dglkge.launch.background import Report
 
 _received: list[int] = []
-
-
-def num_received() -> int:
-    """Return how many stop signals this process has received while one of the handlers was installed."""
-    return len(_received)
+"""Stop signals that this process has received while one of the handlers was installed."""
 
 
 class StoppedBySignal(KeyboardInterrupt):
     """SIGTERM or SIGHUP to the launcher while no process of a job runs.
 
     A KeyboardInterrupt, because it must pass every handler of ordinary errors as Ctrl-C does.
-
-    Parameters
-    ----------
-    number : int
-        Of the signal.
     """
 
     def __init__(self, number: int) -> None:
@@ -62,15 +52,9 @@ FORWARD_SECONDS = 2.0
 
 
 class StopForwarder:
-    """Gives this launcher the first stop signal that a node has received, unless it has received one itself.
+    """Gives this launcher the first stop signal of a node, unless it has received one itself."""
 
-    Parameters
-    ----------
-    report : callable
-        Takes messages for the user.
-    """
-
-    def __init__(self, report: Callable[[str], None]) -> None:
+    def __init__(self, report: Report) -> None:
         self._report = report
         self._has_signal = False
 
@@ -82,11 +66,9 @@ class StopForwarder:
 
         def send() -> None:
             # A second signal to the launcher would end the trainers before they have committed.
-            if not num_received():
+            if not _received:
                 self._report(f"{name} received {signal.Signals(number).name}: stopping the job")
-                main = threading.main_thread().ident
-                if main is not None:
-                    signal.pthread_kill(main, number)
+                signal.pthread_kill(threading.main_thread().ident or 0, number)
 
         timer = threading.Timer(FORWARD_SECONDS, send)
         timer.daemon = True

@@ -27,18 +27,7 @@ AFTERMATH_SECONDS = 0.5
 
 
 class Supervisor:
-    """Starts the processes of a job, watches them, and ends all of them when one fails.
-
-    Parameters
-    ----------
-    site : RemoteSite
-        Starts the processes, and removes what they leave behind.
-    console : Console
-        Shows their output.
-    log_dir : Path
-        An existing folder for the logs.
-    limits : Limits
-    """
+    """Starts the processes of a job, watches them, and ends all of them when one fails."""
 
     def __init__(self, site: RemoteSite, console: Console, log_dir: Path, limits: Limits) -> None:
         self._site = site
@@ -55,17 +44,7 @@ class Supervisor:
         self._reason: str | None = None
 
     def run(self, plan: Sequence[PlannedProcess]) -> JobResult:
-        """Run a job to its end; no process and no shared memory of it is left when this returns or raises.
-
-        Parameters
-        ----------
-        plan : sequence of PlannedProcess
-            In the order of their start.
-
-        Returns
-        -------
-        JobResult
-        """
+        """Run a job to its end; no process and no shared memory of it is left when this returns or raises."""
         start = time.monotonic()
         with signals_recorded(self._signals):
             try:
@@ -74,19 +53,17 @@ class Supervisor:
                 self._stop()
             finally:
                 self._end()
+        logs = [str(self._outputs[each.name].log_path) for each in self._processes]
         processes = tuple(
-            ProcessResult(
-                process.name,
-                process.planned.address,
-                process.pid,
-                process.status,
-                str(self._outputs[process.name].log_path),
-            )
-            for process in self._processes
+            ProcessResult(each.name, each.planned.address, each.pid, each.status, log)
+            for each, log in zip(self._processes, logs)
         )
-        seconds = round(time.monotonic() - start, 3)
-        interrupted = bool(self._signals)
-        return JobResult(self._status, self._reason, seconds, str(self._log_dir), processes, interrupted)
+        seconds, log_dir = round(time.monotonic() - start, 3), str(self._log_dir)
+        return JobResult(self._status, self._reason, seconds, log_dir, processes, bool(self._signals))
+
+    @property
+    def _trainers(self) -> list[RunningProcess]:
+        return [process for process in self._processes if process.is_trainer]
 
     def _start(self, plan: Sequence[PlannedProcess]) -> None:
         """Start all processes; stop at the first signal or failure."""
@@ -103,30 +80,28 @@ class Supervisor:
 
     def _watch(self) -> None:
         """Wait until all trainers have succeeded, a process has failed, or a signal was received."""
-        trainers = [process for process in self._processes if process.is_trainer]
-        while not self._signals and not self._find_failure(trainers):
-            if all(process.status == 0 for process in trainers):
+        while not self._signals and not self._find_failure():
+            if all(process.status == 0 for process in self._trainers):
                 return
             self._process_events(POLL_SECONDS)
 
-    def _find_failure(self, trainers: Sequence[RunningProcess]) -> bool:
+    def _find_failure(self) -> bool:
         """Find and record a failure among the ended processes, in the order of their ends."""
         for process in self._ended:
             status = process.status or 0
-            is_server = not process.is_trainer
-            seconds = time.monotonic() - process.reported_at
-            if status == RESTART_STATUS and not is_server:
-                self._await_stop(process, trainers)
+            if status == RESTART_STATUS and process.is_trainer:
+                self._await_stop(process)
                 return True
             if status != 0:
                 failed = self._root_failure(process)
                 status = failed.status or 0
                 self._fail(failed, describe_status(status), status)
                 return True
-            running = [trainer.name for trainer in trainers if trainer.status is None]
+            running = [trainer.name for trainer in self._trainers if trainer.status is None]
+            seconds = time.monotonic() - process.reported_at
             # A server leaves with status 0 once its clients have disconnected. If trainers still run long
             # after, they lost it, and DGL would let them wait without a timeout.
-            if is_server and running and seconds > self._limits.exit_seconds:
+            if not process.is_trainer and running and seconds > self._limits.exit_seconds:
                 # Status 1, because the server's own status is 0 and would count as success.
                 names, limit = ", ".join(running), f"{self._limits.exit_seconds:g} s"
                 self._fail(process, f"ended with status 0, and {names} still ran {limit} later", 1)
@@ -144,11 +119,9 @@ class Supervisor:
         deadline = time.monotonic() + AFTERMATH_SECONDS
         while (first.status or 0) > 0 and time.monotonic() < deadline:
             self._process_events(POLL_SECONDS / 4)
-            killed = [
-                each for each in self._ended if (each.status or 0) < 0 and each.status != -signal.SIGABRT
-            ]
-            if killed:
-                return killed[0]
+            for each in self._ended:
+                if (each.status or 0) < 0 and each.status != -signal.SIGABRT:
+                    return each
             if all(process.status is not None for process in self._processes):
                 break
         raised = {each: self._outputs[each.name].raised_at for each in [first, *self._ended]}
@@ -157,17 +130,16 @@ class Supervisor:
         times = {each: at for each, at in raised.items() if at is not None and (each.status or 0) > 0}
         return min(times, key=lambda each: times[each], default=first)
 
-    def _await_stop(self, process: RunningProcess, trainers: Sequence[RunningProcess]) -> None:
+    def _await_stop(self, process: RunningProcess) -> None:
         """Wait for the other trainers after one has committed and left with status 143."""
         self._status = RESTART_STATUS
         self._reason = f"{process.describe()} {describe_status(RESTART_STATUS)}"
         self._console.message(self._reason)
-        self._await_exits(trainers, self._limits.stop_seconds)
+        self._await_exits(self._trainers, self._limits.stop_seconds)
         # A scheduler signals trainers and launcher: the first signal does not end the wait, a second does.
         if len(self._signals) == 1:
-            self._await_exits(trainers, self._limits.stop_seconds, num_signals=1)
-        uncommitted = self._uncommitted(trainers)
-        if uncommitted:
+            self._await_exits(self._trainers, self._limits.stop_seconds, num_signals=1)
+        if uncommitted := self._uncommitted():
             self._status = FAILURE_STATUS
             self._reason += uncommitted
 
@@ -201,14 +173,14 @@ class Supervisor:
         if self._reason is not None:
             # Servers have nothing to save, and at SIGTERM DGL would abort them with a long report.
             self._send([process for process in self._processes if not process.is_trainer], signal.SIGKILL)
-            self._send([process for process in self._processes if process.is_trainer], signal.SIGTERM)
+            self._send(self._trainers, signal.SIGTERM)
             self._await_exits(self._processes, self._limits.failure_seconds)
 
     def _await_servers(self) -> None:
         """Wait for the servers after the last trainer; end those that still run, with a warning."""
         self._await_exits(self._processes, self._limits.exit_seconds)
         lingering = [process for process in self._processes if process.status is None]
-        if self._signals or self._find_failure([]) or not lingering:
+        if self._signals or self._find_failure() or not lingering:
             return
         names = ", ".join(process.name for process in lingering)
         limit = f"{self._limits.exit_seconds:g} s"
@@ -226,11 +198,11 @@ class Supervisor:
         self._reason = f"stopped by {signal.Signals(number).name}"
         limit = f"{self._limits.stop_seconds:g} s"
         self._console.message(f"{self._reason}: trainers have {limit} to commit; a second signal ends them")
-        trainers = [process for process in self._processes if process.is_trainer]
+        trainers = self._trainers
         # SIGHUP, of a closed terminal, is sent as SIGTERM: scripts of other projects may handle that one only
         self._send(trainers, signal.SIGTERM if number == signal.SIGHUP else number)
         self._await_exits(trainers, self._limits.stop_seconds, num_signals)
-        uncommitted = self._uncommitted(trainers)
+        uncommitted = self._uncommitted()
         if trainers and all(process.status == 0 for process in trainers):
             self._status = 0
             self._reason += "; all trainers had ended well"
@@ -241,16 +213,15 @@ class Supervisor:
             self._status = status_of_stop(number)
             self._reason += uncommitted or "; no trainer had been started"
 
-    def _uncommitted(self, trainers: Sequence[RunningProcess]) -> str:
+    def _uncommitted(self) -> str:
         """Describe the trainers that did not end with status 143 or 0 after a stop signal."""
-        lingering = [each.name for each in trainers if each.status is None]
-        died = [each for each in trainers if each.status not in (None, 0, RESTART_STATUS)]
         words = ""
-        if lingering:
+        if lingering := [each.name for each in self._trainers if each.status is None]:
             when = "when a second signal came" if len(self._signals) > 1 else "by then"
             words += f"; {', '.join(lingering)} had not committed {when} and had to be killed"
-        for process in died:
-            words += f"; {process.name} {describe_status(process.status or 0)} without a commit"
+        for each in self._trainers:
+            if each.status not in (None, 0, RESTART_STATUS):
+                words += f"; {each.name} {describe_status(each.status or 0)} without a commit"
         return words
 
     def _end(self) -> None:

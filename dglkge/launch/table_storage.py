@@ -10,7 +10,7 @@ import socket
 import stat
 import tempfile
 import time
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
@@ -32,13 +32,7 @@ def segment_names(folder: str = jobs.SHARED_MEMORY_FOLDER) -> set[str]:
 
 
 def remove_segments(job: str = "", folder: str = jobs.SHARED_MEMORY_FOLDER) -> list[str]:
-    """Remove shared memory of this user: that of ended jobs, and of one job that has no processes now.
-
-    Returns
-    -------
-    list of str
-        The names that were removed, sorted.
-    """
+    """Remove shared memory of ended jobs and of `job`, which has no processes; return the sorted names."""
     # Names first: a job is registered before it makes any, so those of a job that registers meanwhile are not
     # in the list.
     names = segment_names(folder)
@@ -58,15 +52,8 @@ def remove_segments(job: str = "", folder: str = jobs.SHARED_MEMORY_FOLDER) -> l
 def check_shared_memory(needed_bytes: int, job: str = "", folder: str = jobs.SHARED_MEMORY_FOLDER) -> None:
     """Raise NotReadyError if the tables do not fit into free shared memory; the message has both figures.
 
-    Without this check a process would die of SIGBUS when it writes to a page that cannot be allocated.
-
-    Parameters
-    ----------
-    needed_bytes : int
-    job : str
-        Id of the job; what other jobs have planned and not yet allocated is not free for it.
-    folder : str
-        Folder of POSIX shared memory.
+    Without this check a process would die of SIGBUS when it writes to a page that cannot be allocated. What
+    other jobs have planned and not yet allocated is not free.
     """
     free_bytes = shutil.disk_usage(folder).free
     claims = jobs.claims_of_others(job, folder)
@@ -85,21 +72,7 @@ def check_shared_memory(needed_bytes: int, job: str = "", folder: str = jobs.SHA
 class TableFolder:
     """A folder of one attempt of a job, ``dglkge-<job>-<host>-<n>`` below a base; this process locks it.
 
-    Parameters
-    ----------
-    base : Path
-        Made if it does not exist.
-    job : str
-        Id of the job.
-
-    Raises
-    ------
-    NotReadyError
-        If it cannot be made.
-
-    Attributes
-    ----------
-    path : Path
+    Raises NotReadyError if it cannot be made.
     """
 
     def __init__(self, base: Path, job: str) -> None:
@@ -157,18 +130,21 @@ def free_bytes(folder: Path) -> int:
     return shutil.disk_usage(folder).free
 
 
-def roomy_folder(candidates: Iterable[Path], needed_bytes: int) -> Path | None:
-    """Return the first folder with enough room; None if there is none."""
-    return next((folder for folder in candidates if free_bytes(folder) > needed_bytes), None)
+def roomy_folder(candidates: Sequence[Path], needed_bytes: int, reason: str = "") -> Path:
+    """Return the first folder with enough room for tables; raises NotReadyError if there is none."""
+    for folder in candidates:
+        if free_bytes(folder) > needed_bytes:
+            return folder
+    raise NotReadyError(
+        f"{reason}files take {needed_bytes / 1e9:.2f} GB, and none of {', '.join(map(str, candidates))} has "
+        "that room: give another tables.folder"
+    )
 
 
 def usual_folders(on_disk: bool = False) -> list[Path]:
     """Return the folders for temporary files, in which tables are put without the user's choice.
 
-    Parameters
-    ----------
-    on_disk : bool
-        Leave out those that are in memory.
+    With `on_disk` those are left out that are in memory.
     """
     folders = dict.fromkeys([Path(tempfile.gettempdir()), Path("/tmp"), Path("/var/tmp")])
     return [folder for folder in folders if not (on_disk and file_system(folder) in MEMORY_FILE_SYSTEMS)]

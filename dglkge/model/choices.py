@@ -23,15 +23,7 @@ from dglkge.typing import Side
 
 @dataclass(frozen=True)
 class Choice:
-    """A class that is imported when it is chosen.
-
-    Attributes
-    ----------
-    help : str
-        One line for the configuration's help.
-    place : str or type
-        ``"package.module:Class"``, or the class itself.
-    """
+    """A class that is imported when it is chosen, ``"package.module:Class"`` or the class itself."""
 
     help: str
     place: str | Callable[..., Any]
@@ -135,13 +127,7 @@ def state_widths(optimizer: str, width: int) -> tuple[int, ...]:
 
 
 class NegativeSettings(ComponentSettings):
-    """Settings of every source of negatives.
-
-    Attributes
-    ----------
-    takes_all : bool
-        Whether every entity of the type is a negative.
-    """
+    """Settings of every source of negatives; ``takes_all``: every entity of the type is a negative."""
 
     takes_all: ClassVar[bool] = False
 
@@ -226,7 +212,6 @@ class MixedSettings(SamplerSettings):
 
     @property
     def shares(self) -> tuple[float, float, float]:
-        """The three shares."""
         return (self.global_share, self.local_share, self.in_batch_share)
 
 
@@ -234,10 +219,7 @@ class MixedSettings(SamplerSettings):
 class SamplerChoice(Choice):
     """A negative sampler: a class with the constructor of ``dglkge.sampling.negatives.MixedNegatives``.
 
-    Attributes
-    ----------
-    Settings : type of SamplerSettings
-        Its options; those beside the fields of :class:`MixedSettings` are arguments of the constructor.
+    Options beside the fields of :class:`MixedSettings` are arguments of the constructor.
     """
 
     Settings: type[NegativeSettings] = SamplerSettings
@@ -281,12 +263,8 @@ ROW_TRANSFORMS.register(NO_TRANSFORM)(TransformChoice("no further transform", ""
 class ObjectiveSettings(ComponentSettings):
     """Settings of every objective: none but the name.
 
-    Attributes
-    ----------
-    over_all : bool
-        Whether all entities of the answer's type are candidates; else negatives are sampled.
-    by_queries : bool
-        Whether a batch is of queries with all their answers; else of triples.
+    ``over_all``: all entities of the answer's type are candidates, else negatives are sampled.
+    ``by_queries``: a batch is of queries with all their answers, else of triples.
     """
 
     over_all: ClassVar[bool] = False
@@ -316,10 +294,9 @@ class QuerySettings(CandidateSettings):
 
 @dataclass(frozen=True)
 class ObjectiveChoice(Choice):
-    """An objective; over all candidates, ``place`` makes its queries.
-
-    It is called with :class:`dglkge.step.objectives.all_candidates.QueryOptions` and returns a ``QueryMaker``
-    of the same module.
+    """An objective; over all candidates, ``place`` makes its queries: it is called with
+    :class:`dglkge.step.objectives.all_candidates.QueryOptions` and returns a ``QueryMaker`` of the same
+    module.
     """
 
     Settings: type[ObjectiveSettings] = ObjectiveSettings

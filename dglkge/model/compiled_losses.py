@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
@@ -52,22 +51,20 @@ class _ByLoop(torch.autograd.Function):
         labels: Tensor | None,
         loop: Callable[..., float],
     ) -> Tensor:
-        """Return the losses (B,)."""
         gradients = negative.detach().clone(memory_format=torch.contiguous_format)
         if ignored is not None:
             gradients.masked_fill_(ignored, IGNORED_SCORE)
         num = len(negative)
-        missing, losses = torch.empty(num), torch.empty(num)
-        ones, own = np.ones(num, np.float32), np.full(num, IGNORED_SCORE, np.float32)
-        certain = ones if labels is None else labels.float().numpy()
-        truth = positive.detach().contiguous().numpy()
-        loop(gradients.numpy(), truth, own, ones, missing.numpy(), ones.copy(), certain, losses.numpy())
-        ctx.save_for_backward(gradients, missing)
-        return losses
+        queries = torch.ones(7, num)
+        queries[0], queries[1] = positive.detach(), IGNORED_SCORE
+        if labels is not None:
+            queries[5] = labels
+        loop(gradients.numpy(), tuple(queries.numpy()))
+        ctx.save_for_backward(gradients, queries[3].clone())
+        return queries[6].clone()
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Any, ...]:
-        """Return the gradients of the scores."""
         gradients, missing = ctx.saved_tensors
         return missing * grads[0], gradients * grads[0].unsqueeze(1), None, None, None

@@ -35,18 +35,8 @@ FEED_FORWARD = 2
 def built(name: str, build: Callable[[int, int], nn.Module | None], dim: int, seed: int) -> nn.Module:
     """Build and check the module of a score function; the global generator of torch stays as it is.
 
-    Parameters
-    ----------
-    name : str
-        Of the score function, for messages.
-    build : callable
-        Takes dim and seed.
-    dim, seed : int
-
-    Raises
-    ------
-    InputError
-        If a parameter is not float32, or a layer has random dropout or batch normalization.
+    ``build`` takes dim and seed; the name is for messages. An InputError if a parameter is not float32, or a
+    layer has random dropout or batch normalization.
     """
     before = torch.random.get_rng_state()
     try:
@@ -104,10 +94,7 @@ def run(module: nn.Module, *rows: Tensor, forward: Callable[..., Tensor] | None 
 def values_of(shapes: Mapping[str, Sequence[int]], values: Mapping[str, Any], where: str) -> list[Any]:
     """Return the values, tensors or arrays, of a module's parameters in their order.
 
-    Raises
-    ------
-    InputError
-        If a parameter is missing, has another shape, or is none of the module's.
+    An InputError if a parameter is missing, has another shape, or is none of the module's.
     """
     wrong = [name for name in (*shapes, *values) if name not in values or name not in shapes]
     if wrong:
@@ -151,7 +138,6 @@ class Linear(nn.Module):
         self.bias = nn.Parameter(torch.zeros(num_out))
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return (..., out) of rows (..., in)."""
         return functional.linear(rows, self.weight, self.bias)
 
 
@@ -170,7 +156,6 @@ class Convolution(nn.Module):
         self.padding = padding
 
     def forward(self, images: Tensor) -> Tensor:
-        """Return features (n, C * height * width) of images (n, 1, h, w)."""
         found = functional.conv2d(images, self.weight, padding=self.padding)
         found = functional.layer_norm(found, found.shape[1:]) * self.gain + self.offset
         return functional.relu(found).flatten(1)
@@ -202,7 +187,6 @@ class ConvolutionModule(nn.Module):
         self.output = nn.LayerNorm(dim)
 
     def forward(self, entity: Tensor, relation: Tensor) -> Tensor:
-        """Return rows (n, dim)."""
         images = self.normalized(torch.cat([entity, relation], dim=1)).unflatten(1, (1, *self.shape))
         return functional.relu(self.output(self.linear(self.convolution(images))))
 
@@ -226,7 +210,6 @@ class EncoderLayer(nn.Module):
         self.second_norm = nn.LayerNorm(dim)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return tokens (n, T, D) of tokens (n, T, D)."""
         # (n, heads, T, D / heads) each.
         asked, keys, values = (
             part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
@@ -251,7 +234,6 @@ class EncoderModule(nn.Module):
         self.layers = nn.ModuleList(layers)
 
     def forward(self, entity: Tensor, relation: Tensor) -> Tensor:
-        """Return (n, D) of heads and relations (n, D)."""
         given = torch.stack([torch.zeros_like(entity), entity, relation], dim=1)
         tokens = self.normalized(given + self.positions)
         for layer in self.layers:

@@ -18,12 +18,8 @@ from dglkge.typing import AUTO_DEVICE, CPU_DEVICE, CUDA_DEVICE, STAGED_CPU_DEVIC
 class ComputeDevice:
     """A device by its name in the configuration.
 
-    Attributes
-    ----------
-    name : str
-        ``cpu``, ``cuda``, or ``cpu_staged``: the code of ``cuda`` on the CPU, with every copy between host
-        and device, for tests on machines without a GPU.
-    device : torch.device
+    ``cpu``, ``cuda``, or ``cpu_staged``: the code of ``cuda`` on the CPU, with every copy between host and
+    device, for tests on machines without a GPU.
     """
 
     name: str = CPU_DEVICE
@@ -74,21 +70,10 @@ def problem_of(name: str) -> str | None:
 
 
 def open_device(name: str, setting: str, index: int = 0) -> ComputeDevice:
-    """Return a device by name.
+    """Return a device by name; ``auto``: the GPU if there is one, else the CPU.
 
-    Parameters
-    ----------
-    name : str
-        ``auto``: the GPU if there is one, else the CPU.
-    setting : str
-        Field or option for messages.
-    index : int
-        Number of the GPU among those that this process sees.
-
-    Raises
-    ------
-    InputError
-        If there is no such device.
+    ``setting`` is the field or option for the InputError that there is no such device; ``index`` is the
+    number of the GPU among those that this process sees.
     """
     if name == AUTO_DEVICE:
         name = CPU_DEVICE if problem_of(CUDA_DEVICE) else CUDA_DEVICE

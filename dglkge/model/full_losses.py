@@ -49,14 +49,9 @@ quietly = np.errstate(invalid="ignore", over="ignore", divide="ignore")
 
 @dataclass(frozen=True)
 class AnswerScores:
-    """Scores of the true answers of all shards.
+    """Scores (A,) of the true answers of all shards, and the query of each.
 
-    Attributes
-    ----------
-    query_of : (A,) int64
-    scores : (A,) float32
-    own : slice
-        Those of this shard's rows, in the order of its answers.
+    ``own`` are those of this shard's rows, in the order of its answers.
     """
 
     query_of: Ids
@@ -103,17 +98,10 @@ class Pairs:
 
 @dataclass(frozen=True)
 class ScoreBlock:
-    """Scores of all queries against some rows of a shard.
+    """Scores (Q, b) of all queries against some rows of a shard, with their labels.
 
-    Attributes
-    ----------
-    scores : (Q, b) tensor
-    labels : (Q, b) tensor
-    answers : pair of (a,) int64 tensors
-        Query and column of each answer among the rows.
-    numbers : (a,) int64 tensor
-        Place of each of these answers among those of :class:`AnswerScores`.
-    pairs : Pairs
+    ``answers`` are the query and column of each answer among the rows, (a,) int64 each, and ``numbers`` the
+    place of each of these among those of :class:`AnswerScores`.
     """
 
     scores: Tensor
@@ -226,12 +214,8 @@ class FullCrossEntropy(FullLoss):
 class _FullTerms(FullLoss):
     """Sum of terms of the negatives, weighted all alike or by a softmax of their scores.
 
-    Parameters
-    ----------
-    formula : callable
-        The terms: of scores and labels, or of the scores of answers and negatives.
-    temperature : float or None
-        Of the weights; None: all are 1.
+    The formula takes scores and labels, or the scores of answers and negatives. Without a temperature all
+    weights are 1.
     """
 
     num_numbers = 4

@@ -65,19 +65,10 @@ class KgeModel:
         return self.score_function.module if self.score_function.has_module else None
 
     def load_module(self, values: Mapping[str, Tensor], where: str) -> None:
-        """Take trained dense parameters, which get no gradients from then on.
+        """Take trained dense parameters by name, which get no gradients from then on.
 
-        Parameters
-        ----------
-        values : mapping of str to tensor
-            By name, as in ``module.named_parameters()``.
-        where : str
-            For the error message.
-
-        Raises
-        ------
-        InputError
-            If a parameter is missing, has another shape, or is none of the module's.
+        An InputError that says ``where`` if a parameter is missing, has another shape, or is none of the
+        module's.
         """
         module = self.module
         if module is None:
@@ -135,7 +126,7 @@ class KgeModel:
         relation_ids: Tensor | None = None,
         places: Tensor | None = None,
     ) -> Tensor:
-        """Return the query that candidates for a side are compared with.
+        """Return the query (..., query_dim) that candidates for a side are compared with.
 
         Parameters
         ----------
@@ -148,10 +139,6 @@ class KgeModel:
             Equal for equal relations; see ``ScoreFunction.acts_on_candidates``.
         places : (B,) int64 tensor, optional
             Where relations have one row each, (U, relation_width): the place of each entity's.
-
-        Returns
-        -------
-        (..., query_dim) tensor
         """
         relation = self.direction(relation_row, side)
         # Reciprocal rows are trained for their own direction, so both sides use the forward operation; only a
@@ -203,7 +190,7 @@ class KgeModel:
     def initial_rows(
         self, table: str, ids: Tensor, seed: int, scale: float, distribution: str = "normal"
     ) -> Tensor:
-        """Return the rows that a table starts with.
+        """Return the float32 rows (n, table_width) that a table starts with.
 
         Parameters
         ----------
@@ -216,15 +203,6 @@ class KgeModel:
             Standard deviation (normal) or half width (uniform); ignored for phases.
         distribution : str
             A member of :data:`dglkge.model.initializers.INITIALIZERS`.
-
-        Returns
-        -------
-        (n, table_width) float32 tensor
-
-        Raises
-        ------
-        InputError
-            If the distribution is not registered.
         """
         # Phases must cover the circle: near 0 all relations would start as the identity.
         if table == RELATION and self.score_function.relation_init == PHASE:

@@ -112,8 +112,10 @@ class Loss(ABC):
     help : str
         One line for the configuration's help.
     compiled : bool
-        Whether the class itself has :meth:`loop`. A subclass may compute another loss, so it does not inherit
-        the fact.
+        Whether the class itself has :meth:`loop` or ``loop_terms``. A subclass may compute another loss, so
+        it does not inherit the fact.
+    loop_terms : pair of str
+        Formulas of a sum of terms in :mod:`dglkge.kernels.losses`, for the true answer and a negative.
     is_cross_entropy : bool
         Whether its sum over all candidates is binary cross entropy, which has compiled loops. Not inherited
         either.
@@ -130,6 +132,7 @@ class Loss(ABC):
 
     help: ClassVar[str] = ""
     compiled: ClassVar[bool] = False
+    loop_terms: ClassVar[tuple[str, str]]
     is_cross_entropy: ClassVar[bool] = False
     takes_log_odds: ClassVar[bool] = False
     Settings: ClassVar[type[LossSettings]] = LossSettings
@@ -138,7 +141,7 @@ class Loss(ABC):
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
         # __dict__ and not getattr: an inherited loop would compute the loss of the base.
-        cls.compiled = "loop" in cls.__dict__
+        cls.compiled = bool({"loop", "loop_terms"} & cls.__dict__.keys())
         cls.is_cross_entropy = cls.__dict__.get("is_cross_entropy", False)
         cls.takes_log_odds = cls.__dict__.get("takes_log_odds", False)
         cls.Settings = cls.__dict__.get("Settings", LossSettings)
@@ -159,13 +162,19 @@ class Loss(ABC):
     def loop(self) -> Callable[..., float]:
         """Return the loss and its gradients as one compiled pass over the scores.
 
-        It has the arguments of :func:`dglkge.kernels.losses.loss_loop` after the first one.
+        Its arguments are those of :func:`dglkge.kernels.losses.loss_loop` after the first one.
         """
-        raise NotImplementedError
+        kinds = {Sum: kernels.SUM, Adversarial: kernels.ADVERSARIAL}
+        mean = kernels.MEAN_WITH_TRUTH if isinstance(self, BCE) else kernels.MEAN
+        temperature = getattr(self.reduction, "temperature", 0.0)
+        margin = np.float32(getattr(self.settings, "margin", 0.0))
+        numbers = margin, kinds.get(type(self.reduction), mean), np.float32(temperature)
+        terms = (getattr(kernels, name) for name in self.loop_terms)
+        return functools.partial(kernels.loss_loop(*terms), numbers)
 
     @abstractmethod
     def __call__(self, positive: Tensor, negative: Tensor, ignored: Tensor | None = None) -> Tensor:
-        """Return the loss of each query.
+        """Return the loss (B,) of each query.
 
         Parameters
         ----------
@@ -175,10 +184,6 @@ class Loss(ABC):
             Scores of the negatives.
         ignored : (B, N) bool tensor, optional
             Negatives that do not count, such as those that are the true answer.
-
-        Returns
-        -------
-        (B,) tensor
         """
 
     @abstractmethod
@@ -210,13 +215,11 @@ class PointwiseLoss(Loss):
     def __call__(
         self, positive: Tensor, negative: Tensor, ignored: Tensor | None = None, labels: Tensor | None = None
     ) -> Tensor:
-        """Return the loss of each query."""
         true = self.true(positive) if labels is None else self.labeled(positive, labels)
         terms = self.false(without(negative, ignored, self.ignored_score))
         return true + self.reduction(terms, negative, ignored)
 
     def over_candidates(self) -> full_losses.FullLoss:
-        """Return its form over all candidates."""
         temperature = self.adversarial_temperature
         if self.is_cross_entropy and temperature is None:
             return full_losses.FullCrossEntropy()
@@ -235,12 +238,10 @@ class PairwiseLoss(Loss):
         """Return the loss (B, N) of true answers (B, 1), each beside its negatives (B, N)."""
 
     def __call__(self, positive: Tensor, negative: Tensor, ignored: Tensor | None = None) -> Tensor:
-        """Return the loss of each query."""
         terms = self.pairs(positive.unsqueeze(1), without(negative, ignored))
         return self.reduction(terms, negative, ignored)
 
     def over_candidates(self) -> full_losses.FullLoss:
-        """Return its form over all candidates."""
         return full_losses.FullPairwise(self.pairs, self.adversarial_temperature)
 
 
@@ -248,19 +249,9 @@ LOSSES: Registry[type[Loss]] = Registry("loss")
 
 
 def build_loss(name: str, **options: Any) -> Loss:
-    """Build a loss by name.
+    """Build a loss of :data:`LOSSES` by name, with its settings, e.g. ``margin``.
 
-    Parameters
-    ----------
-    name : str
-        A member of :data:`LOSSES`.
-    **options : object
-        Its settings, e.g. ``margin``.
-
-    Raises
-    ------
-    InputError
-        If the name is not registered, the loss has no such option, or a value is out of range.
+    An InputError if the name is not registered, the loss has no such option, or a value is out of range.
     """
     kind = LOSSES.get(name)
     return kind(settings_of("loss", kind.Settings, {"name": name, **options}))
@@ -280,7 +271,6 @@ class Softmax(Loss):
     Settings = AdversarialSettings
 
     def __call__(self, positive: Tensor, negative: Tensor, ignored: Tensor | None = None) -> Tensor:
-        """Return the loss of each query."""
         kept = without(negative, ignored)
         if self.adversarial_temperature is not None:
             shares = adversarial_log_shares(negative, ignored, self.adversarial_temperature)
@@ -293,7 +283,6 @@ class Softmax(Loss):
         return functional.cross_entropy(scores, true_column, reduction="none")
 
     def over_candidates(self) -> full_losses.FullLoss:
-        """Return its form over all candidates."""
         return full_losses.FullSoftmax()
 
     def loop(self) -> Callable[..., float]:
@@ -314,6 +303,7 @@ class Logistic(PointwiseLoss):
     is_cross_entropy = True
     takes_log_odds = True
     Settings = TermSettings
+    loop_terms = "logistic_truth", "logistic_term"
 
     def true(self, scores: Tensor) -> Tensor:
         # softplus(x) = -log sigmoid(-x), which does not overflow and has no log(0).
@@ -321,9 +311,6 @@ class Logistic(PointwiseLoss):
 
     def false(self, scores: Tensor) -> Tensor:
         return functional.softplus(scores)
-
-    def loop(self) -> Callable[..., float]:
-        return _terms_loop(self, kernels.logistic_truth, kernels.logistic_term)
 
 
 @LOSSES.register("bce")
@@ -339,19 +326,16 @@ class BCE(Logistic):
     is_cross_entropy = True
     takes_log_odds = True
     Settings = TermSettings
+    loop_terms = "logistic_truth", "logistic_term"
 
     def __call__(
         self, positive: Tensor, negative: Tensor, ignored: Tensor | None = None, labels: Tensor | None = None
     ) -> Tensor:
-        """Return the loss of each query."""
         if not isinstance(self.reduction, Mean):
             return super().__call__(positive, negative, ignored, labels)
         true = self.true(positive) if labels is None else self.labeled(positive, labels)
         terms = self.false(without(negative, ignored))
         return (true + terms.sum(1)) / (1 + counted(negative, ignored))
-
-    def loop(self) -> Callable[..., float]:
-        return _terms_loop(self, kernels.logistic_truth, kernels.logistic_term, mean=kernels.MEAN_WITH_TRUTH)
 
 
 @LOSSES.register("margin_ranking")
@@ -359,6 +343,7 @@ class MarginRanking(PairwiseLoss):
     """mean_j max(0, margin - p + n_j) (Bordes et al. 2013). The sum is PyTorch-BigGraph's ``ranking``."""
 
     help = "max(0, margin - positive + negative), mean over the negatives (Bordes et al. 2013)"
+    loop_terms = "no_truth", "ranking_term"
 
     class Settings(AdversarialSettings, ReductionSettings):
         """Its options."""
@@ -367,9 +352,6 @@ class MarginRanking(PairwiseLoss):
 
     def pairs(self, positive: Tensor, negative: Tensor) -> Tensor:
         return (negative + (self.settings.margin - positive)).relu()
-
-    def loop(self) -> Callable[..., float]:
-        return _terms_loop(self, kernels.no_truth, kernels.ranking_term, self.settings.margin)
 
 
 @LOSSES.register("hinge")
@@ -381,6 +363,7 @@ class Hinge(PointwiseLoss):
     """
 
     help = "max(0, margin - positive) and max(0, margin + negative), mean over the negatives (as DGL-KE's)"
+    loop_terms = "hinge_truth", "hinge_term"
 
     class Settings(TermSettings):
         """Its options."""
@@ -392,9 +375,6 @@ class Hinge(PointwiseLoss):
 
     def false(self, scores: Tensor) -> Tensor:
         return (scores + self.settings.margin).relu()
-
-    def loop(self) -> Callable[..., float]:
-        return _terms_loop(self, kernels.hinge_truth, kernels.hinge_term, self.settings.margin)
 
 
 @LOSSES.register("squared")
@@ -408,6 +388,7 @@ class Squared(PointwiseLoss):
     # Not -1e30, whose square overflows.
     ignored_score = 0.0
     Settings = TermSettings
+    loop_terms = "squared_truth", "squared_term"
 
     def true(self, scores: Tensor) -> Tensor:
         return (scores - 1.0).square()
@@ -417,9 +398,6 @@ class Squared(PointwiseLoss):
 
     def labeled(self, scores: Tensor, labels: Tensor) -> Tensor:
         return (scores - labels).square()
-
-    def loop(self) -> Callable[..., float]:
-        return _terms_loop(self, kernels.squared_truth, kernels.squared_term)
 
 
 @LOSSES.register("self_adversarial")
@@ -432,6 +410,7 @@ class SelfAdversarial(PointwiseLoss):
 
     help = "log-sigmoid with a margin, negatives weighted by their scores (Sun et al. 2019)"
     takes_log_odds = True
+    loop_terms = "logistic_truth", "logistic_term"
 
     class Settings(ConfidenceSettings):
         """Its options."""
@@ -450,16 +429,3 @@ class SelfAdversarial(PointwiseLoss):
 
     def false(self, scores: Tensor) -> Tensor:
         return functional.softplus(scores + self.settings.margin)
-
-    def loop(self) -> Callable[..., float]:
-        return _terms_loop(self, kernels.logistic_truth, kernels.logistic_term, self.settings.margin)
-
-
-def _terms_loop(
-    loss: Loss, truth: Callable, term: Callable, margin: float = 0.0, mean: int = 0
-) -> Callable[..., float]:
-    """Return the loop of a loss that is a sum of terms, with its margin and reduction."""
-    temperature = getattr(loss.reduction, "temperature", 0.0)
-    kind = {Sum: kernels.SUM, Adversarial: kernels.ADVERSARIAL}.get(type(loss.reduction), mean)
-    numbers = (np.float32(margin), kind, np.float32(temperature))
-    return functools.partial(kernels.loss_loop(truth, term), numbers)

@@ -33,13 +33,8 @@ DEVICE_FLOPS = 20_000_000_000
 
 
 def faster_type(shape: tuple[int, int, int], device: ComputeDevice = HOST) -> str:
-    """Return ``bfloat16`` where matmuls of a shape are clearly faster in it, else ``float32``.
-
-    Parameters
-    ----------
-    shape : (int, int, int)
-        Queries, negatives and dimension.
-    device : ComputeDevice
+    """Return ``bfloat16`` where matmuls of a shape (queries, negatives, dimension) are clearly faster in
+    it.
     """
     most = DEVICE_MAX_ROWS if device.is_staged else MAX_ROWS
     queries, negatives, dim = (min(shape[0], most), min(shape[1], most), shape[2])

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Protocol
-
 from dglkge.model.functions import Tensor
 
 IGNORED_SCORE = -1e30
@@ -11,32 +9,14 @@ IGNORED_SCORE = -1e30
 a query are ignored, its loss is a number and not NaN."""
 
 
-class Reduction(Protocol):
-    """Reduces the terms of the negatives of each query."""
-
-    def __call__(self, terms: Tensor, negative: Tensor, ignored: Tensor | None) -> Tensor:
-        """Return one number for each query.
-
-        Parameters
-        ----------
-        terms : (B, N) tensor
-            The loss of each negative, 0 where it is ignored.
-        negative : (B, N) tensor
-            Scores of the negatives.
-        ignored : (B, N) bool tensor or None
-
-        Returns
-        -------
-        (B,) tensor
-            0 where all negatives are ignored.
-        """
-
-
 class Mean:
-    """Mean over the negatives that are not ignored."""
+    """Mean over the negatives that are not ignored, as every reduction one number for each query, (B,).
+
+    It is called with the losses of the negatives (B, N), 0 where they are ignored, with their scores, and
+    with those that are ignored; 0 where all are.
+    """
 
     def __call__(self, terms: Tensor, negative: Tensor, ignored: Tensor | None) -> Tensor:
-        """Return the mean of each query; see :class:`Reduction`."""
         # Ignored terms are 0 already, so only the count needs correction.
         return terms.sum(1) / counted(terms, ignored).clamp_min(1)
 
@@ -45,25 +25,20 @@ class Sum:
     """Sum over the negatives, as in PyTorch-BigGraph's ranking loss (Lerer et al. 2019)."""
 
     def __call__(self, terms: Tensor, negative: Tensor, ignored: Tensor | None) -> Tensor:
-        """Return the sum of each query; see :class:`Reduction`."""
         return terms.sum(1)
 
 
 class Adversarial:
-    """Mean with the weights of :func:`adversarial_weights`, which sum to 1 (Sun et al. 2019, eq. 5).
-
-    Parameters
-    ----------
-    temperature : float
-        0 weighs all negatives the same.
-    """
+    """Mean with the weights of :func:`adversarial_weights`, which sum to 1 (Sun et al. 2019, eq. 5)."""
 
     def __init__(self, temperature: float) -> None:
         self.temperature = temperature
 
     def __call__(self, terms: Tensor, negative: Tensor, ignored: Tensor | None) -> Tensor:
-        """Return the weighted mean of each query; see :class:`Reduction`."""
         return (adversarial_weights(negative, ignored, self.temperature) * terms).sum(1)
+
+
+Reduction = Mean | Sum | Adversarial
 
 
 def adversarial_weights(negative: Tensor, ignored: Tensor | None, temperature: float) -> Tensor:

@@ -38,20 +38,8 @@ _GREATEST_SCALE = float(np.finfo(np.float32).max)
 class LossScale:
     """Factor on gradients in float16, by the rule of ``torch.amp.GradScaler``; equal on all trainers.
 
-    Attributes
-    ----------
-    scale : float
-        At the start.
-    growth_factor, backoff_factor : float
-        On the scale after ``growth_interval`` steps in succession that were made, and after one that was
-        skipped.
-    growth_interval : int
-
-    scale : float
-    num_good : int
-        Steps that were made since the scale changed last.
-    num_skipped : int
-        Steps that were skipped since the run began.
+    It is multiplied by a factor after ``growth_interval`` steps in succession that were made, and by another
+    one after a step that was skipped.
 
     Examples
     --------
@@ -71,12 +59,8 @@ class LossScale:
         self.num_good = self.num_skipped = 0
 
     def update(self, overflows: bool) -> None:
-        """Count a step; it was skipped if it ``overflows``.
-
-        Raises
-        ------
-        FloatingPointError
-            If the scale falls below :data:`LEAST_SCALE`.
+        """Count a step; it was skipped if it ``overflows``. A FloatingPointError below
+        :data:`LEAST_SCALE`.
         """
         if overflows:
             self.scale *= self.backoff_factor
@@ -113,54 +97,30 @@ class _GradientTimes(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, values: Tensor, factor: float) -> Tensor:
-        """Return the values."""
         ctx.factor = factor
         return values.view_as(values)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        """Return the gradient times the factor."""
         return gradients[0] * ctx.factor, None
 
 
-class CompiledForward:
-    """A module's forward by ``torch.compile``, for any number of rows without compiling again.
+def compiled_forward(module: torch.nn.Module) -> Callable[..., Tensor]:
+    """Return a module's forward by ``torch.compile``, for any number of rows without compiling again."""
+    from torch._inductor import config
 
-    Parameters
-    ----------
-    module : torch.nn.Module
-    """
-
-    def __init__(self, module: torch.nn.Module) -> None:
-        from torch._inductor import config
-
-        # Otherwise each trainer starts a process for each core to compile one small graph.
-        config.compile_threads = 1
-        self._module = module
-        self._compiled: Any = torch.compile(module, dynamic=True)
-
-    def __call__(self, *rows: Tensor) -> Tensor:
-        """Return the module's output for matrices (n, D_i)."""
-        forward = self._module if len(rows[0]) < LEAST_COMPILED else self._compiled
-        made: Tensor = forward(*rows)
-        return made
+    # Otherwise each trainer starts a process for each core to compile one small graph.
+    config.compile_threads = 1
+    compiled: Any = torch.compile(module, dynamic=True)
+    return lambda *rows: (module if len(rows[0]) < LEAST_COMPILED else compiled)(*rows)
 
 
 @dataclass
 class ModulePrecision:
-    """How a score function's module computes in training.
+    """How a score function's module computes in training on the device type ``"cpu"`` or ``"cuda"``.
 
-    Attributes
-    ----------
-    device_type : str
-        ``"cpu"`` or ``"cuda"``.
-    dtype : torch.dtype
-        Type of matrix products and convolutions in the module; torch.float32: no autocast.
-    is_compiled : bool
-        Whether :meth:`forward_of` compiles.
-
-    loss_scale : LossScale or None
-        With float16 only.
+    ``dtype`` is that of matrix products and convolutions in the module; torch.float32: no autocast. There is
+    a ``loss_scale`` with float16 only.
     """
 
     device_type: str
@@ -168,7 +128,7 @@ class ModulePrecision:
     is_compiled: bool = False
 
     def __post_init__(self) -> None:
-        self._compiled: dict[int, CompiledForward] = {}
+        self._compiled: dict[int, Callable[..., Tensor]] = {}
         self.loss_scale = LossScale() if self.dtype == torch.float16 else None
 
     def forward_of(self, module: torch.nn.Module) -> Callable[..., Tensor]:
@@ -176,7 +136,7 @@ class ModulePrecision:
         if not self.is_compiled:
             return module
         if id(module) not in self._compiled:
-            self._compiled[id(module)] = CompiledForward(module)
+            self._compiled[id(module)] = compiled_forward(module)
         return self._compiled[id(module)]
 
     def run(self, compute: Callable[..., Tensor], *rows: Tensor) -> Tensor:

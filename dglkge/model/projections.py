@@ -64,7 +64,6 @@ class FeatureProjections(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the names and parameters of all layers."""
         for name, layers in self._layers.items():
             for number, layer in enumerate(layers):
                 for one, values in layer.named_parameters():
@@ -84,12 +83,8 @@ class FeatureProjections(nn.Module):
 def projections_of(
     parameters: Mapping[str, Tensor], dim: int, activation: str, where: str
 ) -> FeatureProjections:
-    """Return the projections that saved parameters are of, by their names and shapes.
-
-    Raises
-    ------
-    InputError
-        If they are no projections to rows of that dimension.
+    """Return the projections that saved parameters are of, by their names and shapes; an InputError if of
+    none.
     """
     layers: dict[str, dict[int, Tensor]] = {}
     for name, values in parameters.items():
@@ -116,7 +111,6 @@ class JoinedModules(nn.Module):
     def named_parameters(
         self, prefix: str = "", recurse: bool = True, remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Parameter]]:
-        """Yield the names and parameters of all parts."""
         for one in self._parts:
             yield from one.named_parameters()
 
@@ -124,11 +118,8 @@ class JoinedModules(nn.Module):
 class ProjectedFeatures:
     """Features of entities, and their projections.
 
-    Parameters
-    ----------
-    projections : FeatureProjections
-    vectors : mapping of str to (N, F) array
-        By entity type, in the order of original ids; float32 or float16, usually mapped from a file.
+    The vectors (N, F) by entity type, in the order of original ids, are float32 or float16, usually mapped
+    from a file.
     """
 
     def __init__(self, projections: FeatureProjections, vectors: Mapping[str, np.ndarray]) -> None:
@@ -143,12 +134,12 @@ class ProjectedFeatures:
     @torch.no_grad()
     def rows(self, name: str, ids: Tensor) -> Tensor:
         """Return f(x), (n, D) float32, of original ids (n,), as training has it."""
-        unique, places = np.unique(ids.numpy(), return_inverse=True)
+        unique, places = _distinct(ids)
         made = [self.projections.project(name, one) for one in self._blocks(name, unique)]
         if not made:
             return torch.zeros(0, self.projections.dim)
         found = made[0] if len(made) == 1 else torch.cat(made)
-        return found if len(unique) == len(ids) and _ascends(places) else found[torch.from_numpy(places)]
+        return found if places is None else found[places]
 
     @torch.no_grad()
     def scored(self, name: str, ids: Tensor) -> Tensor:
@@ -169,11 +160,10 @@ class ProjectedFeatures:
 
         The projection is computed again: keeping it from :meth:`rows` would hold all layers of all rows.
         """
-        unique, places = np.unique(ids.numpy(), return_inverse=True)
+        unique, places = _distinct(ids)
         merged = gradients
-        if not (len(unique) == len(ids) and _ascends(places)):
-            merged = torch.zeros(len(unique), gradients.shape[1])
-            merged.index_add_(0, torch.from_numpy(places.reshape(-1)), gradients)
+        if places is not None:
+            merged = torch.zeros(len(unique), gradients.shape[1]).index_add_(0, places, gradients)
         start = 0
         for one in self._blocks(name, unique):
             with torch.enable_grad():
@@ -188,6 +178,8 @@ class ProjectedFeatures:
             yield torch.from_numpy(some)
 
 
-def _ascends(places: np.ndarray) -> bool:
-    """Return whether ids were ascending, by their places among the unique ones."""
-    return bool((np.diff(places) > 0).all())
+def _distinct(ids: Tensor) -> tuple[np.ndarray, Tensor | None]:
+    """Return the distinct ids, ascending, and the place of each id among them; None if they are these."""
+    unique, places = np.unique(ids.numpy(), return_inverse=True)
+    is_same = len(unique) == len(ids) and bool((np.diff(places) > 0).all())
+    return unique, None if is_same else torch.from_numpy(places.reshape(-1))

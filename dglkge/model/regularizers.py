@@ -21,15 +21,10 @@ if TYPE_CHECKING:
 
 
 class LoopWeights(NamedTuple):
-    """What the compiled loops add to the gradients of a triple (``kernels/penalties.py``).
+    """What the compiled loops add to the gradients of a triple, see :func:`dglkge.kernels.dot.add_penalties`.
 
-    Attributes
-    ----------
-    power : int
-        2 or 3, of the moduli.
-    entity, relation, product : float
-        Weights on each entity's row in a triple, on each query's relation, and on each query (entity times
-        relation; always with power 2).
+    Weights on each entity's row in a triple, on each query's relation, and on each query (entity times
+    relation; always with power 2).
     """
 
     power: int
@@ -78,14 +73,8 @@ def _product_ratio() -> Any:
 
 
 class Regularizer(ABC):
-    """A penalty on the rows of queries.
-
-    Parameters
-    ----------
-    settings : RegularizerSettings
-        An instance of ``Settings``.
-    complex_valued : bool
-        Whether rows are complex: first half real parts, second half imaginary parts.
+    """A penalty on the rows of queries, complex where ``complex_valued``: first half real, second half
+    imaginary.
 
     Attributes
     ----------
@@ -151,23 +140,17 @@ class Regularizer(ABC):
     def of_queries(
         self, model: KgeModel, given: Tensor, relation_row: Tensor, answer: Tensor | None, side: Side
     ) -> Tensor:
-        """Return the penalty of each query.
+        """Return the penalty of each query (B,); without the answers, all terms but those with the answer.
 
         Parameters
         ----------
         model : KgeModel
-        given : (B, D) tensor
-            The entity given.
+        given, answer : (B, D) tensor
+            The entity given, and the answer.
         relation_row : (B, relation_width) tensor
             Only the direction that serves the side counts; phases, whose modulus is 1, never do.
-        answer : (B, D) tensor or None
-            Without it, all terms but those with the answer.
         side : Side
             The side of the missing entity.
-
-        Returns
-        -------
-        (B,) tensor
         """
         total = self(given) if answer is None else self(given) + self(answer)
         # A phase is an angle: its size has no meaning, and the modulus of exp(i r) is 1 in any case.
@@ -187,14 +170,8 @@ class Regularizer(ABC):
     ) -> Tensor:
         """Return :meth:`of_queries`, at the least cost.
 
-        Parameters
-        ----------
-        model, given, relation_row, answer, side
-            As there.
-        query : (B, query_dim) tensor, optional
-            Of the same rows, where it is computed already: some penalties need nothing else.
-        places : (B,) int64 tensor, optional
-            As for :meth:`KgeModel.query`.
+        ``query`` (B, query_dim) is that of the same rows, where it is computed already: some penalties need
+        nothing else. ``places`` are as for :meth:`KgeModel.query`.
         """
         penalties = None if query is None else self.of_query(query, answer)
         if penalties is None:
@@ -219,10 +196,7 @@ VALUES: dict[str, type[RegularizerSettings]] = {AUTO: WeightSettings}
 def chosen_regularizer(settings: RegularizerSettings, score_function: str) -> RegularizerSettings:
     """Replace the values that leave a choice, the name :data:`AUTO` and the weight -1.
 
-    Returns
-    -------
-    RegularizerSettings
-        Of DURA for :data:`AUTO` where it is defined, else of no regularizer.
+    :data:`AUTO` is DURA where it is defined, else no regularizer.
     """
     weight = getattr(settings, "weight", 0.0)
     if settings.name == AUTO:
@@ -247,7 +221,6 @@ class NoRegularizer(Regularizer):
     Settings = RegularizerSettings
 
     def penalty(self, rows: Tensor) -> Tensor:
-        """Return 0 for each row."""
         # A multiple of the rows: the result has their device and dtype, and a gradient (of 0) for autograd.
         return 0 * rows.sum(-1)
 
@@ -261,7 +234,6 @@ class N3(Regularizer):
     power = 3
 
     def penalty(self, rows: Tensor) -> Tensor:
-        """Return the sum of the third powers of each row's moduli."""
         if not self.complex_valued:
             # Real rows: autograd's derivative of |x|^3 is finite at 0.
             return rows.abs().pow(3).sum(-1)
@@ -277,7 +249,6 @@ class Lp(Regularizer):
     Settings = PowerSettings
 
     def penalty(self, rows: Tensor) -> Tensor:
-        """Return the sum of the p-th powers of each row's numbers."""
         return rows.abs().pow(self.p).sum(-1)
 
 
@@ -289,12 +260,11 @@ class F2(Regularizer):
     compiled = True
 
     def penalty(self, rows: Tensor) -> Tensor:
-        """Return the sum of squares of each row."""
         return rows.square().sum(-1)
 
 
 @REGULARIZERS.register("dura")
-class Dura(Regularizer):
+class Dura(F2):
     """Duality-induced regularizer of inner products (Zhang, Cai and Wang 2020).
 
     An inner product is a distance but for two squares: -|q - t|^2 = 2 q.t - (|q|^2 + |t|^2), with q the
@@ -316,17 +286,11 @@ class Dura(Regularizer):
 
     @classmethod
     def fits(cls, score_function: type[ScoreFunction]) -> bool:
-        """Return whether queries and answers are compared by an inner product."""
         return issubclass(score_function, Dot) and not score_function.has_offset
-
-    def penalty(self, rows: Tensor) -> Tensor:
-        """Return the sum of squares of each row."""
-        return rows.square().sum(-1)
 
     def of_queries(
         self, model: KgeModel, given: Tensor, relation_row: Tensor, answer: Tensor | None, side: Side
     ) -> Tensor:
-        """Add the products' and the answers' squares."""
         return self._of_product(model.query(given, relation_row, side), answer)
 
     def of_query(self, query: Tensor, answer: Tensor | None) -> Tensor | None:
@@ -368,11 +332,9 @@ class Ivr(Regularizer):
 
     @classmethod
     def fits(cls, score_function: type[ScoreFunction]) -> bool:
-        """Return whether the score is an inner product with each of the three rows."""
         return issubclass(score_function, Dot) and "relation_product" in vars(score_function)
 
     def penalty(self, rows: Tensor) -> Tensor:
-        """Return the sum of the p-th powers of each row's moduli."""
         if not self.complex_valued:
             return rows.abs().pow(self.p).sum(-1)
         # The gradient of this norm is 0 at 0, where that of a square root of squares would be NaN.
@@ -381,7 +343,6 @@ class Ivr(Regularizer):
     def of_queries(
         self, model: KgeModel, given: Tensor, relation_row: Tensor, answer: Tensor | None, side: Side
     ) -> Tensor:
-        """Return the penalty of each query; see :class:`Regularizer`."""
         total = super().of_queries(model, given, relation_row, answer, side)
         if answer is None:
             return total

@@ -138,12 +138,6 @@ class ScoreFunction(Comparator):
         same values. torch's random numbers may be used: they start from the seed, and the global generator
         is left as it was. :meth:`operate` calls the module by :meth:`run_module`. Random dropout and batch
         normalization are refused: the result would depend on how a batch is divided among trainers.
-
-        Parameters
-        ----------
-        dim : int
-            Width of an entity's row.
-        seed : int
         """
         return None
 
@@ -179,15 +173,7 @@ class ScoreFunction(Comparator):
 
     @property
     def module(self) -> torch.nn.Module:
-        """The module of a bound score function.
-
-        Raises
-        ------
-        InputError
-            If the module has parameters of another type than float32, or layers that are refused.
-        RuntimeError
-            If the score function owns none, or is not bound.
-        """
+        """The module of a bound score function, built when it is used; an InputError if it is refused."""
         if self._module is None:
             if self._binding is None:
                 raise RuntimeError(
@@ -217,17 +203,11 @@ class ScoreFunction(Comparator):
         return self.run_precisely(functools.partial(dense_modules.run, self.module, forward=forward), *rows)
 
     def run_precisely(self, compute: Callable[..., Tensor], *rows: Tensor) -> Tensor:
-        """Return a function of rows and of the module's parameters, as ``dense.autocast`` has it in training.
+        """Return a function of rows that have gradients and of the module's parameters, as ``dense.autocast``
+        has it.
 
         For score functions that use parameters without :meth:`run_module`; they must use them in no other
         way.
-
-        Parameters
-        ----------
-        compute : callable
-            Takes the rows.
-        rows : tensor
-            All that have gradients.
         """
         return compute(*rows) if self._precision is None else self._precision.run(compute, *rows)
 
@@ -250,17 +230,8 @@ class ScoreFunction(Comparator):
         return dim
 
     def initial_relations(self, drawn: Tensor, dim: int) -> Tensor:
-        """Return the rows that relations start with, given rows as entities start.
-
-        Parameters
-        ----------
-        drawn : (n, Dr) float32 tensor
-        dim : int
-            Width of an entity's row.
-
-        Returns
-        -------
-        (n, Dr) float32 tensor
+        """Return the rows (n, Dr) that relations start with, given rows as entities of width ``dim``
+        start.
         """
         return drawn
 
@@ -355,7 +326,6 @@ class Translation(ScoreFunction):
     """h + r (PyTorch-BigGraph's operator ``translation``)."""
 
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
-        """Add the relation."""
         return entity + relation
 
     def adjoint(self, relation: Tensor) -> Tensor:
@@ -391,15 +361,12 @@ class DistMult(Dot, ScoreFunction):
     compiled = True
 
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
-        """Multiply by the relation."""
         return entity * relation
 
     def adjoint(self, relation: Tensor) -> Tensor:
-        """Return r: DistMult is symmetric in head and tail."""
         return relation
 
     def relation_product(self, given: Tensor, answer: Tensor) -> Tensor:
-        """Return h t."""
         return given * answer
 
 
@@ -416,12 +383,10 @@ class ComplEx(Dot, ScoreFunction):
     complex_valued = True
 
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
-        """Multiply by the relation, complex number by complex number."""
         real, imaginary = relation.chunk(2, dim=-1)
         return complex_product(entity, real, imaginary)
 
     def adjoint(self, relation: Tensor) -> Tensor:
-        """Return conj(r)."""
         real, imaginary = relation.chunk(2, dim=-1)
         return torch.cat([real, -imaginary], dim=-1)
 
@@ -443,14 +408,11 @@ class RotatE(NegativeModulus, ScoreFunction):
     relation_init = PHASE
 
     def relation_dim(self, dim: int) -> int:
-        """Return one phase per complex number."""
         return dim // 2
 
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
-        """Turn each complex number by its phase."""
         # exp(i r) = cos r + i sin r: its modulus is 1 by construction, so no normalization is needed.
         return complex_product(entity, relation.cos(), relation.sin())
 
     def adjoint(self, relation: Tensor) -> Tensor:
-        """Return -r: turning back leaves moduli as they are."""
         return -relation

@@ -165,8 +165,9 @@ class Alltoall:
                 return
             except RuntimeError as error:
                 if not announced:
-                    self._announce()
                     announced = True
+                    with contextlib.suppress(RuntimeError):  # rank 0 has exited or is stopped
+                        self._num_announced(self.rank, add=1)
                 ended_early = time.monotonic() - started < 0.9 * patience
                 patience = deadline - time.monotonic()
                 if ended_early:
@@ -178,10 +179,7 @@ class Alltoall:
     def _num_announced(self, rank: int, add: int = 0) -> int:
         """Number of times that a rank has announced the current collective in the store.
 
-        Raises
-        ------
-        RuntimeError
-            If rank 0, which holds the store, has ended or does not answer.
+        A RuntimeError if rank 0, which holds the store, has ended or does not answer.
         """
         if self._store_is_silent:
             raise RuntimeError(_SILENT)
@@ -207,11 +205,6 @@ class Alltoall:
         if isinstance(found, RuntimeError):
             raise found
         return int(found)
-
-    def _announce(self) -> None:
-        """Write to the store that this rank waits in the current collective."""
-        with contextlib.suppress(RuntimeError):  # rank 0, which holds the store, has exited or is stopped
-            self._num_announced(self.rank, add=1)
 
     def _failure(self, error: RuntimeError) -> Exception:
         """Exception for a collective that did not complete; names the ranks that have not announced it."""

@@ -44,15 +44,10 @@ def identity_of(embedding: Any) -> tuple[int, str]:
 
 
 def range_starts(policy: Any) -> ndarray:
-    """First id of each partition, then the number of ids: "(num_parts + 1,) int64".
+    """First id of each partition of a policy, then the number of ids: "(num_parts + 1,) int64".
 
     Found by bisection on ``policy.to_partid``: the only public way that does not list all ids. Every
     partition book that DGL makes is a range book, so ids of a partition are consecutive.
-
-    Parameters
-    ----------
-    policy : dgl.distributed.PartitionPolicy
-        Policy of a distributed tensor.
     """
     num_parts = policy.partition_book.num_partitions()
     num_ids = policy.get_size()
@@ -78,17 +73,9 @@ def make_state(
 ) -> dict[str, DistTensor]:
     """Create the state tensors of an embedding, filled with zeros; a collective.
 
-    They are named ``<name>_<key>`` and partitioned as the embedding is. Where another optimizer of the
-    embedding has them already, both have the same ones, as with DGL's optimizers.
-
-    Parameters
-    ----------
-    embedding : dgl.distributed.DistEmbedding
-        The embedding.
-    shapes : mapping of str to tuple of int
-        Name of each state tensor and shape of its entry for one row.
-    dtype : torch.dtype
-        Type of all of them.
+    They are named ``<name>_<key>``, have an entry of the given shape for each row, and are partitioned as the
+    embedding is. Where another optimizer of the embedding has them already, both have the same ones, as with
+    DGL's optimizers.
 
     Raises
     ------
@@ -153,11 +140,6 @@ class Trace:
     after ``zero_grad``. Here :meth:`take` returns each gradient once. A pair without a gradient yet is kept,
     by a weak reference to its rows: rows that were read ahead of a step still count in the step after their
     backward, and rows that were dropped without a backward do not stay in memory.
-
-    Parameters
-    ----------
-    embedding : dgl.distributed.DistEmbedding
-        The embedding.
     """
 
     def __init__(self, embedding: Any) -> None:
@@ -191,12 +173,7 @@ class Trace:
 class FencedTensor(DistTensor):
     """View of a distributed tensor that waits for the background step before each read or write.
 
-    Parameters
-    ----------
-    tensor : dgl.distributed.DistTensor
-        The tensor; it stays the owner of the data.
-    finish : weakref.WeakMethod
-        Waits for the step, as long as the optimizer lives.
+    The tensor stays the owner of the data; ``finish`` waits for the step, as long as the optimizer lives.
     """
 
     def __init__(self, tensor: DistTensor, finish: WeakMethod) -> None:
@@ -237,23 +214,14 @@ WORD_DTYPE = torch.int16
 
 
 def local_array(tensor: Any) -> ndarray | None:
-    """This machine's rows of a ``DistTensor`` as an array that can be written in place.
+    """This machine's rows of a ``DistTensor`` as an array "(n, ...)" that can be written in place.
 
     The servers of a machine keep their partition in POSIX shared memory, which every client of the machine
     maps when the tensor is created: ``data_store[key]`` is that memory, row i has node id "start of the
     partition + i". Servers read it when they answer other machines, without locks; so a row may be read while
-    it is written, as with DGL's own optimizers.
+    it is written, as with DGL's own optimizers. Words of 16 bits are uint16.
 
-    Parameters
-    ----------
-    tensor : dgl.distributed.DistTensor
-        A distributed tensor.
-
-    Returns
-    -------
-    ndarray or None
-        "(n, ...)", or None where the servers share no memory with this process or the type is not float32 or
-        float64. Words of 16 bits are uint16.
+    Returns None where the servers share no memory with this process or the type is not float32 or float64.
     """
     rows = tensor.kvstore.data_store.get(tensor.kvstore_key)
     if rows is None or rows.dtype not in (*IN_PLACE_DTYPES, WORD_DTYPE):
@@ -268,13 +236,7 @@ def as_array(rows: Tensor) -> ndarray:
 
 
 def state_array(tensor: Any) -> ndarray:
-    """This machine's rows of a state tensor, which DGL always keeps in shared memory.
-
-    Raises
-    ------
-    RuntimeError
-        They are not there.
-    """
+    """This machine's rows of a state tensor, which DGL always keeps in shared memory; else a RuntimeError."""
     array = local_array(tensor)
     if array is None:
         raise RuntimeError(f"the rows of {tensor.name!r} are not in this machine's shared memory")
@@ -295,22 +257,12 @@ def fetch(tensors: Sequence[Any], ids: ndarray) -> list[ndarray]:
 def write_back(
     tensors: Sequence[Any], ids: ndarray, rows: Sequence[ndarray], timeout_seconds: float | None
 ) -> None:
-    """Write rows through the kvstore and wait until they can be read again.
+    """Write rows "(n, ...)" for each tensor through the kvstore and wait until they can be read again.
 
     ``KVClient.push`` sends and returns: servers acknowledge nothing, and any server of the machine may answer
     the next pull. As each row has one owner, reading back the written values shows that the servers have
-    stored them. With several writers of a row (Hogwild) the value may be another trainer's: no waiting there.
-
-    Parameters
-    ----------
-    tensors : sequence of DistTensor
-        Tensors to write to.
-    ids : ndarray
-        "(n,) int64" ids of the rows.
-    rows : sequence of ndarray
-        "(n, ...)" for each tensor.
-    timeout_seconds : float, optional
-        Limit of waiting; None: do not wait.
+    stored them. With several writers of a row (Hogwild) the value may be another trainer's: without a timeout
+    nothing is waited for.
 
     Raises
     ------
@@ -349,11 +301,6 @@ class EmbeddingParameter(Tensor):
     are as many tensors as there were reads. So the first entry of an optimizer has a gradient, empty too,
     which overrides that function through ``__torch_function__``: it unscales the gradients of all reads, and
     sums the flag over the trainers. All of them then skip the step and lower the scale.
-
-    Attributes
-    ----------
-    embedding : dgl.distributed.DistEmbedding
-        The embedding.
     """
 
     embedding: Any
@@ -365,22 +312,19 @@ class EmbeddingParameter(Tensor):
     def of(cls, embedding: Any, unscale: WeakMethod[Unscale] | None) -> EmbeddingParameter:
         """Make the entry of an embedding.
 
-        Parameters
-        ----------
-        embedding : dgl.distributed.DistEmbedding
-            The embedding.
-        unscale : weakref.WeakMethod, optional
-            Unscales the gradients of all embeddings of the optimizer: for its first embedding only. Weak, so
-            that the optimizer is not part of a reference cycle.
+        ``unscale`` unscales the gradients of all embeddings of the optimizer: for its first embedding only.
+        Weak, so that the optimizer is not part of a reference cycle.
         """
         parameter = torch.empty(0).as_subclass(cls)
         parameter.embedding = embedding
-        parameter._scaled = None if unscale is None else ScaledGradients.of(unscale)
+        parameter._scaled = None
+        if unscale is not None:
+            parameter._scaled = torch.empty(0).as_subclass(ScaledGradients)
+            parameter._scaled._unscale = unscale
         return parameter
 
     @property
     def grad(self) -> Tensor | None:  # type: ignore[override]
-        """Gradient as the scaler reads it."""
         return self._scaled
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
@@ -391,13 +335,6 @@ class ScaledGradients(Tensor):
     """Empty gradient that represents those of all reads."""
 
     _unscale: WeakMethod[Unscale]
-
-    @classmethod
-    def of(cls, unscale: WeakMethod[Unscale]) -> ScaledGradients:
-        """Make the gradient that calls a method when it is unscaled."""
-        gradients = torch.empty(0).as_subclass(cls)
-        gradients._unscale = unscale
-        return gradients
 
     @classmethod
     def __torch_function__(

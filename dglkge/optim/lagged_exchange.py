@@ -70,15 +70,8 @@ class LaggedExchange(GradientExchange):
     def post(self, flags: int) -> list[ndarray]:
         """Hand the gradients of a step to the thread, once the slowest trainer is near enough.
 
-        Parameters
-        ----------
-        flags : int
-            Of this trainer, see :meth:`agreed_flags`.
-
-        Returns
-        -------
-        list of (n,) int64
-            For each table: positions of the keys whose rows are on this machine.
+        Returns for each table the positions of the keys whose rows are on this machine; ``flags`` are this
+        trainer's, see :meth:`agreed_flags`.
 
         Raises
         ------

@@ -57,18 +57,14 @@ class RuleStep(NamedTuple):
     ----------
     rule : UpdateRule
         With the hyper-parameters that it had when the step was started.
-    lr : float
-        Learning rate.
     mean : bool
         Divide the sum of a row's gradients by their number.
-    max_row_norm : float
-        Limit of the 2-norm of a row's gradient; may be infinite.
+    max_row_norm, max_norm : float
+        Limits of the 2-norms of a row's gradient and of an updated row; may be infinite.
     weight_decay : float
         Multiple of the row that is added to its gradient.
     kept : float
         Factor on the row before its update.
-    max_norm : float
-        Limit of the 2-norm of an updated row; may be infinite.
     num_steps : int
         Steps of the table so far, this one included; at least 1.
     number : int
@@ -95,12 +91,8 @@ class RuleStep(NamedTuple):
         num_steps: int = 1,
         number: int = 0,
     ) -> RuleStep:
-        """Make the update of a table in a parameter group.
-
-        Raises
-        ------
-        ValueError
-            With the name of the hyper-parameter that is out of range, its value and the allowed values.
+        """Make the update of a table in a parameter group; a ValueError names a hyper-parameter that is
+        out of range.
         """
         lr, limit = not_negative("lr", group["lr"]), group["max_row_norm"]
         added, kept = not_negative("weight_decay", group["weight_decay"]), 1.0
@@ -112,23 +104,16 @@ class RuleStep(NamedTuple):
         return cls(rule.of(group), lr, mean, limit, added, kept, max_norm, num_steps, number)
 
     def update(self, arrays: Sequence[ndarray], targets: ndarray, selected: ndarray, chain: tuple) -> int:
-        """Update rows in place by the compiled loop of the rule.
+        """Update rows in place by the compiled loop of the rule; returns how many were skipped as not finite.
 
         Parameters
         ----------
         arrays : sequence of ndarray
             Rows "(N, D)" and the state tensors "(N, ...)".
-        targets : ndarray
-            "(n,) int64": rows of ``arrays`` to update.
-        selected : ndarray
-            "(n,) int64": position of each target among the chains.
+        targets, selected : ndarray
+            "(n,) int64": rows of ``arrays`` to update, and the position of each among the chains.
         chain : tuple
             ``GradientRows.chain``.
-
-        Returns
-        -------
-        int
-            Number of rows that were skipped because their gradient was not finite.
         """
         rows, *state = arrays
         kind = rows.dtype.type
@@ -152,11 +137,6 @@ class RuleStep(NamedTuple):
             "(n, D)" sum of the gradients of each target.
         counts : Tensor, optional
             "(n,) int64" number of gradients in each sum; needed for the mean only.
-
-        Returns
-        -------
-        int
-            Number of rows that were skipped because their gradient was not finite.
         """
         if self.mean:
             if counts is None:
@@ -168,10 +148,7 @@ class RuleStep(NamedTuple):
     def update_compiled(self, tables: Sequence[Tensor], targets: Tensor, gradient: Tensor) -> Tensor:
         """Update rows as :meth:`update_plain` in one pass, compiled by torch for any number of rows.
 
-        Returns
-        -------
-        Tensor
-            "()": number of rows that were skipped, on the device of the rows.
+        The number of rows that were skipped is a tensor on the device of the rows.
         """
         # A tensor: of a number torch would compile every value.
         lr: Any = torch.tensor(self.lr, dtype=torch.float64)

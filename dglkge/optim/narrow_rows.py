@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -21,6 +21,10 @@ from dglkge.kernels.hashing import combine, stream_key
 from dglkge.kernels.narrow_rows import nearest_words, round_rows, round_rows_plain, widen_rows
 from dglkge.optim.dgl_tables import adopt_tensor, record_read
 from dglkge.optim.scratch import Scratch
+
+if TYPE_CHECKING:
+    from dglkge.optim.links import RuleStep
+    from dglkge.optim.row_chains import GradientRows
 
 NARROW_DTYPES = (torch.bfloat16, torch.float16)
 STOCHASTIC, NEAREST = ROUNDINGS = ("stochastic", "nearest")
@@ -38,20 +42,11 @@ def words_of(rows: Tensor) -> ndarray:
 
 
 def widen(rows: Tensor, places: ndarray, out: Tensor | None = None, kernels: str = "auto") -> Tensor:
-    """Return rows at some places as float32, in ``out`` if given; rows of other types are copied as they are.
+    """Return rows (N, D) at some places as float32, in ``out`` if given; rows of other types are copied as
+    they are.
 
-    Parameters
-    ----------
-    rows : (N, D) tensor
-    places : (n,) int64 array
-    out : (n, D) tensor, optional
-    kernels : {"auto", "reference"}
-        By a compiled loop, or by torch.
-
-    Raises
-    ------
-    IndexError
-        If there is no row at one of the places.
+    ``kernels`` "auto": by a compiled loop, "reference": by torch. An IndexError if there is no row at one of
+    the places.
     """
     if not is_narrow(rows) or kernels == "reference":
         return widen_plain(rows, places, out)
@@ -173,18 +168,9 @@ class NarrowEmbedding(DistEmbedding):
     def round_into(
         self, rows: ndarray, words: ndarray, places: ndarray, ids: ndarray, step: int, kernels: str
     ) -> None:
-        """Round updated rows (n, D) float32 and write them to some places of words (N, D) uint16.
+        """Round updated rows (n, D) float32 and write them to some distinct places of words (N, D) uint16.
 
-        Parameters
-        ----------
-        rows, words, places : ndarray
-            The places are distinct.
-        ids : ndarray
-            "(n,) int64" ids of the rows.
-        step : int
-            Number of the step; the random bits of two steps differ.
-        kernels : {"auto", "reference"}
-            Compiled loop, or its plain twin.
+        The random bits depend on the ids "(n,) int64" of the rows and on the number of the step.
         """
         is_half = self.row_dtype == torch.float16
         if self.rounding == NEAREST:
@@ -202,14 +188,7 @@ class NarrowEmbedding(DistEmbedding):
 class NarrowUpdate:
     """Update of 16-bit rows by any rule: blocks of rows and state are copied, updated and written back.
 
-    A block stays in the processor's cache between its passes.
-
-    Parameters
-    ----------
-    embedding : NarrowEmbedding
-        Whose rows are updated.
-    kernels : {"auto", "reference"}
-        Compiled loops and blocks, or plain twins and all rows at once.
+    A block stays in the processor's cache between its passes. Plain twins take all rows at once.
     """
 
     #: Numbers of the rows of a block: with Adagrad's state 1 MiB in float32.
@@ -219,17 +198,30 @@ class NarrowUpdate:
         self._embedding, self._kernels = embedding, kernels
         self._scratch = Scratch()
 
-    def blocks(self, num_rows: int) -> list[slice]:
-        """Cut rows into blocks."""
+    def apply(
+        self, gradients: GradientRows, step: RuleStep, arrays: Sequence[ndarray], rows: tuple[ndarray, ...]
+    ) -> int:
+        """Update words "(N, D)" and state "(N, ...)"; returns how many rows were skipped as not finite.
+
+        ``rows`` are the places of the rows, their positions among the keys of the gradients, and their ids.
+        """
         size = max(1, self.NUMBERS_A_BLOCK // self._embedding.embedding_dim)
         if self._kernels == "reference":
-            size = max(1, num_rows)
-        return [slice(start, min(start + size, num_rows)) for start in range(0, num_rows, size)]
+            size = max(1, len(rows[0]))
+        num_bad = 0
+        for start in range(0, len(rows[0]), size):
+            targets, selected, ids = (one[start : start + size] for one in rows)
+            copies = self._copies(arrays, targets)
+            num_bad += gradients.update(step, copies, np.arange(len(targets)), selected)
+            # A skipped row has 16 bits already, so rounding leaves it as it was.
+            self._embedding.round_into(copies[0], arrays[0], targets, ids, step.number, self._kernels)
+            for array, updated in zip(arrays[1:], copies[1:]):
+                array[targets] = updated
+        return num_bad
 
-    def open(self, arrays: Sequence[ndarray], places: ndarray) -> list[ndarray]:
-        """Return copies of words "(N, D)", widened to float32, and of state "(N, ...)" at some places.
-
-        They are valid until the next call.
+    def _copies(self, arrays: Sequence[ndarray], places: ndarray) -> list[ndarray]:
+        """Return copies of words, widened to float32, and of state at some places; valid until the next
+        call.
         """
         words, *state = arrays
         rows = self._scratch.take("rows", len(places), words.shape[1])
@@ -241,13 +233,3 @@ class NarrowUpdate:
             # Places are in range; "raise" would copy once more.
             copies.append(np.take(array, places, axis=0, out=copy, mode="clip"))
         return copies
-
-    def close(
-        self, copies: Sequence[ndarray], arrays: Sequence[ndarray], places: ndarray, ids: ndarray, step: int
-    ) -> None:
-        """Round updated rows into their words, and write their state back."""
-        rows, *state = copies
-        words, *into = arrays
-        self._embedding.round_into(rows, words, places, ids, step, self._kernels)
-        for array, updated in zip(into, state):
-            array[places] = updated

@@ -38,10 +38,8 @@ class WireFormat:
 
     Attributes
     ----------
-    row_dtypes : tuple of torch.dtype
-        Float type in which the rows of each table are sent.
-    dims : tuple of int
-        Width of the rows of each table.
+    row_dtypes, dims : tuple
+        Float type in which the rows of each table are sent, and their width.
     id_dtype : np.dtype
         int32 where all ids fit, else int64.
     with_counts : bool
@@ -90,10 +88,7 @@ class WireFormat:
 def ranks_by_machine(part_ids: Sequence[int], num_parts: int) -> list[ndarray]:
     """Ranks of the trainers on each machine, from the partition id that each rank reported.
 
-    Raises
-    ------
-    ValueError
-        A machine has no trainer (DGL cannot place distributed tensors there either).
+    A ValueError if a machine has no trainer (DGL cannot place distributed tensors there either).
 
     Examples
     --------
@@ -109,23 +104,10 @@ def ranks_by_machine(part_ids: Sequence[int], num_parts: int) -> list[ndarray]:
 
 
 def owner_ranks(ids: ndarray, starts: ndarray, machines: Sequence[ndarray]) -> ndarray:
-    """Rank of the trainer that updates each row when rows are sent over the network.
+    """Rank of the trainer that updates each row, "(n,) int32", when rows are sent over the network.
 
-    It is a trainer of the row's machine, chosen by the row's place in that machine's range.
-
-    Parameters
-    ----------
-    ids : ndarray
-        "(n,) int64" ids.
-    starts : ndarray
-        "(num_parts + 1,) int64" boundaries of the machines' ranges.
-    machines : sequence of ndarray
-        Ranks on each machine, none empty.
-
-    Returns
-    -------
-    ndarray
-        "(n,) int32".
+    It is a trainer of the row's machine, chosen by the row's place in that machine's range; ``starts`` are
+    the boundaries of the machines' ranges, ``machines`` the ranks on each machine, none empty.
 
     Examples
     --------
@@ -156,14 +138,11 @@ class GradientExchange:
     Attributes
     ----------
     group : Alltoall
-        The trainers.
     routes : sequence of Route
         One for each table.
     chains : sequence of GradientRows
         One for each table, holding this trainer's own gradients when :meth:`run` is called.
     wire : WireFormat
-        Layout of messages.
-
     sent_bytes : int
         Bytes sent to other trainers since the start.
     """

@@ -63,39 +63,7 @@ class RowAdagrad(SparseOptimizer):
     \epsilon)
 
     for every touched row, as PyTorch-BigGraph and DGL-KE do.
-    Formula: :func:`dglkge.kernels.rules.row_adagrad`.
-
-    Parameters
-    ----------
-    params : DistEmbedding, sequence of DistEmbedding, or sequence of dict
-        The embeddings, or parameter groups.
-    lr : float
-        Learning rate.
-    eps : float
-        Added to the root.
-    eps_inside_root : bool
-        Add epsilon to the sum instead: :math:`\sqrt{G + \epsilon}`, as ``dgl.optim.SparseAdagrad`` does.
-    **options
-        See :class:`SparseOptimizer`.
-
-    Examples
-    --------
-    One process in DGL's standalone mode; in a cluster every trainer runs the same lines.
-
-    >>> import contextlib, io, tempfile, dgl, torch
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> with contextlib.redirect_stdout(io.StringIO()):
-    ...     _ = dgl.distributed.partition_graph(dgl.rand_graph(6, 9), "doc_rows", 1, folder.name)
-    ...     dgl.distributed.initialize("unused")
-    >>> graph = dgl.distributed.DistGraph("doc_rows", part_config=f"{folder.name}/doc_rows.json")
-    >>> policy = graph.get_node_partition_policy("_N")
-    >>> table = dgl.distributed.DistEmbedding(6, 2, "doc_rows_table", part_policy=policy)
-    >>> optimizer = RowAdagrad([table], lr=0.5)
-    >>> optimizer.zero_grad()
-    >>> table(torch.tensor([1, 1])).sum().backward()
-    >>> optimizer.step()
-    >>> table.weight[torch.tensor([0, 1])].round(decimals=5).tolist()
-    [[0.0, 0.0], [-0.5, -0.5]]
+    Formula: :func:`dglkge.kernels.rules.row_adagrad`. Parameters are those of :class:`SparseAdagrad`.
     """
 
     def __init__(
@@ -116,10 +84,8 @@ class SparseAdam(SparseOptimizer):
 
     Parameters
     ----------
-    params : DistEmbedding, sequence of DistEmbedding, or sequence of dict
-        The embeddings, or parameter groups.
-    lr : float
-        Learning rate.
+    params, lr, **options
+        As for :class:`SparseAdagrad`.
     betas : (float, float)
         Decay of the first and second moment.
     eps : float
@@ -130,27 +96,6 @@ class SparseAdam(SparseOptimizer):
         not correct epsilon for bias.
     row_wise : bool
         Keep one second moment a row, fed by the mean of the squares.
-    **options
-        See :class:`SparseOptimizer`.
-
-    Examples
-    --------
-    One process in DGL's standalone mode; in a cluster every trainer runs the same lines.
-
-    >>> import contextlib, io, tempfile, dgl, torch
-    >>> folder = tempfile.TemporaryDirectory()
-    >>> with contextlib.redirect_stdout(io.StringIO()):
-    ...     _ = dgl.distributed.partition_graph(dgl.rand_graph(6, 9), "doc_adam", 1, folder.name)
-    ...     dgl.distributed.initialize("unused")
-    >>> graph = dgl.distributed.DistGraph("doc_adam", part_config=f"{folder.name}/doc_adam.json")
-    >>> policy = graph.get_node_partition_policy("_N")
-    >>> table = dgl.distributed.DistEmbedding(6, 2, "doc_adam_table", part_policy=policy)
-    >>> optimizer = SparseAdam([table], lr=0.5, eps=0.0)
-    >>> optimizer.zero_grad()
-    >>> table(torch.tensor([1, 1])).sum().backward()
-    >>> optimizer.step()
-    >>> table.weight[torch.tensor([0, 1])].round(decimals=5).tolist()
-    [[0.0, 0.0], [-0.5, -0.5]]
     """
 
     def __init__(

@@ -39,15 +39,11 @@ class GradientRows:
     leaf, a receive buffer, another trainer's shared memory) and are read once, when they are added up. The
     arrays are reused from step to step; only a batch larger than any before allocates.
 
-    Parameters
-    ----------
-    dim : int
-        Width of a row.
-    dtype : np.dtype
-        Float type in which rows are added up; every source has it.
-
     Attributes
     ----------
+    dim : int
+    dtype : np.dtype
+        Float type in which rows are added up; every source has it.
     num_keys, num_sources : int
         Number of distinct ids, and of gradient rows.
     """
@@ -66,23 +62,16 @@ class GradientRows:
 
     def _allocate(self, capacity: int) -> None:
         self._slots = np.full(4 * capacity, -1, np.int32)
-        self._keys = np.empty(capacity, np.int64)
-        self.heads = np.empty(capacity, np.int64)
-        self._tails = np.empty(capacity, np.int64)
-        self.links = np.empty(capacity, np.int64)
-        self.addresses = np.empty(capacity, np.int64)
-        self.counts = np.empty(capacity, np.int64)
+        self._arrays = np.empty((6, capacity), np.int64)
+        self._keys, self._heads, self._tails, self._links, self._addresses, self._counts = self._arrays
 
     def _reserve(self, num_sources: int) -> None:
         """Grow the arrays to hold so many sources, keeping what they hold."""
-        if num_sources <= len(self.links):
-            return
-        old = (self._keys, self.heads, self._tails, self.links, self.addresses, self.counts)
-        self._allocate(1 << (num_sources - 1).bit_length())
-        new = (self._keys, self.heads, self._tails, self.links, self.addresses, self.counts)
-        for before, after in zip(old, new):
-            after[: len(before)] = before
-        index_keys(self._slots, self._keys, self.num_keys)
+        old = self._arrays
+        if num_sources > old.shape[1]:
+            self._allocate(1 << (num_sources - 1).bit_length())
+            self._arrays[:, : old.shape[1]] = old
+            index_keys(self._slots, self._keys, self.num_keys)
 
     @property
     def keys(self) -> ndarray:
@@ -92,7 +81,7 @@ class GradientRows:
     @property
     def chain(self) -> tuple:
         """Argument ``chain`` of the compiled loops: heads, links, addresses, counts."""
-        return self.heads, self.links, self.addresses, self.counts
+        return self._heads, self._links, self._addresses, self._counts
 
     def clear(self) -> None:
         """Remove all gradient rows."""
@@ -100,58 +89,35 @@ class GradientRows:
         self._kept.clear()
         self.num_keys = self.num_sources = 0
 
-    def add(
-        self, ids: ndarray, rows: ndarray, counts: ndarray | None = None, order: ndarray | None = None
-    ) -> None:
-        """Add gradient rows; ``rows`` is referred to, not copied, and must not change before :meth:`clear`.
+    def add(self, ids: ndarray, rows: ndarray, counts: ndarray | None = None) -> None:
+        """Add gradient rows "(n, D)", each the sum of ``counts`` gradients (1 each), for ids "(n,) int64".
 
-        Parameters
-        ----------
-        ids : ndarray
-            "(n,) int64" id of each row.
-        rows : ndarray
-            "(n, D)" of this object's dtype, each row contiguous.
-        counts : ndarray, optional
-            "(n,)" number of gradients that each row is the sum of (1 each).
-        order : ndarray, optional
-            "(n,) int64" index into ``rows`` for each id (default: the first n rows in order).
+        The rows are referred to, not copied, and must not change before :meth:`clear`; each is contiguous.
         """
         start, end = self.num_sources, self.num_sources + len(ids)
         if start == end:
             return
         self._reserve(end)
         self._kept.append(rows)  # the loops hold bare addresses: numpy must not free the memory
-        address = rows.__array_interface__["data"][0]
-        np.multiply(
-            np.arange(len(ids)) if order is None else order, rows.strides[0], out=self.addresses[start:end]
-        )
-        self.addresses[start:end] += address
-        self.counts[start:end] = 1 if counts is None else counts
-        self.num_keys = chain_sources(
-            ids, start, self._slots, self._keys, self.heads, self._tails, self.links, self.num_keys
-        )
+        np.multiply(np.arange(len(ids)), rows.strides[0], out=self._addresses[start:end])
+        self._addresses[start:end] += rows.__array_interface__["data"][0]
+        self._counts[start:end] = 1 if counts is None else counts
+        table, chain = (self._slots, self._keys), (self._heads, self._tails, self._links)
+        self.num_keys = chain_sources(ids, start, table, chain, self.num_keys)
         self.num_sources = end
 
     def merge_into(self, selected: ndarray, merged: Tensor, merged_counts: ndarray, space: Scratch) -> None:
-        """Write the sums of the rows of the selected keys.
+        """Write the sums "(n, D)" of the rows of the selected keys, and the numbers of gradients "(n,)
+        int64".
 
-        Parameters
-        ----------
-        selected : ndarray
-            "(n,) int64" positions in :attr:`keys`.
-        merged : Tensor
-            "(n, D)" sums, written; may be of a narrower type.
-        merged_counts : ndarray
-            "(n,) int64" numbers of gradients, written.
-        space : Scratch
-            Room for sums that are still to be narrowed.
+        The sums may be of a narrower type: ``space`` has room for those that are still to be narrowed.
         """
         narrow = merged.element_size() < self.dtype.itemsize
         sums = space.take("sums", len(merged), self.dim, self.row_dtype) if narrow else merged
         rows = sums.numpy()
 
         def merge(part: slice) -> None:
-            merge_chains(selected[part], *self.chain, rows[part], merged_counts[part])
+            merge_chains(selected[part], self.chain, rows[part], merged_counts[part])
 
         split(len(selected), self.dim, merge)
         if narrow:
@@ -206,23 +172,11 @@ class GradientRows:
         self._reserve(self.num_sources + len(found))
         self._kept.append(rows)
         where = rows.__array_interface__["data"][0], rows.strides[0]
-        chain = self._tails, self.links, self.addresses, self.counts
+        chain = self._tails, self._links, self._addresses, self._counts
         self.num_sources = chain_delivered(found, owners, place, delivered, where, chain, self.num_sources)
 
     def update(self, step: RuleStep, arrays: Sequence[ndarray], targets: ndarray, selected: ndarray) -> int:
-        """Apply the rule of a step to the target rows; returns how many were skipped as not finite.
-
-        Parameters
-        ----------
-        step : RuleStep
-            Rule and hyper-parameters.
-        arrays : sequence of ndarray
-            Rows "(N, D)" and state tensors "(N, ...)", written in place.
-        targets : ndarray
-            "(n,) int64" rows of ``arrays`` to update.
-        selected : ndarray
-            "(n,) int64" position in :attr:`keys` of each target.
-        """
+        """Apply the rule of a step to target rows; see :meth:`RuleStep.update`."""
 
         def update(part: slice) -> int:
             return step.update(arrays, targets[part], selected[part], self.chain)
@@ -245,14 +199,11 @@ class PlainRows(GradientRows):
         self._sources: list[tuple[ndarray, ndarray, ndarray]] = []
         self.num_keys = self.num_sources = 0
 
-    def add(
-        self, ids: ndarray, rows: ndarray, counts: ndarray | None = None, order: ndarray | None = None
-    ) -> None:
+    def add(self, ids: ndarray, rows: ndarray, counts: ndarray | None = None) -> None:
         for row_id in ids.tolist():
             self._position_of.setdefault(row_id, len(self._position_of))
-        chosen = rows[: len(ids)] if order is None else rows[order]
         numbers = np.ones(len(ids), np.int64) if counts is None else counts.astype(np.int64)
-        self._sources.append((self._find(ids), chosen, numbers))
+        self._sources.append((self._find(ids), rows, numbers))
         self.num_keys = len(self._position_of)
         self.num_sources += len(ids)
 
@@ -307,27 +258,13 @@ NORM_EPS = 1e-6
 
 
 class Clipping:
-    """Limits of a step's gradient, and memory for it.
+    """Limits of a step's gradient, and memory for it; see :meth:`SparseOptimizer.clip_gradients`.
 
     Every gradient has to be merged before the first row is updated: by value, because the limit is one of a
-    row's sum; by norm, because the norm is that of all rows. So the merged rows are copied once.
-
-    Parameters
-    ----------
-    norm : float, optional
-        Limit of the 2-norm of the gradient of all tables. If it is longer, every row is multiplied by
-        norm / (length + 1e-6): Pascanu, Mikolov and Bengio, "On the difficulty of training recurrent neural
-        networks", ICML 2013, algorithm 1, with the term of ``torch.nn.utils.clip_grad_norm_``.
-    value : float, optional
-        Limit of the size of each number, as in ``torch.nn.utils.clip_grad_value_``; applied before the norm
-        is taken.
-    mean : bool
-        Divide the sum of a row's gradients by their number first.
-
-    Raises
-    ------
-    ValueError
-        If a limit is not a positive finite number.
+    row's sum; by norm, because the norm is that of all rows. So the merged rows are copied once. If the norm
+    is beyond its limit, every row is multiplied by limit / (norm + 1e-6): Pascanu, Mikolov and Bengio, "On
+    the difficulty of training recurrent neural networks", ICML 2013, algorithm 1, with the term of
+    ``torch.nn.utils.clip_grad_norm_``. With ``mean`` a row's sum is divided by its number of gradients first.
     """
 
     def __init__(self, norm: float | None, value: float | None, mean: bool) -> None:
@@ -335,36 +272,33 @@ class Clipping:
             if limit is not None and not 0 < limit < math.inf:
                 raise ValueError(f"clip_gradients: {name} must be a positive finite number, got {limit}")
         self.norm, self.value, self._mean = norm, value, mean
-        self._scratch: list[Scratch] = []
+        self._scratch = Scratch()
 
-    def merge(self, chains: Sequence[GradientRows], selected: Sequence[ndarray]) -> list[MergedRows]:
-        """Merge the gradients of some rows of each table, and clip them by value.
+    def merge(
+        self, chains: Sequence[GradientRows], selected: Sequence[ndarray]
+    ) -> tuple[list[Tensor], float]:
+        """Merge the gradients of the selected keys of each table, and clip them by value.
 
-        Parameters
-        ----------
-        chains : sequence of GradientRows
-            The gradients of each table.
-        selected : sequence of ndarray
-            For each table "(n,) int64" positions of the keys that this trainer updates.
+        Returns the sums "(n, D)" of each table, valid until the next call, and the sum of the squares of all
+        rows without a NaN or an infinity. The other rows are skipped by the update, and clipping does not
+        hide them.
         """
-        while len(self._scratch) < len(chains):
-            self._scratch.append(Scratch())
-        return [
-            MergedRows(of_table, keys, scratch, self.value, self._mean)
-            for of_table, keys, scratch in zip(chains, selected, self._scratch)
-        ]
+        merged, squares = [], 0.0
+        for number, (of_table, keys) in enumerate(zip(chains, selected)):
+            rows = self._scratch.take(number, len(keys), of_table.dim, of_table.row_dtype)
+            counts = np.empty(len(keys), np.int64)
+            of_table.merge_into(keys, rows, counts, self._scratch)
+            if self._mean:
+                rows /= torch.from_numpy(counts).to(rows.dtype)[:, None]
+            squares += clipped_squares(rows, self.value)
+            merged.append(rows)
+        return merged, squares
 
     def factor(self, squares: float, other_squares: float, total: Callable[[ndarray], ndarray]) -> float:
         """Factor on the whole gradient, at most 1; a collective if the norm is limited.
 
-        Parameters
-        ----------
-        squares : float
-            Sum of the squares of the rows that this trainer updates.
-        other_squares : float
-            Those of parameters that are no rows, the same on every trainer.
-        total : callable
-            Sums numbers (1,) over all trainers.
+        ``squares`` are those of the rows that this trainer updates, ``other_squares`` those of parameters
+        that are no rows, the same on every trainer; ``total`` sums numbers (1,) over all trainers.
         """
         if self.norm is None:
             return 1.0
@@ -382,36 +316,3 @@ def clipped_squares(rows: Tensor, value: float | None) -> float:
         rows[finite] = rows[finite].clamp(-value, value)
     norm = torch.linalg.vector_norm(rows[finite], dtype=torch.float64)
     return float(norm) ** 2
-
-
-class MergedRows:
-    """Merged gradients of the rows of one table that this trainer updates.
-
-    Attributes
-    ----------
-    ids : ndarray
-        "(n,) int64" ids of the rows.
-    squares : float
-        Sum of the squares of all rows without a NaN or an infinity, in float64. The other rows are skipped by
-        the update, and clipping does not hide them.
-    """
-
-    def __init__(
-        self, chains: GradientRows, selected: ndarray, scratch: Scratch, value: float | None, mean: bool
-    ) -> None:
-        self._kind = type(chains)
-        self.ids = chains.keys[selected]
-        self._rows = scratch.take("merged", len(selected), chains.dim, chains.row_dtype)
-        counts = np.empty(len(selected), np.int64)
-        chains.merge_into(selected, self._rows, counts, scratch)
-        if mean:
-            self._rows /= torch.from_numpy(counts).to(self._rows.dtype)[:, None]
-        self.squares = clipped_squares(self._rows, value)
-
-    def scaled(self, factor: float) -> GradientRows:
-        """Return the gradients, each the only one of its row, times a factor."""
-        if factor != 1:
-            self._rows *= factor
-        gradients = self._kind(self._rows.shape[1], self._rows.numpy().dtype)
-        gradients.add(self.ids, self._rows.numpy())
-        return gradients

@@ -42,13 +42,7 @@ class UpdateRule(abc.ABC):
         return {each.name: getattr(self, each.name) for each in fields(self) if each.name not in self.fixed}
 
     def of(self, group: Mapping[str, Any]) -> UpdateRule:
-        """Return this rule with the hyper-parameters of a group.
-
-        Raises
-        ------
-        ValueError
-            If one is out of range.
-        """
+        """Return this rule with the hyper-parameters of a group; a ValueError if one is out of range."""
         return replace(self, **{name: group.get(name, value) for name, value in self.hyper.items()})
 
     @abc.abstractmethod
@@ -67,14 +61,8 @@ class UpdateRule(abc.ABC):
     def numbers(self, lr: float, num_steps: int, kind: Callable) -> tuple:
         """Scalars of the formula.
 
-        Parameters
-        ----------
-        lr : float
-            Learning rate of the step.
-        num_steps : int
-            Steps of the table so far, this one included; at least 1.
-        kind : callable
-            Converts a number to the type of the rows.
+        ``num_steps`` are the steps of the table so far, this one included; ``kind`` converts a number to the
+        type of the rows.
         """
 
     @abc.abstractmethod
@@ -83,14 +71,7 @@ class UpdateRule(abc.ABC):
     ) -> None:
         """Update copies of the touched rows in place: the plain twin of the formula, on any device.
 
-        Parameters
-        ----------
-        rows, gradient : Tensor
-            "(n, D)": the rows, and their gradients as the links left them.
-        state : sequence of Tensor
-            "(n, ...)" for each state tensor.
-        lr, num_steps
-            As in :meth:`numbers`.
+        Rows "(n, D)", their gradients as the links left them, and "(n, ...)" for each state tensor.
         """
 
 

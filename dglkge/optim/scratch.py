@@ -38,14 +38,8 @@ def sharing(pieces: list[Pieces]) -> Iterator[None]:
 class Scratch:
     """Pieces of memory by name, contents undefined; each is valid until its name is taken again.
 
-    Fresh memory would be zeroed by the kernel, page by page, in every step.
-
-    Parameters
-    ----------
-    device : torch.device, optional
-        The CPU by default.
-    pinned : bool
-        Whether it is page-locked, so that copies to a GPU are asynchronous.
+    Fresh memory would be zeroed by the kernel, page by page, in every step. It is on the CPU without a
+    device; ``pinned``: page-locked, so that copies to a GPU are asynchronous.
 
     Examples
     --------

@@ -83,15 +83,10 @@ class _Memory:
 class Outbox(_Memory):
     """A trainer's own outbox.
 
-    Parameters
-    ----------
-    num_fields : int
-        Number of header fields.
-
     Attributes
     ----------
     fields : ndarray
-        "(n,) int64" header fields of the protocol, all 0 at the start.
+        "(num_fields,) int64" header fields of the protocol, all 0 at the start.
     body : ndarray
         "(capacity,) uint8".
     """
@@ -124,13 +119,6 @@ class Outbox(_Memory):
 
 class NeighbourOutbox(_Memory):
     """The outbox of another trainer of this machine, read only.
-
-    Parameters
-    ----------
-    rank : int
-        Rank of that trainer.
-    address : Address
-        Its address.
 
     Raises
     ------
@@ -200,10 +188,8 @@ class SharedExchange:
 
     Parameters
     ----------
-    outbox : Outbox
-        Outbox of this trainer.
-    neighbours : sequence of NeighbourOutbox
-        Outboxes of the others.
+    outbox, neighbours : Outbox, sequence of NeighbourOutbox
+        Of this trainer, and of the others.
     place, places : int, sequence of int
         Number of this trainer and of each neighbour among the machine's trainers.
     chains : sequence of GradientRows
@@ -275,13 +261,8 @@ class SharedExchange:
         return np.array([any(box.fields[fields][1] for box in boxes) for fields in self._fields])
 
     def finish(self, num_bad: ndarray, extra: int) -> tuple[ndarray, int]:
-        """Wait until every trainer of the machine has finished the step; returns the sums of both.
-
-        Parameters
-        ----------
-        num_bad : ndarray
-            "(num_tables,) int64".
-        extra : int
+        """Wait until every trainer of the machine has finished the step; returns the sums of both
+        arguments.
         """
         # No trainer reads these fields before FINISHED has this step's number, and none writes them again
         # before all have published the next step, that is, after all have read them.
@@ -319,11 +300,8 @@ class SharedExchange:
         self._outbox.fields[_PUBLISHED] = self._step
 
     def _choose(self) -> tuple[list[ndarray], list[list[ndarray]], list[ndarray]]:
-        """Owner (place on the machine) of each key, for each neighbour the keys that it has too, and whether
-        some neighbour has them; by table.
-
-        All trainers that have a gradient for a row read the same published ids and make the same choice: see
-        :meth:`GradientRows.match`.
+        """Owner (place on the machine) of each key, for each neighbour the keys that it has too, and
+        whether some have.
         """
         num_places = len(self._neighbours) + 1
         owners = [np.full(chains.num_keys, self._place, np.int64) for chains in self._chains]
@@ -343,9 +321,8 @@ class SharedExchange:
         return _view(box.body, offset, num_keys, self._wire.id_dtype).astype(np.int64)
 
     def _deliver(self, owned: Sequence[ndarray], mine: Sequence[ndarray]) -> None:
-        """Write the merged rows of the keys that others own.
-
-        A key's slot is the number of its row among the delivered ones; keys without a row have none.
+        """Write the merged rows of the keys that others own; a key's slot is the number of its row among
+        them.
         """
         body = self._outbox.body
         for table, (keys, ours) in enumerate(zip(owned, mine)):

@@ -34,26 +34,6 @@ logger = logging.getLogger(__name__)
 _STEPPED_BY: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
 
-class Background:
-    """One piece of work at a time in a thread of its own."""
-
-    def __init__(self) -> None:
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="dglkge-optim")
-        self._work: Future | None = None
-        self._result: Any = None
-
-    def start(self, work: Callable[[], Any]) -> None:
-        """Start some work; the work before it must have been finished."""
-        self._work = self._thread.submit(work)
-
-    def finish(self) -> Any:
-        """Wait for the work, if any, and raise its exception; returns what the last work returned."""
-        work, self._work = self._work, None
-        if work is not None:
-            self._result = work.result()
-        return self._result
-
-
 Pairs = Sequence[tuple[Tensor, Tensor]]
 
 
@@ -130,12 +110,13 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         self._earlier_bytes = np.zeros(2, np.int64)
         self._is_built = False
         self._updating = threading.Lock()
-        self._background = Background() if self._options.overlap else None
+        overlap = self._options.overlap
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="dglkge-optim") if overlap else None
+        self._step: Future[UpdateResult] | None = None
+        self._result: UpdateResult | None = None
         # The thread of a background step, or of a lagged exchange, and the user's own collectives would
         # interleave in one group.
-        self._group = Alltoall(
-            self._timeout_seconds, own_group=self._options.overlap or not self._options.synchronous
-        )
+        self._group = Alltoall(self._timeout_seconds, own_group=overlap or not self._options.synchronous)
         self._rank, self._world_size = self._group.rank, self._group.size
         links = {
             "weight_decay": weight_decay,
@@ -226,7 +207,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         for embedding in embeddings:
             table = Table(embedding, rule, self._options.kernels)
             table.warm_up(self._rule_step(table, group))
-            if self._background is not None:
+            if self._thread is not None:
                 table.fence(weakref.WeakMethod(self.finish))
             self.tables.append(table)
             self._params.append(embedding)
@@ -373,12 +354,12 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
     def finish(self) -> UpdateResult | None:
         """Wait for the step that runs in the background, if any, and raise its exception.
 
-        Returns
-        -------
-        UpdateResult or None
-            With ``overlap``: of the last step.
+        Returns the result of the last step with ``overlap``, else None.
         """
-        return None if self._background is None else self._background.finish()
+        step, self._step = self._step, None
+        if step is not None:
+            self._result = step.result()
+        return self._result
 
     def _start(
         self,
@@ -396,18 +377,14 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         # Copies: a scheduler may change the groups while the step runs in the background.
         hyper_of = {key: dict(group) for keys, group in self._keyed_groups() for key in keys}
         run = functools.partial(self._run, pairs_by_table, hyper_of, extra, other_squares, number)
-        if self._background is None:
+        if self._thread is None:
             return run()
-        self._background.start(run)
+        self._step = self._thread.submit(run)
         return None
 
     def _claim(self) -> None:
-        """Register as the optimizer that steps its embeddings, all of them or none.
-
-        Raises
-        ------
-        ValueError
-            Another optimizer steps one of them.
+        """Register as the optimizer that steps its embeddings, all of them or none: another one is a
+        ValueError.
         """
         if self._has_claimed:
             return
@@ -423,10 +400,6 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
                 )
         _STEPPED_BY.update(dict.fromkeys(keys, self))
         self._has_claimed = True
-
-    def _keyed_groups(self) -> list[tuple[list[str], dict[str, Any]]]:
-        """Each parameter group with the keys of its tables."""
-        return [([key_of(each.embedding) for each in group["params"]], group) for group in self.param_groups]
 
     @torch.no_grad()
     def _run(
@@ -478,11 +451,17 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
         """Clip the gradients of all rows that this trainer updates; returns them, one turn, the factor."""
         self._enter("merge")
         selected = [np.concatenate(of_table) for of_table in zip(*(keys for keys, _ in turns))]
-        merged = clipping.merge([table.chains for table in self.tables], selected)
+        chains, gradients = [table.chains for table in self.tables], []
+        merged, squares = clipping.merge(chains, selected)
         self._enter("exchange")
-        factor = clipping.factor(sum(rows.squares for rows in merged), other_squares, self._group.sum)
-        every = [np.arange(len(rows.ids)) for rows in merged]
-        return [rows.scaled(factor) for rows in merged], [(every, turns[0][1])], factor
+        factor = clipping.factor(squares, other_squares, self._group.sum)
+        for of_table, keys, rows in zip(chains, selected, merged):
+            if factor != 1:
+                rows *= factor
+            # Each merged gradient is the only one of its row.
+            gradients.append(type(of_table)(of_table.dim, of_table.dtype))
+            gradients[-1].add(of_table.keys[keys], rows.numpy())
+        return gradients, [([np.arange(len(keys)) for keys in selected], turns[0][1])], factor
 
     def report_nonfinite(self, num_bad: ndarray) -> None:
         """Count and log, or raise, rows whose gradient was not finite: "(num_tables,)" sums over trainers."""
@@ -509,11 +488,8 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
     def _unscale(self, inverse_scale: Tensor) -> bool:
         """Multiply the gradients that have arrived, for ``torch.amp.GradScaler``; a collective.
 
-        Returns
-        -------
-        bool
-            Whether one of them, on any trainer, is not finite: then no trainer may make the step. With
-            ``synchronous=False``: on this trainer.
+        Returns whether one of them, on any trainer, is not finite: then no trainer may make the step. With
+        ``synchronous=False``: on this trainer.
         """
         self.finish()
         is_bad = False
@@ -545,12 +521,7 @@ class SparseOptimizer(SavedState, torch.optim.Optimizer):
     def count_step(self, active: Sequence[bool], number: int) -> list[RuleStep]:
         """Count a step that is computed elsewhere; returns the update of each table, with today's groups.
 
-        Parameters
-        ----------
-        active : sequence of bool
-            Whether any trainer has a gradient for each table.
-        number : int
-            As in :meth:`step_rows`.
+        ``active`` says whether any trainer has a gradient for each table; ``number`` as in :meth:`step_rows`.
         """
         self._claim()
         hyper_of = {key: group for keys, group in self._keyed_groups() for key in keys}

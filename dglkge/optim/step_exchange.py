@@ -37,16 +37,12 @@ class StepExchange:
         Partition that this trainer's machine holds.
     starts : sequence of ndarray
         For each table, the boundaries of the partitions' ranges of ids.
-    chains : sequence of GradientRows
-        For each table, the gradients of the current step.
-    wire : WireFormat
-        Layout of the messages.
+    chains, wire
+        As for :class:`GradientExchange`.
     synchronous : bool
         False: every trainer updates the rows of its machine that it has gradients for, and a
         :class:`LaggedExchange` sends those of other machines.
-    max_lag : int
-        Of the lagged exchange.
-    apply : callable
+    max_lag, apply
         Of the lagged exchange.
 
     Attributes
@@ -125,12 +121,7 @@ class StepExchange:
     ) -> Iterator[tuple[list[ndarray], ndarray]]:
         """Exchange the gradients in the chains, yielding work as it becomes ready.
 
-        Parameters
-        ----------
-        enter : callable
-            Called with the name of each phase that begins.
-        extra : int
-            As for :meth:`finish`; the lagged exchange sends it with the gradients.
+        ``enter`` is called with the name of each phase that begins; the lagged exchange sends ``extra``.
 
         Yields
         ------
@@ -152,15 +143,10 @@ class StepExchange:
             yield selected, active if self._network is not None else self._neighbours.active()
 
     def finish(self, num_bad: ndarray, extra: int = 0) -> tuple[ndarray, int]:
-        """Wait until all trainers have finished the step; returns the sums of both over them.
+        """Wait until all trainers have finished the step; returns the sums of both arguments over them.
 
-        Parameters
-        ----------
-        num_bad : ndarray
-            "(num_tables,) int64".
-        extra : int
-            Not summed with ``synchronous=False`` on one machine; on several its sum is returned by one later
-            step, the same on all trainers, and 0 by the others.
+        ``extra`` is not summed with ``synchronous=False`` on one machine; on several its sum is returned by
+        one later step, the same on all trainers, and 0 by the others.
         """
         if self.lagged is not None:
             return num_bad, self.lagged.agreed_flags()

@@ -40,21 +40,10 @@ GRADIENTS = {"auto": GradientRows, "reference": PlainRows}
 class Table:
     """An embedding with the state that its optimizer keeps for it.
 
-    Parameters
-    ----------
-    embedding : dgl.distributed.DistEmbedding
-        The embedding.
-    rule : UpdateRule
-        The update rule.
-    kernels : {"auto", "reference"}
-        Merge and update by compiled loops, or by their plain twins.
-
     Attributes
     ----------
-    name : str
-        Name of the embedding; embeddings of several node types may share it.
-    key : str
-        Name of the embedding's rows in the kvstore, which contains the node type.
+    name, key : str
+        Name of the embedding, which several node types may share, and of its rows in the kvstore.
     label : str
         Name in files and messages: ``name``, or ``key`` where other tables of the optimizer have that name.
     state : dict of str to dgl.distributed.DistTensor
@@ -90,6 +79,12 @@ class Table:
         self.max_norm = math.inf
         self._narrow = NarrowUpdate(embedding, kernels) if isinstance(embedding, NarrowEmbedding) else None
 
+    @property
+    def own_range(self) -> tuple[int, int]:
+        """First id of this machine's rows, and the id after the last."""
+        start, stop = self.starts[self.part_id : self.part_id + 2].tolist()
+        return start, stop
+
     def fence(self, finish: WeakMethod) -> None:
         """Let readers and writers of the rows and the state wait for a background step first."""
         fence_rows(self.embedding, finish)
@@ -100,12 +95,7 @@ class Table:
         return self.compute_dtype if wanted is None or self.compute_dtype == torch.float64 else wanted
 
     def collect(self, pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-        """Group the gradients of a step by row.
-
-        Parameters
-        ----------
-        pairs : sequence of (Tensor, Tensor)
-            Row ids "(n,)" of an integer type and gradients "(n, D)" of a float type, on any device.
+        """Group the gradients of a step, pairs of ids "(n,)" and gradients "(n, D)" on any device, by row.
 
         Raises
         ------
@@ -152,16 +142,8 @@ class Table:
     ) -> int:
         """Apply the rule to the rows of the selected keys; returns how many were skipped as not finite.
 
-        Parameters
-        ----------
-        step : RuleStep
-            Rule and hyper-parameters.
-        gradients : GradientRows
-            Of the step: :attr:`chains`, or what became of them.
-        selected : ndarray
-            "(n,) int64" positions in ``gradients.keys``.
-        timeout_seconds : float, optional
-            Limit for rows that must be written through the kvstore; None: do not wait until they can be read.
+        The timeout is that of rows that must be written through the kvstore; None: do not wait until they can
+        be read.
         """
         if len(selected) == 0:
             return 0
@@ -169,8 +151,8 @@ class Table:
         tensors = self.tensors
         found = [local_array(tensor) for tensor in tensors]
         arrays = [array for array in found if array is not None]
-        start, end = self.starts[self.part_id], self.starts[self.part_id + 1]
-        here = np.ones(len(ids), bool) if len(self.starts) == 2 else (ids >= start) & (ids < end)
+        start, stop = self.own_range
+        here = np.ones(len(ids), bool) if len(self.starts) == 2 else (ids >= start) & (ids < stop)
         if len(arrays) < len(tensors):
             here[:] = False
         num_bad = 0
@@ -197,14 +179,7 @@ class Table:
         """Update rows in place; returns how many were skipped as not finite."""
         if self._narrow is None:
             return gradients.update(step, arrays, targets, selected)
-        num_bad = 0
-        for block in self._narrow.blocks(len(targets)):
-            copies = self._narrow.open(arrays, targets[block])
-            # A skipped row has 16 bits already, so rounding leaves it as it was.
-            places = np.arange(len(copies[0]))
-            num_bad += gradients.update(step, copies, places, selected[block])
-            self._narrow.close(copies, arrays, targets[block], ids[block], step.number)
-        return num_bad
+        return self._narrow.apply(gradients, step, arrays, (targets, selected, ids))
 
 
 NUMBERS_A_BLOCK = 1 << 26
@@ -214,20 +189,8 @@ NUMBERS_A_BLOCK = 1 << 26
 class DeviceRows:
     """A run of this machine's rows of one table, with their optimizer state, on a device.
 
-    The kvstore's memory keeps what :meth:`load` read, or the last :meth:`store` wrote.
-
-    Parameters
-    ----------
-    table : Table
-        Of an optimizer; float32 or float64.
-    run : slice
-        Rows of the machine's part.
-    device : torch.device
-
-    Raises
-    ------
-    ValueError
-        If the machine's servers share no memory with this process, or the rows have 16 bits.
+    The kvstore's memory keeps what :meth:`load` read, or the last :meth:`store` wrote. A ValueError if the
+    machine's servers share no memory with this process, or the rows have 16 bits.
     """
 
     def __init__(self, table: Table, run: slice, device: torch.device) -> None:
@@ -255,7 +218,7 @@ class DeviceRows:
             host.copy_(there)
 
     def update(self, step: RuleStep, targets: Tensor, gradient: Tensor, is_compiled: bool) -> int:
-        """Apply an update rule on the device.
+        """Apply an update rule on the device; returns how many rows were skipped as not finite.
 
         Parameters
         ----------
@@ -266,11 +229,6 @@ class DeviceRows:
             "(n, D)" sums of their gradients.
         is_compiled : bool
             By torch.compile, in one pass.
-
-        Returns
-        -------
-        int
-            Number of rows that were skipped because their gradient was not finite.
         """
         num_bad, rows_a_block = 0, max(1, NUMBERS_A_BLOCK // gradient.shape[1])
         for some, of_some in zip(targets.split(rows_a_block), gradient.split(rows_a_block)):

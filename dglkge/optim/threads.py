@@ -79,12 +79,7 @@ os.register_at_fork(after_in_child=_forget)
 def split(num_rows: int, width: int, work: Callable[[slice], Any]) -> list[Any]:
     """Call a function for parts of some rows, each on a thread; returns the results in the order of the rows.
 
-    Parameters
-    ----------
-    num_rows, width : int
-        Rows, and the numbers that each of them costs; few are one part.
-    work : callable
-        Takes a slice of the rows; :data:`WHOLE` for all in one part.
+    ``width`` is what each row costs, in numbers; few are one part, the slice :data:`WHOLE`.
 
     Examples
     --------

@@ -7,13 +7,14 @@ DGL's memory is freed only when the process ends. The output of the child goes t
 from __future__ import annotations
 
 import atexit
-import contextlib
 import gc
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
+from unittest import mock
 
 if __name__ == "__main__":
     # The child runs this file as a script. Python then puts the folder of the file first, and modules such as
@@ -30,7 +31,7 @@ import torch
 
 from dglkge.data import dataset_files
 from dglkge.data.dataset_files import Field
-from dglkge.data.partition_layout import EdgeTable, PartitionLayout
+from dglkge.data.partition_layout import PartitionLayout
 from dglkge.data.quality import sorted_distinct
 from dglkge.kernels.triple_rows import count_values, mapped, neighbour_lists, place_greedily, spread
 from dglkge.partition.rows import map_in_order
@@ -45,13 +46,7 @@ PIECE_ROWS = 1 << 20
 
 
 def build_partitions(dataset: Path, job: GraphJob) -> None:
-    """Write the partitions, the id maps and the edge tables, and verify them.
-
-    Parameters
-    ----------
-    dataset : Path
-        A data set folder with ``train.npy`` and an empty folder ``partitions``.
-    job : GraphJob
+    """Write partitions, id maps and edge tables into a data set folder with ``train.npy``, and verify them.
 
     Raises
     ------
@@ -68,35 +63,24 @@ def build_partitions(dataset: Path, job: GraphJob) -> None:
     # above and not in partition_graph, because its result must be repaired: DGL cannot store a partition that
     # lacks a node of some type.
     flat = torch.from_numpy(np.concatenate([parts[ntype] for ntype in graph.ntypes]))
-    with _replaced(dgl.distributed.partition, "random_choice", lambda num_parts, num_nodes: flat):
+    with mock.patch.object(dgl.distributed.partition, "random_choice", lambda num_parts, num_nodes: flat):
         original_ids, _ = dgl.distributed.partition_graph(
             graph, job.graph_name, job.num_parts, str(partitions), part_method="random", return_mapping=True
         )
     # DGL's graph is freed before the edge tables take memory.
     del graph
-    _write_method(dataset_files.graph_config_path(partitions, job.graph_name), job.part_method)
+    # DGL noted "random", by which the assignment was handed over.
+    config_path = dataset_files.graph_config_path(partitions, job.graph_name)
+    config = {**dataset_files.load_json(config_path), Field.PART_METHOD: job.part_method}
+    config_path.write_text(json.dumps(config, indent=4), encoding="utf-8")
     for ntype, ids in original_ids.items():
         _write_id_maps(partitions, ntype, ids.numpy())
     write_edge_tables(partitions, job, train, weights)
-    verify_partitions(partitions, job.graph_name, train, job.edge_types, job.num_workers, job.num_times)
-
-
-@contextlib.contextmanager
-def _replaced(module: Any, name: str, value: Any) -> Iterator[None]:
-    """Replace a function of DGL inside the block; nothing else runs in this process meanwhile."""
-    original = getattr(module, name)
-    setattr(module, name, value)
-    try:
-        yield
-    finally:
-        setattr(module, name, original)
+    verify_partitions(partitions, job, train)
 
 
 def given_parts(dataset: Path, job: GraphJob, train: np.ndarray) -> dict[str, np.ndarray]:
-    """Read the partition of each node of each type, by original id, and remove the file.
-
-    Relations are assigned here if they are -1 in it.
-    """
+    """Read the partition of each node of each type, by original id, and remove the file."""
     path = dataset / dataset_files.GIVEN_PARTS
     flat = np.load(path, allow_pickle=False)
     path.unlink()
@@ -156,21 +140,11 @@ def assign_nodes(job: GraphJob, train: np.ndarray) -> dict[str, np.ndarray]:
 
 
 def metis_parts(heads: np.ndarray, tails: np.ndarray, num_nodes: int, num_parts: int) -> np.ndarray:
-    """Partition the graph of the entities with METIS under two constraints: nodes and edges balanced.
+    """Partition the edges between ``num_nodes`` entities with METIS; returns the partition of each entity.
 
-    DGL would balance the nodes and edges of each type. With five types, that is ten constraints, the largest
-    of four partitions had 2.8 times the edges of the smallest.
-
-    Parameters
-    ----------
-    heads, tails : (m,) int64
-        The ends of each edge.
-    num_nodes, num_parts : int
-        Number of nodes, and of partitions to make.
-
-    Returns
-    -------
-    (num_nodes,) int64
+    Two constraints, nodes and edges, are balanced. DGL would balance the nodes and edges of each type. With
+    five types, that is ten constraints, the largest of four partitions had 2.8 times the edges of the
+    smallest.
     """
     graph = dgl.graph((torch.from_numpy(heads), torch.from_numpy(tails)), num_nodes=num_nodes)
     simple = symmetric_graph(heads, tails, num_nodes)
@@ -178,7 +152,7 @@ def metis_parts(heads: np.ndarray, tails: np.ndarray, num_nodes: int, num_parts:
     one_type = torch.zeros(num_nodes, dtype=torch.int64)
     # DGL's C function that makes a graph symmetric writes past its memory where edges are parallel, that is
     # where two relations join the same two entities (dgl 2.1.0: "free(): invalid next size").
-    with _replaced(dgl.partition, "_CAPI_DGLMakeSymmetric_Hetero", lambda _: simple._graph):
+    with mock.patch.object(dgl.partition, "_CAPI_DGLMakeSymmetric_Hetero", lambda _: simple._graph):
         parts: torch.Tensor = dgl.metis_partition_assignment(
             graph, num_parts, balance_ntypes=one_type, balance_edges=True
         )
@@ -209,20 +183,6 @@ def ldg_parts(
 
     Memory: 24 bytes a triple (16 for the ends, 8 for the lists of neighbours) and 40 bytes a node. A time of
     O(passes (triples + nodes · partitions)).
-
-    Parameters
-    ----------
-    heads, tails : (m,) integer array
-        The ends of each edge.
-    in_degrees : (n,) int64
-        Number of edges that end at each node.
-    num_parts : int
-    rng : numpy Generator
-        Of the order in which nodes arrive.
-
-    Returns
-    -------
-    (n,) int64
     """
     num_nodes = len(in_degrees)
     degrees = in_degrees + np.bincount(heads, minlength=num_nodes)
@@ -240,26 +200,11 @@ def ldg_parts(
 def random_parts(
     type_of: np.ndarray, in_degrees: np.ndarray, num_parts: int, rng: np.random.Generator
 ) -> np.ndarray:
-    """Assign nodes to partitions at random, with nodes of each type and edges balanced.
+    """Assign nodes to partitions at random, with nodes of each type (numbers from 0) and edges balanced.
 
     The nodes are shuffled, then sorted by in-degree (an edge belongs to its tail's partition). Each goes to
     the partition with the fewest edges so far among those with room for its type. A partition with a node of
     very high in-degree therefore gets no other large ones.
-
-    Parameters
-    ----------
-    type_of : (n,) int64
-        Type of each node, from 0.
-    in_degrees : (n,) int64
-        Number of edges that end at each node.
-    num_parts : int
-        Number of partitions.
-    rng : numpy Generator
-        Source of randomness.
-
-    Returns
-    -------
-    (n,) int64
     """
     order = rng.permutation(len(in_degrees))
     order = order[np.argsort(-in_degrees[order], kind="stable")]
@@ -278,26 +223,10 @@ def random_parts(
 def fill_empty_parts(
     parts: np.ndarray, type_of: np.ndarray, in_degrees: np.ndarray, num_parts: int
 ) -> np.ndarray:
-    """Give every partition at least one node of every type.
+    """Return a copy in which every partition has at least one node of every type.
 
-    METIS may leave a partition without any node of a rare type, and DGL cannot store such a partition.
-
-    Parameters
-    ----------
-    parts : (n,) int64
-        Partition of each node.
-    type_of : (n,) int64
-        Type of each node, from 0; no type has fewer than ``num_parts`` nodes.
-    in_degrees : (n,) int64
-        Number of edges that end at each node.
-    num_parts : int
-        Number of partitions.
-
-    Returns
-    -------
-    (n,) int64
-        A copy. A partition that lacked a type got one node of it: the one with the fewest edges in the
-        partition that has most nodes of that type.
+    METIS may leave a partition without any node of a rare type, and DGL cannot store such a partition. It
+    gets the one with the fewest edges in the partition that has most nodes of that type.
     """
     parts = parts.copy()
     for type_ in range(int(type_of.max()) + 1):
@@ -336,7 +265,7 @@ def write_edge_tables(partitions: Path, job: GraphJob, train: np.ndarray, weight
     """Write the triples that each partition owns: triple ids, and heads, relations and tails as node ids."""
     layout = PartitionLayout.open_maps(partitions, job.graph_name, job.num_times)
     # Copied into memory: the lookups below are random accesses, and slow on mapped pages.
-    node_ids = {ntype: _smallest(layout.edge_ids(ntype)) for ntype in layout.ntypes}
+    node_ids = {ntype: layout.edge_ids(ntype).astype(np.int32) for ntype in layout.ntypes}
 
     def owners(rhs: str, rows: np.ndarray) -> np.ndarray:
         return layout.part_of(rhs, node_ids[rhs][rows[:, 2]])
@@ -349,7 +278,7 @@ def write_edge_tables(partitions: Path, job: GraphJob, train: np.ndarray, weight
             counts += np.bincount(owners(rhs, rows), minlength=job.num_parts)
     # All partitions are written in one pass over the triples, each file from its start to its end: no more
     # than a piece is in memory, and a full disk is an error and no SIGBUS, which a store to a map would be.
-    with contextlib.ExitStack() as stack:
+    with ExitStack() as stack:
 
         def create(name: str, dtype: str, width: tuple[int, ...]) -> list[BinaryIO]:
             files: list[BinaryIO] = []
@@ -361,14 +290,13 @@ def write_edge_tables(partitions: Path, job: GraphJob, train: np.ndarray, weight
             return files
 
         id_files = create(dataset_files.TRIPLE_IDS, "<i8", ())
-        id_type = "<i4" if max(map(len, node_ids.values())) <= np.iinfo(np.int32).max else "<i8"
-        edge_files = create(dataset_files.EDGES, id_type, (3,))
+        edge_files = create(dataset_files.EDGES, "<i4", (3,))
         weight_files = [] if weights is None else create(dataset_files.WEIGHTS, "<f4", ())
 
         def owned(piece: tuple[str, str, int, np.ndarray]) -> list[tuple[np.ndarray, np.ndarray]]:
             """Return the triple ids and edges of each partition."""
             lhs, rhs, start, rows = piece
-            found = np.empty((len(rows), 3), id_type)
+            found = np.empty((len(rows), 3), "<i4")
             mapped(rows, node_ids[lhs], node_ids[RELATION], node_ids[rhs], found)
             if job.num_parts == 1:
                 return [(np.arange(start, start + len(rows), dtype="<i8"), found)]
@@ -382,11 +310,6 @@ def write_edge_tables(partitions: Path, job: GraphJob, train: np.ndarray, weight
                 id_files[part_id].write(triple_ids.data)
                 if weights is not None:
                     weight_files[part_id].write(weights[triple_ids].tobytes())
-
-
-def _smallest(ids: np.ndarray) -> np.ndarray:
-    """Return a copy of an id map, of half the size where the ids allow it."""
-    return ids.astype(np.int32 if len(ids) <= np.iinfo(np.int32).max else np.int64)
 
 
 def _pieces(job: GraphJob, train: np.ndarray) -> Iterator[tuple[str, str, int, np.ndarray]]:
@@ -404,41 +327,12 @@ def _write_id_maps(partitions: Path, ntype: str, original_ids: np.ndarray) -> No
     np.save(partitions / dataset_files.node_ids_file(ntype), node_ids)
 
 
-def _write_method(config_path: Path, method: str) -> None:
-    # DGL noted "random", by which the assignment was handed over; see above.
-    config = json.loads(config_path.read_text(encoding="utf-8"))
-    config[Field.PART_METHOD] = method
-    config_path.write_text(json.dumps(config, indent=4), encoding="utf-8")
-
-
 class VerificationError(Exception):
     """The partitions do not match the triples: a defect of this program or of DGL, or a full disk."""
 
 
-def verify_partitions(
-    partitions: Path,
-    graph_name: str,
-    train: np.ndarray,
-    edge_types: list[list[Any]],
-    num_workers: int = 1,
-    num_times: int = 1,
-) -> None:
-    """Check the partitions against the triples.
-
-    Parameters
-    ----------
-    partitions : Path
-        The folder of the partitions.
-    graph_name : str
-        Name of the graph.
-    train : (n, 3) int64
-        The triples.
-    edge_types : list of [lhs, rhs, first_triple_id, end_triple_id]
-        The range of triples of each pair of types.
-    num_workers : int
-        Number of threads.
-    num_times : int
-        Times that a relation has.
+def verify_partitions(partitions: Path, job: GraphJob, train: np.ndarray) -> None:
+    """Check the partitions against the triples (n, 3).
 
     Raises
     ------
@@ -446,39 +340,26 @@ def verify_partitions(
         Unless the id maps are inverse to each other, every triple lies in exactly one partition, that of its
         tail, with the right ends, and DGL's files have the nodes of the id maps.
     """
-    layout = PartitionLayout.open(partitions, graph_name, num_times)
+    layout = PartitionLayout.open(partitions, job.graph_name, job.num_times)
     for ntype in layout.ntypes:
-        verify_id_maps(layout, ntype)
+        original_ids, node_ids = layout.original_ids(ntype), layout.node_ids(ntype)
+        numbers = np.arange(layout.num_nodes(ntype))
+        are_ids = bool(((original_ids >= 0) & (original_ids < len(numbers))).all())
+        are_inverse = are_ids and np.array_equal(node_ids[original_ids], numbers)
+        _check(are_inverse, f"the id maps of {ntype} are not inverse")
     num_owned = 0
     for part_id in range(layout.num_parts):
-        table = layout.edge_table(part_id)
-        num_owned += len(table.triple_ids)
-        verify_edge_table(layout, part_id, table, train, edge_types, num_workers)
-        verify_dgl_partition(dataset_files.graph_config_path(partitions, graph_name), part_id, layout)
+        num_owned += len(layout.edge_table(part_id).triple_ids)
+        verify_edge_table(layout, part_id, job, train)
+        verify_dgl_partition(dataset_files.graph_config_path(partitions, job.graph_name), part_id, layout)
     # A partition has no triple twice (its ids ascend), and no two own one tail: with as many as there are
     # triples, each is in exactly one.
     _check(num_owned == len(train), f"the partitions hold {num_owned} of {len(train)} triples")
 
 
-def verify_id_maps(layout: PartitionLayout, ntype: str) -> None:
-    """Check that original ids and node ids of a type are inverse to each other."""
-    original_ids, node_ids = layout.original_ids(ntype), layout.node_ids(ntype)
-    numbers = np.arange(layout.num_nodes(ntype))
-    valid = bool(((original_ids >= 0) & (original_ids < len(numbers))).all())
-    _check(
-        valid and np.array_equal(node_ids[original_ids], numbers), f"the id maps of {ntype} are not inverse"
-    )
-
-
-def verify_edge_table(
-    layout: PartitionLayout,
-    part_id: int,
-    table: EdgeTable,
-    train: np.ndarray,
-    edge_types: list[list[Any]],
-    num_workers: int = 1,
-) -> None:
+def verify_edge_table(layout: PartitionLayout, part_id: int, job: GraphJob, train: np.ndarray) -> None:
     """Check that a partition's edges are its triples, and that it owns their tails."""
+    table = layout.edge_table(part_id)
     # Copied into memory: random accesses to mapped pages are slow.
     node_ids = {ntype: np.array(layout.edge_ids(ntype)) for ntype in layout.ntypes}
 
@@ -492,7 +373,7 @@ def verify_edge_table(
         )
         edges = table.edges[first : first + PIECE_ROWS]
         triples = np.asarray(train[triple_ids])
-        for lhs, rhs, start, end in edge_types:
+        for lhs, rhs, start, end in job.edge_types:
             rows = slice(*np.searchsorted(triple_ids, [start, end]))
             expected = np.empty_like(triples[rows])
             mapped(triples[rows], node_ids[lhs], node_ids[RELATION], node_ids[rhs], expected)
@@ -504,7 +385,7 @@ def verify_edge_table(
             inside = bool(((edges[rows, 2] >= lower) & (edges[rows, 2] < upper)).all())
             _check(inside, f"partition {part_id}: it does not own the tail of every edge {lhs} to {rhs}")
 
-    for _ in map_in_order(verify_piece, range(0, len(table.triple_ids), PIECE_ROWS), num_workers):
+    for _ in map_in_order(verify_piece, range(0, len(table.triple_ids), PIECE_ROWS), job.num_workers):
         pass
 
 

@@ -7,7 +7,7 @@ import os
 import shutil
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,7 +24,7 @@ from dglkge.data.dataset_files import (
     read_description,
 )
 from dglkge.data.vocabulary import RelationVocabulary, Vocabulary
-from dglkge.errors import DglkgeError, InputError, StorageError
+from dglkge.errors import InputError, StorageError
 from dglkge.file_lock import try_lock
 from dglkge.partition.name_index import NameList
 from dglkge.partition.report import partition_figures
@@ -38,19 +38,9 @@ OriginalIds = Callable[[np.ndarray], np.ndarray]
 
 
 def check_output(output: Path, overwrite: bool) -> None:
-    """Check that a data set may be written to a folder, and make its parent folder.
+    """Make the parent folder of a data set to be written.
 
-    Parameters
-    ----------
-    output : Path
-        The data set folder to make.
-    overwrite : bool
-        Whether an existing data set may be replaced.
-
-    Raises
-    ------
-    InputError
-        If the output exists and must stay, or its parent folder cannot be made or is not writable.
+    Raises InputError if the output exists and must stay, or its parent cannot be made or is not writable.
     """
     parent = output.absolute().parent
     problem = f"the output {output} cannot be used"
@@ -95,85 +85,61 @@ def staged(output: Path, overwrite: bool) -> Iterator[Path]:
     check_output(output, overwrite)
     # In the same parent folder, because a rename is atomic within one file system only.
     output = output.absolute()
-    folder = output.with_name(f".{output.name}.partial")
+    folder, old = (output.with_name(f".{output.name}.{state}") for state in ("partial", "replaced"))
     with _locked(output, folder):
         try:
-            _restore(output)
+            if not output.exists() and old.is_dir():
+                # The run that was replacing the data set was killed between its two renames.
+                old.rename(output)
             # Checked again under the lock, and once more before the rename: another run may have written the
             # output meanwhile, and reading the triples takes long.
             check_output(output, overwrite)
-            _remove_all_but_lock(folder)
+            for entry in folder.iterdir():
+                if entry.is_dir():
+                    shutil.rmtree(entry)
+                elif entry.name != _LOCK:
+                    entry.unlink()
             yield folder
             check_output(output, overwrite)
-            _replace(output, folder)
-        except OSError as error:
+            _replace(output, folder, old)
+        except BaseException as error:
             shutil.rmtree(folder, ignore_errors=True)
-            raise StorageError(f"cannot write {output}: {error.strerror}") from error
-        except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise StorageError(f"cannot write {output}: {error.strerror}") from error
             raise
 
 
 @contextmanager
 def _locked(output: Path, folder: Path) -> Iterator[None]:
     """Make the temporary folder and lock it; the kernel releases the lock when the process ends."""
+    is_new = not os.path.exists(folder)
     try:
-        made = not folder.exists()
         folder.mkdir(exist_ok=True)
-    except FileExistsError as error:
-        raise InputError(
-            f"another file is where its temporary folder would be: {folder}; "
-            "remove it, or choose another output"
-        ) from error
-    except OSError as error:
-        raise _unusable(folder, error) from error
-    try:
         lock = open(folder / _LOCK, "a")
     except OSError as error:
-        if made:
-            folder.rmdir()
-        raise _unusable(folder, error) from error
+        if is_new:
+            with suppress(OSError):
+                folder.rmdir()
+        if error.errno in NO_ROOM:
+            raise StorageError(f"cannot write {folder}: {error.strerror}") from error
+        reason = error.strerror
+        if isinstance(error, FileExistsError):
+            reason = "another file is there; remove it, or choose another output"
+        raise InputError(f"the temporary folder {folder} cannot be used: {reason}") from error
     with lock:
         if not try_lock(lock):
             raise InputError(f"another run is writing {output} (it holds {folder})")
         yield
 
 
-def _unusable(folder: Path, error: OSError) -> DglkgeError:
-    """Return the error for a temporary folder that cannot be used: a full disk, or a wrong place."""
-    if error.errno in NO_ROOM:
-        return StorageError(f"cannot write {folder}: {error.strerror}")
-    return InputError(f"the temporary folder {folder} cannot be used: {error.strerror}")
-
-
-def _remove_all_but_lock(folder: Path) -> None:
-    for entry in folder.iterdir():
-        if entry.is_dir():
-            shutil.rmtree(entry)
-        elif entry.name != _LOCK:
-            entry.unlink()
-
-
-def _replaced(output: Path) -> Path:
-    """Return the temporary name of a data set that is being replaced."""
-    return output.with_name(f".{output.name}.replaced")
-
-
-def _restore(output: Path) -> None:
-    """Rename a data set back if the run that was replacing it was killed between the two renames."""
-    if not output.exists() and _replaced(output).is_dir():
-        _replaced(output).rename(output)
-
-
-def _replace(output: Path, folder: Path) -> None:
+def _replace(output: Path, folder: Path, old: Path) -> None:
     """Rename the folder to the output; on failure the old data set stays."""
-    old = _replaced(output)
     shutil.rmtree(old, ignore_errors=True)
     # The lock stays held through the open file; only its name must not appear in the data set.
     (folder / _LOCK).unlink()
     (folder / PENDING_DESCRIPTION).rename(folder / DESCRIPTION)
     # No call of the operating system swaps two folders everywhere, so there are two renames. A crash between
-    # them leaves the old data set under its temporary name, and _restore renames it back.
+    # them leaves the old data set under its temporary name, and the next run renames it back.
     replaces = output.exists()
     if replaces:
         output.rename(old)
@@ -194,7 +160,7 @@ def write_triples(
     columns: Mapping[str, np.ndarray],
     original_ids: OriginalIds = lambda triples: triples,
 ) -> dict[str, Any]:
-    """Write all files but the partitions and the description.
+    """Write all files but the partitions and the description; returns the fields of it that describe them.
 
     Parameters
     ----------
@@ -208,11 +174,6 @@ def write_triples(
         Values of the training triples by the file's name, for instance weights.
     original_ids : callable
         Returns the original ids (m, 3) of some triples (m, 3); by default they are these.
-
-    Returns
-    -------
-    dict
-        Fields of ``dataset.json`` that describe them.
     """
     paths, num_entities = [], {}
     for type_, vocabulary in names:
@@ -229,7 +190,9 @@ def write_triples(
         paths.append(folder / dataset_files.TIMES)
         times[Field.NUM_TIMES] = len(relations.times)
     splits = {split: splits.get(split, np.zeros((0, 3), np.int32)) for split in dataset_files.SPLITS}
-    pairs, ranks = pairs_of_types(relations)
+    # Pairs of entity types follow the relations, so their order does not depend on that of the triples.
+    pairs: dict[tuple[str, str], int] = {}
+    ranks = np.array([pairs.setdefault((r.lhs, r.rhs), len(pairs)) for r in relations.relations], np.int64)
     counts = np.zeros(len(pairs), np.int64)
     if len(pairs) == 1:
         counts[0] = len(splits[TRAIN])
@@ -256,18 +219,6 @@ def write_triples(
         Field.HAS_WEIGHTS: dataset_files.TRAIN_WEIGHTS in columns,
         Field.FINGERPRINT: dataset_files.fingerprint([*paths, *extra]),
     }
-
-
-def pairs_of_types(relations: RelationVocabulary) -> tuple[list[tuple[str, str]], np.ndarray]:
-    """Return the pairs of entity types that relations join, and the pair's number of each, (R,) int64.
-
-    Pairs follow the relations, so the order of edge types does not depend on the order of the triples.
-    """
-    numbers: dict[tuple[str, str], int] = {}
-    ranks = [
-        numbers.setdefault((relation.lhs, relation.rhs), len(numbers)) for relation in relations.relations
-    ]
-    return list(numbers), np.array(ranks, np.int64)
 
 
 def _write_split(
@@ -316,17 +267,8 @@ def finish_dataset(
 ) -> dict[str, Any]:
     """Partition the graph of a folder of :func:`write_triples`, and write report and description.
 
-    Parameters
-    ----------
-    folder : Path
-    description : dict
-        Fields of ``dataset.json``.
-    quality : dict
-        Figures of the triples' quality.
-    facts : mapping
-        Further fields of the report.
-    **job
-        As of :meth:`dglkge.partition.run_build.GraphJob.of`.
+    The description is durable, under the pending name; :func:`staged` gives it its own. ``facts`` are further
+    fields of the report, ``job`` is as of :meth:`dglkge.partition.run_build.GraphJob.of`.
 
     Returns
     -------
@@ -338,12 +280,6 @@ def finish_dataset(
     figures = {**partition_figures(Dataset(folder, description)), **facts, Field.QUALITY: quality}
     report = folder / dataset_files.PARTITIONS / dataset_files.REPORT
     report.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    write_description(folder, description)
-    return figures
-
-
-def write_description(folder: Path, description: dict[str, Any]) -> None:
-    """Write description and checksums under the pending name, durably; :func:`staged` gives it its own."""
     content = {
         Field.FORMAT_VERSION: dataset_files.FORMAT_VERSION,
         **description,
@@ -354,3 +290,4 @@ def write_description(folder: Path, description: dict[str, Any]) -> None:
         file.write("\n")
         file.flush()
         os.fsync(file.fileno())
+    return figures

@@ -28,23 +28,10 @@ _TYPE_NAME = re.compile(r"[A-Za-z0-9_.-]+")
 def types_of_entities(
     path: Path | None, entities: Sequence[str], integer_ids: bool
 ) -> tuple[list[str], np.ndarray]:
-    """Return the types and the type of each entity.
+    """Return the types that entities have, sorted, and the index (n,) int32 of each entity's.
 
-    Parameters
-    ----------
-    path : Path or None
-        Lines of entity and type (more columns are not read). None: one type, ``entity``.
-    entities : sequence of str
-        The names of all entities.
-    integer_ids : bool
-        Whether the file has the entities' integer ids instead of their names.
-
-    Returns
-    -------
-    types : list of str
-        The types that entities have, sorted.
-    type_of : (n,) int32
-        Index of each entity's type.
+    The file has lines of entity and type (more columns are not read), with integer ids of the entities'
+    numbers instead of their names. Without one there is one type, ``entity``.
 
     Raises
     ------
@@ -59,8 +46,7 @@ def types_of_entities(
             raise InputError(
                 f"{path}:{line}: entity {entity!r} has type {type_!r}, a line before says {given[entity]!r}"
             )
-        fault = type_name_fault(type_)
-        if fault:
+        if fault := type_name_fault(type_):
             raise InputError(f"{path}:{line}: {fault}")
     # With integer ids the file has the integers, although an id map may give other names.
     keys = [str(id_) for id_ in range(len(entities))] if integer_ids else list(entities)
@@ -94,10 +80,8 @@ _TOO_GENERAL = (
 )
 
 
-def main_types(
-    pairs: np.ndarray, num_entities: int, usable: np.ndarray, max_types: int, min_size: int
-) -> np.ndarray:
-    """Choose one class for each entity: the one of its classes with the most members.
+def main_types(pairs: np.ndarray, usable: np.ndarray, max_types: int, min_size: int) -> np.ndarray:
+    """Choose one class for each entity, (num_entities,) int64 or -1: that of its classes with most members.
 
     Few large types are what a data set needs: a partition owns an entity of every type, and pairs of types
     become edge types.
@@ -106,8 +90,6 @@ def main_types(
     ----------
     pairs : (n, 2) int
         Entity and class, as entity ids.
-    num_entities : int
-        Number of entities.
     usable : (num_entities,) bool
         Whether an entity has a type at all: it is in a triple that stays.
     max_types : int
@@ -115,21 +97,17 @@ def main_types(
         that did, or none.
     min_size : int
         Least number of entities of a type.
-
-    Returns
-    -------
-    (num_entities,) int64
-        A class, or -1.
     """
+    num_entities = len(usable)
     pairs = np.unique(pairs[usable[pairs[:, 0]]].astype(np.int64), axis=0)
     # Members that no triple has would make a class large that then has few entities.
     members = np.bincount(pairs[:, 1], minlength=num_entities)
-    chosen = _largest(pairs, members, num_entities)
+    chosen = _largest(pairs, members)
     kept = np.zeros(num_entities, dtype=bool)
     sizes = np.bincount(chosen[chosen >= 0], minlength=num_entities)
     kept[np.argsort(-sizes, kind="stable")[:max_types]] = True
     while True:
-        chosen = _largest(pairs[kept[pairs[:, 1]]], members, num_entities)
+        chosen = _largest(pairs[kept[pairs[:, 1]]], members)
         sizes = np.bincount(chosen[chosen >= 0], minlength=num_entities)
         small = kept & (sizes > 0) & (sizes < min_size)
         if not small.any():
@@ -138,9 +116,9 @@ def main_types(
         kept &= ~small
 
 
-def _largest(pairs: np.ndarray, members: np.ndarray, num_entities: int) -> np.ndarray:
+def _largest(pairs: np.ndarray, members: np.ndarray) -> np.ndarray:
     """Return for each entity the class with the most members, of equal ones the first by name."""
-    chosen = np.full(num_entities, -1, dtype=np.int64)
+    chosen = np.full(len(members), -1, dtype=np.int64)
     # Ids follow names; of several assignments to one entity the last holds.
     order = np.lexsort((-pairs[:, 1], members[pairs[:, 1]]))
     chosen[pairs[order, 0]] = pairs[order, 1]
@@ -150,18 +128,9 @@ def _largest(pairs: np.ndarray, members: np.ndarray, num_entities: int) -> np.nd
 def types_from_triples(
     triples: IdTriples, relation: int, general: np.ndarray, max_types: int, min_size: int
 ) -> tuple[IdTriples, tuple[list[str], np.ndarray], dict[str, str]]:
-    """Take the triples of a relation out as entity types.
+    """Take the triples of a relation, whose tails are classes, out as entity types.
 
-    Parameters
-    ----------
-    triples : IdTriples
-        All splits.
-    relation : int
-        The relation whose tails are classes.
-    general : (num_entities,) bool
-        Classes that are not used.
-    max_types, min_size : int
-        As for :func:`main_types`.
+    General classes, (num_entities,) bool, are not used; the limits are those of :func:`main_types`.
 
     Returns
     -------
@@ -184,7 +153,7 @@ def types_from_triples(
             weights[split] = triples.weights[split][~is_type]
     all_pairs = np.concatenate(pairs)
     all_pairs = all_pairs[~general[all_pairs[:, 1]]]
-    chosen = main_types(all_pairs, num_entities, used, max_types, min_size)[used]
+    chosen = main_types(all_pairs, used, max_types, min_size)[used]
     places = (np.cumsum(used) - 1).astype(np.int32)
     for rows in splits.values():
         rows[:, 0], rows[:, 2] = places[rows[:, 0]], places[rows[:, 2]]
@@ -229,13 +198,7 @@ def _allowed(name: str) -> str:
 
 
 def take_types(reading: Reading, options: Options, family: str) -> None:
-    """Turn the triples of the relation ``types_from`` into entity types.
-
-    Raises
-    ------
-    InputError
-        If there is no such relation, or nothing else.
-    """
+    """Turn the triples of the relation ``types_from`` into entity types; InputError if it is not there."""
     wanted = options.reading.types_from
     if reading.types is not None and (wanted is not None or options.entity_types is not None):
         raise InputError("the input has entity types of its own: give no --types-from and no --entity-types")
@@ -253,12 +216,8 @@ def take_types(reading: Reading, options: Options, family: str) -> None:
     reading.triples, reading.types = triples, types
     num_rows = rows_before - sum(map(len, triples.splits.values()))
     left_out = before - len(triples.entities)
-    reading.figures["types"] = {
-        "from": wanted,
-        "triples": num_rows,
-        "entities_left_out": left_out,
-        "classes": classes,
-    }
+    figures = {"from": wanted, "triples": num_rows, "entities_left_out": left_out, "classes": classes}
+    reading.figures["types"] = figures
     reading.notes.append(
         f"{num_rows:,} triples of {wanted} became {len(types[0])} entity types; "
         f"{left_out:,} entities and classes without other triples are left out"
@@ -296,10 +255,8 @@ class TypedIds:
     ----------
     types : list of str
         The entity types.
-    type_of : (num_entities,) int32
-        Index of the type of each entity.
-    id_in_type : (num_entities,) int32
-        Original id of each entity, counted within its type.
+    type_of, id_in_type : (num_entities,) int32
+        Index of the type of each entity, and its original id, counted within its type.
     relations : RelationVocabulary
         The relations, sorted by name, lhs and rhs (with integer ids: by integer, lhs and rhs), at all times.
     relation_keys : (R,) int64
@@ -350,19 +307,8 @@ class TypedIds:
 
 
 def assign_ids(triples: IdTriples, types: list[str], type_of: np.ndarray) -> TypedIds:
-    """Plan the original ids.
+    """Plan the original ids of triples without types, by the index (num_entities,) int32 of each one's type.
 
-    Parameters
-    ----------
-    triples : IdTriples
-        In ids without types.
-    types : list of str
-        The entity types.
-    type_of : (num_entities,) int32
-        Index of each entity's type.
-
-    Notes
-    -----
     A relation id that no triple has (an id map may list some) becomes a relation between the first types, so
     that it keeps its place.
     """

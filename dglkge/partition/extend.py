@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -34,19 +33,8 @@ SLACK = 1.05
 """Largest partition over the mean, of entities, that placing new ones beside their neighbours may lead to."""
 
 
-@dataclass
-class _Extension:
-    """New triples by original ids, and all names.
-
-    Attributes
-    ----------
-    names : dict of str to list of str
-        Of each entity type: the old ones, then the new ones.
-    relations : RelationVocabulary
-        The old ones, then the new ones.
-    triples : (n, 3) int64
-    weights : (n,) float32 or None
-    """
+class _Extension(NamedTuple):
+    """All names of each entity type and all relations, old ones first; new triples by original ids."""
 
     names: dict[str, list[str]]
     relations: RelationVocabulary
@@ -64,12 +52,10 @@ def extend_dataset(
     entity_types: Path | None = None,
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Make a data set of an old one and of further training triples, which are an edge set of their own.
+    """Make a data set of an old one, which stays, and of further training triples, an edge set of their own.
 
     Parameters
     ----------
-    source : Path
-        The old data set; it stays as it is.
     inputs : sequence of Path
         Files of triples by name, as the partitioner reads tables.
     output : Path
@@ -162,13 +148,7 @@ def _find_types(
     relations: Sequence[Relation],
     path: Path | None,
 ) -> None:
-    """Give each new entity a type: the only one, that of the file, or that of a known relation; in place.
-
-    Raises
-    ------
-    InputError
-        If one has none, or a type that the data set lacks.
-    """
+    """Give each new entity a type: the only one, that of the file, or that of a known relation; in place."""
     if len(types) == 1:
         type_of[:] = 0
         return
@@ -177,13 +157,13 @@ def _find_types(
         type_by_name = {entity: type_ for _, entity, type_ in pairs_of_file}
         for place in np.flatnonzero(type_of < 0).tolist():
             type_ = type_by_name.get(triples.entities[place])
-            if type_ is not None:
-                if type_ not in types:
-                    raise InputError(
-                        f"{path}: {triples.entities[place]!r} has the type {type_!r}, which the data set "
-                        f"lacks; known: {', '.join(types)}"
-                    )
+            if type_ in types:
                 type_of[place] = types.index(type_)
+            elif type_ is not None:
+                raise InputError(
+                    f"{path}: {triples.entities[place]!r} has the type {type_!r}, which the data set "
+                    f"lacks; known: {', '.join(types)}"
+                )
     pairs: dict[str, set[tuple[str, str]]] = {}
     for relation in relations:
         pairs.setdefault(relation.name, set()).add((relation.lhs, relation.rhs))

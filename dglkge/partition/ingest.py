@@ -20,11 +20,11 @@ import pyarrow as pa
 
 from dglkge.data.quality import contains
 from dglkge.data.text_format import ROLES, TIME, WEIGHT, Columns, RowRules
-from dglkge.data.times import check_pairs, time_spans
+from dglkge.data.times import MAX_PAIRS, time_spans
 from dglkge.data.triples import BLOCK_BYTES, TripleFile
 from dglkge.errors import InputError
-from dglkge.kernels.triple_rows import renumber
-from dglkge.partition.name_index import MAX_NAMES, NameIndex, NameList
+from dglkge.kernels.triple_rows import mapped
+from dglkge.partition.name_index import MAX_NAMES, NameIndex, NameList, in_order
 from dglkge.partition.rows import CollectedRows, distinct_below, map_in_order, pieces
 
 CHUNK_ROWS = 1 << 16
@@ -106,16 +106,12 @@ class Reading:
         Whether the names are the input's ids.
     candidates : mapping of str to (2, n, K) array
         For some splits the entities, as ids in their type, that each head and each tail is ranked among.
-    parts : (n,) int64, optional
-        The partition of each entity, if the input has partitions.
-    part_method : str
-        How they were made.
+    parts, part_method
+        The partition of each entity, (n,) int64, and how they were made, if the input has partitions.
     write_side_files : callable
         Writes files into the data set's folder, given the names of its entities.
-    figures : dict
-        Counts and the prefixes, for the report.
-    notes : list of str
-        Lines about them for people.
+    figures, notes
+        Counts and the prefixes, for the report; lines about them for people.
     """
 
     triples: IdTriples
@@ -135,10 +131,7 @@ class Reading:
 class IdMaps:
     """Names by id, of triples of integer ids.
 
-    Attributes
-    ----------
-    entities, relations : list of str, optional
-        Without one the names are the integers, and every integer up to the largest must occur.
+    Without them the names are the integers, and every integer up to the largest must occur.
     """
 
     entities: list[str] | None = None
@@ -214,13 +207,13 @@ def ingest(
     check_names(entity_names, relation_names)
 
     def renumbered(piece: np.ndarray) -> None:
-        renumber(np.asarray(piece), entity_places, relation_places)
+        rows = np.asarray(piece)
+        mapped(rows, entity_places, relation_places, entity_places, rows)
 
     for triples in splits.values():
         for _ in map_in_order(renumbered, (piece for _, (piece,) in pieces(triples)), num_workers):
             pass
-    made = IdTriples(entity_names, relation_names, splits, weights)
-    return _at_times(made, times_of, stamps, granularity)
+    return _at_times(IdTriples(entity_names, relation_names, splits, weights), times_of, stamps, granularity)
 
 
 def _at_times(
@@ -241,7 +234,12 @@ def _at_times(
         raise InputError(f"the {without[0]} triples have no time column, and others have one")
     names, places = stamps.in_order()
     times, first, last = time_spans(list(names), granularity)
-    check_pairs(len(triples.relations), len(times))
+    num_pairs = len(triples.relations) * len(times)
+    if num_pairs > MAX_PAIRS:
+        raise InputError(
+            f"{len(triples.relations):,} relations at {len(times):,} times are {num_pairs:,}; allowed: up to "
+            f"{MAX_PAIRS:,}, e.g. by a coarser --time-granularity"
+        )
     for split, rows in triples.splits.items():
         for _, (some, ids) in pieces(rows, times_of[split]):
             some[:, 1] = some[:, 1] * len(times) + first[places[ids]]
@@ -357,27 +355,12 @@ def name_chunk(columns: Sequence[Sequence[str]]) -> dict[str, pa.Array]:
 
 
 def renamed(triples: IdTriples, entities: Sequence[str], relations: Sequence[str]) -> IdTriples:
-    """Return the triples with other names: ids follow the order of the new ones.
-
-    Parameters
-    ----------
-    triples : IdTriples
-        Its arrays are changed in place.
-    entities, relations : sequence of str
-        The new name of each id, all different.
-    """
-    entity_names, entity_places = _in_order(entities)
-    relation_names, relation_places = _in_order(relations)
+    """Return the triples, changed in place, with other names, all different; ids follow their order."""
+    entity_names, entity_places = in_order(pa.array(entities, pa.large_string()))
+    relation_names, relation_places = in_order(pa.array(relations, pa.large_string()))
     for rows in triples.splits.values():
-        renumber(rows, entity_places, relation_places)
+        mapped(rows, entity_places, relation_places, entity_places, rows)
     return IdTriples(entity_names, relation_names, triples.splits, triples.weights)
-
-
-def _in_order(names: Sequence[str]) -> tuple[list[str], np.ndarray]:
-    order = sorted(range(len(names)), key=names.__getitem__)
-    places = np.empty(len(names), dtype=np.int32)
-    places[order] = np.arange(len(names), dtype=np.int32)
-    return [names[id_] for id_ in order], places
 
 
 def available_cores() -> int:
@@ -386,14 +369,7 @@ def available_cores() -> int:
 
 
 def bytes_at_a_time(max_memory: int, num_workers: int) -> int:
-    """Return the size of a block for which all that are in memory take a quarter of the limit, if possible.
-
-    Parameters
-    ----------
-    max_memory : int
-        In bytes.
-    num_workers : int
-    """
+    """Return the size of a block for which all in memory take a quarter of the limit, if possible."""
     wanted = max_memory // (4 * _BYTES_A_BYTE * _BLOCKS_A_WORKER * num_workers)
     return min(max(wanted, _MIN_BLOCK_BYTES), BLOCK_BYTES)
 
@@ -406,14 +382,8 @@ def column_order_advice(
 ) -> str | None:
     """Return one line if another column looks like that of the relations, else None.
 
-    Parameters
-    ----------
-    splits : mapping of str to (n, 3) int
-        The triples as they were read.
-    columns : Columns
-        The order in which the columns were read.
-    entities, relations : sequence of str, optional
-        The sorted names of the ids, if the triples are of names.
+    The splits are as they were read, with the columns in that order. Triples of names come with the sorted
+    names of their ids.
     """
     values = [distinct_below(list(splits.values()), column) for column in range(3)]
     if len(values[1]) < MIN_RELATIONS:
@@ -439,19 +409,10 @@ def column_order_advice(
 def misplaced_relations(
     heads: np.ndarray, relations: np.ndarray, tails: np.ndarray, are_integers: bool
 ) -> str | None:
-    """Return the role whose column looks like that of the relations, None if the order looks right.
+    """Return the role ("head", "tail") whose column looks like that of the relations, None if none does.
 
-    Parameters
-    ----------
-    heads, relations, tails : (n,) int
-        Distinct values of each column; equal numbers stand for equal text.
-    are_integers : bool
-        Whether the values are ids from 0. Names of relations differ from those of entities, ids do not.
-
-    Returns
-    -------
-    str or None
-        ``"head"`` or ``"tail"``.
+    Distinct values of each column are given; equal numbers stand for equal text. Names of relations differ
+    from those of entities, ids from 0 (integers) do not.
     """
     for role, column, other in (("tail", tails, heads), ("head", heads, tails)):
         if are_integers:

@@ -19,13 +19,7 @@ import psutil
 from dglkge import __version__
 from dglkge.checkpoint.layout import RUN_CONFIG_FILE
 from dglkge.data.dataset import Dataset
-from dglkge.data.dataset_files import (
-    GIVEN_PARTS,
-    TRAIN,
-    TRAIN_WEIGHTS,
-    Field,
-    candidates_path,
-)
+from dglkge.data.dataset_files import GIVEN_PARTS, TRAIN, TRAIN_WEIGHTS, Field, candidates_path
 from dglkge.data.quality import BUCKET_BYTES
 from dglkge.data.text_format import parse_columns
 from dglkge.errors import InputError
@@ -99,9 +93,6 @@ def dataset_of_run(
     ----------
     source : object
         As of :func:`dglkge.partition.sources.read_source`.
-    run : Path
-        The run's folder.
-    options : Options
     overwrite : bool
         Remove the run that the folder has, once the triples have proved to be good.
     **splits
@@ -171,13 +162,7 @@ def partition_dataframe(
 
 
 def metis_memory(num_triples: int, max_memory: int | None) -> int:
-    """Return the bytes that METIS needs.
-
-    Raises
-    ------
-    InputError
-        If that is more than the limit, or without a limit more than the machine has free.
-    """
+    """Return the bytes that METIS needs; more than the limit, by default what is free, are an InputError."""
     needed = METIS_TRIPLE_BYTES * num_triples
     limit, where = max_memory, "--max-memory is"
     if limit is None:
@@ -188,23 +173,6 @@ def metis_memory(num_triples: int, max_memory: int | None) -> int:
             f"{where} {limit / 1e9:.1f} GB: give --method ldg or random"
         )
     return needed
-
-
-def check_num_parts(num_parts: int, counts: dict[str, int]) -> None:
-    """Check that every partition can own a node of every type; DGL cannot store one that does not.
-
-    Raises
-    ------
-    InputError
-        If there are fewer entities of some type, or relations, than partitions.
-    """
-    for noun, count in counts.items():
-        if num_parts > count:
-            what = "relations" if noun == RELATION else f"entities of type {noun!r}"
-            raise InputError(
-                f"{num_parts} partitions are more than there are {what} ({count}): "
-                "every partition must own at least one"
-            )
 
 
 def _fractions(triples: IdTriples, options: Options, notes: list[str]) -> tuple[float, float, float] | None:
@@ -226,11 +194,8 @@ def _fractions(triples: IdTriples, options: Options, notes: list[str]) -> tuple[
 def _make(reading: Reading, output: Path, options: Options) -> dict[str, Any]:
     """Split, type and number the triples, check them, and build the dataset folder."""
     triples, typing, columns, place = reading.triples, reading.types, reading.columns, reading.place
-    write_side_files, candidates, integer_ids = (
-        reading.write_side_files,
-        reading.candidates,
-        reading.integer_ids,
-    )
+    write_side_files, candidates = reading.write_side_files, reading.candidates
+    integer_ids = reading.integer_ids
     if candidates and (options.drop_leaks or isinstance(options.split, tuple)):
         raise InputError("the input has candidates for each triple to rank: its splits stay as they are")
     num_parts, part_method = options.num_parts, options.method
@@ -254,7 +219,14 @@ def _make(reading: Reading, output: Path, options: Options) -> dict[str, Any]:
         triples = split_by_hash(triples, fractions, options.seed, output.absolute().parent)
     types, type_of = typing or types_of_entities(options.entity_types, triples.entities, options.integer_ids)
     ids = assign_ids(triples, types, type_of)
-    check_num_parts(num_parts, {**ids.num_entities(), RELATION: len(ids.relation_keys)})
+    for noun, count in {**ids.num_entities(), RELATION: len(ids.relation_keys)}.items():
+        # DGL cannot store a partition without a node of some type.
+        if num_parts > count:
+            what = "relations" if noun == RELATION else f"entities of type {noun!r}"
+            raise InputError(
+                f"{num_parts} partitions are more than there are {what} ({count}): "
+                "every partition must own at least one"
+            )
     num_workers = options.num_workers or available_cores()
     bucket_bytes = BUCKET_BYTES if options.max_memory is None else options.max_memory // 2
     if num_parts > 1 and parts is None and options.method == "metis":
@@ -298,10 +270,7 @@ def _make(reading: Reading, output: Path, options: Options) -> dict[str, Any]:
             Field.CREATED_BY: f"dglkge {__version__}",
             Field.INPUT: input_figures,
         }
-        facts = {
-            Field.INPUT: input_figures,
-            "warnings": [advice] if advice else [],
-            "dropped_leaks": dropped,
-        }
+        warnings = [advice] if advice else []
+        facts = {Field.INPUT: input_figures, "warnings": warnings, "dropped_leaks": dropped}
         job = {"num_workers": num_workers, "has_parts": parts is not None}
         return finish_dataset(folder, description, measured, facts, **job)

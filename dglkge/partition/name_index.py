@@ -38,13 +38,7 @@ Strings: typing.TypeAlias = pa.StringArray | pa.LargeStringArray
 
 
 class NameList(Sequence[str]):
-    """A list of names in Arrow's layout: 8 bytes each and those of the names, a sixth of Python's strings.
-
-    Parameters
-    ----------
-    array : pyarrow.LargeStringArray
-        Without nulls.
-    """
+    """A list of names in Arrow's layout: 8 bytes each and those of the names, a sixth of Python's strings."""
 
     def __init__(self, array: pa.LargeStringArray) -> None:
         self.array = array
@@ -102,56 +96,40 @@ class NameIndex:
     """A growing index of names; threads may add to it at the same time.
 
     An id is an arbitrary number: :meth:`in_order` returns the place of each among the sorted names, which
-    does not depend on the order in which names were added.
-
-    Parameters
-    ----------
-    shard_bits : int
-        There are ``2 ** shard_bits`` tables, each with a lock. With 0, ids count from 0 in the order of the
-        names' first appearance.
+    does not depend on the order in which names were added. There are ``2 ** shard_bits`` tables, each with a
+    lock. With 0, ids count from 0 in the order of the names' first appearance.
     """
 
     def __init__(self, shard_bits: int = SHARD_BITS) -> None:
         self._bits = shard_bits
         # Of their own in each index, so that nobody can write a file of different names with equal hashes.
         self._keys = np.frombuffer(os.urandom(16), np.uint64)
-        self._tables = self._make_tables()
-
-    def _make_tables(self) -> list[_Table]:
-        return [_Table(self._bits, self._keys) for _ in range(1 << self._bits)]
+        self._tables = [_Table(self._bits, self._keys) for _ in range(1 << self._bits)]
 
     def add(self, names: Strings) -> np.ndarray:
-        """Return the ids of names, (n,) int32; new names get new ids.
-
-        Raises
-        ------
-        InputError
-            If there are too many names.
-        """
+        """Return the ids of names, (n,) int32; new names get new ids. Too many are an InputError."""
         offsets, data = string_buffers(names)
         hashes = hash_names(offsets, data, self._keys)
         rows, starts, num_bytes = group_by_low_bits(hashes, offsets, self._bits)
         ids = np.empty(len(names), np.int32)
         for shard in np.flatnonzero(np.diff(starts)).tolist():
             mine = rows[starts[shard] : starts[shard + 1]]
-            self._tables[shard].add(mine, int(num_bytes[shard]), hashes, offsets, data, shard, ids)
+            self._tables[shard].add(mine, int(num_bytes[shard]), (hashes, offsets, data), shard, ids)
         return ids
 
     def in_order(self) -> tuple[NameList, np.ndarray]:
-        """Return the sorted names, and the place of each id among them, int32.
+        """Return the sorted names, and the place of each id among them, int32; the index is given up.
 
         Sorted, so that ids do not depend on the order of the triples nor on where chunks end.
         """
         counts = [table.num for table in self._tables]
-        ids = np.concatenate(
-            [(np.arange(count) << self._bits) | shard for shard, count in enumerate(counts)]
-        ).astype(np.int32)
+        ids = np.concatenate([(np.arange(count) << self._bits) | shard for shard, count in enumerate(counts)])
         names = pa.concat_arrays([table.names() for table in self._tables])
-        self._tables = self._make_tables()
-        order = sorted_order(names)
+        self._tables.clear()
+        ordered, places_of_names = in_order(names)
         places = np.empty(int(ids.max(initial=-1)) + 1, np.int32)
-        places[ids[order]] = np.arange(len(order), dtype=np.int32)
-        return NameList(names.take(pa.array(order))), places
+        places[ids] = places_of_names
+        return ordered, places
 
 
 class _Table:
@@ -170,28 +148,15 @@ class _Table:
         self,
         rows: np.ndarray,
         num_bytes: int,
-        hashes: np.ndarray,
-        offsets: np.ndarray,
-        data: np.ndarray,
+        hashed: tuple[np.ndarray, np.ndarray, np.ndarray],
         shard: int,
         ids: np.ndarray,
     ) -> None:
-        """Look up and add the names of some rows: see :func:`dglkge.kernels.names.intern_names`.
-
-        ``num_bytes`` is the length of these names in all.
-        """
+        """Look up and add the names of some rows, of so many bytes in all: see :func:`intern_names`."""
         with self._lock:
             self._make_room(len(rows), num_bytes)
-            self.num = intern_names(
-                rows,
-                (hashes, offsets, data),
-                self._bits,
-                shard,
-                self._slots,
-                (self._offsets, self._data),
-                self.num,
-                ids,
-            )
+            known = self._offsets, self._data
+            self.num = intern_names(rows, hashed, self._bits, shard, self._slots, known, self.num, ids)
             if self.num << self._bits > MAX_NAMES:
                 raise InputError(f"there are more than {MAX_NAMES} names")
 
@@ -222,6 +187,14 @@ def _grown(array: np.ndarray, length: int, used: int) -> np.ndarray:
     grown = np.zeros(length + length // 2, array.dtype)
     grown[:used] = array[:used]
     return grown
+
+
+def in_order(names: Strings) -> tuple[NameList, np.ndarray]:
+    """Return the sorted names, and the place of each of the different names among them, (n,) int32."""
+    order = sorted_order(names)
+    places = np.empty(len(order), np.int32)
+    places[order] = np.arange(len(order), dtype=np.int32)
+    return NameList(names.take(pa.array(order))), places
 
 
 def sorted_order(names: Strings) -> np.ndarray:

@@ -18,7 +18,8 @@ DATASET_FOLDER = "dataset"
 
 METHODS = ("metis", "ldg", "random")
 
-EXACT, IMPLIED = DROPPED_LEAKS = ("exact", "implied")
+IMPLIED = "implied"
+DROPPED_LEAKS = ("exact", IMPLIED)
 """Values of ``--drop-leaks``."""
 
 AUTO_SPLIT: Literal["auto"] = "auto"
@@ -44,19 +45,7 @@ TABLE, RDF, GRAPHML, FOLDER, DGL = "table", "rdf", "graphml", "folder", "dgl"
 
 @dataclass(frozen=True)
 class Format:
-    """An input format.
-
-    Attributes
-    ----------
-    name : str
-        Value of ``--format``.
-    title : str
-        Name for people.
-    family : str
-        ``"table"``, ``"rdf"``, ``"graphml"``, ``"folder"`` or ``"dgl"``.
-    extensions : tuple of str
-        Extensions of file names, without that of a compression.
-    """
+    """An input format: value of ``--format``, name for people, family, extensions without a compression's."""
 
     name: str
     title: str
@@ -123,13 +112,7 @@ class ReadingOptions:
 
     @classmethod
     def from_mapping(cls, values: Mapping[str, Any]) -> ReadingOptions:
-        """Build the options from a user's mapping.
-
-        Raises
-        ------
-        InputError
-            If there is no such option.
-        """
+        """Build the options from a user's mapping."""
         known = [option.name for option in fields(cls)]
         for name in values:
             if name not in known:
@@ -145,12 +128,10 @@ class ReadingOptions:
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a data set and its partitions.
+    """Options of a data set and its partitions; a value that is not allowed, or no file, is an InputError.
 
     Attributes
     ----------
-    num_parts : int
-        Number of partitions.
     method : str
         ``"metis"``, ``"ldg"`` or ``"random"``.
     seed : int
@@ -172,25 +153,18 @@ class Options:
         Name of the dataset; by default the output folder's.
     progress : bool, optional
         Whether to show progress on stderr; by default where that is a terminal.
-    reading : ReadingOptions
-        Options of formats other than tables, and of the format itself.
     strict_splits : float, optional
         Refuse triples of valid and test that stand in train, and more than this share that train implies.
-    max_memory : int, optional
-        Bytes that the triples may take in memory; names of entities and node ids come on top. By default as
-        much as is free for METIS, and 512 MiB for anything else.
     drop_leaks : str, optional
         Leave out triples of valid and test that stand in train (``"exact"``), or also those that train
         implies (``"implied"``).
+    max_memory : int, optional
+        Bytes that the triples may take in memory; names of entities and node ids come on top. By default as
+        much as is free for METIS, and 512 MiB for anything else.
     num_workers : int, optional
         Threads that read and check triples; by default one for each core.
     time_granularity : str, optional
         ``"day"``, ``"month"`` or ``"year"``: dates of the time column are cut to it.
-
-    Raises
-    ------
-    InputError
-        If a value is not allowed or a file is missing.
     """
 
     num_parts: int = 1
@@ -254,18 +228,7 @@ class Options:
 
 
 def parse_memory(text: str) -> int:
-    """Parse the ``--max-memory`` option: a number of bytes with a unit.
-
-    Raises
-    ------
-    InputError
-        If it is none.
-
-    Examples
-    --------
-    >>> parse_memory("1.5GB"), parse_memory("512 MiB")
-    (1500000000, 536870912)
-    """
+    """Parse the ``--max-memory`` option: a number of bytes with a unit, such as ``1.5GB`` or ``512 MiB``."""
     match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([A-Za-z]*)\s*", text)
     if match is None or match[2].upper() not in _UNITS:
         raise InputError(
@@ -275,13 +238,7 @@ def parse_memory(text: str) -> int:
 
 
 def parse_fractions(text: str) -> tuple[float, float, float]:
-    """Parse the ``--split`` option: three fractions, or the one of train (the rest is halved).
-
-    Raises
-    ------
-    InputError
-        If they are no fractions, that of train is 0, or they do not add up to 1.
-    """
+    """Parse the ``--split`` option: three fractions, or the one of train (the rest is halved)."""
     try:
         numbers = [float(part) for part in text.split(",")]
     except ValueError:
@@ -298,18 +255,7 @@ def parse_fractions(text: str) -> tuple[float, float, float]:
 
 
 def parse_prefixes(texts: list[str]) -> dict[str, str]:
-    """Parse the ``--prefix`` options.
-
-    Raises
-    ------
-    InputError
-        If one has no "=", or two give one prefix different IRIs.
-
-    Examples
-    --------
-    >>> parse_prefixes(["ex=http://example.org/"])
-    {'ex': 'http://example.org/'}
-    """
+    """Parse the ``--prefix`` options, such as ``ex=http://example.org/``."""
     prefixes: dict[str, str] = {}
     for text in texts:
         name, equals, iri = text.partition("=")

@@ -34,19 +34,9 @@ def show_line(progress: bool | None, message: str) -> None:
 def reading_progress(
     files: Sequence[Path], progress: bool | None
 ) -> Iterator[Callable[[Path], Callable[[int], None]]]:
-    """Show one bar over the bytes of all files.
+    """Show one bar over the bytes of all files; None: where stderr is a terminal.
 
-    Parameters
-    ----------
-    files : sequence of Path
-        Files that will be read.
-    progress : bool or None
-        Whether to show the bar; None: where stderr is a terminal.
-
-    Yields
-    ------
-    callable
-        Returns, for a file, the function to call with the number of its bytes read so far.
+    Yields a function that returns, for a file, the function to call with the number of its bytes read so far.
     """
     total = sum(path.stat().st_size for path in files if path.is_file())
     done: dict[Path, int] = {}
@@ -68,10 +58,6 @@ def reading_progress(
 
 def partition_figures(dataset: Dataset) -> dict[str, Any]:
     """Count the nodes, edges and cut edges of each partition.
-
-    Parameters
-    ----------
-    dataset : Dataset
 
     Returns
     -------
@@ -97,7 +83,7 @@ def partition_figures(dataset: Dataset) -> dict[str, Any]:
             {
                 "part": part_id,
                 "nodes": nodes,
-                "num_entities": sum(nodes[entity_type] for entity_type in dataset.entity_types),
+                "num_entities": sum(map(nodes.__getitem__, dataset.entity_types)),
                 "num_edges": len(table.triple_ids),
                 Field.CUT_EDGES: cut,
             }
@@ -118,8 +104,8 @@ def partition_figures(dataset: Dataset) -> dict[str, Any]:
         Field.UNSEEN: description[Field.UNSEEN],
         Field.PARTS: parts,
         "balance": {
-            "entities": _largest_over_mean([part["num_entities"] for part in parts]),
-            "edges": _largest_over_mean([part["num_edges"] for part in parts]),
+            what: _largest_over_mean([part[f"num_{what}"] for part in parts])
+            for what in ("entities", "edges")
         },
         "edge_cut": {"edges": num_cut, "fraction": num_cut / num_edges},
     }
@@ -137,9 +123,8 @@ def print_figures(figures: dict[str, Any], console: Console) -> None:
     say = _plain(console)
     num_relations = figures[Field.NUM_RELATIONS]
     times = f", {figures[Field.NUM_TIMES]:,} times" if Field.NUM_TIMES in figures else ""
-    say(
-        f"{figures[Field.NAME]}: {sum(counts.values()):,} entities{types}, {num_relations:,} relations{times}"
-    )
+    entities = f"{sum(counts.values()):,} entities{types}"
+    say(f"{figures[Field.NAME]}: {entities}, {num_relations:,} relations{times}")
     say(f"triples: {splits}")
     table = Table(title=f"partitions ({figures['method']}, seed {figures[Field.SEED]})", title_justify="left")
     for column in ("partition", "entities", "relations", "edges", "edges / mean", "cut edges"):

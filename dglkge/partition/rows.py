@@ -7,12 +7,13 @@ import tempfile
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from dglkge.errors import StorageError
+from dglkge.errors import StorageError, os_errors
 
 ROWS_AT_A_TIME = 1 << 20
 _DENSE = 1 << 26
@@ -22,18 +23,10 @@ Result = TypeVar("Result")
 
 
 class CollectedRows:
-    """An array that grows by blocks, in a file without a name.
+    """An array that grows by blocks of rows of a shape, in a file without a name, or in memory (None).
 
     The file is gone when the process ends, however it ends. It is written and not mapped while it grows, so
     that a full disk is an error.
-
-    Parameters
-    ----------
-    folder : Path or None
-        Folder of the file; None: in memory.
-    shape : tuple of int
-        Shape of a row.
-    dtype : numpy type
     """
 
     def __init__(self, folder: Path | None, shape: tuple[int, ...], dtype: type[np.generic]) -> None:
@@ -49,23 +42,19 @@ class CollectedRows:
         if self._file is None:
             self._blocks.append(block)
         else:
-            try:
+            with self._errors():
                 self._file.write(np.ascontiguousarray(block, self._dtype).tobytes())
-            except OSError as error:
-                raise self._failure(error) from error
         self._count += len(block)
 
-    def _failure(self, error: OSError) -> StorageError:
-        return StorageError(f"cannot write a temporary file in {self._folder}: {error.strerror or error}")
+    def _errors(self) -> AbstractContextManager[None]:
+        return os_errors(StorageError, f"cannot write a temporary file in {self._folder}")
 
     def array(self) -> np.ndarray:
         """Return all rows, (n, ...): of a file a map that may be written to."""
         if self._file is None or not self._count:
             return np.concatenate([np.empty((0, *self._shape), self._dtype), *self._blocks])
-        try:
+        with self._errors():
             self._file.flush()
-        except OSError as error:
-            raise self._failure(error) from error
         return np.memmap(self._file, self._dtype, "r+", 0, (self._count, *self._shape))
 
 
@@ -124,16 +113,12 @@ def release(array: np.ndarray) -> None:
 
 def distinct_below(arrays: Sequence[np.ndarray], *columns: int) -> np.ndarray:
     """Return the distinct numbers of some columns of arrays of rows, ascending; they are from 0 on."""
-    largest = max((int(numbers.max()) for numbers in _numbers(arrays, columns)), default=-1)
-    max_dense = max(_DENSE, 4 * sum(map(len, arrays)))
-    return distinct_numbers(_numbers(arrays, columns), largest + 1, max_dense)
 
+    def numbers() -> Iterator[np.ndarray]:
+        return (rows[:, column] for array in arrays for _, (rows,) in pieces(array) for column in columns)
 
-def _numbers(arrays: Sequence[np.ndarray], columns: tuple[int, ...]) -> Iterator[np.ndarray]:
-    for rows in arrays:
-        for _, (piece,) in pieces(rows):
-            for column in columns:
-                yield piece[:, column]
+    largest = max((int(piece.max()) for piece in numbers()), default=-1)
+    return distinct_numbers(numbers(), largest + 1, max(_DENSE, 4 * sum(map(len, arrays))))
 
 
 def distinct_numbers(numbers: Iterable[np.ndarray], end: int, max_dense: int = _DENSE) -> np.ndarray:

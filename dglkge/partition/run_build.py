@@ -29,28 +29,11 @@ NO_ROOM_STATUS = 28
 
 @dataclass(frozen=True)
 class GraphJob:
-    """Order to partition the graph of a data set folder.
+    """Order to partition the graph of a data set folder; the fields are those of its description.
 
-    Attributes
-    ----------
-    graph_name : str
-        Name of the graph in DGL.
-    num_parts, part_method, seed
-        Number of partitions, one of ``METHODS``, seed of ``ldg``, ``random`` and of the relations' owners.
-    entity_types : dict of str to int
-        Number of entities of each type.
-    edge_types : list of [lhs, rhs, first_triple_id, end_triple_id]
-        The range of triples of each pair of types.
-    num_relations : int
-        Number of relations.
-    has_weights : bool
-        Whether the training triples have weights.
-    has_parts : bool
-        Whether the partition of each node is given, in :data:`dglkge.data.dataset_files.GIVEN_PARTS`.
-    num_workers : int
-        Number of threads that write and verify the edge tables.
-    num_times : int
-        Times that a relation has.
+    ``entity_types`` has the number of entities of each type, ``edge_types`` the range of triples of each
+    pair of types (lhs, rhs, first, end). With ``has_parts`` the partition of each node is given, in
+    :data:`dglkge.data.dataset_files.GIVEN_PARTS`.
     """
 
     graph_name: str

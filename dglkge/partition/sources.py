@@ -23,8 +23,7 @@ from dglkge.errors import InputError, unknown_name
 from dglkge.partition.ingest import Reading, ingest
 from dglkge.partition.options import Options
 from dglkge.partition.readers.dgl_graph import numbered_graph
-from dglkge.partition.readers.files import read_files
-from dglkge.partition.readers.find import WORDS
+from dglkge.partition.readers.files import WORDS, read_files
 from dglkge.partition.readers.graphml import NO_RELATION, RELATION_ATTRIBUTES
 from dglkge.partition.readers.id_folders import read_id_maps
 from dglkge.partition.readers.numbered import Numbered, as_array, joined, numbered_edges
@@ -33,15 +32,7 @@ EXPECTED = (
     "expected a data frame (pandas, Polars, Arrow), an array of ids (n, 3), a list of (head, relation, tail),"
     " a graph of NetworkX, PyTorch Geometric or DGL, data of PyKEEN, OGB or Hugging Face, a path or a name"
 )
-_ATTRIBUTES = (
-    "mapped_triples",
-    "canonical_etypes",
-    "edge_types",
-    "edges",
-    "training",
-    "to_pandas",
-    "__array__",
-)
+_ATTRIBUTES = "mapped_triples canonical_etypes edge_types edges training to_pandas __array__".split()
 """Of objects that are not iterable."""
 
 
@@ -75,7 +66,10 @@ def read_source(
     """
     paths = as_paths(source)
     if paths:
-        return _read_paths(paths, temporary, options, delimiter)
+        entry = named_data(paths)
+        if entry is None:
+            return read_files(paths, temporary, options, delimiter)
+        return read_named(entry, temporary, options, delimiter)[1]
     splits = {TRAIN: source, VALID: valid, TEST: test}
     splits = _own_splits(source) or {split: each for split, each in splits.items() if each is not None}
     tables = {split: _table(each, split, options) for split, each in splits.items()}
@@ -89,13 +83,7 @@ def read_source(
 
 
 def check_kind(source: Any, name: str) -> None:
-    """Refuse an object that has no triples, before anything is read.
-
-    Raises
-    ------
-    InputError
-        If it is of no known kind; the message names the argument.
-    """
+    """Raise InputError, with the argument's name, for an object that has no triples."""
     if isinstance(source, (bytes, str)) or not (
         isinstance(source, Iterable) or any(hasattr(source, attribute) for attribute in _ATTRIBUTES)
     ):
@@ -106,11 +94,7 @@ def as_paths(source: Any) -> list[Path]:
     """Return the paths of a source; empty if it is an object."""
     if isinstance(source, (str, os.PathLike)):
         return [Path(source)]
-    if (
-        isinstance(source, Sequence)
-        and source
-        and all(isinstance(each, (str, os.PathLike)) for each in source)
-    ):
+    if isinstance(source, Sequence) and all(isinstance(each, (str, os.PathLike)) for each in source):
         return [Path(each) for each in source]
     # A data set of OGB is the folder that it was read from.
     if hasattr(source, "get_edge_split") and hasattr(source, "root"):
@@ -121,10 +105,7 @@ def as_paths(source: Any) -> list[Path]:
 def named_data(paths: Sequence[Path]) -> PublicData | None:
     """Return the data set of the registry that a path which is not there names, or None.
 
-    Raises
-    ------
-    InputError
-        If there is neither a file nor a data set.
+    Raises InputError if there is neither a file nor a data set.
     """
     if len(paths) != 1 or paths[0].exists():
         return None
@@ -137,23 +118,10 @@ def named_data(paths: Sequence[Path]) -> PublicData | None:
     return entry
 
 
-def _read_paths(paths: list[Path], temporary: Path, options: Options, delimiter: str | None) -> Reading:
-    entry = named_data(paths)
-    if entry is None:
-        return read_files(paths, temporary, options, delimiter)
-    return read_named(entry, temporary, options, delimiter)[1]
-
-
 def read_named(
     entry: PublicData, temporary: Path, options: Options, delimiter: str | None = None
 ) -> tuple[Path, Reading]:
-    """Read a data set of the registry, which is downloaded if it is not there; returns its folder too.
-
-    Raises
-    ------
-    InputError
-        If it cannot be downloaded, or its checksums or counts differ.
-    """
+    """Read a data set of the registry, which is downloaded if it is not there; returns its folder too."""
     folder = local_folder(entry, options.progress)
     if entry.columns and options.columns == Columns():
         options = replace(options, columns=parse_columns(entry.columns))
@@ -203,21 +171,12 @@ def _columns(table: Any, columns: Columns) -> Columns:
 
 
 def _table(source: Any, split: str, options: Options) -> Any:
-    """Return a source as a frame of pandas or Arrow, or as numbered triples.
-
-    Raises
-    ------
-    InputError
-        If it is of no known kind; the message names the split.
-    """
+    """Return a source as a frame of pandas or Arrow, or as numbered triples."""
     if isinstance(source, pa.Table):
         return _decoded(source)
     if isinstance(source, pd.DataFrame):
-        return (
-            source
-            if all(map(_is_text, source.columns))
-            else source.set_axis([*map(str, source.columns)], axis=1)
-        )
+        are_texts = all(isinstance(name, str) for name in source.columns)
+        return source if are_texts else source.set_axis([*map(str, source.columns)], axis=1)
     if hasattr(source, "mapped_triples"):
         return _of_factory(source)
     if hasattr(source, "canonical_etypes"):
@@ -250,10 +209,6 @@ def _decoded(table: pa.Table) -> pa.Table:
             plain = pa.chunked_array(chunks, pa.string())
             table = table.set_column(place, table.column_names[place], plain)
     return table
-
-
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
 
 
 def _of_rows(source: Iterable[Any], split: str, options: Options) -> Any:

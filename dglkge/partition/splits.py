@@ -21,18 +21,9 @@ from dglkge.partition.rows import CollectedRows, pieces
 def split_by_hash(
     triples: IdTriples, fractions: tuple[float, float, float], seed: int, folder: Path | None = None
 ) -> IdTriples:
-    """Distribute the triples of the train split over three splits.
+    """Distribute triples of the one split ``"train"`` over train, valid and test.
 
-    Parameters
-    ----------
-    triples : IdTriples
-        With the one split ``"train"``.
-    fractions : (float, float, float)
-        Of train, valid and test.
-    seed : int
-        Another seed gives another split.
-    folder : Path, optional
-        Folder for temporary files; by default the triples are in memory.
+    Temporary files are in the folder; without one the triples are in memory.
 
     Raises
     ------
@@ -78,43 +69,21 @@ def measure_triples(
         # With one type the ids stay: relation_ids would copy what may be larger than memory.
         relations = rows[:, 1] if len(ids.types) == 1 else ids.relation_ids(rows)
         splits[split] = (rows[:, 0], relations, rows[:, 2])
-    return measure_quality(
-        NumberedTriples(
-            splits,
-            len(triples.entities),
-            len(ids.relations),
-            triples.entities.__getitem__,
-            ids.relations.labels.__getitem__,
-        ),
-        bucket_bytes,
-        num_workers,
-    )
+    names = triples.entities.__getitem__, ids.relations.labels.__getitem__
+    numbered = NumberedTriples(splits, len(triples.entities), len(ids.relations), *names)
+    return measure_quality(numbered, bucket_bytes, num_workers)
 
 
 def drop_leaks(
     triples: IdTriples, leaks: Mapping[str, Leaks], which: str
 ) -> tuple[IdTriples, dict[str, int]]:
-    """Drop the triples of valid and test that train gives away.
+    """Drop the triples of valid and test that train gives away; returns how many of each, too.
 
-    Parameters
-    ----------
-    triples : IdTriples
-        All splits.
-    leaks : mapping of str to Leaks
-        Of valid and test.
-    which : str
-        ``"exact"``: triples that stand in train; ``"implied"``: also those that train implies.
-
-    Returns
-    -------
-    IdTriples
-        The triples that are left.
-    dict of str to int
-        Number of dropped triples of valid and test.
+    ``which`` is ``"exact"`` for triples that stand in train, ``"implied"`` also for those that train implies.
     """
     splits, weights, dropped = dict(triples.splits), dict(triples.weights), {}
     for split, found in leaks.items():
-        keep = ~(found.in_train | found.implied) if which == IMPLIED else ~found.in_train
+        keep = ~(found["in_train"] | found["implied"]) if which == IMPLIED else ~found["in_train"]
         dropped[split] = len(keep) - int(keep.sum())
         for arrays in (splits, weights):
             if split in arrays:
@@ -123,18 +92,9 @@ def drop_leaks(
 
 
 def check_leaks(triples: IdTriples, quality: Quality, max_implied: float, place: Place | None) -> None:
-    """Check that train gives away no triple of valid and test, and implies few.
+    """Check that train gives away no triple of valid and test, and implies at most a share of a split.
 
-    Parameters
-    ----------
-    triples : IdTriples
-        All splits.
-    quality : Quality
-        What was measured of them.
-    max_implied : float
-        Share of a split's triples that train may imply by inverse, symmetric or duplicate relations.
-    place : callable or None
-        Where a row of a split stands in the input; None if that is not known.
+    ``place`` returns where a row of a split stands in the input; None if that is not known.
 
     Raises
     ------
@@ -151,7 +111,7 @@ def check_leaks(triples: IdTriples, quality: Quality, max_implied: float, place:
             f"({figures[split][leak]['share']:.1%})"
             for split in leaking
         )
-        first = int(np.flatnonzero(getattr(quality.leaks[leaking[0]], leak))[0])
+        first = int(np.flatnonzero(quality.leaks[leaking[0]][leak])[0])
         example = _show(triples, leaking[0], first, place)
         if leak == "implied":
             raise InputError(

@@ -52,12 +52,12 @@ class KnownNegatives:
             Changed; also a mask.
         ignored : scalar
         slots : (H + N,) int32, optional
-            Room as in :func:`dglkge.kernels.softmax.ignore_truths`.
+            Room as in :func:`dglkge.kernels.softmax.ignore_known`.
         """
         num = len(self.negative_ids)
         if slots is None:
             slots = np.empty((2 << num.bit_length()) + num, np.int32)
-        ignore_known(self.first, self.count, self.answers, self.negative_ids, ignored, slots, scores)
+        ignore_known((self.first, self.count, self.answers), self.negative_ids, ignored, slots, scores)
 
     def ignore(self, mask: npt.NDArray[np.bool_], plainly: bool) -> None:
         """Set the places (B, N) of known answers to True; ``plainly`` without compiled loops."""

@@ -34,10 +34,6 @@ _NUMBER = {phase: number for number, phase in enumerate(PHASES)}
 class PhaseClock:
     """Adds up seconds by phase; does nothing unless it is switched on.
 
-    Parameters
-    ----------
-    is_on : bool
-
     Examples
     --------
     >>> clock = PhaseClock(is_on=True)

@@ -26,16 +26,7 @@ _VIOLATORS = {Side.HEAD: 1, Side.TAIL: 2}
 
 
 class BatchMeasures:
-    """Sums of :data:`MEASURES` over the triples of a trainer in one batch.
-
-    Parameters
-    ----------
-    are_counted : bool
-
-    Attributes
-    ----------
-    sums : (3,) float64 array
-        (0,) where they are not counted.
+    """Sums of :data:`MEASURES` over the triples of a trainer in one batch, (3,) float64; (0,) if not counted.
 
     Examples
     --------
@@ -61,15 +52,7 @@ class BatchMeasures:
 
 
 class RowGradients(NamedTuple):
-    """Gradients of some rows of a table; ids may repeat.
-
-    Attributes
-    ----------
-    table : str
-    ids : (n,) int64 tensor
-        Node ids.
-    rows : (n, D) tensor
-    """
+    """Gradients (n, D) of some rows of a table, by node ids (n,) int64, which may repeat."""
 
     table: str
     ids: Tensor
@@ -124,12 +107,14 @@ class RowTransform(Protocol):
 
     def start_batch(self, number: int) -> None:
         """Begin a batch, by a number that no other batch of any epoch has."""
+        return  # not abstract: a subclass leaves out what it does not need
 
     def forward(self, table: str, ids: Tensor, rows: Tensor) -> None:
         """Change the copied rows (n, D) of node ids (n,) in place."""
 
     def backward(self, table: str, ids: Tensor, gradients: Tensor) -> None:
         """Turn gradients (n, D) of what ``forward`` gave into those of what it got, in place."""
+        return
 
 
 class TableTransform(RowTransform, Protocol):
@@ -175,15 +160,8 @@ class Parameters(ModelStateful, Protocol):
     def sum_gradients(self, gradients: Sequence[RowGradients]) -> float | None:
         """Sum the gradients of all trainers, and clip them by value; a collective.
 
-        Parameters
-        ----------
-        gradients : sequence of RowGradients
-            Those of this trainer's rows, which may make the step fail too.
-
-        Returns
-        -------
-        float or None
-            Sum of the squares, equal on all trainers. None if no trainer may make the step.
+        The ``gradients`` of this trainer's rows may make the step fail too. Returns the sum of the squares,
+        equal on all trainers; None if no trainer may make the step.
         """
 
     def update(self, factor: float) -> None:
@@ -194,14 +172,8 @@ class Parameters(ModelStateful, Protocol):
 class Gradients:
     """What an objective computes from the rows of a batch, besides their gradients.
 
-    Attributes
-    ----------
-    loss : float
-        Summed over this trainer's triples, regularizer included.
-    candidates : sequence of RowGradients
-        Gradients of rows that are not of the plan: the candidates that this trainer owns.
-    measures : (3,) or (0,) float64 array
-        Sums of :data:`dglkge.step.contracts.MEASURES`, where they are counted.
+    ``loss`` is summed over this trainer's triples, regularizer included; ``candidates`` are gradients of rows
+    that are not of the plan, which this trainer owns; ``measures`` are sums of :data:`MEASURES`, if counted.
     """
 
     loss: float
@@ -245,7 +217,7 @@ class StepResult:
         Summed over this trainer's triples, both sides, regularizer included. Shares are uneven, so losses are
         summed over trainers and divided by the global batch, never averaged.
     measures : (3,) or (0,) float64 array
-        Sums of :data:`dglkge.step.contracts.MEASURES`, where they are counted.
+        Sums of :data:`MEASURES`, where they are counted.
     sent_bytes : int
         Bytes of ids, rows, queries and gradients that this trainer sent to other machines.
     is_skipped : bool

@@ -53,13 +53,8 @@ class DenseParameters(Parameters):
         temporary file in this folder when they are saved. Without it every trainer has all of them.
     loss_scale : LossScale, optional
         Factor on the gradients that a batch leaves with the parameters in `scaled`.
-    scaled : collection of str
     penalty : callable
         Returns a penalty of the parameters, (), which each batch adds to its loss; None: none.
-    num_trainers : int
-
-    optimizer : torch.optim.Optimizer
-    loss_scale : LossScale or None
     """
 
     module: torch.nn.Module
@@ -113,12 +108,8 @@ class DenseParameters(Parameters):
         """Sum the gradients of all trainers, and clip them by value; see :class:`Parameters`.
 
         With a loss scale the step is skipped where a gradient of any trainer is not finite, of rows or of
-        dense parameters.
-
-        Raises
-        ------
-        FloatingPointError
-            On every trainer, if the sum is not finite, or the loss scale becomes too small.
+        dense parameters. A FloatingPointError on every trainer, if the sum is not finite, or the loss scale
+        becomes too small.
         """
         rows_are_finite = self.loss_scale is None or all(is_finite(rows) for _, _, rows in gradients)
         parameters = list(self._updated.values())
@@ -195,7 +186,6 @@ class DenseParameters(Parameters):
         return {"loss_scale": self.loss_scale.scale, "skipped_batches": self.loss_scale.num_skipped}
 
     def update(self, factor: float = 1.0) -> None:
-        """Update the parameters by the summed gradients times a factor."""
         if factor != 1:
             for one in self._updated.values():
                 if one.grad is not None:
@@ -206,12 +196,7 @@ class DenseParameters(Parameters):
         """Return copies of the parameters and of the optimizer's state, by dataset of a model file.
 
         A collective where they are sharded; rank 0 then has them mapped from a temporary file, the others
-        nothing that is whole.
-
-        Raises
-        ------
-        CheckpointError, StorageError
-            On rank 0, if that file cannot be written.
+        nothing that is whole. A CheckpointError or StorageError on rank 0, if that file cannot be written.
         """
         every = dict(self.module.named_parameters()) if self._shards is None else self._shards.own
         found: dict[str, Tensor] = {dense_path("parameters", name): one for name, one in every.items()}
@@ -238,10 +223,7 @@ class DenseParameters(Parameters):
     def take(self, values: Mapping[str, Tensor], where: str) -> None:
         """Take the parameters of another run, by name; see :meth:`take_state` for the optimizer's state.
 
-        Raises
-        ------
-        InputError
-            If one is missing, has another shape, or is none of the module's.
+        An InputError if one is missing, has another shape, or is none of the module's.
         """
         if self._shards is None:
             load_parameters(self.module, values, where)
@@ -253,13 +235,6 @@ class DenseParameters(Parameters):
         return self._shards is not None
 
     def load_state_dict(self, state: h5py.File) -> None:
-        """Take the parameters and the optimizer's state of a model file.
-
-        Raises
-        ------
-        CheckpointError
-            If a parameter is missing or has another shape.
-        """
         if self._shards is None:
             load_parameters(self.module, dense_parameters(state), state.filename)
         else:

@@ -127,13 +127,7 @@ class _Spool:
             self._problem = error
 
     def mapped(self) -> np.ndarray:
-        """Return the bytes, mapped; they are there until nothing refers to them.
-
-        Raises
-        ------
-        CheckpointError, StorageError
-            If they could not be written.
-        """
+        """Return the bytes, mapped until nothing refers to them; an error if they could not be written."""
         if self._problem is not None:
             raise write_error(f"cannot write to {self._folder}", self._problem) from self._problem
         # Copy-on-write only because torch takes no tensor of memory that cannot be written.
@@ -141,17 +135,11 @@ class _Spool:
 
 
 class ParameterShards:
-    """This trainer's slices of all parameters; made by all trainers together.
+    """This trainer's slices of all parameters, equal on all trainers; made by all trainers together.
 
-    Parameters
-    ----------
-    parameters : mapping of str to nn.Parameter
-        With equal values on all trainers. They have no numbers afterwards, but between :meth:`gather` and
-        :meth:`release`.
-    groups : DeviceGroups
-        Of the trainers.
-    folder : Path
-        Rank 0 joins the slices in a temporary file here, see :meth:`joined`.
+    The parameters have no numbers afterwards, but between :meth:`gather` and :meth:`release`. Rank 0 joins
+    the slices in a temporary file in ``folder``, see :meth:`joined`. An InputError if a parameter has no
+    dimensions.
 
     Attributes
     ----------
@@ -159,11 +147,6 @@ class ParameterShards:
         The slices, which an optimizer may update.
     shapes : dict of str to tuple of int
         Of the whole parameters.
-
-    Raises
-    ------
-    InputError
-        If a parameter has no dimensions.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter], groups: DeviceGroups, folder: Path) -> None:
@@ -252,15 +235,8 @@ class ParameterShards:
     def summed(self, parameters: Mapping[str, nn.Parameter]) -> list[Tensor]:
         """Sum the gradients of some of the whole parameters over all trainers; a collective.
 
-        Parameters
-        ----------
-        parameters : mapping of str to nn.Parameter
-            No gradient counts as 0: a trainer may have no triples, or not use a parameter.
-
-        Returns
-        -------
-        list of float64 tensor
-            The sums of this trainer's slices, on the parameters' devices.
+        No gradient counts as 0: a trainer may have no triples, or not use a parameter. Returns the float64
+        sums of this trainer's slices, on the parameters' devices.
         """
         sums = {}
         for device, group in self._groups.items():
@@ -307,19 +283,10 @@ class ParameterShards:
             place += count
 
     def load(self, values: Mapping[str, Any], where: str) -> None:
-        """Take this trainer's slices of whole parameters; no collective.
+        """Take this trainer's slices of whole parameters, tensors or datasets by name; no collective.
 
-        Parameters
-        ----------
-        values : mapping of str to tensor or h5py.Dataset
-            By name; of a dataset only the slice is read.
-        where : str
-            For the error message.
-
-        Raises
-        ------
-        InputError
-            If one is missing, has another shape, or is none of the module's.
+        Of a dataset only the slice is read. An InputError if one is missing, has another shape, or is none of
+        the module's.
         """
         whole = values_of(self.shapes, values, where)
         with torch.no_grad():
@@ -333,21 +300,9 @@ class ParameterShards:
     def joined(self, slices: Mapping[str, tuple[str, Tensor]]) -> dict[str, Tensor]:
         """Join slices on rank 0, in a file and not in memory; a collective.
 
-        Parameters
-        ----------
-        slices : mapping of str to (str, tensor)
-            By any key, in the same order on all trainers: the name of the parameter, and a tensor of the
-            shape of its slice.
-
-        Returns
-        -------
-        dict of str to tensor
-            The whole tensors by key, mapped from a file without a name; empty on other ranks.
-
-        Raises
-        ------
-        CheckpointError, StorageError
-            On rank 0, if the file cannot be written.
+        By any key, in the same order on all trainers: the name of the parameter, and a tensor of the shape of
+        its slice. Returns the whole tensors by key, mapped from a file without a name; nothing on other
+        ranks. A CheckpointError or StorageError on rank 0, if the file cannot be written.
         """
         if self.rank:
             for _, mine in slices.values():

@@ -1,28 +1,33 @@
-"""Kernels for a GPU, which Triton compiles: sums of rows (:mod:`.row_sums`) and shares of scores."""
+"""Kernels for a GPU, which Triton compiles: see :mod:`.reductions`."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
+LENGTH = tl.constexpr(64)
+"""Rows that a program of :func:`sum_runs` walks."""
+
+COLUMNS = tl.constexpr(128)
+"""Columns of such a program."""
+
 
 @triton.jit
 def sum_runs(  # type: ignore[no-untyped-def]  # noqa: ANN201
-    rows, order, places, sums, parts, num_rows, width, num_parts,  # noqa: ANN001
-    adds: tl.constexpr, length: tl.constexpr, num_columns: tl.constexpr,
+    rows, order, places, sums, parts, num_rows, width, adds: tl.constexpr  # noqa: ANN001
 ):  # fmt: skip
-    """Walk some rows, see :mod:`.row_sums`; ``adds``: to the sums that there are, else they are written.
+    """Walk some rows, see :mod:`.reductions`; ``adds``: to the sums that there are, else they are written.
 
     Compiled by Triton, which takes no other annotations.
     """
     program = tl.program_id(0).to(tl.int64)
-    columns = tl.program_id(1) * num_columns + tl.arange(0, num_columns)
+    columns = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
     is_column = columns < width
-    start = program * length
+    start = program * LENGTH
     place = tl.load(places + start).to(tl.int64)
-    is_part = program * 0 + num_parts > 0  # a tensor, as all masks are
-    total = tl.zeros((num_columns,), tl.float32)
-    for step in range(length):
+    is_part = program * 0 + tl.num_programs(0) > 1  # a tensor, as all masks are
+    total = tl.zeros((COLUMNS,), tl.float32)
+    for step in range(LENGTH):
         position = start + step
         is_row = position < num_rows
         here = tl.load(places + position, mask=is_row, other=0).to(tl.int64)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,15 +31,7 @@ Upload = Callable[[npt.NDArray[Any]], Any]
 
 @dataclass(frozen=True)
 class Places:
-    """Consecutive places (n,) among the rows of one table in a batch.
-
-    Attributes
-    ----------
-    table : str
-    run : slice
-    ids : (n,) int64
-        Node ids of the rows.
-    """
+    """Consecutive places (n,) among the rows of one table in a batch, and the node ids of the rows."""
 
     table: str
     run: slice
@@ -47,15 +39,10 @@ class Places:
 
 
 class RowIds:
-    """Collects the ids that a batch reads, by table.
+    """Collects the ids that a batch reads, by table, in the order of the tables.
 
     A row has a place for each time that it is asked for. Equal ids are merged by the optimizer, which has to
     merge the gradients of all trainers anyway.
-
-    Parameters
-    ----------
-    tables : iterable of str
-        Names, in the order of the tables.
     """
 
     def __init__(self, tables: Iterable[str]) -> None:
@@ -123,13 +110,8 @@ class Negatives:
 class AnswerRanges:
     """Which rows of the queries of one side are in the first of their bucket's two ranges.
 
-    See :mod:`dglkge.sampling.range_negatives`; which of the two is the first has no meaning.
-
-    Attributes
-    ----------
-    anchors, truths : (B,) bool
-        Of the queries' own entities and of the true answers.
-    negatives : (N,) bool
+    Of the queries' own entities (B,), of the true answers (B,) and of the negatives (N,). See
+    :mod:`dglkge.sampling.range_negatives`; which of the two is the first has no meaning.
     """
 
     anchors: npt.NDArray[np.bool_]
@@ -203,19 +185,10 @@ class Group(PlannedGroup):
 
 @dataclass(frozen=True)
 class QueryGroup(PlannedGroup):
-    """Queries of a batch of one side and pair of entity types.
+    """Queries of a batch of one side, that of the missing entity, and pair of entity types.
 
-    Attributes
-    ----------
-    side : Side
-        The side of the missing entity.
-    answer_type : str
-    query_ids : (B,) int64
-    anchors, relations : Places
-    relation_ids : (B,) int64
-        Node id of each query's relation.
-    relation_places : (B,) int64 or None
-        Where ``relations`` holds each relation once (U,): the place there of each query's.
+    ``relation_ids`` (B,) are node ids. Where ``relations`` holds each relation once (U,), ``relation_places``
+    (B,) are the places there of each query's, else None.
     """
 
     side: Side
@@ -229,13 +202,7 @@ class QueryGroup(PlannedGroup):
 
 @dataclass(frozen=True)
 class PairGroup(PlannedGroup):
-    """Queries (h, ?, t) of a batch with the same entity types.
-
-    Attributes
-    ----------
-    pair_ids : (P,) int64
-    heads, tails : Places
-    """
+    """Queries (h, ?, t) of a batch with the same entity types."""
 
     pair_ids: NodeIds
     heads: Places
@@ -284,13 +251,8 @@ class EdgePlanner:
     ) -> Plan:
         """Draw the negatives of a batch and ask for all its rows.
 
-        Parameters
-        ----------
-        batch : EdgeBatch
-        shares_relations : bool
-            Ask for the row of a relation once for all edges of a group.
-        inputs_of : callable
-            Returns the ``inputs`` of a group.
+        With ``shares_relations`` the row of a relation is asked for once for all edges of a group;
+        ``inputs_of`` returns the ``inputs`` of a group.
         """
         ids = RowIds(self.tables)
         drawn: dict[tuple[int, str, int], Negatives] = {}
@@ -361,15 +323,7 @@ class EdgePlanner:
 
 @dataclass
 class QueryPlanner:
-    """Plans batches of queries that are compared with all candidates.
-
-    Attributes
-    ----------
-    tables : sequence of str
-        Names of all tables, in their order.
-    sums_batch : bool
-        Train the sum over a global batch instead of its mean.
-    """
+    """Plans batches of queries that are compared with all candidates; fields as of :class:`EdgePlanner`."""
 
     tables: Sequence[str]
     sums_batch: bool = False
@@ -396,19 +350,8 @@ class QueryPlanner:
         return Plan(number_of(batch), divisor, ids.joined(), groups, pair_groups)
 
 
-class Numbered(Protocol):
-    """A batch of any kind."""
-
-    @property
-    def epoch(self) -> int:
-        """The epoch."""
-
-    @property
-    def index(self) -> int:
-        """Number of the global batch in it."""
-
-
-def number_of(batch: Numbered) -> int:
-    """Return a number that no other batch of any epoch has."""
+def number_of(batch: Any) -> int:
+    """Return a number that no other batch of any epoch has, of any kind."""
     # Also the batch number that trainers compare in the exchange of ids.
-    return (batch.epoch << 32) + batch.index
+    number: int = (batch.epoch << 32) + batch.index
+    return number

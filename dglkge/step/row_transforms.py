@@ -61,11 +61,9 @@ class RowDropout(TableTransform):
 
     @property
     def tables(self) -> list[str]:
-        """Tables of which rows are dropped."""
         return list(self._limits)
 
     def start_batch(self, number: int) -> None:
-        """Take the masks of a batch."""
         self._batch = number
 
     def backward(self, table: str, ids: Tensor, gradients: Tensor) -> None:
@@ -73,7 +71,6 @@ class RowDropout(TableTransform):
         self.forward(table, ids, gradients)
 
     def forward(self, table: str, ids: Tensor, rows: Tensor) -> None:
-        """Multiply rows (n, D) of a table by their masks, in place."""
         limit = self._limits[table]
         node_ids = ids.numpy()
         scale = _LEVELS / (_LEVELS - limit)
@@ -135,11 +132,9 @@ class GlobalVectors(RowTransform, Parameters):
         self._total = np.zeros(self._gradients.shape)
 
     def start_batch(self, number: int) -> None:
-        """Drop the gradients of the batch before."""
         self._total = np.zeros(self._gradients.shape)
 
     def forward(self, table: str, ids: Tensor, rows: Tensor) -> None:
-        """Add the vector of a type to its rows."""
         rows += self.vectors[table]
 
     def backward(self, table: str, ids: Tensor, gradients: Tensor) -> None:
@@ -148,7 +143,6 @@ class GlobalVectors(RowTransform, Parameters):
         self._total[list(self.vectors).index(table)] += gradients.sum(0, dtype=torch.float64).numpy()
 
     def sum_gradients(self, gradients: Sequence[RowGradients]) -> float:
-        """Sum the gradients of all trainers, and clip them by value; see :class:`Parameters`."""
         total = self._sum(self._total)
         # A gradient that is not finite is not applied; the optimizer reports the rows that it comes from.
         total[~np.isfinite(total).all(1)] = 0
@@ -158,7 +152,6 @@ class GlobalVectors(RowTransform, Parameters):
         return float(self._gradients.double().square().sum())
 
     def update(self, factor: float) -> None:
-        """Update all vectors by the summed gradients times a factor."""
         for name, gradient in zip(self.vectors, self._gradients * factor):
             # A type without gradients stays as it is: 0 / (0 + EPS).
             self._sums[name].add_(gradient.square())
@@ -169,17 +162,9 @@ class GlobalVectors(RowTransform, Parameters):
         return False
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return copies of the vectors and of Adagrad's sums, by dataset of a model file."""
         return {path: values.clone() for path, values in self._by_path().items()}
 
     def load_state_dict(self, state: h5py.File) -> None:
-        """Take the vectors and sums of a model file.
-
-        Raises
-        ------
-        CheckpointError
-            If it has them in another width.
-        """
         for path, values in self._by_path().items():
             found = state[path][...]
             if found.shape != tuple(values.shape):
@@ -189,14 +174,10 @@ class GlobalVectors(RowTransform, Parameters):
             values.copy_(torch.from_numpy(found))
 
     def take_sums(self, file: h5py.File, types: Mapping[str, str | None]) -> None:
-        """Take Adagrad's sums of another run's model file, where it has some of a type.
+        """Take Adagrad's sums of another run's model file with rows of the same width, where it has some of a
+        type.
 
-        Parameters
-        ----------
-        file : h5py.File
-            Of a run with rows of the same width.
-        types : mapping of str to str or None
-            The file's entity type by that of this run.
+        ``types`` are the file's entity types by those of this run.
         """
         for name, saved in types.items():
             if saved is not None and global_sums_path(saved) in file:
@@ -224,11 +205,7 @@ class AddedFeatures(RowTransform):
     features: ProjectedFeatures
     original_ids: Mapping[str, Tensor]
 
-    def start_batch(self, number: int) -> None:
-        """Do nothing: the projections are parameters of the run."""
-
     def forward(self, table: str, ids: Tensor, rows: Tensor) -> None:
-        """Add the projected features."""
         rows += self.features.rows(table, self.original_ids[table][ids])
 
     def backward(self, table: str, ids: Tensor, gradients: Tensor) -> None:
@@ -253,12 +230,5 @@ class Times(TableTransform):
 
     tables = (RELATION,)
 
-    def start_batch(self, number: int) -> None:
-        """Do nothing: ids have the times."""
-
     def forward(self, table: str, ids: Tensor, rows: Tensor) -> None:
-        """Write the numbers."""
         self.model.set_times(rows, ids % self.num_times)
-
-    def backward(self, table: str, ids: Tensor, gradients: Tensor) -> None:
-        """Do nothing: the number of a time has no gradient."""

@@ -17,13 +17,7 @@ from dglkge.step.planning import Places, Plan
 
 
 class Transforms:
-    """The transforms of each table's rows, in their order.
-
-    Parameters
-    ----------
-    by_table : mapping of str to sequence of RowTransform
-        Tables without transforms may be absent.
-    """
+    """The transforms of each table's rows, in their order; tables without transforms may be absent."""
 
     def __init__(self, by_table: Mapping[str, Sequence[RowTransform]]) -> None:
         self._chains = {name: list(chain) for name, chain in by_table.items() if chain}
@@ -100,13 +94,7 @@ class HostRows(CopiedRows):
 
 
 class LookupStore(RowStore):
-    """Rows that the lookup of the tables finds: in this machine's memory, or fetched from other machines.
-
-    Parameters
-    ----------
-    tables : TableSet
-    transforms : Transforms
-    """
+    """Rows that the lookup of the tables finds: in this machine's memory, or fetched from other machines."""
 
     def __init__(self, tables: TableSet, transforms: Transforms) -> None:
         self._tables = tables
@@ -138,13 +126,7 @@ class LookupStore(RowStore):
 class HostStore(LookupStore):
     """Rows in the host's memory: left where they are stored, or copied and widened to float32.
 
-    Parameters
-    ----------
-    tables : TableSet
-    transforms : Transforms
-    reads_in_place : bool
-        Whether the objective reads rows where they are stored. Rows of a table with transforms are copied in
-        any case.
+    Rows of a table with transforms are copied in any case, others unless the objective reads them in place.
     """
 
     def __init__(self, tables: TableSet, transforms: Transforms, reads_in_place: bool) -> None:

@@ -33,19 +33,12 @@ from dglkge.model.device import ComputeDevice
 from dglkge.optim.scratch import Scratch
 from dglkge.step.contracts import RowGradients
 from dglkge.step.planning import Places, Plan
-from dglkge.step.row_sums import sum_by_place
+from dglkge.step.reductions import sum_by_place
 from dglkge.step.rows import CopiedRows, LookupStore, TableRows, Transforms
 
 
 class Upload:
-    """Arrays of one batch, copied to the device in one piece for each type of number.
-
-    Parameters
-    ----------
-    device : ComputeDevice
-    stream : torch.cuda.Stream or torch.cpu.Stream
-        The copies' stream.
-    """
+    """Arrays of one batch, copied to the device on a stream in one piece for each type of number."""
 
     def __init__(self, device: ComputeDevice, stream: Any) -> None:
         self._backend = device.backend
@@ -57,7 +50,7 @@ class Upload:
     def clear(self) -> None:
         """Drop the batch; its memory is used again."""
         self._arrays: dict[np.dtype[Any], list[npt.NDArray[Any]]] = {}
-        self._copies: dict[np.dtype[Any], Tensor] = {}
+        self.copies: dict[np.dtype[Any], Tensor] = {}
 
     def add(self, array: npt.NDArray[Any]) -> Piece:
         """Add an array (n,) to the batch; the piece has it on the device after :meth:`send`."""
@@ -75,15 +68,11 @@ class Upload:
             # wait there.
             with self._backend.stream(self._stream):
                 there = self._there.take(dtype.name, len(found), 1, found.dtype)
-                self._copies[dtype] = there.copy_(host, non_blocking=True)[:, 0]
+                self.copies[dtype] = there.copy_(host, non_blocking=True)[:, 0]
 
     def wait(self) -> None:
         """Let what is queued on the device from now on wait for the copies."""
         self._backend.current_stream().wait_stream(self._stream)
-
-    def tensor(self, piece: Piece) -> Tensor:
-        """Return an array on the device."""
-        return self._copies[piece.dtype][piece.place]
 
 
 @dataclass(frozen=True)
@@ -97,7 +86,7 @@ class Piece:
     @property
     def tensor(self) -> Tensor:
         """The array on the device."""
-        return self.upload.tensor(self)
+        return self.upload.copies[self.dtype][self.place]
 
 
 class StagedMemory:
@@ -110,15 +99,10 @@ class StagedMemory:
 
 @dataclass(frozen=True)
 class Staged:
-    """What is on its way to the device for a plan.
+    """What is on its way to the device for a plan, by table.
 
-    Attributes
-    ----------
-    upload : Upload
-    places : mapping of str to OnDevice
-        By table: place among the distinct rows of each place of the batch.
-    routes : mapping of str to Route
-        By table, where rows are on devices.
+    ``places`` are the place among the distinct rows of each place of the batch; ``routes``, where rows are on
+    devices.
     """
 
     upload: Upload
@@ -135,17 +119,10 @@ class DeviceTableRows(TableRows):
 
 @dataclass(frozen=True)
 class StagedRows(CopiedRows):
-    """Rows of a batch on a device; their gradients are merged there and copied to the host.
-
-    Attributes
-    ----------
-    tables : mapping of str to DeviceTableRows
-    memory : mapping of str to StagedMemory
-    device : ComputeDevice
-    """
+    """Rows of a batch on a device; their gradients are merged there and copied to the host."""
 
     tables: Mapping[str, DeviceTableRows]
-    memory: Mapping[str, StagedMemory]
+    memory: Mapping[str, StagedMemory] | None
     device: ComputeDevice
 
     def found(self, places: Places) -> FoundRows:
@@ -163,19 +140,16 @@ class StagedRows(CopiedRows):
 
     def _returned(self, name: str, merged: Tensor) -> Tensor:
         """Begin the copy of merged gradients to the host; complete after a synchronization."""
+        if self.memory is None:
+            return merged
         room = self.memory[name].host.take("gradients", *merged.shape)
         return room.copy_(merged, non_blocking=True)
 
 
 class StagedStore(LookupStore):
-    """Copies the rows of batches from memory to a device, and gradients back.
+    """Copies the rows of batches from memory to a device, and gradients back."""
 
-    Parameters
-    ----------
-    tables : TableSet
-    transforms : Transforms
-    device : ComputeDevice
-    """
+    _returns = True
 
     def __init__(self, tables: TableSet, transforms: Transforms, device: ComputeDevice) -> None:
         super().__init__(tables, transforms)
@@ -217,7 +191,7 @@ class StagedStore(LookupStore):
             self._transforms.forward(name, plan.ids[name], rows)
         for name, rows in distinct.items():
             tables[name] = self._repeated(name, plan, self._on_device(name, rows))
-        return self._staged_rows(tables)
+        return StagedRows(tables, self._memory if self._returns else None, self._device)
 
     def _fetched(self, plan: Plan) -> dict[str, Tensor]:
         """Return copies of the distinct rows in page-locked memory."""
@@ -241,27 +215,14 @@ class StagedStore(LookupStore):
         gradients = memory.take("gradients", len(places), dim).zero_()
         return DeviceTableRows(plan.ids[name], rows, gradients, places=places)
 
-    def _staged_rows(self, tables: Mapping[str, DeviceTableRows]) -> StagedRows:
-        return StagedRows(tables, self._memory, self._device)
-
-
-class DeviceRows(StagedRows):
-    """Rows of a batch whose gradients stay on the device."""
-
-    def _returned(self, name: str, merged: Tensor) -> Tensor:
-        return merged
-
 
 class DeviceStore(StagedStore):
     """Fetches the rows of batches from the shards of all trainers; each method is a collective.
 
-    Parameters
-    ----------
-    tables : TableSet
-    transforms : Transforms
-    device : ComputeDevice
-    device_tables : DeviceTables
+    Gradients stay on the device.
     """
+
+    _returns = False
 
     def __init__(
         self, tables: TableSet, transforms: Transforms, device: ComputeDevice, device_tables: DeviceTables
@@ -284,6 +245,3 @@ class DeviceStore(StagedStore):
 
     def _on_device(self, name: str, rows: Tensor) -> Tensor:
         return rows
-
-    def _staged_rows(self, tables: Mapping[str, DeviceTableRows]) -> StagedRows:
-        return DeviceRows(tables, self._memory, self._device)

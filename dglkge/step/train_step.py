@@ -57,16 +57,10 @@ class RowUpdates:
     ) -> UpdateResult:
         """Update all rows of a batch.
 
-        Parameters
-        ----------
-        gradients : sequence of RowGradients
-        number : int
-            Of the batch. It keys the rounding of rows of 16 bits: a resumed run rounds as one that was not
-            interrupted.
-        other_squares : float
-            Sum of the squares of gradients of other parameters: a clipped gradient's norm is that of all.
-        flags : int
-            Summed over the trainers with the gradients: no round of messages of its own.
+        ``number`` is that of the batch. It keys the rounding of rows of 16 bits: a resumed run rounds as one
+        that was not interrupted. ``other_squares`` is the sum of the squares of gradients of other
+        parameters: a clipped gradient's norm is that of all. ``flags`` are summed over the trainers with the
+        gradients.
         """
         result: UpdateResult = self.optimizer.step_rows(
             # Without a gradient neither a row nor its optimizer state changes, and nothing is sent.
@@ -89,18 +83,7 @@ class RowUpdates:
 
 @dataclass
 class LookAhead(EpochBatches):
-    """Returns batches and plans in the order of training, each made once; a collective.
-
-    Attributes
-    ----------
-    batches : TrainingBatches
-    objective : Objective
-    store : RowStore
-    clock : PhaseClock
-
-    order_mark : int
-        Of the batches.
-    """
+    """Returns batches and plans in the order of training, each made once; a collective."""
 
     batches: TrainingBatches
     objective: Objective
@@ -116,11 +99,9 @@ class LookAhead(EpochBatches):
         return len(self.batches)
 
     def place(self, epoch: int, batches_done: int) -> dict[str, Any]:
-        """Describe the place in the order after a number of batches, for ``stats.jsonl``."""
         return self.batches.place(epoch, batches_done)
 
     def batch(self, epoch: int, index: int, enter: Callable[[str], None]) -> TrainingBatch:
-        """Return this trainer's share of a global batch; see :class:`EdgeBatches`."""
         self.batches.begin(epoch, index)
         if self._next and (self._next[0][0].epoch, self._next[0][0].index) == (epoch, index):
             return self._next[0][0]
@@ -152,19 +133,8 @@ class LookAhead(EpochBatches):
 class TrainStep:
     """Trains one batch at a time; a collective: every trainer must call it equally often.
 
-    Attributes
-    ----------
-    objective : Objective
-    store : RowStore
-        Where rows live.
-    transforms : Transforms
-        Of the rows of the store, and of the objective's candidates.
-    parameters : sequence of Parameters
-        Those beside the rows.
-    updates : RowUpdates
-    look_ahead : LookAhead
-        Plans of the same objective and store.
-    clock : PhaseClock
+    The transforms are those of the rows of the store, and of the objective's candidates; ``parameters`` are
+    beside the rows; ``look_ahead`` has plans of the same objective and store.
     """
 
     objective: Objective
@@ -176,13 +146,8 @@ class TrainStep:
     clock: PhaseClock
 
     def __call__(self, batch: TrainingBatch, flags: int = 0) -> StepResult:
-        """Train one batch.
-
-        Parameters
-        ----------
-        batch : TrainingBatch
-        flags : int
-            Summed over the trainers with the gradients: no round of messages of its own.
+        """Train one batch; ``flags`` are summed over the trainers with the gradients: no round of messages
+        of its own.
         """
         sent = self._sent_bytes()
         # 3 plan: negatives are drawn; made already where the step before looked ahead.

@@ -15,7 +15,6 @@ from dglkge.distributed.dgl_memory import standalone_tables
 from dglkge.distributed.runtime import Cluster, is_server, use_log_format, verifies_dataset
 from dglkge.distributed.runtime import join_cluster as join_graph
 from dglkge.distributed.world import World
-from dglkge.errors import InputError
 from dglkge.launch.table_storage import TableFolder, roomy_folder, usual_folders
 from dglkge.planning.memory import plan_memory
 from dglkge.training.epochs import JOB
@@ -90,12 +89,7 @@ def own_tables(config: Config) -> Iterator[None]:
     planned = plan_memory(config, opened_dataset(config).size(), 1, 0)[0]
     chosen = config.tables.folder
     folders = [Path(chosen)] if chosen else usual_folders(on_disk=True)
-    base = roomy_folder(folders, planned.file_bytes)
-    if base is None:
-        raise InputError(
-            f"tables.storage is disk, whose files take {planned.file_bytes / 1e9:.2f} GB, and none of "
-            f"{', '.join(map(str, folders))} has that room: give another tables.folder"
-        )
+    base = roomy_folder(folders, planned.file_bytes, "tables.storage is disk; ")
     folder = TableFolder(base, secrets.token_hex(8))
     try:
         with standalone_tables(str(folder.path)):

@@ -36,7 +36,7 @@ class Job(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """Filtered MRR on a split after a training, and its seconds."""
+    """``evaluation.metric`` of a split after a training, and its seconds."""
 
     value: float
     seconds: float
@@ -165,7 +165,7 @@ class Search:
         try:
             outcome = run_trial(Job(index, rung, trial_name(index, trial.number), dict(trial.params)))
             if not math.isfinite(outcome.value):
-                raise JobError(f"the valid MRR is {outcome.value}")
+                raise JobError(f"the metric of the valid split is {outcome.value}")
         except DglkgeError as error:
             reason = " ".join(str(error).split())
             storage.set_trial_user_attr(id_, REASON_ATTRIBUTE, reason)

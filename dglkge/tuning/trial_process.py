@@ -33,7 +33,8 @@ def train(config: Config, folder: Path, num_trainers: int, split: str) -> Outcom
     """Train a configuration, whose output is in a folder, in a child process to its end.
 
     A run in the folder that was interrupted is resumed. On any exception, KeyboardInterrupt included, the
-    child has ended before this returns: SIGTERM lets it commit. The result has the filtered MRR of a split.
+    child has ended before this returns: SIGTERM lets it commit. The result has the ``evaluation.metric`` of a
+    split.
 
     Parameters
     ----------
@@ -60,16 +61,16 @@ def train(config: Config, folder: Path, num_trainers: int, split: str) -> Outcom
     seconds = time.monotonic() - start
     if status != 0:
         raise JobError(f"the training ended with status {status}: {_last_line(log_path)}; see {log_path}")
-    return Outcome(read_mrr(Path(config.output), split), seconds)
+    return Outcome(read_metric(Path(config.output), split, config.evaluation.metric), seconds)
 
 
-def read_mrr(run: Path, split: str) -> float:
-    """Return the filtered MRR of both sides that a run has written for a split; JobError if there is none."""
+def read_metric(run: Path, split: str, metric: str) -> float:
+    """Return a metric of both sides that a run has written for a split; JobError if there is none."""
     path = run / RUN_METRICS_FILE
     try:
-        return float(json.loads(path.read_text(encoding="utf-8"))[split]["both"]["mrr"])
+        return float(json.loads(path.read_text(encoding="utf-8"))[split]["both"][metric])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise JobError(f"{path} has no MRR of the {split} split ({error!r})") from None
+        raise JobError(f"{path} has no {metric} of the {split} split ({error!r})") from None
 
 
 def write_config(config: Config, path: Path) -> None:

@@ -88,7 +88,7 @@ class Tuning:
     def run(self, progress: Callable[[int], object]) -> dict[str, Any]:
         """Run what has not been run: subgraphs, trials, and the winner's training.
 
-        Returns the winner's values, configuration, run, and MRR and seconds of that, as JSON has them;
+        Returns the winner's values, configuration, run, and metric and seconds of that, as JSON has them;
         ``progress`` is called with the number of trainings that have just ended.
 
         Raises
@@ -142,9 +142,10 @@ class Tuning:
         config = self._space.configuration(values, overrides)
         path = self._output / BEST_CONFIG
         write_config(config, path)
-        mrr, seconds = train(config, folder, self._num_trainers, split)
+        value, seconds = train(config, folder, self._num_trainers, split)
         places = {"config": str(path), "run": str(Path(config.output))}
-        return {"values": values, **places, "split": split, "mrr": mrr, "seconds": seconds}
+        measured = {"metric": config.evaluation.metric, "value": value, "seconds": seconds}
+        return {"values": values, **places, "split": split, **measured}
 
     def _graph(self, core: int) -> Path:
         """Return the data set folder of a core, written when it is first needed."""

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Iterator
+import subprocess
+from collections.abc import Iterator, Sequence
 
+import psutil
 import pytest
 
 from cluster_hosts import ClusterHost, cluster_hosts, what_is_missing
 from tests import warm
+
+
+def end_all(hosts: Sequence[ClusterHost], *jobs: subprocess.Popen[bytes]) -> None:
+    """Kill whatever runs on the hosts, and the commands that have started it."""
+    while processes := [process for host in hosts for process in host.processes()]:
+        for process in processes:
+            with contextlib.suppress(psutil.Error):  # it ended meanwhile
+                process.kill()
+    for job in jobs:
+        job.kill()
+        job.wait()
 
 
 @pytest.fixture(scope="session")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import subprocess
 import sys
@@ -10,7 +9,6 @@ from pathlib import Path
 
 import dgl.distributed
 import numpy as np
-import psutil
 import pytest
 
 from cluster_hosts import ClusterHost
@@ -18,6 +16,7 @@ from cluster_jobs import LAUNCHER_LOG, REPOSITORY, environment, launch
 from dglkge.checkpoint import open_checkpoint
 from dglkge.partition.make_dataset import partition_triples
 from dglkge.partition.options import Options
+from tests.cluster.conftest import end_all
 
 EXAMPLES = REPOSITORY / "examples"
 GRAPHS = {"dgl_graphsage": "communities", "dgl_rgcn": "papers"}
@@ -34,16 +33,11 @@ def make_graph(example: str, folder: Path, *options: str) -> Path:
 
 
 def run(hosts: list[ClusterHost], folder: Path, options: list[str], script: list[str | Path]) -> None:
-    """Run a job with a trainer on each host to its end."""
     job = launch(hosts, folder, ["--num_trainers", "1", "--log_dir", str(folder / "logs"), *options], script)
     try:
         status = job.wait(200)
     finally:
-        job.kill()
-        job.wait()
-        for process in [process for host in hosts for process in host.processes()]:
-            with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
-                process.kill()
+        end_all(hosts, job)
     assert status == 0, (folder / LAUNCHER_LOG).read_text()
 
 

@@ -8,8 +8,6 @@ memory, then a host's packets are lost, then the launcher dies.
 from __future__ import annotations
 
 import contextlib
-import os
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
@@ -18,12 +16,11 @@ import pytest
 from cluster_faults import ALLOWED_SECONDS, FAULTS, seconds_until, training_command, wait_until_trained
 from cluster_hosts import SSH_PORTS, ClusterHost
 from cluster_jobs import LAUNCHER_LOG, PORT, job_processes, launch
-from tests import warm
+from tests.cluster.conftest import end_all
 from tests.toy_kg import toy_dataset
 
 
 def kill_all_at_once(hosts: list[ClusterHost]) -> None:
-    """None of the second host's processes sees another's end, node programs included."""
     victims = hosts[1].processes()
     for process in victims:
         process.suspend()
@@ -40,53 +37,6 @@ CHAIN = {
 }
 
 
-@dataclass
-class Story:
-    """What happened to one launcher and its attempts."""
-
-    listening: list[set[tuple[str, int]]] = field(default_factory=list)
-    seconds: dict[str, float] = field(default_factory=dict)
-    num_epochs: dict[str, int] = field(default_factory=dict)
-    left: list[str] = field(default_factory=list)
-    segments: list[str] = field(default_factory=list)
-    status: int = 0
-    output: str = ""
-
-    def line(self, attempt: int) -> str:
-        return next(line for line in self.output.splitlines() if f" attempt {attempt}: " in line)
-
-
-def live_through(hosts: list[ClusterHost], folder: Path) -> Story:
-    """Start the job, strike again and again, watch."""
-    story, log, stats = Story(), folder / LAUNCHER_LOG, folder / "run" / "stats.jsonl"
-    options = ["--num_trainers", "1", "--max_restarts", "3", "--log_dir", str(folder / "logs")]
-    job = launch(hosts, folder, options, training_command(toy_dataset(2), folder / "run"))
-    try:
-        for name, strike in CHAIN.items():
-            before = len(stats.read_text().splitlines()) if stats.exists() else 0
-            wait_until_trained(stats, before + 3, job, log)
-            story.listening += [host.listening() for host in hosts] if name == "trainer" else []
-            victims = job_processes(hosts)
-            story.num_epochs[name] = len(stats.read_text().splitlines())
-            strike(hosts)
-            story.seconds[name] = seconds_until(lambda gone=victims: not any(map(_runs, gone)))
-            hosts[1].reconnect()
-        seconds_until(lambda: not any(host.processes() for host in hosts))
-        story.left = [str(process) for host in hosts for process in host.processes()]
-        story.segments = [
-            host.run(["ls", "/dev/shm"], capture_output=True, text=True).stdout for host in hosts
-        ]
-        story.status = job.wait(60)
-    finally:
-        for process in [process for host in hosts for process in host.processes()]:
-            with contextlib.suppress(psutil.NoSuchProcess):  # it ended meanwhile
-                process.kill()
-        job.kill()
-        job.wait()
-    story.output = log.read_text(encoding="utf-8")
-    return story
-
-
 def _runs(process) -> bool:
     """Whether a process has not ended."""
     try:
@@ -95,40 +45,40 @@ def _runs(process) -> bool:
         return False
 
 
-@pytest.fixture(scope="module")
-def story(two_hosts: list[ClusterHost], tmp_path_factory: pytest.TempPathFactory) -> Story:
-    """The story, told once for all tests."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", warm.runners(os.environ)["PYTHONPATH"])
-        return live_through(two_hosts, tmp_path_factory.mktemp("faults"))
+@pytest.mark.usefixtures("warm_runners")
+def test_a_job_lives_through_faults(two_hosts: list[ClusterHost], tmp_path: Path):
+    """Nothing outlives a fault for long, the launcher says who ended, and the job resumes but after its own.
 
-
-@pytest.mark.parametrize("name", CHAIN)
-def test_nothing_of_the_job_outlives_the_fault_for_long(story: Story, name: str):
-    assert story.seconds[name] <= ALLOWED_SECONDS
-
-
-def test_the_launcher_says_who_ended_where_and_why(story: Story):
-    first, third = story.line(1), story.line(3)
+    It listens on the addresses of ip_config only.
+    """
+    log, stats, num_epochs = tmp_path / LAUNCHER_LOG, tmp_path / "run" / "stats.jsonl", []
+    options = ["--num_trainers", "1", "--max_restarts", "3", "--log_dir", str(tmp_path / "logs")]
+    job = launch(two_hosts, tmp_path, options, training_command(toy_dataset(2), tmp_path / "run"))
+    try:
+        for name, strike in CHAIN.items():
+            before = len(stats.read_text().splitlines()) if stats.exists() else 0
+            wait_until_trained(stats, before + 3, job, log)
+            if name == "trainer":
+                for host in two_hosts:
+                    found = host.listening()
+                    assert {where for where, _ in found} == {host.address}
+                    assert (host.address, PORT) in found and len(found) > len(SSH_PORTS) + 2
+            victims = job_processes(two_hosts)
+            num_epochs.append(len(stats.read_text().splitlines()))
+            strike(two_hosts)
+            seconds = seconds_until(lambda gone=victims: not any(map(_runs, gone)))
+            assert seconds <= ALLOWED_SECONDS, name
+            two_hosts[1].reconnect()
+        assert seconds_until(lambda: not any(host.processes() for host in two_hosts)) <= ALLOWED_SECONDS
+        for host in two_hosts:
+            assert host.run(["ls", "/dev/shm"], capture_output=True, text=True).stdout == ""
+        assert job.wait(60) == -9
+    finally:
+        end_all(two_hosts, job)
+    lines = log.read_text(encoding="utf-8").splitlines()
+    first, third = (next(line for line in lines if f" attempt {number}: " in line) for number in (1, 3))
     assert "trainer 1 (pid " in first and " on 10.77.0.2 was killed by signal 9 (SIGKILL)" in first
     assert " on 10.77.0.2 was lost: no heartbeat for 12 s" in third
-    assert story.status == -9
-
-
-def test_the_job_resumes_after_each_fault_but_the_launchers_own(story: Story):
-    resumed = [line for line in story.output.splitlines() if "resumed: " in line]
+    resumed = [int(line.partition("resumed: ")[2].split()[0]) for line in lines if "resumed: " in line]
     assert len(resumed) == 3
-    for line, name in zip(resumed, CHAIN):
-        done = int(line.partition("resumed: ")[2].split()[0])
-        assert 1 <= done <= story.num_epochs[name] + 1
-
-
-def test_nothing_is_left(story: Story):
-    assert story.left == [] and story.segments == ["", ""]
-
-
-def test_the_job_listens_on_the_addresses_of_ip_config_only(story: Story):
-    for number, found in enumerate(story.listening):
-        address = f"10.77.0.{number + 1}"
-        assert {where for where, _ in found} == {address}
-        assert (address, PORT) in found and len(found) > len(SSH_PORTS) + 2
+    assert all(1 <= done <= before + 1 for done, before in zip(resumed, num_epochs))

@@ -12,6 +12,7 @@ import dglkge
 from cluster_faults import seconds_until, wait_until_trained
 from cluster_hosts import ClusterHost
 from cluster_jobs import LAUNCHER_LOG, TRAIN, job_process, job_processes, launch
+from tests.cluster.conftest import end_all
 from tests.toy_kg import toy_dataset
 
 
@@ -38,9 +39,7 @@ def finish(job: Popen[bytes], hosts: list[ClusterHost], folder: Path) -> tuple[i
     try:
         status = job.wait(240)
     finally:
-        for process in [process for host in hosts for process in host.processes()]:
-            process.kill()
-        job.kill()
+        end_all(hosts, job)
     return status, (folder / LAUNCHER_LOG).read_text(encoding="utf-8")
 
 
@@ -63,7 +62,6 @@ def test_what_is_saved_is_what_all_machines_have(two_hosts, tmp_path):
 @pytest.mark.parametrize("role", ["server", "client"])
 @pytest.mark.usefixtures("warm_runners")
 def test_a_peer_that_is_killed_ends_the_job(two_hosts, tmp_path, role):
-    """Also where a trainer waits for rows that the killed server was asked for."""
     job = start(two_hosts, tmp_path, 1_000_000)
     wait_until_trained(tmp_path / "run" / "stats.jsonl", 2, job, tmp_path / LAUNCHER_LOG)
     job_process(two_hosts[1], role).kill()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ import pytest
 from cluster_faults import ALLOWED_SECONDS, seconds_until, training_command, wait_until_trained
 from cluster_hosts import ClusterHost
 from cluster_jobs import job_process, launch, launch_node, node_log
+from tests.cluster.conftest import end_all
 from tests.toy_kg import toy_dataset
 
 END_SECONDS = 60
@@ -40,15 +40,6 @@ def start(
 
 def text(folder: Path, rank: int) -> str:
     return node_log(folder, rank).read_text(encoding="utf-8", errors="replace")
-
-
-def end_all(hosts: Sequence[ClusterHost], nodes: Sequence[subprocess.Popen[bytes]]) -> None:
-    for process in [process for host in hosts for process in host.processes()]:
-        with contextlib.suppress(psutil.Error):
-            process.kill()
-    for node in nodes:
-        node.kill()
-        node.wait()
 
 
 def node_process(host: ClusterHost) -> psutil.Process:
@@ -80,7 +71,7 @@ def test_a_job_without_ssh_gives_the_result_of_one_over_ssh(two_hosts: list[Clus
             statuses = [node.wait(END_SECONDS) for node in nodes]
             assert seconds_until(lambda: not any(host.processes() for host in two_hosts)) <= ALLOWED_SECONDS
         finally:
-            end_all(two_hosts, nodes)
+            end_all(two_hosts, *nodes)
         if name == "nodes":
             assert statuses == [0, 0], text(folder, 0) + text(folder, 1)
             assert "trainer(s) on 10.77.0.1:" in text(folder, 0) and ", 10.77.0.2:" in text(folder, 0)
@@ -116,7 +107,7 @@ def test_faults(two_hosts: list[ClusterHost], tmp_path: Path):
         statuses = [node.wait(END_SECONDS) for node in nodes]
         assert statuses == [143, -9, 143], text(tmp_path, 0) + text(tmp_path, 1)
     finally:
-        end_all(two_hosts, nodes)
+        end_all(two_hosts, *nodes)
     first, second = text(tmp_path, 0), text(tmp_path, 1)
     assert {address for address, _ in listening} == {"10.77.0.2"}  # no port for the launcher
     assert "attempt 1: trainer 1 (pid " in first
@@ -137,7 +128,7 @@ def test_nodes_that_do_not_come(two_hosts: list[ClusterHost], tmp_path: Path):
     try:
         assert [node.wait(END_SECONDS) for node in nodes] == [2, 2]
     finally:
-        end_all(two_hosts, nodes)
+        end_all(two_hosts, *nodes)
     assert "error: node 1 of 2 did not connect to 10.77.0.1:29450 within 4 s" in text(tmp_path, 0)
     assert "refused 10.77.0.2: wrong secret" in text(tmp_path, 0)
     assert "error: node 0 at 10.77.0.1:29450 refuses node 1: wrong secret: --secret_file" in text(tmp_path, 1)
@@ -155,7 +146,7 @@ def test_a_rendezvous_over_ipv6(two_hosts: list[ClusterHost], tmp_path: Path):
             nodes += start(two_hosts, tmp_path, command, *options, ranks=(rank,))
         assert [node.wait(END_SECONDS) for node in nodes] == [0, 0], text(tmp_path, 0) + text(tmp_path, 1)
     finally:
-        end_all(two_hosts, nodes)
+        end_all(two_hosts, *nodes)
         for rank, host in enumerate(two_hosts):
             host.run(f"ip -6 address del fd77::{rank + 1}/64 dev eth0".split(), capture_output=True)
     assert "connected to fd77::1:29450" in text(tmp_path, 1)

@@ -5,7 +5,6 @@ Debian: apt-get install --no-install-recommends slurmctld slurmd slurm-client mu
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import subprocess
@@ -14,11 +13,11 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from cluster_hosts import ClusterHost, cluster_hosts
 from cluster_jobs import REPOSITORY, environment
+from tests.cluster.conftest import end_all
 from tests.toy_kg import toy_dataset
 
 PROGRAMS = ("slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel", "munged", "openssl")
@@ -72,7 +71,7 @@ class Slurm:
     def __init__(self, hosts: list[ClusterHost], folder: Path) -> None:
         self.folder = folder
         self._first = hosts[0]
-        self._started: list[subprocess.Popen[bytes]] = []
+        self.started: list[subprocess.Popen[bytes]] = []
         (folder / "slurm.conf").write_text(SLURM_CONF.format(hosts=hosts, folder=folder))
         names = "".join(f"{host.address} {host.name}\n" for host in hosts)
         (folder / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
@@ -101,7 +100,7 @@ class Slurm:
     def _start(self, host: ClusterHost, *command: str) -> None:
         with open(self.folder / f"{command[0]}-{host.name}.out", "wb") as log:
             options = {"env": self._environment, "stdout": log, "stderr": subprocess.STDOUT}
-            self._started.append(host.popen(command, **options))
+            self.started.append(host.popen(command, **options))
 
     def call(self, *command: str | Path) -> str:
         """Run one of SLURM's commands; return its output, empty if it fails."""
@@ -116,25 +115,16 @@ class Slurm:
                 raise AssertionError("\n".join(path.read_text(errors="replace")[-3000:] for path in logs))
             time.sleep(0.2)
 
-    def close(self) -> None:
-        for process in self._started:
-            process.kill()
-            process.wait()
-
 
 @pytest.fixture
 def slurm(hosts_can_be_made: None, tmp_path: Path) -> Iterator[Slurm]:
-    """SLURM on two hosts of its own."""
     absent = [program for program in PROGRAMS if shutil.which(program) is None]
     if absent:
         pytest.skip(f"not installed: {', '.join(absent)} (Debian: slurmctld, slurmd, slurm-client, munge)")
     with cluster_hosts(2) as hosts:
         opened = Slurm(hosts, tmp_path)
         yield opened
-        for process in [process for host in hosts for process in host.processes()]:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        opened.close()
+        end_all(hosts, *opened.started)
 
 
 def test_the_job_of_the_example(slurm: Slurm, tmp_path: Path):

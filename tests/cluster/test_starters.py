@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import shutil
 import subprocess
@@ -10,12 +9,12 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import psutil
 import pytest
 
 from cluster_faults import ALLOWED_SECONDS, seconds_until, training_command
 from cluster_hosts import ClusterHost
 from cluster_jobs import SECRET, environment
+from tests.cluster.conftest import end_all
 from tests.toy_kg import toy_dataset
 
 pytestmark = pytest.mark.usefixtures("warm_runners")
@@ -46,7 +45,6 @@ def torchrun(hosts: Sequence[ClusterHost]) -> list[list[str]]:
 
 @pytest.mark.parametrize("starter", [mpirun, torchrun])
 def test_starter(two_hosts: list[ClusterHost], tmp_path: Path, starter):  # type: ignore[no-untyped-def]
-    """It trains on both hosts, every command has status 0, and nothing is left."""
     command = training_command(toy_dataset(2), tmp_path / "run")
     command += ["--set", "training.num_epochs=2"]
     options = ["--num_trainers", "1", "--num_omp_threads", "1", "--log_dir", str(tmp_path / "logs")]
@@ -60,12 +58,7 @@ def test_starter(two_hosts: list[ClusterHost], tmp_path: Path, starter):  # type
         statuses = [node.wait(END_SECONDS) for node in nodes]
         assert seconds_until(lambda: not any(host.processes() for host in two_hosts)) <= ALLOWED_SECONDS
     finally:
-        for process in [process for host in two_hosts for process in host.processes()]:
-            with contextlib.suppress(psutil.Error):
-                process.kill()
-        for node in nodes:
-            node.kill()
-            node.wait()
+        end_all(two_hosts, *nodes)
     text = "\n".join(path.read_text(errors="replace") for path in sorted(tmp_path.glob("node*.log")))
     assert not any(statuses), text
     assert ", 10.77.0.2:" in text, text  # the trainers of node 1

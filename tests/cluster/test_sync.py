@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import re
 import shutil
@@ -19,6 +18,7 @@ from cluster_hosts import ClusterHost
 from cluster_jobs import LAUNCHER_LOG, launch
 from dglkge.checkpoint import open_checkpoint
 from dglkge.data.dataset import Dataset
+from tests.cluster.conftest import end_all
 from tests.toy_kg import REPOSITORY, toy_dataset
 
 NUM_EPOCHS = 24
@@ -57,13 +57,6 @@ def prepare(hosts: list[ClusterHost]) -> None:
     shutil.copy(REPOSITORY / "examples" / "train.py", hosts[0].folder)
 
 
-def end_all(hosts: list[ClusterHost]) -> None:
-    while processes := [process for host in hosts for process in host.processes()]:
-        for process in processes:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
-
-
 def wait_for_version(host: ClusterHost, version: int, job, log: Path) -> None:
     path = host.folder / "run" / "checkpoint" / "checkpoint_version.txt"
     while not path.exists() or int(path.read_text()) < version:
@@ -79,8 +72,7 @@ def test_versions_outlive_the_launcher_and_a_new_order_of_hosts(two_hosts, tmp_p
     job = start([second, first], first, tmp_path)
     try:
         wait_for_version(first, 12, job, log)
-        end_all(two_hosts)  # the launcher too
-        job.wait()
+        end_all(two_hosts, job)  # the launcher too
         run = open_checkpoint(first.folder / "run")
         run.verify()
         done = run.meta.progress["finished_epochs"]
@@ -103,8 +95,7 @@ def test_versions_outlive_the_launcher_and_a_new_order_of_hosts(two_hosts, tmp_p
         assert f"{second.work}/run on " in log.read_text()
         assert not (first.folder / "run" / "checkpoint").exists()
     finally:
-        end_all(two_hosts)
-        job.wait()
+        end_all(two_hosts, job)
 
 
 def test_the_best_version_is_restored_on_hosts_that_have_its_parts_no_more(two_hosts, tmp_path):
@@ -117,8 +108,7 @@ def test_the_best_version_is_restored_on_hosts_that_have_its_parts_no_more(two_h
     try:
         assert job.wait(120) == 0, log.read_text()
     finally:
-        end_all(two_hosts)
-        job.wait()
+        end_all(two_hosts, job)
     ended, best = map(int, re.search(r"ended after (\d+) epochs; .* after (\d+)", log.read_text()).groups())
     assert best < ended < NUM_EPOCHS
     run, kept = (open_checkpoint(first.folder / "run" / name) for name in ("", "checkpoint/best"))
@@ -128,12 +118,10 @@ def test_the_best_version_is_restored_on_hosts_that_have_its_parts_no_more(two_h
 
 
 def launcher_of(host: ClusterHost) -> psutil.Process:
-    """Return the launcher, which runs on a host."""
     return next(process for process in host.processes() if "dglkge.cli.launch" in process.cmdline())
 
 
 def test_a_job_is_stopped_and_goes_on_with_its_hosts_reversed(two_hosts, tmp_path):
-    """There it is started again, as ssh to the machine that has rank 0 by then is killed."""
     first, second = two_hosts
     prepare(two_hosts)
     log = tmp_path / LAUNCHER_LOG
@@ -153,8 +141,7 @@ def test_a_job_is_stopped_and_goes_on_with_its_hosts_reversed(two_hosts, tmp_pat
         min(clients, key=lambda process: process.create_time()).kill()  # that of the node program
         assert job.wait(120) == 0, log.read_text()
     finally:
-        end_all(two_hosts)
-        job.wait()
+        end_all(two_hosts, job)
     assert log.read_text().count("resumed: ") == 2
     assert f"resumed: {stopped}" in log.read_text()
     assert partitions(second) == {"part0", "part1"}  # now it is machine 0

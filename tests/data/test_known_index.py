@@ -55,14 +55,7 @@ def check(known: KnownTriples, triples: np.ndarray, queries: np.ndarray) -> None
 
 @pytest.mark.parametrize(
     ("largest", "num_relations", "chunk"),
-    [
-        (5, 1, 16),
-        (40, 7, 1 << 20),
-        (1, 300, 16),
-        (2**31 - 1, 3, 1 << 20),
-        (2**31, 3, 16),
-        (2**40, 2, 1 << 20),
-    ],
+    [(5, 1, 16), (40, 7, 1 << 20), (1, 300, 16), (2**31 - 1, 3, 1 << 20)],
 )
 def test_answers_are_those_of_a_dict(largest, num_relations, chunk, tmp_path, monkeypatch):
     monkeypatch.setattr(known_triples, "_CHUNK_ROWS", chunk)
@@ -74,7 +67,6 @@ def test_answers_are_those_of_a_dict(largest, num_relations, chunk, tmp_path, mo
     known = mapped(tmp_path, triples, num_relations)
     check(known, triples, queries)
     (direction,) = known.directions(Side.TAIL)
-    assert direction.answers.itemsize == (4 if largest < 2**31 else 8)
     first, entities = direction.queries()
     relations = np.searchsorted(direction.starts, first, side="right") - 1
     assert list(zip(relations, entities)) == sorted({(r, h) for h, r, _ in triples.tolist()})
@@ -116,7 +108,7 @@ def flip(content: bytearray, place: int) -> None:
     ("damage", "reason"),
     [
         (lambda content: content.__delitem__(slice(100, None)), "less than a header"),
-        (lambda content: content.__delitem__(slice(-5, None)), "bytes, expected"),
+        (lambda content: content.__delitem__(slice(-5, None)), "bytes is "),
         (lambda content: flip(content, 3), "does not begin as an index"),
         (lambda content: flip(content, 60), "header is damaged"),
         (lambda content: flip(content, HEADER_BYTES + 9), "are damaged"),

@@ -12,15 +12,7 @@ from hypothesis import strategies as st
 
 from dglkge.data import quality as module
 from dglkge.data.dataset import Dataset
-from dglkge.data.quality import (
-    MIN_OVERLAP,
-    NEAR_SHARE,
-    Leaks,
-    NumberedTriples,
-    RelationPairs,
-    TripleIndex,
-    measure_quality,
-)
+from dglkge.data.quality import LEAKS, MIN_OVERLAP, NEAR_SHARE, Leaks, NumberedTriples, measure_quality
 from tests.data.toy_folder import write_toy_folder
 
 NUM_ENTITIES, NUM_RELATIONS = 6, 4
@@ -110,8 +102,7 @@ def degrees_by_counting(train: list[tuple]) -> dict[str, object]:
 
 def masks_of(leaks: Leaks) -> list[tuple]:
     """The leaks of each triple, as those by sets."""
-    masks = (leaks.in_train, leaks.reverse_in_train, leaks.other_relation_in_train, leaks.implied)
-    return list(zip(*(mask.tolist() for mask in masks)))
+    return list(zip(*(leaks[name].tolist() for name in LEAKS)))
 
 
 @settings(max_examples=150)
@@ -142,8 +133,7 @@ def test_figures_are_those_of_sets(train, valid, test, near_share, min_overlap, 
     for split, leaks in quality.leaks.items():
         expected = leaks_by_sets(rows, split, near)
         assert masks_of(leaks) == expected
-        names = ["in_train", "reverse_in_train", "other_relation_in_train", "implied"]
-        assert [report["leaks"][split][name]["triples"] for name in names] == [
+        assert [report["leaks"][split][name]["triples"] for name in LEAKS] == [
             sum(leak[place] for leak in expected) for place in range(4)
         ]
         assert report["unseen"][split] == unseen_by_sets(train, rows[split])
@@ -171,9 +161,8 @@ def test_large_numbers_do_not_overflow():
     most = 2**31 - 1
     columns = np.array([[most - 1, 0, most - 2], [most - 2, 1, most - 1], [5, 0, most - 1]], dtype=np.int32)
     splits = {"train": tuple(columns.T), "valid": tuple(columns[:0].T), "test": tuple(columns[:1].T)}
-    index = TripleIndex(NumberedTriples(splits, most, 2, str, str))
-    nothing = RelationPairs(*np.zeros((6, 0), np.int64))
-    assert masks_of(index.leaks("test", nothing)) == [(True, True, False, False)]
+    index = module.TripleIndex(NumberedTriples(splits, most, 2, str, str))
+    assert masks_of(index.leaks("test", np.zeros(0, module._PAIR))) == [(True, True, False, False)]
 
 
 def test_pairs_are_named(monkeypatch):

@@ -228,7 +228,7 @@ def test_bad_line_is_found_in_any_block(tmp_path, bad, fault, num_good, name):
 @pytest.mark.parametrize(
     ("columns", "bad", "fault"),
     [
-        ("hrtw", "a\tb\tc\tnan", "the weight is nan, expected a finite number"),
+        ("hrtw", "a\tb\tc\tnan", "the weight is nan, expected a finite number of 0 or more"),
         ("hrtw", "a\tb\tc\tx", "the weight is 'x', expected a number"),
         ("hrt", "a\rx\tb\tc", "there is a carriage return inside the line"),
         ("hrt", "a b c", "got 1 columns separated by tabs, expected 3: 'a b c'; see --delimiter"),

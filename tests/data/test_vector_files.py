@@ -93,9 +93,9 @@ def table(**columns: object) -> pa.Table:
             "FILE:1: the first line says 3 vectors, the file has 2: it is cut off or damaged",
         ),
         ("a 1 2\n\nb 1 2\n", "FILE:2: a name and 0 numbers, expected 2 numbers"),
-        ("", "FILE has no vectors: 0 rows of 0 numbers"),
+        ("", "FILE: the file is empty"),
         ("a b\n", "FILE has no vectors: 2 rows of 0 numbers"),
-        (b"a 1 2\n\xff 1 2\n", "FILE:2: not UTF-8: invalid start byte"),
+        (b"a 1 2\n\xff 1 2\n", "FILE:2: byte 1 of the line is not UTF-8"),
     ],
 )
 def test_bad_text(tmp_path: Path, content: str | bytes, message: str) -> None:
@@ -158,5 +158,5 @@ def test_what_is_no_format(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="v.parquet is damaged or not Parquet"):
         open_vectors(tmp_path / "v.parquet")
     (tmp_path / "w.vec.gz").write_bytes(b"no gzip")
-    with pytest.raises(InputError, match=r"cannot read .*w.vec.gz: Not a gzipped file"):
+    with pytest.raises(InputError, match="w.vec.gz: cannot be read: Not a gzipped file"):
         open_vectors(tmp_path / "w.vec.gz")

@@ -18,7 +18,6 @@ RUNNER = ROOT / "dglkge" / "launch" / "script_runner.py"
 
 
 def run_script(folder: Path, text: str, *interpreter: str) -> subprocess.CompletedProcess[str]:
-    """Run a script under the launcher's runner, or by the given words alone."""
     path = folder / "script.py"
     path.write_text(text)
     variables = {name: value for name, value in os.environ.items() if name != "DGLBACKEND"}
@@ -94,7 +93,7 @@ def test_graphbolt_is_refused_with_one_line(tmp_path: Path) -> None:
     done = run_script(tmp_path, f"{text}dgl.distributed.{calls[-1]}\n")
     assert done.returncode == 2
     assert done.stdout.splitlines() == [dgl_import.REASON] * 4
-    assert done.stderr.splitlines() == [dgl_import.REASON]
+    assert done.stderr.splitlines() == [f"dglkge: error: {dgl_import.REASON}"]
     assert dgl_import.REASON.startswith("use_graphbolt=True needs dgl.graphbolt")
     assert not (tmp_path / "out").exists()
 

@@ -24,7 +24,6 @@ from dglkge.distributed.jobs import (
     register_lock,
     remove_stale_entries,
 )
-from dglkge.distributed.lease import new_nonce
 from dglkge.distributed.process_memory import process_start
 from dglkge.errors import InputError
 
@@ -64,6 +63,9 @@ def test_an_entry_lives_as_long_as_its_process(tmp_path: Path) -> None:
         holder.kill()
         holder.communicate()
     assert live_jobs(str(tmp_path)) == []
+    assert job_of_segment(f"{job_prefix(ONE)}0~x-kvdata-") == ONE
+    for other in (f"dglkge-job-{ONE}.json", "node~_N~emb_0-kvdata-", f"dglkge-{ONE}"):
+        assert job_of_segment(other) == ""
     second = Registration(JobEntry(TWO, run="/runs/one"), str(tmp_path))
     remove_stale_entries(str(tmp_path))
     assert [path.name for path in tmp_path.iterdir()] == [f"dglkge-job-{TWO}.json"]
@@ -85,7 +87,6 @@ def test_entries_that_cannot_be_read(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root only: acts as two users")
 def test_other_users_are_not_believed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither an entry that names this user's run or another's process, nor a lock on the folder."""
     monkeypatch.setattr(jobs, "REGISTER_LOCK_SECONDS", 0.1)
     launcher = {"launcher_pid": os.getpid(), "launcher_started": process_start(os.getpid())}
     held = Registration(JobEntry(ONE, run="/runs/one", **launcher), str(tmp_path))
@@ -135,13 +136,6 @@ def test_claims_are_what_is_planned_and_not_allocated(tmp_path: Path) -> None:
     assert claims_of_others(TWO, folder).memory_bytes == 0
     entry.release()
     assert claims_of_others(TWO, folder) == Claims()
-
-
-def test_names_of_segments() -> None:
-    job = new_nonce()
-    assert job_of_segment(f"{job_prefix(job)}0~x-kvdata-") == job
-    for other in (f"dglkge-job-{job}.json", "node~_N~emb_0-kvdata-", f"dglkge-{job}"):
-        assert job_of_segment(other) == ""
 
 
 def test_jobs_that_a_name_means(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

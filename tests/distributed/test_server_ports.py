@@ -23,38 +23,26 @@ from dglkge.distributed.server_ports import (
 )
 
 
-def test_a_listening_port_is_seen_and_a_bound_or_closed_one_is_not() -> None:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        port = server.getsockname()[1]
-        assert port not in listening_ports()
-        server.listen()
-        assert port in listening_ports()
-        assert wait_until_listening([port], timeout_seconds=0)
-    assert port not in listening_ports()
-    assert not wait_until_listening([port], timeout_seconds=0.05)
-
-
-def test_own_addresses() -> None:
-    assert is_own_address("127.0.0.1")
-    assert not is_own_address("192.0.2.1")
-
-
-def test_all_ports_are_waited_for() -> None:
+def test_all_ports_are_waited_for(tmp_path: Path) -> None:
+    """A listening port is seen, and a bound or closed one is not; without the kernel's tables none is."""
     with socket.socket() as first, socket.socket() as second:
         for server in (first, second):
             server.bind(("127.0.0.1", 0))
-        first.listen()
         ports = [first.getsockname()[1], second.getsockname()[1]]
+        assert not listening_ports() & set(ports)
+        first.listen()
+        assert listening_ports() & set(ports) == {ports[0]} and listening_ports([tmp_path / "tcp"]) == set()
         assert not wait_until_listening(ports, timeout_seconds=0.05)
         later = threading.Timer(0.1, second.listen)
         later.start()
         assert wait_until_listening(ports, timeout_seconds=30)
         later.join()
+    assert not listening_ports() & set(ports)
 
 
-def test_without_the_kernels_tables_nobody_is_seen(tmp_path: Path) -> None:
-    assert listening_ports([tmp_path / "tcp"]) == set()
+def test_own_addresses() -> None:
+    assert is_own_address("127.0.0.1")
+    assert not is_own_address("192.0.2.1")
 
 
 def test_a_port_that_is_held_goes_to_nobody_but_who_shares_it() -> None:
@@ -112,29 +100,21 @@ def test_own_clients_are_called_once_they_listen() -> None:
     assert log == ["listens", ("connect", "127.0.0.1", 5, 0)]  # and nothing slept
 
 
-def test_other_machines_get_one_moment() -> None:
-    log: list[Any] = []
-    server = toy_server(log)
-    with dgl_compat.without_sleep(server, log.append):
-        for client in (0, 1):
-            server.rpc.connect_receiver("192.0.2.1", "30050", client, 0)  # RFC 5737: nobody's
-    connects = [("connect", "192.0.2.1", client, 0) for client in (0, 1)]
-    assert log == [dgl_compat.REMOTE_PAUSE_SECONDS, *connects]
-
-
-def test_short_sleeps_stay_and_all_is_put_back() -> None:
+def test_other_machines_get_one_moment_and_all_is_put_back() -> None:
+    """Short sleeps stay."""
     log: list[Any] = []
     server = toy_server(log)
     connect = server.rpc.connect_receiver
     with dgl_compat.without_sleep(server, log.append):
         server.time.sleep(1)
-    assert log == [1]
-    assert server.time is time
-    assert server.rpc.connect_receiver is connect
+        for client in (0, 1):
+            server.rpc.connect_receiver("192.0.2.1", "30050", client, 0)  # RFC 5737: nobody's
+    connects = [("connect", "192.0.2.1", client, 0) for client in (0, 1)]
+    assert log == [1, dgl_compat.REMOTE_PAUSE_SECONDS, *connects]
+    assert server.time is time and server.rpc.connect_receiver is connect
 
 
 def test_dgl_still_sleeps_where_it_is_replaced() -> None:
-    """A version of DGL that does otherwise needs another look."""
     rpc_server = dgl.distributed.rpc_server
     source = inspect.getsource(rpc_server)
     assert f"time.sleep({dgl_compat.DGL_SLEEP_SECONDS})" in source

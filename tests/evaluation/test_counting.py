@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dglkge.evaluation.ranking import count_greater, count_greater_plainly
-from dglkge.kernels.counting import STRIP_COLUMNS
+from dglkge.kernels.full_scores import STRIP_COLUMNS
 
 
 @settings(max_examples=40, deadline=None)

@@ -43,7 +43,7 @@ def write_space(folder: Path, trials: int, num_epochs: int, **more: object) -> P
 
 
 def test_from_space_to_run(tmp_path):
-    space = write_space(tmp_path, trials=2, num_epochs=6)
+    space = write_space(tmp_path, trials=2, num_epochs=6, **{"evaluation.metric": "hits@3"})
     output = tmp_path / "tuned"
     done = commands.dglkge("tune", str(space), "--output", str(output), "--num_trainers", "2", "--json")
     report = json.loads(done.stdout)
@@ -58,7 +58,7 @@ def test_from_space_to_run(tmp_path):
         config = json.loads((run / "config.json").read_text())
         assert config["training"]["num_epochs"] == trial["num_epochs"] == report["rungs"][0]["epochs"]
         assert config["optimizer"]["lr"] == trial["values"]["optimizer.lr"]
-        assert json.loads((run / "metrics.json").read_text())["valid"]["both"]["mrr"] == trial["value"]
+        assert json.loads((run / "metrics.json").read_text())["valid"]["both"]["hits@3"] == trial["value"]
         assert not (run / "checkpoint").exists()
     header, *rows = (output / "trials.tsv").read_text().splitlines()
     assert len(rows) == 2 and header.split("\t")[-2:] == ["optimizer.lr", "regularizer.weight"]
@@ -67,7 +67,8 @@ def test_from_space_to_run(tmp_path):
     assert winner["training"]["num_epochs"] == 6 and winner["dataset"] == str(toy_dataset())
     assert open_run(report["best"]["run"]).checkpoint.progress["finished_epochs"] == 6
     metrics = json.loads((Path(report["best"]["run"]) / "metrics.json").read_text())
-    assert metrics["test"]["both"]["mrr"] == report["best"]["mrr"]
+    assert report["best"]["metric"] == "hits@3"
+    assert metrics["test"]["both"]["hits@3"] == report["best"]["value"]
 
 
 def test_interrupted_search_goes_on(tmp_path):
@@ -100,4 +101,4 @@ def test_interrupted_search_goes_on(tmp_path):
     again = json.loads((output / "trials.json").read_text())
     assert [trial["state"] for trial in again["trials"]] == ["complete"] * 2
     assert again["trials"][0]["values"] == trials[0]["values"]
-    assert "configuration: " in done.stdout and "MRR " in done.stdout
+    assert "configuration: " in done.stdout and " mrr " in done.stdout

@@ -27,42 +27,27 @@ def reference_split_mix(state: int) -> int:
 
 
 def test_equals_reference() -> None:
+    """The function, the stream of seed 0 as every implementation of SplitMix64 gives it, keys and words."""
     states = [0, 1, 12345, 2**63, MASK]
     assert split_mix(np.array(states, np.uint64)).tolist() == [reference_split_mix(state) for state in states]
-
-
-def test_known_first_outputs() -> None:
-    """The stream of seed 0, as every implementation of SplitMix64 gives it."""
     bits = column_bits(np.zeros(1, np.uint64), 3)
     assert bits.tolist() == [[0xE220A8397B1DCDAF, 0x6E789E6AA1B965F4, 0x06C45D188009454F]]
-
-
-def test_row_keys_and_columns_by_hand() -> None:
-    key = stream_key(1, "person")
+    key, gamma = stream_key(1, "person"), int(GOLDEN_GAMMA)
     keys = row_keys(key, np.array([0, 7]))
-    gamma = int(GOLDEN_GAMMA)
     assert keys.tolist() == [reference_split_mix((int(key[0]) + id_ * gamma) & MASK) for id_ in (0, 7)]
     assert int(column_bits(keys, 4)[1, 2]) == reference_split_mix((int(keys[1]) + 3 * gamma) & MASK)
+    other = combine(7, -3, 2**63)
+    counters = np.array([0, 1, 2, 12345, 2**40])
+    states = [(counter * gamma + other) & MASK for counter in counters.tolist()]
+    assert words(other, counters).tolist() == list(map(reference_split_mix, states))
 
 
 def test_keys_differ_and_do_not_depend_on_the_kind_of_integer() -> None:
-    keys = {
-        int(stream_key(*words)[0]) for words in [(1, "a"), (2, "a"), (1, "b"), (12, "a"), (1, "2a"), ("a", 1)]
-    }
-    assert len(keys) == 6
+    """They depend on every part and on the order of the parts."""
+    parts = [(1, "a"), (2, "a"), (1, "b"), (12, "a"), (1, "2a"), ("a", 1)]
+    assert len({int(stream_key(*words)[0]) for words in parts}) == 6
     assert stream_key(np.int64(5), "a") == stream_key(5, "a")
-
-
-def test_words_by_hand() -> None:
-    key = combine(7, -3, 2**63)
-    counters = np.array([0, 1, 2, 12345, 2**40])
-    states = [(counter * int(GOLDEN_GAMMA) + key) & MASK for counter in counters.tolist()]
-    assert words(key, counters).tolist() == list(map(reference_split_mix, states))
-
-
-def test_keys_depend_on_every_part_and_on_their_order() -> None:
-    keys = {combine(*parts) for parts in [(1, 2), (2, 1), (1, 2, 0), (1,), (0, 1, 2), (1, 3)]}
-    assert len(keys) == 6
+    assert len({combine(*parts) for parts in [(1, 2), (2, 1), (1, 2, 0), (1,), (0, 1, 2), (1, 3)]}) == 6
 
 
 def test_below_is_uniform_and_in_range() -> None:

@@ -18,6 +18,7 @@ import pytest
 
 from dglkge.launch.background import wait
 from dglkge.launch.remote.connection import NodeConnection, open_node
+from tests import warm
 from tests.surroundings import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -45,7 +46,6 @@ class LaunchedJob:
         threading.Thread(target=self._read, daemon=True).start()
 
     def _read(self) -> None:
-        """Queue the lines and, at the end, None."""
         with contextlib.suppress(ValueError):  # a test closed the pipe
             for line in self.launcher.stdout:
                 self._lines.put(line.rstrip("\n"))
@@ -97,7 +97,6 @@ def _lives_in(process: psutil.Process, folder: Path) -> bool:
 
 @pytest.fixture
 def free_port() -> int:
-    """A port on which nothing listens, with a few free ones after it."""
     return free_ports(4)
 
 
@@ -131,7 +130,10 @@ def ip_config(tmp_path: Path, free_port: int) -> Path:
 
 @pytest.fixture
 def launch(tmp_path: Path, ip_config: Path) -> Iterator[Callable[..., LaunchedJob]]:
-    """Start jobs in the test's folder: ``launch(options, script text or path, *script arguments)``."""
+    """Start jobs in the test's folder: ``launch(options, script text or path, *script arguments)``.
+
+    Their processes need not import torch and DGL, unless PYTHONPATH is given.
+    """
     jobs: list[LaunchedJob] = []
 
     def start(options: list[str], script: str | Path, *arguments: str, **environment: str) -> LaunchedJob:
@@ -139,6 +141,7 @@ def launch(tmp_path: Path, ip_config: Path) -> Iterator[Callable[..., LaunchedJo
             path = tmp_path / f"script_{len(jobs)}.py"
             path.write_text(script)
             script = path
+        environment = {**warm.runners({"PYTHONPATH": str(ROOT)}), **environment}
         job = LaunchedJob([*options, str(script), *arguments], tmp_path, environment)
         jobs.append(job)
         return job

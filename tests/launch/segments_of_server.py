@@ -20,12 +20,10 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def sizes() -> dict[str, int]:
-    """Return the bytes that each segment takes."""
     return {path.name: path.stat().st_blocks * 512 for path in SHARED_MEMORY.iterdir() if path.is_file()}
 
 
 def main(ip_config: str, part_config: str, part: str) -> None:
-    """Make the server, print, and let the server remove its segments."""
     before = sizes()
     with contextlib.redirect_stdout(sys.stderr):
         server = dgl.distributed.DistGraphServer(int(part), ip_config, 1, 1, part_config, graph_format="csc")

@@ -27,7 +27,6 @@ NEW_PIDS = ["--fork", "--pid", "--mount-proc", "--kill-child", "--"]
 
 
 def as_first_process() -> list[str]:
-    """Return the words before a command that make it process 1 of a container, or skip."""
     found = "unshare is not installed"
     for more in ([], ["--map-root-user"]) if shutil.which("unshare") else ():
         command = [shutil.which("unshare"), *more, *NEW_PIDS]
@@ -83,7 +82,6 @@ def test_sigterm_reaches_the_trainers_of_a_launcher_that_is_process_1(tmp_path, 
 
 
 def run(folder: Path, shell: str, *options: str) -> subprocess.CompletedProcess[str]:
-    """Run a job that ends at once, started by a shell after some commands, in a bare environment."""
     (folder / "job.py").write_text(TRAINS)
     command = ["/bin/sh", "-c", f'{shell}; exec "$@"', "sh", sys.executable, "-m", "dglkge.cli.launch"]
     return subprocess.run(

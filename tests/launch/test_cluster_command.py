@@ -88,7 +88,6 @@ def test_arguments_and_environment_arrive(remote, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("victim", ["launcher", "node program"])
 def test_broken_connection(remote, victim: str) -> None:
-    """Whoever is killed, nothing is left on the other machine."""
     job = remote(["--num_trainers", "1"], WAITS)
     job.wait_for("waits server", "waits 0")
     program = job.process("trainer", 0).parent()
@@ -101,7 +100,6 @@ def test_broken_connection(remote, victim: str) -> None:
 
 
 def test_restart(remote, tmp_path: Path) -> None:
-    """A job is started again over the same node program, which still hold the machine."""
     script = f"{SERVERS_LEAVE}if not os.path.exists('mark'): open('mark', 'w').close(); 1 / 0"
     job = remote(["--num_trainers", "1", "--max_restarts", "1"], script)
     output = job.finish()

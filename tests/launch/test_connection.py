@@ -26,7 +26,6 @@ def call(session: NodeConnection, task: str, *seconds: float, **arguments: Any) 
 
 
 def test_description(shared_session: NodeConnection) -> None:
-    """What a plan depends on, as it is here."""
     described = call(shared_session, "describe")
     assert described["num_cores"] == usable_cores()
     assert described["interfaces"] == local_interfaces()
@@ -37,7 +36,6 @@ def test_description(shared_session: NodeConnection) -> None:
 
 
 def test_every_obstacle_is_found(shared_session: NodeConnection, tmp_path: Path, free_port: int) -> None:
-    """Address, folder, ports, shared memory and partition are looked at, whatever the others say."""
     partition = tmp_path / "ring.json"
     partition.write_text('{"num_parts": 1, "part-0": {"part_graph": "part0/graph.dgl"}}')
     question = {
@@ -105,7 +103,6 @@ def process_of_program() -> psutil.Process:
 
 
 def test_a_node_program_that_is_gone(session: NodeConnection) -> None:
-    """A dead one is noticed by its end, a silent one by a time limit, whose late answer is dropped."""
     assert call(session, "describe")
     program = process_of_program()
     program.send_signal(signal.SIGSTOP)
@@ -143,9 +140,7 @@ HERE = "here, the launcher's machine: cannot start {}: {}; give the path of anot
         (None, "/", HERE.format("/", "Permission denied")),
     ],
 )
-def test_what_cannot_be_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ssh: SshSettings | None, python: str, message: str
-) -> None:
+def test_what_cannot_be_started(tmp_path, monkeypatch, ssh, python, message) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(InputError) as caught:
         open_node("here", ssh, python, {})

@@ -6,8 +6,9 @@ import io
 import os
 import subprocess
 import sys
-import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def screen(text: str) -> list[str]:
 def test_pipe_gets_lines_only() -> None:
     """Without a terminal there is no colour, no bar, no control character."""
     out, err = io.StringIO(), io.StringIO()
-    console = Console.of(out, err)
+    console = Console(out, err)
     console.line("trainer 0", 1, "hello")
     console.progress("trainer 0", "50%")
     console.line("server 0", 0, "")
@@ -61,7 +62,7 @@ def test_pipe_gets_lines_only() -> None:
 def test_bar_stays_below_the_lines() -> None:
     """All lines and the launcher's words come above the bar, which is never torn or doubled."""
     both = io.StringIO()
-    console = Console(both, both, is_terminal=True, is_coloured=False)
+    console = Console(both, both, is_terminal=True)
     console.progress("trainer 0", "10% of the first epoch")
     console.line("server 0", 0, "serving")
     assert screen(both.getvalue()) == ["[server 0] serving", "[trainer 0] 10% of the first epoch"]
@@ -74,49 +75,38 @@ def test_bar_stays_below_the_lines() -> None:
     assert screen(both.getvalue()) == expected
 
 
-def test_bar_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bar that is wider than the terminal would leave its first row behind."""
-    monkeypatch.setenv("COLUMNS", "20")
+def test_a_bar_is_written_when_it_changes_and_fits_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that is wider than the terminal would leave its first row behind."""
     out = io.StringIO()
-    Console(out, out, is_terminal=True, is_coloured=False).progress("t", "x" * 100)
-    assert len(out.getvalue()) == 19
-
-
-def test_unchanged_bar_is_not_written_again() -> None:
-    """The bar costs nothing while it does not move."""
-    out = io.StringIO()
-    console = Console(out, out, is_terminal=True, is_coloured=False)
+    console = Console(out, out, is_terminal=True)
     console.progress("t", "1%")
     console.progress("t", "1%")
     assert out.getvalue() == "[t] 1%"
     console.progress("t", "2%")
     assert out.getvalue() == f"[t] 1%{CLEAR_LINE}[t] 2%"
+    monkeypatch.setenv("COLUMNS", "20")
+    console.progress("t", "x" * 100)
+    assert out.getvalue().endswith(f"{CLEAR_LINE}[t] {'x' * 15}")
 
 
-def test_colours() -> None:
-    """Prefixes are coloured in turn, texts are not."""
-    out = io.StringIO()
-    console = Console(out, out, is_terminal=True, is_coloured=True)
-    console.line("a", 0, "x")
-    console.line("g", 6, "x")
-    console.line("b", 1, "x")
-    assert out.getvalue() == "\x1b[36m[a]\x1b[0m x\n\x1b[36m[g]\x1b[0m x\n\x1b[33m[b]\x1b[0m x\n"
-
-
-def test_no_color(monkeypatch: pytest.MonkeyPatch) -> None:
-    """NO_COLOR is heeded."""
-    for no_color, is_coloured in (("", True), ("1", False)):
+def test_prefixes_are_coloured_in_turn_unless_no_color_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for no_color, expected in (
+        ("", "\x1b[36m[a]\x1b[0m x\n\x1b[36m[g]\x1b[0m x\n\x1b[33m[b]\x1b[0m x\n"),
+        ("1", "[a] x\n[g] x\n[b] x\n"),
+    ):
         monkeypatch.setenv("NO_COLOR", no_color)
         out = io.StringIO()
         monkeypatch.setattr(out, "isatty", lambda: True, raising=False)
-        Console.of(out, io.StringIO()).line("a", 0, "x")
-        assert ("\x1b[36m" in out.getvalue()) is is_coloured
+        console = Console.in_background(out, io.StringIO())
+        for name, colour in (("a", 0), ("g", 6), ("b", 1)):
+            console.line(name, colour, "x")
+        assert out.getvalue() == expected
 
 
 def test_reader_gone() -> None:
     """A closed stream (``| head``) is no failure."""
     out, err = io.StringIO(), io.StringIO()
-    console = Console.of(out, err)
+    console = Console(out, err)
     out.close()
     console.line("a", 0, "x")
     console.message("still here")
@@ -185,7 +175,6 @@ CASES = [
 
 
 def test_lines_at_any_boundary(tmp_path: Path) -> None:
-    """One read, reads of one byte, and every cut in two give the same lines and the same log."""
     for data, expected in CASES:
         cuts = [[data], [data[i : i + 1] for i in range(len(data))]]
         cuts += [[data[:i], data[i:]] for i in range(len(data))]
@@ -197,24 +186,10 @@ def test_lines_at_any_boundary(tmp_path: Path) -> None:
 def test_progress(tmp_path: Path) -> None:
     """An unfinished line that has returned to its start is progress; a plain unfinished line is not."""
     output = ProcessOutput(tmp_path / "log")
-    states = []
-    for chunk in (
-        b"plain",
-        b" text\n",
-        b"\r 10%",
-        b"\r 20",
-        b"%",
-        b"\r",
-        b" 30%",
-        b"\r      \r",
-        b"40%",
-        b"\n",
-    ):
-        output.feed(chunk)
-        states.append(output.progress)
+    chunks = (b"plain", b" text\n", b"\r 10%", b"\r 20", b"%", b"\r", b" 30%", b"\r      \r", b"40%", b"\n")
+    states = [output.feed(chunk) is not None and output.progress for chunk in chunks]
     assert states == ["", "", " 10%", " 20", " 20%", " 20%", " 30%", "      ", "40%", ""]
     assert list(output.tail) == ["plain text", "40%"]
-    output.finish()
 
 
 def test_progress_needs_little_memory(tmp_path: Path) -> None:
@@ -228,20 +203,15 @@ def test_progress_needs_little_memory(tmp_path: Path) -> None:
 
 def test_endless_line_is_cut(tmp_path: Path) -> None:
     """A line without end does not fill the launcher's memory."""
-    output = ProcessOutput(tmp_path / "log")
-    lines = [line for _ in range(4) for line in output.feed(b"x" * LONGEST_LINE_BYTES)]
-    lines += output.finish()
-    assert "".join(lines) == "x" * (4 * LONGEST_LINE_BYTES)
-    assert len(lines) > 1
+    lines = lines_of(tmp_path, [b"x" * LONGEST_LINE_BYTES] * 4)
+    assert "".join(lines) == "x" * (4 * LONGEST_LINE_BYTES) and len(lines) > 1
 
 
 def test_tail_and_log_are_there_while_it_runs(tmp_path: Path) -> None:
-    """The log can be read during the job; the tail holds the last lines."""
     output = ProcessOutput(tmp_path / "log")
     output.feed(b"".join(b"%d\n" % i for i in range(100)))
     assert (tmp_path / "log").read_text().splitlines() == [str(i) for i in range(100)]
     assert list(output.tail) == [str(i) for i in range(100 - TAIL_LINES, 100)]
-    output.finish()
 
 
 def test_a_log_that_cannot_be_written_does_not_disturb(tmp_path: Path) -> None:
@@ -299,6 +269,11 @@ def read_until(reader: int, end: str) -> str:
     return data.decode()
 
 
+def read_late(reader: int) -> str:
+    time.sleep(0.2)
+    return read_until(reader, "end\n")
+
+
 def test_text_arrives_in_order(pipe) -> None:
     """Two streams of one pipe keep the order of their text; what stood in the buffer comes first."""
     reader, stream = pipe
@@ -339,16 +314,13 @@ def test_a_blocked_reader_blocks_nobody(pipe, monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_a_reader_that_is_slow_gets_everything(pipe) -> None:
-    """The end waits as long as anything moves."""
     reader, stream = pipe
     out = BackgroundStream(stream)
     out.write("x" * 300_000 + "\nend\n")
-    found = []
-    thread = threading.Thread(target=lambda: found.append(read_until(reader, "end\n")))
-    thread.start()
-    assert out.finish()
-    thread.join()
-    assert len(found[0]) == 300_005
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(read_until, reader, "end\n")
+        assert out.finish()
+    assert len(found.result()) == 300_005
 
 
 def test_a_summary_is_not_dropped(pipe, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -358,16 +330,13 @@ def test_a_summary_is_not_dropped(pipe, monkeypatch: pytest.MonkeyPatch) -> None
     console = Console.in_background(stream, io.StringIO())
     for i in range(10_000):
         console.line("trainer 0", 0, f"{i:08d} {'x' * 90}")
-    found = []
-    thread = threading.Timer(0.3, lambda: found.append(read_until(reader, "end\n")))
-    thread.start()
     words = "{" + "x" * 5000 + "}"
-    console.summary(words)
-    console.finish()
-    stream.write("end\n")
-    stream.flush()
-    thread.join()
-    *lines, summary, _ = found[0].splitlines()
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(read_late, reader)
+        console.summary(words)
+        console.finish()
+        print("end", file=stream, flush=True)
+    *lines, summary, _ = found.result().splitlines()
     notices = [line for line in lines if line.startswith("[launcher] ")]
     num_missing = sum(int(line.split()[1]) for line in notices)
     assert num_missing == 10_000 - (len(lines) - len(notices)) > 0
@@ -375,7 +344,6 @@ def test_a_summary_is_not_dropped(pipe, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_the_end_says_that_the_last_lines_are_missing(pipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where nothing is written after them."""
     monkeypatch.setattr(console_module, "MOST_WAITING_TEXTS", 1)
     reader, stream = pipe
     out = BackgroundStream(stream)
@@ -383,14 +351,11 @@ def test_the_end_says_that_the_last_lines_are_missing(pipe, monkeypatch: pytest.
         out.write("x" * 65535 + "\n")
         out.finish(0.1)
     out.write("y\nz\n")
-    thread = threading.Timer(0.1, lambda: found.append(read_until(reader, "end\n")))
-    found: list[str] = []
-    thread.start()
-    assert out.finish()
-    stream.write("end\n")
-    stream.flush()
-    thread.join()
-    assert found[0].endswith("x\n[launcher] 3 lines are missing here: this console was blocked\nend\n")
+    with ThreadPoolExecutor(1) as pool:
+        found = pool.submit(read_late, reader)
+        assert out.finish()
+        print("end", file=stream, flush=True)
+    assert found.result().endswith("x\n[launcher] 3 lines are missing here: this console was blocked\nend\n")
 
 
 def test_a_reader_that_has_gone() -> None:

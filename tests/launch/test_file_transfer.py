@@ -24,7 +24,6 @@ ODD_NAMES = ("a b", "it's", "$x; `id`", "-C", "deep/er/file", "new\nline", "é",
 
 @pytest.fixture
 def session(shared_session: NodeConnection) -> NodeConnection:
-    """A node program on this machine, at the other end of all copies."""
     return shared_session
 
 
@@ -39,7 +38,6 @@ def here(tmp_path: Path) -> Path:
 
 
 def send(session: NodeConnection, here: Path, there: Path, *names: str) -> int:
-    """Send files, all of the folder by default."""
     names = names or tuple(contents(here))
     return wait(file_transfer.send(session, Tree(str(here), str(there), names)))
 
@@ -65,6 +63,7 @@ def test_there_and_back(session: NodeConnection, here: Path, tmp_path: Path) -> 
     assert fetch(session, there, back) == len(ODD_NAMES)
     assert contents(back) == contents(here)
     assert fetch(session, there, back) == 0
+    assert send(session, here, Path(f"{here}/../{here.name}")) == fetch(session, here, here) == 0
     assert not list(tmp_path.rglob("*.tmp"))
 
 
@@ -154,13 +153,11 @@ def test_what_cannot_be_copied(session: NodeConnection, here: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize("stuck", ["send_block", "take_block"])
-def test_a_blocked_disk_does_not_hold_the_launcher(
-    session: NodeConnection, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stuck: str
-) -> None:
+def test_a_blocked_disk_does_not_hold_the_launcher(session, tmp_path, monkeypatch, stuck) -> None:
     """A block that does not move is given up, whether it is read here or written."""
     blocked = threading.Event().wait
     monkeypatch.setattr(file_transfer, "STALL_SECONDS", 1.0)
-    monkeypatch.setattr(file_transfer, stuck, lambda *_, **__: blocked(TIMEOUT_SECONDS))
+    monkeypatch.setitem(file_transfer.TASKS, stuck, lambda *_, **__: blocked(TIMEOUT_SECONDS))
     (tmp_path / "here").mkdir()
     (tmp_path / "here" / "large").write_bytes(b"x" * 3_000_000)
     with pytest.raises(InputError, match=r"copied from or to here: nothing moved for 1 s; is a disk blocked"):
@@ -183,15 +180,9 @@ def test_large_files_and_their_attributes(session: NodeConnection, tmp_path: Pat
 
 
 def test_a_machine_that_names_a_file_elsewhere(session: NodeConnection, here: Path, tmp_path: Path) -> None:
-    """Through a link in the local folder, which a name of the machine's follows."""
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "back").mkdir()
     (tmp_path / "back" / "deep").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(InputError, match="leads out of"):
         fetch(session, here, tmp_path / "back")
     assert not list((tmp_path / "elsewhere").iterdir())
-
-
-def test_same_folder(session: NodeConnection, here: Path) -> None:
-    """Nothing is copied onto itself."""
-    assert send(session, here, Path(f"{here}/../{here.name}")) == fetch(session, here, here) == 0

@@ -16,7 +16,7 @@ import pytest
 
 from dglkge.launch import fork_server
 from dglkge.launch.remote.protocol import Ended, Gone, Prepare, Signal, Start, Started
-from tests.launch.conftest import TIMEOUT_SECONDS, LaunchedJob
+from tests.launch.conftest import ROOT, TIMEOUT_SECONDS, LaunchedJob
 from tests.launch.test_node_program import STUBBORN, WAIT_FOR_EVER, RunningProgram
 
 TELL = """
@@ -47,10 +47,11 @@ print("and on stderr", file=sys.stderr)
 
 def test_a_forked_process_is_as_a_started_one(launch: Callable[..., LaunchedJob], tmp_path: Path) -> None:
     """Variables are those of the plan, here and for who reads them in /proc; libraries take them over."""
-    options = ["--num_trainers=2", "--num_omp_threads=2", "--extra_envs=COLOUR=a b", "--log_dir=logs"]
+    options = ["--num_trainers=2", "--num_omp_threads=2", "--extra_envs=COLOUR=$x; 'y'", "--log_dir=logs"]
     options += [f"--ip_config={tmp_path / 'ip_config.txt'}"]
-    plan = json.loads(launch([*options, "--dry_run", "--json"], "", "x y").finish())
-    job = launch(options, TELL, "x y")
+    hard = ["a b", "it's", '"quoted"', "$HOME", "`id`", "; touch injected", "", "--num_trainers", "-m", "*"]
+    plan = json.loads(launch([*options, "--dry_run", "--json"], "", *hard).finish())
+    job = launch(options, TELL, *hard, PYTHONPATH=str(ROOT))
     output = job.finish()
     assert job.launcher.returncode == 0, output
     told = {}
@@ -71,7 +72,7 @@ def test_a_forked_process_is_as_a_started_one(launch: Callable[..., LaunchedJob]
         assert facts["imported"] == ["torch", "dgl"]  # before the fork
         assert facts["threads"] == (2 if role == "trainer" else 1)
         assert facts["native threads"] == 1
-        assert facts["arguments"] == [str(tmp_path / "script_1.py"), "x y"]
+        assert facts["arguments"] == [str(tmp_path / "script_1.py"), *hard]
         assert (facts["name"], facts["path"]) == ("__main__", str(tmp_path))
         assert (facts["folder"], facts["input"]) == (str(tmp_path), "")
         assert facts["session"] and facts["signals"] == [True, True] and facts["interrupts"]
@@ -83,11 +84,11 @@ def test_a_forked_process_is_as_a_started_one(launch: Callable[..., LaunchedJob]
 
 
 def test_an_import_that_fails(launch: Callable[..., LaunchedJob], tmp_path: Path, ip_config: Path) -> None:
-    """Every process raises its error, which is in its log and at the end of the launcher's output."""
     (tmp_path / "broken" / "torch").mkdir(parents=True)
     (tmp_path / "broken" / "torch" / "__init__.py").write_text("raise ImportError('libc10.so is not here')")
     options = [f"--ip_config={ip_config}", "--num_trainers=1", "--log_dir=logs"]
-    job = launch([*options, f"--extra_envs=PYTHONPATH={tmp_path / 'broken'}"], "print('not reached')")
+    options += [f"--extra_envs=PYTHONPATH={tmp_path / 'broken'}"]
+    job = launch(options, "print('not reached')", PYTHONPATH=str(ROOT))
     output = job.finish()
     assert job.launcher.returncode == 1
     assert "ImportError: libc10.so is not here" in output and "not reached" not in output
@@ -95,12 +96,11 @@ def test_an_import_that_fails(launch: Callable[..., LaunchedJob], tmp_path: Path
     assert "on 127.0.0.1 ended with status 1" in output
 
 
-def test_a_script_that_fails_at_its_own_import(
-    launch: Callable[..., LaunchedJob], tmp_path: Path, ip_config: Path
-) -> None:
+def test_a_script_that_fails_at_its_own_import(launch, tmp_path, ip_config) -> None:
     job = launch(
         [f"--ip_config={ip_config}", "--num_trainers=1", "--log_dir=logs"],
         "import os, time\nif os.environ['DGL_ROLE'] == 'client': import no_such_module\ntime.sleep(60)",
+        PYTHONPATH=str(ROOT),
     )
     output = job.finish()
     assert job.launcher.returncode == 1
@@ -225,7 +225,6 @@ def test_the_launcher_is_lost_during_imports(forking: Forking) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
 def test_a_signal_during_imports(forking: Forking, number: int) -> None:
-    """It ends the processes at once, as it ends a process that imports by itself."""
     forking.prepare("pass", prepare="lambda environment: __import__('time').sleep(600)")
     for process in (1, 2):
         forking.start(process)
@@ -256,7 +255,6 @@ def test_what_imports_print_is_in_the_log_of_the_first(forking: Forking) -> None
 
 
 def test_variables_that_have_no_room_are_left_out(forking: Forking) -> None:
-    """They are in the process all the same."""
     forking.prepare(
         "import os; print(os.environ['LONG'] == 'x' * 9000, open('/proc/self/environ').read().count('LONG'))"
     )
@@ -277,7 +275,6 @@ def test_another_attempt_has_a_fork_server_of_its_own(forking: Forking) -> None:
 
 @pytest.mark.parametrize("failing", [1, 2])
 def test_no_more_processes(forking: Forking, failing: int) -> None:
-    """A fork that fails is reported, and the server serves on."""
     before = (
         "import os, dglkge.launch.fork_server as f; calls, real = [], os.fork\n"
         "def fork():\n"

@@ -48,7 +48,7 @@ echo 'GPU 2: NVIDIA A (UUID: GPU-44)'"""
 
 def test_gpus_that_the_environment_allows(tmp_path: Path) -> None:
     environment = with_nvidia_smi(tmp_path, LISTS_THREE)
-    assert find_gpus(environment, tmp_path / "none") == ("0", "1", "2")
+    assert find_gpus(environment) == ("0", "1", "2")
     for visible, expected in {
         "": (),
         "2,0": ("2", "0"),
@@ -57,17 +57,17 @@ def test_gpus_that_the_environment_allows(tmp_path: Path) -> None:
         "1,7,0": ("1",),
         "MIG-33": ("MIG-33",),
     }.items():
-        assert find_gpus({**environment, VISIBLE_VARIABLE: visible}, tmp_path / "none") == expected
+        assert find_gpus({**environment, VISIBLE_VARIABLE: visible}) == expected
 
 
-def test_driver_folder_counts_without_nvidia_smi(tmp_path: Path) -> None:
+def test_driver_folder_counts_without_nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for bus in ("0000:01:00.0", "0000:02:00.0"):
         (tmp_path / "gpus" / bus).mkdir(parents=True)
     nothing = {"PATH": str(tmp_path)}
-    assert find_gpus(nothing, tmp_path / "gpus") == ("0", "1")
-    assert find_gpus({**nothing, VISIBLE_VARIABLE: "1"}, tmp_path / "gpus") == ("1",)
-    assert find_gpus(nothing, tmp_path / "no driver") == ()
-    assert find_gpus({**nothing, VISIBLE_VARIABLE: "0"}, tmp_path / "no driver") == ()
+    for folder, found in (("gpus", ("0", "1")), ("no driver", ())):
+        monkeypatch.setattr(gpus, "DRIVER_FOLDER", tmp_path / folder)
+        assert find_gpus(nothing) == found
+        assert find_gpus({**nothing, VISIBLE_VARIABLE: "1"}) == found[1:]
 
 
 @pytest.mark.parametrize(
@@ -76,7 +76,7 @@ def test_driver_folder_counts_without_nvidia_smi(tmp_path: Path) -> None:
 )
 def test_driver_that_fails_or_hangs_has_no_gpu(script, tmp_path, monkeypatch):
     monkeypatch.setattr(gpus, "LIST_SECONDS", 0.5)
-    assert find_gpus(with_nvidia_smi(tmp_path, script), tmp_path / "none") == ()
+    assert find_gpus(with_nvidia_smi(tmp_path, script)) == ()
 
 
 def test_torch_is_asked_without_loading_it() -> None:
@@ -103,7 +103,6 @@ def test_one_trainer_for_each_gpu(hosts, device, limits, expected):
 
 
 def environments(hosts: list[Host], device: str, num_trainers: int) -> list[str | None]:
-    """Return CUDA_VISIBLE_DEVICES of each server, then of each trainer."""
     settings = JobSettings(("train.py",), "ip_config.txt", num_trainers, num_servers=1)
     settings = replace(settings, device=device_of_trainers(device, hosts, num_trainers))
     plan = plan_processes(hosts, settings, 29500, {})
@@ -133,33 +132,23 @@ def test_shortage_is_refused(hosts: list[Host], num_trainers: int, words: str) -
         device_of_trainers("cuda", hosts, num_trainers)
 
 
-def dry_run(folder: Path, *more: str) -> list[str]:
-    (folder / "ip_config.txt").write_text("127.0.0.1 30050\n", encoding="utf-8")
-    options = ["--ip_config", str(folder / "ip_config.txt"), "--dry_run", "--json", *more]
-    script = str(REPOSITORY / "examples" / "train.py")
-    return [*options, script, "--set", "dataset=nowhere", "--set", "training.device=cuda"]
-
-
-def let_machines_have(monkeypatch: pytest.MonkeyPatch, *found: str) -> None:
+@pytest.mark.parametrize("found", [("3", "1"), ()])
+def test_launcher_plans_with_the_gpus_of_this_machine(tmp_path, monkeypatch, capsys, found):
+    """Without one cuda is refused before anything starts."""
     planned = remote_site.planned_host
 
     def host(address: str, machine: Machine, described: Mapping[str, Any]) -> Host:
         return planned(address, machine, {**described, "gpus": found})
 
     monkeypatch.setattr(remote_site, "planned_host", host)
-
-
-def test_launcher_plans_with_the_gpus_of_this_machine(tmp_path, monkeypatch, capsys):
-    let_machines_have(monkeypatch, "3", "1")
-    assert main(dry_run(tmp_path)) == 0
-    plan = json.loads(capsys.readouterr().out)
-    assert [each["environment"][VISIBLE_VARIABLE] for each in plan] == ["", "3", "1"]
-    assert [each["name"] for each in plan] == ["server 0", "trainer 0", "trainer 1"]
-
-
-def test_launcher_refuses_cuda_before_anything_starts(tmp_path, monkeypatch, capsys):
-    let_machines_have(monkeypatch)
-    assert main(dry_run(tmp_path)) == 2
-    error = capsys.readouterr().err
-    assert error.startswith("dglkge-launch: error: training.device is cuda and machine 127.0.0.1 has no GPU")
-    assert error.count("\n") == 1
+    (tmp_path / "ip_config.txt").write_text("127.0.0.1 30050\n", encoding="utf-8")
+    options = ["--ip_config", str(tmp_path / "ip_config.txt"), "--dry_run", "--json"]
+    script = str(REPOSITORY / "examples" / "train.py")
+    status = main([*options, script, "--set", "dataset=nowhere", "--set", "training.device=cuda"])
+    out, error = capsys.readouterr()
+    if found:
+        shown = [(each["name"], each["environment"][VISIBLE_VARIABLE]) for each in json.loads(out)]
+        assert shown == [("server 0", ""), ("trainer 0", "3"), ("trainer 1", "1")]
+    else:
+        words = "dglkge-launch: error: training.device is cuda and machine 127.0.0.1 has no GPU"
+        assert status == 2 and error.startswith(words) and error.count("\n") == 1

@@ -24,7 +24,6 @@ from dglkge.launch.arguments import build_parser, parse_arguments
     ],
 )
 def test_script_and_all_after_it_is_the_scripts(arguments: list[str], command: tuple[str, ...]) -> None:
-    """Nothing after the script is read, whatever it looks like."""
     assert parse_arguments(arguments)[1] == command
 
 
@@ -76,7 +75,6 @@ def test_values_of_variables_that_are_named_alone(monkeypatch: pytest.MonkeyPatc
     ],
 )
 def test_refused(arguments: list[str], message: str) -> None:
-    """A mistake is an InputError in one line."""
     with pytest.raises(InputError) as caught:
         parse_arguments(arguments)
     assert message in str(caught.value)
@@ -84,7 +82,6 @@ def test_refused(arguments: list[str], message: str) -> None:
 
 
 def test_help_teaches(capsys: pytest.CaptureFixture) -> None:
-    """Every option has a text with its default, and the page has examples and the exit statuses."""
     with pytest.raises(SystemExit) as caught:
         parse_arguments(["-h"])
     page = capsys.readouterr().out

@@ -14,8 +14,7 @@ import pytest
 from dglkge.distributed.jobs import job_of_segment, job_prefix, live_jobs
 from dglkge.launch import script_runner
 from dglkge.launch.table_storage import segment_names
-from tests import warm
-from tests.toy_kg import REPOSITORY
+from tests.launch.conftest import ROOT
 
 if importlib.util.find_spec("dgl") is None:
     pytest.skip("dgl is not installed", allow_module_level=True)
@@ -56,8 +55,7 @@ def start(launch, part_config: Path):
 
 def test_runs_to_its_end(start) -> None:
     """Two servers and two trainers: the trainers agree on ranks and share the work, and all end with 0."""
-    env = warm.runners({"PYTHONPATH": str(REPOSITORY)})
-    job = start(["--num_servers", "2", "--num_omp_threads", "1"], **env)
+    job = start(["--num_servers", "2", "--num_omp_threads", "1"])
     output = job.finish()
     assert job.launcher.returncode == 0, output
     for rank in (0, 1):
@@ -69,7 +67,7 @@ def test_runs_to_its_end(start) -> None:
 def test_sampler_processes(start, ip_config: Path) -> None:
     """Samplers are new interpreters: they find the graph under the job's names too, and the ports found."""
     ip_config.write_text("127.0.0.1\n")
-    job = start(["--num_samplers", "1", "--num_omp_threads", "1"], "--sample")
+    job = start(["--num_samplers", "1", "--num_omp_threads", "1"], "--sample", PYTHONPATH=str(ROOT))
     job.wait_for(*BEGUN)
     output = job.finish()
     assert job.launcher.returncode == 0, output
@@ -84,7 +82,7 @@ def test_kill_9_in_mid_run(start, victim: str) -> None:
 
     All names in shared memory are the job's: of graph, partition book, feature and embedding.
     """
-    job = start([], "--steps", ENDLESS, **warm.runners({"PYTHONPATH": str(REPOSITORY)}))
+    job = start([], "--steps", ENDLESS)
     job.wait_for(*BEGUN)
     (entry,) = [entry for entry in live_jobs() if entry.launcher_pid == job.launcher.pid]
     names = {name for name in segment_names() if name.startswith(job_prefix(entry.job))}
@@ -106,8 +104,7 @@ def test_kill_9_in_mid_run(start, victim: str) -> None:
 
 def test_trainer_that_raises(start) -> None:
     """DGL makes a trainer that raised wait for all others at its exit; here the job ends and shows why."""
-    env = warm.runners({"PYTHONPATH": str(REPOSITORY)})
-    job = start([], "--steps", ENDLESS, "--raise_on_rank", "1", **env)
+    job = start([], "--steps", ENDLESS, "--raise_on_rank", "1")
     output = job.finish()
     assert job.launcher.returncode == 1
     assert "[launcher] trainer 1 (pid " in output

@@ -100,7 +100,6 @@ def test_what_is_no_such_object_becomes_a_message() -> None:
 
 
 def test_training_from_python_finds_the_error_in_it() -> None:
-    """dglkge.train raises what its launcher says, in either form."""
     from dglkge.config import Config
     from dglkge.train_job import _run_job
 

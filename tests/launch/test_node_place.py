@@ -49,17 +49,9 @@ def place(environment: dict[str, str] | None = None, **options: Any) -> NodePlac
             NodePlace(0, 2, "fd00::1", 7, "10.0.0.9"),
         ),
         ({"node_rank": "auto"}, SLURM, NodePlace(1, 2, "cn07", DEFAULT_PORT)),
-        (
-            {"node_rank": "auto", "nodes": 3, "rendezvous": "svc"},
-            SLURM,
-            NodePlace(1, 3, "svc", DEFAULT_PORT),
-        ),
+        ({"node_rank": "auto", "nodes": 3, "rendezvous": "svc"}, SLURM, NodePlace(1, 3, "svc", DEFAULT_PORT)),
         ({**LISTED, "node_rank": "auto"}, SLURM, NodePlace(1, 3, "10.0.0.1", DEFAULT_PORT, None, True)),
-        (
-            {**GIVEN, "node_rank": "auto"},
-            {"JOB_COMPLETION_INDEX": "1"},
-            NodePlace(1, 2, "a", DEFAULT_PORT),
-        ),
+        ({**GIVEN, "node_rank": "auto"}, {"JOB_COMPLETION_INDEX": "1"}, NodePlace(1, 2, "a", DEFAULT_PORT)),
         ({**GIVEN, "address": "10.0.0.9"}, {}, NodePlace(0, 2, "a", DEFAULT_PORT, "10.0.0.9")),
         ({"node_rank": "0", "nodes": 1}, {}, NodePlace(0, 1, "127.0.0.1", DEFAULT_PORT)),
     ],
@@ -90,7 +82,9 @@ def test_what_makes_no_sense(options: dict[str, Any], message: str) -> None:
         place(**options)
 
 
-def test_hosts_and_ports_that_are_none() -> None:
+def test_hosts_and_ports() -> None:
+    found = [host_and_port(text, 7) for text in ("node1:29460", "fd00::1", "[fd00::1]:5")]
+    assert found == [("node1", 29460), ("fd00::1", 7), ("fd00::1", 5)]
     for text in ("", ":5", "a:", "a:0", "a:65536", "[fd00::1]x", "[fd00::1]:"):
         with pytest.raises(InputError, match="is no host"):
             host_and_port(text, 1)
@@ -138,10 +132,7 @@ def test_place_by_a_scheduler(environment: dict[str, str], place: SchedulerPlace
             {**SRUN, "SLURM_NNODES": "0"},
             "the variable SLURM_NNODES is '0'; expected a whole number of at least",
         ),
-        (
-            {**SRUN, "SLURM_STEP_ID": ""},
-            "on one of 4 nodes only; .* with srun --ntasks-per-node=1",
-        ),
+        ({**SRUN, "SLURM_STEP_ID": ""}, "on one of 4 nodes only; .* with srun --ntasks-per-node=1"),
         ({**SRUN, "SLURM_NODEID": "4"}, "SLURM_NODEID is 4 and SLURM_NNODES is 4; ranks count from 0"),
     ],
 )

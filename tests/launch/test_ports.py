@@ -12,12 +12,7 @@ import pytest
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch import ports
 from dglkge.launch.job_result import JobResult, ProcessResult
-from dglkge.launch.ports import (
-    check_server_ports,
-    find_master_port,
-    taken_port,
-    with_ports_chosen_again,
-)
+from dglkge.launch.ports import check_server_ports, find_master_port, taken_port, with_ports_chosen_again
 
 
 def test_busy_port_names_its_holder(free_port: int) -> None:
@@ -64,27 +59,17 @@ def test_port_of_an_ended_connection_is_free(free_port: int) -> None:
     check_server_ports("127.0.0.1", free_port, 1)
 
 
-def test_highest_port() -> None:
-    """The last server's port must exist."""
+def test_ports_that_cannot_be_taken(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="3 servers from port 65534 on pass the highest port, 65535"):
         check_server_ports("127.0.0.1", 65534, 3)
-
-
-def test_forbidden_port(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The kernel's reason is passed on."""
-    with pytest.raises(
-        InputError, match=r"cannot listen on 192\.0\.2\.1:80: Cannot assign requested address"
-    ):
+    with pytest.raises(InputError, match=r"cannot listen on 192\.0\.2\.1:80: Cannot assign requested add"):
         check_server_ports("192.0.2.1", 80, 1)
     monkeypatch.setattr(ports, "bind_error", lambda _address, _port: errno.EACCES)
-    with pytest.raises(
-        InputError, match="port 80 on 127.0.0.1 may only be used by root; give a port above 1023"
-    ):
+    with pytest.raises(InputError, match="port 80 on 127.0.0.1 may only be used by root; give a port above"):
         check_server_ports("127.0.0.1", 80, 1)
 
 
 def test_master_port_is_free_and_avoids_the_servers() -> None:
-    """The rendezvous gets neither a server's port nor a busy one."""
     first = find_master_port("127.0.0.1", ())
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -95,14 +80,11 @@ def test_master_port_is_free_and_avoids_the_servers() -> None:
         second = find_master_port("127.0.0.1", ())
     assert find_master_port("127.0.0.1", set(range(29500, 30000)) - {second}) == second
 
-
-def test_jobs_that_start_together_choose_different_master_ports() -> None:
-    """No port is bound between the choice and torch's start, so the choices themselves must differ."""
+    # No port is bound between the choice and torch's start: jobs that start together must choose differently.
     assert len({find_master_port("127.0.0.1", ()) for _ in range(20)}) > 10
 
 
 def result(folder: Path, *processes: tuple[int, str], is_interrupted: bool = False) -> JobResult:
-    """An ended attempt whose processes ended with a status and wrote something."""
     ended = []
     for number, (status, text) in enumerate(processes):
         log = folder / f"trainer-{number}.log"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Iterator
@@ -17,12 +18,14 @@ from dglkge.distributed.ip_config import Machine
 from dglkge.distributed.jobs import JobEntry
 from dglkge.distributed.lease import new_nonce
 from dglkge.errors import InputError, NotReadyError
-from dglkge.launch.process_plan import JobSettings
+from dglkge.launch.machine import is_local, local_interfaces, machine_addresses, usable_cores
+from dglkge.launch.process_plan import Host, JobSettings
 from dglkge.launch.remote.remote_site import (
     RemoteSite,
     compare_fingerprints,
     compare_versions,
     describe_problems,
+    planned_host,
 )
 from dglkge.launch.remote.ssh import SshSettings
 from tests.launch.conftest import ROOT
@@ -34,7 +37,6 @@ SEGMENTS = Path("/dev/shm")
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[RemoteSite]:
-    """This machine alone, under an agent."""
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     opened = RemoteSite(SshSettings(), sys.executable, str(tmp_path))
     yield opened
@@ -71,7 +73,6 @@ def test_a_machine_that_goes_before_the_port_is_chosen(cluster: RemoteSite) -> N
 
 
 def test_a_signal_that_another_thread_receives(cluster: RemoteSite) -> None:
-    """Python runs the handler in the main thread, which waits for the threads of the machines."""
     has_run = threading.Event()
     seen: queue.Queue[bool] = queue.Queue()
 
@@ -94,7 +95,6 @@ def test_a_signal_that_another_thread_receives(cluster: RemoteSite) -> None:
 
 
 def test_every_problem_has_a_line() -> None:
-    """All problems of all machines at once, in columns, each on one line."""
     problems = [("10.0.0.2", "port 30050\nis in use"), ("10.0.0.13", "has no dgl"), ("10.0.0.2", "no room")]
     text = describe_problems([(address, InputError(words)) for address, words in problems], 4, "stopped")
     assert text.splitlines() == [
@@ -125,3 +125,45 @@ def test_partition_files() -> None:
     assert compare_fingerprints({"a": "1", "b": "1", "c": None}) == []
     ((address, text),) = compare_fingerprints({"a": None, "b": "1", "c": "2"})
     assert (address, "differs from that of b" in text) == ("c", True)
+
+
+INTERFACES = {"127.0.0.1": "lo", "10.1.2.3": "eth0"}
+
+
+def test_interface_of_an_address() -> None:
+    described = {"interfaces": INTERFACES, "gpus": [], "runner": ["python"], "num_cores": 4}
+    for address, interface in (
+        ("127.0.0.1", "lo"), ("127.0.0.9", "lo"), ("10.1.2.3", "eth0"), ("10.1.2.4", None)
+    ):  # fmt: skip
+        host = planned_host(address, Machine(address, 20000), described)
+        assert host == Host(address, 20000, 4, interface, ("python",))
+
+
+def test_names_of_hosts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """DGL's sockets take only numbers; a name without an address is an error with its name."""
+    assert machine_addresses([Machine("localhost", 20000)], INTERFACES) == ["127.0.0.1"]
+    assert machine_addresses([Machine("10.9.8.7")], INTERFACES) == ["10.9.8.7"]
+
+    def fail(*_args: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    with pytest.raises(
+        NotReadyError, match="no IPv4 address for host 'nowhere' of ip_config: Name or service not known"
+    ):
+        machine_addresses([Machine("nowhere")], INTERFACES)
+
+
+def test_two_addresses_of_one_machine() -> None:
+    """They would collide in shared memory, so they are refused with that reason."""
+    with pytest.raises(
+        InputError, match=r"names this machine 2 times \(127.0.0.1, 10.1.2.3\): the shared memory"
+    ):
+        machine_addresses([Machine("127.0.0.1"), Machine("10.1.2.3")], INTERFACES)
+
+
+def test_this_machine() -> None:
+    assert is_local("127.0.0.1", {})
+    assert not is_local("192.0.2.1", local_interfaces())
+    assert all(name for name in local_interfaces().values())
+    assert usable_cores() >= 1

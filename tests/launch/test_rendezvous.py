@@ -62,17 +62,14 @@ class _Hub:
         return node
 
     def start(self, code: str) -> tuple[RunningProcess, Events]:
-        """Start a process on node 1."""
         events = Events()
         planned = PlannedProcess("trainer", 0, "127.0.0.1", ("sh", "-c", code), {})
         return wait(self.nodes.connection(1).start(planned, "/", events)), events
 
     def call(self, task: str, **arguments: Any) -> Any:
-        """Call a task of node 1."""
         return wait(self.nodes.connection(1).call(task, **arguments))
 
     def start_and_await_node(self) -> subprocess.Popen[str]:
-        """Start node 1, and wait for it."""
         node = self.start_node()
         wait(self.nodes.await_nodes())
         return node
@@ -138,7 +135,6 @@ def test_a_job_of_two_nodes(hub: _Hub, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_node_that_is_lost(hub: _Hub, number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its processes count as lost, calls fail with the reason, and the rank is free."""
     monkeypatch.setattr("dglkge.launch.remote.protocol.HEARTBEAT_TIMEOUT_SECONDS", 3.0)
     node = hub.start_and_await_node()
     session = hub.nodes.connection(1)
@@ -166,7 +162,6 @@ def test_a_node_that_is_lost(hub: _Hub, number: int, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("is_reset", [False, True])
 def test_a_launcher_that_is_lost(is_reset: bool, hub: _Hub) -> None:
-    """The node ends its processes and exits with status 255, however TCP tells the end."""
     node = hub.start_and_await_node()
     if is_reset:
         connection = hub.nodes.connection(1).stream.writer.get_extra_info("socket")
@@ -195,7 +190,6 @@ def test_dripping_connections(hub: _Hub, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_wrong_secret(hub: _Hub) -> None:
-    """One line on both sides, status 2."""
     node = hub.start_node(1, b"another secret of many bytes")
     output = node.communicate(timeout=TIMEOUT_SECONDS)[0]
     words = "wrong secret: --secret_file or DGLKGE_SECRET must be the same on all nodes"
@@ -254,7 +248,6 @@ def test_foreign_connections(hub: _Hub, sent: bytes) -> None:
     ],
 )
 def test_nodes_of_another_job(hub: _Hub, rank: int, nodes: int, message: str) -> None:
-    """One line that names the difference."""
     place = NodePlace(rank, nodes, "127.0.0.1", hub.port)
     with pytest.raises(RefusedError, match=message):
         asyncio.run(connect(place, SECRET, 5.0, hub.reports.append))
@@ -293,17 +286,14 @@ def test_stop_signals_of_a_node(hub: _Hub, monkeypatch: pytest.MonkeyPatch) -> N
     hub.wait_for(lambda: "is lost: stopped by a second signal, SIGTERM" in hub.reports[-1])
 
 
-def test_a_port_in_use(hub: _Hub) -> None:
+def test_where_a_rendezvous_listens(hub: _Hub, free_port: int) -> None:
+    """For a service or an address before a NAT on all interfaces, IPv4 included; not at a port in use."""
+    for host in ("192.0.2.1", "no-such-host.invalid"):
+        with listen(host, free_port + 1), socket.create_connection(("127.0.0.1", free_port + 1), 5):
+            pass
     message = f"port {hub.port} of the rendezvous 127.0.0.1 is in use on this machine"
     with pytest.raises(NotReadyError, match=message):
         listen("127.0.0.1", hub.port)
-
-
-@pytest.mark.parametrize("host", ["192.0.2.1", "no-such-host.invalid"])
-def test_hosts_that_are_not_this_machine(host: str, free_port: int) -> None:
-    """A service or an address before a NAT: on all interfaces, IPv4 included."""
-    with listen(host, free_port), socket.create_connection(("127.0.0.1", free_port), 5):
-        pass
 
 
 def test_ipv6(free_port: int) -> None:
@@ -321,19 +311,22 @@ def test_ipv6(free_port: int) -> None:
         nodes.close()
 
 
-def test_secrets(tmp_path: Path) -> None:
+def test_secrets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From a file or the environment; never forwarded to another process."""
-    (tmp_path / "secret").write_text("0123456789abcdef\n")
-    (tmp_path / "secret").chmod(0o640)
+    path = tmp_path / "secret"
+    path.write_text("0123456789abcdef\n")
+    path.chmod(0o640)
     with pytest.raises(InputError, match="other users can read the file of --secret_file: its mode is 640"):
-        read_secret(str(tmp_path / "secret"), {})
-    (tmp_path / "secret").chmod(0o600)
-    assert read_secret(str(tmp_path / "secret"), {}) == b"0123456789abcdef"
-    assert read_secret(None, {"DGLKGE_SECRET": "0123456789abcdef"}) == b"0123456789abcdef"
+        read_secret(str(path))
+    path.chmod(0o600)
+    assert read_secret(str(path)) == b"0123456789abcdef"
+    monkeypatch.setenv("DGLKGE_SECRET", "0123456789abcdef")
+    assert read_secret(None) == b"0123456789abcdef" and "DGLKGE_SECRET" not in os.environ
     with pytest.raises(InputError, match="need a shared secret"):
-        read_secret(None, {})
+        read_secret(None)
+    monkeypatch.setenv("DGLKGE_SECRET", "short")
     with pytest.raises(InputError, match="of DGLKGE_SECRET has 5 bytes; expected at least 16"):
-        read_secret(None, {"DGLKGE_SECRET": "short"})
+        read_secret(None)
     with pytest.raises(InputError, match="cannot read --secret_file /no/such"):
-        read_secret("/no/such", {})
+        read_secret("/no/such")
     assert forwarded_environment({"DGLKGE_SECRET": "x", "DGLKGE_Y": "z"}) == {"DGLKGE_Y": "z"}

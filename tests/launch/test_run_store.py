@@ -29,7 +29,7 @@ from dglkge.launch.remote import run_store
 from dglkge.launch.remote.run_store import LauncherStore
 run_store.BLOCK_BYTES = 1000
 here = Path(sys.argv[1])
-store = LauncherStore.of_this_process(here)
+store = LauncherStore(here)
 
 def error_of(work, *arguments):
     try:
@@ -163,15 +163,12 @@ def test_a_full_disk_is_reported_with_its_number(lease, tmp_path, monkeypatch):
 
 
 NO_STORE = HEAD.replace("store = LauncherStore", "# LauncherStore")
-OPEN = "print(error_of(LauncherStore.of_this_process, here))"
+OPEN = "print(error_of(LauncherStore, here))"
 
 
-def test_a_launcher_without_a_store_says_so(session, tmp_path):
+def test_processes_that_have_no_store(session, tmp_path):
+    """Only the trainer that writes its machine's parts has a socket, and the launcher may hold no store."""
     out = run_trainer(session, tmp_path, OPEN, head=NO_STORE)
     assert out == "CheckpointError: this job's launcher holds no store\n"
-
-
-def test_a_process_without_a_socket_is_told_what_is_missing(session, tmp_path):
-    """Only the trainer that writes its machine's parts has one."""
     out = run_trainer(session, tmp_path, OPEN, {**VARIABLES, "LOCAL_RANK": "1"}, NO_STORE)
     assert out.startswith("InputError: DGLKGE_OWN_DISKS is set, but dglkge-launch --sync did not start this")

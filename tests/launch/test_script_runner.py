@@ -34,7 +34,6 @@ def run(arguments: list[str], folder: Path, runner: bool = True) -> subprocess.C
     ],
 )
 def test_like_python(tmp_path: Path, body: str) -> None:
-    """Output, traceback and status are those of the plain interpreter."""
     (tmp_path / "neighbour.py").write_text("VALUE = 7\n")
     script = tmp_path / "script.py"
     script.write_text(f"import atexit, sys, threading\nimport neighbour\ndef thing(): ...\n{body}\n")
@@ -47,7 +46,6 @@ def test_like_python(tmp_path: Path, body: str) -> None:
 
 
 def test_main_module(tmp_path: Path) -> None:
-    """What a script defines is found in __main__ by pickle, and to the very end."""
     (tmp_path / "script.py").write_text(
         "import atexit, pickle, __main__\n"
         "def thing(): ...\n"
@@ -58,7 +56,6 @@ def test_main_module(tmp_path: Path) -> None:
 
 
 def test_module(tmp_path: Path) -> None:
-    """-m runs a module of a package with the present folder on the path."""
     package = tmp_path / "package"
     package.mkdir()
     (package / "__init__.py").touch()
@@ -69,7 +66,6 @@ def test_module(tmp_path: Path) -> None:
 
 
 def test_children_that_are_spawned_find_the_script(tmp_path: Path) -> None:
-    """multiprocessing's spawn, which imports the main script anew, works as in DGL's samplers."""
     (tmp_path / "script.py").write_text(
         "import multiprocessing as mp\n"
         "def work(queue): queue.put('worked')\n"

@@ -89,7 +89,6 @@ def test_state_widths_are_the_optimizers() -> None:
 
 
 def test_bytes_by_hand() -> None:
-    """1,000 entities and 10 relations of 8 numbers, two directions of a relation, one number of state."""
     part = PartSize({"entity": 1000, RELATION: 10}, 5000, has_weights=True)
     chosen = config("model.dimension=8", "optimizer.name=row_adagrad")
     assert shared_memory_need.table_bytes(part, chosen) == 8 * PAGE + 1 * PAGE  # 32,000 and 640 bytes

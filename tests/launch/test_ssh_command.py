@@ -8,19 +8,19 @@ import shlex
 import subprocess
 import sys
 
-from dglkge.launch.remote.ssh import STARTER, SshSettings, forwarded_environment, ssh_client, ssh_command
+from dglkge.launch.remote.ssh import STARTER, SshSettings, forwarded_environment, ssh_command
 
 HOSTILE = ["a b", "it's", '"', "$HOME", "`id`", "; touch injected", "\\", "a\nb", "*", "&& false", "-o", "é"]
 
 
 def options(command: list[str]) -> list[str]:
-    """The values of -o, in order."""
     return [value for flag, value in zip(command, command[1:]) if flag == "-o"]
 
 
 def test_users_options_come_first() -> None:
     """ssh takes the first value of an option, so the user's win; ours make a silent host known in time."""
-    command = ssh_client(SshSettings(options=("ConnectTimeout=3", "StrictHostKeyChecking=no")))
+    settings = SshSettings(options=("ConnectTimeout=3", "StrictHostKeyChecking=no"))
+    command = ssh_command(settings, "host", ["true"])
     assert options(command)[:2] == ["ConnectTimeout=3", "StrictHostKeyChecking=no"]
     values = dict(option.split("=", 1) for option in reversed(options(command)))
     assert values["ConnectTimeout"] == "3"
@@ -29,16 +29,14 @@ def test_users_options_come_first() -> None:
 
 
 def test_only_what_was_said_is_passed() -> None:
-    """Without settings, ~/.ssh/config decides about port, user, key and known hosts."""
-    command = ssh_client(SshSettings())
+    command = ssh_command(SshSettings(), "host", ["true"])
     assert not {"-p", "-l", "-i"} & set(command)
     assert not any(option.startswith("StrictHostKeyChecking") for option in options(command))
-    command = ssh_client(SshSettings(2222, "me", "my key"))
-    assert command[-6:] == ["-i", "my key", "-l", "me", "-p", "2222"]
+    command = ssh_command(SshSettings(2222, "me", "my key"), "host", ["true"])
+    assert command[-9:-3] == ["-i", "my key", "-l", "me", "-p", "2222"]
 
 
 def test_words_survive_the_shell(tmp_path) -> None:
-    """What the remote shell makes of the last word is the command as it was."""
     words = [sys.executable, "-c", "import sys; print(ascii(sys.argv[1:]))", *HOSTILE]
     command = ssh_command(SshSettings(), "host", words)
     assert command[-3:-1] == ["--", "host"]

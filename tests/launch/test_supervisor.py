@@ -19,13 +19,13 @@ import pytest
 
 from dglkge.distributed.ip_config import Machine
 from dglkge.distributed.jobs import JobEntry
+from dglkge.distributed.preemption import STOP_SIGNALS
 from dglkge.distributed.world import JOB_VARIABLE
 from dglkge.launch.console import Console
 from dglkge.launch.job_result import JobResult
 from dglkge.launch.process_plan import SERVER, TRAINER, Limits, PlannedProcess
 from dglkge.launch.remote.remote_site import RemoteSite
 from dglkge.launch.remote.ssh import SshSettings
-from dglkge.launch.stop_signals import STOP_SIGNALS
 from dglkge.launch.supervisor import Supervisor
 
 JOB = uuid.uuid4().hex[:16]
@@ -86,7 +86,7 @@ class Run:
             for role, codes in ((SERVER, servers), (TRAINER, trainers))
             for number, code in enumerate(codes)
         ]
-        self.result = supervise(folder, Console.of(self.out, self.err), limits, plan)
+        self.result = supervise(folder, Console(self.out, self.err), limits, plan)
         self.statuses = {process.name: process.status for process in self.result.processes}
         assert processes_left() == []
         assert not any(is_running(process.pid) for process in self.result.processes if process.pid)
@@ -123,50 +123,37 @@ def kill_self(number: int) -> str:
     return f"import os; print('dying', flush=True); os.kill(os.getpid(), {number})"
 
 
+RAISES = "import traceback\ntry: raise ValueError('it')\nexcept ValueError: traceback.print_exc()"
+
+
 @pytest.mark.parametrize(
-    ("number", "status", "words"),
-    [(9, 137, ("trainer 1 ", "SIGKILL")), (6, 1, ("trainer 0 ", "ended with status 1"))],
+    ("second", "status", "words"),
+    [
+        # The kernel still takes the killed one's memory down.
+        ("import os; MARK; os.kill(os.getpid(), 9)", 137, ("trainer 1 ", "SIGKILL")),
+        # One that aborts itself right after another has failed is not the cause.
+        ("import os; MARK; os.kill(os.getpid(), 6)", 1, ("trainer 0 ", "ended with status 1")),
+        # The one that raised first is, even if it ends later: it closes its connections before.
+        (f"{RAISES}\nMARK; raise SystemExit(4)", 4, ("trainer 1 ", "ended with status 4")),
+        # Without a traceback it cannot be told from those that failed of that.
+        ("MARK; raise SystemExit(4)", 1, ("trainer 0 ", "ended with status 1")),
+    ],
 )
-def test_a_killed_process_is_the_cause_of_a_failure_that_was_seen_before(
-    run, tmp_path: Path, number: int, status: int, words: tuple[str, str]
-) -> None:
-    """A trainer may fail of its lost connection while the kernel still takes the killed one's memory down.
-
-    One that aborts itself right after another has failed is not the cause.
-    """
-    ready = tmp_path / "ready"
-    failing = f"import os\nwhile not os.path.exists({str(ready)!r}): pass\nraise SystemExit(1)"
-    killed = f"import os, time; open({str(ready)!r}, 'w').close(); time.sleep(0.2)"
-    job = run([FOREVER], [failing, f"{killed}; os.kill(os.getpid(), {number})"])
-    assert job.result.status == status
-    assert job.result.reason is not None and all(word in job.result.reason for word in words)
-
-
-@pytest.mark.parametrize(("silent", "named"), [(False, "trainer 1 "), (True, "trainer 0 ")])
-def test_who_raised_first_is_the_cause_even_if_it_ends_later(
-    run, tmp_path: Path, silent: bool, named: str
-) -> None:
-    """Closing its connections, a trainer that raised may end after those that failed of that.
-
-    One that ended without a traceback cannot be told from them: the first one that ended is named.
-    """
-    ready = tmp_path / "ready"
-    shown = "pass" if silent else "traceback.print_exc()"
-    later = (
-        f"import traceback, time\ntry: raise ValueError('it')\nexcept ValueError: {shown}\n"
-        f"open({str(ready)!r}, 'w'); time.sleep(0.2); raise SystemExit(4)"
-    )
-    lost = f"import os\nwhile not os.path.exists({str(ready)!r}): pass\nraise OSError"
-    job = run([FOREVER], [lost, later])
-    assert job.result.reason is not None and job.result.reason.startswith(named), job.err.getvalue()
-    assert job.result.status == (1 if silent else 4)
-    assert silent or "ValueError: it" in job.err.getvalue()
+def test_the_cause_of_a_failure(run, tmp_path, second: str, status: int, words: tuple[str, str]) -> None:
+    """A trainer may fail of a lost connection before the process ends that has closed it."""
+    ready = str(tmp_path / "ready")
+    failing = f"import os\nwhile not os.path.exists({ready!r}): pass\nraise OSError"
+    mark = f"import time; open({ready!r}, 'w'); time.sleep(0.2)"
+    job = run([FOREVER], [failing, second.replace("MARK", mark)])
+    assert job.result.status == status, job.err.getvalue()
+    assert all(word in job.result.reason for word in words)
+    assert status != 4 or "ValueError: it" in job.err.getvalue()
 
 
 @pytest.mark.parametrize(
     ("role", "code", "status", "words"),
     [
-        ("trainer", "raise SystemExit(3)", 3, "ended with status 3"),
+        ("trainer", "for i in range(100): print('line', i)\n1 / 0", 1, "ended with status 1"),
         ("server", "raise SystemExit(143)", 1, "ended with status 143"),  # not all have committed
         ("trainer", kill_self(15), 1, "was killed by signal 15 (SIGTERM)"),
         ("server", kill_self(9), 137, "was killed by signal 9 (SIGKILL) [kill -9, or the kernel was out of"),
@@ -182,20 +169,17 @@ def test_first_failure_ends_all(run, role: str, code: str, status: int, words: s
     assert job.result.status == status
     assert job.result.reason.startswith(f"{role} 2 (pid {culprit.pid}) on 127.0.0.1 {words}")
     assert all(code in (-9, -15) for name, code in job.statuses.items() if name != culprit.name)
-
-
-def test_failure_shows_the_end_of_the_log(run, tmp_path: Path) -> None:
-    """The last lines, the traceback among them, and where the log lies."""
-    text = run([FOREVER], ["for i in range(100): print('line', i)\n1 / 0"]).err.getvalue()
-    assert f"[launcher] the end of its log, {tmp_path / 'trainer-0.log'}:" in text
-    assert "[launcher]     line 99\n" in text and "line 50" not in text
-    assert "[launcher]     ZeroDivisionError: division by zero\n" in text
+    text = job.err.getvalue()
+    assert f"[launcher] the end of its log, {culprit.log}:" in text
+    if "1 / 0" in code:
+        assert "[launcher]     line 99\n" in text and "line 50" not in text
+        assert "[launcher]     ZeroDivisionError: division by zero\n" in text
 
 
 def test_program_that_does_not_exist(tmp_path: Path) -> None:
     """What cannot be started is a failure with the reason."""
     plan = [PlannedProcess(TRAINER, 0, ADDRESS, ("/no/such/program",), {})]
-    result = supervise(tmp_path, Console.of(io.StringIO(), io.StringIO()), SHORT, plan)
+    result = supervise(tmp_path, Console(io.StringIO(), io.StringIO()), SHORT, plan)
     assert result.status == 127
     assert result.reason.startswith("trainer 0 on 127.0.0.1 could not be started: [Errno 2] No such file")
 
@@ -231,9 +215,7 @@ FAILS_LATER = f"{LATER}; raise SystemExit(4)"
         pytest.param([], [DONE, LATER], SHORT, 0, None, id="a trainer ends long before another"),
     ],
 )  # fmt: skip
-def test_who_may_end_when(
-    run, servers: list[str], trainers: list[str], limits: Limits, status: int, reason: str | None
-) -> None:
+def test_who_may_end_when(run, servers, trainers, limits, status, reason) -> None:
     """Trainers first, in any order; servers within a limit after them."""
     job = run(servers, trainers, limits)
     assert job.result.status == status
@@ -284,9 +266,7 @@ while True: signal.pause()
     ],
 )
 @pytest.mark.usefixtures("in_foreground")
-def test_trainers_may_save_while_servers_still_serve(
-    run, number: int, code: str, status: int, reason: str
-) -> None:
+def test_trainers_may_save_while_servers_still_serve(run, number, code, status, reason) -> None:
     """The signal goes to the trainers; the servers, which save nothing, are killed after these have ended."""
     job = run([code], [code], LONG, [number])
     assert (job.result.status, job.result.reason, job.result.is_interrupted) == (status, reason, True)
@@ -348,7 +328,6 @@ def test_second_signal_cuts_the_wait_short(run, is_at_once: bool) -> None:
 
 
 def segment_script(name: str, end: str) -> str:
-    """A script that makes shared memory, keeps it mapped, and ends in some way."""
     return (
         "import mmap, os, signal\n"
         f"file = open('/dev/shm/{name}', 'w+b'); file.truncate(4096)\n"
@@ -375,7 +354,6 @@ def test_shared_memory_of_a_failed_job_is_removed(run) -> None:
 
 
 def test_logs_that_cannot_be_written_do_not_end_the_job(tmp_path: Path) -> None:
-    """Training goes on, every line is shown, and one warning names file and reason."""
     log_dir = tmp_path / "removed"
     job = Run(log_dir, [DONE], ["for i in range(5000): print('line', i)", DONE])
     assert (job.result.status, job.result.reason) == (0, None), job.err.getvalue()
@@ -388,7 +366,6 @@ def test_logs_that_cannot_be_written_do_not_end_the_job(tmp_path: Path) -> None:
 
 
 def test_clean_up_is_done_whatever_goes_wrong_before(tmp_path: Path) -> None:
-    """A console that raises at the end of a job keeps neither processes nor shared memory."""
     name = f"dglkge-{JOB}-0~{uuid.uuid4().hex}"
     code = segment_script(name, FOREVER)
 
@@ -396,7 +373,7 @@ def test_clean_up_is_done_whatever_goes_wrong_before(tmp_path: Path) -> None:
         def message(self, text: str, level: str = "info") -> None:
             raise MemoryError
 
-    console = Broken(io.StringIO(), io.StringIO(), is_terminal=False, is_coloured=False)
+    console = Broken(io.StringIO(), io.StringIO())
     plan = [
         PlannedProcess(TRAINER, number, "127.0.0.1", (sys.executable, "-u", "-c", text), {})
         for number, text in enumerate((code, "import time; time.sleep(2); raise SystemExit(3)"))
@@ -415,7 +392,7 @@ def test_progress_of_rank_0_only(tmp_path: Path) -> None:
         "sys.stderr.write('\\r5/5\\n')"
     )
     out = io.StringIO()
-    console = Console(out, io.StringIO(), is_terminal=True, is_coloured=False)
+    console = Console(out, io.StringIO(), is_terminal=True)
     plan = [PlannedProcess(TRAINER, i, "127.0.0.1", (sys.executable, "-c", bar), {}) for i in range(2)]
     assert supervise(tmp_path, console, SHORT, plan).status == 0
     shown = out.getvalue()

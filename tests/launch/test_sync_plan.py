@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 
@@ -12,7 +13,13 @@ from dglkge.errors import InputError
 from dglkge.launch.process_plan import Places
 from dglkge.launch.remote.file_transfer import Tree
 from dglkge.launch.remote.synced_site import plan_sync
-from dglkge.launch.script_config import MachineNeeds, machine_needs, partition_file, script_config
+from dglkge.launch.script_config import (
+    MachineNeeds,
+    check_partition,
+    machine_needs,
+    partition_file,
+    script_config,
+)
 
 DATASET = (
     "dataset.json", "relations.tsv", "train.npy", "entities/part0.txt", "partitions/kg.json",
@@ -23,7 +30,6 @@ DATASET = (
 
 @pytest.fixture
 def here(tmp_path: Path) -> Path:
-    """A folder as users have them."""
     folder = tmp_path / "here"
     for name in (
         "jobs/train.py",
@@ -49,7 +55,6 @@ def names(trees: list[Tree]) -> list[str]:
 
 @pytest.mark.parametrize("part_id", [0, 1, 10])
 def test_own_partition_only(here: Path, part_id: int) -> None:
-    """Script, modules beside it, named files, the data set, and of its partitions one."""
     config = load_config(None, ["dataset=data"])
     command = ["jobs/train.py", "--config=my.yaml"]
     trees = plan_sync(command, config, None, Places(here, Path("/work")), part_id)
@@ -60,13 +65,11 @@ def test_own_partition_only(here: Path, part_id: int) -> None:
 
 
 def test_module(here: Path) -> None:
-    """Of -m, the whole package."""
     trees = plan_sync(["-m", "package.main", "x"], None, None, Places(here, Path("/work")), 0)
     assert names(trees) == ["package/main.py"]
 
 
 def test_graph_of_another_script(here: Path) -> None:
-    """DGL's partition file and the files that it names for the machine."""
     files = {part: {"node_feats": f"{part}/n.dgl", "part_graph": f"{part}/g.dgl"} for part in ("p0", "p1")}
     (here / "ring.json").write_text(json.dumps({"part-0": files["p0"], "part-1": files["p1"]}))
     trees = plan_sync(["package/main.py"], None, "ring.json", Places(here, Path("/work")), 1)
@@ -79,7 +82,7 @@ def test_absolute_paths_stay(here: Path, tmp_path: Path) -> None:
     trees = plan_sync(
         ["package/main.py", str(tmp_path / "far.yaml")], None, None, Places(here, Path("/w")), 0
     )
-    assert trees[0] == Tree(str(tmp_path), str(tmp_path), ("far.yaml",))
+    assert trees[1] == Tree(str(tmp_path), str(tmp_path), ("far.yaml",))
     with pytest.raises(InputError, match="lies outside of"):
         plan_sync(["package/main.py", "../far.yaml"], None, None, Places(here, Path("/w")), 0)
 
@@ -112,3 +115,38 @@ def test_needs_that_are_not_known_here(here: Path) -> None:
     assert partition_file(config, here) is None
     needs = MachineNeeds(storage="disk", table_folders=("/work/here",))
     assert machine_needs(config, places, 2, 1, 1) == [needs] * 2
+
+
+def test_a_partition_that_fits(tmp_path: Path) -> None:
+    """The files of one partition must be there, those of others need not."""
+    path = tmp_path / "ring.json"
+    path.write_text(
+        '{"num_parts": 2, "part-0": {"part_graph": "part0/g"}, "part-1": {"part_graph": "part1/g"}}'
+    )
+    (tmp_path / "part1").mkdir()
+    (tmp_path / "part1" / "g").touch()
+    fingerprint = hashlib.sha256(path.read_bytes()).hexdigest()
+    assert check_partition(path, 1, 2) == check_partition(path, None, 2) == fingerprint
+    with pytest.raises(InputError, match=r"partition 0 is not whole: .*part0/g is missing"):
+        check_partition(path, 0, 2)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'{"num_parts": 4}', "{} has 4 partitions and ip_config has 2 machines; each machine holds one"),
+        (b'{"num_parts": "2"}', "{} has no 'num_parts'; expected the file that DGL's partitioner wrote"),
+        (b'{"num_parts": 2}', "{} names no files of partition 0"),
+        (b"[2]", "{} holds list, expected a JSON object"),
+        (b"{", "{} is cut off or no JSON: "),
+        (b"\xff\xfe\xfd", "{} is cut off or no JSON: "),
+        (None, "cannot read {}: No such file"),
+    ],
+)
+def test_partition_files_that_do_not_fit(tmp_path: Path, content: bytes | None, message: str) -> None:
+    path = tmp_path / "ring.json"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        check_partition(path, 0, 2)
+    assert message.format(path) in str(caught.value)

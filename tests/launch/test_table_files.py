@@ -48,7 +48,6 @@ def test_stale_folders_go_and_held_ones_stay(tmp_path: Path) -> None:
 
 
 def left_folders(base: Path, number: int) -> list[Path]:
-    """Make folders that nobody holds, as killed jobs of this host leave them."""
     folders = [TableFolder(base, new_nonce()) for _ in range(number)]
     for folder in folders:
         (folder.path / "table").write_bytes(b"x")
@@ -68,7 +67,10 @@ def test_room(tmp_path: Path) -> None:
     assert free_bytes(absent) > 0
     assert free_bytes(Path("/proc/self/nothing")) == 0 or os.geteuid() == 0
     assert roomy_folder([absent, tmp_path], 1) == absent
-    assert roomy_folder([absent, tmp_path], 2**62) is None
+    with pytest.raises(
+        InputError, match=rf"^files take \S+ GB, and none of {absent}, {tmp_path} has that room"
+    ):
+        roomy_folder([absent, tmp_path], 2**62)
     assert file_system(Path("/proc/self")) == "proc"
     assert usual_folders() and all(file_system(folder) != "tmpfs" for folder in usual_folders(on_disk=True))
 

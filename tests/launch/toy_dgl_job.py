@@ -18,7 +18,6 @@ DIM = 4
 
 
 def partition(folder: str, num_parts: int) -> None:
-    """Write a ring of NUM_NODES nodes, each with edges to the next two, in `num_parts` partitions."""
     nodes = torch.arange(NUM_NODES)
     graph = dgl.graph((nodes.repeat(2), torch.cat([nodes + 1, nodes + 2]) % NUM_NODES), num_nodes=NUM_NODES)
     graph.ndata["feature"] = nodes.float().reshape(-1, 1)
@@ -31,7 +30,6 @@ def zeros(shape: tuple, dtype: torch.dtype) -> torch.Tensor:
 
 
 def train(args: argparse.Namespace) -> None:
-    """Pull rows, compute, push rows, `steps` times."""
     dgl.distributed.initialize(args.ip_config)
     dist.init_process_group(backend="gloo")
     graph = dgl.distributed.DistGraph("ring", part_config=args.part_config)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from tests.model.score_oracle import Row, numbers
+from tests.model.dense_oracle import Row, numbers
 
 
 def operated(operator: str, row: Row, entity: Row) -> Row:

@@ -83,9 +83,7 @@ def conex(head: Row, relation: Row, tail: Row) -> float:
     """Demir and Ngonga Ngomo 2021, eq. 5."""
     found, half = parameters("conex", len(head)), len(head) // 2
     factors = features(found, [*head, *relation], 4, padding=1)
-    c, h, r, t = (
-        [complex(*parts) for parts in zip(row[:half], row[half:])] for row in (factors, head, relation, tail)
-    )
+    c, h, r, t = map(numbers, (factors, head, relation, tail))
     return sum((c[k] * h[k] * r[k] * t[k].conjugate()).real for k in range(half))
 
 

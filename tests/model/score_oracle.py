@@ -7,9 +7,7 @@ import math
 from collections.abc import Callable
 
 from dglkge.model.score_functions import SCORE_FUNCTIONS
-from tests.model.dense_oracle import DENSE
-
-Row = list[float]
+from tests.model.dense_oracle import DENSE, Row, numbers
 
 
 def transe_l1(head: Row, relation: Row, tail: Row) -> float:
@@ -29,9 +27,8 @@ def distmult(head: Row, relation: Row, tail: Row) -> float:
 
 def complex_(head: Row, relation: Row, tail: Row) -> float:
     """Trouillon et al. 2016."""
-    return sum(
-        (h * r * t.conjugate()).real for h, r, t in zip(numbers(head), numbers(relation), numbers(tail))
-    )
+    triples = zip(numbers(head), numbers(relation), numbers(tail))
+    return sum((h * r * t.conjugate()).real for h, r, t in triples)
 
 
 def rotate(head: Row, phases: Row, tail: Row) -> float:
@@ -169,12 +166,6 @@ def transr_l1(head: Row, relation: Row, tail: Row) -> float:
 def keci(head: Row, relation: Row, tail: Row) -> float:
     """Keci with its default options."""
     return clifford(head, relation, tail, 0, 1)
-
-
-def numbers(row: Row) -> list[complex]:
-    """Read a row as complex numbers: first half real, second half imaginary."""
-    half = len(row) // 2
-    return [complex(real, imaginary) for real, imaginary in zip(row[:half], row[half:])]
 
 
 ORACLES: dict[str, Callable[[Row, Row, Row], float]] = {

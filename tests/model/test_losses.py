@@ -1,8 +1,10 @@
-"""Every loss against its formula in plain Python; ignored negatives; options."""
+"""Every loss with every reduction, labels and ignored negatives, against plain loops; gradients; options."""
 
 from __future__ import annotations
 
+import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -13,98 +15,205 @@ from dglkge.model.losses import LOSSES, build_loss
 POSITIVE = [1.5, -0.3, 0.0, 7.0]
 NEGATIVE = [[0.5, -1.0, 2.0], [3.0, 0.1, -0.2], [0.0, 0.0, 0.0], [-5.0, 1.0, 6.5]]
 IGNORED = [[False, False, False], [True, False, False], [False, True, True], [False, False, True]]
+LABELS = [1.0, 0.0, 0.25, 0.9]
+TEMPERATURE = 0.7
+REDUCTIONS: dict[str, dict[str, Any]] = {
+    "mean": {},
+    "sum": {"reduction": "sum"},
+    "adversarial": {"adversarial_weights": True, "adversarial_temperature": TEMPERATURE},
+}
+OPTIONS: dict[str, list[dict[str, float]]] = {
+    "margin_ranking": [{}, {"margin": 0.25}],
+    "hinge": [{}, {"margin": 2.5}],
+    "self_adversarial": [
+        {},
+        {"margin": 2, "adversarial_temperature": 0.5},
+        {"margin": 0.0, "adversarial_temperature": 0},
+    ],
+}
+"""Options of a loss besides its reduction."""
+
+each_loss = pytest.mark.parametrize("name", LOSSES)
 
 
 def softplus(x: float) -> float:
     return math.log1p(math.exp(x))
 
 
-def softmax(positive, kept):
-    return -math.log(math.exp(positive) / (math.exp(positive) + sum(math.exp(n) for n in kept)))
+def pointwise(name: str, margin: float) -> Any:
+    """Loss of a true answer, and of a false one."""
+    return {
+        "logistic": (lambda s: softplus(-s), softplus),
+        "bce": (lambda s: softplus(-s), softplus),
+        "hinge": (lambda s: max(0.0, margin - s), lambda s: max(0.0, margin + s)),
+        "squared": (lambda s: (1.0 - s) ** 2, lambda s: s**2),
+        "self_adversarial": (lambda s: softplus(-s - margin), lambda s: softplus(s + margin)),
+    }[name]
 
 
-def logistic(positive, kept):
-    return softplus(-positive) + sum(softplus(n) for n in kept) / len(kept)
+def weights(kept: list[float], temperature: float) -> list[float]:
+    powers = [math.exp(temperature * n) for n in kept]
+    return [power / sum(powers) for power in powers]
 
 
-def margin_ranking(positive, kept, margin=1.0):
-    return sum(max(0.0, margin - positive + n) for n in kept) / len(kept)
+def reduced(terms: list[float], kept: list[float], reduction: str, temperature: float) -> float:
+    if reduction == "sum":
+        return sum(terms)
+    if reduction == "mean":
+        return sum(terms) / len(terms)
+    return sum(w * term for w, term in zip(weights(kept, temperature), terms))
 
 
-def self_adversarial(positive, kept, margin=9.0, adversarial_temperature=1.0):
-    beliefs = [math.exp(adversarial_temperature * n) for n in kept]
-    log_sigmoid = [-softplus(margin + n) for n in kept]
-    weighted = sum(belief / sum(beliefs) * term for belief, term in zip(beliefs, log_sigmoid))
-    return softplus(-(margin + positive)) - weighted
+def oracle(
+    name: str, reduction: str, options: dict, positive: float, kept: list[float], label: float | None
+) -> float:
+    """Return the loss of one query, negatives and labels one by one."""
+    margin = options.get("margin", 9.0 if name == "self_adversarial" else 1.0)
+    if name == "softmax":
+        shares = [1.0] * len(kept)
+        if reduction == "adversarial":
+            shares = [len(kept) * w for w in weights(kept, TEMPERATURE)]
+        total = math.exp(positive) + sum(share * math.exp(n) for share, n in zip(shares, kept))
+        return math.log(total) - positive
+    if name == "margin_ranking":
+        return reduced([max(0.0, margin - positive + n) for n in kept], kept, reduction, TEMPERATURE)
+    if_true, if_false = pointwise(name, margin)
+    truth = if_true(positive)
+    if label is not None and name == "squared":
+        truth = (label - positive) ** 2
+    elif label is not None:
+        truth = label * if_true(positive) + (1 - label) * if_false(positive)
+    terms = [if_false(n) for n in kept]
+    if name == "self_adversarial":
+        return truth + reduced(terms, kept, "adversarial", options.get("adversarial_temperature", 1.0))
+    if name == "bce" and reduction == "mean":
+        return (truth + sum(terms)) / (1 + len(terms))
+    return truth + reduced(terms, kept, reduction, TEMPERATURE)
 
 
-def bce(positive, kept):
-    return (softplus(-positive) + sum(softplus(n) for n in kept)) / (1 + len(kept))
+def cases(name: str) -> list[tuple[str, bool]]:
+    """Reductions of a loss, with labels and without."""
+    fields = LOSSES.get(name).Settings.model_fields
+    return [
+        (reduction, labeled)
+        for reduction, labeled in itertools.product(REDUCTIONS, (False, True))
+        if REDUCTIONS[reduction].keys() <= fields.keys() and (not labeled or "confidences" in fields)
+    ]
 
 
-def hinge(positive, kept, margin=1.0):
-    return max(0.0, margin - positive) + sum(max(0.0, margin + n) for n in kept) / len(kept)
+def tensors() -> tuple[torch.Tensor, torch.Tensor]:
+    kind: dict[str, Any] = {"dtype": torch.float64, "requires_grad": True}
+    return torch.tensor(POSITIVE, **kind), torch.tensor(NEGATIVE, **kind)
 
 
-def squared(positive, kept):
-    return (1 - positive) ** 2 + sum(n * n for n in kept) / len(kept)
+def test_the_cases_are_those_that_the_losses_declare() -> None:
+    assert sum(len(cases(name)) for name in LOSSES) == 2 * 3 * 4 + 2 + 3 + 2
+    without = {name for name in LOSSES if ("adversarial", False) not in cases(name)}
+    assert without == {"self_adversarial"}
 
 
-CASES = [
-    ("softmax", softmax, {}),
-    ("logistic", logistic, {}),
-    ("margin_ranking", margin_ranking, {}),
-    ("margin_ranking", margin_ranking, {"margin": 0.25}),
-    ("bce", bce, {}),
-    ("hinge", hinge, {}),
-    ("hinge", hinge, {"margin": 2.5}),
-    ("squared", squared, {}),
-    ("self_adversarial", self_adversarial, {}),
-    ("self_adversarial", self_adversarial, {"margin": 2, "adversarial_temperature": 0.5}),
-    ("self_adversarial", self_adversarial, {"margin": 0.0, "adversarial_temperature": 0}),
-]
+@each_loss
+def test_equals_plain_loops(name: str) -> None:
+    kinds = itertools.product(cases(name), OPTIONS.get(name, [{}]), [False, True])
+    for (reduction, labeled), options, masked in kinds:
+        positive, negative = tensors()
+        more = {"labels": torch.tensor(LABELS, dtype=torch.float64)} if labeled else {}
+        loss = build_loss(name, **REDUCTIONS[reduction], **options)
+        losses = loss(positive, negative, *([torch.tensor(IGNORED)] if masked else []), **more)
+        expected = []
+        for i, row in enumerate(NEGATIVE):
+            kept = [n for n, skip in zip(row, IGNORED[i]) if not (masked and skip)]
+            label = LABELS[i] if labeled else None
+            expected.append(oracle(name, reduction, options, POSITIVE[i], kept, label))
+        torch.testing.assert_close(losses, torch.tensor(expected, dtype=torch.float64))
 
 
-def tensors(dtype=torch.float64):
-    positive = torch.tensor(POSITIVE, dtype=dtype, requires_grad=True)
-    negative = torch.tensor(NEGATIVE, dtype=dtype, requires_grad=True)
-    return positive, negative, torch.tensor(IGNORED)
+@each_loss
+def test_gradient_is_that_of_the_oracle_with_constant_weights(name: str) -> None:
+    """Finite differences; scores are moved away from the corners of hinges, weights are held constant."""
+    for reduction, labeled in cases(name):
+        check_gradient(name, reduction, labeled)
 
 
-@pytest.mark.parametrize("name, formula, options", CASES)
-def test_equals_formula(name, formula, options):
-    positive, negative, ignored = tensors()
-    loss = build_loss(name, **options)
-    expected = torch.tensor([formula(p, n, **options) for p, n in zip(POSITIVE, NEGATIVE)])
-    torch.testing.assert_close(loss(positive, negative, None), expected, check_dtype=False)
-    torch.testing.assert_close(loss(positive, negative), expected, check_dtype=False)
-    kept = [[n for n, skip in zip(*pair) if not skip] for pair in zip(NEGATIVE, IGNORED)]
-    expected = torch.tensor([formula(p, n, **options) for p, n in zip(POSITIVE, kept)])
-    torch.testing.assert_close(loss(positive, negative, ignored), expected, check_dtype=False)
+def check_gradient(name: str, reduction: str, labeled: bool) -> None:
+    positive, negative = tensors()
+    ignored = torch.tensor(IGNORED)
+    more = {"labels": torch.tensor(LABELS, dtype=torch.float64)} if labeled else {}
+    loss = build_loss(name, **REDUCTIONS[reduction])
+    with torch.no_grad():
+        positive += 0.0137
+        negative += 0.0071
+    if reduction != "adversarial" and name != "self_adversarial":
+        assert torch.autograd.gradcheck(lambda p, n: loss(p, n, ignored, **more), (positive, negative))
+        return
+    # The weights of the scores as they are: given to the loss as numbers, so that differences do not move
+    # them.
+    temperature = 1.0 if name == "self_adversarial" else TEMPERATURE
+    constant = (temperature * negative.detach().masked_fill(ignored, -math.inf)).softmax(1)
+    loss(positive, negative, ignored, **more).sum().backward()
+
+    def held(p: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+        if name == "softmax":
+            shares = constant * (~ignored).sum(1, keepdim=True)
+            return ((p.exp() + (shares * n.exp()).sum(1)).log() - p).sum()
+        if name == "margin_ranking":
+            return (constant * (1 - p[:, None] + n).relu()).sum()
+        truth = loss(p, n, torch.ones_like(ignored), **more).sum()
+        terms = {"hinge": (1 + n).relu(), "squared": n.square()}.get(
+            name, torch.nn.functional.softplus(n + 9 * (name == "self_adversarial"))
+        )
+        return truth + (constant * terms).sum()
+
+    for of, got in ((0, positive.grad), (1, negative.grad)):
+        arguments = [positive.detach(), negative.detach()]
+        numeric = torch.zeros_like(arguments[of])
+        for place in range(numeric.numel()):
+            values = []
+            for step in (1e-6, -1e-6):
+                moved = [argument.clone() for argument in arguments]
+                moved[of].view(-1)[place] += step
+                values.append(held(*moved))
+            numeric.view(-1)[place] = (values[0] - values[1]) / 2e-6
+        torch.testing.assert_close(got, numeric, rtol=1e-5, atol=1e-7)
 
 
-# A squared error also pulls a score back to its label.
-@pytest.mark.parametrize("name", sorted(set(LOSSES) - {"squared"}))
-def test_better_positives_and_worse_negatives_never_cost_more(name):
-    positive, negative, _ = tensors()
-    build_loss(name)(positive, negative).sum().backward()
-    assert (positive.grad <= 0).all() and (negative.grad >= 0).all()
+@each_loss
+def test_ignored_and_large_scores(name: str) -> None:
+    """Everything stays finite, ignored scores have no gradient and do not matter."""
+    kinds = itertools.product(cases(name), (1.0, 1e2, 1e6), (IGNORED, [[True] * 3] * 4))
+    for (reduction, labeled), scale, ignored in kinds:
+        more = {"labels": torch.tensor(LABELS)} if labeled else {}
+        loss, mask = build_loss(name, **REDUCTIONS[reduction]), torch.tensor(ignored)
+        positive = torch.tensor(POSITIVE, requires_grad=True)
+        negative = torch.tensor(NEGATIVE, requires_grad=True)
+        losses = loss(positive * scale, negative * scale, mask, **more)
+        losses.sum().backward()
+        assert losses.shape == (4,) and torch.isfinite(losses).all()
+        assert torch.isfinite(positive.grad).all() and torch.isfinite(negative.grad).all()
+        assert (negative.grad[mask] == 0).all()
+        changed = (negative * scale).masked_fill(mask, 1e7)
+        torch.testing.assert_close(loss(positive * scale, changed, mask, **more), losses, rtol=0, atol=0)
 
 
-def test_no_gradient_flows_through_self_adversarial_weights():
-    negative = torch.tensor([[1.0, 2.0]], dtype=torch.float64, requires_grad=True)
-    positive = torch.zeros(1, dtype=torch.float64)
-    build_loss("self_adversarial", margin=0.0)(positive, negative).sum().backward()
-    weights = negative.detach().softmax(1)
-    torch.testing.assert_close(negative.grad, weights * negative.detach().sigmoid())
+@each_loss
+def test_kinds_of_a_loss_agree(name: str) -> None:
+    """A label of 1 is no label, and a temperature of 0 weighs all negatives the same."""
+    fields, (positive, negative) = LOSSES.get(name).Settings.model_fields, tensors()
+    plain, ignored = build_loss(name), torch.tensor(IGNORED)
+    if "confidences" in fields:
+        labeled = plain(positive, negative, None, labels=torch.ones(4, dtype=torch.float64))
+        torch.testing.assert_close(labeled, plain(positive, negative, None), rtol=0, atol=0)
+    if "adversarial_weights" in fields:
+        equal = build_loss(name, adversarial_weights=True, adversarial_temperature=0.0)
+        mean = build_loss("logistic" if name == "bce" else name)
+        torch.testing.assert_close(equal(positive, negative, ignored), mean(positive, negative, ignored))
 
 
-def test_softmax_gradient_is_belief_minus_truth():
-    positive, negative, _ = tensors()
-    build_loss("softmax")(positive, negative).sum().backward()
-    beliefs = torch.cat([positive[:, None], negative], dim=1).detach().softmax(1)
-    torch.testing.assert_close(positive.grad, beliefs[:, 0] - 1)
-    torch.testing.assert_close(negative.grad, beliefs[:, 1:])
+def test_a_subclass_states_its_own_settings() -> None:
+    class Mine(LOSSES.get("logistic")):  # type: ignore[misc]
+        pass
+
+    assert "reduction" not in Mine.Settings.model_fields
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import torch
 from dglkge.errors import InputError
 from dglkge.model.score_functions import SCORE_FUNCTIONS
 from dglkge.typing import Side
+from tests.model.bigraph_oracle import static_score
 from tests.model.dense_oracle import DENSE, FORWARD_ONLY
 from tests.model.score_oracle import ORACLES, fitting_dim, float64_score
 
@@ -127,33 +128,21 @@ def test_which_are_complex_and_which_are_phases():
     assert SCORE_FUNCTIONS.get("rotate")().relation_dim(8) == 4
 
 
-class TestAsInBigGraph:
-    """PyTorch-BigGraph's operators and comparators, from their documentation."""
-
-    def test_translation_with_l2(self):
-        function, lhs, relation, rhs = draw("transe_l2")
-        expected = -((rhs - relation) - lhs).pow(2).sum(1).sqrt()
-        static = -(lhs - (rhs + function.adjoint(relation))).pow(2).sum(1).sqrt()
-        dynamic = function.compare_pairs(function.operate(lhs, relation), rhs)
-        torch.testing.assert_close(static, expected)
-        torch.testing.assert_close(dynamic, expected)
-
-    def test_diagonal_with_dot(self):
-        function, lhs, diagonal, rhs = draw("distmult")
-        static = (lhs * (rhs * function.adjoint(diagonal))).sum(1)
-        torch.testing.assert_close(function.compare_pairs(function.operate(lhs, diagonal), rhs), static)
-
-    def test_complex_diagonal_with_dot(self):
-        function, lhs, row, rhs = draw("complex")
-
-        def complex_diagonal(embeddings, operator):
-            real, imag = operator[:, : DIM // 2], operator[:, DIM // 2 :]
-            real_a, imag_a = embeddings[:, : DIM // 2], embeddings[:, DIM // 2 :]
-            return torch.cat([real_a * real - imag_a * imag, real_a * imag + imag_a * real], dim=1)
-
-        torch.testing.assert_close(function.operate(lhs, row), complex_diagonal(lhs, row))
-        static = (lhs * complex_diagonal(rhs, function.adjoint(row))).sum(1)
-        torch.testing.assert_close(function.compare_pairs(function.operate(lhs, row), rhs), static)
+@pytest.mark.parametrize(
+    ("name", "pair"),
+    [
+        ("transe_l2", ("translation", "l2", False)),
+        ("distmult", ("diagonal", "dot", False)),
+        ("complex", ("complex_diagonal", "dot", False)),
+    ],
+)
+def test_as_in_bigraph(name, pair):
+    """A static operator of PyTorch-BigGraph's holds the row of the relation read backwards."""
+    function, *rows = draw(name)
+    heads, relations, tails = (row.tolist() for row in (rows[0], function.adjoint(rows[1]), rows[2]))
+    expected = [static_score(pair, *triple) for triple in zip(heads, relations, tails)]
+    scores = function.compare_pairs(function.operate(rows[0], rows[1]), rows[2])
+    np.testing.assert_allclose(scores, expected, rtol=1e-12)
 
 
 def test_unknown_name():

@@ -48,12 +48,9 @@ def test_sums_of_equal_ids(kind: type[GradientRows], num_ids: int, num_rows: int
         ]
 
 
-def test_order_picks_rows_and_narrow_types_are_rounded(kind: type[GradientRows]) -> None:
-    """Rows may be given by number; sums may be written as bfloat16."""
+def test_sums_may_be_written_in_a_narrow_type(kind: type[GradientRows]) -> None:
     chains = kind(2, np.dtype(np.float32))
-    rows = np.array([[1, 2], [3, 4], [1.001, 100.3]], np.float32)
-    chains.add(np.array([8, 9]), rows, None, np.array([2, 0]))
-    assert merged(chains, torch.float32)[0].tolist() == rows[[2, 0]].astype(np.float64).tolist()
+    chains.add(np.array([8, 9]), np.array([[1.001, 100.3], [1, 2]], np.float32))
     assert merged(chains, torch.bfloat16)[0].tolist() == [[1.0, 100.5], [1.0, 2.0]]
 
 

@@ -254,17 +254,15 @@ def test_what_one_trainer_cannot_load_or_save_is_told_to_all(tmp_path: Path) -> 
     assert save == f"OSError: trainer 1 cannot save the optimizer state: {own_save}"
 
 
-def test_trainers_share_the_rows_out() -> None:
-    """Each row is saved once; trainer 0 alone waits for no other; also where steps are not synchronous."""
-    results = run_cluster("tests.optim.workers:saved_ids", 3, num_nodes=NUM_NODES)
-    assert [alone for alone, _ in results] == [list(range(0, 60, 3)), None, None]
-    assert [ids for _, ids in results] == [list(range(rank, 60, 3)) for rank in range(3)]
-
-
-def test_an_overflow_of_one_trainer_holds_all_of_them(tmp_path: Path) -> None:
-    """GradScaler: all leave out the step, also those with finite gradients or without any, and all lower the
-    scale."""
-    for rows, scales in run_cluster("tests.optim.workers:overflow", 3, num_nodes=NUM_NODES):
+def test_trainers_share_the_rows_out_and_skip_a_step_together() -> None:
+    """Each row is saved once; trainer 0 alone waits for no other; also where steps are not synchronous.
+    GradScaler: all leave out the step with an overflow of one, also those with finite gradients or without
+    any, and all lower the scale."""
+    workers = {"workers": ["saved_ids", "overflow"]}
+    results = run_cluster("tests.optim.workers:several", 3, num_nodes=NUM_NODES, arguments=workers)
+    for rank, ((alone, ids), (rows, scales)) in enumerate(results):
+        assert alone == (None if rank else list(range(0, 60, 3)))
+        assert ids == list(range(rank, 60, 3))
         expected = start_rows(60, 2)
         expected[5] -= 0.5  # Adagrad's first step is the learning rate; the second was left out,
         expected[5] -= 0.5 * 3 / 10**0.5  # and the third has the gradients 1 and 3

@@ -182,6 +182,11 @@ def fail_alone(graph: Any, arguments: dict[str, Any]) -> list[str]:
     return errors
 
 
+def several(graph: Any, arguments: Any) -> list[Any]:
+    """Call other workers one after the other, in one cluster."""
+    return [globals()[name](graph, arguments) for name in arguments["workers"]]
+
+
 def saved_ids(graph: Any, arguments: Any) -> Any:
     """Ids of the rows that this trainer saves: trainer 0 alone, then all, where steps are not synchronous."""
     table, other = make_table(graph, "user", 2, "lone"), make_table(graph, "user", 2, "hogwild")

@@ -13,8 +13,7 @@ import pytest
 from dglkge.partition import dataset_writer
 from dglkge.partition.ingest import IdTriples, Reading
 from dglkge.partition.options import Options, ReadingOptions
-from dglkge.partition.readers.files import read_files
-from dglkge.partition.readers.find import Source, find_input
+from dglkge.partition.readers.files import Source, find_input, read_files
 from dglkge.partition.run_build import GraphJob
 from tests.toy_kg import ring_triples, typed_triples
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import json
+import shutil
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -26,8 +28,8 @@ from tests.toy_kg import typed_triples
 pytestmark = pytest.mark.usefixtures("build_here")
 
 
-@pytest.fixture(scope="module")
-def graph() -> dgl.DGLGraph:
+@functools.cache
+def typed_graph() -> dgl.DGLGraph:
     """Three node types, five edge types of four relations."""
     frame, types = typed_triples()
     numbers: dict[str, dict[str, int]] = {}
@@ -40,6 +42,11 @@ def graph() -> dgl.DGLGraph:
     for node_type in made.ntypes:
         made.nodes[node_type].data["orig_id"] = torch.arange(made.num_nodes(node_type))
     return made
+
+
+@pytest.fixture
+def graph() -> dgl.DGLGraph:
+    return typed_graph()
 
 
 def edges_of(graph: dgl.DGLGraph) -> Counter:
@@ -64,8 +71,8 @@ def triples_of(dataset: Dataset) -> Counter:
     return found
 
 
-def save(graph: dgl.DGLGraph, path: Path) -> Path:
-    dgl.save_graphs(str(path), [graph])
+def save(path: Path, *graphs: dgl.DGLGraph) -> Path:
+    dgl.save_graphs(str(path), list(graphs))
     return path
 
 
@@ -99,10 +106,10 @@ def make(source: Any, output: Path, **options: Any) -> Dataset:
 @pytest.mark.parametrize("num_parts", [None, 1, 3], ids=["saved", "one partition", "three partitions"])
 def test_triples_are_those_of_the_graph(graph, tmp_path, num_parts):
     if num_parts is None:
-        source = save(graph, tmp_path / "graph.bin")
+        source = save(tmp_path / "graph.bin", graph)
         assert triples_of(make(graph, tmp_path / "of object")) == edges_of(graph)
         # Found by its first bytes, too.
-        other = save(graph, tmp_path / "graph.dat")
+        other = save(tmp_path / "graph.dat", graph)
         assert triples_of(make(other, tmp_path / "of other")) == edges_of(graph)
     else:
         source = tmp_path / "parts"
@@ -160,11 +167,11 @@ def test_partitions_are_those_of_dgl(graph, tmp_path, change: Callable):
     assert triples_of(dataset) == expected
 
 
-def relational(num_nodes: int = 40) -> dgl.DGLGraph:
-    heads = torch.arange(3 * num_nodes) % num_nodes
-    made = dgl.graph((heads, (heads * 7 + torch.arange(3 * num_nodes)) % num_nodes))
-    made.edata["etype"] = torch.arange(3 * num_nodes) % 5
-    made.ndata["orig_id"] = torch.arange(num_nodes)
+def relational(relation_type: torch.dtype = torch.int64) -> dgl.DGLGraph:
+    heads = torch.arange(120) % 40
+    made = dgl.graph((heads, (heads * 7 + torch.arange(120)) % 40))
+    made.edata["etype"] = (torch.arange(120) % 5).to(relation_type)
+    made.ndata["orig_id"] = torch.arange(40)
     return made
 
 
@@ -175,7 +182,7 @@ def test_relations_in_edge_data(tmp_path):
     rows = zip(heads.tolist(), graph.edata["etype"].tolist(), tails.tolist())
     expected = Counter(("entity", head, str(relation), "entity", tail) for head, relation, tail in rows)
     partition(graph, tmp_path / "parts", 2)
-    for number, source in enumerate((graph, save(graph, tmp_path / "g.bin"), tmp_path / "parts")):
+    for number, source in enumerate((graph, save(tmp_path / "g.bin", graph), tmp_path / "parts")):
         dataset = make(source, tmp_path / f"made{number}")
         assert triples_of(dataset) == expected
     del graph.edata["etype"]
@@ -184,46 +191,16 @@ def test_relations_in_edge_data(tmp_path):
     assert plain.entity_types == ["entity"]
 
 
-def two_graphs(folder: Path) -> Path:
-    dgl.save_graphs(str(folder / "g.bin"), [relational(), relational()])
-    return folder / "g.bin"
-
-
-def cut_off(folder: Path) -> Path:
-    path = save(relational(), folder / "g.bin")
-    path.write_bytes(path.read_bytes()[:2000])
+def cut(path: Path, size: int) -> Path:
+    path.write_bytes(path.read_bytes()[:size])
     return path
 
 
-def cut_partition(folder: Path) -> Path:
+def partitioned(folder: Path, **changes: Any) -> Path:
+    """Partition in two, with other fields in the description."""
     partition(relational(), folder, 2)
-    (folder / "part1" / "graph.dgl").write_bytes(b"")
-    return folder
-
-
-def no_integers(folder: Path) -> Path:
-    graph = relational()
-    graph.edata["etype"] = graph.edata["etype"].float()
-    return save(graph, folder / "g.bin")
-
-
-def two_descriptions(folder: Path) -> Path:
-    partition(relational(), folder, 2)
-    (folder / "other.json").write_bytes((folder / "kg.json").read_bytes())
-    return folder
-
-
-def old_description(folder: Path) -> Path:
-    partition(relational(), folder, 2)
-    text = json.loads((folder / "kg.json").read_text())
-    (folder / "kg.json").write_text(json.dumps({**text, "num_parts": "two"}))
-    return folder
-
-
-def empty_partition(folder: Path) -> Path:
-    partition(relational(), folder, 2)
-    text = json.loads((folder / "kg.json").read_text())
-    (folder / "kg.json").write_text(json.dumps({**text, "node_map": {"_N": [[0, 40], [40, 40]]}}))
+    description = json.loads((folder / "kg.json").read_text())
+    (folder / "kg.json").write_text(json.dumps({**description, **changes}))
     return folder
 
 
@@ -234,38 +211,57 @@ def twice_the_same_id(folder: Path) -> Path:
     return folder
 
 
-def of_a_data_set(folder: Path) -> Path:
-    make(relational(), folder / "made")
-    return folder / "made" / "partitions"
-
-
-def good(folder: Path) -> Path:
-    partition(relational(), folder, 2)
-    return folder
-
-
 @pytest.mark.parametrize(
     ("prepare", "options", "words"),
     [
-        (two_graphs, {}, "g.bin has 2 graphs, expected one"),
-        (cut_off, {}, "g.bin: cannot be read as a graph of DGL: Check failed"),
-        (cut_partition, {}, "graph.dgl: cannot be read as a partition of DGL: "),
-        (no_integers, {}, "g.bin: the edge data 'etype' is float32 of shape .120,., expected an integer"),
-        (two_descriptions, {}, "has several graphs of DGL: kg.json, other.json"),
-        (old_description, {}, "kg.json: is no description of DGL partitions: "),
-        (empty_partition, {}, "kg.json: partition 1 has no node of the type '_N'; every"),
-        (twice_the_same_id, {}, "kg.json: the original ids of '_N' are 40 numbers, expected each of 0 to 39"),
-        (of_a_data_set, {}, "partitions has the partitions of the data set .*/made: give that"),
-        (good, {"num_parts": 3}, "the input has 2 partitions, which are kept; --num-parts is 3"),
+        (lambda f: save(f / "g.bin", relational(), relational()), {}, "g.bin has 2 graphs, expected one"),
         (
-            good,
+            lambda f: cut(save(f / "g.bin", relational()), 2000),
+            {},
+            "g.bin: cannot be read as a graph of DGL: ",
+        ),
+        (
+            lambda f: cut(partitioned(f) / "part1" / "graph.dgl", 0).parents[1],
+            {},
+            "graph.dgl: cannot be read as a partition of DGL: ",
+        ),
+        (
+            lambda f: save(f / "g.bin", relational(torch.float32)),
+            {},
+            "g.bin: the edge data 'etype' is float32 of shape .120,., expected an integer",
+        ),
+        (
+            lambda f: Path(shutil.copy(partitioned(f) / "kg.json", f / "other.json")).parent,
+            {},
+            "has several graphs of DGL: kg.json, other.json",
+        ),
+        (lambda f: partitioned(f, num_parts="two"), {}, "kg.json: is no description of DGL partitions: "),
+        (
+            lambda f: partitioned(f, node_map={"_N": [[0, 40], [40, 40]]}),
+            {},
+            "kg.json: partition 1 has no node of the type '_N'; every",
+        ),
+        (twice_the_same_id, {}, "kg.json: the original ids of '_N' are 40 numbers, expected each of 0 to 39"),
+        (
+            lambda f: make(relational(), f / "made").path / "partitions",
+            {},
+            "partitions has the partitions of the data set .*/made: give that",
+        ),
+        (partitioned, {"num_parts": 3}, "the input has 2 partitions, which are kept; --num-parts is 3"),
+        (
+            partitioned,
             {"reading": ReadingOptions(relation_attribute="kind")},
             "kg.json: the graph's edges have no data 'kind'; they have etype",
         ),
         (
-            good,
+            partitioned,
             {"reading": ReadingOptions(name_attribute="kind")},
             "--name-attribute is for GraphML, and the input is a partitioned graph of DGL",
+        ),
+        (
+            lambda f: save(f / "g.bin", typed_graph()),
+            {"reading": ReadingOptions(types_from="near")},
+            "the input has entity types of its own: give no --types-from",
         ),
     ],
 )
@@ -275,13 +271,8 @@ def test_what_is_refused(tmp_path, prepare, options, words):
     assert not (tmp_path / "out").exists()
 
 
-def test_types_of_the_graph_are_kept(graph, tmp_path):
-    with pytest.raises(InputError, match="the input has entity types of its own: give no --types-from"):
-        make(save(graph, tmp_path / "g.bin"), tmp_path / "out", reading=ReadingOptions(types_from="near"))
-
-
 def test_the_data_set_of_a_run_is_made_once(graph, tmp_path):
-    source = save(graph, tmp_path / "g.bin")
+    source = save(tmp_path / "g.bin", graph)
     made, notes = dataset_of_run(source, tmp_path / "run", Options())
     assert made == tmp_path / "run" / "dataset" and "a graph of DGL" in notes[0]
     (tmp_path / "run" / "config.yaml").write_text("")
@@ -306,16 +297,12 @@ def test_training_from_a_partitioned_graph(graph, tmp_path):
     ("source", "message"),
     [
         ("g.bin", "g.bin is a file and no dataset folder; dglkge data build makes one of it"),
-        (
-            "parts",
-            "parts is no dataset folder: it has no dataset.json (dglkge data build makes dataset folders)",
-        ),
         ("made", "partitions/made.json has 2 partitions and ip_config has 1 machines"),
     ],
 )
 def test_what_is_refused_before_processes_start(tmp_path, source, message):
     if source == "g.bin":
-        save(relational(), tmp_path / "g.bin")
+        save(tmp_path / "g.bin", relational())
     else:
         partition(relational(), tmp_path / "parts", 2)
         make(tmp_path / "parts", tmp_path / "made")

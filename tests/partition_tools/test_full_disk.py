@@ -110,7 +110,7 @@ def test_a_full_console_after_the_dataset_is_whole(source, tmp_path):
     [
         ("x" * 300, "cannot be used: File name too long"),
         ("file/out", "cannot be made: File exists"),
-        ("taken", "another file is where its temporary folder would be"),
+        ("taken", "cannot be used: another file is there; remove it, or choose another output"),
     ],
 )
 def test_outputs_that_cannot_be(output, words, source, tmp_path, capsys):

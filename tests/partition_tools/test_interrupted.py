@@ -29,11 +29,7 @@ def stop(*arguments, **options):
 sys.exit(partition.main(sys.argv[1:]))
 """
 
-POINTS = [
-    ("make_dataset", "write_triples"),
-    ("dataset_writer", "run_build"),
-    ("dataset_writer", "_replace"),
-]
+POINTS = [("make_dataset", "write_triples"), ("dataset_writer", "run_build"), ("dataset_writer", "_replace")]
 """Where the run is stopped: instead of calling this function."""
 
 
@@ -59,12 +55,16 @@ def loadable(folder: Path) -> list[Path]:
     return found
 
 
-@pytest.mark.parametrize("module, function", POINTS)
-def test_killed_run_leaves_nothing_that_loads(tmp_path, source, module, function):
-    done = run(source, tmp_path / "out", module, function, signal.SIGKILL)
-    assert done.returncode == -signal.SIGKILL, done.stderr
-    assert not (tmp_path / "out").exists()
-    assert loadable(tmp_path) == []
+def test_killed_runs_leave_nothing_that_loads_and_the_next_one_clears_up(tmp_path, source):
+    output = tmp_path / "out"
+    for module, function in POINTS:
+        done = run(source, output, module, function, signal.SIGKILL)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+        assert not output.exists() and (tmp_path / ".out.partial").exists()
+        assert loadable(tmp_path) == []
+    partition(source, output, "--num-parts", "2", "--method", "random")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
+    assert loadable(tmp_path) == [output]
 
 
 @pytest.mark.parametrize(
@@ -83,12 +83,3 @@ def test_killed_overwrite_keeps_the_old_dataset(tmp_path, source):
     done = run(source, output, "dataset_writer", "run_build", signal.SIGKILL, "--overwrite")
     assert done.returncode == -signal.SIGKILL
     assert loadable(tmp_path) == [output] and Dataset.open(output).name == "toy"
-
-
-def test_next_run_clears_up_and_succeeds(tmp_path, source):
-    output = tmp_path / "out"
-    assert run(source, output, "dataset_writer", "run_build", signal.SIGKILL).returncode == -signal.SIGKILL
-    assert (tmp_path / ".out.partial" / "train.npy").exists()
-    partition(source, output, "--num-parts", "2", "--method", "random")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "source"]
-    assert loadable(tmp_path) == [output]

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from dglkge.errors import InputError
-from dglkge.partition.make_dataset import check_num_parts
+from dglkge.partition.make_dataset import partition_dataframe
 from dglkge.partition.options import Options
-from dglkge.partition.readers.find import find_input, split_of
+from dglkge.partition.readers.files import find_input, split_of
 from dglkge.partition.report import reading_progress, show_line
 
 
@@ -32,12 +33,16 @@ def test_values_that_are_not_allowed(options, message):
         Options(**options)
 
 
-def test_partitions_need_a_node_of_every_type_each():
-    check_num_parts(3, {"person": 3, "relation": 3})
-    with pytest.raises(InputError, match=r"3 partitions are more than .* entities of type 'town' \(2\)"):
-        check_num_parts(3, {"person": 3, "town": 2, "relation": 3})
-    with pytest.raises(InputError, match=r"3 partitions are more than there are relations \(1\)"):
-        check_num_parts(3, {"person": 3, "relation": 1})
+@pytest.mark.parametrize(
+    ("types", "what"), [("ab", r"entities of type 'b' \(2\)"), ("a", r"there are relations \(1\)")]
+)
+def test_partitions_need_a_node_of_every_type_each(tmp_path, types, what):
+    names = [f"{types[place % len(types)]}{place}" for place in range(5)]
+    (tmp_path / "types.tsv").write_text("".join(f"{name}\t{name[0]}\n" for name in names))
+    frame = pd.DataFrame([(name, "r", names[0]) for name in names], columns=["head", "relation", "tail"])
+    with pytest.raises(InputError, match=f"3 partitions are more than .*{what}"):
+        options = Options(num_parts=3, entity_types=tmp_path / "types.tsv")
+        partition_dataframe(frame, tmp_path / "out", options=options)
 
 
 def test_progress_is_shown_on_stderr_where_asked_for(tmp_path, capsys):

@@ -11,7 +11,7 @@ from dglkge.data.text_format import parse_columns
 from dglkge.errors import InputError
 from dglkge.partition.make_dataset import partition_triples
 from dglkge.partition.options import Options, ReadingOptions
-from dglkge.partition.readers.find import find_input
+from dglkge.partition.readers.files import find_input
 from tests.partition_tools.conftest import names, read
 from tests.partition_tools.reading_back import named_triples
 

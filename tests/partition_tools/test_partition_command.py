@@ -18,7 +18,6 @@ import pytest
 from dglkge.data.dataset import Dataset
 from partition_tools import partition
 from tests import warm
-from tests.partition_tools.reading_back import named_triples
 from tests.toy_kg import REPOSITORY, ring_triples, write_splits
 
 SCRIPT = REPOSITORY / "partition_tools" / "partition.py"
@@ -121,19 +120,6 @@ def test_every_kind_of_input_gives_the_same_dataset(tmp_path, source, build_here
     assert [kind for kind, files in found.items() if files != found["source"]] == []
 
 
-def test_dgl_ke_form(tmp_path, build_here, capsys):
-    (tmp_path / "train.txt").write_text("0\t1\t0\n1\t2\t0\n2\t0\t1\n")
-    (tmp_path / "entities.tsv").write_text("0\tRome\n2\tItaly\n1\tTiber\n3\tPo\n")
-    (tmp_path / "relations.tsv").write_text("0\tnear\n1\tin\n")
-    maps = ["--entity-map", str(tmp_path / "entities.tsv"), "--relation-map", str(tmp_path / "relations.tsv")]
-    inputs = ["--input", str(tmp_path / "train.txt"), "--columns", "htr", *maps]
-    assert partition.main([*inputs, "--output", str(tmp_path / "out"), "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["splits"] == {"train": 3, "valid": 0, "test": 0}
-    triples = named_triples(tmp_path / "out", "train")
-    assert triples == [("Rome", "near", "Tiber"), ("Tiber", "near", "Italy"), ("Italy", "in", "Rome")]
-    assert np.load(tmp_path / "out" / "train.npy").tolist() == [[0, 0, 1], [1, 0, 2], [2, 1, 0]]
-
-
 def write(folder: Path, name: str, content: bytes) -> str:
     (folder / name).write_bytes(content)
     return str(folder / name)
@@ -143,12 +129,7 @@ BAD = [
     ("split.tsv", b"a\tb\tc\n", ["--split", "0.5,0.6,0.1"], "the fractions add up to 1.2, not 1"),
     ("bad.csv", b"a,b,c\n", ["--columns", "h,r"], "--columns 'h,r' does not give head, relation and tail"),
     ("names.tsv", b"0\t0\t0\n", ["--entity-map", "x", "--ids", "names"], "--ids names excludes --entity-map"),
-    (
-        "kind.json",
-        b'{"a": ["b", "c"]}\n',
-        [],
-        "kind.json: unknown kind of file, by its name and by its cont",
-    ),
+    ("kind.json", b'{"a": ["b", "c"]}\n', [], "kind.json: unknown kind of file, by its name and by its cont"),
 ]
 
 
@@ -169,15 +150,3 @@ def test_status_as_a_process(tmp_path):
     assert done.returncode == 2 and done.stdout == ""
     fault = f"{path}:1: got 2 columns separated by tabs, expected 3: 'a\\tb'"
     assert done.stderr == f"partition.py: error: {fault}\n"
-
-
-def test_failure_of_the_child_is_status_1(tmp_path, source, monkeypatch, capsys):
-    from dglkge.partition import run_build
-
-    script = tmp_path / "build_graph.py"
-    script.write_text("raise ValueError('DGL is unwell')")
-    monkeypatch.setattr(run_build, "__file__", str(tmp_path / "run_build.py"))
-    assert partition.main(["--input", str(source), "--output", str(tmp_path / "out")]) == 1
-    error = capsys.readouterr().err
-    assert "partitioning failed: exit status 1" in error and "| ValueError: DGL is unwell" in error
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["build_graph.py", "source"]

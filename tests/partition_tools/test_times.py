@@ -136,8 +136,12 @@ def test_intervals(tmp_path):
     assert np.load(tmp_path / "days" / "train.npy").tolist() == train.tolist()
 
 
-def test_one_time_is_a_time(tmp_path):
+def test_one_time_is_a_time(tmp_path, monkeypatch):
     frame = temporal_triples().assign(time="7")
+    with monkeypatch.context() as patch:
+        patch.setattr("dglkge.partition.ingest.MAX_PAIRS", 2)
+        with pytest.raises(InputError, match="3 relations at 1 times are 3; allowed: up to 2, e.g. by a"):
+            partition_dataframe(frame, tmp_path / "no", columns="head,relation,tail,time")
     partition_dataframe(frame, tmp_path / "out", columns="head,relation,tail,time")
     dataset = Dataset.open(tmp_path / "out")
     assert dataset.num_times == 1 and list(dataset.relations.times) == ["7"]

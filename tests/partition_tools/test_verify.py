@@ -15,6 +15,7 @@ from dglkge.partition import dataset_writer
 from dglkge.partition.build_graph import VerificationError, verify_partitions
 from dglkge.partition.make_dataset import partition_dataframe
 from dglkge.partition.options import Options
+from dglkge.partition.run_build import GraphJob
 from tests.partition_tools.conftest import build_in_this_process
 from tests.toy_kg import typed_triples
 
@@ -40,8 +41,7 @@ def partitions(sound, tmp_path):
 
 def verify(partitions) -> None:
     dataset = Dataset.open(partitions.parent)
-    edge_types = [list(edge_type) for edge_type in dataset.edge_types]
-    verify_partitions(partitions, dataset.graph_name, dataset.split("train"), edge_types)
+    verify_partitions(partitions, GraphJob.of(dataset.description), dataset.split("train"))
 
 
 def change(path, function) -> None:
@@ -96,14 +96,8 @@ def changed(function, *names: str):
         (changed(lambda ids: ids + 1, "original_ids_town.npy"), "the id maps of town are not inverse"),
         (changed(lambda edges: edges[:, [2, 1, 0]], "part0/edges.npy"), "partition 0: "),
         (changed(other_relation, "part1/edges.npy"), "partition 1: edges .* are not those of the triples"),
-        (
-            changed(lambda ids: np.append(ids[:-1], 10**6), "part0/triple_ids.npy"),
-            "1000000 is of no triple",
-        ),
-        (
-            changed(without_first, *(f"part1/{name}" for name in TABLE)),
-            "partitions hold [0-9]+ of [0-9]+",
-        ),
+        (changed(lambda ids: np.append(ids[:-1], 10**6), "part0/triple_ids.npy"), "1000000 is of no triple"),
+        (changed(without_first, *(f"part1/{name}" for name in TABLE)), "partitions hold [0-9]+ of [0-9]+"),
         (changed(swap_first, *(f"part0/{name}" for name in TABLE)), "partition 0: triple ids do not ascend"),
         (take_of_the_other, "partition 1: "),
         (copy_of_the_other, None),

@@ -10,15 +10,16 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from dglkge.step import row_sums
+from dglkge.step.reductions import sum_by_place
 from tests.toy_kg import REPOSITORY
 
 INTERPRETED = """
 import torch
-from dglkge.step import row_sums
-from dglkge.step.row_sums import COLUMNS, sum_in_order
-from dglkge.step.objectives.score_shares import share_in_one_pass, share_scores
-length = row_sums.LENGTH = 8
+from triton.language import constexpr
+from dglkge.step import gpu_kernels
+from dglkge.step.reductions import share_in_one_pass, share_scores, sum_in_order
+length, COLUMNS = 8, gpu_kernels.COLUMNS.value
+gpu_kernels.LENGTH = constexpr(length)
 random = torch.Generator().manual_seed(1)
 for num, num_sums, width in [(1, 1, 1), (5, 5, 3), (length, 1, 2), (3 * length + 7, 1, 4), (3 * length, 3, 5),
                              (40 * length + 1, 60, COLUMNS + 3), (4 * length, 4 * length, 2), (700, 2, 3)]:
@@ -45,8 +46,7 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from dglkge.step.gpu_kernels import share_row, sum_runs
-from dglkge.step.row_sums import COLUMNS, LENGTH
-from dglkge.step.objectives.score_shares import MOST_COLUMNS
+from dglkge.step.reductions import MOST_COLUMNS
 
 def compiled(kernel, types, values, num_warps):
     made = triton.compile(
@@ -56,10 +56,9 @@ def compiled(kernel, types, values, num_warps):
 
 rows = "*fp32"
 types = dict(rows=rows, order="*i64", places="*i32", sums=rows, parts=rows, num_rows="i32", width="i32",
-             num_parts="i32", adds="constexpr", length="constexpr", num_columns="constexpr")
+             adds="constexpr")
 for adds in (False, True):
-    values = dict(adds=adds, length=LENGTH, num_columns=COLUMNS)
-    compiled(sum_runs, types, values, 4)
+    compiled(sum_runs, types, dict(adds=adds), 4)
 for scores in ("*fp32", "*bf16"):
     types = dict(scores=scores, logs="*fp32", width="i32", num_columns="constexpr")
     for num_columns, num_warps in ((1024, 4), (MOST_COLUMNS, 16)):
@@ -72,15 +71,8 @@ needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="no Triton
 
 def printed(script: str, **environment: str) -> str:
     """Return what a script prints."""
-    command = [sys.executable, "-c", script]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        timeout=200,
-        cwd=REPOSITORY,
-        env={**os.environ, **environment},
-    )
+    options = {"cwd": REPOSITORY, "env": {**os.environ, **environment}, "timeout": 200}
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, **options)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -98,4 +90,4 @@ def test_kernels_compile_for_a_gpu_that_is_not_here() -> None:
 def test_plain_twin_of_sums() -> None:
     rows, places = torch.randn(50, 3, dtype=torch.float64), torch.arange(50) % 7
     expected = torch.stack([rows[places == place].sum(0) for place in range(7)])
-    torch.testing.assert_close(row_sums.sum_by_place(rows, places, 7), expected)
+    torch.testing.assert_close(sum_by_place(rows, places, 7), expected)

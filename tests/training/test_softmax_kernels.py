@@ -39,7 +39,7 @@ def test_loss_and_gradients_equal_those_of_autograd(dtype: torch.dtype, scale: f
     expected = (losses * torch.from_numpy(factors)).sum()
     expected.backward()
     missing, own_shares, found = np.full((3, NUM), np.nan, np.float32)
-    got = softmax(NO_WEIGHTS, words(scores), positive, own, factors, missing, own_shares, factors, found)
+    got = softmax(NO_WEIGHTS, words(scores), (positive, own, factors, missing, own_shares, factors, found))
     assert got == pytest.approx(expected.item(), rel=1e-5)
     np.testing.assert_allclose(found, losses.detach(), rtol=1e-5)
     for mine, leaf in ((missing, leaves[0]), (own_shares, leaves[1])):
@@ -56,7 +56,7 @@ def test_what_is_not_finite_stays_so_and_in_its_row(where: str, poison: float) -
     scores, positive, own, factors = scores_of(1.0, torch.float32)
     {"scores": scores[:, 2], "positive": positive, "own": own}[where][1] = poison
     missing, own_shares, found = np.zeros((3, NUM), np.float32)
-    loss = softmax(NO_WEIGHTS, words(scores), positive, own, factors, missing, own_shares, factors, found)
+    loss = softmax(NO_WEIGHTS, words(scores), (positive, own, factors, missing, own_shares, factors, found))
     assert not np.isfinite(loss)
     assert np.isnan(missing[1]) and np.isnan(own_shares[1]) and scores[1].isnan().all()
     others = np.arange(NUM) != 1

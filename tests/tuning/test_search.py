@@ -110,7 +110,8 @@ def test_failures_are_left_out(tmp_path):
     found = search.run(run_trial)
     records = search.records()
     assert [record["state"] for record in records[:5]] == ["complete", "failed"] * 2 + ["failed"]
-    assert [record["reason"] for record in records[:5]] == [None, "no memory"] * 2 + ["the valid MRR is nan"]
+    reasons = [None, "no memory"] * 2 + ["the metric of the valid split is nan"]
+    assert [record["reason"] for record in records[:5]] == reasons
     good = [record for record in records if record["state"] == "complete" and record["rung"] == 0]
     assert found == max(good, key=lambda record: record["value"])["values"]
 

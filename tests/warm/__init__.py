@@ -77,7 +77,6 @@ class Server:
     """A process of :mod:`tests.warm.server`: its socket, its number, and the pipe with which it ends."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
-        """Start it, as a copy of the server that the environment names with ``TEMPLATE``, if it does."""
         self._folder = tempfile.TemporaryDirectory(prefix="dglkge-warm-")
         self.socket = Path(self._folder.name, "socket")
         self.executable = Path(self._folder.name, "python")
@@ -114,7 +113,6 @@ class Server:
         return [str(self.executable), PLAIN]
 
     def stop(self) -> None:
-        """End it, and with it what it has started."""
         assert self._process.stdin is not None
         with contextlib.suppress(OSError):
             self._process.stdin.close()
@@ -129,19 +127,16 @@ def _server() -> Server:
 
 
 def start_template(mark: Mapping[str, str]) -> Server:
-    """Start the server of which those of the workers, which are started later, are copies."""
     server = Server({**os.environ, **mark})
     os.environ[TEMPLATE] = str(server.socket)
     return server
 
 
 def executable() -> str:
-    """Return a program that does what ``python`` does, as a copy."""
     return str(_server().executable)
 
 
 def processes(role: str) -> list[tuple[int, psutil.Process]]:
-    """Return the living servers (``server``) or trainers (``client``) that are copies, and their numbers."""
     found = []
     for process in psutil.Process(_server().pid).children(recursive=True) if os.environ.get(VARIABLE) else ():
         with contextlib.suppress(psutil.Error):
@@ -152,7 +147,6 @@ def processes(role: str) -> list[tuple[int, psutil.Process]]:
 
 
 def stop() -> None:
-    """End the server if it was started, and with it what it has started."""
     if _server.cache_info().currsize:
         _server().stop()
         del os.environ[VARIABLE]

@@ -32,7 +32,6 @@ def is_open(number: int) -> bool:
 
 
 def main() -> int:
-    """Send what is to run, wait for its end, and end likewise."""
     if "DGLKGE_FORK_SERVER" in os.environ:
         # Its processes, which import nothing, become clients.
         sys.path.insert(0, os.path.dirname(sys.argv[1]))

@@ -150,7 +150,6 @@ def _receive(client: socket.socket) -> tuple[Request, list[int]]:
 
 
 def _copy(request: Request, streams: Sequence[int], client: int) -> Callable[[], Any]:
-    """Make this copy what the client asked for, and return what it has to run."""
     server = os.getppid()
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != server:
@@ -202,7 +201,6 @@ def _namespace(pid: int, name: str) -> str:
 
 
 def _stand_for(child: int, held: int) -> NoReturn:
-    """Pass signals on to a process on another host, wait for its end, and end likewise."""
     for number in FORWARDED:
         signal.signal(number, lambda number, _: os.kill(child, number))
     # Only the process itself shall keep pipes open: a reader waits for their end.
@@ -255,7 +253,6 @@ def _stream(descriptor: int, unbuffered: bool, errors: str) -> io.TextIOWrapper:
 
 
 def serve_too(path: str) -> NoReturn:
-    """Be a server in its turn."""
     raise Become(serve(path))
 
 
@@ -281,7 +278,6 @@ def run_python(arguments: list[str]) -> None:
 
 
 def run_script(arguments: list[str]) -> None:
-    """Run the launcher's program for user scripts, in place of a process that a node program has started."""
     from dglkge.launch import script_runner
 
     sys.argv = arguments
@@ -289,7 +285,6 @@ def run_script(arguments: list[str]) -> None:
 
 
 def import_all() -> None:
-    """Import what copies shall have, unless this process is a copy itself."""
     if PRELOADED[-1] in sys.modules:
         return
     gc.disable()
@@ -319,9 +314,10 @@ def main() -> None:
 
 def end(error: BaseException | None) -> NoReturn:
     """End as the interpreter does, but without taking modules apart, which takes as long as a small job."""
+    from dglkge.errors import exit_status_of
     from dglkge.launch import script_runner
 
-    status = 0 if error is None else script_runner.exit_status(error)
+    status = 0 if error is None else exit_status_of(error)
     if isinstance(error, KeyboardInterrupt):
         traceback.print_exception(error)
     elif error is not None:

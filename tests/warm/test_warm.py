@@ -34,12 +34,7 @@ def test_arguments_streams_folder_environment_and_status(tmp_path: Path, status:
         {**os.environ, "GIVEN": "x", "PYTHONPATH": str(REPOSITORY)},
     )
     told = []
-    for python, env in (
-        (plain, given),
-        (copied, given),
-        (runner, given),
-        (runner, warm.runners(given)),
-    ):
+    for python, env in ((plain, given), (copied, given), (runner, given), (runner, warm.runners(given))):
         done = subprocess.run(
             [*python, "show.py", str(status), "a b"],
             input="given",
@@ -87,7 +82,6 @@ time.sleep(60)
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_copy_is_on_the_host_of_its_client(tmp_path: Path, number: int) -> None:
-    """It has the mounts and process numbers there, and ends with its client or with the host."""
     words = ("unshare", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child=KILL")
     if subprocess.run([*words, "true"], capture_output=True).returncode:
         pytest.skip("no namespaces can be made here")

@@ -20,7 +20,6 @@ from typing import Any
 
 from dglkge.errors import InputError, NotReadyError
 from dglkge.launch.background import in_thread, spawn, wait
-from dglkge.launch.job_result import describe_process
 from dglkge.launch.process_plan import TRAINER, PlannedProcess, common_environment
 from dglkge.launch.remote import protocol
 from dglkge.launch.remote.ssh import STARTER, SshSettings, ssh_command
@@ -69,20 +68,12 @@ class Events:
 class RunningProcess:
     """A planned process, run by a node program.
 
-    Parameters
-    ----------
-    planned : PlannedProcess
-    connection : NodeConnection
-        Of its machine.
-    number : int
-        By which the node program knows it.
-    events : Events
-        Gets its messages.
-
     Attributes
     ----------
+    number : int
+        By which the node program knows it.
     pid : int or None
-        Number of the process on its machine; None until it is reported.
+        None until it is reported.
     status : int or None
         None while it runs; then its exit status, or minus the number of the signal that ended it.
     ended_at : float
@@ -118,7 +109,8 @@ class RunningProcess:
 
     def describe(self) -> str:
         """Return name, pid and machine for messages."""
-        return describe_process(self.name, self.pid, self.planned.address)
+        pid = f" (pid {self.pid})" if self.pid is not None else ""
+        return f"{self.name}{pid} on {self.planned.address}"
 
     def send_signal(self, number: int) -> None:
         """Request a signal to the process; SIGKILL goes to all its descendants too."""
@@ -155,11 +147,6 @@ class ChildProgram:
     ------
     NotReadyError
         If there is no client here, or `python` cannot be started here.
-
-    Attributes
-    ----------
-    socket : socket.socket
-        This end of the stream, whose other end is its stdin and stdout.
     """
 
     def __init__(
@@ -276,8 +263,6 @@ class NodeConnection:
     store : callable
         Answers requests that trainers there send to the launcher's store; see
         :class:`dglkge.launch.remote.run_store.RunFolder`.
-    is_alive : bool
-        Whether the stream has not ended.
     """
 
     def __init__(
@@ -295,7 +280,9 @@ class NodeConnection:
         self.is_here = child is not None and child.ssh is None
         self.is_borrowed = child is None
         self.is_alive = True
-        self.store: Callable[[protocol.Call], protocol.Reply] = _answer_without_store
+        self.store: Callable[[protocol.Call], protocol.Reply] = lambda request: protocol.Reply(
+            request.id, error="this job's launcher holds no store"
+        )
         self._child = child
         self._environment = dict(environment or {})
         self._on_stop = on_stop
@@ -304,22 +291,14 @@ class NodeConnection:
         self._replies: dict[int, asyncio.Future[protocol.Reply | None]] = {}
         self._processes: dict[int, RunningProcess] = {}
         self._numbers = itertools.count()
-        self._why: str | None = None
+        self.why_silent: str | None = None
+        """Why the connection was given up without an answer: the machine may be off."""
         self._loop = asyncio.get_running_loop()
 
         self._reader = self._loop.create_task(self._read())
 
     async def call(self, task: str, seconds: float = REPLY_SECONDS, /, **arguments: Any) -> Any:
-        """Call a task of the node program and return its result.
-
-        Parameters
-        ----------
-        task : str
-            One of :func:`dglkge.launch.machine.node_tasks`.
-        seconds : float
-            Timeout.
-        **arguments
-            Of the task; any names, ``seconds`` included. ``data`` are bytes.
+        """Call one of :func:`dglkge.launch.machine.node_tasks` and return its result; ``data`` are bytes.
 
         Raises
         ------
@@ -389,16 +368,11 @@ class NodeConnection:
         if self._child is not None:
             self._child.kill()
 
-    @property
-    def is_silent(self) -> bool:
-        """Whether the connection was given up without an answer: the machine may be off."""
-        return self._why is not None
-
     async def describe_end(self) -> str:
         """Describe why there is no node program."""
-        return self._why or (
-            "the connection ended" if self._child is None else await self._child.describe_end()
-        )
+        if self.why_silent or self._child is None:
+            return self.why_silent or "the connection ended"
+        return await self._child.describe_end()
 
     async def _read(self) -> None:
         """Process messages to the end of the stream, then tell all who wait that it has ended."""
@@ -412,17 +386,16 @@ class NodeConnection:
                     self.stream.heartbeat_timeout = protocol.HEARTBEAT_TIMEOUT_SECONDS
                 await self._dispatch(message)
         except asyncio.TimeoutError:
-            self._why = f"no heartbeat for {self.stream.heartbeat_timeout:g} s"
+            self.why_silent = f"no heartbeat for {self.stream.heartbeat_timeout:g} s"
         except OSError:  # broken, or what arrives is no message
             pass
         if heartbeats is not None:
             heartbeats.cancel()
         self._end_stream()
         self.is_alive = False
-        for answer in self._replies.values():
-            if not answer.done():
-                answer.set_result(None)
-        why = self._why or ("its node program was killed" if self.is_here else "the connection ended")
+        for number in self._replies:
+            self._resolve(number, None)
+        why = self.why_silent or ("its node program was killed" if self.is_here else "the connection ended")
         self._on_lost(why)
         for number in list(self._processes):
             await self._tell_gone(number, why)
@@ -430,15 +403,13 @@ class NodeConnection:
     async def _dispatch(self, message: protocol.Message) -> None:
         """Pass a message on to who waits for it."""
         if isinstance(message, protocol.Reply):
-            answer = self._replies.get(message.id)
-            if answer is not None and not answer.done():  # else the call has timed out
-                answer.set_result(message)
+            self._resolve(message.id, message)
         elif isinstance(message, protocol.Call):
             spawn(self._answer(message))
         elif isinstance(message, protocol.StopRequest):
             self._num_stops += 1
             if self._num_stops > 1:
-                self._why = f"stopped by a second signal, {signal.Signals(message.number).name}"
+                self.why_silent = f"stopped by a second signal, {signal.Signals(message.number).name}"
             self._on_stop(message.number)
         elif isinstance(message, (protocol.Started, protocol.Output, protocol.Ended, protocol.Gone)):
             process = self._processes.get(message.process)
@@ -446,6 +417,12 @@ class NodeConnection:
                 self._processes.pop(message.process, None)
             if process is not None:
                 await process.events.put(process, message)
+
+    def _resolve(self, number: int, reply: protocol.Reply | None) -> None:
+        """Give a call its reply, unless it has timed out."""
+        answer = self._replies.get(number)
+        if answer is not None and not answer.done():
+            answer.set_result(reply)
 
     async def _answer(self, request: protocol.Call) -> None:
         """Answer a trainer's request; a disk may be slow."""
@@ -456,11 +433,6 @@ class NodeConnection:
         process = self._processes.pop(number, None)
         if process is not None:
             await process.events.put(process, protocol.Gone(number, why))
-
-
-def _answer_without_store(request: protocol.Call) -> protocol.Reply:
-    """Refuse the request of a trainer in a job whose machines share a disk."""
-    return protocol.Reply(request.id, error="this job's launcher holds no store")
 
 
 async def close_all(connections: Iterable[NodeConnection]) -> None:

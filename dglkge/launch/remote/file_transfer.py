@@ -1,7 +1,4 @@
-"""Copies files to a machine and back, in blocks over its stream; each is replaced in one step.
-
-The first functions work on the files of one machine, for its node program and for the launcher's own.
-"""
+"""Copies files to a machine and back, in blocks over its stream; each is replaced in one step."""
 
 from __future__ import annotations
 
@@ -12,7 +9,7 @@ import os
 import stat
 import time
 import zlib
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,12 +27,11 @@ BLOCK_BYTES = 1 << 20
 SMALL_FILE_BYTES = 1 << 20
 """Files up to this size are compared by content: two of one second and size may differ."""
 
-COMPARE_SECONDS = 300.0
 SLOWEST_DISK_BYTES_PER_SECOND = 10e6
 """Write rate that timeouts of fsync allow for; heartbeats detect a lost connection sooner."""
 
 STALL_SECONDS = 300.0
-"""Timeout of one block: a blocked disk never fails by itself."""
+"""Timeout of one block or comparison: a blocked disk never fails by itself."""
 
 ABANDONED_SECONDS = 2 * STALL_SECONDS
 """An unfinished file to which nothing was written for this time belongs to a copy that was interrupted."""
@@ -75,10 +71,23 @@ def file_state(folder: str, name: str) -> FileState | None:
     return FileState(name, status.st_size, int(status.st_mtime), crc32)
 
 
-def list_files(folder: str) -> list[FileState]:
-    """Return the states of all finished files below a folder; empty if it does not exist."""
-    names = (name for name in file_names(folder) if not name.endswith(TEMPORARY_SUFFIX))
-    return [state for name in names if (state := file_state(folder, name)) is not None]
+def list_files(folder: str, names: Sequence[str] | None = None) -> list[FileState]:
+    """Return the states of named files, or of all finished ones below a folder, which need not exist.
+
+    Raises
+    ------
+    InputError
+        If a named file is absent.
+    """
+    if names is None:
+        found = [name for name in file_names(folder) if not name.endswith(TEMPORARY_SUFFIX)]
+        return [state for name in found if (state := file_state(folder, name)) is not None]
+    states = []
+    for name in names:
+        if (state := file_state(folder, name)) is None:
+            raise InputError(f"cannot send {Path(folder, name)}: there is no such file")
+        states.append(state)
+    return states
 
 
 def stale_files(folder: str, expected: Sequence[Sequence[Any]]) -> list[str]:
@@ -97,13 +106,7 @@ def stale_files(folder: str, expected: Sequence[Sequence[Any]]) -> list[str]:
 
 
 def read_block(path: Path, start: int) -> tuple[tuple[bool, tuple[int, int]], bytes]:
-    """Return a block of a file, whether it is the last one, and the file's mode and time of its last change.
-
-    Raises
-    ------
-    OSError
-        If it cannot be read.
-    """
+    """Return a block, whether it is the last one, and the file's mode and time of its last change."""
     with open(path, "rb") as file:
         file.seek(start)
         data = file.read(BLOCK_BYTES)
@@ -137,13 +140,6 @@ def write_block(
         Mode, and time of the last change in nanoseconds.
     lease : Lease, optional
         The right to write to the folder; it is read again before the file gets its name.
-
-    Raises
-    ------
-    OSError
-        If the file cannot be written.
-    CheckpointError
-        If the lease is lost.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(temporary_file(path.name, token))
@@ -162,28 +158,20 @@ def write_block(
         sync(path.parent)
 
 
-def send_block(folder: str, name: str, start: int) -> tuple[Any, bytes]:
-    """Read a block of a file in a folder; raises InputError if it cannot be read."""
+def _send_block(folder: str, name: str, start: int) -> tuple[Any, bytes]:
     path = Path(folder, name)
     with os_errors(InputError, f"cannot read {path}"):
         return read_block(path, start)
 
 
-def take_block(folder: str, name: str, **block: Any) -> None:
-    """Write a block of a file in a folder; raises InputError if it cannot be written."""
+def _take_block(folder: str, name: str, **block: Any) -> None:
     path = Path(folder, name)
     with os_errors(InputError, f"cannot write {path}"):
         write_block(path, **block)
 
 
 def inner_path(folder: str, name: str) -> str:
-    """Return the path of a name in a folder.
-
-    Raises
-    ------
-    InputError
-        If the name, or a link below the folder, leads out of it.
-    """
+    """Return the path of a name in a folder; raises InputError if it, or a link, leads out of the folder."""
     parent = os.path.join(os.path.realpath(folder), os.path.dirname(name)).rstrip("/")
     is_plain = (
         name == os.path.normpath(name) and not os.path.isabs(name) and name.split("/")[0] not in ("..", ".")
@@ -193,28 +181,24 @@ def inner_path(folder: str, name: str) -> str:
     return os.path.join(folder, name)
 
 
-def place_folder(folder: str) -> None:
-    """Create a folder.
-
-    Raises
-    ------
-    InputError
-        If that is not possible.
-    """
+def _place_folder(folder: str) -> None:
     with os_errors(InputError, f"cannot make the folder {folder}"):
         os.makedirs(folder, exist_ok=True)
 
 
+TASKS: dict[str, Callable[..., Any]] = {
+    "list_files": list_files,
+    "stale_files": stale_files,
+    "send_block": _send_block,
+    "take_block": _take_block,
+    "place_folder": _place_folder,
+}
+"""Work on the files of one machine, by its node program or in the launcher."""
+
+
 @dataclass(frozen=True)
 class Tree:
-    """Some files of a local folder, to be copied to a folder on a machine.
-
-    Attributes
-    ----------
-    here, there : str
-    names : tuple of str
-        Relative to both.
-    """
+    """Some files of a local folder, with names relative to it, to be copied to a folder on a machine."""
 
     here: str
     there: str
@@ -224,114 +208,59 @@ class Tree:
 async def send(session: NodeConnection, tree: Tree) -> int:
     """Copy files to a machine, except those that it has already; of a link, the file that it leads to.
 
-    Parameters
-    ----------
-    session : NodeConnection
-    tree : Tree
-
-    Returns
-    -------
-    int
-        Number of files that were copied.
-
-    Raises
-    ------
-    InputError
-        If the machine cannot be reached or cannot take them.
+    Returns the number of files that were copied. Raises InputError if the machine cannot be reached or cannot
+    take them.
     """
-    if _is_same_folder(session, tree.here, tree.there):
-        return 0
-    expected = await _in_time(session, _states, tree)
-    stale = await session.call("stale_files", COMPARE_SECONDS, folder=tree.there, expected=expected)
-
-    async def read(name: str, start: int) -> tuple[Any, bytes]:
-        return await _in_time(session, send_block, tree.here, name, start)
-
-    async def write(name: str, start: int, **block: Any) -> None:
-        # The machine flushes the whole file to its disk before it answers the last block.
-        seconds = STALL_SECONDS + start / SLOWEST_DISK_BYTES_PER_SECOND
-        await session.call("take_block", seconds, folder=tree.there, name=name, start=start, **block)
-
-    await _copy(stale, read, write, new_nonce())
-    return len(stale)
-
-
-def _states(tree: Tree) -> list[FileState]:
-    """Return the states of the local files."""
-    states = [(name, file_state(tree.here, name)) for name in tree.names]
-    for name, state in states:
-        if state is None:
-            raise InputError(f"cannot send {Path(tree.here, name)}: there is no such file")
-    return [state for _, state in states if state is not None]
+    return await _copy(session, tree.here, tree.there, tree.names)
 
 
 async def fetch(session: NodeConnection, there: str, here: str) -> int:
-    """Copy the finished files of a folder from a machine, except those that exist here already.
+    """Copy the finished files of a machine's folder to a local one, except those that it has already.
 
-    Parameters
-    ----------
-    session : NodeConnection
-    there, here : str
-        The folder on the machine; the local folder.
-
-    Returns
-    -------
-    int
-        Number of files that were copied.
-
-    Raises
-    ------
-    InputError
-        If the machine cannot be reached, or a file cannot be written here.
+    Returns the number of files that were copied. Raises InputError if the machine cannot be reached, or a
+    file cannot be written here.
     """
-    if _is_same_folder(session, here, there):
-        return 0
-    expected = await session.call("list_files", COMPARE_SECONDS, folder=there)
-    for name, *_ in expected:
-        inner_path(here, name)  # a machine writes nowhere else
-    stale = await _in_time(session, stale_files, here, expected)
+    return await _copy(session, here, there, None)
 
-    async def read(name: str, start: int) -> tuple[Any, bytes]:
-        return await session.call_for_data("send_block", STALL_SECONDS, folder=there, name=name, start=start)
 
-    async def write(name: str, start: int, **block: Any) -> None:
-        await _in_time(session, functools.partial(take_block, here, name, start=start, **block))
+async def _copy(session: NodeConnection, here: str, there: str, names: Sequence[str] | None) -> int:
+    """Copy named files to a machine, or all finished ones from it; return their number."""
+    if session.is_here and os.path.realpath(here) == os.path.realpath(there):
+        return 0  # one folder, whose files would be replaced by themselves
 
+    async def remote(task: str, seconds: float = STALL_SECONDS, /, **arguments: Any) -> Any:
+        return await session.call_for_data(task, seconds, folder=there, **arguments)
+
+    async def local(task: str, _seconds: float = STALL_SECONDS, /, **arguments: Any) -> Any:
+        try:
+            work = in_thread(functools.partial(TASKS[task], here, **arguments))
+            result = await asyncio.wait_for(work, STALL_SECONDS)
+        except asyncio.TimeoutError:
+            raise InputError(
+                f"files could not be copied from or to {session.address}: nothing moved for "
+                f"{STALL_SECONDS:g} s; is a disk blocked?"
+            ) from None
+        return result if isinstance(result, tuple) else (result, b"")
+
+    source, target = (remote, local) if names is None else (local, remote)
     token = new_nonce()
+    expected, _ = await source("list_files", names=names)
+    if names is None:
+        for name, *_ in expected:
+            inner_path(here, name)  # a machine writes nowhere else
+    stale, _ = await target("stale_files", expected=expected)
     try:
-        await _copy(stale, read, write, token)
+        for name in stale:
+            start, is_last = 0, False
+            while not is_last:
+                (is_last, attributes), data = await source("send_block", name=name, start=start)
+                block = {"token": token, "is_last": is_last, "data": data, "attributes": attributes}
+                # The whole file is flushed to the disk before the last block is answered.
+                seconds = STALL_SECONDS + start / SLOWEST_DISK_BYTES_PER_SECOND
+                await target("take_block", seconds, name=name, start=start, **block)
+                start += len(data)
     finally:
-        for path in Path(here).rglob(temporary_file("*", token)):
-            path.unlink(missing_ok=True)
+        if names is None:
+            for path in Path(here).rglob(temporary_file("*", token)):
+                path.unlink(missing_ok=True)
     return len(stale)
-
-
-def _is_same_folder(session: NodeConnection, here: str, there: str) -> bool:
-    """Whether both are one folder of this machine, whose files would be replaced by themselves."""
-    return session.is_here and os.path.realpath(here) == os.path.realpath(there)
-
-
-async def _copy(
-    names: Sequence[str],
-    read: Callable[[str, int], Awaitable[tuple[Any, bytes]]],
-    write: Callable[..., Awaitable[None]],
-    token: str,
-) -> None:
-    """Copy files block by block."""
-    for name in names:
-        start, is_last = 0, False
-        while not is_last:
-            (is_last, attributes), data = await read(name, start)
-            await write(name, start, token=token, is_last=is_last, data=data, attributes=attributes)
-            start += len(data)
-
-
-async def _in_time(session: NodeConnection, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function that uses a disk of this machine, which may be blocked, for at most STALL_SECONDS."""
-    try:
-        return await asyncio.wait_for(in_thread(function, *arguments), STALL_SECONDS)
-    except asyncio.TimeoutError:
-        raise InputError(
-            f"files could not be copied from or to {session.address}: nothing moved for {STALL_SECONDS:g} s; "
-            "is a disk blocked?"
-        ) from None

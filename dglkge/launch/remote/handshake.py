@@ -15,11 +15,10 @@ import asyncio
 import hmac
 import os
 import secrets
-from collections.abc import Mapping
 from pathlib import Path
 
 from dglkge.errors import InputError, os_errors
-from dglkge.launch.remote.ssh import SECRET_VARIABLE
+from dglkge.launch.remote.ssh import NOT_INHERITED, SECRET_VARIABLE
 
 GREETING = b"dglkge-launch 2\n"
 RANDOM_BYTES = PROOF_BYTES = 32
@@ -33,23 +32,15 @@ class RefusedError(InputError):
     """The other side refuses the connection, or is no dglkge-launch."""
 
 
-def read_secret(path: str | None, environment: Mapping[str, str]) -> bytes:
-    """Return the secret that all nodes of a job share.
+def read_secret(path: str | None) -> bytes:
+    """Return the secret that all nodes of a job share, of a file or of the variable DGLKGE_SECRET.
 
-    Parameters
-    ----------
-    path : str or None
-        A file with the secret, from ``--secret_file``.
-    environment : mapping of str to str
-        Its variable DGLKGE_SECRET is taken without a file.
-
-    Raises
-    ------
-    InputError
-        If there is none, it is shorter than SHORTEST_SECRET bytes, or the file cannot be read.
+    Removes what no process of the job may inherit from this process's environment. Raises InputError if there
+    is none, it is shorter than SHORTEST_SECRET bytes, or the file cannot be read.
     """
-    text = environment.get(SECRET_VARIABLE, "").encode()
-    where = SECRET_VARIABLE
+    text, where = os.environ.get(SECRET_VARIABLE, "").encode(), SECRET_VARIABLE
+    for name in NOT_INHERITED:
+        os.environ.pop(name, None)
     if path is not None:
         where = path
         with os_errors(InputError, f"cannot read --secret_file {path}"):
@@ -66,21 +57,9 @@ def read_secret(path: str | None, environment: Mapping[str, str]) -> bytes:
 
 
 def read_private(path: Path, option: str) -> bytes:
-    """Read a file with a secret.
+    """Read a file with a secret, which `option` has named; raises InputError if other users can read it.
 
-    Parameters
-    ----------
-    path : Path
-    option : str
-        The option that names it, for messages. They do not show the path: it may be a secret that was given
-        in place of a file.
-
-    Raises
-    ------
-    InputError
-        If other users can read it.
-    OSError
-        If it cannot be read.
+    Messages do not show the path: it may be a secret that was given in place of a file.
     """
     with open(path, "rb") as file:
         mode = os.fstat(file.fileno()).st_mode & 0o777
@@ -100,12 +79,8 @@ async def authenticate_node(
 ) -> None:
     """Check a node that has connected, and prove to it that this is the launcher.
 
-    Raises
-    ------
-    RefusedError
-        If the other side does not know the secret; it has been told.
-    EOFError, OSError
-        If the connection is lost.
+    Raises RefusedError if it does not know the secret, which it has been told; EOFError or OSError if the
+    connection is lost.
     """
     ours = secrets.token_bytes(RANDOM_BYTES)
     writer.write(GREETING + ours)

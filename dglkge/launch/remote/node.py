@@ -9,48 +9,24 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable
 
 from dglkge.errors import NotReadyError
+from dglkge.launch.background import Report
 from dglkge.launch.node_program import NodeProgram
 from dglkge.launch.remote import handshake, protocol
 from dglkge.launch.remote.node_place import NodePlace
 from dglkge.launch.remote.protocol import HEARTBEAT_TIMEOUT_SECONDS, LOST_STATUS
-from dglkge.launch.remote.ssh import NOT_INHERITED, forwarded_environment
+from dglkge.launch.remote.ssh import forwarded_environment
 
 RETRY_SECONDS = 1.0
 
 
-def run_node(
-    place: NodePlace, secret_file: str | None, python: str, seconds: float, report: Callable[[str], None]
-) -> int:
-    """Take part in a job as a node other than the first, with this process's environment.
+def run_node(place: NodePlace, secret_file: str | None, python: str, seconds: float, report: Report) -> int:
+    """Take part in a job as a node other than the first, with this process's environment; return its status.
 
-    Parameters
-    ----------
-    place : NodePlace
-    secret_file : str or None
-        None: the secret is in the environment.
-    python : str
-        This node's interpreter.
-    seconds : float
-        Timeout for the first connection to the launcher.
-    report : callable
-        Takes messages for the user.
-
-    Returns
-    -------
-    int
-        Exit status of the job.
-
-    Raises
-    ------
-    DglkgeError
-        See :func:`connect`.
+    `seconds` limit the wait for the launcher; `report` takes messages for the user.
     """
-    secret = handshake.read_secret(secret_file, os.environ)
-    for name in NOT_INHERITED:
-        os.environ.pop(name, None)
+    secret = handshake.read_secret(secret_file)
     # Processes run in another folder: relative search paths become absolute.
     os.environ.update(forwarded_environment(os.environ))
 
@@ -70,19 +46,8 @@ def run_node(
     return asyncio.run(run())
 
 
-async def connect(
-    place: NodePlace, secret: bytes, seconds: float, report: Callable[[str], None]
-) -> protocol.Stream:
+async def connect(place: NodePlace, secret: bytes, seconds: float, report: Report) -> protocol.Stream:
     """Connect to the launcher, which may start later than this node, and be admitted.
-
-    Parameters
-    ----------
-    place : NodePlace
-    secret : bytes
-    seconds : float
-        Timeout.
-    report : callable
-        Takes messages for the user.
 
     Raises
     ------

@@ -1,19 +1,4 @@
-"""Place of this process among the nodes of a job without SSH, from options, ip_config.txt and a scheduler.
-
-The variables of schedulers:
-
-======================== ============================= ========================= ======================
-started by               rank                          number of nodes           first host
-======================== ============================= ========================= ======================
-Open MPI's ``mpirun``    ``OMPI_COMM_WORLD_RANK``      ``OMPI_COMM_WORLD_SIZE``
-torchrun                 ``GROUP_RANK``                ``GROUP_WORLD_SIZE``      ``MASTER_ADDR``
-Kubernetes, indexed job  ``JOB_COMPLETION_INDEX``
-SLURM's ``srun``         ``SLURM_NODEID``              ``SLURM_STEP_NUM_NODES``, ``SLURM_STEP_NODELIST``,
-                                                       ``SLURM_NNODES``          ``SLURM_JOB_NODELIST``
-======================== ============================= ========================= ======================
-
-The first line whose rank is set counts: ``mpirun`` and torchrun may run inside a job of SLURM.
-"""
+"""Place of this process among the nodes of a job without SSH, from options, ip_config.txt and a scheduler."""
 
 from __future__ import annotations
 
@@ -23,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from dglkge.distributed.ip_config import Machine
 from dglkge.errors import InputError
@@ -35,19 +21,10 @@ AUTO = "auto"
 
 @dataclass(frozen=True)
 class NodePlace:
-    """This node's place in a job without SSH.
+    """This node's place in a job without SSH; node 0 is the launcher, host and port are of the rendezvous.
 
-    Attributes
-    ----------
-    rank : int
-        From 0; node 0 is the launcher.
-    num_nodes : int
-    host, port
-        Of the rendezvous.
-    address : str or None
-        IPv4 address of this machine for DGL's and torch's traffic; None: the one that reaches the rendezvous.
-    has_ip_config : bool
-        Whether ip_config.txt names the machines.
+    `address` is the IPv4 address of this machine for DGL's and torch's traffic; None: the one that reaches
+    the rendezvous. `has_ip_config`: ip_config.txt names the machines.
     """
 
     rank: int
@@ -117,18 +94,7 @@ def node_place(
 
 
 def host_and_port(text: str, default_port: int) -> tuple[str, int]:
-    """Read ``host[:port]``; an IPv6 address with a port is in brackets.
-
-    Raises
-    ------
-    InputError
-        If it has another form.
-
-    Examples
-    --------
-    >>> host_and_port("node1:29460", 29450), host_and_port("[fd00::1]:5", 29450), host_and_port("fd00::1", 1)
-    (('node1', 29460), ('fd00::1', 5), ('fd00::1', 1))
-    """
+    """Read ``host[:port]``; an IPv6 address with a port is in brackets. Raises InputError for other forms."""
     host, port = text, str(default_port)
     if text.startswith("["):
         host, _, rest = text[1:].partition("]")
@@ -162,91 +128,53 @@ def _find_address(given: str, interfaces: Mapping[str, str]) -> str:
 
 @dataclass(frozen=True)
 class SchedulerPlace:
-    """Place of this process as the scheduler gives it.
-
-    Attributes
-    ----------
-    rank : int
-        Of the node, from 0.
-    num_nodes : int or None
-        None if the scheduler does not give it.
-    first_host : str or None
-        Name or address of node 0; None if the scheduler does not give it.
-    """
+    """Rank of this node, number of nodes and name of node 0 as far as the scheduler gives them."""
 
     rank: int
     num_nodes: int | None = None
     first_host: str | None = None
 
 
-@dataclass(frozen=True)
-class _Scheduler:
-    """Variables of one scheduler; the first that is set counts. `step` is set if all nodes were started."""
+class _Scheduler(NamedTuple):
+    """Variables of a scheduler, of which the first that is set counts; how to start a process a node."""
 
     name: str
     rank: str
-    step: str | None = None
-    local_rank: str | None = None
+    local_rank: str = ""
     num_nodes: tuple[str, ...] = ()
     first_host: tuple[str, ...] = ()
     remedy: str = ""
+    step: str = ""  # set if all nodes were started
 
 
 SCHEDULERS = (
-    _Scheduler(
-        "Open MPI",
-        "OMPI_COMM_WORLD_RANK",
-        None,
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        ("OMPI_COMM_WORLD_SIZE",),
-        remedy="mpirun --map-by ppr:1:node",
-    ),
-    _Scheduler(
-        "torchrun",
-        "GROUP_RANK",
-        None,
-        "LOCAL_RANK",
-        ("GROUP_WORLD_SIZE",),
-        ("MASTER_ADDR",),
-        remedy="torchrun --nproc-per-node=1",
-    ),
+    _Scheduler("Open MPI", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", ("OMPI_COMM_WORLD_SIZE",),
+               remedy="mpirun --map-by ppr:1:node"),
+    _Scheduler("torchrun", "GROUP_RANK", "LOCAL_RANK", ("GROUP_WORLD_SIZE",), ("MASTER_ADDR",),
+               "torchrun --nproc-per-node=1"),
     _Scheduler("Kubernetes", "JOB_COMPLETION_INDEX"),
-    _Scheduler(
-        "SLURM",
-        "SLURM_NODEID",
-        "SLURM_STEP_ID",  # absent in the script of sbatch, which runs on the first node only
-        "SLURM_LOCALID",
-        ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
-        ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"),
-        remedy="srun --ntasks-per-node=1",
-    ),
-)
+    _Scheduler("SLURM", "SLURM_NODEID", "SLURM_LOCALID",
+               ("SLURM_STEP_NUM_NODES", "SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+               ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"), "srun --ntasks-per-node=1",
+               "SLURM_STEP_ID"),  # absent in the script of sbatch, which runs on the first node only
+)  # fmt: skip
+"""The first whose rank is set counts: ``mpirun`` and torchrun may run inside a job of SLURM."""
 
 
 def scheduler_place(environment: Mapping[str, str]) -> SchedulerPlace:
     """Return this process's place from the environment of a scheduler.
-
-    Parameters
-    ----------
-    environment : mapping of str to str
 
     Raises
     ------
     InputError
         If no scheduler has set its variables, one is no number, several processes run on one node, or this is
         the script of a batch job.
-
-    Examples
-    --------
-    >>> step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_NODES": "2", "SLURM_STEP_NODELIST": "cn[07-08]"}
-    >>> scheduler_place({"SLURM_NODEID": "1", **step})
-    SchedulerPlace(rank=1, num_nodes=2, first_host='cn07')
     """
     for scheduler in SCHEDULERS:
         if not environment.get(scheduler.rank):
             continue
         local = scheduler.local_rank
-        if local is not None and environment.get(local, "0") != "0":
+        if local and environment.get(local, "0") != "0":
             raise InputError(
                 f"{local} is {environment[local]}: {scheduler.name} has started several processes on this "
                 f"node; dglkge-launch starts the node's trainers itself, one process a node is enough "
@@ -258,7 +186,7 @@ def scheduler_place(environment: Mapping[str, str]) -> SchedulerPlace:
         num_nodes = _number(environment, counts[0], 1) if counts else None
         if num_nodes is not None and rank >= num_nodes:
             raise InputError(f"{scheduler.rank} is {rank} and {counts[0]} is {num_nodes}; ranks count from 0")
-        if scheduler.step is not None and not environment.get(scheduler.step) and (num_nodes or 1) > 1:
+        if scheduler.step and not environment.get(scheduler.step) and (num_nodes or 1) > 1:
             raise InputError(
                 f"{scheduler.name} has started this process on one of {num_nodes} nodes only; start "
                 f"dglkge-launch on each of them with {scheduler.remedy}"
@@ -271,16 +199,9 @@ def scheduler_place(environment: Mapping[str, str]) -> SchedulerPlace:
 
 
 def first_host(node_list: str) -> str:
-    """Return the first host of a list in SLURM's form.
-
-    Examples
-    --------
-    >>> first_host("cn[07-09,12],gpu1"), first_host("a1,b2"), first_host("r[1-2]n[3,5]")
-    ('cn07', 'a1', 'r1n3')
-    """
+    """Return the first host of a list in SLURM's form: ``r1n3`` of ``r[1-2]n[3,5],r4``."""
     # Commas in brackets separate numbers, others hosts. A number may have leading zeros, which are kept.
-    first = re.match(r"(?:[^,\[]|\[[^\]]*\])*", node_list)
-    host = first.group(0) if first is not None else node_list
+    host = re.findall(r"(?:[^,\[]|\[[^\]]*\])*", node_list)[0]
     return re.sub(r"\[([^\],-]*)[^\]]*\]", r"\1", host)
 
 

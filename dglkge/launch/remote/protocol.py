@@ -162,26 +162,14 @@ def encode(message: Message) -> bytes:
 
 
 class Decoder:
-    """Splits a stream into messages.
-
-    Parameters
-    ----------
-    mark : bytes
-        All bytes before it, and it, are dropped.
-    """
+    """Splits a stream into messages; drops all bytes up to a mark, and it."""
 
     def __init__(self, mark: bytes = b"") -> None:
         self._mark = mark
         self._received = bytearray()
 
     def feed(self, data: bytes) -> list[Message]:
-        """Return the messages that some more bytes complete.
-
-        Raises
-        ------
-        ProtocolError
-            If what has arrived is no message.
-        """
+        """Return the messages that some more bytes complete; raises ProtocolError for what is none."""
         self._received += data
         if self._mark:
             before, mark, after = bytes(self._received).partition(self._mark)
@@ -218,11 +206,7 @@ class Decoder:
 def answer(call: Call, tasks: Mapping[str, Callable[..., Any]]) -> Reply:
     """Run the task of a call; its error, a defect too, is a reply.
 
-    Parameters
-    ----------
-    call : Call
-    tasks : mapping of str to callable
-        By name. One whose reply has data returns a tuple of the value and the data.
+    A task whose reply has data returns a tuple of the value and the data.
     """
     try:
         more = {"data": call.data} if call.data else {}
@@ -240,13 +224,8 @@ def answer(call: Call, tasks: Mapping[str, Callable[..., Any]]) -> Reply:
 class Stream:
     """Messages in both directions of a connection.
 
-    Parameters
-    ----------
-    reader, writer
-        Of the connection.
-    heartbeat_timeout : float, optional
-        Seconds without a message after which the other end counts as lost; None: never, since the stream
-        always reaches its end. May be changed.
+    After `heartbeat_timeout` seconds without a message the other end counts as lost; None: never, since the
+    stream always reaches its end. May be changed.
     """
 
     def __init__(
@@ -262,12 +241,7 @@ class Stream:
     async def receive(self, mark: bytes = b"") -> AsyncIterator[Message]:
         """Yield the messages after a mark, to the end of the stream.
 
-        Raises
-        ------
-        asyncio.TimeoutError
-            After the heartbeat's timeout.
-        OSError
-            If the stream is broken.
+        Raises asyncio.TimeoutError after the heartbeat's timeout, OSError if the stream is broken.
         """
         decoder = Decoder(mark)
         while data := await asyncio.wait_for(self._reader.read(BLOCK_BYTES), self.heartbeat_timeout):

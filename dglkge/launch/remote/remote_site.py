@@ -16,7 +16,7 @@ from dglkge.config import Config
 from dglkge.distributed.ip_config import Machine
 from dglkge.distributed.jobs import JobEntry
 from dglkge.errors import InputError, NotReadyError
-from dglkge.launch.background import wait
+from dglkge.launch.background import Report, wait
 from dglkge.launch.machine import is_local, local_interfaces, machine_addresses
 from dglkge.launch.process_plan import Host, JobSettings, Places, PlannedProcess, plan_processes
 from dglkge.launch.remote.connection import Events, NodeConnection, RunningProcess, close_all, open_node
@@ -24,10 +24,6 @@ from dglkge.launch.remote.rendezvous import Rendezvous
 from dglkge.launch.remote.ssh import SshSettings, forwarded_environment
 from dglkge.launch.script_config import MachineNeeds
 from dglkge.launch.stop_signals import StopForwarder
-
-
-class PreflightError(NotReadyError):
-    """Machines are not ready; the message has a line for each problem."""
 
 
 def describe_problems(problems: Sequence[tuple[str, InputError]], num_hosts: int, outcome: str) -> str:
@@ -42,12 +38,7 @@ def describe_problems(problems: Sequence[tuple[str, InputError]], num_hosts: int
 def compare_versions(described: Mapping[str, Mapping[str, Any]], own_version: str) -> list[tuple[str, str]]:
     """Find machines with other versions than the first, or with another dglkge than the launcher's.
 
-    Parameters
-    ----------
-    described : mapping of str to mapping
-        Replies of ``machine.describe_machine`` by address.
-    own_version : str
-        dglkge's version of the launcher.
+    `described` has the replies of ``machine.describe_machine`` by address.
     """
     problems = []
     addresses = list(described)
@@ -113,7 +104,7 @@ class RemoteSite:
         python: str,
         folder: str,
         nodes: Rendezvous | None = None,
-        report: Callable[[str], None] = lambda text: None,
+        report: Report = lambda text: None,
     ) -> None:
         self._ssh = ssh
         self._nodes = nodes
@@ -131,23 +122,11 @@ class RemoteSite:
     def connect(self, machines: Sequence[Machine], entry: JobEntry | None) -> list[Host]:
         """Start missing node programs, and get the facts that the plan depends on.
 
-        Parameters
-        ----------
-        machines : sequence of Machine
-            Sessions with other machines are closed.
-        entry : JobEntry or None
-            Registers the job on each machine, and removes segments of ended jobs and attempts; None: a dry
-            run.
+        Sessions with other machines are closed. The entry registers the job on each machine, and removes
+        segments of ended jobs and attempts; None: a dry run.
 
-        Returns
-        -------
-        list of Host
-            Machines that replied; :meth:`check` raises the problems of the others.
-
-        Raises
-        ------
-        InputError
-            If a name has no address or two have the same, or a loopback address is among several.
+        Returns the machines that replied; :meth:`check` raises the problems of the others. Raises InputError
+        if a name has no address or two have the same, or a loopback address is among several.
         """
         interfaces = local_interfaces()
         addresses = self.addresses = machine_addresses(machines, interfaces)
@@ -155,12 +134,8 @@ class RemoteSite:
         self._is_alone = can_be_alone and is_local(addresses[0], interfaces)
         self._problems = []
         names = dict(zip(addresses, (machine.address for machine in machines)))
-        dead = [
-            address
-            for address, session in self._sessions.items()
-            if address not in names or not session.is_alive
-        ]
-        self._close(dead)
+        sessions = self._sessions.items()
+        self._close([name for name, each in sessions if name not in names or not each.is_alive])
         for address in addresses:
             if address not in self._sessions:
                 try:
@@ -184,15 +159,10 @@ class RemoteSite:
 
     def with_ports(self, hosts: Sequence[Host], machines: Sequence[Machine], num_servers: int) -> list[Host]:
         """Choose free ports for the servers of machines to which ip_config gives none."""
-        wanted = {address for address, machine in zip(self.addresses, machines) if not machine.has_port}
-        found = self._call_all(
-            {
-                host.address: {"address": host.address, "num_servers": num_servers}
-                for host in hosts
-                if host.address in wanted
-            },
-            "choose_server_ports",
-        )
+        machine_of = dict(zip(self.addresses, machines))
+        without = [host.address for host in hosts if not machine_of[host.address].has_port]
+        questions = {address: {"address": address, "num_servers": num_servers} for address in without}
+        found = self._call_all(questions, "choose_server_ports")
         return [dataclasses.replace(host, port=found.get(host.address, host.port)) for host in hosts]
 
     def check(
@@ -202,22 +172,10 @@ class RemoteSite:
         partition_file: str | None,
         needs: Sequence[MachineNeeds],
     ) -> None:
-        """Check all machines for all problems that would keep the job from running.
+        """Check all machines that replied for all problems that would keep the job from running.
 
-        Parameters
-        ----------
-        hosts : sequence of Host
-            Machines that replied to :meth:`connect`.
-        settings : JobSettings
-        partition_file : str or None
-            DGL's partition file, as a path on the machines; None: unknown.
-        needs : sequence of MachineNeeds
-            By the number of the machine.
-
-        Raises
-        ------
-        PreflightError
-            With every problem of every machine.
+        `partition_file` is a path on the machines, None if unknown; `needs` are by the number of the machine.
+        Raises NotReadyError with every problem of every machine, a line for each.
         """
         script = None if settings.command[0] == "-m" else settings.command[0]
         questions = {
@@ -231,16 +189,12 @@ class RemoteSite:
             }
             for host in hosts
         }
-        differences = compare_versions(self._described, __version__)
-        found = self._call_all(questions, "check")
-        self._checked = found
+        found = self._checked = self._call_all(questions, "check")
         for address, answer in found.items():
-            self._problems += [
-                (address, (InputError if is_input else NotReadyError)(text))
-                for text, is_input in answer["problems"]
-            ]
+            for text, is_input in answer["problems"]:
+                self._problems.append((address, (InputError if is_input else NotReadyError)(text)))
         prints = {address: answer["fingerprint"] for address, answer in found.items()}
-        differences += compare_fingerprints(prints)
+        differences = compare_versions(self._described, __version__) + compare_fingerprints(prints)
         self._problems += [(address, NotReadyError(text)) for address, text in differences]
         # Stable: the order of ip_config, and of the checks on each machine.
         self._problems.sort(key=lambda problem: self.addresses.index(problem[0]))
@@ -255,13 +209,7 @@ class RemoteSite:
         return path, part_id, len(self.addresses)
 
     def plan(self, hosts: Sequence[Host], settings: JobSettings) -> list[PlannedProcess]:
-        """Plan the job, with a rendezvous port that is free on the first machine now.
-
-        Raises
-        ------
-        PreflightError
-            If a machine was not reached, or the first one has no free port.
-        """
+        """Plan the job, with a rendezvous port that is free on the first machine now."""
         self._raise_problems()
         first = hosts[0]
         avoid = list(range(first.port, first.port + settings.num_servers))
@@ -282,15 +230,8 @@ class RemoteSite:
         """Do nothing: the machines share a disk with this one."""
 
     def write_job_files(self, log_dir: Path, hosts: Sequence[Host]) -> None:
-        """Create the log folder on every machine, with the ip_config.txt that the processes read.
-
-        Raises
-        ------
-        PreflightError
-            If a machine cannot write it.
-        """
-        machines = [[host.address, host.port] for host in hosts]
-        question = {"log_dir": str(log_dir), "machines": machines}
+        """Create the log folder on every machine, with the ip_config.txt that the processes read."""
+        question = {"log_dir": str(log_dir), "machines": [[host.address, host.port] for host in hosts]}
         self._call_all({host.address: question for host in hosts}, "write_job_files")
         self._raise_problems()
 
@@ -306,12 +247,8 @@ class RemoteSite:
         """Let every machine import what those of its processes need that run a script."""
         for address, described in self._described.items():
             runner = tuple(described["runner"])
-            planned = [
-                process
-                for process in plan
-                if process.address == address and process.command[: len(runner)] == runner
-            ]
-            if planned:
+            own = [process for process in plan if process.address == address]
+            if planned := [process for process in own if process.command[: len(runner)] == runner]:
                 wait(self._sessions[address].prepare(planned, self._folder))
 
     def start(self, planned: PlannedProcess, events: Events) -> RunningProcess:
@@ -324,7 +261,7 @@ class RemoteSite:
         for address in addresses:
             session = self._sessions[address]
             # A machine that cannot be reached would cost CLEAN_UP_SECONDS.
-            if session.is_silent:
+            if session.why_silent:
                 continue
             question = {"job": self._job}
             with contextlib.suppress(InputError):
@@ -376,21 +313,13 @@ class RemoteSite:
         wait(close_all(children))
 
     def _raise_problems(self, outcome: str = "nothing was started") -> None:
-        """Raise all problems in one error, if there are any.
-
-        Raises
-        ------
-        InputError
-            Of this machine alone, if what the user gave is wrong.
-        NotReadyError
-            If machines are not ready.
-        """
+        """Raise all problems in one error, if there are any; of this machine alone only the first."""
         if not self._problems:
             return
         if self._is_alone:
             errors = [error for _, error in self._problems]
             raise next((error for error in errors if not isinstance(error, NotReadyError)), errors[0])
-        raise PreflightError(describe_problems(self._problems, len(self.addresses), outcome))
+        raise NotReadyError(describe_problems(self._problems, len(self.addresses), outcome))
 
     def _call_all(self, questions: Mapping[str, dict[str, Any]], task: str) -> dict[str, Any]:
         """Call a task on machines in parallel; record the problems, return the replies."""

@@ -15,17 +15,17 @@ import ipaddress
 import os
 import socket
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from dglkge.distributed.ip_config import Machine, read_ip_config
 from dglkge.errors import DglkgeError, InputError, NotReadyError, exit_status_of
-from dglkge.launch.background import wait
+from dglkge.launch.background import Report, wait
 from dglkge.launch.remote import handshake, protocol
 from dglkge.launch.remote.connection import NodeConnection, close_all
 from dglkge.launch.remote.node_place import NodePlace
-from dglkge.launch.remote.ssh import NOT_INHERITED, forwarded_environment
+from dglkge.launch.remote.ssh import forwarded_environment
 from dglkge.launch.stop_signals import StopForwarder, describe_stop
 
 MOST_HANDSHAKES = 64
@@ -37,34 +37,16 @@ POLL_SECONDS = 0.2
 
 @contextlib.contextmanager
 def nodes_of_job(
-    place: NodePlace | None, secret_file: str | None, seconds: float, report: Callable[[str], None]
+    place: NodePlace | None, secret_file: str | None, seconds: float, report: Report
 ) -> Iterator[Rendezvous | None]:
     """Accept the nodes of a job inside the block, and tell them an error that ends it.
 
-    Parameters
-    ----------
-    place : NodePlace or None
-        This node's, the first; None: a job on one machine or over SSH.
-    secret_file : str or None
-        None: the secret is in the environment, from which it is removed.
-    seconds : float
-        Timeout for nodes to connect.
-    report : callable
-        Takes messages for the user.
-
-    Yields
-    ------
-    Rendezvous or None
-        None if there are no other nodes.
+    Yields None if there are no other nodes: on one machine or over SSH (`place` is None), or for one node.
     """
     if place is None or place.num_nodes == 1:
         yield None
         return
-    secret = handshake.read_secret(secret_file, os.environ)
-    # No process of the job may inherit it.
-    for name in NOT_INHERITED:
-        os.environ.pop(name, None)
-    nodes = Rendezvous(place, secret, seconds, report)
+    nodes = Rendezvous(place, handshake.read_secret(secret_file), seconds, report)
     try:
         yield nodes
     except DglkgeError as error:
@@ -81,26 +63,11 @@ def nodes_of_job(
 class Rendezvous:
     """Accepts the nodes 1 to N - 1 of a job and keeps their connections; the launcher is node 0.
 
-    Parameters
-    ----------
-    place : NodePlace
-        This node's. It listens on the host's address if that is this machine's, else (the name of a service,
-        an address before a NAT) on all interfaces.
-    secret : bytes
-    seconds : float
-        Timeout of :meth:`await_nodes`.
-    report : callable
-        Takes messages for the user.
-
-    Raises
-    ------
-    NotReadyError
-        If the port is in use.
+    It listens on the host's address if that is this machine's, else (the name of a service, an address before
+    a NAT) on all interfaces. `seconds` limit :meth:`await_nodes`. Raises NotReadyError if the port is in use.
     """
 
-    def __init__(
-        self, place: NodePlace, secret: bytes, seconds: float, report: Callable[[str], None]
-    ) -> None:
+    def __init__(self, place: NodePlace, secret: bytes, seconds: float, report: Report) -> None:
         self._place, self.num_nodes = place, place.num_nodes
         self._where = f"{place.host}:{place.port}"
         self._secret = secret
@@ -117,18 +84,10 @@ class Rendezvous:
         self._server = wait(asyncio.start_server(self._welcome, sock=self._listener))
 
     def machines(self, ip_config: Path | None) -> list[Machine]:
-        """Wait for all nodes; return the machines of the job.
+        """Wait for all nodes; return the machines of a file, line k for node k, or the nodes' addresses.
 
-        Parameters
-        ----------
-        ip_config : Path or None
-            A file whose line k is node k; None: the nodes' own addresses.
-
-        Raises
-        ------
-        InputError
-            If nodes have not come in time, the file has another number of lines, or this node's IPv4 address
-            is not known.
+        Raises InputError if nodes have not come in time, the file has another number of lines, or this node's
+        IPv4 address is not known.
         """
         machines = [] if ip_config is None else read_ip_config(ip_config)
         if machines and len(machines) != self.num_nodes:
@@ -144,13 +103,7 @@ class Rendezvous:
         return [Machine(each, has_port=False) for each in (own, *(node.address for node in nodes))]
 
     async def await_nodes(self) -> None:
-        """Wait until all nodes are connected.
-
-        Raises
-        ------
-        NotReadyError
-            If some have not come in time; the message names them, those that came, and refused ones.
-        """
+        """Wait until all nodes are connected; the NotReadyError names the missing, connected and refused."""
         deadline = time.monotonic() + self._seconds
         has_told = False
         while missing := [rank for rank in range(1, self.num_nodes) if rank not in self._nodes]:
@@ -163,13 +116,7 @@ class Rendezvous:
             await asyncio.sleep(POLL_SECONDS)
 
     def connection(self, rank: int) -> NodeConnection:
-        """Return the connection of a node.
-
-        Raises
-        ------
-        NotReadyError
-            If it is not connected at present.
-        """
+        """Return the connection of a node; raises NotReadyError if it is not connected at present."""
         node = self._nodes.get(rank)
         if node is None:
             why = self._left.get(rank, "it has not connected")
@@ -239,15 +186,7 @@ class Rendezvous:
             self._num_handshakes -= 1
 
     async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Add a node to those of the job.
-
-        Raises
-        ------
-        RefusedError
-            If it is none of this job; it has been told.
-        NotReadyError
-            If its rank is taken at present; it has been told.
-        """
+        """Add a node to those of the job; raises RefusedError or NotReadyError, which it has been told."""
         await handshake.authenticate_node(reader, writer, self._secret)
         stream = protocol.Stream(reader, writer)
         hello = await anext(stream.receive(), None)
@@ -291,13 +230,7 @@ class Rendezvous:
 
 
 def own_address(sockets: Sequence[socket.socket]) -> str:
-    """Return the IPv4 address of this machine at one end of a socket, which other nodes reach.
-
-    Raises
-    ------
-    InputError
-        If none has one.
-    """
+    """Return the IPv4 address of this machine at one end of a socket, which other nodes reach."""
     for each in sockets:
         with contextlib.suppress(OSError, ValueError):
             address = ipaddress.ip_address(each.getsockname()[0].removeprefix("::ffff:"))
@@ -307,13 +240,7 @@ def own_address(sockets: Sequence[socket.socket]) -> str:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Listen on the address of a host if this machine has it, else on all interfaces.
-
-    Raises
-    ------
-    NotReadyError
-        If the port is in use.
-    """
+    """Listen on the address of a host if this machine has it, else on all interfaces."""
     try:
         candidates = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError:  # the name of a service that does not exist yet

@@ -15,12 +15,12 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from dglkge.checkpoint import layout
 from dglkge.checkpoint.storage import CheckpointStorage
-from dglkge.checkpoint.stores import FileStore
-from dglkge.distributed.lease import Lease, new_nonce
+from dglkge.checkpoint.stores import FileStore, Store
+from dglkge.distributed.lease import Lease, boot_id, new_nonce
 from dglkge.distributed.leased_folder import LeasedFolder
 from dglkge.distributed.world import OWN_DISKS_VARIABLE
 from dglkge.errors import CheckpointError, InputError, NotReadyError, StorageError, os_errors
@@ -34,21 +34,15 @@ _POINTER = f"{layout.CHECKPOINT_FOLDER}/{layout.VERSION_FILE}"
 
 
 class RunFolder(FileStore):
-    """Answers requests for the files of a run's folder on this machine; other machines write nowhere else.
-
-    Parameters
-    ----------
-    folder : Path
-    lease : Lease
-        The launcher's right to write there; it is read again before a file gets its name.
-    """
+    """Answers requests for the files of a run's folder on this machine; other machines write nowhere else."""
 
     def __init__(self, folder: Path, lease: Lease) -> None:
-        super().__init__(f"file://{folder.resolve()}")
+        folder = folder.resolve()
+        super().__init__(f"file://{folder}")
         self._lease = lease
         self._tasks: dict[str, Callable[..., Any]] = {
-            "identity": self._identity,
-            "get": self._get,
+            "identity": lambda: {"place": f"{socket.gethostname()}:{folder}", "same": identity(folder)},
+            "get": lambda name, start: read_block(self._path(name), start),
             "put": self._put,
             "copy": self.copy,
             "sizes": self.sizes,
@@ -59,16 +53,8 @@ class RunFolder(FileStore):
         """Answer a request; the number of an operating system's error is the value of its reply."""
         return answer(call, self._tasks)
 
-    def _identity(self) -> dict[str, Any]:
-        """Return where the folder is, and what tells whether a path is the same folder."""
-        return {"place": f"{socket.gethostname()}:{self._folder}", "same": identity(self._folder)}
-
     def _path(self, name: str) -> Path:
         return Path(inner_path(str(self._folder), name))
-
-    def _get(self, name: str, start: int) -> tuple[Any, bytes]:
-        """Return some bytes of a file, and whether they are its last."""
-        return read_block(self._path(name), start)
 
     def _put(self, name: str, token: str, start: int, is_last: bool, data: bytes = b"") -> None:
         """Write some bytes of a file, which gets its name with the last of them."""
@@ -82,99 +68,72 @@ class RunFolder(FileStore):
             write_block(path, token, start, is_last, data, lease=self._lease)
 
     def copy(self, name: str, target: str) -> None:
-        """Give a file that never changes one more name."""
         source, path = self._path(name), self._path(target)
-        if not source.is_file():
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        source.stat()  # raises FileNotFoundError
         path.parent.mkdir(parents=True, exist_ok=True)
         LeasedFolder(path.parent, self._lease).link_or_copy(source, path.name)
 
     def remove(self, name: str) -> None:
-        """Remove a file, and its folder if that is empty then."""
         self._lease.check()
         super().remove(name)
 
 
-class LauncherStore:
+class LauncherStore(Store):
     """The launcher's folder of a run, as a store; see :class:`dglkge.checkpoint.stores.Store`.
 
-    Parameters
-    ----------
-    connection : socket.socket
-        To the node program of this machine.
-    output : Path
-        The run's folder here. If it is the launcher's, its files are there already.
+    Requests go through the node program that started this process. If `output`, the run's folder here, is the
+    launcher's, its files are there already.
 
     Raises
     ------
+    InputError
+        If no node program has started this process for it.
     NotReadyError
         If the launcher does not answer.
     """
 
-    def __init__(self, connection: socket.socket, output: Path) -> None:
-        self.num_bytes = 0
-        self._connection = connection
-        self._numbers = itertools.count()
-        self._decoder = protocol.Decoder()
-        self._one_at_a_time = threading.Lock()
-        with os_errors(NotReadyError, "the launcher does not answer"):
-            facts, _ = self._ask("identity")
-        self.url = str(facts["place"])
-        self._is_same = output.is_dir() and facts["same"] == identity(output)
-
-    @classmethod
-    def of_this_process(cls, output: Path) -> LauncherStore:
-        """Open the store through the node program that started this process.
-
-        Raises
-        ------
-        InputError
-            If there is none.
-        NotReadyError
-            If the launcher does not answer.
-        """
+    def __init__(self, output: Path) -> None:
         name = os.environ.get(STORE_VARIABLE, "")
         if not name:
             raise InputError(
                 f"{OWN_DISKS_VARIABLE} is set, but dglkge-launch --sync did not start this process"
             )
-        connection = socket.socket(socket.AF_UNIX)
-        with os_errors(NotReadyError, "the node program of this machine does not answer"):
-            connection.connect("\0" + name)
-        return cls(connection, output)
+        self.num_bytes = 0
+        self._connection = socket.socket(socket.AF_UNIX)
+        self._numbers = itertools.count()
+        self._decoder = protocol.Decoder()
+        self._one_at_a_time = threading.Lock()
+        with os_errors(NotReadyError, "the launcher does not answer"):
+            self._connection.connect("\0" + name)
+            facts, _ = self._ask("identity")
+        self.url = str(facts["place"])
+        self._is_same = output.is_dir() and facts["same"] == identity(output)
 
     def read(self, name: str) -> bytes:
-        """Return the content of a file."""
         return b"".join(self._blocks(name))
 
     def write(self, name: str, content: bytes) -> None:
-        """Write a file."""
-        self._put(name, io.BytesIO(content))
+        self._put(name, io.BufferedReader(io.BytesIO(content)))
 
     def upload(self, path: Path, name: str) -> None:
-        """Copy a file to the launcher's folder."""
         if self._is_same:
             return
         with open(path, "rb") as file:
             self._put(name, file)
 
     def download(self, name: str, path: Path) -> None:
-        """Copy a file from the launcher's folder."""
         with open(path, "wb") as file:
             for block in self._blocks(name):
                 file.write(block)
 
     def copy(self, name: str, target: str) -> None:
-        """Give a file in the launcher's folder one more name."""
         if not self._is_same:
             self._ask("copy", name=name, target=target)
 
     def sizes(self, folder: str) -> dict[str, int]:
-        """Return the sizes of the files in a folder and below it."""
         return dict(self._ask("sizes", folder=folder)[0])
 
     def remove(self, name: str) -> None:
-        """Remove a file."""
         self._ask("remove", name=name)
 
     def _blocks(self, name: str) -> Iterator[bytes]:
@@ -184,29 +143,17 @@ class LauncherStore:
             start += len(block)
             yield block
 
-    def _put(self, name: str, file: BinaryIO) -> None:
-        token, start, block = new_nonce(), 0, file.read(BLOCK_BYTES)
-        is_last = False
+    def _put(self, name: str, file: io.BufferedReader) -> None:
+        token, start, is_last = new_nonce(), 0, False
         while not is_last:  # an empty file has one block
-            following = file.read(BLOCK_BYTES)
-            is_last = not following
+            block = file.read(BLOCK_BYTES)
+            is_last = not file.peek(1)
             self._ask("put", block, name=name, token=token, start=start, is_last=is_last)
             self.num_bytes += len(block)
             start += len(block)
-            block = following
 
     def _ask(self, task: str, data: bytes = b"", **arguments: Any) -> tuple[Any, bytes]:
-        """Send a request and return the answer.
-
-        Raises
-        ------
-        OSError
-            Of the launcher's disk, or if there is no answer.
-        CheckpointError
-            If the launcher refuses it.
-        StorageError
-            If the launcher's disk is full or fails.
-        """
+        """Send a request and return the answer; raises OSError, or what a refusal by the launcher means."""
         with self._one_at_a_time:
             number = next(self._numbers)
             # No limit: half a request would make the next ones unreadable. A lost launcher ends this process.
@@ -231,6 +178,5 @@ class LauncherStore:
 
 def identity(folder: Path) -> list[Any]:
     """Return what is equal for two paths on one kernel that lead to the same folder."""
-    boot_id = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     status = os.stat(folder)
-    return [boot_id, status.st_dev, status.st_ino]
+    return [boot_id(), status.st_dev, status.st_ino]

@@ -32,15 +32,7 @@ SEARCH_PATHS = ("PATH", "PYTHONPATH", "LD_LIBRARY_PATH")
 def forwarded_environment(environment: Mapping[str, str]) -> dict[str, str]:
     """Select the variables that are forwarded to other machines.
 
-    Parameters
-    ----------
-    environment : mapping of str to str
-        That of the launcher.
-
-    Returns
-    -------
-    dict of str to str
-        Relative folders of search paths are made absolute: processes elsewhere start in other folders.
+    Relative folders of search paths are made absolute: processes elsewhere start in other folders.
     """
     picked = {
         name: value
@@ -67,14 +59,7 @@ ALIVE_COUNT = 4
 class SshSettings:
     """Options for SSH from the command line; None: the value of ``~/.ssh/config``.
 
-    Attributes
-    ----------
-    port : int or None
-    username : str or None
-    identity_file : str or None
-        Private key.
-    options : tuple of str
-        Further ``KEY=VALUE`` of ssh_config(5); they override those of this module.
+    `options` are further ``KEY=VALUE`` of ssh_config(5); they override those of this module.
     """
 
     port: int | None = None
@@ -84,26 +69,7 @@ class SshSettings:
 
 
 def ssh_command(settings: SshSettings, address: str, words: Sequence[str]) -> list[str]:
-    """Return the command that runs some words on another machine, each quoted for the shell there.
-
-    Parameters
-    ----------
-    settings : SshSettings
-    address : str
-        As in ip_config.txt, so that entries of ``~/.ssh/config`` with this name apply.
-    words : sequence of str
-        Program and arguments.
-
-    Examples
-    --------
-    >>> ssh_command(SshSettings(port=2222), "10.0.0.2", ["echo", "it's"])[-5:]
-    ['-p', '2222', '--', '10.0.0.2', "echo 'it'\\"'\\"'s'"]
-    """
-    return [*ssh_client(settings), "--", address, shlex.join(words)]
-
-
-def ssh_client(settings: SshSettings) -> list[str]:
-    """Return the ssh client with its options."""
+    """Return the command that runs some words on another machine, each quoted for the shell there."""
     # BatchMode: ssh must fail and not ask for a password, which no user could enter.
     ours = {
         "BatchMode": "yes",
@@ -125,7 +91,7 @@ def ssh_client(settings: SshSettings) -> list[str]:
         command += ["-l", settings.username]
     if settings.port is not None:
         command += ["-p", str(settings.port)]
-    return command
+    return [*command, "--", address, shlex.join(words)]
 
 
 STARTER = (

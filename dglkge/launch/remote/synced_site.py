@@ -20,36 +20,16 @@ from dglkge.launch.background import in_thread
 from dglkge.launch.process_plan import Places
 from dglkge.launch.remote.file_transfer import Tree, fetch, file_names, send
 from dglkge.launch.remote.remote_site import RemoteSite
-from dglkge.launch.remote.rendezvous import Rendezvous
 from dglkge.launch.remote.run_store import RunFolder
-from dglkge.launch.remote.ssh import SshSettings
 
 
 def plan_sync(
     command: Sequence[str], config: Config | None, part_config: str | None, places: Places, part_id: int
 ) -> list[Tree]:
-    """Return the files that one machine needs before a job can run there.
+    """Return the files that one machine needs before a job can run there, with its own partition alone.
 
-    Parameters
-    ----------
-    command : sequence of str
-        The script and its arguments, or ``-m``, a module and its arguments.
-    config : Config or None
-        The script's configuration, which names the data set; None for other scripts.
-    part_config : str or None
-        DGL's partition file of other scripts.
-    places : Places
-    part_id : int
-        The machine's own partition.
-
-    Returns
-    -------
-    list of Tree
-
-    Raises
-    ------
-    InputError
-        If a relative path leads out of the folder.
+    `config` is the script's configuration, which names the data set, `part_config` DGL's partition file of
+    other scripts. Raises InputError if a relative path leads out of the folder.
     """
     files = [*_program(command, places.here), *_named_files(command, places.here)]
     if config is not None:
@@ -102,20 +82,15 @@ def _graph_files(part_config: Path, part_id: int) -> Iterator[Path]:
 
 def _trees(files: Sequence[Path], places: Places) -> list[Tree]:
     """Group files by target: those of the launcher's folder go to the workspace, others to the same path."""
-    inside: list[str] = []
-    outside: dict[Path, list[str]] = {}
+    names: dict[tuple[Path, Path], list[str]] = {}
     for path in dict.fromkeys(files):
         # is_relative_to compares names only, so a path with ".." could lead out of the folder.
         if ".." in path.parts:
             raise InputError(f"{path} lies outside of {places.here}, so --sync has no place for it: {path}")
-        if path.is_relative_to(places.here):
-            inside.append(str(path.relative_to(places.here)))
-        else:
-            outside.setdefault(path.parent, []).append(path.name)
-    trees = [Tree(str(folder), str(folder), tuple(names)) for folder, names in outside.items()]
-    if inside:
-        trees.append(Tree(str(places.here), str(places.workspace), tuple(inside)))
-    return trees
+        is_inside = path.is_relative_to(places.here)
+        here, there = (places.here, places.workspace) if is_inside else (path.parent, path.parent)
+        names.setdefault((here, there), []).append(str(path.relative_to(here)))
+    return [Tree(str(here), str(there), tuple(group)) for (here, there), group in names.items()]
 
 
 class SyncedSite(RemoteSite):
@@ -123,33 +98,14 @@ class SyncedSite(RemoteSite):
 
     The launcher holds the lease of the run's folder on its own disk from before the first attempt on, and
     releases it in :meth:`close`.
-
-    Parameters
-    ----------
-    ssh, python, folder, nodes, report
-        See :class:`RemoteSite`.
-    job : str
-        Id of the job, equal for all its attempts, in the leases of run folders.
-    repair : callable
-        Goes back to an undamaged version, if the newest is damaged, given the configuration.
     """
 
     has_shared_disk = False
 
-    def __init__(
-        self,
-        ssh: SshSettings,
-        python: str,
-        folder: str,
-        nodes: Rendezvous | None = None,
-        report: Callable[[str], None] = lambda text: None,
-        job: str = "",
-        repair: Callable[[CheckpointStorage, Config], object] = lambda storage, config: None,
-    ) -> None:
-        super().__init__(ssh, python, folder, nodes, report)
-        self._job = job
-        self._repair = repair
-        self._lease: Lease | None = None
+    repair: Callable[[CheckpointStorage, Config], object] | None = None
+    """Goes back to an undamaged version, if the newest is damaged."""
+
+    _lease: Lease | None = None
 
     def send_files(
         self, command: Sequence[str], config: Config | None, part_config: str | None, places: Places
@@ -158,7 +114,7 @@ class SyncedSite(RemoteSite):
 
         Raises
         ------
-        PreflightError
+        NotReadyError
             If a machine cannot be reached or cannot take its files.
         CheckpointError
             If the run is damaged, or another job writes to its folder.
@@ -183,8 +139,8 @@ class SyncedSite(RemoteSite):
         if self._lease is None:
             self._lease = LeaseTaker(output, new_nonce(), self._job, LAUNCHER).take()
         storage = CheckpointStorage(output / CHECKPOINT_FOLDER, self._lease)
-        if config.checkpoint.fallback:
-            self._repair(storage, config)
+        if config.checkpoint.fallback and self.repair is not None:
+            self.repair(storage, config)
         storage.published()
         if storage.path.is_dir():
             storage.drop_unpublished(storage.published_version())
@@ -196,12 +152,7 @@ class SyncedSite(RemoteSite):
     def fetch_logs(self, log_dir: Path, places: Places) -> None:
         """Fetch what scripts have written to the folder of the logs on all machines.
 
-        A machine whose node program has ended meanwhile gets a new one.
-
-        Raises
-        ------
-        PreflightError
-            If a machine cannot be reached, or a file cannot be written here.
+        A machine whose node program has ended meanwhile gets a new one. Raises NotReadyError.
         """
         self._problems = []
         for address, session in self._sessions.items():

@@ -58,7 +58,6 @@ class EuclideanDistance(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, candidates: Tensor) -> Tensor:
-        """Return the distances, (B, N), of query (B, D) and candidates (N, D)."""
         query_squares = query.square().sum(1)
         candidate_squares = candidates.square().sum(1)
         # Under autocast this is in its type.
@@ -78,7 +77,6 @@ class EuclideanDistance(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradients of query and candidates, two matrix products."""
         query, candidates, query_squares, candidate_squares, distances = ctx.saved_tensors
         # Sums of D float32 products lose some units in the last place; rounding a sum to bfloat16 loses half.
         share = 8 if ctx.dtype == query.dtype else 0.5
@@ -133,7 +131,6 @@ class ModulusDistance(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradients of query and candidates; 0 where two complex numbers coincide."""
         query, candidates = ctx.saved_tensors
         if _compiled(query):
             return _gradients(add_modulus_gradients, query, candidates, grad)
@@ -161,7 +158,6 @@ class ManhattanDistance(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, candidates: Tensor) -> Tensor:
-        """Return the distances, (B, N), of query (B, D) and candidates (N, D)."""
         ctx.save_for_backward(query, candidates)
         if not _compiled(query):
             return torch.cdist(query, candidates, p=1.0)
@@ -173,7 +169,6 @@ class ManhattanDistance(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the gradients of query and candidates; 0 where two numbers are equal."""
         query, candidates = ctx.saved_tensors
         if _compiled(query):
             return _gradients(add_manhattan_gradients, query, candidates, grad)
@@ -288,7 +283,6 @@ class GroupedProducts(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Any, ...]:
-        """Return the gradients of the rows and of the matrices."""
         sorted_rows, matrices, order = ctx.saved_tensors
         of_products = gradients[0][order]
         of_rows = torch.empty_like(sorted_rows)
@@ -317,7 +311,6 @@ class SummedModuli(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
-        """Return the sums, (...), of rows (..., D)."""
         moduli = torch.hypot(*rows.chunk(2, dim=-1))
         ctx.save_for_backward(rows, moduli)
         return moduli.sum(-1)
@@ -325,7 +318,6 @@ class SummedModuli(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        """Return the gradient of the rows."""
         rows, moduli = ctx.saved_tensors
         factors = (gradients[0].unsqueeze(-1) / moduli).masked_fill_(moduli == 0, 0)
         return rows * torch.cat([factors, factors], dim=-1)
@@ -336,7 +328,6 @@ class CubedModuli(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, rows: Tensor) -> Tensor:
-        """Return the sums, (...), of rows (..., D)."""
         real, imaginary = rows.chunk(2, dim=-1)
         squares = real.square().addcmul_(imaginary, imaginary)
         moduli = squares.sqrt()
@@ -347,7 +338,6 @@ class CubedModuli(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *gradients: Tensor) -> Tensor:
-        """Return the gradient of the rows."""
         rows, moduli = ctx.saved_tensors
         factors = moduli * (3 * gradients[0]).unsqueeze(-1)
         return rows * torch.cat([factors, factors], dim=-1)
@@ -361,7 +351,6 @@ class ByBlocks(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, distances: Callable[..., Tensor], query: Tensor, candidates: Tensor) -> Tensor:
-        """Return (B, N)."""
         ctx.distances = distances
         ctx.save_for_backward(query, candidates)
         scores = query.new_empty(len(query), len(candidates))
@@ -372,7 +361,6 @@ class ByBlocks(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        """Return the gradients of queries and candidates."""
         query, candidates = ctx.saved_tensors
         query_gradients, candidate_gradients = torch.zeros_like(query), torch.zeros_like(candidates)
         for rows, columns in _blocks(query, candidates, CALLED_BLOCK_NUMBERS):
@@ -399,13 +387,12 @@ class ProductsAtTimes(torch.autograd.Function):
         ctx.save_for_backward(query, candidates)
         scores = query.new_empty(len(query), len(candidates))
         for time, places in _times(query):
-            scores[places] = query[places, :-1] @ at_time(candidates, time).T
+            scores[places] = product(query[places, :-1], at_time(candidates, time))
         return scores
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-        """Return the gradients of queries, 0 for the times, and candidates."""
         query, candidates = ctx.saved_tensors
         query_gradients, candidate_gradients = torch.zeros_like(query), torch.zeros_like(candidates)
         for time, places in _times(query):
@@ -432,7 +419,6 @@ class ScaledManhattan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, offset: Tensor, scale: Tensor, candidates: Tensor) -> Tensor:
-        """Return the distances, (B, N), of offsets and scales (B, D) and candidates (N, D)."""
         ctx.save_for_backward(offset, scale, candidates)
         distances = offset.new_empty(len(offset), len(candidates))
         if _compiled(offset):
@@ -446,7 +432,6 @@ class ScaledManhattan(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the gradients of offsets, scales and candidates."""
         offset, scale, candidates = operands = ctx.saved_tensors
         grad = _without_denormals(grad)
         gradients = [torch.zeros(rows.shape, dtype=rows.dtype, device=rows.device) for rows in operands]

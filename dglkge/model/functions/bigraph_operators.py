@@ -30,8 +30,6 @@ class BigraphOperator:
         Whether there is a b.
     cancels : bool
         Whether a number of the result is a sum, so that its relative rounding error has no bound.
-    dim_multiple : int
-        Number that the width of rows is a multiple of.
     """
 
     name: ClassVar[str] = "none"
@@ -80,27 +78,21 @@ class TranslationOperator(BigraphOperator):
     has_offset = True
 
     def shapes(self, dim: int) -> Shapes:
-        """Return the shape of b."""
         return ((dim,),)
 
     def identity(self, dim: int) -> Tensor:
-        """Return zeros."""
         return torch.zeros(dim)
 
     def apply(self, entity: Tensor, row: Tensor) -> Tensor:
-        """Return x + b."""
         return entity + row
 
     def transposed(self, entity: Tensor, row: Tensor) -> Tensor:
-        """Return x: A is the identity."""
         return super().apply(entity, row)
 
     def offset(self, row: Tensor, dim: int) -> Tensor:
-        """Return b."""
         return row
 
     def gains(self, row: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-        """Return 1 and |b|."""
         return torch.ones_like(row[..., 0]), row.norm(dim=-1)
 
 
@@ -110,19 +102,15 @@ class DiagonalOperator(BigraphOperator):
     name = "diagonal"
 
     def shapes(self, dim: int) -> Shapes:
-        """Return the shape of d."""
         return ((dim,),)
 
     def identity(self, dim: int) -> Tensor:
-        """Return ones."""
         return torch.ones(dim)
 
     def apply(self, entity: Tensor, row: Tensor) -> Tensor:
-        """Return d x."""
         return entity * row
 
     def gains(self, row: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-        """Return the greatest |d_k|, and 0."""
         return row.abs().amax(-1), torch.zeros_like(row[..., 0])
 
 
@@ -133,20 +121,16 @@ class LinearOperator(BigraphOperator):
     cancels = True
 
     def shapes(self, dim: int) -> Shapes:
-        """Return the shape of W."""
         return ((dim, dim),)
 
     def identity(self, dim: int) -> Tensor:
-        """Return the identity matrix."""
         return torch.eye(dim).reshape(-1)
 
     def apply(self, entity: Tensor, row: Tensor) -> Tensor:
-        """Return W x."""
         # einsum and not matmul: leading dimensions of 1 broadcast without copies of the matrices.
         return torch.einsum("...ij,...j->...i", self._matrix(row, entity.shape[-1]), entity)
 
     def transposed(self, entity: Tensor, row: Tensor) -> Tensor:
-        """Return W' x."""
         return torch.einsum("...ji,...j->...i", self._matrix(row, entity.shape[-1]), entity)
 
     def gains(self, row: Tensor, dim: int) -> tuple[Tensor, Tensor]:
@@ -165,23 +149,18 @@ class AffineOperator(LinearOperator):
     has_offset = True
 
     def shapes(self, dim: int) -> Shapes:
-        """Return the shapes of W and b."""
         return ((dim, dim), (dim,))
 
     def identity(self, dim: int) -> Tensor:
-        """Return the identity matrix and zeros."""
         return torch.cat([super().identity(dim), torch.zeros(dim)])
 
     def apply(self, entity: Tensor, row: Tensor) -> Tensor:
-        """Return W x + b."""
         return super().apply(entity, row) + row[..., -entity.shape[-1] :]
 
     def offset(self, row: Tensor, dim: int) -> Tensor:
-        """Return b."""
         return row[..., -dim:]
 
     def gains(self, row: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-        """Return the Frobenius norm of W, and |b|."""
         return row[..., :-dim].norm(dim=-1), self.offset(row, dim).norm(dim=-1)
 
 
@@ -193,15 +172,12 @@ class ComplexDiagonalOperator(BigraphOperator):
     dim_multiple = 2
 
     def shapes(self, dim: int) -> Shapes:
-        """Return the shapes of the parts."""
         return ((dim // 2,), (dim // 2,))
 
     def identity(self, dim: int) -> Tensor:
-        """Return real parts of 1 and imaginary parts of 0."""
         return torch.cat([torch.ones(dim // 2), torch.zeros(dim // 2)])
 
     def apply(self, entity: Tensor, row: Tensor) -> Tensor:
-        """Return the products of the complex numbers."""
         real, imaginary = row.chunk(2, dim=-1)
         return complex_product(entity, real, imaginary)
 
@@ -211,7 +187,6 @@ class ComplexDiagonalOperator(BigraphOperator):
         return complex_product(entity, real, -imaginary)
 
     def gains(self, row: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-        """Return the greatest modulus, and 0."""
         moduli = torch.hypot(*row.chunk(2, dim=-1))
         return moduli.amax(-1), torch.zeros_like(row[..., 0])
 
@@ -237,15 +212,10 @@ SEPARATOR = "+"
 
 
 class OperatorByRelation(BigraphOperator):
-    """One of several operators, each relation's own.
+    """One of several operators, each relation's own; rows start as the first one's.
 
     A relation's row holds the operator's parameters, 0 up to the widest operator's, and the operator's number
     in :data:`NUMBERS`. Neither 0 nor number gets a gradient.
-
-    Parameters
-    ----------
-    names : sequence of str
-        Of the operators. Rows start as the first one's.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
@@ -257,11 +227,9 @@ class OperatorByRelation(BigraphOperator):
         self.dim_multiple = max(one.dim_multiple for one in self.operators)  # type: ignore[misc]
 
     def row_dim(self, dim: int) -> int:
-        """Return the width of the widest operator's row, and one number more."""
         return max(one.row_dim(dim) for one in self.operators) + 1
 
     def identity(self, dim: int) -> Tensor:
-        """Return the row of the first operator."""
         return self.rows_of([self.operators[0].name], dim)[0]
 
     def rows_of(self, names: Sequence[str], dim: int) -> Tensor:
@@ -274,19 +242,15 @@ class OperatorByRelation(BigraphOperator):
         return rows
 
     def apply(self, entity: Tensor, row: Tensor) -> Tensor:
-        """Apply each row's operator."""
         return self._by_row(lambda one, own: one.apply(entity, own), row, entity.shape[-1])
 
     def transposed(self, entity: Tensor, row: Tensor) -> Tensor:
-        """Apply the transpose of each row's operator."""
         return self._by_row(lambda one, own: one.transposed(entity, own), row, entity.shape[-1])
 
     def offset(self, row: Tensor, dim: int) -> Tensor:
-        """Return b of each row's operator."""
         return self._by_row(lambda one, own: one.offset(own, dim), row, dim)
 
     def gains(self, row: Tensor, dim: int) -> tuple[Tensor, Tensor]:
-        """Return the bounds of each row's operator."""
         both = self._by_row(lambda one, own: torch.stack(one.gains(own, dim), dim=-1), row, dim)
         return both[..., 0], both[..., 1]
 

@@ -63,21 +63,16 @@ NAMED = {
 
 
 class Biased(Comparator):
-    """A comparator of rows without their first numbers, which are added: q_0 + c_0 + compare(q_1.., c_1..).
-
-    Attributes
-    ----------
-    unbiased : Comparator
+    """A comparator of rows without their first numbers, which are added: q_0 + c_0 + compare(q_1..,
+    c_1..).
     """
 
     unbiased: Comparator
 
     def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Score every query against every candidate."""
         return self.unbiased.compare(query[:, 1:], candidates[:, 1:]) + query[:, :1] + candidates[:, 0]
 
     def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Score query i against candidate i."""
         return self.unbiased.compare_pairs(query[..., 1:], candidates[..., 1:]) + (
             query[..., 0] + candidates[..., 0]
         )
@@ -94,13 +89,8 @@ class Biased(Comparator):
 
 
 class BigraphScore(ScoreFunction):
-    """Score function of an operator and a comparator; :func:`bigraph_score` makes the class of a pair.
-
-    Attributes
-    ----------
-    acts : BigraphOperator
-    comparator : str
-        Name of the comparator in :data:`COMPARATORS`.
+    """Score function of an operator and a comparator of :data:`COMPARATORS`; :func:`bigraph_score` makes
+    the class.
     """
 
     acts: BigraphOperator
@@ -108,15 +98,12 @@ class BigraphScore(ScoreFunction):
 
     @property
     def dim_multiple(self) -> tuple[int, str]:
-        """That of the operator, where halves are real and imaginary parts."""
         return self.acts.dim_multiple, "half real, half imaginary"
 
     def penalized(self, relation: Tensor) -> Tensor:
-        """Return the row, without the number of the operator."""
         return relation[..., :-1] if self.operators else relation
 
     def relation_dim(self, dim: int) -> int:
-        """Return the number of the operator's parameters."""
         return self.acts.row_dim(dim)
 
     def initial_relations(self, drawn: Tensor, dim: int) -> Tensor:
@@ -124,14 +111,9 @@ class BigraphScore(ScoreFunction):
         return self.acts.identity(dim).repeat(len(drawn), 1)
 
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
-        """Apply the operator."""
         return self.acts.apply(entity, relation)
 
     def adjoint(self, relation: Tensor) -> Tensor:
-        """Return r itself under the operator ``none``.
-
-        Other pairs have no such row in general; see :meth:`static`.
-        """
         if type(self.acts) is BigraphOperator:
             return relation
         raise NotImplementedError(f"{type(self).__name__} has no adjoint row; its static() form answers both")
@@ -155,12 +137,7 @@ def _unbiased(pair: BigraphScore) -> type[Comparator]:
 
 
 class StaticScore(BigraphScore):
-    """c(h, g_r(t)) for queries of both sides; candidates are rows of the table.
-
-    Parameters
-    ----------
-    pair : BigraphScore
-    """
+    """c(h, g_r(t)) for queries of both sides; candidates are rows of the table."""
 
     def __init__(self, pair: BigraphScore) -> None:
         self.pair = pair
@@ -174,15 +151,12 @@ class StaticScore(BigraphScore):
 
     @property
     def options(self) -> dict[str, Any]:
-        """Options of the pair."""
         return self.pair.options
 
     def static(self) -> ScoreFunction:
-        """Return the same."""
         return self
 
     def compare_relations(self, query: Tensor, relations: Tensor) -> Tensor:
-        """Score every pair of entities with every relation: (B, 2 D), (N, Dr) -> (B, N)."""
         head, tail = query.chunk(2, dim=-1)
         carried = self.acts.apply(tail.unsqueeze(1), relations.unsqueeze(0))
         return self.pair.compare_pairs(head.unsqueeze(1), carried)
@@ -199,11 +173,9 @@ class StaticProductPlus(StaticScore):
     memory_passes = 0
 
     def query_dim(self, dim: int) -> int:
-        """Return D + 1."""
         return dim + 1
 
     def query(self, entity: Tensor, relation: Tensor, side: Side) -> Tensor:
-        """Return the row and the constant; see :meth:`ScoreFunction.query`."""
         given = entity if side is Side.TAIL else self.acts.apply(entity, relation)
         constant = torch.zeros_like(given[..., :1])
         if self.has_bias:
@@ -218,11 +190,9 @@ class StaticProductPlus(StaticScore):
         return torch.cat([given, constant.expand(*given.shape[:-1], 1)], dim=-1)
 
     def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Score every query against every candidate."""
         return autograd_functions.product(query[:, :-1], candidates) + query[:, -1:]
 
     def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Score query i against candidate i."""
         return (query[..., :-1] * candidates).sum(-1) + query[..., -1]
 
     def rounding_bound(self, query: Tensor, max_candidate_norm: float, true_scores: Tensor) -> Tensor:
@@ -237,7 +207,6 @@ class StaticDistance(StaticScore):
     """Distances of a translated tail, |h - (t + b)| = |(h - b) - t|; a bias b_0 is added on both sides."""
 
     def query(self, entity: Tensor, relation: Tensor, side: Side) -> Tensor:
-        """Return h - b or t + b; see :meth:`ScoreFunction.query`."""
         if side is Side.HEAD:
             return entity + relation
         if not self.has_bias:
@@ -246,15 +215,12 @@ class StaticDistance(StaticScore):
         return torch.cat([entity[..., :1] + relation[..., :1], moved[..., 1:]], dim=-1)
 
     def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Score every query against every candidate."""
         return self.pair.compare(query, candidates)
 
     def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Score query i against candidate i."""
         return self.pair.compare_pairs(query, candidates)
 
     def rounding_bound(self, query: Tensor, max_candidate_norm: float, true_scores: Tensor) -> Tensor:
-        """Return the comparator's."""
         return self.pair.rounding_bound(query, max_candidate_norm, true_scores)
 
 
@@ -275,21 +241,11 @@ class StaticPairs(StaticScore):
     acts_on_candidates = True
 
     def query_dim(self, dim: int) -> int:
-        """Return D + Dr + 1."""
         return dim + self.relation_dim(dim) + 1
 
     def query(
         self, entity: Tensor, relation: Tensor, side: Side, relation_ids: Tensor | None = None
     ) -> Tensor:
-        """Return the query with its relation; see :meth:`ScoreFunction.query`.
-
-        Parameters
-        ----------
-        entity, relation, side
-            As there.
-        relation_ids : (B,) int64 tensor, optional
-            Without them each query counts as one of another relation, which takes longer.
-        """
         leading = torch.broadcast_shapes(entity.shape[:-1], relation.shape[:-1])
         if side is Side.HEAD:
             given = self.acts.apply(entity, relation)
@@ -302,7 +258,6 @@ class StaticPairs(StaticScore):
         return torch.cat([entity.expand(*leading, -1), relation.expand(*leading, -1), keys], dim=-1)
 
     def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Score every query against every candidate, one relation after the other."""
         dim = candidates.shape[-1]
         _, group = torch.unique(query.detach()[:, -1], return_inverse=True)
         order = torch.argsort(group, stable=True)
@@ -329,7 +284,6 @@ class StaticPairs(StaticScore):
         return self.acts.apply(candidates, relation).to(candidates.dtype)
 
     def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Score query i against candidate i."""
         dim = candidates.shape[-1]
         given, relation, key = query[..., :dim], query[..., dim:-1], query[..., -1:]
         operated = torch.where(key == NO_RELATION, candidates, self.acts.apply(candidates, relation))
@@ -356,11 +310,8 @@ class StaticPairs(StaticScore):
 def bigraph_score(name: str) -> type[BigraphScore] | None:
     """Return the score function of a pair by name; None where it is no name of a pair.
 
-    Parameters
-    ----------
-    name : str
-        ``{operator}_{comparator}``, with :data:`BIAS` at the end for a bias; or with several operators and
-        ``+`` between them.
+    ``{operator}_{comparator}``, with :data:`BIAS` at the end for a bias; or with several operators and ``+``
+    between them.
     """
     return _CLASSES.get(name) or _class_of_several(name)
 

@@ -33,11 +33,9 @@ class RESCAL(Dot, ScoreFunction):
     shares_relations = True
 
     def relation_dim(self, dim: int) -> int:
-        """Return the size of a matrix."""
         return LINEAR.row_dim(dim)
 
     def shared_query(self, entity: Tensor, relations: Tensor, places: Tensor, side: Side) -> Tensor:
-        """Return the queries by one matrix product for each relation; see :class:`ScoreFunction`."""
         dim = entity.shape[-1]
         matrices = relations.unflatten(-1, (dim, dim))
         if side is Side.HEAD:
@@ -45,7 +43,6 @@ class RESCAL(Dot, ScoreFunction):
         return autograd_functions.GroupedProducts.apply(entity, matrices, places)
 
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
-        """Multiply by the matrix from the right."""
         return LINEAR.transposed(entity, relation)
 
     def adjoint(self, relation: Tensor) -> Tensor:
@@ -70,7 +67,6 @@ class SimplE(Dot, ScoreFunction):
         return 2, "half as head, half as tail"
 
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
-        """Return [h' r', h r] / 2, to be compared with [t, t']."""
         as_head, as_tail = entity.chunk(2, dim=-1)
         forward, backward = relation.chunk(2, dim=-1)
         return torch.cat([as_tail * backward, as_head * forward], dim=-1) / 2
@@ -81,7 +77,6 @@ class SimplE(Dot, ScoreFunction):
         return torch.cat([backward, forward], dim=-1)
 
     def relation_product(self, given: Tensor, answer: Tensor) -> Tensor:
-        """Return [h t', t h'] / 2."""
         given_as_head, given_as_tail = given.chunk(2, dim=-1)
         answer_as_head, answer_as_tail = answer.chunk(2, dim=-1)
         return torch.cat([given_as_head * answer_as_tail, answer_as_head * given_as_tail], dim=-1) / 2
@@ -110,7 +105,6 @@ class QuatE(Dot, ScoreFunction):
         return unit.flatten(1).float()
 
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
-        """Multiply by the unit quaternions from the right."""
         return _hamilton_product(entity, _unit_quaternions(relation))
 
     def adjoint(self, relation: Tensor) -> Tensor:
@@ -118,7 +112,6 @@ class QuatE(Dot, ScoreFunction):
         return _conjugate(relation)
 
     def relation_query_dim(self, dim: int) -> int:
-        """Return the width of a row."""
         return dim
 
     def relation_query(self, given: Tensor, answer: Tensor) -> Tensor:
@@ -126,7 +119,6 @@ class QuatE(Dot, ScoreFunction):
         return _hamilton_product(_conjugate(given), answer)
 
     def compare_relations(self, query: Tensor, relations: Tensor) -> Tensor:
-        """Score every pair of entities with every relation, by one matmul with the unit quaternions."""
         return query @ _unit_quaternions(relations).T
 
 
@@ -200,7 +192,6 @@ class Keci(Dot, ScoreFunction):
         return torch.cat([product, mixed.flatten(-2)], dim=-1)
 
     def adjoint(self, relation: Tensor) -> Tensor:
-        """Negate the parts of the basis vectors with square -1."""
         kept = relation.shape[-1] * (1 + self.p) // (1 + self.p + self.q)
         return torch.cat([relation[..., :kept], -relation[..., kept:]], dim=-1)
 

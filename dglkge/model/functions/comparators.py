@@ -139,11 +139,9 @@ class Dot(Comparator):
     is_product = True
 
     def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Score every pair by one matrix product."""
         return autograd_functions.product(query, candidates)
 
     def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Score query i against candidate i."""
         return (query * candidates).sum(-1)
 
     def rounding_bound(self, query: Tensor, max_candidate_norm: float, true_scores: Tensor) -> Tensor:
@@ -166,7 +164,6 @@ class NegativeL2(Comparator):
         return -autograd_functions.EuclideanDistance.apply(query, candidates)
 
     def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Score query i against candidate i; the gradient at distance 0 is 0."""
         return -torch.linalg.vector_norm(query - candidates, dim=-1)
 
     def rounding_bound(self, query: Tensor, max_candidate_norm: float, true_scores: Tensor) -> Tensor:
@@ -193,12 +190,10 @@ class NegativeSquaredL2(Comparator):
     memory_passes = 0
 
     def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Score every pair by one matrix product, 2 q.c - |q|^2 - |c|^2."""
         products = autograd_functions.product(query, candidates)
         return 2 * products - candidates.square().sum(1) - query.square().sum(1, keepdim=True)
 
     def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Score query i against candidate i."""
         return -(query - candidates).square().sum(-1)
 
     def rounding_bound(self, query: Tensor, max_candidate_norm: float, true_scores: Tensor) -> Tensor:
@@ -215,11 +210,9 @@ class Cosine(Comparator):
     metric = COSINE
 
     def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Score every pair by one matrix product of unit rows."""
         return autograd_functions.product(unit_rows(query), unit_rows(candidates))
 
     def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Score query i against candidate i; the gradient of a row that is 0 is 0."""
         return (unit_rows(query) * unit_rows(candidates)).sum(-1)
 
     def rounding_bound(self, query: Tensor, max_candidate_norm: float, true_scores: Tensor) -> Tensor:
@@ -276,15 +269,12 @@ class NegativeL1(_SummedTerms):
     """Minus the Manhattan distance, -sum |q_k - c_k|. PyTorch-BigGraph has no such comparator."""
 
     def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Score every pair, elementwise."""
         return -autograd_functions.ManhattanDistance.apply(query, candidates)
 
     def compare_fused(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Score every pair by its terms."""
         return self.compare_plainly(query, candidates)
 
     def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Score query i against candidate i."""
         return -(query - candidates).abs().sum(-1)
 
 
@@ -295,11 +285,9 @@ class NegativeModulus(_SummedTerms):
     """
 
     def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Score every pair, elementwise in blocks."""
         return -autograd_functions.ModulusDistance.apply(query, candidates)
 
     def compare_fused(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Score every pair by its terms; the gradient of a modulus of 0 is 0."""
         real, imaginary = (query.unsqueeze(1) - candidates.unsqueeze(0)).chunk(2, dim=-1)
         squares = real.square() + imaginary.square()
         # Autograd divides by the root, so the root of 0 must not be taken.
@@ -307,7 +295,6 @@ class NegativeModulus(_SummedTerms):
         return -torch.where(squares > 0, moduli, 0).sum(-1)
 
     def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Score query i against candidate i; the gradient of a modulus of 0 is 0."""
         return -autograd_functions.SummedModuli.apply(query - candidates)
 
 

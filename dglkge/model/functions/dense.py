@@ -36,11 +36,9 @@ class DenseScore(Dot, ScoreFunction):
     has_offset = True
 
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
-        """Return the module's output."""
         return self.run_module(entity, relation)
 
     def adjoint(self, relation: Tensor) -> Tensor:
-        """Refuse: there is no such row."""
         raise NotImplementedError(f"{type(self).__name__} has no adjoint row: it needs reciprocal relations")
 
 
@@ -61,15 +59,12 @@ class TuckER(Dot, ScoreFunction):
         relation_dimension: int = setting(0, "numbers in a relation's row; 0: as in an entity's", ge=0)
 
     def relation_dim(self, dim: int) -> int:
-        """Return the configured width."""
         return self.settings.relation_dimension or dim
 
     def build_module(self, dim: int, seed: int) -> torch.nn.Module:
-        """Return the core tensor."""
         return dense_modules.TuckerCore(seed, self.relation_dim(dim), dim)
 
     def module_numbers(self, dim: int) -> int:
-        """Return the size of the core tensor."""
         return self.relation_dim(dim) * dim * dim
 
     def query_numbers(self, dim: int) -> int:
@@ -89,7 +84,6 @@ class TuckER(Dot, ScoreFunction):
         return matrices if side is Side.TAIL else matrices.transpose(-1, -2)
 
     def query(self, entity: Tensor, relation: Tensor, side: Side) -> Tensor:
-        """Return h M(r), or t M(r)^T; see :meth:`ScoreFunction.query`."""
         shape = torch.broadcast_shapes(entity.shape[:-1], relation.shape[:-1])
         entities, relations = (
             one.expand(*shape, -1).reshape(-1, one.shape[-1]) for one in (entity, relation)
@@ -107,8 +101,6 @@ class TuckER(Dot, ScoreFunction):
         return self.run_precisely(compute, entities, relations).reshape(*shape, entities.shape[-1])
 
     def shared_query(self, entity: Tensor, relations: Tensor, places: Tensor, side: Side) -> Tensor:
-        """Return the queries by one M(r) for each relation; see :class:`ScoreFunction`."""
-
         def compute(entity: Tensor, relations: Tensor) -> Tensor:
             matrices = self._matrices(relations, self._core(relations), side)
             # Autocast converts operands of torch's functions, not of this one.
@@ -117,7 +109,6 @@ class TuckER(Dot, ScoreFunction):
         return self.run_precisely(compute, entity, relations)
 
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
-        """Return h M(r)."""
         return self.query(entity, relation, Side.TAIL)
 
     def adjoint(self, relation: Tensor) -> Tensor:
@@ -125,8 +116,6 @@ class TuckER(Dot, ScoreFunction):
         raise NotImplementedError("TuckER has no adjoint row; its query() answers both sides")
 
     def relation_product(self, given: Tensor, answer: Tensor) -> Tensor:
-        """Return sum_jk W_ijk h_j t_k."""
-
         def compute(given: Tensor, answer: Tensor) -> Tensor:
             pairs = given.unsqueeze(-1) * answer.unsqueeze(-2)
             return pairs.flatten(-2) @ self._core(given).T
@@ -156,7 +145,6 @@ class ConvE(DenseScore):
     has_bias = True
 
     def relation_dim(self, dim: int) -> int:
-        """Return the width of an entity's row without its bias."""
         return dim - 1
 
     @staticmethod
@@ -171,7 +159,6 @@ class ConvE(DenseScore):
         return self.settings.channels * (2 * height - min(3, 2 * height) + 1) * (width - min(3, width) + 1)
 
     def build_module(self, dim: int, seed: int) -> torch.nn.Module:
-        """Return the layers between rows and query."""
         height, width = self.image(dim)
         return dense_modules.ConvolutionModule(seed, self.settings.channels, (2 * height, width), 0, dim - 1)
 
@@ -206,20 +193,16 @@ class ConEx(DenseScore):
     Settings = ConvolutionSettings
 
     def build_module(self, dim: int, seed: int) -> torch.nn.Module:
-        """Return the layers between rows and factors."""
         # Real and imaginary parts of head and relation are the four lines of an image.
         return dense_modules.ConvolutionModule(seed, self.settings.channels, (4, dim // 2), 1, dim)
 
     def module_numbers(self, dim: int) -> int:
-        """Return the sum over filters, their normalization, the linear layer and two normalizations."""
         return 11 * self.settings.channels + (2 * self.settings.channels * dim + 1) * dim + 6 * dim
 
     def query_numbers(self, dim: int) -> int:
-        """Return the filters' outputs before and after normalization and ReLU, and the narrow layers."""
         return 8 * self.settings.channels * dim + 12 * dim
 
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
-        """Return c h r, complex number by complex number."""
         factors = self.run_module(entity, relation)
         product = complex_product(entity, *relation.chunk(2, dim=-1))
         return complex_product(factors, *product.chunk(2, dim=-1))
@@ -247,11 +230,9 @@ class Transformer(DenseScore):
         return int(self.settings.heads), "heads of the attention"
 
     def build_module(self, dim: int, seed: int) -> torch.nn.Module:
-        """Return the encoder."""
         return dense_modules.EncoderModule(seed, self.settings.layers, self.settings.heads, dim)
 
     def module_numbers(self, dim: int) -> int:
-        """Return the sum over positions, their normalization and the layers."""
         inner = 2 * dim
         attention = 4 * dim * dim + dim
         feed_forward = (dim + 1) * inner + (inner + 1) * dim

@@ -30,20 +30,16 @@ class ScaledL1(Comparator):
     fuses_pairs = True
 
     def query_dim(self, dim: int) -> int:
-        """Return the width of offsets and scales."""
         return 2 * dim
 
     def compare(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Score every pair: compiled loops on a CPU, elsewhere blocks."""
         offset, scale = query.chunk(2, dim=-1)
         return -autograd_functions.ScaledManhattan.apply(offset, scale, unit_rows(candidates))
 
     def compare_fused(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Score every pair by its terms."""
         return self.compare_plainly(query, candidates)
 
     def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Score query i against candidate i."""
         offset, scale = query.chunk(2, dim=-1)
         return -(offset - scale * unit_rows(candidates)).abs().sum(-1)
 
@@ -72,7 +68,6 @@ class ProjectedDistance(Comparator):
     """1: Manhattan, 2: Euclidean."""
 
     def query_dim(self, dim: int) -> int:
-        """Return the width of a point and a matrix."""
         return dim + dim * dim
 
     def operations(self, dim: int) -> float:
@@ -93,7 +88,6 @@ class ProjectedDistance(Comparator):
         return torch.linalg.vector_norm(differences, ord=self.norm, dim=-1).T
 
     def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Score query i against candidate i."""
         dim = candidates.shape[-1]
         matrices = query[..., dim:].unflatten(-1, (dim, dim))
         # einsum broadcasts dimensions of size 1 without a copy of the matrices for each pair.
@@ -127,15 +121,12 @@ class PairRE(ScaledL1, ScoreFunction):
     help = "a scaling of unit heads and one of unit tails by the relation (Chao et al. 2021)"
 
     def relation_dim(self, dim: int) -> int:
-        """Return the width of two scalings."""
         return 2 * dim
 
     def initial_relations(self, drawn: Tensor, dim: int) -> Tensor:
-        """Return scalings near 1."""
         return drawn + 1
 
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
-        """Return [h r / |h|, r']."""
         of_head, of_tail = relation.chunk(2, dim=-1)
         return _joined(unit_rows(entity) * of_head, of_tail)
 
@@ -156,21 +147,17 @@ class TripleRE(ScaledL1, ScoreFunction):
     help = "PairRE with a translation between the scaled entities (Yu et al. 2022)"
 
     def relation_dim(self, dim: int) -> int:
-        """Return the width of two scalings and a translation."""
         return 3 * dim
 
     def initial_relations(self, drawn: Tensor, dim: int) -> Tensor:
-        """Return scalings near 1 and translations as drawn."""
         of_head, translation, of_tail = drawn.chunk(3, dim=-1)
         return torch.cat([of_head + 1, translation, of_tail + 1], dim=-1)
 
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
-        """Return [h r / |h| + m, r']."""
         of_head, translation, of_tail = relation.chunk(3, dim=-1)
         return _joined(unit_rows(entity) * of_head + translation, of_tail)
 
     def adjoint(self, relation: Tensor) -> Tensor:
-        """Return [r', -m, r]."""
         of_head, translation, of_tail = relation.chunk(3, dim=-1)
         return torch.cat([of_tail, -translation, of_head], dim=-1)
 
@@ -188,7 +175,6 @@ class _Projection(ProjectedDistance, ScoreFunction):
     wide_queries = True
 
     def relation_dim(self, dim: int) -> int:
-        """Return the size of a vector and a matrix."""
         return dim + dim * dim
 
     def initial_relations(self, drawn: Tensor, dim: int) -> Tensor:
@@ -206,7 +192,6 @@ class _Projection(ProjectedDistance, ScoreFunction):
         return relation[..., : self.entity_dim(relation.shape[-1])]
 
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
-        """Return [h M + r, M]."""
         dim = entity.shape[-1]
         translation, matrix = relation[..., :dim], relation[..., dim:]
         projected = torch.einsum("...i,...ij->...j", entity, matrix.unflatten(-1, (dim, dim)))

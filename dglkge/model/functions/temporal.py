@@ -54,16 +54,13 @@ class TemporalScore(Dot, ScoreFunction):
     Settings = RowSettings
 
     def build_module(self, dim: int, seed: int) -> torch.nn.Module:
-        """Return the rows of the times."""
         settings = self.settings
         return dense_modules.TimeRows(seed, settings.num_times, dim, settings.smoothness_power)
 
     def module_numbers(self, dim: int) -> int:
-        """Return the numbers of the times' rows."""
         return int(self.settings.num_times) * dim
 
     def module_penalty(self) -> Tensor | None:
-        """Return the weighted differences of consecutive times."""
         weight: float = self.settings.smoothness
         if not weight or self.settings.num_times < 2:
             return None
@@ -72,7 +69,6 @@ class TemporalScore(Dot, ScoreFunction):
         return penalty
 
     def initial_relations(self, drawn: Tensor, dim: int) -> Tensor:
-        """Return the rows with the number of no time."""
         drawn[..., -1] = 0
         return drawn
 
@@ -81,12 +77,10 @@ class TemporalScore(Dot, ScoreFunction):
         return self.run_module(relation)
 
     def query(self, entity: Tensor, relation: Tensor, side: Side) -> Tensor:
-        """Return h q, or t conj(q) for heads."""
         real, imaginary = self.composed(relation).chunk(2, dim=-1)
         return complex_product(entity, real, imaginary if side is Side.TAIL else -imaginary)
 
     def operate(self, entity: Tensor, relation: Tensor) -> Tensor:
-        """Multiply by q."""
         return self.query(entity, relation, Side.TAIL)
 
     def adjoint(self, relation: Tensor) -> Tensor:
@@ -104,7 +98,6 @@ class TComplEx(TemporalScore):
     help = "product of four complex vectors, one of the time (Lacroix et al. 2020)"
 
     def relation_dim(self, dim: int) -> int:
-        """Return the numbers of r and of the time."""
         return dim + 1
 
     def penalized(self, relation: Tensor) -> Tensor:
@@ -122,7 +115,6 @@ class TNTComplEx(TemporalScore):
     help = "TComplEx, and a row of the relation that does not depend on time (Lacroix et al. 2020)"
 
     def relation_dim(self, dim: int) -> int:
-        """Return the numbers of r, r' and the time."""
         return 2 * dim + 1
 
     def penalized(self, relation: Tensor) -> Tensor:
@@ -169,20 +161,16 @@ class DESimplE(ScoreFunction):
         return half - 3 * changing, changing
 
     def relation_dim(self, dim: int) -> int:
-        """Return the numbers of r, r' and the time."""
         return 2 * sum(self.widths(dim)) + 1
 
     def query_dim(self, dim: int) -> int:
-        """Return the width of a relation's row."""
         return self.relation_dim(dim)
 
     def initial_relations(self, drawn: Tensor, dim: int) -> Tensor:
-        """Return the rows with the number of no time."""
         drawn[..., -1] = 0
         return drawn
 
     def penalized(self, relation: Tensor) -> Tensor:
-        """Return r and r'."""
         return relation[..., :-1]
 
     def at_time(self, entity: Tensor, time: Tensor) -> Tensor:
@@ -210,7 +198,6 @@ class DESimplE(ScoreFunction):
         return autograd_functions.ProductsAtTimes.apply(self.at_time, query, candidates)
 
     def compare_pairs(self, query: Tensor, candidates: Tensor) -> Tensor:
-        """Score query i against candidate i at the query's time."""
         return (query[..., :-1] * self.at_time(candidates, query[..., -1:])).sum(-1)
 
     def rounding_bound(self, query: Tensor, max_candidate_norm: float, true_scores: Tensor) -> Tensor:

@@ -37,13 +37,7 @@ Edges = Mapping[tuple[str, str, str], np.ndarray]
 
 
 def numbered_graph(graph: Any, options: Options, place: str) -> Numbered:
-    """Return the edges of a ``DGLGraph``; ``place`` is its name in messages.
-
-    Raises
-    ------
-    InputError
-        If the edges lack the data that is their relation.
-    """
+    """Return the edges of a ``DGLGraph``; ``place`` is its name in messages."""
     counts = {node_type: graph.num_nodes(node_type) for node_type in graph.ntypes}
     edges = {
         edge_type: np.stack([as_array(ends) for ends in graph.edges(etype=edge_type, order="eid")])
@@ -80,19 +74,16 @@ def _numbered(
 def read_graphs(
     files: Mapping[str, Sequence[tuple[Path, Format]]], options: Options, watch: Watch
 ) -> Reading:
-    """Read files that ``dgl.save_graphs`` wrote, each with one graph.
+    """Read files that ``dgl.save_graphs`` wrote, each with one graph."""
+    import dgl  # takes seconds
 
-    Raises
-    ------
-    InputError
-        If a file cannot be read or has several graphs.
-    """
     splits = {}
     for split, paths in files.items():
         path, _ = paths[0]
         if len(paths) > 1:
             raise InputError(f"{len(paths)} graphs of DGL are not one set of triples; give one file")
-        graphs = _load(path)
+        with _dgl_errors(path, "cannot be read as a graph of DGL"):
+            graphs = dgl.load_graphs(str(path))[0]
         if len(graphs) != 1:
             raise InputError(f"{path} has {len(graphs)} graphs, expected one")
         splits[split] = numbered_graph(graphs[0], options, str(path))
@@ -111,22 +102,8 @@ def _dgl_errors(path: Path, action: str) -> Iterator[None]:
         raise InputError(f"{path}: {action}: {reason or repr(error)}") from error
 
 
-def _load(path: Path) -> list[Any]:
-    import dgl  # takes seconds
-
-    with _dgl_errors(path, "cannot be read as a graph of DGL"):
-        graphs: list[Any] = dgl.load_graphs(str(path))[0]
-    return graphs
-
-
 def is_graph(path: Path) -> bool:
-    """Return whether a path is a file of ``dgl.save_graphs`` or a folder of ``partition_graph``.
-
-    Raises
-    ------
-    InputError
-        As of :func:`find_dgl`.
-    """
+    """Return whether a path is a file of ``dgl.save_graphs`` or a folder of ``partition_graph``."""
     if path.is_file():
         return format_by_name(path) == FORMATS["dgl"] or format_by_content(path) == FORMATS["dgl"]
     return path.is_dir() and find_dgl(path) is not None
@@ -135,10 +112,7 @@ def is_graph(path: Path) -> bool:
 def find_dgl(folder: Path) -> IdFolder | None:
     """Return the partitions that ``dgl.distributed.partition_graph`` wrote into a folder, or None.
 
-    Raises
-    ------
-    InputError
-        If there are several graphs, or they are those of a data set.
+    Several graphs, or those of a data set, are an InputError.
     """
     paths = [path for path in sorted(folder.glob("*.json")) if _is_description(path)]
     if not paths:
@@ -180,14 +154,9 @@ def _read(config: Path, watch: Watch, options: Options) -> Reading:
     has_names = original is not None
     original = original or {name: np.arange(counts.sum()) for name, counts in lengths.items()}
     edges, edge_data = _edges(config, graphs, original)
-    reading = joined(
-        {
-            TRAIN: _numbered(
-                edges, {name: len(ids) for name, ids in original.items()}, edge_data, options, str(config)
-            )
-        }
-    )
-    # Entities are counted type after type, as in TypeRanges.
+    num_nodes = {name: len(ids) for name, ids in original.items()}
+    reading = joined({TRAIN: _numbered(edges, num_nodes, edge_data, options, str(config))})
+    # Entities are counted type after type, as by type_ranges.
     parts = []
     for name in sorted(lengths):
         of_type = np.empty(len(original[name]), np.int64)
@@ -210,13 +179,7 @@ def _read(config: Path, watch: Watch, options: Options) -> Reading:
 def _original_ids(
     config: Path, graphs: Sequence[Path], lengths: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray] | None:
-    """Return the original id of each node of each type, by DGL's id in the type; None if they are unknown.
-
-    Raises
-    ------
-    InputError
-        If they are not 0 to n - 1, each once.
-    """
+    """Return the original id of each node of each type, by DGL's id in the type; None if they are unknown."""
     import dgl.data.utils
     import dgl.distributed.partition
 

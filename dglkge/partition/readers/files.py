@@ -1,37 +1,244 @@
-"""Reads the triples of files: tables of text and Parquet, RDF, GraphML, and folders of other projects."""
+"""Finds the files of an input, their splits and format, and reads them: tables, RDF, folders and others."""
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from dglkge.data.dataset_files import TRAIN
+from dglkge.data.dataset_files import SPLITS, TEST, TRAIN, VALID
 from dglkge.data.quality import BUCKET_BYTES
+from dglkge.data.text_format import Columns, bare_path, compression
 from dglkge.data.triples import TripleFile
 from dglkge.errors import InputError
 from dglkge.partition.entity_types import take_types
 from dglkge.partition.ingest import Reading, Watch, available_cores, bytes_at_a_time, ingest, table_chunks
-from dglkge.partition.options import DGL, GRAPHML, TABLE, Options
-from dglkge.partition.readers.dgl_graph import read_graphs
-from dglkge.partition.readers.find import Source, find_input
+from dglkge.partition.options import DGL, FOLDER, FORMATS, GRAPHML, RDF, TABLE, Format, Options
+from dglkge.partition.readers import id_folders
+from dglkge.partition.readers.dgl_graph import find_dgl, read_graphs
 from dglkge.partition.readers.graphml import read_graphml
-from dglkge.partition.readers.id_folders import read_id_maps
+from dglkge.partition.readers.id_folders import IdFolder
+from dglkge.partition.readers.ogb import find_ogb
 from dglkge.partition.readers.rdf import read_rdf
+from dglkge.partition.readers.sniff import find_format, format_by_name
 from dglkge.partition.report import reading_progress, show_line
+
+WORDS = {TRAIN: TRAIN, "training": TRAIN, VALID: VALID, "validation": VALID, "val": VALID, "dev": VALID}
+WORDS |= {TEST: TEST, "testing": TEST}
+"""Words that stand for a split."""
+
+_FOLDERS = {
+    "ogb": find_ogb,
+    "pykeen": id_folders.find_pykeen,
+    "openke": id_folders.find_openke,
+    "dglke": id_folders.find_dglke,
+    "dgl": find_dgl,
+}
+_FAMILIES_OF = {
+    **dict.fromkeys(("prefixes", "full_iris", "base_iri", "literals", "graphs"), ("RDF", (RDF,))),
+    "relation_attribute": ("GraphML and graphs of DGL", (GRAPHML, DGL)),
+    "name_attribute": ("GraphML", (GRAPHML,)),
+}
+"""Families of formats that a reading option is for; the other options are for all."""
+
+_ARGUMENTS = {"prefixes": "prefix", "graphs": "graph"}
+"""Options of the command line that are called otherwise than in ReadingOptions."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """An input: files by split, at least of train, and their format; the reader of a folder with id maps.
+
+    ``how`` says how the format was found: by ``"name"``, ``"content"``, ``"files"`` of the folder, or
+    ``"format"`` for the user's choice.
+    """
+
+    files: dict[str, list[tuple[Path, Format]]]
+    how: str
+    folder: IdFolder | None = None
+
+    @property
+    def family(self) -> str:
+        """Family of the formats."""
+        return self.files[TRAIN][0][1].family
+
+    @property
+    def paths(self) -> list[Path]:
+        """All files."""
+        return [path for files in self.files.values() for path, _ in files]
+
+    @property
+    def title(self) -> str:
+        """The format for people: ``N-Triples, gzip``."""
+        if self.folder is not None:
+            return self.folder.layout
+        titles = []
+        for files in self.files.values():
+            for path, kind in files:
+                packing = {"gzip": ", gzip", "bz2": ", bzip2"}.get(compression(path) or "", "")
+                titles.append(kind.title + packing)
+        return " and ".join(dict.fromkeys(titles))
+
+    @property
+    def line(self) -> str:
+        """One line for people: the files, their format and how it was found."""
+        names = [path.name for path in self.paths]
+        if self.folder is not None:
+            # Files of one name may lie in a folder for each split.
+            place = os.path.commonpath([path.parent for path in self.paths])
+            names = [os.path.relpath(path, place) for path in self.paths]
+        some = ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+        if self.folder is not None:
+            some = f"{place} ({some})"
+        how = {"format": "as --format says"}.get(self.how, f"by {self.how}")
+        return f"input: {some}: {self.title} ({how})"
+
+
+def split_of(path: Path) -> str | None:
+    """Return the split in a file's name (``train.tsv``, ``dev.txt.gz``, ``wiki-test.txt``), or None."""
+    # The last word before the extension counts: "train-2020-test.txt" is a test split.
+    return WORDS.get(re.split(r"[-_.]", bare_path(path).stem.lower())[-1])
+
+
+def one_each(files: list[Path], place: str) -> dict[str, Path]:
+    """Return the file of each split, by their names; two of one split are an InputError."""
+    by_split: dict[str, Path] = {}
+    for path in files:
+        split = split_of(path)
+        if split in by_split:
+            raise InputError(
+                f"{place}: the {split} split is ambiguous: {by_split[split].name} and {path.name}; give files"
+            )
+        if split:
+            by_split[split] = path
+    return {split: by_split[split] for split in SPLITS if split in by_split}
+
+
+def find_input(inputs: Sequence[Path], options: Options) -> Source:
+    """Find the files of an input, their splits and their format.
+
+    The input is a folder with files named train, valid and test, or up to three files. Files with other
+    names are taken as train, valid and test in their order. With ``options.split`` the files are one set of
+    triples, unless their names say train, valid and test.
+
+    Raises
+    ------
+    InputError
+        If something is missing, two files claim the same split, a format cannot be found out, or formats or
+        options do not go together.
+    """
+    kind = None if options.reading.format is None else FORMATS[options.reading.format]
+    for path in inputs:
+        if not path.exists():
+            raise InputError(f"{path}: there is no such file or folder")
+    source = _id_folder(inputs, kind) or _source(inputs, kind, is_one_set=isinstance(options.split, tuple))
+    families = {format_.family: path for files in source.files.values() for path, format_ in files}
+    if len(families) > 1:
+        some = ", ".join(f"{path.name} ({find_format(path)[0].title})" for path in families.values())
+        raise InputError(f"these files do not go together: {some}; give files of one kind, or --format")
+    # Options that the format has no use for.
+    for name in sorted(options.reading.given() & _FAMILIES_OF.keys()):
+        what, allowed = _FAMILIES_OF[name]
+        if source.family not in allowed:
+            option = _ARGUMENTS.get(name, name).replace("_", "-")
+            raise InputError(f"--{option} is for {what}, and the input is {source.title}")
+    if source.family != TABLE:
+        if options.columns != Columns():
+            raise InputError(f"--columns is for tables, and the input is {source.title}")
+        if options.integer_ids:
+            options_of_ids = "--ids integers, --entity-map and --relation-map"
+            raise InputError(f"{options_of_ids} are for tables, and the input is {source.title}")
+    return source
+
+
+def _id_folder(inputs: Sequence[Path], kind: Format | None) -> Source | None:
+    """Return the folder of another project, or PyKEEN's folders, if they are one."""
+    if not all(path.is_dir() for path in inputs):
+        if kind is not None and kind.family == FOLDER:
+            raise InputError(f"--format {kind.name} is for a folder, got the file {inputs[0]}")
+        return None
+    for name in _FOLDERS if kind is None else [kind.name]:
+        folder = None
+        if len(inputs) == 1 and name in _FOLDERS:
+            # A table called train is read, as it always was; DGL-KE's own is one.
+            if kind is None and name != "dglke" and _has_train_table(inputs[0]):
+                continue
+            folder = _FOLDERS[name](inputs[0])
+        elif name == "pykeen" and all((path / id_folders.PYKEEN_TRIPLES).is_file() for path in inputs):
+            if len(inputs) > len(SPLITS):
+                raise InputError(f"--input takes up to three folders of PyKEEN, got {len(inputs)}")
+            is_named = all(map(split_of, inputs))
+            folder = id_folders.pykeen_folder(
+                one_each(list(inputs), "the folders given") if is_named else dict(zip(SPLITS, inputs))
+            )
+        if folder is not None:
+            files = {split: [(path, FORMATS[name])] for split, path in folder.files.items()}
+            return Source(files, "files" if kind is None else "format", folder)
+    if kind is not None and kind.family == FOLDER:
+        raise InputError(f"{inputs[0]}: its files are not those of {kind.title} (--format {kind.name})")
+    return None
+
+
+def _has_train_table(folder: Path) -> bool:
+    kinds = [format_by_name(path) for path in folder.iterdir() if split_of(path) == TRAIN and path.is_file()]
+    return any(kind is not None and kind.family == TABLE for kind in kinds)
+
+
+def _source(inputs: Sequence[Path], kind: Format | None, is_one_set: bool) -> Source:
+    """Return files, or those of a folder, by split."""
+    files = list(inputs)
+    if len(inputs) == 1 and inputs[0].is_dir():
+        files = _in_folder(inputs[0], kind, is_one_set)
+    folder = next((path for path in files if path.is_dir()), None)
+    if folder is not None:
+        raise InputError(
+            f"--input takes one folder or up to three files; got the folder {folder} among others"
+        )
+    words = [split_of(path) for path in files]
+    if (is_one_set and not any(words)) or len(files) == 1:
+        by_split = {TRAIN: files}
+    elif len(files) > len(SPLITS):
+        raise InputError(f"--input takes up to three files (train, valid, test), got {len(files)}")
+    elif not any(words):
+        by_split = {split: [path] for split, path in zip(SPLITS, files)}
+    elif not all(words):
+        unclear = files[words.index(None)]
+        raise InputError(f"{unclear}: its name does not say which of train, valid and test it is, others' do")
+    else:
+        by_split = {split: [path] for split, path in one_each(files, "the files given").items()}
+    formats = {path: (kind, "format") if kind else find_format(path) for path in files}
+    how = "content" if any(how == "content" for _, how in formats.values()) else formats[files[0]][1]
+    return Source({split: [(p, formats[p][0]) for p in paths] for split, paths in by_split.items()}, how)
+
+
+def _in_folder(folder: Path, kind: Format | None, is_one_set: bool) -> list[Path]:
+    """Return the files of a folder named train, valid and test, or all those of RDF or GraphML."""
+    formats = {path: format_by_name(path) for path in sorted(folder.iterdir()) if path.is_file()}
+    known = {path: format_ for path, format_ in formats.items() if format_ is not None}
+    # Tables first: the folders that were always read are read as before.
+    for family in (TABLE, RDF, GRAPHML):
+        mine = [path for path, found in known.items() if found.family == family and kind in (None, found)]
+        named = [path for path in mine if split_of(path)]
+        if TRAIN in map(split_of, named):
+            return list(one_each(named, str(folder)).values())
+        if mine and family != TABLE and not named:
+            if not is_one_set and len(mine) > 1:
+                raise InputError(
+                    f"{folder} has {len(mine)} files of {known[mine[0]].title}, none called train; "
+                    "--split 0.9 takes them as one set of triples"
+                )
+            return mine
+    kinds = sorted({suffix for format_ in FORMATS.values() for suffix in format_.extensions})
+    raise InputError(
+        f"{folder} has no file called train with one of the extensions {', '.join(kinds)}, most of them "
+        "also with .gz or .bz2, and no data set of DGL-KE, OGB, OpenKE or PyKEEN, and no partitions of DGL"
+    )
 
 
 def read_files(inputs: Sequence[Path], temporary: Path, options: Options, delimiter: str | None) -> Reading:
-    """Find out the input's format and read it.
-
-    Parameters
-    ----------
-    inputs : sequence of Path
-        As of :func:`dglkge.partition.make_dataset.partition_triples`.
-    temporary : Path
-        Folder for temporary files.
-    options : Options
-    delimiter : str or None
-        Instead of the comma of CSV and the tab of other text files.
+    """Find out the input's format and read it; a delimiter stands instead of that of text files.
 
     Raises
     ------
@@ -54,7 +261,9 @@ def read_files(inputs: Sequence[Path], temporary: Path, options: Options, delimi
         else:
             reading = read_rdf(source.files, options.reading, watch, temporary)
     take_types(reading, options, source.family)
-    reading.figures = {**source.figures(), **reading.figures}
+    files = {split: [str(path) for path, _ in files] for split, files in source.files.items()}
+    found = {"format": source.title, "found_by": source.how, "files": files}
+    reading.figures = {**found, **reading.figures}
     reading.notes.insert(0, source.line)
     return reading
 
@@ -63,7 +272,7 @@ def _read_tables(
     source: Source, temporary: Path, options: Options, delimiter: str | None, watch: Watch
 ) -> Reading:
     """Read text and Parquet files."""
-    maps, columns = read_id_maps(options), options.columns
+    maps, columns = id_folders.read_id_maps(options), options.columns
     num_workers = options.num_workers or available_cores()
     read_bytes = bytes_at_a_time(options.max_memory or BUCKET_BYTES, num_workers)
     rules = None if maps is None else maps.rules

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from xml.etree.ElementTree import Element
 from xml.parsers import expat
 
 from dglkge.data.text_format import open_stream, read_errors
@@ -23,18 +24,13 @@ TYPE_RELATION = "\0type"
 """Relation of the triples that stand for the types of nodes; no name in XML has this character."""
 
 _BLOCK_BYTES = 1 << 18
+_NEEDED = {"key": ("id",), "data": ("key",), "node": ("id",), "edge": ("source", "target")}
 
 
 def read_graphml(
     files: Mapping[str, Sequence[tuple[Path, Format]]], options: ReadingOptions, watch: Watch
 ) -> Reading:
-    """Read GraphML files; the same node in two files has the same id.
-
-    Raises
-    ------
-    InputError
-        If a file cannot be read, is no GraphML, or an edge lacks its relation.
-    """
+    """Read GraphML files; the same node in two files has the same id."""
     counts = _Counts()
     triples = ingest({split: _split_chunks(paths, options, watch, counts) for split, paths in files.items()})
     entities = list(triples.entities)
@@ -85,15 +81,6 @@ def _split_chunks(
             raise InputError(f"{path}: the file is empty: it has no edges")
 
 
-@dataclass
-class _Key:
-    """A declared attribute: of what, its name, its value where none is given."""
-
-    domain: str
-    name: str
-    default: str | None = None
-
-
 class _Parser:
     """Turns XML events into rows of head, relation and tail."""
 
@@ -102,14 +89,11 @@ class _Parser:
         self._path = path
         self._options = options
         self._counts = counts
-        self._keys: dict[str, _Key] = {}
-        self._relation_keys: list[str] | None = None
-        self._is_directed = [True]
-        self._depth = 0
-        # The open elements node and edge, innermost last: XML attributes, and values by key.
-        self._open: list[tuple[str, dict[str, str], dict[str, str]]] = []
-        self._key: str | None = None
-        self._text: list[str] | None = None
+        # Id and default of each declared attribute, of nodes and of edges.
+        self._keys: dict[str, dict[str, tuple[str, str | None]]] = {"node": {}, "edge": {}}
+        self._declared: str | None = None
+        # The open elements, innermost last; they have only children data and default.
+        self._open: list[Element] = []
         self._xml = expat.ParserCreate()
         self._xml.buffer_text = True
         self._xml.StartElementHandler = self._start
@@ -134,48 +118,36 @@ class _Parser:
         return chunk
 
     def _start(self, name: str, attributes: dict[str, str]) -> None:
-        element = name.rpartition(":")[2]
-        self._depth += 1
-        if self._depth == 1 and element != "graphml":
-            raise self._error(f"the first element is <{name}>, expected <graphml> (read as GraphML)")
-        if element == "key":
-            self._key = self._required(element, attributes, "id")
-            attribute = attributes.get("attr.name", self._key)
-            self._keys[self._key] = _Key(attributes.get("for", "all"), attribute)
-            self._relation_keys = None
-        elif element in ("default", "data"):
-            self._text = []
-            if element == "data":
-                self._key = self._required(element, attributes, "key")
-        elif element == "graph":
-            self._is_directed.append(attributes.get("edgedefault") != "undirected")
-        elif element in ("node", "edge"):
-            for needed in ("id",) if element == "node" else ("source", "target"):
-                self._required(element, attributes, needed)
-            self._open.append((element, attributes, {}))
+        tag = name.rpartition(":")[2]
+        if not self._open and tag != "graphml":
+            raise self._error(f"the first element is <{tag}>, expected <graphml> (read as GraphML)")
+        for needed in _NEEDED.get(tag, ()):
+            if not attributes.get(needed):
+                raise self._error(f"the <{tag}> has no {needed!r}")
+        self._open.append(Element(tag, attributes))
 
     def _characters(self, text: str) -> None:
-        if self._text is not None:
-            self._text.append(text)
+        element = self._open[-1]
+        if element.tag in ("data", "default"):
+            element.text = (element.text or "") + text
 
     def _end(self, name: str) -> None:
-        element = name.rpartition(":")[2]
-        self._depth -= 1
-        if element in ("default", "data"):
-            value = "".join(self._text or []).strip()
-            self._text = None
-            if element == "default" and self._key in self._keys:
-                self._keys[self._key].default = value
-            elif element == "data" and self._open and self._key is not None:
-                self._open[-1][2][self._key] = value
-        elif element == "graph":
-            self._is_directed.pop()
-        elif element in ("node", "edge"):
-            _, attributes, values = self._open.pop()
-            if element == "node":
-                self._node(attributes["id"], values)
+        element = self._open.pop()
+        if element.tag in ("data", "default"):
+            self._open[-1].append(element)
+        elif element.tag == "key":
+            id_, default = element.attrib["id"], element.find("default")
+            value = None if default is None else (default.text or "").strip()
+            for domain, keys in self._keys.items():
+                if element.get("for", "all") in (domain, "all"):
+                    keys.setdefault(element.get("attr.name", id_), (id_, value))
+            self._declared = next((name for name in RELATION_ATTRIBUTES if name in self._keys["edge"]), None)
+        elif element.tag in ("node", "edge"):
+            values = {data.get("key", ""): (data.text or "").strip() for data in element}
+            if element.tag == "node":
+                self._node(element.attrib["id"], values)
             else:
-                self._edge(attributes, values)
+                self._edge(element.attrib, values)
 
     def _node(self, node: str, values: dict[str, str]) -> None:
         self._counts.nodes += 1
@@ -185,20 +157,21 @@ class _Parser:
                 self._add(node, TYPE_RELATION, type_)
         if self._options.name_attribute is not None:
             name = self._value("node", self._options.name_attribute, values)
-            if name is None and not self._declared("node", self._options.name_attribute):
-                raise self._error(self._no_attribute("node", self._options.name_attribute))
+            self._require("node", self._options.name_attribute)
             if name:
                 self._counts.names[node] = name
 
     def _edge(self, attributes: dict[str, str], values: dict[str, str]) -> None:
         self._counts.edges += 1
         directed = attributes.get("directed")
-        self._counts.undirected += not (self._is_directed[-1] if directed is None else directed == "true")
+        if directed is None:
+            directed = "false" if self._open[-1].get("edgedefault") == "undirected" else "true"
+        self._counts.undirected += directed != "true"
         source, target = attributes["source"], attributes["target"]
         name = self._relation_attribute()
         if name is None:
             relation: str | None = NO_RELATION
-        elif name == "id" and not self._declared("edge", name):
+        elif name == "id" and name not in self._keys["edge"]:
             # NetworkX writes the key of a multigraph's edge as its id.
             relation = attributes.get("id")
         else:
@@ -216,36 +189,22 @@ class _Parser:
     def _relation_attribute(self) -> str | None:
         """Return the attribute that is the relation, None if the file has none."""
         wanted = self._options.relation_attribute
-        if wanted is not None:
-            if wanted != "id" and not self._declared("edge", wanted):
-                raise self._error(self._no_attribute("edge", wanted))
-            self._counts.relation = wanted
-            return wanted
-        if self._relation_keys is None:
-            self._relation_keys = [name for name in RELATION_ATTRIBUTES if self._declared("edge", name)]
-        if not self._relation_keys:
-            return None
-        self._counts.relation = self._relation_keys[0]
-        return self._relation_keys[0]
-
-    def _declared(self, domain: str, name: str) -> bool:
-        return any(key.domain in (domain, "all") and key.name == name for key in self._keys.values())
+        if wanted is None:
+            wanted = self._declared
+        elif wanted != "id":
+            self._require("edge", wanted)
+        self._counts.relation = wanted or self._counts.relation
+        return wanted
 
     def _value(self, domain: str, name: str, values: dict[str, str]) -> str | None:
-        for id_, key in self._keys.items():
-            if key.name == name and key.domain in (domain, "all"):
-                return values.get(id_, key.default)
-        return None
+        id_, default = self._keys[domain].get(name, ("", None))
+        return values.get(id_, default)
 
-    def _no_attribute(self, domain: str, name: str) -> str:
-        known = sorted({key.name for key in self._keys.values() if key.domain in (domain, "all")})
-        has = f"has {', '.join(known)}" if known else "has none"
-        return f"no attribute {name!r} of {domain}s is declared; the file {has}"
-
-    def _required(self, element: str, attributes: dict[str, str], name: str) -> str:
-        if not attributes.get(name):
-            raise self._error(f"the <{element}> has no {name!r}")
-        return attributes[name]
+    def _require(self, domain: str, name: str) -> None:
+        """Raise InputError if an attribute is not declared."""
+        if name not in self._keys[domain]:
+            known = ", ".join(sorted(self._keys[domain])) or "none"
+            raise self._error(f"no attribute {name!r} of {domain}s is declared; the file has {known}")
 
     def _error(self, message: str) -> InputError:
         return InputError(f"{self._path}:{self._xml.CurrentLineNumber}: {message}")

@@ -24,17 +24,7 @@ _HTR = Columns(("head", "tail", "relation"))
 
 @dataclass(frozen=True)
 class IdFolder:
-    """A data set folder with id maps.
-
-    Attributes
-    ----------
-    layout : str
-        Name for people.
-    files : dict of str to Path
-        The file of each split.
-    read : callable
-        Reads it, given a function for progress and the options.
-    """
+    """A data set folder with id maps: its name for people, the file of each split, and its reader."""
 
     layout: str
     files: dict[str, Path]
@@ -45,11 +35,8 @@ def find_pykeen(folder: Path) -> IdFolder | None:
     """Return PyKEEN's triples factory in a folder, or the factories of a data set, or None."""
     if (folder / PYKEEN_TRIPLES).is_file():
         return pykeen_folder({TRAIN: folder})
-    found = {
-        split: folder / name
-        for name, split in _PYKEEN_FOLDERS.items()
-        if (folder / name / PYKEEN_TRIPLES).is_file()
-    }
+    found = {split: folder / name for name, split in _PYKEEN_FOLDERS.items()}
+    found = {split: path for split, path in found.items() if (path / PYKEEN_TRIPLES).is_file()}
     return pykeen_folder(found) if TRAIN in found else None
 
 
@@ -64,9 +51,7 @@ def find_openke(folder: Path) -> IdFolder | None:
     files = _splits(folder, "{}2id.txt")
     if TRAIN not in files or not _has(folder, "entity2id.txt", "relation2id.txt"):
         return None
-    return IdFolder(
-        "OpenKE's files", files, lambda watch, _: _read_openke(folder, files, watch, counted=True)
-    )
+    return IdFolder("OpenKE's files", files, lambda watch, _: _read_openke(folder, files, watch, True))
 
 
 def find_dglke(folder: Path) -> IdFolder | None:
@@ -81,11 +66,8 @@ def find_dglke(folder: Path) -> IdFolder | None:
     if _has(folder, "entities.dict", "relations.dict"):
         return IdFolder("DGL-KE's files", files, lambda watch, _: _read_dicts(folder, files, watch))
     if _has(folder, "entity2id.txt", "relation2id.txt") and _all_integers(_first_line(files[TRAIN])):
-        return IdFolder(
-            "DGL-KE's files of Freebase (head, tail, relation)",
-            files,
-            lambda watch, _: _read_openke(folder, files, watch, counted=False),
-        )
+        layout = "DGL-KE's files of Freebase (head, tail, relation)"
+        return IdFolder(layout, files, lambda watch, _: _read_openke(folder, files, watch, False))
     return None
 
 
@@ -101,20 +83,10 @@ def _has(folder: Path, *names: str) -> bool:
 def read_pairs(
     path: Path, nouns: tuple[str, str], more_columns: bool = False
 ) -> Iterator[tuple[int, str, str]]:
-    """Read lines of two fields, separated by a tab, or by a comma in a ``.csv`` file; also compressed.
+    """Yield line number and two fields of lines, separated by a tab, or by a comma in a ``.csv`` file.
 
-    Parameters
-    ----------
-    path : Path
-        The file.
-    nouns : (str, str)
-        Names of the two fields, for error messages.
-    more_columns : bool
-        Whether a line may have more fields, which are ignored.
-
-    Yields
-    ------
-    line_number, first, second
+    The file may be compressed. A line may have more columns, if so said, which are not read. ``nouns`` are
+    the names of the fields, for messages.
 
     Raises
     ------
@@ -138,13 +110,7 @@ def read_pairs(
 
 
 def read_id_map(path: Path, noun: str) -> list[str]:
-    """Read lines of integer id and name, in any order, and return the names by id.
-
-    Raises
-    ------
-    InputError
-        If the ids are not 0 to n - 1, each once, or two have the same name.
-    """
+    """Return the names by id of lines of integer id and name, in any order, as :func:`id_map` checks them."""
     return id_map(read_pairs(path, (f"{noun} id", f"{noun} name")), path, noun)
 
 
@@ -164,7 +130,7 @@ def id_map(rows: Iterable[tuple[int, str, str]], path: Path, noun: str) -> list[
     Raises
     ------
     InputError
-        As :func:`read_id_map`.
+        If the ids are not 0 to n - 1, each once, or two have the same name.
     """
     names: dict[int, str] = {}
     line_of_name: dict[str, int] = {}
@@ -246,10 +212,7 @@ def _read_dicts(folder: Path, files: Mapping[str, Path], watch: Watch) -> Readin
 
 def _read_openke(folder: Path, files: Mapping[str, Path], watch: Watch, counted: bool) -> Reading:
     """Read ``entity2id.txt``, ``relation2id.txt`` and lines of head, tail and relation ids, after a count."""
-    maps = IdMaps(
-        _counted_names(folder / "entity2id.txt", "entity"),
-        _counted_names(folder / "relation2id.txt", "relation"),
-    )
+    maps = IdMaps(*(_counted_names(folder / f"{noun}2id.txt", noun) for noun in ("entity", "relation")))
     counts, tables = {}, {}
     for split, path in files.items():
         lines = [line for _, line in islice(numbered_lines(path), 1 + counted)]

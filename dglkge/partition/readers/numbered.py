@@ -18,16 +18,9 @@ from dglkge.partition.name_index import MAX_NAMES
 
 @dataclass
 class Numbered:
-    """Triples of ids.
+    """Triples of ids (n, 3), entities counted over all types, with names by id (None: the ids themselves).
 
-    Attributes
-    ----------
-    triples : (n, 3) int64
-        With entities counted over all types.
-    entities, relations : sequence of str, optional
-        Names by id; None: the ids themselves.
-    types : (list of str, (num_entities,) int32), optional
-        Entity types, and the index of each entity's.
+    ``types`` has the entity types, and the index of each entity's.
     """
 
     triples: np.ndarray
@@ -36,27 +29,15 @@ class Numbered:
     types: tuple[list[str], np.ndarray] | None = None
 
 
-class TypeRanges:
-    """Entities of several types as one range of numbers: type after type, in the order of their names.
+def type_ranges(counts: Mapping[str, int]) -> tuple[dict[str, int], np.ndarray]:
+    """Count entities of several types as one range of numbers: type after type, in the order of their names.
 
-    Parameters
-    ----------
-    counts : mapping of str to int
-        Number of entities of each type.
-
-    Attributes
-    ----------
-    starts : dict of str to int
-        Number of the first entity of each type.
-    type_of : (n,) int32
-        Index of the type of each entity.
+    Returns the number of the first entity of each type, and the index (n,) int32 of each entity's type.
     """
-
-    def __init__(self, counts: Mapping[str, int]) -> None:
-        order = sorted(counts)
-        lengths = [counts[name] for name in order]
-        self.starts: dict[str, int] = dict(zip(order, np.cumsum([0, *lengths]).tolist()))
-        self.type_of = np.repeat(np.arange(len(order), dtype=np.int32), lengths)
+    order = sorted(counts)
+    lengths = [counts[name] for name in order]
+    starts = dict(zip(order, np.cumsum([0, *lengths]).tolist()))
+    return starts, np.repeat(np.arange(len(order), dtype=np.int32), lengths)
 
 
 def as_array(values: Any) -> np.ndarray:
@@ -71,27 +52,19 @@ def numbers(count: int) -> list[str]:
 
 def numbered_edges(edges: Mapping[Any, np.ndarray], counts: Mapping[str, int]) -> Numbered:
     """Return the edges (2, n) of each edge type (type, relation, type); numbers are names."""
-    ranges = TypeRanges(counts)
+    starts, type_of = type_ranges(counts)
     relations = sorted({edge_type[1] for edge_type in edges})
     blocks = [np.zeros((0, 3), np.int64)]
     for (head_type, relation, tail_type), (heads, tails) in edges.items():
         number = np.full(len(heads), relations.index(relation))
-        blocks.append(
-            np.stack([heads + ranges.starts[head_type], number, tails + ranges.starts[tail_type]], axis=1)
-        )
-    names = [name for node_type in ranges.starts for name in numbers(counts[node_type])]
-    types = (type_names(list(ranges.starts)), ranges.type_of)
+        blocks.append(np.stack([heads + starts[head_type], number, tails + starts[tail_type]], axis=1))
+    names = [name for node_type in starts for name in numbers(counts[node_type])]
+    types = type_names(list(starts)), type_of
     return Numbered(np.concatenate(blocks), names, [str(name) for name in relations], types)
 
 
 def joined(numbered: Mapping[str, Numbered]) -> Reading:
-    """Return the triples of all splits.
-
-    Raises
-    ------
-    InputError
-        If an id is out of range, or the splits number different entities.
-    """
+    """Return the triples of all splits; an id out of range, or splits of other entities are an InputError."""
     first = numbered[TRAIN]
     for split, each in numbered.items():
         if (each.entities, each.relations) != (first.entities, first.relations):
@@ -123,8 +96,11 @@ def joined(numbered: Mapping[str, Numbered]) -> Reading:
     splits = {split: each.triples.astype(np.int32) for split, each in numbered.items()}
     if not len(splits[TRAIN]):
         raise InputError("train has no triples")
-    triples = IdTriples(names[0], names[1], splits)
-    reading = Reading(triples, types=first.types, place=lambda split, row: f"{split}: row {row + 1}")
-    reading.integer_ids = first.entities is None
-    reading.columns = Columns() if first.entities is None else None
-    return reading
+    are_ids = first.entities is None
+    return Reading(
+        IdTriples(names[0], names[1], splits),
+        types=first.types,
+        columns=Columns() if are_ids else None,
+        place=lambda split, row: f"{split}: row {row + 1}",
+        integer_ids=are_ids,
+    )

@@ -21,7 +21,7 @@ from dglkge.data.text_format import read_errors
 from dglkge.errors import InputError
 from dglkge.partition.ingest import IdTriples, Reading, Watch
 from dglkge.partition.readers.id_folders import IdFolder
-from dglkge.partition.readers.numbered import TypeRanges
+from dglkge.partition.readers.numbered import type_ranges
 
 _ENTITIES = "nodeidx2entityid.csv.gz"
 _TYPED_ENTITIES = "_entidx2name.csv.gz"
@@ -38,9 +38,8 @@ def find_ogb(folder: Path) -> IdFolder | None:
 
 
 def _read(folder: Path, files: Mapping[str, Path], watch: Watch) -> Reading:
-    relations = next(
-        ((folder / "mapping" / name) for name in _RELATIONS if (folder / "mapping" / name).is_file()), None
-    )
+    paths = [folder / "mapping" / name for name in _RELATIONS]
+    relations = next((path for path in paths if path.is_file()), None)
     if relations is None:
         raise InputError(
             f"{folder}: there is neither mapping/{' nor mapping/'.join(_RELATIONS)}, which have the relations"
@@ -50,22 +49,20 @@ def _read(folder: Path, files: Mapping[str, Path], watch: Watch) -> Reading:
         contents[split] = _load(path)
         watch(path)(path.stat().st_size)
     by_type = _entity_names(folder)
-    ranges = TypeRanges({name: len(names) for name, names in by_type.items()})
+    starts, type_of = type_ranges({name: len(names) for name, names in by_type.items()})
     splits, candidates = {}, {}
     for split, content in contents.items():
         columns = [np.asarray(content[role], np.int64) for role in ("head", "relation", "tail")]
         for place, role in ((0, "head"), (2, "tail")):
             if f"{role}_type" in content:
-                columns[place] = columns[place] + _starts(
-                    content[f"{role}_type"], ranges.starts, files[split]
-                )
+                columns[place] = columns[place] + _starts(content[f"{role}_type"], starts, files[split])
         splits[split] = np.stack(columns, axis=1).astype(np.int32)
         if split != TRAIN:
             candidates[split] = np.stack([np.asarray(content["head_neg"]), np.asarray(content["tail_neg"])])
-    names = [name for entity_type in ranges.starts for name in by_type[entity_type]]
+    names = [name for entity_type in starts for name in by_type[entity_type]]
     return Reading(
         IdTriples(names, _names(relations), splits),
-        types=(list(ranges.starts), ranges.type_of),
+        types=(list(starts), type_of),
         candidates=candidates,
         figures={"layout": "split/, mapping/"},
         notes=["each triple of valid and test has candidates: dglkge evaluate RUN --candidates given"],

@@ -12,7 +12,7 @@ from typing import IO, Any
 
 from dglkge.data.dataset_files import NUMERIC_LITERALS
 from dglkge.data.text_format import ROLES, bare_path, open_stream, read_errors
-from dglkge.errors import InputError, StorageError, import_extra
+from dglkge.errors import InputError, StorageError, import_extra, os_errors
 from dglkge.partition.ingest import CHUNK_ROWS, IdTriples, Reading, Watch, ingest, name_chunk, renamed
 from dglkge.partition.options import DEFAULT_GRAPH, Format, ReadingOptions
 from dglkge.partition.readers.sniff import format_by_content
@@ -76,11 +76,8 @@ class PrefixTable:
     a prefix is its own name, or ``<IRI>`` if it could be taken for a name with a prefix. So two IRIs never
     have the same name, and :meth:`expand` gives the IRI back.
 
-    Parameters
-    ----------
-    tables : mappings of str to str
-        The IRI of each prefix. An earlier table wins, within a table the earlier entry: a later prefix of the
-        same name, or for the same IRI, is not used.
+    Of several tables an earlier one wins, within a table the earlier entry: a later prefix of the same name,
+    or for the same IRI, is not used.
 
     Examples
     --------
@@ -140,22 +137,9 @@ _NUMERIC = {
 
 
 def read_rdf(
-    files: Mapping[str, Sequence[tuple[Path, Format]]],
-    options: ReadingOptions,
-    watch: Watch,
-    temporary: Path,
+    files: Mapping[str, Sequence[tuple[Path, Format]]], options: ReadingOptions, watch: Watch, temporary: Path
 ) -> Reading:
-    """Read RDF files.
-
-    Parameters
-    ----------
-    files : mapping of str to sequence of (Path, Format)
-        The files of each split.
-    options : ReadingOptions
-    watch : callable
-        Progress.
-    temporary : Path
-        Folder on the disk of the output, for the numbers with ``literals="numeric"``.
+    """Read RDF files; the temporary folder is for the numbers with ``literals="numeric"``.
 
     Raises
     ------
@@ -213,7 +197,7 @@ class _RdfReader:
                 num_rows += len(chunk["head"])
                 yield chunk
         if num_rows == 0:
-            self._refuse_empty(split, [path for path, _ in files], self._counts - before)
+            raise self._empty_error(split, [path for path, _ in files], self._counts - before)
 
     def finish(self, triples: IdTriples) -> Reading:
         """Shorten the names, and return everything that was read."""
@@ -248,11 +232,8 @@ class _RdfReader:
         num_rows = 0
         try:
             with read_errors(path), open_stream(path) as (raw, stream):
-                parser = self._rdf.parse(
-                    stream,
-                    getattr(self._rdf.RdfFormat, _PARSERS[format_.name]),
-                    base_iri=self._options.base_iri,
-                )
+                rdf_format = getattr(self._rdf.RdfFormat, _PARSERS[format_.name])
+                parser = self._rdf.parse(stream, rdf_format, base_iri=self._options.base_iri)
                 for chunk in self._rows(parser, names):
                     num_rows += len(chunk["head"])
                     yield chunk
@@ -316,11 +297,9 @@ class _RdfReader:
         if quad.object.datatype.value not in _NUMERIC or not _NUMBER.fullmatch(value):
             return
         self._counts["numbers"] += 1
-        try:
+        with os_errors(StorageError, "cannot write numeric literals"):
             # IRIs and labels of blank nodes have no tabs and line ends.
             numbers.write(f"{head}\t{quad.predicate.value}\t{value}\n")
-        except OSError as error:
-            raise StorageError(f"cannot write numeric literals: {error.strerror}") from error
 
     def _tag(self, path: Path) -> str:
         """Return a word for a file that no other file of the input has."""
@@ -343,7 +322,7 @@ class _RdfReader:
             message += f"; it looks like {looks_like.title}: --format {looks_like.name}"
         return InputError(message)
 
-    def _refuse_empty(self, split: str, paths: list[Path], counts: Counter[str]) -> None:
+    def _empty_error(self, split: str, paths: list[Path], counts: Counter[str]) -> InputError:
         place = str(paths[0]) if len(paths) == 1 else f"the {len(paths)} files of {split}"
         why = "there are no triples"
         if counts["in other graphs"]:
@@ -352,31 +331,23 @@ class _RdfReader:
             why = f"no triple is in the graph {' or '.join(self._options.graphs)}; {some}"
         elif counts["literals"]:
             why = f"all {counts['literals']:,} objects are literals; see --literals entities"
-        raise InputError(f"{place}: {why}")
+        return InputError(f"{place}: {why}")
 
     def _notes(self) -> list[str]:
         """Return a line about what was dropped, if anything was."""
         counts, notes = self._counts, []
-        literals = counts["literals"]
-        if literals and self._options.literals == "entities":
-            notes.append(f"{literals:,} triples with literals, which are entities")
-        elif literals and self._options.literals == "numeric":
-            notes.append(
-                f"{literals:,} triples with literals dropped, {counts['numbers']:,} of them numbers for "
-                f"{NUMERIC_LITERALS}"
-            )
-        elif literals:
-            notes.append(f"{literals:,} triples with literals dropped (see --literals)")
+        if counts["literals"]:
+            fate = {
+                "drop": "dropped (see --literals)",
+                "entities": "are kept as entities",
+                "numeric": f"dropped, {counts['numbers']:,} of them numbers for {NUMERIC_LITERALS}",
+            }[self._options.literals]
+            notes.append(f"{counts['literals']:,} triples with literals {fate}")
         if counts["in named graphs"]:
             more = " or more" if len(self._graphs) == MAX_GRAPHS else ""
-            notes.append(
-                f"{counts['in named graphs']:,} triples in {len(self._graphs):,}{more} named graphs, whose "
-                + (
-                    "names are ignored"
-                    if not self._wanted
-                    else f"{counts['in other graphs']:,} others are not read"
-                )
-            )
+            graphs = f"{counts['in named graphs']:,} triples in {len(self._graphs):,}{more} named graphs"
+            others = f"{counts['in other graphs']:,} others are not read"
+            notes.append(f"{graphs}, whose {others if self._wanted else 'names are ignored'}")
         if counts["triple terms"]:
             notes.append(f"{counts['triple terms']:,} triples about triples dropped")
         return notes

@@ -23,19 +23,7 @@ def format_by_name(path: Path) -> Format | None:
 
 
 def find_format(path: Path) -> tuple[Format, str]:
-    """Find out the format of a file.
-
-    Returns
-    -------
-    format : Format
-    how : str
-        ``"name"`` or ``"content"``.
-
-    Raises
-    ------
-    InputError
-        If the file cannot be read, or neither its name nor its content tells.
-    """
+    """Find out the format of a file, by its ``"name"`` or its ``"content"``; neither is an InputError."""
     named = format_by_name(path)
     if named is not None:
         return named, "name"
@@ -50,13 +38,7 @@ def find_format(path: Path) -> tuple[Format, str]:
 
 
 def format_by_content(path: Path) -> Format | None:
-    """Return the format that the first bytes of a file look like, or None.
-
-    Raises
-    ------
-    InputError
-        If the file is empty or cannot be read.
-    """
+    """Return the format that the first bytes of a file look like, or None; an empty one is an InputError."""
     with read_errors(path), open_stream(path) as (_, stream):
         sample = stream.read(_SAMPLE_BYTES)
     if not sample:

@@ -91,16 +91,8 @@ def only_answers(first: int, stop: int) -> Callable[[Ids], Answers]:
 class AllCandidates:
     """Computes losses and gradients of blocks of queries; a collective.
 
-    Attributes
-    ----------
-    candidates : sequence of Candidates
-        One of each block of queries, the same blocks on every trainer.
-    exchange : QueryExchange
-    clock : PhaseClock
-    transforms : Transforms
-        Of the rows of the candidates; :meth:`run` returns the gradients of transformed rows.
-    regularizer : Regularizer, optional
-        Penalty on answers that state their share in it.
+    Candidates are one of each block, the same blocks on every trainer. :meth:`run` returns the gradients of
+    transformed rows. The regularizer is a penalty on answers that state their share in it.
     """
 
     candidates: Sequence[Candidates]
@@ -120,12 +112,7 @@ class AllCandidates:
         return self.exchange.sent_bytes
 
     def run(self, blocks: Sequence[QueryBlock]) -> tuple[float, list[Tensor], list[RowGradients]]:
-        """Return losses and gradients of queries, and gradients of candidates.
-
-        Parameters
-        ----------
-        blocks : sequence of QueryBlock
-            This trainer's queries; any of them may be empty.
+        """Return losses and gradients of this trainer's queries, and gradients of candidates.
 
         Returns
         -------
@@ -262,15 +249,8 @@ class _Scored:
 
 @dataclass(frozen=True)
 class Piece:
-    """Queries of one group and block.
-
-    Attributes
-    ----------
-    block : str
-        Name of the candidates that they are compared with.
-    queries : (q, D) tensor
-    keys : (q,) int64
-    factors : (q,) float32
+    """Queries (q, D) of one group, with keys (q,) and factors (q,), and the name of their candidates'
+    block.
     """
 
     block: str
@@ -286,12 +266,8 @@ TakeBack = Callable[[Sequence[Tensor]], float]
 class QueryMaker(Protocol):
     """Computes queries from rows, and the gradients of the rows from those of the queries.
 
-    Attributes
-    ----------
-    reads_in_place : bool
-        Whether rows are read where they are stored; otherwise they must have been copied.
-    shares_relations : bool
-        Whether groups hold the row of each relation once.
+    ``reads_in_place``: rows are read where they are stored, otherwise they must have been copied.
+    ``shares_relations``: groups hold the row of each relation once.
     """
 
     reads_in_place: bool
@@ -305,16 +281,8 @@ class QueryMaker(Protocol):
 class QueryOptions:
     """What queries are made of.
 
-    Attributes
-    ----------
-    model : KgeModel
-    regularizer : Regularizer or None
-    relation_weight : float
-        Weight of the queries (h, ?, t); 0: none.
-    shares_relations : bool
-        Groups may hold the row of each relation once.
-    has_loops : bool
-        Whether compiled loops may be used.
+    ``relation_weight`` is that of the queries (h, ?, t), 0: none; ``shares_relations``: groups may hold the
+    row of each relation once; ``has_loops``: compiled loops may be used.
     """
 
     model: KgeModel
@@ -339,14 +307,7 @@ class ModelQueries(QueryMaker):
 class CandidateLoss(Objective):
     """Losses and gradients of a batch's groups against all candidates; a collective.
 
-    Attributes
-    ----------
-    planner : EdgePlanner or QueryPlanner
-    maker : QueryMaker
-    blocks : mapping of str to int
-        Width of the queries of each block, by name, in the order of the candidates.
-    candidates : AllCandidates
-    clock : PhaseClock
+    ``blocks`` are the widths of the queries of each block, by name, in the order of the candidates.
     """
 
     planner: Any
@@ -360,7 +321,6 @@ class CandidateLoss(Objective):
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that this trainer sent to other machines."""
         return self.candidates.sent_bytes
 
     def plan(self, batch: Any) -> Plan:

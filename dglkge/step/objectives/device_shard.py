@@ -11,23 +11,14 @@ from torch import Tensor
 from dglkge.model.full_losses import GREATEST, NO_ANSWERS, TARGET, TOTAL, AnswerScores, Totals
 from dglkge.model.negative_terms import IGNORED_SCORE
 from dglkge.planning.memory import KEPT_SHARES
-from dglkge.step.objectives.score_shares import MOST_COLUMNS, share_scores
 from dglkge.step.objectives.shard_objective import Answers, AutogradShard, Floats, ShardNumbers
-from dglkge.step.row_sums import sum_by_place
+from dglkge.step.reductions import MOST_COLUMNS, share_scores, sum_by_place
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Consecutive rows of a shard, with the shares of their scores in the sum of powers of the panel.
-
-    Attributes
-    ----------
-    run : slice
-    rows : (w, D) tensor
-        In the type of the products.
-    shares : (Q, w) tensor
-    logs : (Q,) float32 tensor
-        Logarithm of each query's sum of powers.
+    """Consecutive rows (w, D) of a shard in the type of the products, with the shares (Q, w) of their scores
+    in the sum of powers of the panel, and the logarithm of each query's sum (Q,).
     """
 
     run: slice
@@ -47,7 +38,6 @@ class DeviceSoftmaxShard(AutogradShard):
     def score(
         self, queries: Tensor, rows: Tensor, answers: Answers, scores: AnswerScores = NO_ANSWERS
     ) -> ShardNumbers:
-        """Score all queries; see :class:`ShardObjective`."""
         self._panels: list[Panel] = []
         if not 0 < len(queries) * len(rows) <= KEPT_SHARES:
             return super().score(queries, rows, answers, scores)
@@ -96,7 +86,6 @@ class DeviceSoftmaxShard(AutogradShard):
         return numbers
 
     def differentiate(self, totals: Totals, factors: Floats, of_queries: Tensor, of_rows: Tensor) -> None:
-        """Write the gradients; see :class:`ShardObjective`."""
         through = self._differentiate if self._panels else super().differentiate
         through(totals, factors, of_queries, of_rows)
 

@@ -25,8 +25,8 @@ from dglkge.model.regularizers import Regularizer
 from dglkge.sampling.device_batches import ChunkNegatives, DeviceBatch, find_equal
 from dglkge.step.computation import Computation
 from dglkge.step.contracts import Gradients, Objective, Rows
-from dglkge.step.objectives.score_shares import share_scores
 from dglkge.step.planning import Places, Plan, PlannedGroup, number_of
+from dglkge.step.reductions import share_scores
 from dglkge.typing import RELATION, Side
 
 NO_IDS = np.empty(0, np.int64)
@@ -38,14 +38,9 @@ SCORES_A_BLOCK = 1 << 28
 
 @dataclass(frozen=True)
 class ChunkRun:
-    """Consecutive chunks of as many queries each.
+    """Consecutive chunks of as many queries each: the queries of one side, and their numbers.
 
-    Attributes
-    ----------
-    queries, chunks : slice
-        Their queries of one side, and their numbers.
-    ignored : mapping of Side to (M,) int64 tensor
-        By side, places in the scores (num_chunks, c, N) of negatives that are the true answer.
+    ``ignored`` are by side the places in the scores (num_chunks, c, N) of negatives that are the true answer.
     """
 
     queries: slice
@@ -60,18 +55,10 @@ class ChunkRun:
 
 @dataclass(frozen=True)
 class ChunkedGroup(PlannedGroup):
-    """All edges of a batch, chunk by chunk, with the negatives of each chunk.
+    """All edges of a batch, chunk by chunk, with the negatives (C * N,) of each chunk.
 
-    Attributes
-    ----------
-    heads, relations, tails : Places
-    is_loop : (B,) bool tensor
-        Whether head and tail are the same entity.
-    negatives : mapping of Side to Places
-        (C * N,) rows; the same object for both sides where they share them.
-    runs : list of ChunkRun
-    factors : (B,) float32 tensor
-        Of the edges' losses.
+    The negatives are the same object for both sides where they share them; ``is_loop`` (B,): head and tail
+    are the same entity; ``factors`` (B,) are those of the edges' losses.
     """
 
     heads: Places
@@ -83,38 +70,12 @@ class ChunkedGroup(PlannedGroup):
     factors: Tensor
 
 
-class _Ids:
-    """Collects the node ids of a table's rows on a device."""
-
-    def __init__(self, table: str) -> None:
-        self._table, self._end = table, 0
-        self.pieces: list[Tensor] = []
-
-    def add(self, ids: Tensor) -> Places:
-        """Ask for the rows of node ids (n,)."""
-        start, self._end = self._end, self._end + len(ids)
-        self.pieces.append(ids)
-        return Places(self._table, slice(start, self._end), NO_IDS)
-
-
 @dataclass
 class DeviceSoftmax(Objective):
     """Losses of batches on a device against sampled negatives, and their gradients.
 
-    Attributes
-    ----------
-    entity_type : str
-        The only one.
-    samplers : mapping of Side to ChunkNegatives
-        Of the sides that are trained.
-    chunk_size : int
-    model : KgeModel
-    regularizer : Regularizer or None
-    own_entity : bool
-        Whether the query's own entity is one negative more.
-    sums_batch : bool
-        Train the sum over a global batch instead of its mean.
-    computation : Computation
+    There is one entity type. The samplers are of the sides that are trained. ``own_entity``: the query's own
+    entity is one negative more. ``sums_batch``: train the sum over a global batch instead of its mean.
     """
 
     entity_type: str
@@ -134,14 +95,20 @@ class DeviceSoftmax(Objective):
 
     def plan(self, batch: DeviceBatch) -> Plan:
         num_chunks = -(-len(batch) // self.chunk_size)
-        ids = _Ids(self.entity_type)
-        heads, tails = ids.add(batch.heads), ids.add(batch.tails)
+        pieces: list[Tensor] = []
+
+        def ask(ids: Tensor) -> Places:
+            start = sum(map(len, pieces))
+            pieces.append(ids)
+            return Places(self.entity_type, slice(start, start + len(ids)), NO_IDS)
+
+        heads, tails = ask(batch.heads), ask(batch.tails)
         # Sides with the same sampler share their negatives.
         drawn = {
             sampler: sampler.sample(batch.epoch, batch.index, num_chunks)
             for sampler in dict.fromkeys(self.samplers.values())
         }
-        places = {sampler: ids.add(of_chunks.view(-1)) for sampler, of_chunks in drawn.items()}
+        places = {sampler: ask(of_chunks.view(-1)) for sampler, of_chunks in drawn.items()}
         negatives = {side: places[sampler] for side, sampler in self.samplers.items()}
         of_sides = {side: drawn[sampler] for side, sampler in self.samplers.items()}
         divisor = 1 if self.sums_batch else len(batch)
@@ -157,7 +124,7 @@ class DeviceSoftmax(Objective):
             self._runs(batch, of_sides),
             factors,
         )
-        every = {self.entity_type: torch.cat(ids.pieces), RELATION: batch.relations}
+        every = {self.entity_type: torch.cat(pieces), RELATION: batch.relations}
         return Plan(number_of(batch), divisor, every, [group])
 
     def _runs(self, batch: DeviceBatch, drawn: Mapping[Side, Tensor]) -> list[ChunkRun]:
@@ -229,22 +196,10 @@ class DeviceSoftmax(Objective):
     def _against_negatives(
         self, group: ChunkedGroup, side: Side, query: Tensor, pairs: Tensor, rows: Rows
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Compare queries with the negatives of their chunks, and add the gradients of these.
+        """Compare queries (B, D) with the negatives of their chunks, and add the gradients of these.
 
-        Parameters
-        ----------
-        group, side
-        query : (B, D) tensor
-        pairs : (1 or 2, B) tensor
-            Scores of the true answers, and of the own entities.
-        rows : Rows
-
-        Returns
-        -------
-        losses : (B,) tensor
-        of_query : (B, D) tensor
-            From the negatives.
-        of_pairs : (1 or 2, B) tensor
+        ``pairs`` (1 or 2, B) are the scores of the true answers, and of the own entities. Returns losses
+        (B,), the gradients of the queries from the negatives, and those of the pairs.
         """
         dtype, dim = self.computation.matmul_dtype, query.shape[1]
         shape = (-1, self.samplers[side].num_negatives, dim)

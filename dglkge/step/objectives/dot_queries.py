@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -18,7 +17,6 @@ from torch import Tensor
 
 from dglkge.embeddings.row_lookup import FoundRows
 from dglkge.kernels import dot
-from dglkge.kernels import penalties as kernels
 from dglkge.model.functions.autograd import words
 from dglkge.model.kge_model import KgeModel
 from dglkge.model.regularizers import LoopWeights, Regularizer
@@ -41,13 +39,8 @@ def loop_weights(model: KgeModel, regularizer: Regularizer | None) -> LoopWeight
 
 @dataclass(frozen=True)
 class QueryRuns:
-    """Which rows of an array hold the queries of some groups.
-
-    Attributes
-    ----------
-    groups : sequence of Group
-    runs : sequence of mapping of Side to slice
-        By group: the rows of its queries for tails, and of those for heads.
+    """Which rows of an array hold the queries of some groups: by group those of its tails, and of its
+    heads.
     """
 
     groups: Sequence[Group]
@@ -72,11 +65,7 @@ class QueryRuns:
 class EdgeRows:
     """Addresses of the rows and of the gradients of edges: of heads, tails and relations, (B,) each.
 
-    Parameters
-    ----------
-    groups : sequence of Group
-    rows : Rows
-        Kept while the addresses are in use.
+    The rows are kept while the addresses are in use.
     """
 
     def __init__(self, groups: Sequence[Group], rows: Rows) -> None:
@@ -96,16 +85,8 @@ class EdgeRows:
 class EdgePenalty:
     """Adds the gradients of the queries' penalties to those of the rows of edges.
 
-    Attributes
-    ----------
-    model : KgeModel
-    regularizer : Regularizer or None
-    sides : collection of Side
-        Sides whose queries are regularized; the loops compute both.
-
-    n3 : np.float32
-        Weight of N3 in the loop that writes the gradients (``kernels.dot.write_gradients``), where the
-        regularizer is just that; :meth:`add` then adds nothing.
+    ``n3`` is the weight of N3 in the loop that writes the gradients (``kernels.dot.write_gradients``), where
+    the regularizer is just that; :meth:`add` then adds nothing. The loops compute both sides.
     """
 
     model: KgeModel
@@ -129,7 +110,7 @@ class EdgePenalty:
             each = zip(queries.groups, queries.edges())
             return sum(self._by_autograd(self.regularizer, group, rows, factors[run]) for group, run in each)
         weights = tuple(np.float32(weight) for weight in self._weights[1:])
-        penalty: float = kernels.add_penalties(
+        penalty: float = dot.add_penalties(
             edges.rows,
             self._operator,
             self.model.dim,
@@ -159,35 +140,16 @@ class EdgePenalty:
         return total.item()
 
 
-class EdgeQueries(Protocol):
-    """Queries of both sides of the edges of some groups."""
-
-    def write(self, queries: Tensor, positive: np.ndarray, own: np.ndarray) -> None:
-        """Write the queries (Q, D), and the scores (Q,) of their true answers and own entities."""
-
-    def differentiate(
-        self, of_queries: Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
-    ) -> float:
-        """Write the gradients of the groups' rows; returns the summed penalty.
-
-        Parameters
-        ----------
-        of_queries : (Q, D) tensor
-            Contribution of the negatives to the gradients of the queries.
-        missing, own_shares : (Q,) float32
-            Gradients of the scores of the true answers and of the own entities.
-        factors : (B,) float32
-            Factor of each edge's penalty.
-        """
-
-
 def _parts(arrays: tuple[NodeIds, ...], part: slice) -> tuple[NodeIds, ...]:
     """Return a part of each of some arrays."""
     return arrays if part is threads.WHOLE else tuple(array[part] for array in arrays)
 
 
-class CompiledQueries(EdgeQueries):
-    """Queries of DistMult and ComplEx by ``kernels.dot``; rows are read where they lie."""
+class CompiledQueries:
+    """Queries of both sides of the edges of some groups, of DistMult and ComplEx, by ``kernels.dot``.
+
+    Rows are read where they lie.
+    """
 
     def __init__(self, model: KgeModel, penalty: EdgePenalty, queries: QueryRuns, rows: Rows) -> None:
         self._operator = (model.score_function.complex_valued, model.reciprocal)
@@ -197,6 +159,7 @@ class CompiledQueries(EdgeQueries):
         self._width = 2 * model.dim + model.relation_width
 
     def write(self, queries: Tensor, positive: np.ndarray, own: np.ndarray) -> None:
+        """Write the queries (Q, D), and the scores (Q,) of their true answers and own entities."""
         operand = words(queries)
 
         def make(part: slice) -> None:
@@ -208,6 +171,13 @@ class CompiledQueries(EdgeQueries):
     def differentiate(
         self, of_queries: Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
     ) -> float:
+        """Write the gradients of the groups' rows; returns the summed penalty, each edge's times its factor
+        (B,).
+
+        ``of_queries`` (Q, D) is the contribution of the negatives to the gradients of the queries;
+        ``missing`` and ``own_shares`` (Q,) are the gradients of the scores of the true answers and of the own
+        entities.
+        """
         operand, shares = words(of_queries), (missing, own_shares)
 
         def write(part: slice) -> float:
@@ -222,8 +192,8 @@ class CompiledQueries(EdgeQueries):
         return penalty + self._penalty.add(self._queries, self._edges, self._rows, factors)
 
 
-class DifferentiatedQueries(EdgeQueries):
-    """Queries of any model that compares by inner products, differentiated by torch group by group."""
+class DifferentiatedQueries:
+    """The same of any model that compares by inner products, differentiated by torch group by group."""
 
     def __init__(
         self, model: KgeModel, regularizer: Regularizer | None, queries: QueryRuns, rows: Rows
@@ -233,12 +203,14 @@ class DifferentiatedQueries(EdgeQueries):
         self._edges = list(queries.edges())
 
     def write(self, queries: Tensor, positive: np.ndarray, own: np.ndarray) -> None:
+        """As of :class:`CompiledQueries`."""
         for group in self._groups:
             group.write(queries, positive, own)
 
     def differentiate(
         self, of_queries: Tensor, missing: np.ndarray, own_shares: np.ndarray, factors: np.ndarray
     ) -> float:
+        """As of :class:`CompiledQueries`."""
         each = zip(self._groups, self._edges)
         return sum(group.differentiate(of_queries, missing, own_shares, factors[run]) for group, run in each)
 

@@ -31,7 +31,6 @@ from dglkge.step.objectives.dot_queries import (
     CompiledQueries,
     DifferentiatedQueries,
     EdgePenalty,
-    EdgeQueries,
     QueryRuns,
 )
 from dglkge.step.objectives.scored_losses import SampledLoss
@@ -62,7 +61,7 @@ class DotSoftmax(SampledLoss):
 
     def __post_init__(self) -> None:
         model, self._loop, self._dtype = self.model, self.loss.loop(), self.computation.matmul_dtype
-        self._queries: Callable[[QueryRuns, Rows], EdgeQueries]
+        self._queries: Callable[[QueryRuns, Rows], CompiledQueries | DifferentiatedQueries]
         if model.score_function.compiled:
             penalty = EdgePenalty(model, self.regularizer, self.planner.sides)
             self._queries = functools.partial(CompiledQueries, model, penalty)
@@ -180,9 +179,11 @@ class DotSoftmax(SampledLoss):
             ranges, run = groups[piece.group].ranges.get(piece.side), block.part(piece)
             if ranges is not None:
                 of_run = (of_scores[run], numbers[0][run], numbers[1][run])
-                softmax.lower_same_range(*vars(ranges).values(), np.float32(self.range_offset), *of_run)
+                softmax.lower_same_range(tuple(vars(ranges).values()), np.float32(self.range_offset), *of_run)
         slots = scratch.take("slots", 1, (2 << num.bit_length()) + num, torch.int32).numpy()[0]
-        softmax.ignore_truths(block.true_ids(groups), negatives.ids, self._ignored, slots, of_scores)
+        # Each query has one answer, the true one.
+        one_each = np.arange(num_queries), np.ones(num_queries, np.int64), block.true_ids(groups)
+        softmax.ignore_known(one_each, negatives.ids, self._ignored, slots, of_scores)
         for piece in block.pieces:
             known, run = groups[piece.group].known.get(piece.side), block.part(piece)
             if known is not None:
@@ -191,7 +192,9 @@ class DotSoftmax(SampledLoss):
                 above = softmax.count_above(of_scores[run], numbers[0][run], numbers[1][run])
                 measures.add_violators(piece.side, above)
         counted = of_scores[:num_queries]
-        losses = threads.split(num_queries, num, lambda part: self._loop(counted[part], *numbers[:, part]))
+        losses = threads.split(
+            num_queries, num, lambda part: self._loop(counted[part], tuple(numbers[:, part]))
+        )
         scores[num_queries:] = 0
         clock.enter("backward")
         threads.matmul(scores, candidates, of_queries)

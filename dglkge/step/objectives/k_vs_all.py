@@ -57,14 +57,8 @@ def all_answers(
 ) -> Callable[[Ids], Answers]:
     """Return the answers of queries, by number, among the rows of a shard.
 
-    Parameters
-    ----------
-    index : QueryIndex or PairIndex
-    of_shard : ShardAnswers
-    splits_labels : bool
-        Whether each of a query's k answers has label 1 / k, else 1.
-    penalizes : bool
-        Whether the answers are regularized.
+    ``splits_labels``: each of a query's k answers has label 1 / k, else 1. ``penalizes``: they are
+    regularized.
     """
     # The count of all answers, not of the shard's: labels sum to 1 over all shards.
     parts = (1 / np.maximum(index.num_answers, 1)).astype(np.float32)

@@ -86,12 +86,8 @@ def edge_queries(options: QueryOptions) -> QueryMaker:
 
 
 class LoopQueries(QueryMaker):
-    """Queries and penalties of DistMult and ComplEx, by compiled loops, from rows in place.
-
-    Parameters
-    ----------
-    options : QueryOptions
-        With a regularizer that has loops; see :func:`has_loops`.
+    """Queries and penalties of DistMult and ComplEx, by compiled loops, from rows in place; see
+    :func:`has_loops`.
     """
 
     reads_in_place = True

@@ -29,16 +29,11 @@ _FLOAT_BYTES = 4
 
 @dataclass(frozen=True)
 class QueryBlock:
-    """Queries that are compared with the rows of one table.
+    """Queries (Q, D) float32 that are compared with the rows of one table, and the factor (Q,) of each one's
+    loss.
 
-    Attributes
-    ----------
-    queries : (Q, D) float32 tensor
-        On the host, or where they were computed and shall be scored: of one trainer they do not travel.
-    keys : (Q,) int64
-        Determines the true answers: the node id of the only one, or the number of the query.
-    factors : (Q,) float32
-        Factor of each query's loss.
+    They are on the host, or where they were computed and shall be scored: of one trainer they do not travel.
+    ``keys`` (Q,) determine the true answers: the node id of the only one, or the number of the query.
     """
 
     queries: torch.Tensor
@@ -50,20 +45,9 @@ class QueryBlock:
 
 
 class QueryExchange:
-    """Queries of all trainers, block by block. Every method is a collective.
+    """Queries of all trainers, block by block, of a width each. Every method is a collective.
 
-    Parameters
-    ----------
-    group : Alltoall
-        All trainers.
-    dims : sequence of int
-        Width of the queries of each block.
-    trainers_per_machine : int
-
-    Attributes
-    ----------
-    sent_bytes : int
-        Bytes sent to other machines since the start.
+    ``sent_bytes`` are those sent to other machines since the start.
     """
 
     def __init__(self, group: Alltoall, dims: Sequence[int], trainers_per_machine: int) -> None:
@@ -164,10 +148,7 @@ class QueryExchange:
     def return_gradients(self, parts: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Return the gradients (q, D) of this trainer's queries of each block, summed over all shards.
 
-        Parameters
-        ----------
-        parts : sequence of (Q, D) float32 tensor
-            This shard's part for the queries of all trainers.
+        ``parts`` (Q, D) float32 are this shard's for the queries of all trainers.
         """
         size, rank = self._group.size, self._group.rank
         if size == 1:

@@ -36,13 +36,7 @@ def relation_pieces(
 ) -> list[Piece]:
     """Return the queries (h, ?, t): one for each direction that has relation rows of its own.
 
-    Parameters
-    ----------
-    model : KgeModel
-    keys : (B,) int64
-        Determines the answers of each query: the node id of the relation itself, where there is one answer.
-    heads, tails : (B, D) tensor
-    factors : (B,) float32
+    ``keys`` (B,) determine the answers of each query: the node id of the relation itself, where there is one.
     """
     forwards = model.score_function.relation_query(heads, tails)
     # Without reciprocal rows both directions have the same scores: one query with twice the factor.
@@ -56,17 +50,10 @@ def relation_pieces(
 
 
 class RelationQueries(QueryMaker):
-    """Queries (h, ?, t) of groups of edges, and their gradients.
+    """Queries (h, ?, t) of groups of edges, and their gradients; weight 0: no queries.
 
-    Gradients are added to those that the rows have already. Rows are copied in any case.
-
-    Parameters
-    ----------
-    model : KgeModel
-    weight : float
-        Weight of relation prediction; 0: no queries.
-    is_staged : bool
-        Whether rows and gradients are on a device.
+    Gradients are added to those that the rows have already. Rows are copied in any case, unless they are on a
+    device.
     """
 
     reads_in_place = True
@@ -105,14 +92,8 @@ class RelationQueries(QueryMaker):
 
 @dataclass
 class WithRelations(Objective):
-    """An objective, and relation prediction beside it, whose gradients are added; a collective.
-
-    Attributes
-    ----------
-    objective : Objective
-        Of batches of edges; it makes the plan.
-    relations : CandidateLoss
-        Of the queries of :class:`RelationQueries`.
+    """An objective of batches of edges, and relation prediction beside it, whose gradients are added; a
+    collective.
     """
 
     objective: Objective
@@ -123,7 +104,6 @@ class WithRelations(Objective):
 
     @property
     def sent_bytes(self) -> int:
-        """Bytes that this trainer sent to other machines."""
         return self.objective.sent_bytes + self.relations.sent_bytes
 
     def plan(self, batch: Any) -> Plan:

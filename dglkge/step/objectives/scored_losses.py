@@ -72,8 +72,7 @@ class GroupInputs:
     ignored : mapping of Side to (B, N) bool
         Which scores of a side are of no negative; own entities are the last column.
     ranges : mapping of Side to three arrays
-        Ranges of the queries' entities, of true answers and of negatives; empty where no score depends on
-        them.
+        Those of :class:`AnswerRanges`; empty where no score depends on them.
     """
 
     relation_ids: Any
@@ -100,13 +99,8 @@ class GroupInputs:
 class HostInputs:
     """Inputs in the host's memory, made when they are called for.
 
-    Attributes
-    ----------
-    group : Group
-    own_entity : bool
-        Whether the query's own entity is one negative more, if it has the type of the answers.
-    plainly : bool
-        Find known answers without compiled loops.
+    ``own_entity``: the query's own entity is one negative more, if it has the type of the answers;
+    ``plainly``: find known answers without compiled loops.
     """
 
     group: Group
@@ -179,17 +173,8 @@ class ScoredLosses:
     """Scores queries against their true answers and negatives, and returns their losses.
 
     A function of tensors only, so that ``torch.compile`` can fuse it: scores, masks and losses then go
-    through memory once, and the terms of a distance never do.
-
-    Parameters
-    ----------
-    model : KgeModel
-    loss : Loss
-    computation : Computation
-    counts_above : bool
-        Count the negatives that score above the true answers.
-    range_offset : float
-        Subtracted from the scores of answers in the range of the query's own entity, where ranges are given.
+    through memory once, and the terms of a distance never do. ``counts_above`` and ``range_offset`` as of
+    :class:`SampledLoss`.
     """
 
     def __init__(
@@ -248,14 +233,8 @@ class ScoredLosses:
         return run(query, candidates, own, truths, ignored, labels, ranges)
 
     def try_out(self, dim: int, own_entity: bool) -> None:
-        """Compute losses and gradients of made-up rows; the compiler runs in the first call.
-
-        Parameters
-        ----------
-        dim : int
-            Width of an entity's row.
-        own_entity : bool
-            Whether queries will have a negative more of their own.
+        """Compute losses and gradients of made-up rows of width ``dim``; the compiler runs in the first
+        call.
         """
         query_dim, device = self._model.query_dim, self._device.device
         # Sizes that are equal in the first call would be taken to be always equal.

@@ -58,8 +58,7 @@ class Answers:
 
     Attributes
     ----------
-    starts : (Q + 1,) int64
-    places : (A,) int64
+    starts, places : (Q + 1,) and (A,) int64
         Rows of the shard: those of query i are ``places[starts[i]:starts[i + 1]]``, each once.
     shares : (A,) float32
         Label of each before smoothing: 1, or 1 / k in a softmax over k answers.
@@ -85,16 +84,7 @@ class Answers:
 
 @dataclass(frozen=True)
 class FullObjective:
-    """Objective over all candidates.
-
-    Attributes
-    ----------
-    loss : FullLoss
-    num_candidates : int
-        Candidates N of all shards together.
-    label_smoothing : float
-        At least 0 and below 1.
-    """
+    """Objective over all candidates of all shards together; labels are smoothed by at least 0, below 1."""
 
     loss: FullLoss
     num_candidates: int
@@ -127,22 +117,13 @@ class ShardObjective(Protocol):
         """Score all queries (Q, D) against the rows (R, D); the answers' scores if the loss reads them."""
 
     def differentiate(self, totals: Totals, factors: Floats, of_queries: Tensor, of_rows: Tensor) -> None:
-        """Write the gradients of the last call of :meth:`score`.
-
-        Parameters
-        ----------
-        totals : Totals
-            Of all shards.
-        factors : (Q,) float32
-        of_queries : (Q, D) tensor
-            Written: the shard's part.
-        of_rows : (R, D) tensor
-            Written.
+        """Write the shard's part of the gradients of the queries (Q, D), and those of the rows (R, D), of the
+        last call of :meth:`score`. Totals are of all shards.
         """
 
 
 @dataclass
-class ProductShard:
+class ProductShard(ShardObjective):
     """Scores that are inner products, by three matrix products and compiled loops, of losses with a kernel.
 
     The first product gives the scores of a block of queries, which a loop replaces by powers relative to the
@@ -175,7 +156,6 @@ class ProductShard:
         self._scratch = Scratch()
 
     def score_answers(self, queries: Tensor, rows: Tensor, answers: Answers) -> Floats:
-        """Return the scores of the answers; see :class:`ShardObjective`."""
         scores = np.empty(len(answers.places), np.float32)
         kernels.score_answers(queries.numpy(), rows.numpy(), answers.starts, answers.places, scores)
         return scores
@@ -184,7 +164,6 @@ class ProductShard:
     def score(
         self, queries: Tensor, rows: Tensor, answers: Answers, scores: AnswerScores = NO_ANSWERS
     ) -> ShardNumbers:
-        """Score all queries; see :class:`ShardObjective`."""
         num, dim = queries.shape
         # See QUERY_MULTIPLE: oneDNN compiles a matmul for each shape.
         padded = rounded(num)
@@ -285,7 +264,6 @@ class ProductShard:
 
     @quietly
     def differentiate(self, totals: Totals, factors: Floats, of_queries: Tensor, of_rows: Tensor) -> None:
-        """Write the gradients; see :class:`ShardObjective`."""
         num, dim = self._queries.shape
         normalizer = totals.normalizers
         scales = self._scales(self._top[:num], normalizer, factors)
@@ -329,7 +307,6 @@ class ProductShard:
     ) -> None:
         """Add the gradients from the labels and from the answers' own scores."""
         objective, answers = self.objective, self._answers
-        of_queries_array, of_rows_array = of_queries.numpy(), of_rows.numpy()
         scores, query_of = self._answer_scores.astype(np.float64), answers.query_of
         if self._is_binary:
             predicted = torch.from_numpy(scores).sigmoid().numpy()
@@ -337,10 +314,8 @@ class ProductShard:
             predicted = np.exp(scores - normalizer[query_of])
         labels = (1 - objective.label_smoothing) * answers.shares
         of_scores = (factors[query_of] * (predicted - labels)).astype(np.float32)
-        kernels.add_answer_gradients(
-            self._queries.numpy(), self._rows.numpy(), answers.starts, answers.places,
-            of_scores, of_queries_array, of_rows_array,
-        )  # fmt: skip
+        rows, places = (self._queries.numpy(), self._rows.numpy()), (answers.starts, answers.places)
+        kernels.add_answer_gradients(*rows, places, of_scores, of_queries.numpy(), of_rows.numpy())
         if objective.background:
             of_queries.addr_(torch.from_numpy(factors), self._sum_of_rows, alpha=-objective.background)
             of_rows.sub_(objective.background * (torch.from_numpy(factors) @ self._queries))
@@ -362,7 +337,7 @@ def _runs(num: int, length: int) -> Iterator[slice]:
 
 
 @dataclass
-class AutogradShard:
+class AutogradShard(ShardObjective):
     """Any score function and loss: scores by blocks of rows, gradients by autograd; plain twin of the above.
 
     Every block is scored twice, first for the numbers and then with autograd. On a device, queries and
@@ -405,7 +380,6 @@ class AutogradShard:
 
     @torch.no_grad()
     def score_answers(self, queries: Tensor, rows: Tensor, answers: Answers) -> Floats:
-        """Return the scores of the answers; see :class:`ShardObjective`."""
         self._queries = queries.to(self.device.device)
         places, columns = np.unique(answers.places, return_inverse=True)
         scores = np.empty(len(columns), np.float32)
@@ -420,7 +394,6 @@ class AutogradShard:
     def score(
         self, queries: Tensor, rows: Tensor, answers: Answers, scores: AnswerScores = NO_ANSWERS
     ) -> ShardNumbers:
-        """Score all queries; see :class:`ShardObjective`."""
         self._queries, self._rows = queries.to(self.device.device), rows
         self._answers = _AnswersThere(answers, self.objective, self._there, scores)
         self._kept = {}
@@ -432,7 +405,6 @@ class AutogradShard:
         return ShardNumbers(numbers.cpu().numpy(), pulls.cpu().numpy())
 
     def differentiate(self, totals: Totals, factors: Floats, of_queries: Tensor, of_rows: Tensor) -> None:
-        """Write the gradients; see :class:`ShardObjective`."""
         queries = self._queries.detach().requires_grad_()
         # Autograd accumulates over blocks: into the caller's memory, if that is where the queries are.
         is_here = of_queries.device == queries.device

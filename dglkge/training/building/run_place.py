@@ -128,7 +128,7 @@ def open_mirror(
         """Connect to the store on the writer of a machine."""
         if not world.is_machine_leader:
             return None
-        store = open_store(place.url) if place.url else LauncherStore.of_this_process(place.output)
+        store = open_store(place.url) if place.url else LauncherStore(place.output)
         return Mirror(store, place.output, lease, place.store_seconds, place.keeps_files)
 
     mirror = cluster.agree(open_here)
