@@ -455,7 +455,7 @@ class Mirror:
             versions = {number for name in names if (number := _version_of(name)) is not None}
             for version in outdated(versions - {self._pointer()}, notes, newest.version, self.url):
                 manifest = _object(version, layout.MANIFEST_FILE)
-                # Not one of another run, but one that was never completed; its manifest goes first.
+                # A version of another run stays; one that was never completed goes. Its manifest goes first.
                 if manifest in names and self._stored(version).run_id != newest.run_id:
                     continue
                 for name in sorted(names, key=lambda name: (name != manifest, name)):
