@@ -225,7 +225,7 @@ ERRORS = [
         "t.nt",
         NT,
         {"relation_attribute": "x"},
-        f"-attribute is for GraphML and graphs of DGL{AND_NOT} N-Triples",
+        f"--relation-attribute is for GraphML and graphs of DGL{AND_NOT} N-Triples",
     ),
     ("t.tsv", "a\tb\tc\n", {"full_iris": True}, f"--full-iris is for RDF{AND_NOT} tab-separated text"),
     ("t.tsv", "a\tb\tc\n", {"prefixes": {"a": "b:"}}, f"--prefix is for RDF{AND_NOT} tab-separated text"),
