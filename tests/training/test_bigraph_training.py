@@ -19,8 +19,17 @@ from dglkge.inference.search import LinkQuery
 from dglkge.training.building.checks import check_dataset
 from dglkge.typing import Side
 from tests.toy_kg import toy_dataset
-from tests.training.live import Rows, dense_rows, opened, ranking, settings, train
-from tests.training.test_reference import momentum, trained  # noqa: F401
+from tests.training.live import (
+    Rows,
+    assert_same_tables,
+    dense_rows,
+    opened,
+    ranking,
+    settings,
+    train,
+    trained,
+)
+from tests.training.test_reference import momentum  # noqa: F401
 
 DYNAMIC, STATIC = "model.reciprocal_relations=true", "model.reciprocal_relations=false"
 ALL = ("training.objective=one_vs_all", "training.matmul_dtype=float32")
@@ -47,8 +56,7 @@ def test_reference_and_auto_agree_and_files_rank_alike(
     losses, tables, _ = trained(tmp_path, "auto", *more)
     plain_losses, plain_tables, _ = trained(tmp_path, "reference", *more)
     np.testing.assert_allclose(losses[:-1], plain_losses[:-1], rtol=1e-4)
-    for name, rows in tables.items():
-        np.testing.assert_allclose(rows, plain_tables[name], rtol=1e-3, atol=1e-4, err_msg=name)
+    assert_same_tables(tables, plain_tables, 1e-3, 1e-4)
     assert losses[-2] < losses[0] * 1.5
     if "model.max_norm=0.7" in case:
         lengths = np.linalg.norm(tables["person"], axis=1)
