@@ -419,7 +419,7 @@ def test_a_run_without_a_data_set_whose_types_share_names(calls, tmp_path, caplo
         whole.rows.nan_to_num_(posinf=1.0)
     counts = meta.entity_types.items()
     names = {type_: Vocabulary([f"n{id_}" for id_ in range(count)], "entity") for type_, count in counts}
-    toy.save_toy_named(tmp_path / "run" / "checkpoint", meta, tables, names, 1)
+    toy.save_toy(tmp_path / "run" / "checkpoint", meta, tables, 1, names)
     explorer = Explorer(dglkge.open_run(tmp_path / "run"))
     client = client_of(explorer, calls)
     assert "/nowhere/toy is not there" in client.get("/model").json()["no_triples"]
