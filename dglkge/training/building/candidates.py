@@ -21,7 +21,6 @@ from dglkge.model.regularizers import Regularizer
 from dglkge.optim.alltoall import Alltoall
 from dglkge.sampling.query_batches import QueryBatches, ShardAnswers, TrainingBatches
 from dglkge.step.objectives.all_candidates import (
-    AllCandidates,
     CandidateLoss,
     Candidates,
     QueryMaker,
@@ -189,5 +188,4 @@ def _sharded(
     )
     exchange = QueryExchange(group, list(blocks.values()), job.world.trainers_per_machine)
     clock = job.computation.clock
-    scored = AllCandidates(candidates, exchange, clock, transforms, regularizer)
-    return CandidateLoss(planner, maker, blocks, scored, clock)
+    return CandidateLoss(planner, maker, blocks, candidates, exchange, clock, transforms, regularizer)
