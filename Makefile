@@ -21,7 +21,7 @@ FAST_TESTS := $(addprefix tests/,config contract data inference planning report 
 # The launcher's tests that run once more as an ordinary user and in the background: each a minute or two.
 LAUNCHER_TESTS := $(addprefix tests/launch/test_,any_machine.py console.py launch_command.py \
     local_hosts.py log_format.py ports.py restarts.py supervisor.py table_files.py node_program.py \
-    launch_dgl_job.py::test_runs_to_its_end) $(addprefix tests/planning/test_,control_groups.py host_memory.py)
+    launch_dgl_job.py::test_runs_to_its_end) tests/planning/test_host.py
 VENV_LOWEST := .venv-lowest
 VENV_PBG := .venv-pbg
 VENV_DOCS := .venv-docs

@@ -98,12 +98,10 @@ def option(
 
     Parameters
     ----------
-    names : str
-        Separated by spaces, the short one first, and then the metavar.
+    names, former : str
+        Separated by spaces: the short one first, and at the end the metavar; names that help does not show.
     help_text : str
         A default is added, unless the text ends with a parenthesis.
-    former : str
-        Other names, which the help does not show.
     least, most : float, optional
         Bounds of a number, inclusive.
     is_repeated : bool
@@ -178,21 +176,17 @@ def goes_with(args: argparse.Namespace, dest: str, holds: object, what: str, nam
 
 @dataclass(frozen=True)
 class Command:
-    """A command: its help, its options and what it does.
+    """A command: its help before and after the options, these, and what it does.
 
     Parameters
     ----------
-    description, examples : str
-        Stand before and after the options in ``--help``.
     run : callable
         Does the work with the parsed arguments. Returns what ``--json`` prints, or, if it prints by itself,
         the exit status.
     options : sequence of Option or str
         A text is the heading of those after it.
-    show : callable, optional
-        Prints what ``run`` has returned for people, with the arguments.
-    status : callable, optional
-        Returns the exit status, from what ``run`` has returned.
+    show, status : callable
+        Print what ``run`` has returned for people, and return its exit status.
     """
 
     description: str
@@ -336,7 +330,7 @@ def print_columns(header: Sequence[str], rows: Sequence[Sequence[object]]) -> No
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for place, name in enumerate(header):
         # A column is aligned by all of its cells, so that one text among numbers keeps it left.
-        is_right = bool(rows) and all(_is_number(str(row[place])) for row in rows)
+        is_right = bool(rows) and all(is_number(str(row[place])) for row in rows)
         table.add_column(name, justify="right" if is_right else "left", overflow="fold")
     for row in rows:
         table.add_row(*map(cell, row))
@@ -351,7 +345,8 @@ def cell(value: object) -> Text:
     return Text(re.sub(r"[\t\n]|" + CONTROLS.pattern, lambda match: repr(match[0])[1:-1], str(value)))
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Return whether a text is a number."""
     try:
         float(text)
     except ValueError:
@@ -401,8 +396,7 @@ def write_text(path: Path, text: str) -> None:
     StorageError
         If the disk is full or fails.
     """
-    # In the same folder: a rename is atomic only within one file system.
-    temporary = path.with_name(path.name + ".tmp")
+    temporary = path.with_name(path.name + ".tmp")  # in the same file system: renaming is atomic
     try:
         temporary.write_text(text, encoding="utf-8")
         os.replace(temporary, path)
@@ -432,17 +426,14 @@ def config_words(args: argparse.Namespace) -> tuple[str | None, list[str]]:
     from dglkge.config.load import recipe_file
     from dglkge.data.dataset_files import DESCRIPTION
 
-    sources = [word for word in args.words if not is_override(word)]
-    if args.recipe is not None:
-        sources.append(args.recipe)
+    files = [word for word in args.words if not is_override(word)]
+    sources = [*files, *([] if args.recipe is None else [args.recipe])]
     if len(sources) > 1:
         raise InputError(f"give one CONFIG or --recipe, got {' and '.join(sources)}")
     overrides = [*args.set, *filter(is_override, args.words)]
-    if not sources:
-        return None, overrides
-    if args.recipe is not None:
-        return str(recipe_file(args.recipe)), overrides
-    (path,) = map(Path, sources)
+    if not files:
+        return args.recipe and str(recipe_file(args.recipe)), overrides
+    (path,) = map(Path, files)
     if (path / DESCRIPTION).is_file():
         return None, [f"dataset={path}", *overrides]
     return str(path / RUN_CONFIG_FILE if path.is_dir() else path), overrides
@@ -516,21 +507,14 @@ def for_terminal(text: str, stream: TextIO | None) -> str:
 
 
 class TerminalFormatter(logging.Formatter):
-    """Formatter of the library's messages on stderr."""
+    """Formatter of the library's messages on stderr, without control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Return the message without control characters."""
         return for_terminal(super().format(record), sys.stderr)
 
 
 def print_text(text: str = "") -> None:
-    """Print a text and a line end on stdout.
-
-    Raises
-    ------
-    StorageError
-        If stdout is a file that cannot be written. Python would print a traceback for its OSError.
-    """
+    """Print a text and a line end on stdout; StorageError if that cannot be written."""
     with _output_errors():
         print(for_terminal(text, sys.stdout))
 
@@ -546,13 +530,7 @@ def _discard_unwritten_errors() -> None:
 
 
 def flush_output() -> None:
-    """Write out stdout's buffer.
-
-    Raises
-    ------
-    StorageError
-        As :func:`print_text`.
-    """
+    """Write out stdout's buffer; StorageError if it cannot be written."""
     if sys.stdout is not None:  # None in a process that was started without one
         with _output_errors():
             sys.stdout.flush()

@@ -78,13 +78,7 @@ def _print_headings(section: str, headings: set[str], optional: str) -> None:
 
 
 def differences(path: Path) -> dict[str, Any]:
-    """Return the fields, by dotted name, in which a run or a YAML file differs from the defaults.
-
-    Raises
-    ------
-    InputError
-        If there is neither.
-    """
+    """Return the fields, by dotted name, in which a run or a YAML file differs from the defaults."""
     if path.is_dir():
         tree = load_json(path / RUN_CONFIG_FILE)
     else:

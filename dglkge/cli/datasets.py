@@ -139,37 +139,17 @@ def _print_quality(figures: dict[str, Any], _args: argparse.Namespace) -> None:
 
 BUILD = Command(
     description="Turn triples (head, relation, tail) into a data set folder that dglkge trains from.",
-    examples="""\
-examples:
-  a data set by its name (dglkge data list), downloaded once:
-    dglkge data build fb15k-237
-
-  a folder with train.tsv, valid.tsv and test.tsv (or .txt, .csv, .parquet; text also with .gz or .bz2):
-    dglkge data build data/FB15k-237 -o datasets/fb15k237 --num-parts 2
-
-  one file, split 90/5/5 by a hash of each triple:
-    dglkge data build all.tsv.gz --split 0.9,0.05,0.05 -o datasets/mine
-
-  CSV or Parquet with columns of your own, and a weight:
-    dglkge data build facts.parquet --split 0.9 -o datasets/facts \\
-        --columns head=subject,relation=predicate,tail=object,weight=confidence
-
-  entities of several types (lines of entity<TAB>type):
-    dglkge data build data/ --entity-types types.tsv -o datasets/typed
-
-  RDF (N-Triples, N-Quads, Turtle, TriG; also .gz and .bz2), with entity types; needs dglkge[rdf]:
-    dglkge data build books.ttl --split 0.9 --types-from rdf:type \\
-        --literals numeric -o datasets/books
-
-  a folder of DGL-KE (entities.dict), OpenKE (train2id.txt) or PyKEEN (numeric_triples.tsv.gz), as it is:
-    dglkge data build benchmarks/FB15K237 -o datasets/theirs
-
-  a graph of DGL: a file of dgl.save_graphs, or a folder of partition_graph, whose partitions stay:
-    dglkge data build parts -o datasets/graph
-
-  DGL-KE's user-defined form: integer ids in the order head, tail, relation, with id<TAB>name maps:
-    dglkge data build train.txt valid.txt test.txt --columns htr \\
-        --entity-map entities.tsv --relation-map relations.tsv -o datasets/udd
+    examples="""examples:
+  dglkge data build fb15k-237                                           by its name, downloaded once
+  dglkge data build data/FB15k-237 -o datasets/fb15k237 --num-parts 2   with train.tsv, valid.tsv, test.tsv
+  dglkge data build all.tsv.gz --split 0.9,0.05,0.05 -o datasets/mine   split by a hash of each triple
+  dglkge data build facts.parquet --columns head=subject,relation=predicate,tail=object,weight=confidence
+  dglkge data build data/ --entity-types types.tsv -o datasets/typed    lines of entity<TAB>type
+  dglkge data build books.ttl --split 0.9 --types-from rdf:type         RDF; needs dglkge[rdf]
+  dglkge data build benchmarks/FB15K237 -o datasets/theirs              as DGL-KE, OpenKE or PyKEEN has it
+  dglkge data build parts -o datasets/graph         a graph of DGL, or a folder of its partitions, which stay
+  dglkge data build train.txt valid.txt test.txt --columns htr --entity-map entities.tsv \\
+      --relation-map relations.tsv                                      integer ids, with id<TAB>name maps
 
 --columns takes one of three forms:
   roles in the order of the columns, for files without a header: head,relation,tail,time or hrtT, hrtw, ...
@@ -236,20 +216,14 @@ EXTEND = Command(
     description="""Add triples, entities and relations to a data set. A new folder is made, in which every old
 id and every entity's partition stays; new ids follow after the last. The new triples are an edge set of their
 own, which training can walk over alone.""",
-    examples="""\
-examples:
-  add the triples of February:
-    dglkge data extend --dataset datasets/news --input 2026-02.tsv --name 2026-02 \\
-        -o datasets/news-02
+    examples="""examples:
+  dglkge data extend --dataset datasets/news --input 2026-02.tsv --name 2026-02 -o datasets/news-02
 
   go on from the run on the old data set; train the new triples only, and only rows that occur in them:
-    dglkge train --set dataset=datasets/news-02 --set output=runs/news-02 \\
-        --set checkpoint.init_path=runs/news --set training.edge_sets='[2026-02]' --set training.rows=touched
+    dglkge train dataset=datasets/news-02 output=runs/news-02 checkpoint.init_path=runs/news \\
+        training.edge_sets='[2026-02]' training.rows=touched
 
-  several entity types: a new entity takes the type that a known relation gives it, or that of a file:
-    dglkge data extend --dataset datasets/typed --input more.tsv --entity-types types.tsv \\
-        --name more -o datasets/typed-more
-
+With several entity types, a new entity takes the type that a known relation gives it, or --entity-types;
 valid and test stay as they are. Repeated triples are kept and counted, as partition.py does.
 exit status: 0 done, 1 failure, 2 something in the input (one line says what), 130 or 143 interrupted.""",
     options=[

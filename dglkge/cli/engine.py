@@ -40,17 +40,7 @@ TRIAL_SECONDS = 300
 
 
 def plan(version: tuple[int, int], flags: Sequence[str], folder: str) -> list[list[str]]:
-    """Return the commands that install DGL, to be run in turn.
-
-    Parameters
-    ----------
-    version : tuple of int
-        Version of Python.
-    flags : sequence of str
-        More words for pip.
-    folder : str
-        An empty folder for the wheel.
-    """
+    """Return the commands, with more words for pip, that install DGL by way of an empty folder."""
     pip = [sys.executable, "-m", "pip"]
     if version < NO_WHEEL_FROM:
         return [[*pip, "install", *flags, f"dgl=={DGL_VERSION}"]]
@@ -72,15 +62,7 @@ def works() -> str:
 
 
 def install(flags: Sequence[str], dry_run: bool) -> int:
-    """Install DGL unless it works already.
-
-    Raises
-    ------
-    InputError
-        If there is no wheel for this machine.
-    JobError
-        If a command fails, or DGL does not work afterwards.
-    """
+    """Install DGL unless it works already."""
     if sys.platform != "linux" or platform.machine() not in MACHINES:
         known, here = " and ".join(MACHINES), f"{sys.platform} on {platform.machine()}"
         raise InputError(f"dgl {DGL_VERSION} has wheels for linux on {known}; this is {here}")

@@ -222,8 +222,7 @@ of the data set, and uses every core; no server is needed.""",
   dglkge evaluate runs/demo --split valid --limit 500    the first 500 triples of the valid split
   dglkge evaluate s3://bucket/demo --dataset data/demo   a run at a URL (checkpoint.storage)
   dglkge evaluate runs/demo --triples mine.tsv           triples of your own, by name
-  dglkge evaluate runs/demo --triples new.tsv --features new.parquet
-                                                         entities that were not trained, by their features
+  dglkge evaluate runs/demo --triples new.tsv --features new.parquet    entities that were not trained
   dglkge evaluate runs/demo --rules                      rules and embeddings as one ranking
   dglkge evaluate runs/demo --by relation                the metrics of every relation too
   dglkge evaluate runs/demo --by category --by side      1-1, 1-N, N-1 and N-N relations, heads and tails

@@ -75,13 +75,7 @@ def stop(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def _find(text: str) -> JobEntry:
-    """Return the one job that is meant.
-
-    Raises
-    ------
-    InputError
-        If there is none or more than one, or if its launcher is on another machine.
-    """
+    """Return the one job of that run, id or pid whose launcher is on this machine."""
     jobs = live_jobs()
     # Entries of other users may name this user's run.
     own = [entry for entry in jobs if entry.owner == os.geteuid()]
@@ -99,13 +93,7 @@ def _find(text: str) -> JobEntry:
 
 
 def _send(entry: JobEntry) -> None:
-    """Send SIGTERM to the launcher.
-
-    Raises
-    ------
-    InputError
-        If it is another user's, or in another container.
-    """
+    """Send SIGTERM to the launcher, unless it is another user's, or in another container."""
     if process_start(entry.launcher_pid) != entry.launcher_started:
         if _is_gone_by(entry, time.monotonic()):
             return

@@ -58,18 +58,7 @@ from dglkge.typing import CUDA_DEVICE
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Arguments instead of ``sys.argv[1:]``.
-
-    Returns
-    -------
-    int
-        0 after success, 2 for bad input; the others are in ``--help``.
-    """
+    """Run the command, by default with ``sys.argv[1:]``; the exit statuses are in ``--help``."""
     # In the background: a terminal that is stopped with Ctrl-S must not stop heartbeats.
     console = Console.in_background(sys.stdout, sys.stderr)
     try:

@@ -95,13 +95,7 @@ def command_named(name: str) -> Command:
 
 
 def build_parser(with_arguments: bool = False) -> Parser:
-    """Build the parser of all commands.
-
-    Parameters
-    ----------
-    with_arguments : bool
-        Import the commands and declare their arguments. Else only their names are known.
-    """
+    """Build the parser of all commands: of their names only, or with their arguments, which imports them."""
     parser = Parser(prog="dglkge", description=DESCRIPTION, epilog=EPILOG)
     parser.add_argument("--version", action="version", version=f"dglkge {__version__}")
     text = "print a script that makes a shell complete dglkge, and exit"
@@ -150,20 +144,7 @@ RECIPE_FUNCTION = "_dglkge_recipes"
 
 
 def completion_script(parser: argparse.ArgumentParser, shell: str) -> str:
-    """Return the script that makes a shell complete a command.
-
-    Parameters
-    ----------
-    parser : argparse.ArgumentParser
-        With all subcommands and their arguments. Attributes that shtab reads are added to its actions.
-    shell : str
-        Of :data:`SHELLS`.
-
-    Raises
-    ------
-    InputError
-        If shtab is not installed.
-    """
+    """Return the script that makes a shell complete a command, whose parser knows all arguments."""
     from dglkge.config.load import recipe_files
 
     shtab = import_extra("shell completion", "shtab", "completion")
@@ -189,18 +170,7 @@ def _describe(parser: argparse.ArgumentParser, kinds: dict[str, Any]) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command.
-
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Arguments instead of ``sys.argv[1:]``.
-
-    Returns
-    -------
-    int
-        0 for success, else as :func:`dglkge.cli.common.run_command` returns it.
-    """
+    """Run the command, by default with ``sys.argv[1:]``; the status is that of ``run_command``."""
     # The library logs to stderr; stdout is left to the result, which may be JSON.
     handler = logging.StreamHandler()
     handler.setFormatter(TerminalFormatter("dglkge: %(message)s"))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import time
+import functools
+import timeit
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,8 +78,8 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
     ]
     has_gpus = len(gpus) >= num_trainers
     if device == CUDA_DEVICE and not has_gpus:
-        counts = f"for {num_trainers} trainer(s) a machine: {len(gpus)} GPU(s) here"
-        problems.append(f"training.device is cuda, {counts}")
+        counts = f"{num_trainers} trainer(s) a machine: {len(gpus)} GPU(s) here"
+        problems.append(f"training.device is cuda, for {counts}")
     on_device = device not in (AUTO_DEVICE, CPU_DEVICE) or (device == AUTO_DEVICE and has_gpus)
     report = _report(hosts, there, in_files)
     for machine, walk in zip(report["machines"], ranges or []):
@@ -96,10 +97,7 @@ def plan(args: argparse.Namespace) -> dict[str, Any]:
 def plan_walks(
     args: argparse.Namespace, config: Config, size: DatasetSize, hosts: list[PlannedHost], there: HostMemory
 ) -> list[RangePlan | None] | None:
-    """Plan the walk of each machine over its ranges; None for a machine that no number of ranges fits.
-
-    Returns None if no memory is given, the run has one range, and its tables fit.
-    """
+    """Plan the walk of each machine over its ranges, None where no number fits; None where none is needed."""
     # Imported here: compiled loops are loaded with it, which --help does without.
     from dglkge.planning.ranges import MOST_RANGES, parse_bytes, plan_ranges, propose_ranges, range_budget
 
@@ -142,32 +140,22 @@ def measure_rates(config: Config) -> Rates:
     may_be_narrow = dtype == "auto" and config.training.kernels == "auto"
     names = ("float32", "bfloat16") if may_be_narrow else (dtype,)
     dim = config.model.dimension
-    product = min(_product_seconds(getattr(torch, name, torch.float32), dim) for name in names)
+    products = []
+    for name in names:
+        left, right = torch.randn(2, PRODUCT_ROWS, dim).to(getattr(torch, name, torch.float32))
+        products.append(_seconds_of(functools.partial(torch.matmul, left, right.T)))
     source = torch.ones(COPY_BYTES // 4)
     target = torch.empty_like(source)
     copy = _seconds_of(lambda: target.copy_(source))
     # A multiplication and an addition for each of rows x rows x dim; a copy reads and writes each byte.
-    return Rates(2 * PRODUCT_ROWS**2 * dim / product, 2 * COPY_BYTES / copy)
-
-
-def _product_seconds(dtype: Any, dim: int) -> float:
-    """Return the seconds of a matmul in a type of torch."""
-    import torch
-
-    left, right = torch.randn(2, PRODUCT_ROWS, dim).to(dtype)
-    return _seconds_of(lambda: left @ right.T)
+    return Rates(2 * PRODUCT_ROWS**2 * dim / min(products), 2 * COPY_BYTES / copy)
 
 
 def _seconds_of(work: Callable[[], Any]) -> float:
     """Return the shortest time of some repetitions: other work on the machine only adds to it."""
     work()  # the first call allocates and starts threads
-    times: list[float] = []
-    end = time.perf_counter() + MEASURED_SECONDS
-    while not times or time.perf_counter() < end:
-        start = time.perf_counter()
-        work()
-        times.append(time.perf_counter() - start)
-    return min(times)
+    once = timeit.timeit(work, number=1)
+    return min([once, *timeit.repeat(work, number=1, repeat=int(MEASURED_SECONDS / once))])
 
 
 def _report(hosts: list[PlannedHost], there: HostMemory, in_files: bool) -> dict[str, Any]:

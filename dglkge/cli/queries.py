@@ -209,22 +209,15 @@ scored: higher is more plausible, and only probabilities can be compared between
   dglkge predict runs/demo --head Alice --relation likes          what does Alice like?
   dglkge predict runs/demo --relation likes --tail Bob -k 3       who likes Bob?
   dglkge predict runs/demo --head Alice --tail Bob                how are Alice and Bob related?
-  dglkge predict runs/news --head Alice --relation visits --time 2014-05-01
-                                                                  where was she then?
-  dglkge predict runs/news --head Alice --relation visits --tail Rome --time '?'
-                                                                  when was she there?
-  dglkge predict runs/demo --head Alice --relation likes --known drop
-                                                                  only what the data set does not contain
-  dglkge predict runs/demo --head Alice --relation likes --candidates seen
-                                                                  only what others like
-  dglkge predict runs/demo --head Alice --relation likes --probability
-                                                                  after dglkge calibrate
-  dglkge predict runs/demo --head Carol --relation likes --features new.parquet
-                                                                  Carol was not trained; the file has a vector
+  dglkge predict runs/news --head Alice --relation visits --time 2014-05-01         where was she then?
+  dglkge predict runs/news --head Alice --relation visits --tail Rome --time '?'    when was she there?
+  dglkge predict runs/demo --head Alice --relation likes --known drop         what the data set lacks
+  dglkge predict runs/demo --head Alice --relation likes --candidates seen    what others like
+  dglkge predict runs/demo --head Alice --relation likes --probability        after dglkge calibrate
+  dglkge predict runs/demo --head Carol --relation likes --features new.parquet     Carol was not trained
   dglkge predict runs/demo --head Alice --relation likes --rules  with rules, as dglkge evaluate --rules
   dglkge predict runs/demo --triples queries.tsv --json           many; a ? stands for the part to predict
-  dglkge predict runs/demo --triples triples.csv --columns subject,predicate,object
-                                                                  scores, where no part is a ?""",
+  dglkge predict runs/demo --triples triples.csv --columns subject,predicate,object    scores, without a ?""",
     options=[
         *MODEL,
         option("--head NAME", "the head"),

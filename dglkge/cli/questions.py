@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dglkge.cli import common
-from dglkge.cli.common import Command, flag, option, print_table, print_text
+from dglkge.cli.common import Command, flag, is_number, option, print_table, print_text
 from dglkge.data.dataset_files import SPLITS
 from dglkge.data.text_format import ROLES
 from dglkge.errors import InputError
@@ -196,12 +196,11 @@ def attributes(args: argparse.Namespace) -> dict[str, Any]:
     from dglkge.data.text_vectors import read_texts, write_parquet  # here: --help does without pandas
     from dglkge.inference.attributes import best_numbers
 
-    values = {}
-    for name, text in read_texts(Path(args.values)).items():
-        try:
-            values[name] = float(text)
-        except ValueError:
-            raise InputError(f"{args.values}: the value of {name!r} is {text!r}; expected a number") from None
+    texts = read_texts(Path(args.values))
+    for name, text in texts.items():
+        if not is_number(text):
+            raise InputError(f"{args.values}: the value of {name!r} is {text!r}; expected a number")
+    values = {name: float(text) for name, text in texts.items()}
     frame = common.open_model(args).predict_numbers(values, args.type)
     if args.output:
         shown = frame if args.known else frame[frame["known"].isna()]

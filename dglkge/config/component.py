@@ -25,14 +25,10 @@ UNKNOWN_COMPONENT = "unknown_component"
 
 
 class Component:
-    """Annotation of a field: the settings of a member of a registry.
+    """Annotation of a field: the settings of a member of a registry (:data:`dglkge.registry.HOMES`).
 
     Parameters
     ----------
-    noun : str
-        Of the registry (:data:`dglkge.registry.HOMES`).
-    default : str
-        Name of the member if none is given.
     is_section : bool
         Whether the field is a section of the file, of which the tag is one line, as ``loss.name`` is. If not,
         the name alone is usual: ``model.score_function: rotate``.
@@ -54,16 +50,8 @@ class Component:
         self.values, self._settings_of = dict(values or {}), settings_of
 
     def settings(self, name: str) -> type[ComponentSettings]:
-        """Return the class of a member's settings.
-
-        Raises
-        ------
-        InputError
-            If the name is not registered.
-        """
-        if name in self.values:
-            return self.values[name]
-        return self._settings_of(registry_of(self.noun).get(name))
+        """Return the class of a member's settings; InputError if the name is not registered."""
+        return self.values.get(name) or self._settings_of(registry_of(self.noun).get(name))
 
     def default_settings(self) -> ComponentSettings:
         """Return the settings of the default member."""
@@ -88,8 +76,7 @@ class Component:
         if isinstance(value, ComponentSettings):
             return value
         if isinstance(value, (str, Scalar)):
-            is_empty = isinstance(value, Scalar) and value.value is None
-            value = {} if is_empty else {TAG: value}
+            value = {} if getattr(value, "value", "") is None else {TAG: value}
         if not isinstance(value, Mapping):
             raise ValueError("a name, or a mapping with a name and options")
         tag = value.get(TAG, self.default)
@@ -111,10 +98,8 @@ class Component:
         if registry_of(self.noun).is_open:
             choices.append({"type": "string", "description": "a systematic name"})
         for name, settings in self.members():
-            described = handler(settings.__pydantic_core_schema__)
-            described = {**handler.resolve_ref_schema(described)}
-            tag = {"type": "string", "const": name}
-            described["properties"] = {**described["properties"], TAG: tag}
+            described = {**handler.resolve_ref_schema(handler(settings.__pydantic_core_schema__))}
+            described["properties"] = {**described["properties"], TAG: {"type": "string", "const": name}}
             if name != self.default:
                 described["required"] = [*described.get("required", []), TAG]
             choices.append(described)

@@ -44,14 +44,18 @@ FORMER = {
     "optimizer.beta2": "optimizer.betas, a list",
     "training.products": "training.matmul_dtype",
     "features.projection": "features.mlp, a map: {hidden: [512]}; null: linear",
-    **{f"features.{name}": f"features.mlp.{name}" for name in ("hidden", "activation")},
-    "training.early_stopping_patience": "training.early_stopping.patience",
-    "training.early_stopping_min_gain": "training.early_stopping.min_gain",
     "evaluation.eval_fraction": "evaluation.held_out.fraction",
     "evaluation.eval_num_batch_negs": "evaluation.held_out.batch_negatives",
     "evaluation.eval_num_uniform_negs": "evaluation.held_out.uniform_negatives",
-    **{f"model.{name}": f"model.score_function.{name}" for name in ("p", "q", "relation_dimension")},
-    **{f"model.{name}": f"model.score_function.{name}" for name in ("channels", "layers", "heads")},
+    **{f"features.{name}": f"features.mlp.{name}" for name in ("hidden", "activation")},
+    **{
+        f"training.early_stopping_{name}": f"training.early_stopping.{name}"
+        for name in ("patience", "min_gain")
+    },
+    **{
+        f"model.{name}": f"model.score_function.{name}"
+        for name in ("p", "q", "relation_dimension", "channels", "layers", "heads")
+    },
 }
 """Former names of fields: the error of a file that has one names the present one."""
 
@@ -83,8 +87,7 @@ def load_config(
     """
     tree = read_tree(path, overrides)
     added = _import_components(tree, imports)
-    problems = []
-    config = Config()
+    problems, config = [], Config()
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
@@ -146,7 +149,7 @@ def _problems(error: ValidationError, tree: Tree) -> list[str]:
 
 
 def _unknown_key(key: str, known: Mapping[str, tuple[str, ...]]) -> str:
-    """Return the message about a key that is no field's, or only one of other components; values: these."""
+    """Return the message about a key that is no field's, or only one of other components, by key."""
     if key in FORMER:
         return f"{key} is now called {FORMER[key]}"
     if known.get(key):
@@ -179,19 +182,7 @@ def _shown(value: Any) -> Any:
 
 
 def read_tree(path: str | os.PathLike[str] | None, overrides: Sequence[str]) -> Tree:
-    """Read a YAML (or JSON) file and apply overrides.
-
-    Parameters
-    ----------
-    path : path or None
-    overrides : sequence of str
-        ``"model.dimension=200"`` and the like; each wins over the file and over those before it.
-
-    Raises
-    ------
-    InputError
-        For a file that is missing or no YAML, a key that stands twice, or an override of another form.
-    """
+    """Read a YAML (or JSON) file, and apply overrides: each wins over the file and over those before it."""
     tree = Tree() if path is None else _read_file(Path(path))
     for text in overrides:
         key, separator, value = text.partition("=")
@@ -305,13 +296,7 @@ def recipe_files() -> dict[str, Path]:
 
 
 def recipe_file(name: str) -> Path:
-    """Return the file of a recipe.
-
-    Raises
-    ------
-    InputError
-        If there is none of that name; the message has the nearest ones.
-    """
+    """Return the file of a recipe."""
     recipes = recipe_files()
     if name not in recipes:
         raise unknown_name("recipe", name, recipes)

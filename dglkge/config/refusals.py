@@ -6,9 +6,8 @@ by itself is declared at the field (``dglkge/config/schema.py``); options of som
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from dglkge.config.schema import Config, DenseConfig
 from dglkge.errors import InputErrors
@@ -36,16 +35,14 @@ def _words(value: Any) -> str:
     return "empty" if value == "" else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-@dataclass(frozen=True)
-class Allowed:
+class Allowed(NamedTuple):
     """Allowed values: a test, and its words in messages."""
 
     test: Callable[[Any], bool]
     words: str
 
 
-@dataclass(frozen=True)
-class When:
+class When(NamedTuple):
     """A condition on the value of a field; with ``of_component`` on the component that it names."""
 
     key: str
@@ -53,8 +50,7 @@ class When:
     of_component: bool = False
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     """A refusal: ``field`` takes ``allowed`` only, where all conditions hold. Messages name the first one."""
 
     field: str
@@ -234,50 +230,41 @@ ROWS: tuple[Row, ...] = (
 
 
 def refuse(config: Config, num_machines: int = 1) -> None:
-    """Refuse values that do not fit one another, all of them at once.
-
-    Raises
-    ------
-    InputErrors
-        Naming the field, its value, the field that it does not fit, the reason and what is allowed.
-    """
+    """Refuse values that do not fit one another, all of them at once."""
     problems = list(dict.fromkeys(problems_of(config, num_machines)))
     if problems:
         raise InputErrors(problems)
 
 
 def problems_of(config: Config, num_machines: int) -> Iterator[str]:
-    """Yield a line for each row that refuses something."""
-    facts = {MACHINES: num_machines}
+    """Yield a line for each row that refuses something: field, other field, reason and what is allowed."""
     for one in ROWS:
-        value = _value(config, one.field, facts)
+        value = _value(config, one.field, num_machines)
         if value is _ABSENT or one.allowed.test(value):
             continue
-        if all(_holds(config, condition, facts) for condition in one.conditions):
+        if all(_holds(config, condition, num_machines) for condition in one.conditions):
             key = one.conditions[0].key
             allowed = one.allowed.words.format(section=one.field.rpartition(".")[0])
-            allowed += "" if key in facts else f", or another value of {key}"
-            yield (
-                f"{one.field} is {_words(value)} and {key} is {_words(_value(config, key, facts))}, "
-                f"{one.reason}; allowed: {allowed}"
-            )
+            allowed += "" if key == MACHINES else f", or another value of {key}"
+            other = _words(_value(config, key, num_machines))
+            yield f"{one.field} is {_words(value)} and {key} is {other}, {one.reason}; allowed: {allowed}"
 
 
-def _value(config: Config, key: str, facts: Mapping[str, int]) -> Any:
+def _value(config: Config, key: str, num_machines: int) -> Any:
     """Return the value of a field; the name of a component."""
-    if key in facts:
-        return facts[key]
+    if key == MACHINES:
+        return num_machines
     value: Any = config
     for name in key.split("."):
         value = getattr(value, name, _ABSENT)
     return value.name if isinstance(value, ComponentSettings) else value
 
 
-def _holds(config: Config, condition: When, facts: Mapping[str, int]) -> bool:
+def _holds(config: Config, condition: When, num_machines: int) -> bool:
     """Return whether a condition holds; one of a field that is not there does not."""
     if condition.of_component:
         return condition.test(_component(config, condition.key))
-    value = _value(config, condition.key, facts)
+    value = _value(config, condition.key, num_machines)
     return value is not _ABSENT and condition.test(value)
 
 

@@ -53,11 +53,7 @@ NEGATIVES = Component("negative sampler", "mixed")
 OBJECTIVE = Component("objective", NEGATIVE_SAMPLING, is_section=False)
 ROW_TRANSFORM = Component("row transform", NO_TRANSFORM, is_section=False)
 RELATION_OPTIMIZER = Component(
-    "optimizer",
-    "",
-    is_section=False,
-    values={"": RelationSettings},
-    settings_of=rule_settings(RelationSettings),
+    "optimizer", "", False, {"": RelationSettings}, settings_of=rule_settings(RelationSettings)
 )
 
 
@@ -84,7 +80,15 @@ class OptimizerConfig(OptimizerSettings):
 OPTIMIZER = Component("optimizer", "sparse_adagrad", settings_of=rule_settings(OptimizerConfig))
 
 
-class InitFromConfig(Settings):
+class VectorsConfig(Settings):
+    """Where names and vectors stand in files of them."""
+
+    names: str = setting("", "file with a name on each line, of an npy file; empty: x.names.txt beside x.npy")
+    entity_column: Text = setting("name", "Parquet: column of the names")
+    vector_column: Text = setting("embedding", "Parquet: column of the vectors, lists of numbers")
+
+
+class InitFromConfig(VectorsConfig):
     """Given vectors as the initial rows of entities."""
 
     path: Text = setting(
@@ -92,16 +96,12 @@ class InitFromConfig(Settings):
         "file of named vectors (.npy, .parquet, .vec, .txt, .tsv) that entities of a new run start "
         "with, matched by name; entities without one are initialised as usual",
     )
-    names: str = setting("", "file with a name on each line, of an npy file; empty: x.names.txt beside x.npy")
-    entity_column: Text = setting("name", "Parquet: column of the names")
-    vector_column: Text = setting("embedding", "Parquet: column of the vectors, lists of numbers")
     projection: Literal["pca", "random"] = setting(
         "pca",
-        "where vectors have another width than dimension: pca (principal axes), or random (Gaussian, seeded)",
+        "where vectors are not as wide as dimension: pca (principal axes), or random (Gaussian, seeded)",
     )
     std: Annotated[float, at_least_or(-1, 0)] = setting(
-        0.0,
-        "root mean square of the vectors' numbers after scaling by one factor; 0: init_scale; -1: no scaling",
+        0.0, "root mean square of the vectors' numbers, scaled by one factor; 0: init_scale; -1: no scaling"
     )
     frozen: bool = until_finished(
         False, "do not update the rows of entities: only relations are trained; may change in a resume"
@@ -115,9 +115,7 @@ class ModelConfig(Settings):
         SCORE_FUNCTION, "how a triple is scored"
     )
     relation_operators: dict[str, str] = setting(
-        {},
-        "operators of relations by name, where score_function has several: diagonal+translation_l2 and "
-        "{born_in: translation}; others have the first one",
+        {}, "operators of relations where score_function has several: {born_in: translation}; else the first"
     )
     dimension: int = setting(400, "numbers in an entity's row (complex numbers count as two)", ge=1)
     reciprocal_relations: bool = setting(
@@ -127,10 +125,7 @@ class ModelConfig(Settings):
     )
     init_scale: float = setting(1e-3, "standard deviation of the initial rows", gt=0)
     entity_dropout: float = setting(
-        0.0,
-        "share of the numbers of each entity's row that a batch sets to 0; others are divided by 1 - share",
-        ge=0,
-        lt=1,
+        0.0, "share of each entity's row that a batch sets to 0; others are divided by 1 - share", ge=0, lt=1
     )
     relation_dropout: float = setting(0.0, "the same for the rows of relations", ge=0, lt=1)
     row_transform: Annotated[TransformSettings, ROW_TRANSFORM] = component(
@@ -176,8 +171,7 @@ class DenseConfig(Settings):
     )
     compile: bool = until_finished(
         False,
-        "compile the module by torch.compile for training, which takes a C++ compiler and some seconds when "
-        "a job starts",
+        "compile the module by torch.compile for training: with a C++ compiler, in some seconds a start",
     )
 
 
@@ -193,7 +187,7 @@ class MlpConfig(Settings):
     activation: Literal["relu", "gelu"] = setting("relu", "between layers")
 
 
-class FeaturesConfig(Settings):
+class FeaturesConfig(VectorsConfig):
     """Frozen vectors of entities, which a trained projection brings into the model."""
 
     files: Annotated[tuple[str, ...], Field(min_length=1)] = setting(
@@ -201,9 +195,6 @@ class FeaturesConfig(Settings):
         "files of named vectors (.npy, .parquet, .vec, .txt, .tsv), matched by the entities' names: one for "
         "all entity types, or TYPE=FILE for each type that has vectors. A run keeps a copy in its folder",
     )
-    names: str = setting("", "file with a name on each line, of an npy file; empty: x.names.txt beside x.npy")
-    entity_column: Text = setting("name", "Parquet: column of the names")
-    vector_column: Text = setting("embedding", "Parquet: column of the vectors, lists of numbers")
     mlp: MlpConfig | None = optional(
         "projection from a vector to a row, of each entity type, by layers with an activation "
         "between; null: linear, by a matrix and an offset"
@@ -269,14 +260,14 @@ def _distinct(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+DistinctNames = Annotated[tuple[str, ...], AfterValidator(_distinct)]
+
+
 class EarlyStoppingConfig(Settings):
     """The end of training by the valid split; the best version is restored then."""
 
     patience: int = free(
-        ...,
-        "end training after so many rankings of the valid split in a row without a gain, and restore "
-        "the best version at the end",
-        ge=1,
+        ..., "end training after so many rankings in a row without a gain, and restore the best version", ge=1
     )
     min_gain: float = free(0.0, "smallest gain in evaluation.metric that counts", ge=0)
 
@@ -285,14 +276,12 @@ class TrainingConfig(Settings):
     """Epochs, batches, and how trainers work together."""
 
     objective: Annotated[ObjectiveSettings, OBJECTIVE] = component(
-        OBJECTIVE,
-        "what answers are compared with; one_vs_all and k_vs_all take losses that have a form over all "
-        "candidates, and no negatives",
+        OBJECTIVE, "what answers are compared with; one_vs_all and k_vs_all: all candidates, no negatives"
     )
     relation_prediction: float = setting(
         0.0,
-        "weight of the loss of (h, ?, t) against all relations (Chen et al. 2021): with sampled negatives a "
-        "softmax, in k_vs_all with all relations of the pair at once; 0: none",
+        "weight of the loss of (h, ?, t) against all relations (Chen et al. 2021), in k_vs_all with all "
+        "relations of the pair at once; 0: none",
         ge=0,
     )
 
@@ -327,8 +316,7 @@ class TrainingConfig(Settings):
         "else cpu; cpu_staged: the code of cuda on the CPU, for tests (docs/gpus.md)",
     )
     compile: bool = until_finished(
-        False,
-        "compile scores and losses of sampled negatives by torch.compile; with device cuda or cpu_staged",
+        False, "compile scores and losses of sampled negatives by torch.compile; device cuda or cpu_staged"
     )
     synchronous: bool = until_finished(
         True,
@@ -337,15 +325,12 @@ class TrainingConfig(Settings):
         "and applied on arrival, and rows of theirs are requested up to four batches ahead",
     )
     max_lag: int = until_finished(
-        100,
-        "steps that a trainer may be ahead of the slowest one, with synchronous false on several machines",
-        ge=1,
+        100, "steps that a trainer may be ahead of the slowest; synchronous false, several machines", ge=1
     )
     batch_statistics: bool = free(
         False,
-        "write reg, the regularizer's part of the loss, and violators_lhs and violators_rhs, the mean number "
-        "of negatives that score above the true head and the true tail, to stats.jsonl and "
-        "training_stats.json",
+        "write reg, the regularizer's part of the loss, and violators_lhs and violators_rhs, mean numbers of "
+        "negatives that score above the true head and tail, to stats.jsonl and training_stats.json",
     )
     profile: bool = free(
         False, "write how long each phase of a batch took, over all trainers, to stats.jsonl once an epoch"
@@ -357,17 +342,14 @@ class TrainingConfig(Settings):
         0, "1: rows of other machines may be one update old, and travel while the batch before computes"
     )
     wire: Literal["float32", "bfloat16"] = until_finished(
-        "float32",
-        "type in which rows and gradients travel between machines: float32, or bfloat16 for half the bytes",
+        "float32", "type in which rows and gradients travel between machines; bfloat16: half the bytes"
     )
     check_memory: bool = free(
         True,
         "refuse, before anything is created, a run that does not fit into memory or /dev/shm (dglkge plan)",
     )
-    edge_sets: Annotated[tuple[str, ...], AfterValidator(_distinct)] = setting(
-        (),
-        "names of the data set's edge sets (partition_tools/extend.py), walked in this order in every epoch; "
-        "empty: all triples as one set",
+    edge_sets: DistinctNames = setting(
+        (), "names of edge sets (dglkge data extend), walked in this order in every epoch; empty: all triples"
     )
     edge_chunks: int = until_finished(
         1, "parts of each edge set in an epoch; if there are several, a version is committed after each", ge=1
@@ -377,15 +359,11 @@ class TrainingConfig(Settings):
         "rows that are trained: all, or touched, which are those in the triples that are trained; others "
         "stay as they are and serve as negatives (see checkpoint.init_path)",
     )
-    loggers: Annotated[tuple[str, ...], AfterValidator(_distinct)] = free(
-        (),
-        "a list of trackers of experiments, which get loss, learning rate, speed and metrics; known",
-        component="logger",
+    loggers: DistinctNames = free(
+        (), "a list of trackers, which get loss, learning rate, speed and metrics; known", component="logger"
     )
-    callbacks: Annotated[tuple[str, ...], AfterValidator(_distinct)] = free(
-        (),
-        "a list of callbacks of yours, which training calls at epochs, batches and commits",
-        component="callback",
+    callbacks: DistinctNames = free(
+        (), "a list of callbacks of yours, called at epochs, batches and commits", component="callback"
     )
     progress: Literal["auto", "always", "never"] = free(
         "auto", "progress bar: auto (on a terminal), always or never"
@@ -399,9 +377,7 @@ class CheckpointConfig(Settings):
     every_batches: int = free(0, "commit after every so many batches as well; 0: never", ge=0)
     every_minutes: float = free(0.0, "commit after every so many minutes as well; 0: never", ge=0)
     background: bool = free(
-        True,
-        "copy the rows and write while training goes on; takes the memory of one copy; not with "
-        "tables.storage disk, where training waits",
+        True, "copy the rows and write while training goes on; takes memory of one; tables.storage disk waits"
     )
     keep_every_epochs: int = free(
         0, "keep the version after every so many epochs as checkpoint/epoch_{E}; 0: none", ge=0
@@ -422,14 +398,10 @@ class CheckpointConfig(Settings):
         True, "keep the rows of versions in the run's folder beside checkpoint.storage; false: only there"
     )
     store_seconds: float = free(
-        600.0,
-        "a commit waits for so long for a storage that is out of reach, with warnings; then the job ends",
-        ge=0,
+        600.0, "a commit waits so long for a storage out of reach, with warnings; then the job ends", ge=0
     )
     init_path: str = setting(
-        "",
-        "a run or checkpoint, or the URL of one, whose rows a new run starts with, matched by name; "
-        "empty: none",
+        "", "a run or checkpoint, or its URL, whose rows a new run starts with, matched by name; empty: none"
     )
 
 
@@ -438,9 +410,8 @@ class TablesConfig(Settings):
 
     dtype: Literal["float32", "bfloat16", "float16"] = until_finished(
         "float32",
-        "type in which rows of entities are stored while they train; bfloat16 and float16 (up to 65504) take "
-        "half the memory and half the bytes between machines; relations, optimizer state and checkpoints "
-        "stay float32",
+        "type of entities' rows while they train; bfloat16 and float16 (up to 65504) take half the memory "
+        "and half the bytes between machines; relations, optimizer state and checkpoints stay float32",
     )
     rounding: Literal["stochastic", "nearest"] = until_finished(
         "stochastic",
@@ -457,8 +428,7 @@ class TablesConfig(Settings):
     )
     folder: str = free(
         "",
-        "folder of such files, which are removed after the job; empty: the first of $TMPDIR, /tmp and "
-        "/var/tmp that has the room",
+        "folder of such files during the job; empty: the first of $TMPDIR, /tmp and /var/tmp with the room",
     )
 
 
@@ -544,16 +514,8 @@ class ConfigField(NamedTuple):
 
     Attributes
     ----------
-    key : str
-        Dotted.
-    path : tuple of str
-        Keys of the nested dicts of a saved configuration.
-    kind : str
-        Name of its type.
-    default : object
-    help : str
-    resume : str
-        Rule for a resume.
+    key, path : str, tuple of str
+        Dotted name, and keys of the nested dicts of a saved configuration.
     component : str
         Noun of the registry of which it names members; empty for other fields.
     owners : tuple of str
@@ -675,19 +637,8 @@ def _type_name(kind: Any) -> str:
 def refused_changes(saved: Mapping[str, Any], now: Mapping[str, Any], is_finished: bool) -> list[str]:
     """Compare two configurations of one run, as nested dicts; fields that only one of them has are ignored.
 
-    An optional section counts by the field that it must have.
-
-    Parameters
-    ----------
-    saved, now : mapping
-        The configuration that a version of the run was trained with, and the one to resume with.
-    is_finished : bool
-        Whether no epoch is left to train.
-
-    Returns
-    -------
-    list of str
-        ``"optimizer.lr was 0.1, is 0.2"`` for each field that may not change.
+    Returns ``"optimizer.lr was 0.1, is 0.2"`` for each field that may not change, where no epoch is left. An
+    optional section counts by the field that it must have.
     """
     changes = []
     for field in fields():

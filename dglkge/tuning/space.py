@@ -119,11 +119,7 @@ class _File(BaseModel):
     search: SearchSettings = SearchSettings()
 
 
-_CHOICES: TypeAdapter[Any] = TypeAdapter(
-    Annotated[list[Value], Field(min_length=1), AfterValidator(_distinct)], config=ConfigDict(strict=True)
-)
-_RANGE: TypeAdapter[Any] = TypeAdapter(_Range)
-_FILE: TypeAdapter[Any] = TypeAdapter(_File)
+_Choices = Annotated[list[Value], Field(min_length=1, strict=True), AfterValidator(_distinct)]
 
 
 def load_space(path: Path, overrides: Sequence[str] = (), base: str | None = None) -> Space:
@@ -145,7 +141,7 @@ def load_space(path: Path, overrides: Sequence[str] = (), base: str | None = Non
     InputError
         For a file that cannot be read, an unknown key, or a value that is not allowed.
     """
-    file: _File = _validated(_FILE, read_tree(path, []).plain(), str(path))
+    file: _File = _validated(_File, read_tree(path, []).plain(), str(path))
     given = [f"{key}={as_text(value)}" for key, value in _flat(file.set).items()]
     parameters = tuple(_parameter(f"{path}: space", key, values) for key, values in file.space.items())
     space = Space(base or file.config, (*given, *overrides), parameters, file.search)
@@ -156,10 +152,10 @@ def load_space(path: Path, overrides: Sequence[str] = (), base: str | None = Non
     return space
 
 
-def _validated(adapter: TypeAdapter[Any], value: Any, where: str) -> Any:
+def _validated(kind: Any, value: Any, where: str) -> Any:
     """Return a value as its type has it; a line for each unknown key and for each value not allowed."""
     try:
-        return adapter.validate_python(value)
+        return TypeAdapter(kind).validate_python(value)
     except ValidationError as error:
         problems = error.errors(include_url=False)
     lines = []
@@ -167,7 +163,7 @@ def _validated(adapter: TypeAdapter[Any], value: Any, where: str) -> Any:
         *sections, name = map(str, problem["loc"] or ("the value",))
         place = ".".join((*sections, name))
         if problem["type"] in ("extra_forbidden", "unexpected_keyword_argument"):
-            model = _Range if adapter is _RANGE else SearchSettings if sections else _File
+            model = SearchSettings if sections else kind
             known = list(inspect.signature(model).parameters)
             lines.append(f"{where}: {unknown_name('key', name, known)}")
         elif problem["type"] == "missing":
@@ -192,7 +188,7 @@ def _parameter(where: str, key: str, values: Any) -> Parameter:
     if key not in known:
         raise InputError(f"{where}: {unknown_name('field', key, known)}")
     if isinstance(values, list):
-        return Parameter(key, choices=tuple(_validated(_CHOICES, values, f"{where}: {key}")))
+        return Parameter(key, choices=tuple(_validated(_Choices, values, f"{where}: {key}")))
     if not isinstance(values, dict):
         raise InputError(f"{where}: {key} is {values!r}; allowed: a list of choices, or low and high")
-    return Parameter(key, **_validated(_RANGE, values, f"{where}: {key}").model_dump())
+    return Parameter(key, **_validated(_Range, values, f"{where}: {key}").model_dump())

@@ -74,29 +74,26 @@ def test_options_of_a_score_function(convert, tmp_path, shown, refusal):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--to", "run"], "--to run needs --dataset"),
-        (["--to", "npy", "--from", "npy"], "--from goes with --to run, got --to npy"),
-        (["--to", "run", "--dataset", "DATASET", "--reciprocal"], "--reciprocal goes with --from"),
-        (["--to", "npy", "--score-function", "complex"], "--score-function goes with --from"),
-        (["--to", "npy", "--score-option", "p=1"], "--score-option goes with --from"),
+        ("--to run", "--to run needs --dataset"),
+        ("--to npy --from npy", "--from goes with --to run, got --to npy"),
+        ("--to run --dataset DATASET --reciprocal", "--reciprocal goes with --from"),
+        ("--to npy --score-function complex", "--score-function goes with --from"),
+        ("--to npy --score-option p=1", "--score-option goes with --from"),
         (
-            ["--to", "run", "--from", "npy", "--dataset", "DATASET", "--score-option", "p=x"],
+            "--to run --from npy --dataset DATASET --score-option p=x",
             "--score-option 'p=x' is not of the form NAME=NUMBER, e.g. p=1",
         ),
-        (["--to", "dglke"], "rotate, rescal, simple, transr_l1 of one entity type, no reciprocal"),
-        (["--to", "run", "--from", "npy", "--dataset", "DATASET"], "--from needs --score-function"),
+        ("--to dglke", "rotate, rescal, simple, transr_l1 of one entity type, no reciprocal"),
+        ("--to run --from npy --dataset DATASET", "--from needs --score-function"),
+        ("--to run --from npy --dataset DATASET --score-function complex", "expected one file"),
         (
-            ["--to", "run", "--from", "npy", "--dataset", "DATASET", "--score-function", "complex"],
-            "expected one file",
-        ),
-        (
-            ["--to", "run", "--dataset", "DATASET", "--overwrite"],
+            "--to run --dataset DATASET --overwrite",
             "--overwrite goes with the formats of --to; --to run replaces no run: take another --output",
         ),
     ],
 )
 def test_mistakes(run, dataset, tmp_path, refusal, arguments, words):
-    words_given = [dataset.path if word == "DATASET" else word for word in arguments]
+    words_given = [dataset.path if word == "DATASET" else word for word in arguments.split()]
     assert words in refusal("checkpoint", "convert", run, *words_given, "--output", tmp_path / "out")
     assert not (tmp_path / "out").exists()
 

@@ -164,22 +164,22 @@ def test_cuda_without_a_gpu_is_refused(refusal, run):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--candidates", "many"], "--candidates must be all or a number of at least 1, got 'many'"),
-        (["--candidates", "0"], "--candidates must be all or a number of at least 1, got '0'"),
-        (["--limit", "0"], "--limit must be at least 1, got 0"),
-        (["--dataset", "/nowhere"], "/nowhere is no dataset folder: there is no such folder"),
-        (["--triples", "BAD"], "bad.tsv:2: unknown entity 'person99'; did you mean"),
-        (["--triples", "/nowhere.tsv"], "/nowhere.tsv: there is no such file"),
-        (["--triples", "BAD", "--split", "valid"], "give either --split or --triples, not both"),
-        (["--columns", "htr"], "--columns goes with --triples"),
-        (["--delimiter", "tab"], "--delimiter goes with --triples"),
-        (["--triples", "BAD", "--columns", "hht"], "does not give head, relation and tail once each"),
+        ("--candidates many", "--candidates must be all or a number of at least 1, got 'many'"),
+        ("--candidates 0", "--candidates must be all or a number of at least 1, got '0'"),
+        ("--limit 0", "--limit must be at least 1, got 0"),
+        ("--dataset /nowhere", "/nowhere is no dataset folder: there is no such folder"),
+        ("--triples BAD", "bad.tsv:2: unknown entity 'person99'; did you mean"),
+        ("--triples /nowhere.tsv", "/nowhere.tsv: there is no such file"),
+        ("--triples BAD --split valid", "give either --split or --triples, not both"),
+        ("--columns htr", "--columns goes with --triples"),
+        ("--delimiter tab", "--delimiter goes with --triples"),
+        ("--triples BAD --columns hht", "does not give head, relation and tail once each"),
     ],
 )
 def test_mistakes(refusal, run, tmp_path, arguments, words):
     bad = tmp_path / "bad.tsv"
     bad.write_text("person1\tknows\tperson2\nperson1\tknows\tperson99\n")
-    assert words in refusal("evaluate", run, *[bad if word == "BAD" else word for word in arguments])
+    assert words in refusal("evaluate", run, *[bad if word == "BAD" else word for word in arguments.split()])
     assert not list(run.glob("metrics*"))
 
 

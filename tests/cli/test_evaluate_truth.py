@@ -130,16 +130,13 @@ def test_a_bad_line_of_negatives_is_found_before_the_ranking(refusal, run, tmp_p
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--negatives", "a", "b"], "--negatives goes with --classify"),
-        (["--classify", "--negatives", "/no/a", "/no/b"], "/no/a: there is no such file"),
-        (
-            ["--classify", "--split", "valid"],
-            "--classify fits on the valid split, so it cannot be judged by it",
-        ),
+        ("--negatives a b", "--negatives goes with --classify"),
+        ("--classify --negatives /no/a /no/b", "/no/a: there is no such file"),
+        ("--classify --split valid", "--classify fits on the valid split, so it cannot be judged by it"),
     ],
 )
 def test_mistakes(refusal, run, arguments, words):
-    assert words in refusal("evaluate", run, *arguments)
+    assert words in refusal("evaluate", run, *arguments.split())
     assert not list(run.glob("metrics*"))
 
 

@@ -39,17 +39,19 @@ def test_folders_are_listed_with_their_sizes(report, run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["npy", "--max-rows", "5"], "--max-rows goes with --format projector, got --format npy"),
-        (["npy", "--metric", "l2"], "--metric goes with --format faiss or qdrant, got --format npy"),
-        (["projector", "--max-rows", "0"], "--max-rows must be at least 1, got 0"),
-        (["huggingface", "--table", "town"], "holds whole models: the table 'country' is left out"),
-        (["dglke"], "reciprocal True; train with model.reciprocal_relations=false for it"),
-        (["parquet", "--table", "towns"], "unknown table 'towns'; did you mean 'town'"),
+        ("npy --max-rows 5", "--max-rows goes with --format projector, got --format npy"),
+        ("npy --metric l2", "--metric goes with --format faiss or qdrant, got --format npy"),
+        ("projector --max-rows 0", "--max-rows must be at least 1, got 0"),
+        ("huggingface --table town", "holds whole models: the table 'country' is left out"),
+        ("dglke", "reciprocal True; train with model.reciprocal_relations=false for it"),
+        ("parquet --table towns", "unknown table 'towns'; did you mean 'town'"),
     ],
 )
 def test_mistakes_write_nothing(refusal, run, tmp_path, arguments, words):
     out = tmp_path / "out"
-    assert words in refusal("export", run, "--output", out, "--format", *arguments) and not out.exists()
+    assert (
+        words in refusal("export", run, "--output", out, "--format", *arguments.split()) and not out.exists()
+    )
 
 
 def test_what_exists_is_replaced_with_the_flag_that_the_refusal_names(shown, refusal, run, tmp_path):

@@ -141,20 +141,19 @@ def test_every_command_says_that_there_is_no_run(refusal, tmp_path):
 
 def test_run_command(capsys):
     def fail(error):
-        def body():
-            raise error
+        raise error
 
-        return body
+    def status(error):
+        return run_command("cmd", lambda: fail(error))
 
-    assert run_command("cmd", lambda: 0) == 0
-    assert run_command("cmd", lambda: 7) == 7
-    assert run_command("cmd", fail(InputError("two\n  lines"))) == 2
+    assert [run_command("cmd", lambda number=number: number) for number in (0, 7)] == [0, 7]
+    assert status(InputError("two\n  lines")) == 2
     assert capsys.readouterr().err == "cmd: error: two lines\n"
-    assert run_command("cmd", fail(KeyboardInterrupt())) == 130
+    assert status(KeyboardInterrupt()) == 130
     assert capsys.readouterr().err == "cmd: interrupted\n"
     for error in (ZeroDivisionError(), OSError(errno.ENOSPC, "No space left on device")):
         with pytest.raises(type(error)):  # with its traceback
-            run_command("cmd", fail(error))
+            status(error)
 
 
 def test_columns(capsys):
@@ -176,6 +175,18 @@ def test_sizes():
         1 << 50: "1024.0 TiB",
     }
     assert {size: human_bytes(size) for size in sizes} == sizes
+
+
+def test_quality_of_a_data_set(shown, report, refusal, dataset, tmp_path):
+    quality = report("quality", dataset.path)
+    stored = json.loads((dataset.path / "partitions" / "report.json").read_text())["quality"]
+    assert quality == stored == dataset.quality()
+    lines = [" ".join(line.replace("│", " ").split()) for line in shown("quality", dataset.path).splitlines()]
+    assert lines[0] == "quality of the data"
+    assert f"triples {' '.join(str(count) for count in quality['triples'].values())}" in lines
+    assert lines[-1].startswith(f"connected components of train: {quality['components']['count']}; ")
+    line = refusal("quality", tmp_path)
+    assert line.startswith(f"{tmp_path} is no dataset folder: it has no dataset.json")
 
 
 def test_recipes(shown, report, refusal, tmp_path):

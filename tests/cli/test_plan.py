@@ -99,36 +99,36 @@ def test_memory_of_gpus(config_file, monkeypatch, shown, report, call):
 @pytest.mark.parametrize(
     "words, message",
     [
-        (["FILE", "--set", "dataset=nowhere"], "cannot read nowhere/dataset.json"),
-        (["FILE", "--num_servers", "0", "--num_trainers", "2"], "--num-trainers must be"),
-        (["FILE", "--set", "model.dimnsion=3"], "model.dimension"),
-        (["FILE", "--ip_config", "CLUSTER"], "2 machines"),
-        (["FILE", "--max_memory", "much"], "'much' is no size"),
-        (["FILE", "optimizer.lr=1", "more"], "give one CONFIG or --recipe, got FILE and more"),
-        (["nowhere.yaml"], "cannot read the configuration nowhere.yaml: "),
+        ("FILE --set dataset=nowhere", "cannot read nowhere/dataset.json"),
+        ("FILE --num_servers 0 --num_trainers 2", "--num-trainers must be"),
+        ("FILE --set model.dimnsion=3", "model.dimension"),
+        ("FILE --ip_config CLUSTER", "2 machines"),
+        ("FILE --max_memory much", "'much' is no size"),
+        ("FILE optimizer.lr=1 more", "give one CONFIG or --recipe, got FILE and more"),
+        ("nowhere.yaml", "cannot read the configuration nowhere.yaml: "),
     ],
 )
 def test_bad_input(config_file, tmp_path, words, message, refusal):
     (tmp_path / "ip_config.txt").write_text("10.0.0.1\n10.0.0.2\n")
     names = {"FILE": str(config_file), "CLUSTER": str(tmp_path / "ip_config.txt")}
     assert message.replace("FILE", names["FILE"]) in refusal(
-        "plan", *(names.get(word, word) for word in words)
+        "plan", *(names.get(word, word) for word in words.split())
     )
 
 
 @pytest.mark.parametrize(
     "words",
     [
-        ["FILE", "modl.dimension=3", "optimizer.lr=0"],
-        ["FILE", "--set", "modl.dimension=3", "--num_trainers", "2", "optimizer.lr=0"],
-        ["modl.dimension=3", "--num_trainers", "2", "FILE", "--set=optimizer.lr=0"],
+        "FILE modl.dimension=3 optimizer.lr=0",
+        "FILE --set modl.dimension=3 --num_trainers 2 optimizer.lr=0",
+        "modl.dimension=3 --num_trainers 2 FILE --set=optimizer.lr=0",
     ],
 )
 def test_all_mistakes_of_overrides_are_printed_each_on_a_line(words, tmp_path, call):
     """Words KEY=VALUE override fields, wherever they stand."""
     path = tmp_path / "run.yaml"
     path.write_text("dataset: d\nseed: x\n", encoding="utf-8")
-    status, _, err = call("plan", *(word.replace("FILE", str(path)) for word in words))
+    status, _, err = call("plan", *(word.replace("FILE", str(path)) for word in words.split()))
     assert status == 2 and sorted(err.splitlines()) == [
         f"dglkge: error: {path}:2: seed is 'x'; allowed: a whole number",
         "dglkge: error: override 'modl.dimension=3': unknown key 'modl.dimension'; did you mean "

@@ -90,19 +90,19 @@ def test_a_file_of_queries(report, shown, refusal, run, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--head", "a"], "give two of --head, --relation and --tail, and the third is predicted"),
-        (["--topk", "3"], "or all three for their score. Got none"),
-        (["--head", "a", "--tail", "b", "--relation", "knows"], "unknown entity 'a'"),
-        (["--triples", "x", "--head", "a"], "give either --triples or one query, not both"),
-        (["--input", "nowhere.tsv"], "nowhere.tsv: there is no such file"),
-        (["--input", "EMPTY"], "none.tsv"),
-        (["--head", "person1", "--relation", "know"], "unknown relation 'know'; did you mean 'knows'"),
-        (["--head", "person1", "--relation", "knows", "--topk", "0"], "answers must be at least 1, got 0"),
+        ("--head a", "give two of --head, --relation and --tail, and the third is predicted"),
+        ("--topk 3", "or all three for their score. Got none"),
+        ("--head a --tail b --relation knows", "unknown entity 'a'"),
+        ("--triples x --head a", "give either --triples or one query, not both"),
+        ("--input nowhere.tsv", "nowhere.tsv: there is no such file"),
+        ("--input EMPTY", "none.tsv"),
+        ("--head person1 --relation know", "unknown relation 'know'; did you mean 'knows'"),
+        ("--head person1 --relation knows --topk 0", "answers must be at least 1, got 0"),
     ],
 )
 def test_mistakes(refusal, run, tmp_path, arguments, words):
     (tmp_path / "none.tsv").write_text("")
-    arguments = [tmp_path / "none.tsv" if word == "EMPTY" else word for word in arguments]
+    arguments = [tmp_path / "none.tsv" if word == "EMPTY" else word for word in arguments.split()]
     assert words in refusal("predict", run, *arguments)
 
 

@@ -132,66 +132,54 @@ def test_a_signal_ends_what_an_agent_asks(run):
     assert end_of(process, signal.SIGTERM)[0] == 143
 
 
-def test_other_machines_need_a_token(refusal, run):
-    text = refusal("serve", run, "--host", "0.0.0.0", "--port", "0")
+def test_ports_and_hosts(refusal, run):
+    def refused(*words):
+        return refusal("serve", run, *words)
+
+    text = refused("--host", "0.0.0.0", "--port", "0")
     assert "--host 0.0.0.0 can be reached from other machines, so --token FILE is needed" in text
     assert "allowed without one: 127.0.0.1, ::1, localhost" in text
-
-
-def test_ports_and_hosts(refusal, run):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        text = refusal("serve", run, "--port", port)
-        assert f"cannot listen on 127.0.0.1 port {port}: Address already in use; --port 0" in text
-    assert "--port must be 0 to 65535, got 65536" in refusal("serve", run, "--port", "65536")
-    assert "--host 'no such host' has no address" in refusal("serve", run, "--host", "no such host")
-    assert "--threads must be 1 to" in refusal("serve", run, "--port", "0", "--threads", "0")
-    assert "--faiss-from must be at least 1" in refusal("serve", run, "--port", "0", "--faiss-from", "0")
+        text = f"cannot listen on 127.0.0.1 port {port}: Address already in use; --port 0"
+        assert text in refused("--port", port)
+    assert "--port must be 0 to 65535, got 65536" in refused("--port", "65536")
+    assert "--host 'no such host' has no address" in refused("--host", "no such host")
+    assert "--threads must be 1 to" in refused("--port", "0", "--threads", "0")
+    assert "--faiss-from must be at least 1" in refused("--port", "0", "--faiss-from", "0")
     assert "does not exist" in refusal("serve", run / "nothing", "--port", "0")
 
 
 @pytest.mark.parametrize(
-    "content, text",
+    "content, mode, text",
     [
-        (b"short\n", "has 5 characters, at least 16 are needed"),
-        (b"", "has 0 characters"),
-        ("пароль-пароль-пароль".encode(), "has other characters than ASCII"),
-        (b"\xff" * 20, "is not text in UTF-8"),
+        (b"short\n", 0o600, "has 5 characters, at least 16 are needed"),
+        (b"", 0o600, "has 0 characters"),
+        ("пароль-пароль-пароль".encode(), 0o600, "has other characters than ASCII"),
+        (b"\xff" * 20, 0o600, "is not text in UTF-8"),
+        (TOKEN.encode(), 0o644, "other users can read the file of --token: its mode is 644; chmod 600 it"),
     ],
 )
-def test_tokens_that_cannot_be_used(refusal, run, tmp_path, content, text):
+def test_tokens_that_cannot_be_used(refusal, run, tmp_path, content, mode, text):
     (tmp_path / "token").write_bytes(content)
-    (tmp_path / "token").chmod(0o600)
+    (tmp_path / "token").chmod(mode)
     line = refusal("serve", run, "--port", "0", "--token", tmp_path / "token")
     assert text in line and (not content or content.decode("latin-1").strip() not in line)
 
 
-def test_a_token_that_others_can_read(refusal, run, tmp_path):
-    (tmp_path / "token").write_text(TOKEN)
-    (tmp_path / "token").chmod(0o644)
-    line = refusal("serve", run, "--port", "0", "--token", tmp_path / "token")
-    assert "other users can read the file of --token: its mode is 644; chmod 600 it" in line
-
-
-def test_a_token_in_place_of_a_file_is_not_repeated(refusal, run):
+def test_tokens_in_place_of_a_file(refusal, run, monkeypatch):
+    """One on the command line is not repeated; one may be entered."""
     line = refusal("serve", run, "--port", "0", "--token", TOKEN)
     assert "--token takes a file" in line and TOKEN not in line
-
-
-def test_entered_tokens(refusal, run, monkeypatch):
     monkeypatch.setattr("getpass.getpass", lambda prompt: "short")
-    assert "the token that was entered has 5 characters" in refusal(
-        "serve", run, "--port", "0", "--token", "-"
-    )
+    line = refusal("serve", run, "--port", "0", "--token", "-")
+    assert "the token that was entered has 5 characters" in line
 
 
-@pytest.mark.parametrize("package", ["fastapi", "uvicorn"])
+@pytest.mark.parametrize("package", ["fastapi", "uvicorn", "faiss"])
 def test_without_the_extra(refusal, run, monkeypatch, package):
     monkeypatch.setitem(sys.modules, package, None)
-    assert f"dglkge serve needs {package}: pip install 'dglkge[serve]'" in refusal("serve", run)
-
-
-def test_without_faiss(refusal, run, monkeypatch):
-    monkeypatch.setitem(sys.modules, "faiss", None)
-    text = refusal("serve", run, "--port", "0", "--faiss", "--faiss-from", "1")
-    assert "--faiss needs faiss-cpu: pip install 'dglkge[faiss]'" in text
+    needs = f"dglkge serve needs {package}: pip install 'dglkge[serve]'"
+    if package == "faiss":
+        needs = "--faiss needs faiss-cpu: pip install 'dglkge[faiss]'"
+    assert needs in refusal("serve", run, "--port", "0", "--faiss", "--faiss-from", "1")

@@ -50,17 +50,17 @@ def test_plan_is_shown_first(optuna, tune, tmp_path, shown, report):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--budget", "0.5"], "the budget must be at least 1 full training, got 0.5"),
-        (["--budget", "1"], "is too small for a search over 64 trials"),
-        (["--trials", "0"], "the number of trials must be at least 1, got 0"),
-        (["--num_trainers", "-1"], "--num-trainers must be at least 0, got -1"),
-        (["--set", "dataset=/nowhere"], "/nowhere is no dataset folder"),
-        (["--set", "model.dim=3"], "unknown key 'model.dim'"),
-        (["--set", "training.objective=k_vs_all", "--set", "negatives.mask_known=true"], "k_vs_all"),
+        ("--budget 0.5", "the budget must be at least 1 full training, got 0.5"),
+        ("--budget 1", "is too small for a search over 64 trials"),
+        ("--trials 0", "the number of trials must be at least 1, got 0"),
+        ("--num_trainers -1", "--num-trainers must be at least 0, got -1"),
+        ("--set dataset=/nowhere", "/nowhere is no dataset folder"),
+        ("--set model.dim=3", "unknown key 'model.dim'"),
+        ("--set training.objective=k_vs_all --set negatives.mask_known=true", "k_vs_all"),
     ],
 )
 def test_mistakes(optuna, tune, tmp_path, refusal, arguments, words):
-    assert words in refusal(*tune(), *arguments)
+    assert words in refusal(*tune(), *arguments.split())
     assert not (tmp_path / "out").exists()
 
 

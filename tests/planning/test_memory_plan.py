@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +14,7 @@ from dglkge.data.known_triples import open_known_index
 from dglkge.evaluation import evaluator, ranking
 from dglkge.model.functions import autograd
 from dglkge.planning import memory as memory_plan
-from dglkge.planning.memory import MIB, ProcessBase, describe_hosts, plan_memory, readable
+from dglkge.planning.memory import MIB, ProcessBase, describe_hosts, plan_memory
 from dglkge.typing import RELATION
 from tests.toy_kg import toy_dataset
 
@@ -254,15 +253,6 @@ def test_description_has_every_figure() -> None:
     assert "152.6 MiB" in text  # 100,000 rows of 400 float32
     for word in ("in /dev/shm", "memory, all processes", "disk for the checkpoint"):
         assert word in text
-
-
-@pytest.mark.parametrize(
-    "num_bytes, text",
-    [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (3 * 2**30, "3.0 GiB"), (2**50, "1024.0 TiB")],
-)
-def test_readable(num_bytes: int, text: str) -> None:
-    as_text: Callable[[int], str] = readable
-    assert as_text(num_bytes) == text
 
 
 def test_wide_queries_are_counted() -> None:

@@ -11,6 +11,8 @@ import pytest
 
 from dglkge.data.dataset import Dataset
 from tests.checkpoint.toy_checkpoint import save_toy_run
+from tests.chromium import browser, open_page  # noqa: F401
+from tests.cli.conftest import refusal  # noqa: F401
 from tests.report.toy_report import HOSTILE, stats_lines
 from tests.toy_kg import partition, typed_triples, write_splits
 

@@ -108,44 +108,38 @@ def test_json_has_the_figures(call, runs):
     assert found["runs"][0]["ranking"]["num_triples"] == 5 and "map" not in found["runs"][0]
 
 
-def test_a_page_that_exists_is_kept(call, runs, tmp_path):
+def test_a_page_that_exists_is_kept(refusal, runs, tmp_path):
     target = tmp_path / "page.html"
     target.write_text("mine")
-    status, out, err = call("report", runs.first, "--output", target)
-    assert (status, out) == (2, "")
-    assert err == f"dglkge: error: {target} exists; --overwrite replaces it\n"
+    assert refusal("report", runs.first, "--output", target) == f"{target} exists; --overwrite replaces it"
     assert target.read_text() == "mine"
 
 
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (("FIRST", "SECOND"), "a page of 2 runs belongs to none of them: say with --output where"),
-        (("FIRST", "--limit", "-1"), "--limit must be at least 0, got -1"),
-        (("FIRST", "--points", "-1"), "--points must be at least 0, got -1"),
-        (("FIRST", "--candidates", "many"), "--candidates must be all or a number of at least 1, got 'many'"),
-        (("FIRST", "--output", "/nowhere/page.html"), "cannot write /nowhere/page.html: there is no folder"),
-        (("nothing",), "nothing does not exist; expected the folder of a run"),
-        (("FIRST", "FIRST", "--output", "OUT"), "the same run is given twice"),
+        ("FIRST SECOND", "a page of 2 runs belongs to none of them: say with --output where"),
+        ("FIRST --limit -1", "--limit must be at least 0, got -1"),
+        ("FIRST --points -1", "--points must be at least 0, got -1"),
+        ("FIRST --candidates many", "--candidates must be all or a number of at least 1, got 'many'"),
+        ("FIRST --output /nowhere/page.html", "cannot write /nowhere/page.html: there is no folder"),
+        ("nothing", "nothing does not exist; expected the folder of a run"),
+        ("FIRST FIRST --output OUT", "the same run is given twice"),
     ],
 )
-def test_bad_input_is_one_line(call, runs, tmp_path, arguments, message):
+def test_bad_input_is_one_line(refusal, runs, tmp_path, arguments, message):
     pytest.importorskip("plotly", reason="plotly is not installed")
     names = {"FIRST": runs.first, "SECOND": runs.second, "OUT": tmp_path / "page.html"}
-    status, out, err = call("report", *(names.get(one, one) for one in arguments))
-    assert (status, out) == (2, "")
-    assert err.startswith(f"dglkge: error: {message}") and err.count("\n") == 1
+    assert refusal("report", *(names.get(one, one) for one in arguments.split())).startswith(message)
     assert not (tmp_path / "page.html").exists()
 
 
 @pytest.mark.parametrize("package", ["plotly", "jinja2", "sklearn"])
-def test_a_missing_package_is_named_before_the_work(call, runs, tmp_path, monkeypatch, package):
+def test_a_missing_package_is_named_before_the_work(refusal, runs, tmp_path, monkeypatch, package):
     for name in [name for name in sys.modules if name.partition(".")[0] == package]:
         monkeypatch.setitem(sys.modules, name, None)
     monkeypatch.setitem(sys.modules, package, None)
-    status, out, err = call("report", runs.first, "--output", tmp_path / "page.html")
-    assert (status, out) == (2, "")
     whats = {"sklearn": "the map of entities (--points 0 leaves it out) needs scikit-learn"}
     expected = whats.get(package, f"a report needs {package}")
-    assert err.startswith(f"dglkge: error: {expected}: pip install 'dglkge[report]' (")
-    assert err.count("\n") == 1
+    line = refusal("report", runs.first, "--output", tmp_path / "page.html")
+    assert line.startswith(f"{expected}: pip install 'dglkge[report]' (")

@@ -11,6 +11,7 @@ import pytest
 import dglkge
 from dglkge.data.dataset import Dataset
 from tests.checkpoint.toy_checkpoint import save_toy_run
+from tests.chromium import browser, open_page  # noqa: F401
 from tests.toy_kg import partition, typed_triples, write_splits
 
 IMAGE = "<img src=x onerror='window.hacked=1'>"

@@ -11,49 +11,9 @@ import dglkge
 from tests.checkpoint.toy_checkpoint import calibrated
 from tests.serving.conftest import IMAGE, ODD, SCRIPT, served
 
-sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 TOKEN = "correct-horse-battery"
 READY = "body[data-ready]"
 MATCHES = "#matches[aria-busy=false] [role=option]"  # those of all that was typed
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("no Chromium is installed")
-    # Started and ended with this file: its event loop would be in the way of other tests' own.
-    with sync_api.sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield browser
-        browser.close()
-
-
-@pytest.fixture
-def open_page(browser):
-    """Open a page; at the end no script has failed, and nothing was asked of another site."""
-    contexts, problems, asked = [], [], []
-
-    def open_one(url, **options):
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
-        context.set_default_timeout(20_000)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("console", lambda message: problems.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: problems.append(str(error)))
-        page.on("request", lambda request: asked.append(request.url))
-        page.on("dialog", lambda dialog: problems.append(f"dialog: {dialog.message}"))
-        page.goto(url)
-        return page
-
-    yield open_one
-    for context in contexts:
-        for page in context.pages:
-            assert page.evaluate("window.hacked") is None
-        context.close()
-    assert not problems
-    assert asked and {urlsplit(url).hostname for url in asked} == {"127.0.0.1"}
 
 
 def wait_for(page, name):

@@ -1,18 +1,56 @@
-"""Data set folders of k-cores hold exactly the triples between entities of the core, by name."""
+"""Core numbers against deleting nodes, and data set folders of k-cores: exactly their triples, by name."""
 
 from __future__ import annotations
 
 import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dglkge.data.dataset import Dataset
 from dglkge.errors import InputError
 from dglkge.partition.make_dataset import partition_dataframe
 from dglkge.partition.options import Options
-from dglkge.tuning.subgraph import Cores
+from dglkge.tuning.subgraph import Cores, core_numbers, core_shares, triple_cores
 from tests.partition_tools.conftest import build_here  # noqa: F401
 from tests.toy_kg import TIMES, temporal_dataset, toy_dataset
+
+NUM_NODES = 9
+
+edges = st.lists(st.tuples(st.integers(0, NUM_NODES - 1), st.integers(0, NUM_NODES - 1)), max_size=50)
+
+
+def core_by_deletion(triples, k):
+    """Delete triples of entities with fewer than k of them, again and again."""
+    while True:
+        ends = [end for head, _, tail, *_ in triples for end in (head, tail)]
+        kept = [t for t in triples if ends.count(t[0]) >= k and ends.count(t[2]) >= k]
+        if len(kept) == len(triples):
+            return kept
+        triples = kept
+
+
+@settings(max_examples=150, deadline=None)
+@given(pairs=edges)
+def test_equals_deletion(pairs):
+    heads, tails = np.array(pairs, dtype=np.int64).reshape(-1, 2).T
+    core = core_numbers(heads, tails, NUM_NODES)
+    kept = [core_by_deletion([(a, "", b) for a, b in pairs], k) for k in range(int(core.max()) + 2)]
+    for k in range(1, len(kept)):
+        assert set(np.flatnonzero(core >= k).tolist()) == {end for a, _, b in kept[k] for end in (a, b)}
+    if pairs:
+        cores = triple_cores(heads, tails, core)
+        shares = [len(kept[k]) / len(pairs) for k in range(cores.max() + 1)]
+        assert core_shares(cores).tolist() == shares and shares[0] == 1
+
+
+def test_clique_with_a_tail():
+    """Four nodes joined to each other have core number 3, a path from them 1, a node alone 0."""
+    pairs = [(0, 1), (0, 2), (0, 3), (1, 2), (1, 3), (2, 3), (3, 4), (4, 5)]
+    heads, tails = np.array(pairs).T
+    assert core_numbers(heads, tails, 7).tolist() == [3, 3, 3, 3, 1, 1, 0]
+
 
 pytestmark = pytest.mark.usefixtures("build_here")
 
@@ -24,16 +62,6 @@ def named(dataset: Dataset, split: str) -> list[tuple[str, ...]]:
         names = dataset.vocabulary(relation.lhs)[head], dataset.vocabulary(relation.rhs)[tail]
         found.append((names[0], relation.name, names[1], relation.lhs, relation.rhs))
     return sorted(found)
-
-
-def core_by_deletion(triples, k):
-    """Delete triples of entities with fewer than k of them, again and again."""
-    while True:
-        ends = [end for head, _, tail, *_ in triples for end in (head, tail)]
-        kept = [t for t in triples if ends.count(t[0]) >= k and ends.count(t[2]) >= k]
-        if len(kept) == len(triples):
-            return kept
-        triples = kept
 
 
 @pytest.mark.parametrize("core", [1, 2, 3])
